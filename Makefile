@@ -1,0 +1,74 @@
+# Every target sets up what it needs. `make help` lists them.
+
+PYTHON ?= python3
+BIN := .venv/bin
+# Touched when the environment is complete; older than pyproject.toml means: install again.
+READY := .venv/.ready
+# Also tested in CI, each where the machine has it.
+PYTHONS := 3.10 3.11 3.12 3.13
+# This one gets the oldest dependencies we promise, the others the newest.
+OLDEST := 3.10
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test lint types fast-tests test-pythons protos benchmark clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
+
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || { \
+	  echo "launchpad-lite needs Python 3.10 or newer; '$(PYTHON)' is" \
+	    "$$($(PYTHON) --version 2>/dev/null || echo 'not a Python that runs')." \
+	    "Say which one to use: make PYTHON=python3.12" >&2; \
+	  exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -qq --editable '.[dev]'
+	@touch $@
+
+demo: $(READY) ## Run map-reduce on local processes
+	$(BIN)/python -m examples.map_reduce.launch
+
+test: lint types ## Check everything: lint, types, contracts, all tests
+	$(BIN)/python -m pytest
+ifeq ($(CI),true)
+	@$(MAKE) --no-print-directory test-pythons
+endif
+
+lint: $(READY) ## Check style, format and the import contracts
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/lint-imports --no-logo --cache-dir .cache/import_linter
+
+types: $(READY) ## Check types
+	$(BIN)/mypy
+
+fast-tests: $(READY) ## Run the tests that take seconds
+	$(BIN)/python -m pytest -m 'not slow'
+
+# Goes through all versions before it fails, so that one run tells about each.
+test-pythons: $(READY) ## Run the fast tests on the other Pythons this machine has
+	@main=$$($(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])'); failed=; \
+	for version in $(PYTHONS); do \
+	  if [ $$version = $$main ]; then continue; fi; \
+	  if ! python=$$(.ci/find-python $$version); then \
+	    echo "== Python $$version: not on this machine, skipped"; continue; fi; \
+	  echo "== Python $$version ($$python)"; \
+	  constraint=; \
+	  if [ $$version = $(OLDEST) ]; then constraint='--constraint tests/oldest-requirements.txt'; fi; \
+	  { { test -x .venv-$$version/bin/python || $$python -m venv .venv-$$version; } && \
+	    .venv-$$version/bin/python -m pip install -qq $$constraint --editable '.[dev]' && \
+	    .venv-$$version/bin/python -m pytest -m 'not slow'; } || failed="$$failed $$version"; \
+	done; \
+	if [ -n "$$failed" ]; then echo "Failed on Python:$$failed" >&2; exit 1; fi
+
+protos: $(READY) ## Regenerate courier/_proto from protos/
+	$(BIN)/python protos/generate.py
+
+benchmark: $(READY) ## Measure calls and starts; prints a table
+	$(BIN)/python -m examples.benchmark
+
+clean: ## Remove environments, caches and build products
+	rm -rf .venv .venv-* .cache .hypothesis .import_linter_cache .mypy_cache .pytest_cache \
+	  .ruff_cache build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,84 @@
+"""The rules of the house, checked by the same `pytest` that checks behaviour."""
+
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("courier", "launchpad_lite", "launchers")
+
+# Heavy, or optional, or both: loaded where they are used, not by a research script that only
+# describes its program. grpc and protobuf also must not be loaded before workers are forked.
+LAZY_MODULES = (
+    "google.protobuf",
+    "graphviz",
+    "grpc",
+    "jax",
+    "kubernetes",
+    "numpy",
+    "reverb",
+    "tensorflow",
+    "torch",
+)
+
+# Spelling aids that an `__init__` may import without exporting them.
+NOT_EXPORTS = {"annotations", "TYPE_CHECKING"}
+
+
+def test_imports_respect_the_contracts() -> None:
+    lint = [sys.executable, "-c", "from importlinter.cli import lint_imports_command as c; c()"]
+    contracts = subprocess.run(
+        [*lint, "--no-cache", "--no-logo"], capture_output=True, text=True, cwd=ROOT
+    )
+    assert contracts.returncode == 0, contracts.stdout + contracts.stderr
+
+
+def test_importing_the_packages_loads_nothing_heavy() -> None:
+    script = f"import json, sys, {', '.join(PACKAGES)}; print(json.dumps(sorted(sys.modules)))"
+    imported = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, cwd=ROOT
+    )
+    assert imported.returncode == 0, imported.stderr
+    loaded = set(json.loads(imported.stdout))
+    heavy = loaded.intersection(LAZY_MODULES)
+    assert not heavy, f"import these inside the functions that use them: {sorted(heavy)}"
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_each_package_says_that_it_is_typed(name: str) -> None:
+    assert (ROOT / name / "py.typed").is_file()
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_each_package_lists_its_public_names(name: str) -> None:
+    package = importlib.import_module(name)
+    listed = set(package.__all__)
+    missing = {export for export in listed if not hasattr(package, export)}
+    assert not missing, f"{name}.__all__ lists what {name} does not have: {sorted(missing)}"
+    unlisted = _public_names(package) - listed
+    assert not unlisted, f"{name}.__all__ does not list {sorted(unlisted)}"
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_each_package_lists_its_public_names_in_order(name: str) -> None:
+    listed = list(importlib.import_module(name).__all__)
+    assert listed == sorted(set(listed), key=_listing_order)
+
+
+def _public_names(package: ModuleType) -> set[str]:
+    names = {
+        name
+        for name, value in vars(package).items()
+        if not name.startswith("_") and not isinstance(value, ModuleType)
+    }
+    return names - NOT_EXPORTS
+
+
+def _listing_order(name: str) -> tuple[bool, bool, str]:
+    """As ruff's RUF022: constants, then classes, then the rest."""
+    return not name.isupper(), not name[:1].isupper(), name
