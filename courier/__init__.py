@@ -1,0 +1,58 @@
+"""courier: remote calls on Python objects, over gRPC.
+
+`Server(obj)` serves the public methods of any object; `Client(address)` looks
+like that object. This package knows nothing of programs and nodes; it may be
+used alone. It imports grpc only when the first server starts or the first
+client connects.
+"""
+
+from courier._client import Client, close, list_methods, submit, wait_until_ready, with_timeout
+from courier._context import CallContext, current_call
+from courier._exceptions import ExceptionReport, remote_traceback
+from courier._secret import Secret
+from courier._server import Server
+from courier.errors import (
+    AddressInUseError,
+    AuthenticationError,
+    CallCancelledError,
+    CallTimeoutError,
+    CourierError,
+    ProtocolError,
+    RemoteError,
+    SerializationError,
+    ServerBusyError,
+    ServerLostError,
+    ServerStateError,
+    ServerUnreachableError,
+    UnknownMethodError,
+    UnprotectedServerError,
+)
+
+__all__ = [
+    "AddressInUseError",
+    "AuthenticationError",
+    "CallCancelledError",
+    "CallContext",
+    "CallTimeoutError",
+    "Client",
+    "CourierError",
+    "ExceptionReport",
+    "ProtocolError",
+    "RemoteError",
+    "Secret",
+    "SerializationError",
+    "Server",
+    "ServerBusyError",
+    "ServerLostError",
+    "ServerStateError",
+    "ServerUnreachableError",
+    "UnknownMethodError",
+    "UnprotectedServerError",
+    "close",
+    "current_call",
+    "list_methods",
+    "remote_traceback",
+    "submit",
+    "wait_until_ready",
+    "with_timeout",
+]

@@ -1,0 +1,60 @@
+"""What a handler can know about the call it answers."""
+
+import contextvars
+import threading
+import time
+
+
+class CallContext:
+    """One call, seen by its handler. Safe to use from several threads."""
+
+    def __init__(self, method: str, peer: str, timeout_s: float | None) -> None:
+        self.method = method
+        #: Where the call comes from, for people to read.
+        self.peer = peer
+        self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        self._gone = threading.Event()
+
+    def time_remaining(self) -> float | None:
+        """Returns the seconds until the caller gives up, at least 0; None means never."""
+        if self._deadline is None:
+            return None
+        return max(0.0, self._deadline - time.monotonic())
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether nobody waits for the answer any more: cancelled, timed out or lost."""
+        return self._gone.is_set() or self.time_remaining() == 0.0
+
+    def wait_cancelled(self, timeout_s: float | None = None) -> bool:
+        """Waits until nobody waits for the answer; returns `cancelled`."""
+        remaining = self.time_remaining()
+        waits = [wait for wait in (timeout_s, remaining) if wait is not None]
+        self._gone.wait(min(waits) if waits else None)
+        return self.cancelled
+
+    def end(self) -> None:
+        """Says that nobody waits any more. For the transport."""
+        self._gone.set()
+
+
+_current: contextvars.ContextVar[CallContext] = contextvars.ContextVar("courier_call")
+
+
+def current_call() -> CallContext:
+    """Returns the call that the current handler answers.
+
+    Raises:
+        RuntimeError: Not called from a handler.
+    """
+    try:
+        return _current.get()
+    except LookupError:
+        raise RuntimeError(
+            "current_call() works inside a method that a courier server is answering with"
+        ) from None
+
+
+def enter_call(call: CallContext) -> None:
+    """Makes `call` the current one in the current context. For the dispatcher."""
+    _current.set(call)

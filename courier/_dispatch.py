@@ -1,0 +1,159 @@
+"""From a named method and its packed arguments to an outcome.
+
+The half of a server that knows no transport: every carrier hands its calls to
+one `Dispatcher`. Arguments come here only after their sender has been checked.
+"""
+
+import contextvars
+import inspect
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from courier._context import CallContext, enter_call
+from courier._exceptions import ExceptionReport
+from courier._parcel import Parcel, pack, unpack
+from courier.errors import SerializationError
+
+#: Answered by every server; the name cannot be that of a public method.
+LIST_METHODS = "__courier_methods__"
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """The method returned this."""
+
+    parcel: Parcel
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The method raised this."""
+
+    report: ExceptionReport
+
+
+@dataclass(frozen=True, slots=True)
+class Unpicklable:
+    """The method ran, but its result cannot be pickled."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class BadArguments:
+    """The arguments cannot be unpickled; nothing was run."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownMethod:
+    """There is no such method; nothing was run."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """A generator has no more items."""
+
+
+class Items:
+    """The method is a generator; `next_item` takes one step. One step at a time."""
+
+    def __init__(self, iterator: Iterator[Any], context: contextvars.Context) -> None:
+        self._iterator = iterator
+        self._context = context
+
+    def next_item(self) -> "Value | Failure | Unpicklable | End":
+        """Runs the generator up to its next item."""
+        return self._context.run(self._step)
+
+    def _step(self) -> "Value | Failure | Unpicklable | End":
+        try:
+            item = next(self._iterator)
+        except StopIteration:
+            return End()
+        except BaseException as error:  # noqa: BLE001 - the caller gets it, the server lives on
+            return Failure(ExceptionReport.of(error, skip_frames=1))
+        return _pack_result(item)
+
+    def close(self) -> None:
+        """Ends the generator early, so that its `finally` blocks run."""
+        close = getattr(self._iterator, "close", None)
+        if close is not None:
+            self._context.run(close)
+
+
+Outcome = Value | Failure | Unpicklable | BadArguments | UnknownMethod | Items
+
+
+class Dispatcher:
+    """The methods of a server, and how one is run. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._methods: dict[str, Callable[..., Any]] = {}
+        self._context = contextvars.copy_context()
+
+    def bind(self, name: str, method: Callable[..., Any]) -> None:
+        """Adds or replaces a method."""
+        with self._lock:
+            self._methods[name] = method
+
+    def unbind(self, name: str) -> None:
+        """Removes a method if there is one."""
+        with self._lock:
+            self._methods.pop(name, None)
+
+    def names(self) -> list[str]:
+        """Returns the names of all methods, sorted."""
+        with self._lock:
+            return sorted(self._methods)
+
+    def run(self, method: str, arguments: Parcel, call: CallContext) -> Outcome:
+        """Runs a method in the current thread. Never raises.
+
+        The handler sees the context variables of the thread that made the
+        server: a server belongs to whoever made it.
+        """
+        with self._lock:
+            function = self.names if method == LIST_METHODS else self._methods.get(method)
+        if function is None:
+            return UnknownMethod(self._describe_unknown(method))
+        try:
+            args, kwargs = unpack(arguments)
+        except SerializationError as error:
+            return BadArguments(f"{method}: {error}")
+        context = self._context.copy()
+        return context.run(_run_method, function, args, kwargs, call, context)
+
+    def _describe_unknown(self, method: str) -> str:
+        known = ", ".join(self.names()) or "none"
+        return f"no public method {method!r}; there are: {known}"
+
+
+def _run_method(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    call: CallContext,
+    context: contextvars.Context,
+) -> Outcome:
+    enter_call(call)
+    try:
+        result = function(*args, **kwargs)
+    except BaseException as error:  # noqa: BLE001 - the caller gets it, the server lives on
+        return Failure(ExceptionReport.of(error, skip_frames=1))
+    if inspect.isgenerator(result):
+        return Items(result, context)
+    return _pack_result(result)
+
+
+def _pack_result(result: Any) -> Value | Unpicklable:
+    try:
+        return Value(pack(result))
+    except SerializationError as error:
+        return Unpicklable(f"a result of type {type(result).__qualname__}: {error}")

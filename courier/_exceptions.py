@@ -1,0 +1,134 @@
+"""Exceptions across processes: own type, message and a readable remote traceback."""
+
+import traceback as _traceback
+from dataclasses import dataclass
+from typing import Any
+
+from courier._parcel import Parcel, can_pickle, pack, unpack
+from courier.errors import RemoteError, SerializationError
+
+
+class RemoteTraceback(Exception):  # noqa: N818 - a text to print, not an error to catch
+    """Printed by Python above the exception that it is the cause of."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+    def __str__(self) -> str:
+        return f"\n\n  --- in the other process ---\n{self.text.rstrip()}\n"
+
+
+@dataclass(frozen=True, slots=True)
+class ExceptionReport:
+    """An exception in a form that always travels.
+
+    Attributes:
+        type_name: Qualified name of its type.
+        message: `str()` of it.
+        traceback: As Python prints it, chained causes included.
+        parcel: The pickled exception; None where it cannot be pickled.
+    """
+
+    type_name: str
+    message: str
+    traceback: str
+    parcel: Parcel | None
+
+    @classmethod
+    def of(cls, error: BaseException, *, skip_frames: int = 0) -> "ExceptionReport":
+        """Describes an exception.
+
+        Args:
+            error: What was raised.
+            skip_frames: Outermost frames to leave out: those of the caller's machinery.
+        """
+        tb = error.__traceback__
+        for _ in range(skip_frames):
+            if tb is not None and tb.tb_next is not None:
+                tb = tb.tb_next
+        lines = _traceback.format_exception(type(error), error, tb)
+        kind = type(error)
+        name = kind.__qualname__ if kind.__module__ == "builtins" else _full_name(kind)
+        return cls(name, _safe_str(error), "".join(lines), _pack_exception(error))
+
+    def rebuild(self) -> BaseException:
+        """Returns the exception as itself, or as `RemoteError` where that is not possible.
+
+        Only ordinary exceptions come back as themselves: a SystemExit or
+        KeyboardInterrupt of another process must not end this one.
+        Call it only for reports whose sender has been checked.
+        """
+        error = self._unpack()
+        if error is None:
+            error = RemoteError(self.type_name, self.message)
+        error.__cause__ = RemoteTraceback(self.traceback)
+        return error
+
+    def _unpack(self) -> Exception | None:
+        if self.parcel is None:
+            return None
+        try:
+            error = unpack(self.parcel)
+        except SerializationError:
+            return None
+        return error if isinstance(error, Exception) else None
+
+
+def remote_traceback(error: BaseException) -> str | None:
+    """Returns the traceback in the other process, or None if `error` was raised here."""
+    cause = error.__cause__
+    return cause.text if isinstance(cause, RemoteTraceback) else None
+
+
+def _full_name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _safe_str(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - a broken __str__ must not hide the failure
+        return "<its __str__ failed>"
+
+
+def _pack_exception(error: BaseException) -> Parcel | None:
+    if not isinstance(error, Exception):
+        return None
+    for candidate in (error, _Parts.of(error)):
+        try:
+            parcel = pack(candidate)
+            # Many exceptions pickle well and fail to load: their __init__ wants other arguments.
+            rebuilt = unpack(Parcel(bytes(parcel.pickle), parcel.buffers))
+        except SerializationError:
+            continue
+        if type(rebuilt).__qualname__ == type(error).__qualname__:
+            return parcel
+    return None
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """Rebuilds an exception without its __init__, from what pickles of it."""
+
+    kind: type[BaseException]
+    args: tuple[Any, ...]
+    state: dict[str, Any]
+
+    @classmethod
+    def of(cls, error: BaseException) -> "_Parts":
+        args = error.args if can_pickle(error.args) else (_safe_str(error),)
+        state = {name: value for name, value in vars(error).items() if can_pickle(value)}
+        return cls(type(error), args, state)
+
+    def __reduce__(self) -> Any:
+        return _rebuild, (self.kind, self.args, self.state)
+
+
+def _rebuild(
+    kind: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]
+) -> BaseException:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(state)
+    return error

@@ -1,0 +1,336 @@
+"""The front door: a gRPC server that hands proven calls to a dispatcher."""
+
+import functools
+import itertools
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NoReturn, TypeVar
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from courier import _dispatch as outcomes
+from courier._context import CallContext
+from courier._dispatch import Dispatcher, Items, Outcome
+from courier._grpc.sessions import Sessions
+from courier._grpc.wire import (
+    COMMON_OPTIONS,
+    SERVICE,
+    describe,
+    fits_inline,
+    inline_parcel,
+    parse,
+    receive,
+    sealed,
+    send,
+)
+from courier._parcel import Parcel
+from courier._pool import HandlerPool, overflowing
+from courier._proto import courier_pb2 as pb
+from courier._secret import Secret, SessionKey
+from courier.errors import AddressInUseError, AuthenticationError, ProtocolError
+
+#: How long an announced reply waits for its client to fetch it.
+_PARKED_S = 60.0
+#: Hellos, health checks and transfers; handlers have their own pool.
+_CONTROL_THREADS = 256
+
+R = TypeVar("R")
+
+Reply = tuple[pb.ReplyHead, Parcel | None]
+
+
+@dataclass(slots=True)
+class _Parked:
+    """A reply that was announced and waits to be fetched by its session."""
+
+    session: bytes
+    what: Parcel | Items
+    call: CallContext
+    expires_at: float
+
+
+class FrontDoor:
+    """Listens at one address. Started and stopped once."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        secret: Secret | None,
+        *,
+        listen: str,
+        share_port: bool,
+        threads: int,
+        queue_size: int,
+    ) -> None:
+        """Binds the address; serves from `start` on.
+
+        Raises:
+            AddressInUseError: Somebody else listens there.
+        """
+        self._dispatcher = dispatcher
+        self._sessions = Sessions(secret)
+        self._lock = threading.Lock()
+        self._parked: dict[bytes, _Parked] = {}
+        self._control = HandlerPool("courier-control", _CONTROL_THREADS, 0)
+        self._handlers = HandlerPool("courier-handler", threads, queue_size, self._control)
+        self._health = health.HealthServicer()
+        options = (
+            *COMMON_OPTIONS,
+            ("grpc.so_reuseport", int(share_port)),
+            # Above 1,000 waiting calls the defaults drop some at random; our queue decides.
+            ("grpc.server.max_pending_requests", 1_000_000),
+            ("grpc.server.max_pending_requests_hard_limit", 2_000_000),
+        )
+        # Held: a grpc server that nobody refers to shuts down silently.
+        self._server = grpc.server(self._control, options=options)
+        self._server.add_generic_rpc_handlers((self._service(),))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        self.port = self._bind(listen)
+
+    def _bind(self, listen: str) -> int:
+        try:
+            port = self._server.add_insecure_port(listen)
+        except RuntimeError as error:
+            raise _address_in_use(listen) from error
+        if port == 0:  # how older versions say it
+            raise _address_in_use(listen)
+        return port
+
+    def _service(self) -> grpc.GenericRpcHandler:
+        def call(request: bytes, context: grpc.ServicerContext) -> bytes:
+            return self._guarded(context, functools.partial(self._call, request, context))
+
+        # Calls run where there is a thread for them, and nothing else runs there, so that a
+        # health check passes however busy the handlers are. Known to grpc since 1.19.
+        call.experimental_thread_pool = self._handlers  # type: ignore[attr-defined]
+
+        def hello(request: bytes, context: grpc.ServicerContext) -> bytes:
+            return self._guarded(context, functools.partial(self._hello, request))
+
+        def send_pieces(pieces: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+            return self._guarded(context, functools.partial(self._send, pieces, context))
+
+        def fetch(request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+            parked, key, sequence = self._guarded(
+                context, functools.partial(self._find_parked, request)
+            )
+            return self._fetch(parked, key, sequence, context)
+
+        return grpc.method_handlers_generic_handler(
+            SERVICE,
+            {
+                "Hello": grpc.unary_unary_rpc_method_handler(hello),
+                "Call": grpc.unary_unary_rpc_method_handler(call),
+                "Send": grpc.stream_unary_rpc_method_handler(send_pieces),
+                "Fetch": grpc.unary_stream_rpc_method_handler(fetch),
+            },
+        )
+
+    def start(self) -> None:
+        """Begins to serve."""
+        self._server.start()
+        self.set_healthy(True)
+
+    def stop(self, grace_s: float) -> list[str]:
+        """Stops serving; returns the names of handler threads that did not end in time."""
+        self._health.enter_graceful_shutdown()
+        give_up_at = time.monotonic() + grace_s
+        stopped = self._server.stop(grace_s)
+        stopped.wait(grace_s + 1.0)
+        left = max(0.0, give_up_at - time.monotonic())
+        stuck = self._handlers.stop(left)
+        with self._lock:
+            parked = list(self._parked.values())
+            self._parked.clear()
+        for entry in parked:
+            _discard(entry)
+        return stuck + self._control.stop(max(0.5, give_up_at - time.monotonic()))
+
+    def set_healthy(self, healthy: bool) -> None:
+        """Sets what the standard health service answers, overall and for this service."""
+        states = health_pb2.HealthCheckResponse
+        state = states.SERVING if healthy else states.NOT_SERVING
+        for service in ("", SERVICE):
+            self._health.set(service, state)
+
+    def _guarded(self, context: grpc.ServicerContext, answer: Callable[[], R]) -> R:
+        """Turns our errors into statuses; what a stranger learns is only a short text."""
+        if overflowing():
+            _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, "the queue is full")
+        try:
+            return answer()
+        except AuthenticationError as error:
+            _abort(context, grpc.StatusCode.UNAUTHENTICATED, str(error))
+        except ProtocolError as error:
+            _abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
+
+    def _hello(self, request: bytes) -> bytes:
+        return self._sessions.hello(parse(pb.HelloRequest, request)).SerializeToString()
+
+    def _call(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        message = parse(pb.Sealed, request)
+        head, key = self._sessions.open(message)
+        arguments = inline_parcel(message, head.arguments)
+        call = _watch(context, head.method)
+        if not context.is_active():
+            raise ProtocolError("cancelled while it waited")
+        return self._answer(head, key, self._dispatcher.run(head.method, arguments, call), call)
+
+    def _send(self, pieces: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+        opening = next(pieces, None)
+        if opening is None:
+            raise ProtocolError("an empty stream")
+        message = parse(pb.Piece, opening).opening
+        head, key = self._sessions.open(message)
+        arguments = receive(message, head.arguments, pieces)
+        call = _watch(context, head.method)
+        running = self._handlers.submit(_run_unless_full, self._dispatcher, head, arguments, call)
+        del arguments
+        outcome = running.result()
+        if outcome is None:
+            _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, "the queue is full")
+        return self._answer(head, key, outcome, call)
+
+    def _answer(
+        self, head: pb.RequestHead, key: SessionKey, outcome: Outcome, call: CallContext
+    ) -> bytes:
+        reply, parcel = _describe_outcome(outcome)
+        if isinstance(outcome, Items):
+            reply.ticket = self._park(head.session, outcome, call)
+        elif parcel is not None and not fits_inline(parcel):
+            announced = pb.ReplyHead(kind=pb.ReplyHead.LARGE)
+            announced.ticket = self._park(head.session, parcel, call)
+            if isinstance(outcome, outcomes.Failure):
+                # An exception too large to travel beside its text: the text has to do.
+                announced, _ = _describe_failure(outcome, with_parcel=False)
+            reply, parcel = announced, None
+        return _seal_reply(reply, parcel, key, head.sequence).SerializeToString()
+
+    def _park(self, session: bytes, what: Parcel | Items, call: CallContext) -> bytes:
+        ticket, now = os.urandom(16), time.monotonic()
+        with self._lock:
+            late = [name for name, entry in self._parked.items() if entry.expires_at < now]
+            expired = [self._parked.pop(name) for name in late]
+            self._parked[ticket] = _Parked(session, what, call, now + _PARKED_S)
+        for entry in expired:
+            _discard(entry)
+        return ticket
+
+    def _find_parked(self, request: bytes) -> tuple[_Parked, SessionKey, int]:
+        message = parse(pb.Sealed, request)
+        head, key = self._sessions.open(message)
+        with self._lock:
+            parked = self._parked.get(head.ticket)
+            if parked is None or parked.session != head.session:
+                raise ProtocolError("no such reply; it was fetched, or waited too long")
+            del self._parked[head.ticket]
+        return parked, key, head.sequence
+
+    def _fetch(
+        self, parked: _Parked, key: SessionKey, sequence: int, context: grpc.ServicerContext
+    ) -> Iterator[bytes]:
+        if isinstance(parked.what, Parcel):
+            reply = pb.ReplyHead(kind=pb.ReplyHead.VALUE, parcel=describe(parked.what))
+            yield from send(_seal_reply(reply, None, key, sequence), parked.what)
+            return
+        context.add_callback(parked.call.end)
+        try:
+            yield from self._stream(parked.what, key, sequence, context)
+        finally:
+            parked.what.close()
+
+    def _stream(
+        self, items: Items, key: SessionKey, sequence: int, context: grpc.ServicerContext
+    ) -> Iterator[bytes]:
+        for position in itertools.count():
+            # One step is one run of a handler, so that an open stream does not hold a thread
+            # of the pool while its reader thinks.
+            outcome = self._handlers.submit(items.next_item).result()
+            reply, parcel = _describe_outcome(outcome)
+            reply.item = position
+            if parcel is None or fits_inline(parcel):
+                message = _seal_reply(reply, parcel, key, sequence)
+                yield pb.Piece(opening=message).SerializeToString()
+            else:
+                yield from send(_seal_reply(reply, None, key, sequence), parcel)
+            if not isinstance(outcome, outcomes.Value) or not context.is_active():
+                return
+
+
+def _address_in_use(listen: str) -> AddressInUseError:
+    return AddressInUseError(
+        f"cannot listen at {listen}: the port is taken, or the host is not of this machine. "
+        "Use port 0 to get a free one"
+    )
+
+
+def _run_unless_full(
+    dispatcher: Dispatcher, head: pb.RequestHead, arguments: Parcel, call: CallContext
+) -> Outcome | None:
+    if overflowing():
+        return None
+    return dispatcher.run(head.method, arguments, call)
+
+
+def _abort(context: grpc.ServicerContext, code: grpc.StatusCode, text: str) -> NoReturn:
+    context.abort(code, text)
+    raise AssertionError("abort always raises")
+
+
+def _watch(context: grpc.ServicerContext, method: str) -> CallContext:
+    # A call without a deadline has one in the far future, or none, depending on the version.
+    remaining: float | None = context.time_remaining()
+    timeout_s = remaining if remaining is not None and remaining < 1e8 else None
+    call = CallContext(method, context.peer(), timeout_s)
+    if not context.add_callback(call.end):
+        call.end()
+    return call
+
+
+def _describe_outcome(outcome: Outcome | outcomes.End) -> Reply:
+    kinds = pb.ReplyHead
+    if isinstance(outcome, outcomes.Value):
+        return kinds(kind=kinds.VALUE, parcel=describe(outcome.parcel)), outcome.parcel
+    if isinstance(outcome, outcomes.Failure):
+        return _describe_failure(outcome, with_parcel=True)
+    if isinstance(outcome, Items):
+        return kinds(kind=kinds.GENERATOR), None
+    if isinstance(outcome, outcomes.End):
+        return kinds(kind=kinds.END), None
+    if isinstance(outcome, outcomes.Unpicklable):
+        return kinds(kind=kinds.UNPICKLABLE, text=outcome.text), None
+    if isinstance(outcome, outcomes.BadArguments):
+        return kinds(kind=kinds.BAD_ARGUMENTS, text=outcome.text), None
+    return kinds(kind=kinds.UNKNOWN_METHOD, text=outcome.text), None
+
+
+def _describe_failure(outcome: outcomes.Failure, *, with_parcel: bool) -> Reply:
+    report = outcome.report
+    reply = pb.ReplyHead(
+        kind=pb.ReplyHead.FAILURE,
+        type_name=report.type_name,
+        text=report.message.encode("utf-8", "replace").decode(),
+        traceback=report.traceback.encode("utf-8", "replace").decode(),
+    )
+    parcel = report.parcel if with_parcel else None
+    if parcel is not None:
+        reply.parcel.CopyFrom(describe(parcel))
+    return reply, parcel
+
+
+def _seal_reply(
+    reply: pb.ReplyHead, parcel: Parcel | None, key: SessionKey, sequence: int
+) -> pb.Sealed:
+    reply.sequence = sequence
+    head = reply.SerializeToString()
+    return sealed(head, key.seal_reply(head), parcel)
+
+
+def _discard(parked: _Parked) -> None:
+    parked.call.end()
+    if isinstance(parked.what, Items):
+        parked.what.close()

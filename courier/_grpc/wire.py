@@ -1,0 +1,118 @@
+"""Messages of `courier.proto`: sealing, checking, cutting large ones into pieces."""
+
+from collections.abc import Iterator
+from typing import TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from courier._parcel import Parcel, ParcelAssembler, writable_copy
+from courier._proto import courier_pb2 as pb
+from courier.errors import ProtocolError
+
+M = TypeVar("M", bound=Message)
+
+SERVICE = "courier.v1.Courier"
+#: What is larger travels in pieces; measured: below, one message is faster.
+INLINE_BYTES = 4 << 20
+PIECE_BYTES = 1 << 20
+
+#: Options of both sides. A message's size is limited by memory only; what is
+#: above INLINE_BYTES comes in pieces anyway. A proxy must never see a program's calls.
+COMMON_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.enable_http_proxy", 0),
+)
+
+
+def describe(parcel: Parcel) -> pb.Parcel:
+    """Returns what a head says about a parcel."""
+    return pb.Parcel(
+        pickle_bytes=len(parcel.pickle),
+        pickle_sha256=parcel.digest(),
+        buffer_bytes=[len(buffer) for buffer in parcel.buffers],
+    )
+
+
+def fits_inline(parcel: Parcel) -> bool:
+    """Tells whether a parcel travels inside its message."""
+    return parcel.total_bytes <= INLINE_BYTES
+
+
+def sealed(head: bytes, seal: bytes, parcel: Parcel | None) -> pb.Sealed:
+    """Builds a message; `parcel` goes inside if given."""
+    message = pb.Sealed(head=head, seal=seal)
+    if parcel is not None:
+        message.pickle = bytes(parcel.pickle)
+        message.buffers.extend(bytes(buffer) for buffer in parcel.buffers)
+    return message
+
+
+def inline_parcel(message: pb.Sealed, expected: pb.Parcel) -> Parcel:
+    """Takes the parcel out of a message and checks it against its sealed description.
+
+    Raises:
+        ProtocolError: They do not match.
+    """
+    parcel = Parcel(message.pickle, [writable_copy(data) for data in message.buffers])
+    return checked(parcel, expected)
+
+
+def checked(parcel: Parcel, expected: pb.Parcel) -> Parcel:
+    """Returns the parcel if it is the one that the sealed description promises.
+
+    Raises:
+        ProtocolError: It is not.
+    """
+    sizes = [len(buffer) for buffer in parcel.buffers]
+    if sizes != list(expected.buffer_bytes) or parcel.digest() != expected.pickle_sha256:
+        raise ProtocolError("the message is damaged: its content does not match its seal")
+    return parcel
+
+
+def is_inline(message: pb.Sealed, expected: pb.Parcel) -> bool:
+    """Tells whether the parcel is inside the message rather than in pieces after it."""
+    return len(message.pickle) == expected.pickle_bytes and len(message.buffers) == len(
+        expected.buffer_bytes
+    )
+
+
+def receive(message: pb.Sealed, expected: pb.Parcel, pieces: Iterator[bytes]) -> Parcel:
+    """Returns a parcel that is inside its message or follows it in pieces.
+
+    Args:
+        message: The opening of the stream.
+        expected: Its sealed description.
+        pieces: The serialised `Piece` messages behind it; only those of this parcel are taken.
+
+    Raises:
+        ProtocolError: The content is not what was announced.
+    """
+    if is_inline(message, expected):
+        return inline_parcel(message, expected)
+    assembler = ParcelAssembler(expected.pickle_bytes, expected.buffer_bytes)
+    while not assembler.complete:
+        piece = next(pieces, None)
+        if piece is None:
+            break
+        assembler.add(parse(pb.Piece, piece).data)
+    return checked(assembler.finish(), expected)
+
+
+def send(message: pb.Sealed, parcel: Parcel) -> Iterator[bytes]:
+    """Yields the serialised pieces of a message whose parcel is not inside."""
+    yield pb.Piece(opening=message).SerializeToString()
+    for piece in parcel.pieces(PIECE_BYTES):
+        yield pb.Piece(data=bytes(piece)).SerializeToString()
+
+
+def parse(kind: type[M], data: bytes) -> M:
+    """Parses a message.
+
+    Raises:
+        ProtocolError: These bytes are no such message.
+    """
+    try:
+        return kind.FromString(data)
+    except DecodeError as error:
+        raise ProtocolError(f"not a {kind.__name__} message") from error

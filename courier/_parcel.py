@@ -1,0 +1,164 @@
+"""Values on their way: a pickle and the large buffers beside it.
+
+Pickle protocol 5 hands out the memory of arrays as separate buffers, so a
+large array is never copied into a pickle stream. What plain pickle cannot do
+(lambdas, local classes, everything of `__main__`) is left to cloudpickle, by
+value. Nothing here knows how bytes travel.
+"""
+
+import hashlib
+import io
+import mmap
+import pickle
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import cloudpickle
+
+from courier.errors import ProtocolError, SerializationError
+
+#: Larger buffers live in their own pages, which are cheap to get and go back at once.
+_OWN_PAGES_BYTES = 1 << 20
+
+WritableBuffer = bytearray | mmap.mmap
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """A pickled value: the pickle and its out-of-band buffers, in order."""
+
+    pickle: bytes | memoryview
+    buffers: Sequence[memoryview | WritableBuffer] = ()
+
+    @property
+    def total_bytes(self) -> int:
+        """Size of everything in it."""
+        return len(self.pickle) + sum(len(buffer) for buffer in self.buffers)
+
+    def digest(self) -> bytes:
+        """SHA-256 of the pickle; the buffers are data, not code, and stay outside."""
+        return hashlib.sha256(self.pickle).digest()
+
+    def pieces(self, size_bytes: int) -> Iterator[memoryview]:
+        """Cuts the pickle and then the buffers into pieces of at most `size_bytes`."""
+        for part in (self.pickle, *self.buffers):
+            view = memoryview(part)
+            for start in range(0, len(view), size_bytes):
+                yield view[start : start + size_bytes]
+
+
+def pack(value: Any) -> Parcel:
+    """Pickles a value.
+
+    Raises:
+        SerializationError: It cannot be pickled; the cause says why.
+    """
+    buffers: list[pickle.PickleBuffer] = []
+    try:
+        try:
+            data = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+            # A reference to __main__ would mean another module in the other process.
+            by_value = b"__main__" in data or bool(cloudpickle.list_registry_pickle_by_value())
+        except Exception:  # noqa: BLE001 - any object may fail in any way; cloudpickle judges
+            by_value = True
+        if by_value:
+            buffers.clear()
+            data = cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+        return Parcel(data, [_raw(buffer) for buffer in buffers])
+    except Exception as error:  # pickling runs code of arbitrary classes
+        raise SerializationError(f"{type(error).__name__}: {error}") from error
+
+
+def _raw(buffer: pickle.PickleBuffer) -> memoryview:
+    try:
+        return buffer.raw()
+    except BufferError:
+        # Neither C nor Fortran contiguous: such a view has no flat memory to show.
+        return memoryview(bytes(buffer))
+
+
+def unpack(parcel: Parcel) -> Any:
+    """Rebuilds the value. Call it only for parcels whose sender has been checked.
+
+    The value may keep the parcel's buffers as its memory.
+
+    Raises:
+        SerializationError: It cannot be unpickled here; the cause says why.
+    """
+    try:
+        return pickle.loads(parcel.pickle, buffers=parcel.buffers)
+    except Exception as error:  # unpickling runs code of arbitrary classes
+        raise SerializationError(f"{type(error).__name__}: {error}") from error
+
+
+def writable_copy(data: bytes) -> WritableBuffer:
+    """Copies received bytes into memory that an array may own and write."""
+    copy = allocate(len(data))
+    memoryview(copy)[:] = data
+    return copy
+
+
+def allocate(size_bytes: int) -> WritableBuffer:
+    """Returns writable memory of this size, without touching pages before they are used."""
+    if size_bytes < _OWN_PAGES_BYTES:
+        return bytearray(size_bytes)
+    memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        # Fresh pages are what receiving costs: measured 16 ms instead of 85 ms for 64 MiB.
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
+
+
+class ParcelAssembler:
+    """Puts a parcel together from pieces, as `Parcel.pieces` cut it."""
+
+    def __init__(self, pickle_bytes: int, buffer_bytes: Sequence[int]) -> None:
+        self._pickle = allocate(pickle_bytes)
+        self._buffers = [allocate(size) for size in buffer_bytes]
+        self._open = self._unfilled()
+        self._room: memoryview | None = next(self._open, None)
+
+    def _unfilled(self) -> Iterator[memoryview]:
+        for part in (self._pickle, *self._buffers):
+            if len(part):
+                yield memoryview(part)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all bytes have come."""
+        return self._room is None
+
+    def add(self, piece: bytes) -> None:
+        """Takes the next piece.
+
+        Raises:
+            ProtocolError: There are more bytes than were announced.
+        """
+        view = memoryview(piece)
+        while view:
+            if self._room is None:
+                raise ProtocolError("the peer sent more bytes than it had announced")
+            taken = min(len(view), len(self._room))
+            self._room[:taken] = view[:taken]
+            view = view[taken:]
+            self._room = self._room[taken:] if taken < len(self._room) else next(self._open, None)
+
+    def finish(self) -> Parcel:
+        """Returns the parcel.
+
+        Raises:
+            ProtocolError: Bytes are missing.
+        """
+        if not self.complete:
+            raise ProtocolError("the peer sent fewer bytes than it had announced")
+        return Parcel(memoryview(self._pickle), self._buffers)
+
+
+def can_pickle(value: Any) -> bool:
+    """Tells whether `pack` would take the value and `unpack` give it back."""
+    try:
+        pickle.load(io.BytesIO(cloudpickle.dumps(value)))
+    except Exception:  # noqa: BLE001 - this is the question
+        return False
+    return True

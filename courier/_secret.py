@@ -1,0 +1,150 @@
+"""The program's secret and what is derived from it.
+
+Pure: no I/O. The protocol is written down at the head of `courier.proto`;
+it follows the challenge of `multiprocessing.connection`, made mutual, and
+seals each message so that a proof cannot be replayed by somebody else.
+"""
+
+import hashlib
+import hmac
+import secrets as _random
+import weakref
+from collections.abc import Callable
+
+from courier.errors import AuthenticationError
+
+_NONCE_BYTES = 32
+_MIN_SECRET_BYTES = 16
+#: How far a request may be overtaken by later ones of its session.
+_WINDOW = 1 << 16
+
+
+class Secret:
+    """What the members of one program know and nobody else does.
+
+    A secret is never pickled: its pickle only names it, and loading works in
+    processes that already hold the same secret. So a client may travel inside
+    a program, and a pickle on disk gives nothing away.
+    """
+
+    __slots__ = ("__weakref__", "_key", "name")
+
+    def __init__(self, key: bytes) -> None:
+        """Wraps a key.
+
+        Args:
+            key: At least 16 bytes that cannot be guessed.
+
+        Raises:
+            ValueError: The key is too short.
+        """
+        if len(key) < _MIN_SECRET_BYTES:
+            raise ValueError(f"a secret needs at least {_MIN_SECRET_BYTES} bytes, got {len(key)}")
+        self._key = bytes(key)
+        #: Safe to show: says which secret this is, not what it is.
+        self.name = hashlib.sha256(b"courier.v1 name" + self._key).hexdigest()[:16]
+        _held.setdefault(self.name, self)
+
+    @classmethod
+    def generate(cls) -> "Secret":
+        """Makes a new random secret."""
+        return cls(_random.token_bytes(32))
+
+    def reveal(self) -> bytes:
+        """Returns the key, for handing it to a member through a private channel."""
+        return self._key
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and hmac.compare_digest(self._key, other._key)
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def __repr__(self) -> str:
+        return f"Secret(name={self.name!r})"
+
+    def __reduce__(self) -> tuple[Callable[[str], "Secret"], tuple[str]]:
+        return _find_held, (self.name,)
+
+
+#: Weak: a secret is known for as long as a client, a server or a program holds it.
+_held: "weakref.WeakValueDictionary[str, Secret]" = weakref.WeakValueDictionary()
+
+
+def _find_held(name: str) -> Secret:
+    try:
+        return _held[name]
+    except KeyError:
+        raise AuthenticationError(
+            f"this process does not hold the secret {name!r} of the program that the client "
+            "belongs to; clients can be passed between nodes of one program only"
+        ) from None
+
+
+def make_nonce() -> bytes:
+    """Returns random bytes that are used once."""
+    return _random.token_bytes(_NONCE_BYTES)
+
+
+class SessionKey:
+    """Seals and checks the messages of one session. Safe to use from several threads."""
+
+    __slots__ = ("_key",)
+
+    def __init__(self, secret: Secret | None, client_nonce: bytes, server_nonce: bytes) -> None:
+        key = secret.reveal() if secret is not None else b""
+        # Lengths are fixed or checked by the caller, so the parts cannot shift.
+        parts = b"courier.v1 session" + client_nonce + server_nonce
+        self._key = hmac.digest(key, parts, "sha256")
+
+    def prove(self) -> bytes:
+        """Returns the server's proof that it holds the secret."""
+        return hmac.digest(self._key, b"courier.v1 server", "sha256")
+
+    def is_proof(self, proof: bytes) -> bool:
+        """Tells whether `proof` came from a server that holds the secret."""
+        return hmac.compare_digest(self.prove(), proof)
+
+    def seal_request(self, head: bytes) -> bytes:
+        """Returns the seal of a request's head."""
+        return hmac.digest(self._key, b"courier.v1 request" + head, "sha256")
+
+    def seal_reply(self, head: bytes) -> bytes:
+        """Returns the seal of a reply's head."""
+        return hmac.digest(self._key, b"courier.v1 reply" + head, "sha256")
+
+    def is_request(self, head: bytes, seal: bytes) -> bool:
+        """Tells whether the client of this session wrote this head."""
+        return hmac.compare_digest(self.seal_request(head), seal)
+
+    def is_reply(self, head: bytes, seal: bytes) -> bool:
+        """Tells whether the server of this session wrote this head."""
+        return hmac.compare_digest(self.seal_reply(head), seal)
+
+
+class SequenceWindow:
+    """Admits every sequence number once: the server's half of "at most once".
+
+    Not thread-safe; the caller holds a lock.
+    """
+
+    __slots__ = ("_ahead", "_floor")
+
+    def __init__(self) -> None:
+        #: Every number up to here counts as used.
+        self._floor = 0
+        #: Used numbers above the floor: those that overtook others. At most `_WINDOW`.
+        self._ahead: dict[int, None] = {}
+
+    def admit(self, number: int) -> bool:
+        """Returns True the first time it sees a number, False ever after."""
+        if number <= self._floor or number in self._ahead:
+            return False
+        self._ahead[number] = None
+        while self._floor + 1 in self._ahead:
+            self._floor += 1
+            del self._ahead[self._floor]
+        if len(self._ahead) > _WINDOW:
+            # A number was never sent (its call was cancelled before), so stop waiting for it.
+            self._floor = min(self._ahead) - 1
+        return True

@@ -1,0 +1,117 @@
+"""Everything that can go wrong with a call, as one tree.
+
+    CourierError
+    ├── ServerUnreachableError    nobody answers at the address; the call did not run   (ConnectionError)
+    ├── ServerLostError           the connection broke; the call may or may not have run (ConnectionError)
+    ├── CallTimeoutError          no answer in time; the handler may still be running   (TimeoutError)
+    ├── CallCancelledError        cancelled by this caller, or by closing the client    (CancelledError)
+    ├── ServerBusyError           the server's queue is full; the call did not run
+    ├── UnknownMethodError        the object has no such public method                  (AttributeError)
+    ├── AuthenticationError       one side could not prove the program's secret         (PermissionError)
+    ├── SerializationError        arguments or a result cannot cross the wire           (TypeError)
+    ├── RemoteError               the method raised something that cannot be rebuilt here
+    ├── ProtocolError             the peer does not speak this protocol
+    └── ServerStateError          a server was used before its start or after its stop  (RuntimeError)
+        ├── AddressInUseError     somebody else listens at the address                  (OSError)
+        └── UnprotectedServerError   would listen beyond loopback without a secret      (ValueError)
+
+An exception that the remote method raised arrives as itself: `except KeyError`
+around a call works. `remote_traceback(error)` tells where it happened.
+
+Each class also derives from the built-in that a caller would guess (named
+above in brackets). No error of the transport below ever leaves this package.
+"""
+
+import concurrent.futures
+
+__all__ = [
+    "AddressInUseError",
+    "AuthenticationError",
+    "CallCancelledError",
+    "CallTimeoutError",
+    "CourierError",
+    "ProtocolError",
+    "RemoteError",
+    "SerializationError",
+    "ServerBusyError",
+    "ServerLostError",
+    "ServerStateError",
+    "ServerUnreachableError",
+    "UnknownMethodError",
+    "UnprotectedServerError",
+]
+
+
+class CourierError(Exception):
+    """The root of all errors that courier itself raises."""
+
+
+class ServerUnreachableError(CourierError, ConnectionError):
+    """Nobody answers at the address. The call did not run and may be repeated."""
+
+
+class ServerLostError(CourierError, ConnectionError):
+    """The connection broke after the call was sent.
+
+    The method may have run, once, or not at all; courier never repeats it by
+    itself. Repeat it if running it twice does no harm.
+    """
+
+
+class CallTimeoutError(CourierError, TimeoutError):
+    """No answer came in time. The handler is told, but may still be running."""
+
+
+class CallCancelledError(CourierError, concurrent.futures.CancelledError):
+    """The call was given up: its future was cancelled, or its client closed."""
+
+
+class ServerBusyError(CourierError):
+    """All handlers are busy and the queue is full. The call did not run; try later."""
+
+
+class UnknownMethodError(CourierError, AttributeError):
+    """The served object has no such public method. The message lists those it has."""
+
+
+class AuthenticationError(CourierError, PermissionError):
+    """Client and server do not hold the same secret. Nothing was run or unpickled."""
+
+
+class SerializationError(CourierError, TypeError):
+    """Arguments or a result cannot be pickled, or not be unpickled at the other side."""
+
+
+class RemoteError(CourierError):
+    """The method raised an exception whose type cannot be rebuilt in this process.
+
+    Attributes:
+        type_name: Qualified name of the original exception type.
+    """
+
+    def __init__(self, type_name: str, message: str) -> None:
+        super().__init__(type_name, message)
+        self.type_name = type_name
+        self.message = message
+
+    def __str__(self) -> str:
+        return f"{self.type_name}: {self.message}" if self.message else self.type_name
+
+
+class ProtocolError(CourierError):
+    """Something answers at the address, but not in this protocol or version."""
+
+
+class ServerStateError(CourierError, RuntimeError):
+    """The server is not in a state that allows this."""
+
+
+class AddressInUseError(ServerStateError, OSError):
+    """Somebody else already listens at this host and port."""
+
+
+class UnprotectedServerError(ServerStateError, ValueError):
+    """A server without a secret may listen on loopback only.
+
+    The wire carries pickles: whoever reaches an unprotected port can run code.
+    """
