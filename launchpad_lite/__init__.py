@@ -1,0 +1,85 @@
+"""launchpad_lite: describe a distributed program once as a graph, run it anywhere.
+
+import launchpad_lite as lp
+
+program = lp.Program("consumer_producers")
+with program.group("producer"):
+    producer = program.add_node(lp.CourierNode(Range, 0, 10))
+program.add_node(lp.CourierNode(Consumer, [producer]), label="consumer")
+lp.launch(program).wait()
+"""
+
+from courier import Client as CourierClient
+from launchpad_lite._address import Address
+from launchpad_lite._compat import LaunchType, is_local_launch, is_local_launch_or_test
+from launchpad_lite._launch import launch, plan
+from launchpad_lite._plan import LaunchPlan
+from launchpad_lite._program import Program
+from launchpad_lite._render import render_mermaid, render_svg
+from launchpad_lite._resources import Resources
+from launchpad_lite._result import NodeFailure, Outcome, ProgramResult
+from launchpad_lite._runtime import (
+    register_stop_handler,
+    stop,
+    stop_event,
+    unregister_stop_handler,
+    wait_for_stop,
+)
+from launchpad_lite._version import __version__
+from launchpad_lite.errors import (
+    LauncherLoadError,
+    LaunchError,
+    LaunchpadError,
+    MissingExtraError,
+    NodeFailedError,
+    NoProgramError,
+    ProgramError,
+    ProgramPathError,
+    UnknownLauncherError,
+    UnresolvedAddressError,
+)
+from launchpad_lite.launching import RunningProgram
+from launchpad_lite.nodes.base import Handle, Node
+from launchpad_lite.nodes.courier import CourierHandle, CourierNode
+from launchpad_lite.nodes.python import PyClassNode, PyNode
+
+__all__ = [
+    "Address",
+    "CourierClient",
+    "CourierHandle",
+    "CourierNode",
+    "Handle",
+    "LaunchError",
+    "LaunchPlan",
+    "LaunchType",
+    "LauncherLoadError",
+    "LaunchpadError",
+    "MissingExtraError",
+    "NoProgramError",
+    "Node",
+    "NodeFailedError",
+    "NodeFailure",
+    "Outcome",
+    "Program",
+    "ProgramError",
+    "ProgramPathError",
+    "ProgramResult",
+    "PyClassNode",
+    "PyNode",
+    "Resources",
+    "RunningProgram",
+    "UnknownLauncherError",
+    "UnresolvedAddressError",
+    "__version__",
+    "is_local_launch",
+    "is_local_launch_or_test",
+    "launch",
+    "plan",
+    "register_stop_handler",
+    "render_mermaid",
+    "render_svg",
+    "stop",
+    "stop_event",
+    "unregister_stop_handler",
+    "wait_for_stop",
+]

@@ -1,0 +1,108 @@
+"""Addresses that are drawn before anybody listens at them."""
+
+import contextvars
+import re
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from courier import Secret
+from launchpad_lite.errors import UnresolvedAddressError
+
+_NAME = re.compile(r"[a-z][a-z0-9]*")
+
+
+class Address:
+    """A placeholder for where a service will listen.
+
+    Copies of an address, pickled ones included, mean the same place.
+    """
+
+    __slots__ = ("_table", "key", "name", "port")
+
+    def __init__(self, name: str = "courier", port: int | None = None) -> None:
+        """Makes a new placeholder.
+
+        Args:
+            name: What listens there, for people: lower-case letters and digits.
+            port: Ask for this port; None takes a free one.
+
+        Raises:
+            ValueError: The name or the port is malformed.
+        """
+        if not _NAME.fullmatch(name):
+            raise ValueError(
+                f"an address is named with lower-case letters and digits, not {name!r}"
+            )
+        if port is not None and not 0 < port < 65536:
+            raise ValueError(f"not a port: {port}")
+        self.key = uuid.uuid4().hex
+        self.name = name
+        self.port = port
+        #: Where the program of this process has published it; not part of a pickle.
+        self._table: AddressTable | None = None
+
+    def bind(self, table: "AddressTable") -> None:
+        """Makes the address known in this process, whatever the current program is."""
+        self._table = table
+
+    def table(self) -> "AddressTable":
+        """Returns the table that knows this address.
+
+        Raises:
+            UnresolvedAddressError: No program that runs here has published it.
+        """
+        for table in (_current_table.get(), self._table):
+            if table is not None and self.key in table.endpoints:
+                return table
+        raise UnresolvedAddressError(
+            f"the address {self.name!r} of a node is not known yet: handles can be dereferenced "
+            "in running nodes, and in the launching process after launch()"
+        )
+
+    def resolve(self) -> str:
+        """Returns `host:port`.
+
+        Raises:
+            UnresolvedAddressError: No program that runs here has published it.
+        """
+        return self.table().endpoints[self.key]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Address) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __repr__(self) -> str:
+        return f"Address({self.name!r}, key={self.key[:8]})"
+
+    def __getstate__(self) -> tuple[str, str, int | None]:
+        return self.key, self.name, self.port
+
+    def __setstate__(self, state: tuple[str, str, int | None]) -> None:
+        self.key, self.name, self.port = state
+        self._table = None
+
+
+@dataclass(frozen=True)
+class AddressTable:
+    """Where everything of one launched program listens, and the secret to talk to it.
+
+    Attributes:
+        endpoints: `host:port` by address key.
+        secret: Shared by all nodes of the program.
+    """
+
+    endpoints: Mapping[str, str]
+    secret: Secret = field(repr=False)
+
+
+_current_table: contextvars.ContextVar[AddressTable | None] = contextvars.ContextVar(
+    "launchpad_lite_addresses", default=None
+)
+
+
+def enter_table(table: AddressTable) -> None:
+    """Makes a table the one of the current context."""
+    _current_table.set(table)

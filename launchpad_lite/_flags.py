@@ -1,0 +1,27 @@
+"""Command-line flags (absl) that exist once this package is imported."""
+
+from absl import flags
+
+LAUNCHER = flags.DEFINE_string(
+    "launcher", None, "Where the program runs: local_mp (the default), local_mt, ..."
+)
+LAUNCH_TYPE = flags.DEFINE_string(
+    "lp_launch_type", None, "The same under its old name: local_mp, local_mt, test_mp, test_mt."
+)
+TERMINATION_NOTICE_SECS = flags.DEFINE_float(
+    "lp_termination_notice_secs",
+    10.0,
+    "Seconds nodes have to end after they were asked; 0 ends them by force, below 0 never.",
+)
+
+DEFAULT_LAUNCHER = "local_mp"
+
+
+def parse_known(argv: list[str]) -> list[str]:
+    """Parses what it knows and returns the rest, the program's name first."""
+    return list(flags.FLAGS(argv, known_only=True))
+
+
+def chosen_launcher() -> str:
+    """Returns the launcher that the command line asks for."""
+    return LAUNCHER.value or LAUNCH_TYPE.value or DEFAULT_LAUNCHER

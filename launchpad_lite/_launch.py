@@ -1,0 +1,184 @@
+"""`plan` and `launch`: from a program to a running one."""
+
+import atexit
+import os
+import signal
+import sys
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from absl import flags
+
+from launchpad_lite._compat import LaunchType
+from launchpad_lite._flags import TERMINATION_NOTICE_SECS, chosen_launcher, parse_known
+from launchpad_lite._plan import LaunchPlan, ResourcesByGroup, make_plan
+from launchpad_lite._program import Program
+from launchpad_lite._result import Outcome
+from launchpad_lite.errors import ProgramError
+from launchpad_lite.launching import Launcher, LaunchOptions, RunningProgram, get_launcher
+
+LauncherChoice = str | LaunchType | Launcher | None
+
+
+def plan(
+    program: Program,
+    launcher: LauncherChoice = None,
+    resources: ResourcesByGroup | None = None,
+    **launcher_options: Any,
+) -> LaunchPlan:
+    """Returns what `launch` would start where; starts nothing.
+
+    Args:
+        program: What to run.
+        launcher: As for `launch`.
+        resources: As for `launch`.
+        **launcher_options: As for `launch`.
+
+    Raises:
+        ProgramError: The program has mistakes; all are listed.
+        UnknownLauncherError: No such launcher is installed.
+    """
+    return make_plan(program, _find_launcher(launcher, launcher_options), resources)
+
+
+def launch(
+    programs: Program | Sequence[Program],
+    launcher: LauncherChoice | ResourcesByGroup = None,
+    resources: ResourcesByGroup | None = None,
+    *,
+    launch_type: LauncherChoice = None,
+    notice_s: float | None = None,
+    log_dir: str | os.PathLike[str] | None = None,
+    **launcher_options: Any,
+) -> RunningProgram:
+    """Starts a program and returns at once; `wait()` on the result waits for its end.
+
+    A script may simply end after launch: the interpreter waits for the program, and its exit code
+    tells how the program ended. SIGINT and SIGTERM stop the program in order, a second SIGINT at
+    once, if the main thread launches; other threads may launch as well.
+
+    Args:
+        programs: What to run; a list of one program is fine too.
+        launcher: Name of a launcher, or a launcher. By default what `--launcher` or
+            `--lp_launch_type` on the command line say, and `local_mp` without them.
+        resources: What each node of a group needs, by label: `lp.Resources` or dicts like
+            `{"cpu": 2, "ram": 2, "gpu": 1}`. May also stand in the place of `launcher`.
+        launch_type: Another name for `launcher`.
+        notice_s: Seconds nodes have to end after they were asked; by default what
+            `--lp_termination_notice_secs` says. 0 ends them by force at once, below 0 never.
+        log_dir: Folder for the output of the nodes.
+        **launcher_options: Arguments of the launcher's class.
+
+    Raises:
+        ProgramError: The program has mistakes; all are listed and nothing was started.
+        UnknownLauncherError: No such launcher is installed.
+        LaunchError: It could not be started; nothing of it is left.
+    """
+    if isinstance(launcher, Mapping):  # Listing 1 of the paper: launch(program, resources)
+        launcher, resources = None, launcher
+    program = _one_program(programs)
+    chosen = _find_launcher(launcher or launch_type, launcher_options)
+    ready = make_plan(program, chosen, resources)
+    options = LaunchOptions(
+        TERMINATION_NOTICE_SECS.value if notice_s is None else notice_s,
+        None if log_dir is None else Path(log_dir),
+    )
+    running = chosen.start(ready, options)
+    _SIGNALS.watch(running)
+    _report_at_exit(running)
+    return running
+
+
+def _one_program(programs: Program | Sequence[Program]) -> Program:
+    if isinstance(programs, Program):
+        return programs
+    if isinstance(programs, Sequence) and len(programs) == 1 and isinstance(programs[0], Program):
+        return programs[0]
+    raise ProgramError("launch", [f"launch takes one lp.Program, not {programs!r}"])
+
+
+def _find_launcher(choice: LauncherChoice, options: Mapping[str, Any]) -> Launcher:
+    if not flags.FLAGS.is_parsed():
+        parse_known(sys.argv)
+    if isinstance(choice, Launcher):
+        return choice
+    if isinstance(choice, LaunchType):
+        choice = choice.value
+    return get_launcher(choice or chosen_launcher(), options)
+
+
+class _Signals:
+    """SIGINT and SIGTERM stop what runs. Handlers are set in the main thread only."""
+
+    def __init__(self) -> None:
+        self._running: list[weakref.ref[RunningProgram]] = []
+        self._previous: dict[int, Any] = {}
+
+    def watch(self, running: RunningProgram) -> None:
+        """Has signals stop a program, if this is the main thread."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        self._running = [ref for ref in self._running if _is_running(ref())]
+        self._running.append(weakref.ref(running))
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            current = signal.getsignal(signum)
+            if current not in (self._on_signal, None):
+                self._previous[signum] = signal.signal(signum, self._on_signal)
+
+    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
+        alive = [program for ref in self._running if _is_running(program := ref())]
+        if not alive:
+            self._pass_on(signum, frame)
+        for program in alive:
+            assert program is not None
+            program.handle_signal(signum)
+
+    def _pass_on(self, signum: int, frame: FrameType | None) -> None:
+        previous = self._previous.get(signum)
+        if callable(previous):
+            previous(signum, frame)
+        elif previous == signal.SIG_DFL:
+            signal.signal(signum, signal.SIG_DFL)
+            signal.raise_signal(signum)
+
+
+def _is_running(program: RunningProgram | None) -> bool:
+    return program is not None and program.result is None
+
+
+_SIGNALS = _Signals()
+
+#: Programs nobody may have waited for; held until then, for the report at exit.
+_uncollected: list[RunningProgram] = []
+
+
+def _report_at_exit(running: RunningProgram) -> None:
+    _uncollected[:] = [program for program in _uncollected if not program.collected]
+    _uncollected.append(running)
+
+
+@atexit.register
+def _exit_as_programs_ended() -> None:
+    """Gives a script that only launched the exit code of its program.
+
+    Threads that supervise programs are awaited before atexit functions run, so all have ended.
+    """
+    results = [program.result for program in _uncollected if not program.collected]
+    failed = [program for program in _uncollected if not program.collected and _failed(program)]
+    for program in failed:
+        print(f"\n{program.failure()}", file=sys.stderr)  # noqa: T201 - the script's last words
+    code = max((result.exit_code for result in results if result is not None), default=0)
+    if code:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # Exceptions in atexit functions do not change the exit code; this was registered first,
+        # when the package was imported, so it runs last and skips nothing.
+        os._exit(code)
+
+
+def _failed(program: RunningProgram) -> bool:
+    return program.result is not None and program.result.outcome is Outcome.FAILED

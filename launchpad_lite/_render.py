@@ -1,0 +1,89 @@
+"""Pictures of a plan: Mermaid text, and SVG drawn by Graphviz."""
+
+import shutil
+from collections.abc import Iterator
+
+from launchpad_lite._plan import Executable, LaunchPlan
+from launchpad_lite.errors import MissingExtraError
+
+
+def render_mermaid(plan: LaunchPlan) -> str:
+    """Returns the graph as a Mermaid flowchart, which GitHub and many editors draw."""
+    return "\n".join(["flowchart LR", *_mermaid_groups(plan), *_mermaid_edges(plan)]) + "\n"
+
+
+def _mermaid_groups(plan: LaunchPlan) -> Iterator[str]:
+    ids = _ids(plan)
+    for index, (label, members) in enumerate(plan.groups().items()):
+        yield f'  subgraph group{index}["{_mermaid_text(label)}"]'
+        for member in members:
+            text = _mermaid_text(f"{member.name}<br/>{member.description}")
+            yield f'    {ids[member.name]}["{text}"]'
+        yield "  end"
+
+
+def _mermaid_edges(plan: LaunchPlan) -> Iterator[str]:
+    ids = _ids(plan)
+    for caller, callee in _edges(plan):
+        yield f"  {ids[caller]} --> {ids[callee]}"
+
+
+def _mermaid_text(text: str) -> str:
+    return text.replace('"', "#quot;").replace("[", "#91;").replace("]", "#93;")
+
+
+def render_svg(plan: LaunchPlan) -> str:
+    """Returns the graph as SVG.
+
+    Raises:
+        MissingExtraError: Graphviz, the program or its Python package, is not installed.
+    """
+    try:
+        import graphviz
+    except ImportError as error:
+        raise MissingExtraError(
+            "drawing SVG needs the package 'graphviz'. Run: pip install 'launchpad-lite[render]'"
+        ) from error
+    if shutil.which("dot") is None:
+        raise MissingExtraError(
+            "drawing SVG needs the program 'dot' of Graphviz: apt install graphviz, brew install "
+            "graphviz, or without admin rights conda install graphviz. Mermaid needs nothing"
+        )
+    graph = graphviz.Digraph(
+        plan.program,
+        graph_attr={"rankdir": "LR", "fontname": "Helvetica", "bgcolor": "transparent"},
+        node_attr={
+            "shape": "box",
+            "style": "rounded,filled",
+            "fillcolor": "white",
+            "color": "#5b6b7b",
+            "fontname": "Helvetica",
+            "fontsize": "11",
+        },
+        edge_attr={"color": "#5b6b7b", "arrowsize": "0.7"},
+    )
+    ids = _ids(plan)
+    for index, (label, members) in enumerate(plan.groups().items()):
+        with graph.subgraph(name=f"cluster_{index}") as cluster:
+            cluster.attr(label=label, style="rounded,filled", color="#dde4ea", fillcolor="#f3f6f8")
+            for member in members:
+                cluster.node(ids[member.name], _svg_text(member))
+    for caller, callee in _edges(plan):
+        graph.edge(ids[caller], ids[callee])
+    return str(graph.pipe(format="svg", encoding="utf-8"))
+
+
+def _svg_text(member: Executable) -> str:
+    from graphviz import escape
+
+    return f"{escape(member.name)}\n{escape(member.description)}"
+
+
+def _ids(plan: LaunchPlan) -> dict[str, str]:
+    return {each.name: f"node{index}" for index, each in enumerate(plan.executables)}
+
+
+def _edges(plan: LaunchPlan) -> Iterator[tuple[str, str]]:
+    for caller in plan.executables:
+        for callee in caller.calls:
+            yield caller.name, callee

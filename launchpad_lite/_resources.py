@@ -1,0 +1,55 @@
+"""What a node needs of its host."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What each node of a group needs. None: no wish.
+
+    Attributes:
+        cpu: Number of cores, may be fractional.
+        ram_gib: Main memory in GiB.
+        gpu: Number of accelerators.
+    """
+
+    cpu: float | None = None
+    ram_gib: float | None = None
+    gpu: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in dataclasses.asdict(self).items():
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise TypeError(f"{name} is a number, not {value!r}")
+            if not math.isfinite(value) or value < 0:
+                raise ValueError(f"{name} cannot be {value}")
+
+    @classmethod
+    def of(cls, given: "Resources | Mapping[str, Any]") -> "Resources":
+        """Takes resources as users write them: `{"cpu": 2, "ram": 2, "gpu": 1}` too.
+
+        Raises:
+            TypeError: Neither Resources nor a mapping, or a value is no number.
+            ValueError: An unknown name, or a negative number.
+        """
+        if isinstance(given, Resources):
+            return given
+        if not isinstance(given, Mapping):
+            raise TypeError(f"expected lp.Resources or a dict, got {given!r}")
+        wishes = dict(given)
+        if "ram" in wishes:  # the spelling of the paper's Listing 1
+            wishes["ram_gib"] = wishes.pop("ram")
+        known = [field.name for field in dataclasses.fields(cls)]
+        if unknown := sorted(set(wishes) - set(known)):
+            raise ValueError(f"unknown resource {unknown[0]!r}; known are {', '.join(known)}")
+        return cls(**wishes)
+
+    def __str__(self) -> str:
+        wishes = dataclasses.asdict(self).items()
+        return ", ".join(f"{name}={value:g}" for name, value in wishes if value is not None)

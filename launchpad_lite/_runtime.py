@@ -1,0 +1,211 @@
+"""What a running node can reach: its program, its addresses, the stop.
+
+Each worker has one `NodeRuntime` for its node. Code finds it through a context
+variable, which server handlers inherit; threads that a node started by itself
+have none, and fall back to the only program that runs in the process.
+"""
+
+import contextlib
+import contextvars
+import threading
+import weakref
+from collections.abc import Collection, Iterator
+from typing import Any, Protocol
+
+import courier
+from launchpad_lite._address import Address, AddressTable, enter_table
+from launchpad_lite._stop_handlers import STOP_HANDLERS, StopHandler
+from launchpad_lite.errors import NoProgramError
+
+
+class WorkerLink(Protocol):
+    """How a worker speaks to whoever supervises it. Thread-safe, never blocks for long."""
+
+    def constructed(self, runs: bool) -> None:
+        """The object is there; `runs`: it has something to run, rather than only to serve."""
+
+    def ask_stop(self) -> None:
+        """The node wants the program to stop."""
+
+
+class NodeRuntime:
+    """The surroundings of one running node. Thread-safe."""
+
+    def __init__(
+        self,
+        label: str,
+        replica: int,
+        program: str,
+        table: AddressTable,
+        link: WorkerLink,
+        notice_s: float,
+    ) -> None:
+        self.label = label
+        self.replica = replica
+        self.program = program
+        self.table = table
+        self.stop_event = threading.Event()
+        self._link = link
+        self._notice_s = notice_s
+        self._clients: weakref.WeakSet[object] = weakref.WeakSet()
+
+    @property
+    def name(self) -> str:
+        """`label[replica]`."""
+        return f"{self.label}[{self.replica}]"
+
+    def constructed(self, *, runs: bool) -> None:
+        """Says that the node's object is there.
+
+        Args:
+            runs: Whether it has something to run; a program ends when all such nodes have ended.
+        """
+        self._link.constructed(runs)
+
+    def ask_stop(self) -> None:
+        """Asks for the end of the whole program."""
+        self._link.ask_stop()
+
+    def request_stop(self) -> None:
+        """Tells the node that it is to end. For supervisors."""
+        self.stop_event.set()
+
+    def wait_for_stop(self, timeout_s: float | None = None) -> bool:
+        """Waits until the node is to end; returns whether it is."""
+        return self.stop_event.wait(timeout_s)
+
+    def grace_s(self) -> float:
+        """Seconds that calls in flight have when the node ends."""
+        return max(0.0, self._notice_s)
+
+    def make_server(
+        self, address: Address, obj: object, *, hidden: Collection[str] = (), **options: Any
+    ) -> courier.Server:
+        """Returns a server, not started, for one of the node's addresses."""
+        endpoint = self.table.endpoints[address.key]
+        host, _, port = endpoint.rpartition(":")
+        return courier.Server(
+            obj,
+            host=host,
+            port=int(port),
+            secret=self.table.secret,
+            hidden=hidden,
+            # The supervisor holds the port, so that nobody takes it before we come or come back.
+            share_port=True,
+            **options,
+        )
+
+    def keep(self, client: object) -> None:
+        """Remembers a client, to be closed when the node has ended."""
+        self._clients.add(client)
+
+    def close_clients(self) -> None:
+        """Closes the node's clients: calls that wait in them fail."""
+        for client in list(self._clients):
+            courier.close(client)
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Makes this the runtime of the current thread and of what it calls."""
+        token = _current.set(self)
+        enter_table(self.table)
+        with _active_lock:
+            _active.append(self)
+        try:
+            yield
+        finally:
+            with _active_lock:
+                _active.remove(self)
+            self.close_clients()
+            _current.reset(token)
+
+
+_current: contextvars.ContextVar[NodeRuntime | None] = contextvars.ContextVar(
+    "launchpad_lite_node", default=None
+)
+#: Nodes that run in this process. A worker process has one; the thread launcher has many.
+_active: list[NodeRuntime] = []
+_active_lock = threading.Lock()
+
+
+def keep_client(client: object) -> None:
+    """Ties a client to the running node, if there is one."""
+    runtime = _current.get()
+    if runtime is not None:
+        runtime.keep(client)
+
+
+def current_runtime() -> NodeRuntime:
+    """Returns the runtime of the calling node.
+
+    Raises:
+        NoProgramError: No node runs here, or nodes of several programs do and the calling
+            thread belongs to none of them.
+    """
+    runtime = _current.get()
+    if runtime is not None:
+        return runtime
+    with _active_lock:
+        programs = {id(runtime.table): runtime for runtime in _active}
+    if len(programs) == 1:
+        return next(iter(programs.values()))
+    if not programs:
+        raise NoProgramError("no program runs in this process; this works in nodes only")
+    raise NoProgramError(
+        "several programs run in this process and this thread belongs to none of them; "
+        "start it with contextvars.copy_context().run"
+    )
+
+
+def stop() -> None:
+    """Ends the program: all its nodes are asked to stop. Returns at once; may be repeated.
+
+    Works anywhere in a node: in `run`, in methods that others call, in threads of its own.
+
+    Raises:
+        NoProgramError: No program runs here.
+    """
+    current_runtime().ask_stop()
+
+
+def stop_event() -> threading.Event:
+    """Returns the event that is set when this node is to end.
+
+    Raises:
+        NoProgramError: No program runs here.
+    """
+    return current_runtime().stop_event
+
+
+def wait_for_stop(timeout_secs: float | None = None) -> bool:
+    """Waits until this node is to end; returns whether it is.
+
+    Args:
+        timeout_secs: Seconds to wait; None waits for ever.
+
+    Raises:
+        NoProgramError: No program runs here.
+    """
+    return current_runtime().wait_for_stop(timeout_secs)
+
+
+def register_stop_handler(handler: StopHandler) -> None:
+    """Has a function called, once, when the program stops.
+
+    Works from any thread, and in scripts that launch nothing: there it is called when SIGINT or
+    SIGTERM ends the process, which they do as if there were no handler.
+
+    Args:
+        handler: Called with (signal number, frame) or, if it takes none, without arguments.
+
+    Raises:
+        TypeError: It cannot be called.
+    """
+    with _active_lock:
+        in_program = bool(_active)
+    STOP_HANDLERS.add(handler, catch_signals=not in_program)
+
+
+def unregister_stop_handler(handler: StopHandler) -> None:
+    """Takes `register_stop_handler` back; unknown handlers are ignored."""
+    STOP_HANDLERS.remove(handler)

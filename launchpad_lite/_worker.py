@@ -1,0 +1,29 @@
+"""What every worker does, in whatever thread or process it runs."""
+
+import courier
+from courier import ExceptionReport
+from launchpad_lite._freeze import FrozenWork
+from launchpad_lite._runtime import NodeRuntime
+
+
+def run_node(work: FrozenWork, runtime: NodeRuntime) -> ExceptionReport | None:
+    """Runs a node to its end.
+
+    Returns:
+        How it failed; None if it did not.
+    """
+    with runtime.active():
+        try:
+            work.thaw()(runtime)
+        except SystemExit as error:
+            # A way to leave that programs use when they are asked to stop.
+            if runtime.stop_event.is_set() or error.code in (None, 0):
+                return None
+            return ExceptionReport.of(error, skip_frames=1)
+        except courier.CourierError as error:
+            if runtime.stop_event.is_set():
+                return None  # others stop too; calls to them fail now, which is no failure
+            return ExceptionReport.of(error, skip_frames=1)
+        except BaseException as error:  # noqa: BLE001 - the supervisor reports it
+            return ExceptionReport.of(error, skip_frames=1)
+    return None

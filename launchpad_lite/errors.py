@@ -1,0 +1,111 @@
+"""Everything that can go wrong with a program, as one tree.
+
+    LaunchpadError
+    ├── ProgramError             the program has mistakes; all of them are listed       (ValueError)
+    ├── ProgramPathError         a program named on the command line cannot be found    (ImportError)
+    ├── UnknownLauncherError     no launcher of this name is installed                  (ValueError)
+    ├── LauncherLoadError        a launcher is installed, but its code does not import  (ImportError)
+    ├── MissingExtraError        an optional package is not installed                   (ImportError)
+    ├── NoProgramError           asked for the running program where there is none      (RuntimeError)
+    ├── UnresolvedAddressError   a handle was dereferenced before its program runs      (RuntimeError)
+    ├── NodeFailedError          a node failed, and the program with it                 (RuntimeError)
+    └── LaunchError              the program could not be started                       (RuntimeError)
+
+Calls between nodes raise the errors of `courier.errors`.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from launchpad_lite._result import NodeFailure
+
+__all__ = [
+    "LaunchError",
+    "LauncherLoadError",
+    "LaunchpadError",
+    "MissingExtraError",
+    "NoProgramError",
+    "NodeFailedError",
+    "ProgramError",
+    "ProgramPathError",
+    "UnknownLauncherError",
+    "UnresolvedAddressError",
+]
+
+
+class LaunchpadError(Exception):
+    """The root of all errors that launchpad_lite itself raises."""
+
+
+class ProgramError(LaunchpadError, ValueError):
+    """The program has mistakes; nothing was started.
+
+    Attributes:
+        mistakes: One text each, naming the node and what to do.
+    """
+
+    def __init__(self, program: str, mistakes: Sequence[str]) -> None:
+        super().__init__(program, tuple(mistakes))
+        self.program = program
+        self.mistakes = tuple(mistakes)
+
+    def __str__(self) -> str:
+        if len(self.mistakes) == 1:
+            return f"program {self.program!r}: {self.mistakes[0]}"
+        lines = "".join(f"\n  {i}. {text}" for i, text in enumerate(self.mistakes, start=1))
+        return f"program {self.program!r} has {len(self.mistakes)} mistakes:{lines}"
+
+
+class ProgramPathError(LaunchpadError, ImportError):
+    """A program named as `module:function` cannot be imported or called."""
+
+
+class UnknownLauncherError(LaunchpadError, ValueError):
+    """No launcher of this name is installed; the message lists those that are."""
+
+
+class LauncherLoadError(LaunchpadError, ImportError):
+    """A launcher is installed, but importing it failed; the cause says why."""
+
+
+class MissingExtraError(LaunchpadError, ImportError):
+    """An optional package is needed; the message has the pip line."""
+
+
+class NoProgramError(LaunchpadError, RuntimeError):
+    """There is no running program here, or several, so that "the" program means nothing."""
+
+
+class UnresolvedAddressError(LaunchpadError, RuntimeError):
+    """An address is known only once its program was launched."""
+
+
+class LaunchError(LaunchpadError, RuntimeError):
+    """The program could not be started; nothing of it is left running."""
+
+
+class NodeFailedError(LaunchpadError, RuntimeError):
+    """A node failed, and with it the program. The cause is the node's exception, if it raised.
+
+    Attributes:
+        failure: The first failure, as data.
+        consequences: Failures of other nodes that followed from it.
+    """
+
+    def __init__(
+        self, failure: "NodeFailure", consequences: "Sequence[NodeFailure]" = (), logs: str = ""
+    ) -> None:
+        super().__init__(failure, tuple(consequences), logs)
+        self.failure = failure
+        self.consequences = tuple(consequences)
+        self.logs = logs
+
+    def __str__(self) -> str:
+        text = self.failure.describe()
+        if self.consequences:
+            followed = "".join(f"\n  {failure.headline()}" for failure in self.consequences)
+            text += f"\n\nWhat followed:{followed}"
+        if self.logs:
+            text += f"\n\nLogs: {self.logs}"
+        return text

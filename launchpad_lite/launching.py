@@ -1,0 +1,261 @@
+"""For those who write launchers: the contract between a program and where it runs.
+
+A launcher turns a plan into a running program. It is found by name through the
+entry-point group `launchpad_lite.launchers`, built-in ones as well as yours:
+
+    [project.entry-points."launchpad_lite.launchers"]
+    mine = "my_package.launcher:MyLauncher"
+
+Test it by subclassing `launchpad_lite.testing.LauncherContract`.
+"""
+
+import abc
+import importlib.metadata
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launchpad_lite._address import Address, AddressTable
+from launchpad_lite._plan import Executable, LaunchPlan
+from launchpad_lite._resources import Resources
+from launchpad_lite._result import NodeFailure, Outcome, ProgramResult
+from launchpad_lite.errors import LauncherLoadError, NodeFailedError, UnknownLauncherError
+
+__all__ = [
+    "Address",
+    "AddressTable",
+    "Executable",
+    "LaunchOptions",
+    "LaunchPlan",
+    "Launcher",
+    "NodeFailure",
+    "NodeStatus",
+    "Outcome",
+    "ProgramResult",
+    "Resources",
+    "RunningProgram",
+    "get_launcher",
+    "installed_launchers",
+]
+
+GROUP = "launchpad_lite.launchers"
+
+
+@dataclass(frozen=True)
+class LaunchOptions:
+    """What a user may choose about a launch, for every launcher.
+
+    Attributes:
+        notice_s: Seconds nodes have to end after they were asked; 0 ends them by force at once,
+            below 0 never.
+        log_dir: Folder for the output of the nodes; None lets the launcher choose.
+        quiet: Do not show the output of the nodes.
+    """
+
+    notice_s: float = 10.0
+    log_dir: Path | None = None
+    quiet: bool = False
+
+
+@dataclass(frozen=True)
+class NodeStatus:
+    """A node of a running program.
+
+    Attributes:
+        name: `label[replica]`.
+        state: `starting`, `running`, `serving` or `ended`.
+        host: Where it runs.
+        pid: Its process; None before it started.
+        endpoints: Where it listens: `host:port` by name of the address.
+    """
+
+    name: str
+    state: str
+    host: str
+    pid: int | None
+    endpoints: Mapping[str, str]
+
+
+class RunningProgram(abc.ABC):
+    """A launched program. Thread-safe.
+
+    As a context manager it stops the program at the end of the block and raises what `wait`
+    raises.
+    """
+
+    def __init__(self, plan: LaunchPlan) -> None:
+        self.plan = plan
+        #: Whether somebody has been told how the program ended.
+        self.collected = False
+        self._interrupts = 0
+
+    # What a launcher implements
+
+    @property
+    @abc.abstractmethod
+    def result(self) -> ProgramResult | None:
+        """How the program ended; None while it runs."""
+
+    @property
+    @abc.abstractmethod
+    def log_dir(self) -> Path | None:
+        """Where the output of the nodes is kept; None if it is not."""
+
+    @abc.abstractmethod
+    def request_stop(self, reason: str, signum: int | None = None) -> None:
+        """Asks all nodes to end. Does not block; safe in signal handlers; may be repeated."""
+
+    @abc.abstractmethod
+    def kill(self) -> None:
+        """Ends all nodes by force. Does not block; safe in signal handlers."""
+
+    @abc.abstractmethod
+    def status(self) -> list[NodeStatus]:
+        """Returns how each node is."""
+
+    @abc.abstractmethod
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Waits until all is over and cleaned up; returns whether it is. Raises nothing of it."""
+
+    # What users call
+
+    def wait(self, timeout_s: float | None = None) -> ProgramResult:
+        """Waits for the end of the program.
+
+        Args:
+            timeout_s: Seconds to wait; None waits for ever.
+
+        Returns:
+            How it ended, if it ended well.
+
+        Raises:
+            NodeFailedError: A node failed. Names the first cause, with its traceback.
+            TimeoutError: It still runs after `timeout_s`.
+            KeyboardInterrupt: SIGINT ended it.
+            SystemExit: Another signal ended it; the code is 128 + its number.
+        """
+        if not self._join_through_interrupts(timeout_s):
+            raise TimeoutError(f"program {self.plan.program!r} still runs after {timeout_s} s")
+        self.collected = True
+        result = self.result
+        assert result is not None
+        if result.outcome is Outcome.FAILED:
+            report = result.failures[0].report
+            raise self.failure() from (report.rebuild() if report is not None else None)
+        if result.outcome is Outcome.INTERRUPTED:
+            if result.signum == signal.SIGINT:
+                raise KeyboardInterrupt
+            raise SystemExit(result.exit_code)
+        return result
+
+    def stop(self, timeout_s: float | None = None) -> ProgramResult:
+        """Asks all nodes to end and waits until they have. Raises as `wait`."""
+        self.request_stop("stop() was called")
+        return self.wait(timeout_s)
+
+    def handle_signal(self, signum: int) -> None:
+        """Stops the program in order; a second SIGINT ends it at once."""
+        if signum == signal.SIGINT:
+            self._interrupts += 1
+        if self._interrupts > 1:
+            self.kill()
+        else:
+            self.request_stop(signal.Signals(signum).name, signum)
+
+    def failure(self) -> NodeFailedError:
+        """Returns the error that tells how the program failed."""
+        result = self.result
+        assert result is not None
+        first, *rest = result.failures
+        return NodeFailedError(first, rest, str(self.log_dir or ""))
+
+    def _join_through_interrupts(self, timeout_s: float | None) -> bool:
+        while True:
+            try:
+                return self.join(timeout_s)
+            except KeyboardInterrupt:
+                # Where signals are not ours to handle (notebooks, other people's handlers),
+                # Ctrl-C arrives here as an exception and means the same.
+                self.handle_signal(signal.SIGINT)
+                timeout_s = None
+
+    def __enter__(self) -> "RunningProgram":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        self.request_stop("the end of its `with` block")
+        if kind is None:
+            self.wait()
+        else:
+            # The error that leaves the block is the one to see.
+            self.join()
+            self.collected = True
+
+
+class Launcher(abc.ABC):
+    """Where and how programs run."""
+
+    #: Its name in the entry points.
+    name: str
+    #: For people: what it starts where.
+    description: str
+    #: Whether nodes live in this process, so that their arguments need not be copied.
+    shares_memory: bool = False
+
+    def mistakes(self, executables: Sequence[Executable]) -> Sequence[str]:  # noqa: ARG002
+        """Says what makes the start impossible; nothing is started then."""
+        return ()
+
+    def notes(self, executables: Sequence[Executable]) -> Sequence[str]:  # noqa: ARG002
+        """Says what the launcher cannot honour; shown with the plan."""
+        return ()
+
+    @abc.abstractmethod
+    def start(self, plan: LaunchPlan, options: LaunchOptions) -> RunningProgram:
+        """Starts a program; returns as soon as its addresses are known and bound.
+
+        Raises:
+            LaunchError: It could not be started; nothing of it is left.
+        """
+
+
+def installed_launchers() -> list[str]:
+    """Returns the names of all launchers, sorted."""
+    return sorted({entry.name for entry in importlib.metadata.entry_points(group=GROUP)})
+
+
+def get_launcher(name: str, options: Mapping[str, Any] | None = None) -> Launcher:
+    """Returns a launcher by name; only its own code is loaded.
+
+    Args:
+        name: Its name in the entry points.
+        options: Arguments of its class.
+
+    Raises:
+        UnknownLauncherError: None of this name is installed, or several are.
+        LauncherLoadError: Its code does not import.
+        TypeError: It does not take such options.
+    """
+    entries = importlib.metadata.entry_points(group=GROUP, name=name)
+    found = {entry.value: entry for entry in entries}
+    if not found:
+        known = ", ".join(installed_launchers())
+        hint = known or "none; install the package: pip install -e ."
+        raise UnknownLauncherError(f"no launcher named {name!r}. Installed: {hint}")
+    if len(found) > 1:
+        raise UnknownLauncherError(
+            f"several launchers are named {name!r}: {', '.join(sorted(found))}; remove one of "
+            "the packages"
+        )
+    (entry,) = found.values()
+    try:
+        launcher_class = entry.load()
+    except Exception as error:
+        raise LauncherLoadError(
+            f"the launcher {name!r} ({entry.value}) cannot be imported: {error}"
+        ) from error
+    launcher: Launcher = launcher_class(**(options or {}))
+    launcher.name = name
+    return launcher

@@ -1,0 +1,1 @@
+"""The kinds of nodes. Each describes a service; none knows a launcher."""

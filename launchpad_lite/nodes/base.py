@@ -1,0 +1,121 @@
+"""What a node and a handle are; the types every kind of node builds on."""
+
+import abc
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+from launchpad_lite._address import Address
+from launchpad_lite._resources import Resources
+
+if TYPE_CHECKING:
+    from launchpad_lite._runtime import NodeRuntime
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Handle(abc.ABC, Generic[T_co]):
+    """A reference to a node that does not run yet.
+
+    Put it anywhere into the arguments of another node: that draws the edge,
+    and the running node finds a client in its place.
+    """
+
+    def __init__(self, node: "Node[Any]") -> None:
+        #: Names the node in the program, also after pickling.
+        self.node_key = node.key
+
+    @abc.abstractmethod
+    def dereference(self) -> T_co:
+        """Returns the client, in a running node or in the launching process.
+
+        Raises:
+            UnresolvedAddressError: The program does not run (yet).
+        """
+
+
+class Work(Protocol):
+    """What a worker does: a picklable callable."""
+
+    def __call__(self, runtime: "NodeRuntime", /) -> None:
+        """Does it; returns when the node has ended."""
+
+    def parts(self) -> Mapping[str, object]:
+        """Returns what a user put into it, by names for messages."""
+
+
+@dataclass(frozen=True)
+class PlanContext:
+    """What a node may know when it is turned into executables.
+
+    Attributes:
+        launcher: Name of the launcher; for messages, not for decisions.
+        label: The node's group.
+        replica: Its index in the group.
+        resources: What each node of the group gets.
+    """
+
+    launcher: str
+    label: str
+    replica: int
+    resources: Resources
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a node wants to have run: an executable that is not placed yet.
+
+    Attributes:
+        work: What the worker does.
+        addresses: Where it listens.
+        description: For people, like `CourierNode(Range)`.
+    """
+
+    work: Work
+    addresses: Sequence[Address]
+    description: str
+
+
+class Node(abc.ABC, Generic[T]):
+    """The description of a service; `T` is what its clients look like.
+
+    Making one runs nothing.
+    """
+
+    def __init__(self) -> None:
+        #: Identity of the node; the address of its own service has it too.
+        self.key = Address().key
+
+    @abc.abstractmethod
+    def create_handle(self) -> Handle[T]:
+        """Returns a new handle to this node; works before and after it is added."""
+
+    @abc.abstractmethod
+    def to_executables(self, context: PlanContext) -> Sequence[Task]:
+        """Returns what has to be run for this node; several, or none, are fine.
+
+        Raises:
+            ValueError: The node is not complete; the message becomes a mistake of the program.
+        """
+
+    @property
+    def addresses(self) -> Sequence[Address]:
+        """Where the node will listen."""
+        return ()
+
+
+def name_of(constructor: object) -> str:
+    """Returns a readable name of a class or function."""
+    inner = getattr(constructor, "func", constructor)  # of a functools.partial
+    return str(getattr(inner, "__name__", None) or type(inner).__name__)
+
+
+def named_arguments(
+    callee: str, function: object, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[str, object]:
+    """Names what a user passed to a node, for messages."""
+    parts: dict[str, object] = {f"{callee} {name_of(function)}": function}
+    parts.update({f"argument {index}": value for index, value in enumerate(args)})
+    parts.update({f"argument {name!r}": value for name, value in kwargs.items()})
+    return parts

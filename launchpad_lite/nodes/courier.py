@@ -1,0 +1,205 @@
+"""The node most programs are made of: an object that other nodes can call."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, NoReturn, TypeVar, cast
+
+import courier
+from launchpad_lite._address import Address
+from launchpad_lite._compat import LaunchpadServer
+from launchpad_lite._runtime import NodeRuntime, keep_client
+from launchpad_lite.nodes.base import Handle, Node, PlanContext, Task, name_of, named_arguments
+from launchpad_lite.nodes.python import require_callable
+
+T = TypeVar("T")
+
+_SERVER_OPTIONS = ("port", "thread_pool_size", "queue_size")
+_CLIENT_OPTIONS = ("call_timeout", "wait_for_ready", "compress")
+
+
+class CourierHandle(Handle[T]):
+    """A handle to a CourierNode; dereferences to a client that looks like the object.
+
+    Typed as the object itself, so that type checkers check each call.
+    """
+
+    def __init__(self, node: "CourierNode[T]", address: Address, options: dict[str, Any]) -> None:
+        super().__init__(node)
+        self._address = address
+        self._options = options
+        self._description = node.description
+
+    @property
+    def address(self) -> Address:
+        """Where the node will listen."""
+        return self._address
+
+    def set_client_kwargs(self, **kwargs: Any) -> None:
+        """Sets options of the clients made from this handle: see `courier.Client`.
+
+        Raises:
+            TypeError: An unknown option.
+        """
+        self._options = _checked_options("courier_client_kwargs", kwargs, _CLIENT_OPTIONS)
+
+    def dereference(self) -> T:
+        """Returns a client of the node.
+
+        Raises:
+            UnresolvedAddressError: The program does not run (yet).
+        """
+        table = self._address.table()
+        client = courier.Client(self._address.resolve(), secret=table.secret, **self._options)
+        keep_client(client)
+        return cast("T", client)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise AttributeError(
+            f"a handle has no {name!r}: it stands for {self._description}, which does not run yet. "
+            "Pass the handle to another node, which finds a client in its place, or call "
+            "handle.dereference() after launch()"
+        )
+
+
+class CourierNode(Node[T], Generic[T]):
+    """Constructs an object, serves its public methods, and runs its `run()` if it has one.
+
+    The server starts when the constructor has returned. With a `run` the node
+    ends, and stops serving, when that returns; without, it serves until the
+    program ends. `run` itself is not served while the node executes it.
+
+    An object with a method `set_courier_server(server)` gets its server before
+    it is started, and starts it itself.
+    """
+
+    def __init__(
+        self,
+        constructor: Callable[..., T],
+        /,
+        *args: Any,
+        courier_kwargs: Mapping[str, Any] | None = None,
+        courier_client_kwargs: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Describes the node.
+
+        Args:
+            constructor: A class, or a function that returns an object.
+            *args: Its arguments; handles in them become clients.
+            courier_kwargs: Options of the server: `port`, `thread_pool_size` (handlers that run
+                at the same time, 16 by default), `queue_size`; see `courier.Server`.
+            courier_client_kwargs: Options of its clients: `call_timeout`, `wait_for_ready`,
+                `compress`; see `courier.Client`.
+            **kwargs: Arguments of the constructor by name.
+
+        Raises:
+            TypeError: `constructor` cannot be called, or an option is unknown.
+            ValueError: The port is none.
+        """
+        super().__init__()
+        require_callable(type(self), constructor)
+        self._constructor = constructor
+        self._args = args
+        self._kwargs: Mapping[str, Any] = kwargs
+        self._run = True
+        self._server_options = _checked_options(
+            "courier_kwargs", courier_kwargs or {}, _SERVER_OPTIONS
+        )
+        self._client_options = _checked_options(
+            "courier_client_kwargs", courier_client_kwargs or {}, _CLIENT_OPTIONS
+        )
+        self._address = Address("courier", self._server_options.pop("port", None))
+
+    def configure(self, *args: Any, **kwargs: Any) -> None:
+        """Replaces the constructor's arguments: the way to draw a cycle.
+
+        Make the node without arguments, pass its handle on, then configure it
+        with the other's handle.
+        """
+        self._args = args
+        self._kwargs = kwargs
+
+    def disable_run(self) -> None:
+        """The node only serves, even if its object has a `run`."""
+        self._run = False
+
+    def enable_run(self) -> None:
+        """Takes `disable_run` back."""
+        self._run = True
+
+    @property
+    def courier_address(self) -> Address:
+        """Where the node will listen."""
+        return self._address
+
+    @property
+    def addresses(self) -> Sequence[Address]:
+        """Where the node will listen."""
+        return (self._address,)
+
+    @property
+    def description(self) -> str:
+        """For people, like `CourierNode(Range)`."""
+        return f"{type(self).__name__}({name_of(self._constructor)})"
+
+    def create_handle(self) -> CourierHandle[T]:
+        """Returns a new handle to this node; works before and after it is added."""
+        return CourierHandle(self, self._address, dict(self._client_options))
+
+    def to_executables(self, context: PlanContext) -> Sequence[Task]:  # noqa: ARG002
+        """Returns one task."""
+        work = CourierWork(
+            self._constructor,
+            self._args,
+            self._kwargs,
+            self._address,
+            self._server_options,
+            self._run,
+        )
+        return [Task(work, self.addresses, self.description)]
+
+
+@dataclass(frozen=True)
+class CourierWork:
+    """Constructs an object, serves it and runs it."""
+
+    constructor: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    address: Address
+    server_options: Mapping[str, Any] = field(default_factory=dict)
+    run_enabled: bool = True
+
+    def __call__(self, runtime: NodeRuntime) -> None:
+        instance = self.constructor(*self.args, **self.kwargs)
+        run = getattr(instance, "run", None)
+        runs = self.run_enabled and callable(run)
+        hidden = ("set_courier_server", "run") if runs else ("set_courier_server",)
+        server = runtime.make_server(self.address, instance, hidden=hidden, **self.server_options)
+        take_server = getattr(instance, "set_courier_server", None)
+        if callable(take_server):
+            take_server(LaunchpadServer(server))
+        else:
+            server.start()
+        try:
+            runtime.constructed(runs=runs)
+            if runs:
+                assert run is not None
+                run()
+            else:
+                runtime.wait_for_stop()
+        finally:
+            if server.has_started:
+                server.stop(runtime.grace_s())
+
+    def parts(self) -> Mapping[str, object]:
+        """Returns the constructor and its arguments by name."""
+        return named_arguments("constructor", self.constructor, self.args, self.kwargs)
+
+
+def _checked_options(name: str, given: Mapping[str, Any], known: Sequence[str]) -> dict[str, Any]:
+    if unknown := sorted(set(given) - set(known)):
+        raise TypeError(f"{name}: unknown option {unknown[0]!r}; known are {', '.join(known)}")
+    return dict(given)

@@ -1,0 +1,147 @@
+"""Nodes that run Python code and serve nobody."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn, TypeVar
+
+from launchpad_lite._runtime import NodeRuntime
+from launchpad_lite.nodes.base import Handle, Node, PlanContext, Task, name_of, named_arguments
+
+T = TypeVar("T")
+
+
+class SilentHandle(Handle[Any]):
+    """The handle of a node that serves nothing; it can be held, not dereferenced."""
+
+    def __init__(self, node: Node[Any], description: str) -> None:
+        super().__init__(node)
+        self.description = description
+
+    def dereference(self) -> NoReturn:
+        """Never works.
+
+        Raises:
+            TypeError: Always.
+        """
+        raise TypeError(
+            f"{self.description} serves nothing that could be called; use lp.CourierNode for a "
+            "node that other nodes call"
+        )
+
+
+class PyNode(Node[Any]):
+    """Runs `function(*args, **kwargs)`; the node ends when it returns."""
+
+    def __init__(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> None:
+        """Describes the node.
+
+        Args:
+            function: What to run.
+            *args: Its arguments; handles in them become clients.
+            **kwargs: The same by name.
+
+        Raises:
+            TypeError: `function` cannot be called.
+        """
+        super().__init__()
+        require_callable(type(self), function)
+        self._function = function
+        self._args = args
+        self._kwargs = kwargs
+
+    @property
+    def description(self) -> str:
+        """For people, like `PyNode(main)`."""
+        return f"{type(self).__name__}({name_of(self._function)})"
+
+    def create_handle(self) -> SilentHandle:
+        """Returns a handle that only names the node."""
+        return SilentHandle(self, self.description)
+
+    def to_executables(self, context: PlanContext) -> Sequence[Task]:  # noqa: ARG002
+        """Returns one task."""
+        return [Task(self._work(), (), self.description)]
+
+    def _work(self) -> "FunctionWork | ClassWork":
+        return FunctionWork(self._function, self._args, self._kwargs)
+
+
+class PyClassNode(PyNode):
+    """Constructs an object and runs its `run()`; the node ends when that returns."""
+
+    def __init__(self, constructor: Callable[..., Any], /, *args: Any, **kwargs: Any) -> None:
+        """Describes the node.
+
+        Args:
+            constructor: A class, or a function that returns an object.
+            *args: Its arguments; handles in them become clients.
+            **kwargs: The same by name.
+
+        Raises:
+            TypeError: `constructor` cannot be called.
+        """
+        super().__init__(constructor, *args, **kwargs)
+        self._run = True
+
+    def disable_run(self) -> None:
+        """The object is constructed, but its `run` not called."""
+        self._run = False
+
+    def enable_run(self) -> None:
+        """Takes `disable_run` back."""
+        self._run = True
+
+    def _work(self) -> "ClassWork":
+        return ClassWork(self._function, self._args, self._kwargs, self._run)
+
+
+@dataclass(frozen=True)
+class FunctionWork:
+    """Calls a function."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    def __call__(self, runtime: NodeRuntime) -> None:
+        runtime.constructed(runs=True)
+        self.function(*self.args, **self.kwargs)
+
+    def parts(self) -> Mapping[str, object]:
+        """Returns the function and its arguments by name."""
+        return named_arguments("function", self.function, self.args, self.kwargs)
+
+
+@dataclass(frozen=True)
+class ClassWork:
+    """Constructs an object and runs it."""
+
+    constructor: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    run_enabled: bool
+
+    def __call__(self, runtime: NodeRuntime) -> None:
+        instance = self.constructor(*self.args, **self.kwargs)
+        runtime.constructed(runs=True)
+        run = getattr(instance, "run", None)
+        if self.run_enabled and callable(run):
+            run()
+
+    def parts(self) -> Mapping[str, object]:
+        """Returns the constructor and its arguments by name."""
+        return named_arguments("constructor", self.constructor, self.args, self.kwargs)
+
+
+def require_callable(kind: type, function: object) -> None:
+    """Raises the error that names a mistake where it is made.
+
+    Raises:
+        TypeError: `function` cannot be called.
+    """
+    if not callable(function):
+        raise TypeError(
+            f"{kind.__name__} takes a class or function and then its arguments, as in "
+            f"{kind.__name__}(Learner, batch_size=32); {function!r} cannot be called. "
+            "An object that exists already cannot become a node"
+        )
