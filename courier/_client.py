@@ -6,9 +6,12 @@ on a client is a function (`close`, `list_methods`, `wait_until_ready`).
 
 import asyncio
 import concurrent.futures
-import datetime
+import datetime as dt
+import logging
+import math
 import os
 import threading
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ParamSpec, TypeVar, cast
@@ -25,6 +28,7 @@ from courier._lane import (
     value_of,
 )
 from courier._parcel import pack
+from courier._pool import HandlerPool
 from courier._secret import Secret
 from courier.errors import (
     CallCancelledError,
@@ -35,7 +39,16 @@ from courier.errors import (
 P = ParamSpec("P")
 R = TypeVar("R")
 
-Timeout = float | datetime.timedelta | None
+_Callback = Callable[[concurrent.futures.Future[Any]], object]
+
+_log = logging.getLogger(__name__)
+
+#: Callbacks of futures that may run, or block, at the same time.
+_CALLBACK_THREADS = 64
+#: A closed client leaves no thread behind for long.
+_CALLBACK_IDLE_S = 0.5
+
+Timeout = float | dt.timedelta | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +67,24 @@ class Connection:
 
     def __init__(self, options: ClientOptions) -> None:
         self.options = options
-        self._lock = threading.Lock()
         self._lane: Lane | None = None
         self._closed = False
-        self._process = os.getpid()
+        self._start_anew()
+        _connections.add(self)
+
+    def _start_anew(self) -> None:
+        self._lock = threading.Lock()
+        self._callbacks = HandlerPool(
+            "courier-callback", _CALLBACK_THREADS, 0, idle_s=_CALLBACK_IDLE_S
+        )
+
+    def survive_fork(self) -> None:
+        """Forgets, in a forked child, what belongs to the parent: the child connects anew."""
+        if self._lane is not None:
+            # Kept: what is half of a parent's connection had better not be torn down.
+            _lanes_of_parents.append(self._lane)
+        self._lane = None
+        self._start_anew()
 
     def lane(self) -> Lane:
         """Returns the open lane, opening it first if needed."""
@@ -66,21 +93,19 @@ class Connection:
                 raise CallCancelledError(
                     f"the client of {self.options.address} is closed; make a new one"
                 )
-            if self._lane is None or self._process != os.getpid():
-                # A connection does not survive a fork; the child makes its own.
+            if self._lane is None:
                 options = self.options
                 self._lane = open_lane(
                     LaneOptions(
                         options.address, options.secret, options.wait_for_ready, options.compress
                     )
                 )
-                self._process = os.getpid()
             return self._lane
 
     def close(self) -> None:
         with self._lock:
             lane, self._lane, self._closed = self._lane, None, True
-        if lane is not None and self._process == os.getpid():
+        if lane is not None:
             lane.close()
 
     def where(self, method: str) -> str:
@@ -103,6 +128,22 @@ class Connection:
         if isinstance(reply, Streams):
             return RemoteIterator(iterate(reply.stream, self.where(method)), reply.stream.close)
         return value_of(reply, self.where(method))
+
+    def run_aside(self, task: Callable[[], None]) -> None:
+        """Runs what may block in a thread of its own."""
+        self._callbacks.submit(task)
+
+
+_connections: "weakref.WeakSet[Connection]" = weakref.WeakSet()
+_lanes_of_parents: list[Lane] = []
+
+
+def _survive_fork() -> None:
+    for connection in list(_connections):
+        connection.survive_fork()
+
+
+os.register_at_fork(after_in_child=_survive_fork)
 
 
 class RemoteIterator(Iterator[Any]):
@@ -128,61 +169,106 @@ class RemoteIterator(Iterator[Any]):
 
     async def __aiter__(self) -> AsyncIterator[Any]:
         end = object()
-        while (item := await asyncio.to_thread(next, self._items, end)) is not end:
-            yield item
+        try:
+            while (item := await asyncio.to_thread(next, self._items, end)) is not end:
+                yield item
+        finally:
+            # Also wakes the thread that waits for an item when this task was cancelled.
+            self._close()
 
 
 class CallFuture(concurrent.futures.Future[Any]):
-    """A call in flight. `cancel()` reaches the handler, as `current_call().cancelled`."""
+    """A call in flight. `cancel()` reaches the handler, as `current_call().cancelled`.
+
+    Callbacks may block, and call the same server: they run in threads of their own.
+    """
 
     def __init__(self, connection: Connection, pending: PendingCall, method: str) -> None:
         super().__init__()
         self._connection = connection
-        self._pending = pending
         self._method = method
+        #: The call, until it has ended or was cancelled: taking it out is atomic.
+        self._pending = [pending]
         pending.when_done(self._settle)
+
+    def add_done_callback(self, fn: _Callback) -> None:
+        """As `concurrent.futures.Future.add_done_callback`."""
+        super().add_done_callback(lambda _: _call_or_defer(fn, self))
 
     def cancel(self) -> bool:
         """Gives the call up. Returns False if its answer is already here."""
         if not super().cancel():
             return False
+        try:
+            pending = self._pending.pop()
+        except IndexError:
+            return True  # cancelled before
         # Those who wait for several futures hear of a cancellation only now.
-        if not self.set_running_or_notify_cancel():
-            self._pending.cancel()
+        self.set_running_or_notify_cancel()
+        pending.cancel()
         return True
 
     def result(self, timeout: float | None = None) -> Any:
         """As `concurrent.futures.Future.result`; a cancelled call is a CallCancelledError."""
         try:
             return super().result(timeout)
-        except concurrent.futures.CancelledError as error:
-            raise self._as_ours(error) from None
+        except concurrent.futures.CancelledError:
+            if not self.cancelled():
+                raise  # by the method, or by closing the client
+            raise self._cancellation() from None
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """As `concurrent.futures.Future.exception`."""
         try:
             return super().exception(timeout)
-        except concurrent.futures.CancelledError as error:
-            raise self._as_ours(error) from None
+        except concurrent.futures.CancelledError:
+            raise self._cancellation() from None
 
-    def _as_ours(self, error: concurrent.futures.CancelledError) -> CallCancelledError:
-        if isinstance(error, CallCancelledError):
-            return error
+    def _cancellation(self) -> CallCancelledError:
         return CallCancelledError(f"{self._connection.where(self._method)}: the call was cancelled")
 
     def _settle(self, pending: PendingCall) -> None:
-        result, error = None, None
+        # This thread brings the answers of all calls; a callback must not hold it up.
+        callbacks: list[_Callback] = []
+        _deferring.callbacks = callbacks
         try:
-            result = self._connection.finish(pending, self._method)
-        except Exception as raised:  # noqa: BLE001 - whoever waits for the future gets it
-            error = raised
+            self._take_outcome(pending)
+        finally:
+            _deferring.callbacks = None
+        if callbacks:
+            self._connection.run_aside(lambda: _run_callbacks(callbacks, self))
+
+    def _take_outcome(self, pending: PendingCall) -> None:
         try:
-            if error is not None:
+            try:
+                result = self._connection.finish(pending, self._method)
+            except BaseException as error:  # noqa: BLE001 - whoever waits for the future gets it
                 self.set_exception(error)
             else:
                 self.set_result(result)
         except concurrent.futures.InvalidStateError:
-            pass  # cancelled in the meantime
+            return  # cancelled in the meantime
+        # The answer's raw bytes are not needed as long as the future is.
+        self._pending.clear()
+
+
+_deferring = threading.local()
+
+
+def _call_or_defer(callback: _Callback, future: CallFuture) -> None:
+    callbacks: list[_Callback] | None = getattr(_deferring, "callbacks", None)
+    if callbacks is None:
+        callback(future)
+    else:
+        callbacks.append(callback)
+
+
+def _run_callbacks(callbacks: list[_Callback], future: CallFuture) -> None:
+    for callback in callbacks:
+        try:
+            callback(future)
+        except Exception:  # noqa: BLE001 - as the standard library: logged, others still run
+            _log.exception("a callback of %r failed", future)
 
 
 class _View:
@@ -238,17 +324,22 @@ class _Aio(_View):
 
     async def _call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         pending = self._connection.submit(method, args, kwargs)
-        future = _StopIterationSafe(self._connection, pending, method)
+        future = _AioFuture(self._connection, pending, method)
         return await asyncio.wrap_future(future)
 
 
-class _StopIterationSafe(CallFuture):
-    """A coroutine cannot raise StopIteration: it would end the coroutine instead."""
+class _AioFuture(CallFuture):
+    """What asyncio can wrap."""
+
+    def add_done_callback(self, fn: _Callback) -> None:
+        # Only asyncio adds one, and it does not block: no need for another thread.
+        concurrent.futures.Future.add_done_callback(self, fn)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         error = super().exception(timeout)
-        if isinstance(error, StopIteration):
-            converted = RemoteError("StopIteration", str(error))
+        # The first would end the coroutine, the second look as if its task were cancelled.
+        if isinstance(error, StopIteration) or type(error) is concurrent.futures.CancelledError:
+            converted = RemoteError(type(error).__qualname__, str(error))
             converted.__cause__ = error.__cause__
             return converted
         return error
@@ -272,7 +363,7 @@ class Client(_View):
         total = client.add(1, 2)
     """
 
-    __slots__ = ()
+    __slots__ = ("__weakref__",)
 
     def __init__(
         self,
@@ -344,13 +435,13 @@ def timeout_seconds(timeout: Timeout) -> float | None:
     """
     if timeout is None:
         return None
-    if isinstance(timeout, datetime.timedelta):
+    if isinstance(timeout, dt.timedelta):
         timeout = timeout.total_seconds()
     if isinstance(timeout, bool) or not isinstance(timeout, int | float):
         raise TypeError(f"a timeout is a number of seconds or a timedelta, not {timeout!r}")
     if timeout < 0 or timeout != timeout:
         raise ValueError(f"a timeout cannot be {timeout} s")
-    return float(timeout) or None
+    return None if timeout in (0, math.inf) else float(timeout)
 
 
 def connection_of(client: object) -> Connection:
@@ -395,10 +486,12 @@ def wait_until_ready(client: object, timeout: Timeout = None) -> None:
         CallTimeoutError: It did not within `timeout`.
         AuthenticationError: It does not hold the secret of the client.
     """
-    options = replace(connection_of(client).options, wait_for_ready=True)
+    options = replace(
+        connection_of(client).options, wait_for_ready=True, timeout_s=timeout_seconds(timeout)
+    )
     waiting = client_from_options(options)
     try:
-        list_methods(with_timeout(waiting, timeout))
+        list_methods(waiting)
     finally:
         close(waiting)
 

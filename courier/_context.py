@@ -14,6 +14,7 @@ class CallContext:
         self.peer = peer
         self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
         self._gone = threading.Event()
+        self._is_generator = False
 
     def time_remaining(self) -> float | None:
         """Returns the seconds until the caller gives up, at least 0; None means never."""
@@ -36,6 +37,18 @@ class CallContext:
     def end(self) -> None:
         """Says that nobody waits any more. For the transport."""
         self._gone.set()
+
+    def answered(self) -> None:
+        """Says that the first message of the answer left. For the transport.
+
+        Nobody waits any more then, except for the items of a generator.
+        """
+        if not self._is_generator:
+            self._gone.set()
+
+    def continue_as_generator(self) -> None:
+        """Says that items will follow the first message. For the transport."""
+        self._is_generator = True
 
 
 _current: contextvars.ContextVar[CallContext] = contextvars.ContextVar("courier_call")

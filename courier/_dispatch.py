@@ -6,8 +6,9 @@ one `Dispatcher`. Arguments come here only after their sender has been checked.
 
 import contextvars
 import inspect
+import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,8 @@ from courier._context import CallContext, enter_call
 from courier._exceptions import ExceptionReport
 from courier._parcel import Parcel, pack, unpack
 from courier.errors import SerializationError
+
+_log = logging.getLogger(__name__)
 
 #: Answered by every server; the name cannot be that of a public method.
 LIST_METHODS = "__courier_methods__"
@@ -63,7 +66,7 @@ class End:
 class Items:
     """The method is a generator; `next_item` takes one step. One step at a time."""
 
-    def __init__(self, iterator: Iterator[Any], context: contextvars.Context) -> None:
+    def __init__(self, iterator: Generator[Any, Any, Any], context: contextvars.Context) -> None:
         self._iterator = iterator
         self._context = context
 
@@ -81,10 +84,14 @@ class Items:
         return _pack_result(item)
 
     def close(self) -> None:
-        """Ends the generator early, so that its `finally` blocks run."""
-        close = getattr(self._iterator, "close", None)
-        if close is not None:
-            self._context.run(close)
+        """Ends the generator early, so that its `finally` blocks run. Never raises.
+
+        Nobody is left who could be told of what they raise, so it is logged.
+        """
+        try:
+            self._context.run(self._iterator.close)
+        except BaseException:  # noqa: BLE001 - the server lives on
+            _log.exception("a generator failed when its reader had left")
 
 
 Outcome = Value | Failure | Unpicklable | BadArguments | UnknownMethod | Items

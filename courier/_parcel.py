@@ -36,16 +36,36 @@ class Parcel:
         """Size of everything in it."""
         return len(self.pickle) + sum(len(buffer) for buffer in self.buffers)
 
+    def __reduce__(self) -> tuple[type["Parcel"], tuple[bytes, list[bytearray]]]:
+        # Views cannot be pickled; a parcel in a parcel is rare enough to be copied.
+        return Parcel, (bytes(self.pickle), [bytearray(buffer) for buffer in self.buffers])
+
     def digest(self) -> bytes:
         """SHA-256 of the pickle; the buffers are data, not code, and stay outside."""
         return hashlib.sha256(self.pickle).digest()
 
-    def pieces(self, size_bytes: int) -> Iterator[memoryview]:
-        """Cuts the pickle and then the buffers into pieces of at most `size_bytes`."""
+    def pieces(self, size_bytes: int) -> Iterator[bytes]:
+        """Cuts the pickle and then the buffers into pieces of at most `size_bytes`.
+
+        Small buffers share a piece: many small arrays must not become many messages.
+        """
+        gathered = bytearray()
         for part in (self.pickle, *self.buffers):
             view = memoryview(part)
-            for start in range(0, len(view), size_bytes):
-                yield view[start : start + size_bytes]
+            if len(gathered) + len(view) > size_bytes and gathered:
+                yield bytes(gathered)
+                gathered.clear()
+            if len(view) > size_bytes:
+                yield from _cut(view, size_bytes)
+            else:
+                gathered += view
+        if gathered:
+            yield bytes(gathered)
+
+
+def _cut(view: memoryview, size_bytes: int) -> Iterator[bytes]:
+    for start in range(0, len(view), size_bytes):
+        yield bytes(view[start : start + size_bytes])
 
 
 def pack(value: Any) -> Parcel:
@@ -66,7 +86,9 @@ def pack(value: Any) -> Parcel:
             buffers.clear()
             data = cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)
         return Parcel(data, [_raw(buffer) for buffer in buffers])
-    except Exception as error:  # pickling runs code of arbitrary classes
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # pickling runs code of arbitrary classes: even sys.exit()
         raise SerializationError(f"{type(error).__name__}: {error}") from error
 
 
@@ -88,7 +110,9 @@ def unpack(parcel: Parcel) -> Any:
     """
     try:
         return pickle.loads(parcel.pickle, buffers=parcel.buffers)
-    except Exception as error:  # unpickling runs code of arbitrary classes
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # unpickling runs code of arbitrary classes: even sys.exit()
         raise SerializationError(f"{type(error).__name__}: {error}") from error
 
 
@@ -159,6 +183,8 @@ def can_pickle(value: Any) -> bool:
     """Tells whether `pack` would take the value and `unpack` give it back."""
     try:
         pickle.load(io.BytesIO(cloudpickle.dumps(value)))
-    except Exception:  # noqa: BLE001 - this is the question
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # noqa: BLE001 - this is the question
         return False
     return True

@@ -29,6 +29,7 @@ class HandlerPool(concurrent.futures.ThreadPoolExecutor):
         size: int,
         queue_size: int,
         overflow: "HandlerPool | None" = None,
+        idle_s: float = _IDLE_S,
     ) -> None:
         """Makes a pool without threads.
 
@@ -38,15 +39,18 @@ class HandlerPool(concurrent.futures.ThreadPoolExecutor):
             queue_size: How many tasks may wait for a thread.
             overflow: Runs what does not fit, with `overflowing()` true; None means that the
                 queue has no limit.
+            idle_s: Seconds after which a thread without work leaves.
         """
         self._name = name
         self._size = size
         self._queue_size = queue_size
         self._overflow = overflow
+        self._idle_s = idle_s
         self._changed = threading.Condition()
-        self._tasks: collections.deque[Callable[[], None]] = collections.deque()
+        self._tasks: collections.deque[_Task] = collections.deque()
         self._threads: set[threading.Thread] = set()
-        self._idle = 0
+        #: Threads that run a task now; the others look for one, or are about to.
+        self._busy: set[threading.Thread] = set()
         self._started = 0
         self._stopped = False
 
@@ -54,65 +58,86 @@ class HandlerPool(concurrent.futures.ThreadPoolExecutor):
         self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs
     ) -> "concurrent.futures.Future[R]":
         """Runs `fn` in a thread of the pool, or in the overflow pool when the queue is full."""
-        future: concurrent.futures.Future[R] = concurrent.futures.Future()
-        task = _Task(future, fn, args, kwargs)
         with self._changed:
-            if self._overflow is None or len(self._tasks) < self._queue_size or self._idle:
-                if self._stopped:
-                    future.cancel()
-                    return future
-                self._tasks.append(task)
-                if self._idle >= len(self._tasks):
-                    self._changed.notify()
-                elif len(self._threads) < self._size:
-                    self._start_thread()
-                return future
+            if self._overflow is None or not self._is_full():
+                return self._put(fn, args, kwargs)
         return self._overflow.submit(_run_overflowing, fn, args, kwargs)
+
+    def submit_anyway(
+        self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> "concurrent.futures.Future[R]":
+        """As `submit`, but waits in the queue even when that is full.
+
+        For the next step of what was let in before.
+        """
+        with self._changed:
+            return self._put(fn, args, kwargs)
+
+    def _is_full(self) -> bool:
+        return len(self._busy) + len(self._tasks) >= self._size + self._queue_size
+
+    def _put(
+        self, fn: Callable[..., R], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> "concurrent.futures.Future[R]":
+        future: concurrent.futures.Future[R] = concurrent.futures.Future()
+        if self._stopped:
+            future.cancel()
+            return future
+        self._tasks.append(_Task(future, fn, args, kwargs))
+        if len(self._threads) - len(self._busy) >= len(self._tasks):
+            self._changed.notify()
+        elif len(self._threads) < self._size:
+            self._start_thread()
+        return future
 
     def _start_thread(self) -> None:
         self._started += 1
         thread = threading.Thread(target=self._work, name=f"{self._name}-{self._started}")
         thread.daemon = True
-        self._threads.add(thread)
         thread.start()
+        # Not before: a thread that the system refused must not count.
+        self._threads.add(thread)
 
     def _work(self) -> None:
         while (task := self._next()) is not None:
             task()
             # A task holds the arguments of its call, which may be large.
             del task
+            with self._changed:
+                self._busy.discard(threading.current_thread())
 
-    def _next(self) -> Callable[[], None] | None:
+    def _next(self) -> "_Task | None":
         with self._changed:
-            self._idle += 1
-            try:
-                leave_at = time.monotonic() + _IDLE_S
-                while not self._tasks:
-                    left = leave_at - time.monotonic()
-                    if self._stopped or left <= 0:
-                        self._threads.discard(threading.current_thread())
-                        return None
-                    self._changed.wait(left)
-                return self._tasks.popleft()
-            finally:
-                self._idle -= 1
+            leave_at = time.monotonic() + self._idle_s
+            while not self._tasks:
+                left = leave_at - time.monotonic()
+                if self._stopped or left <= 0:
+                    self._threads.discard(threading.current_thread())
+                    return None
+                self._changed.wait(left)
+            self._busy.add(threading.current_thread())
+            return self._tasks.popleft()
 
     def stop(self, timeout_s: float) -> list[str]:
-        """Takes no more tasks, drops those that wait, and waits for those that run.
+        """Takes no more tasks, cancels those that wait, and waits for those that run.
 
         Returns:
-            Names of the threads that still run after `timeout_s` seconds.
+            Names of the threads that still run a task after `timeout_s` seconds.
         """
         with self._changed:
             self._stopped = True
+            dropped = list(self._tasks)
             self._tasks.clear()
             self._changed.notify_all()
             threads = list(self._threads)
+        for task in dropped:
+            task.cancel()
         give_up_at = time.monotonic() + timeout_s
         for thread in threads:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, give_up_at - time.monotonic()))
-        return [thread.name for thread in threads if thread.is_alive()]
+        with self._changed:
+            return sorted(thread.name for thread in self._busy)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002
         """As `concurrent.futures.Executor.shutdown`."""
@@ -132,6 +157,10 @@ class _Task:
         kwargs: dict[str, Any],
     ) -> None:
         self._future, self._fn, self._args, self._kwargs = future, fn, args, kwargs
+
+    def cancel(self) -> None:
+        """Tells whoever waits for the result that there will be none."""
+        self._future.cancel()
 
     def __call__(self) -> None:
         if not self._future.set_running_or_notify_cancel():

@@ -3,6 +3,7 @@
 import contextvars
 import re
 import uuid
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -96,6 +97,10 @@ class AddressTable:
 
     endpoints: Mapping[str, str]
     secret: Secret = field(repr=False)
+    #: Clients made in this process outside of nodes; closed when the program has ended.
+    clients: "weakref.WeakSet[object]" = field(
+        default_factory=weakref.WeakSet, repr=False, compare=False
+    )
 
 
 _current_table: contextvars.ContextVar[AddressTable | None] = contextvars.ContextVar(

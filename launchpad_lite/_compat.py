@@ -30,8 +30,9 @@ def is_local_launch_or_test(launch_type: LaunchType | str) -> bool:
 
 
 class LaunchpadServer:
-    """A `courier.Server` under the method names of the original; given to
-    `set_courier_server`, whose objects call `Start` and `Stop` themselves.
+    """A `courier.Server` under the method names of the original.
+
+    Given to `set_courier_server`, whose objects start and stop it themselves.
     """
 
     def __init__(self, server: Server) -> None:

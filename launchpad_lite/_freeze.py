@@ -79,16 +79,17 @@ class _Freezer(cloudpickle.Pickler):  # type: ignore[misc]
         self.shared = _Collection()
         self._search = _HandleSearch()
 
-    def persistent_id(self, obj: Any) -> tuple[str, int] | None:
+    def persistent_id(self, obj: Any) -> int | None:
+        # A number, as the parts of anything larger would come back here.
         if isinstance(obj, Handle):
-            return "handle", self.handles.position(obj)
+            return -1 - self.handles.position(obj)
         if isinstance(obj, Node):
             raise UnfreezableError(
                 "it holds a node where a handle should be; pass what add_node() or "
                 "create_handle() returns"
             )
         if self._share and not self._search.holds_handle(obj):
-            return "shared", self.shared.position(obj)
+            return self.shared.position(obj)
         return None
 
     def reducer_override(self, obj: Any) -> Any:
@@ -105,10 +106,10 @@ class _Thawer(pickle.Unpickler):
         self._frozen = frozen
         self._clients: dict[int, object] = {}
 
-    def persistent_load(self, pid: tuple[str, int]) -> object:
-        kind, position = pid
-        if kind == "shared":
-            return self._frozen.shared[position]
+    def persistent_load(self, pid: int) -> object:
+        if pid >= 0:
+            return self._frozen.shared[pid]
+        position = -1 - pid
         if position not in self._clients:
             self._clients[position] = self._frozen.handles[position].dereference()
         return self._clients[position]

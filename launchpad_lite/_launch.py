@@ -96,8 +96,9 @@ def launch(
 def _one_program(programs: Program | Sequence[Program]) -> Program:
     if isinstance(programs, Program):
         return programs
-    if isinstance(programs, Sequence) and len(programs) == 1 and isinstance(programs[0], Program):
-        return programs[0]
+    match programs:
+        case [Program() as program]:
+            return program
     raise ProgramError("launch", [f"launch takes one lp.Program, not {programs!r}"])
 
 

@@ -172,9 +172,9 @@ class ProgramLife:
         if self.over:
             return []
         actions = self._note(event, now)
-        if self.deadline is not None and now >= self.deadline and not self.over:
+        if self.deadline is not None and now >= self.deadline:
             actions += self._next_phase(now)
-        if not self.over and not self._left():
+        if not self._left() and not any(isinstance(action, Finish) for action in actions):
             actions += self._finish()
         return actions
 
@@ -239,9 +239,9 @@ class ProgramLife:
         if self._phase is not _Phase.RUNNING:
             return []
         nodes = self._nodes.values()
-        someone_ran = any(node.runs or (node.runs is None and node.ended) for node in nodes)
+        someone_runs_or_ran = any(node.runs is not False for node in nodes)
         someone_may_run = any(not node.ended and node.runs is not False for node in nodes)
-        if not someone_ran or someone_may_run:
+        if not someone_runs_or_ran or someone_may_run:
             return []
         return self._stop(now, Outcome.COMPLETED, self._reason)
 

@@ -112,7 +112,7 @@ def _checked_label(label: str | None, what: str) -> str:
             f"{what} cannot be empty; write add_node(node, label='actor'), or add the node inside "
             "`with program.group('actor'):`"
         )
-    if not isinstance(label, str) or not _LABEL.fullmatch(label):
+    if not _LABEL.fullmatch(label):
         raise ValueError(
             f"{what} is printable text without slashes, brackets and outer spaces, not {label!r}"
         )

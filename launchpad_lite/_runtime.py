@@ -128,11 +128,13 @@ _active: list[NodeRuntime] = []
 _active_lock = threading.Lock()
 
 
-def keep_client(client: object) -> None:
-    """Ties a client to the running node, if there is one."""
+def keep_client(client: object, table: AddressTable) -> None:
+    """Ties a client to the life of the running node, or else of the program."""
     runtime = _current.get()
     if runtime is not None:
         runtime.keep(client)
+    else:
+        table.clients.add(client)
 
 
 def current_runtime() -> NodeRuntime:

@@ -1,12 +1,21 @@
 """What every worker does, in whatever thread or process it runs."""
 
+from typing import Protocol
+
 import courier
 from courier import ExceptionReport
-from launchpad_lite._freeze import FrozenWork
 from launchpad_lite._runtime import NodeRuntime
+from launchpad_lite.nodes.base import Work
 
 
-def run_node(work: FrozenWork, runtime: NodeRuntime) -> ExceptionReport | None:
+class Thawable(Protocol):
+    """Gives the work of a node once its addresses are known; `FrozenWork` does."""
+
+    def thaw(self) -> Work:
+        """Returns the work."""
+
+
+def run_node(work: Thawable, runtime: NodeRuntime) -> ExceptionReport | None:
     """Runs a node to its end.
 
     Returns:

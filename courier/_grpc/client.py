@@ -54,8 +54,8 @@ _CHANNEL_OPTIONS = (
     ("grpc.enable_retries", 0),
 )
 
-#: Times a call is sent anew since its server had forgotten, or never knew, the session.
-_MAX_HELLOS = 3
+#: Times a call is sent at most when its server has forgotten, or never knew, the session.
+_MAX_ATTEMPTS = 4
 
 
 #: What grpc makes of a method; its typing knows neither raw bytes nor futures of all kinds.
@@ -128,6 +128,10 @@ class GrpcLane:
         self._lock = threading.Lock()
         self._pending: set[_GrpcCall] = set()
         self.session: _Session | None = None
+        self._closed = False
+        #: The call that says hello for all others, which wait for it.
+        self._greeter: _GrpcCall | None = None
+        self._waiting: list[_GrpcCall] = []
 
     def submit(self, method: str, arguments: Parcel, timeout_s: float | None) -> PendingCall:
         call = _GrpcCall(self, method, arguments, _Deadline.after(timeout_s))
@@ -136,13 +140,54 @@ class GrpcLane:
         call.advance()
         return call
 
-    def forget(self, call: "_GrpcCall") -> None:
-        """Drops a call that has ended."""
+    def may_greet(self, call: "_GrpcCall") -> bool:
+        """Tells whether a call shall say hello; if not, it is advanced when another call has.
+
+        All calls of a lane have the same timeout, so a greeter times out before those that wait.
+        """
+        with self._lock:
+            if self._greeter is None:
+                self._greeter = call
+            elif self.session is None:
+                self._waiting.append(call)
+                return False
+            return True
+
+    def use(self, session: _Session) -> None:
+        """Seals later calls with this session, and those that waited for one."""
+        with self._lock:
+            if self.session is None:
+                self.session = session
+            self._greeter = None
+            waiting, self._waiting = self._waiting, []
+        for call in waiting:
+            call.advance()
+
+    def abandon(self, session: _Session | None) -> None:
+        """Seals no later call with this session: the server does not know it."""
+        with self._lock:
+            if self.session is session:
+                self.session = None
+
+    def forget(self, call: "_GrpcCall", outcome: Reply | Exception) -> None:
+        """Drops a call that has ended, and tells those that waited for its hello."""
         with self._lock:
             self._pending.discard(call)
+            if call is not self._greeter:
+                return
+            self._greeter = None
+            waiting, self._waiting = self._waiting, []
+            closed = self._closed
+        is_own = isinstance(outcome, CallTimeoutError | CallCancelledError)
+        for other in waiting:
+            if isinstance(outcome, CourierError) and (closed or not is_own):
+                other.fail_as(outcome)
+            else:
+                other.advance()
 
     def close(self) -> None:
         with self._lock:
+            self._closed = True
             pending = list(self._pending)
         for call in pending:
             call.cancel()
@@ -162,7 +207,7 @@ class _GrpcCall:
         self._arguments: Parcel | None = arguments
         self._deadline = deadline
         self._where = f"{lane.options.address}: {method}"
-        self._hellos = 0
+        self._attempts = 0
         self._sequence = 0
         self._session: _Session | None = None
         self._lock = threading.Lock()
@@ -194,25 +239,31 @@ class _GrpcCall:
         callback(self)
 
     def cancel(self) -> bool:
-        with self._lock:
-            rpc = self._rpc
-        settled = self._settle(CallCancelledError(f"{self._where}: the call was cancelled"))
-        if rpc is not None:
-            rpc.cancel()
-        return settled
+        return self._settle(CallCancelledError(f"{self._where}: the call was cancelled"))
 
     # Its stages
 
     def advance(self) -> None:
         """Starts the next stage: the call itself, or a hello first."""
+        self._guard(self._advance)
+
+    def _advance(self) -> None:
+        if self._outcome is not None:
+            return
+        if self._deadline.remaining() == 0.0:
+            raise CallTimeoutError(f"{self._where}: no answer in time; nothing was run")
         session = self._lane.session
-        if session is None:
-            self._start_hello()
-        else:
+        if session is not None:
             self._start_call(session)
+        # Whoever was refused says hello for itself: another hello may be as old as its session.
+        elif self._attempts or self._lane.may_greet(self):
+            self._start_hello()
+
+    def fail_as(self, error: CourierError) -> None:
+        """Ends the call with what another one met when it said hello for both."""
+        self._settle(type(error)(str(error)))
 
     def _start_hello(self) -> None:
-        self._hellos += 1
         nonce = make_nonce()
         request = pb.HelloRequest(nonce=nonce).SerializeToString()
         self._start(self._lane.hello, request, lambda rpc: self._after_hello(rpc, nonce))
@@ -226,26 +277,27 @@ class _GrpcCall:
         if not key.is_proof(reply.proof):
             self._settle(
                 AuthenticationError(
-                    f"{self._where}: the server does not hold the secret of this client; "
+                    f"{self._lane.options.address}: the server does not hold the secret of this client; "
                     "both must come from the same program"
                 )
             )
             return
-        if self._lane.session is None:
-            self._lane.session = _Session(reply.session, key)
+        self._lane.use(_Session(reply.session, key))
         self.advance()
 
     def _hello_error(self, rpc: Any) -> CourierError:
-        code, details = rpc.code(), rpc.details() or ""
+        code, details, where = rpc.code(), rpc.details() or "", self._lane.options.address
         if code is grpc.StatusCode.UNAVAILABLE:
-            return ServerUnreachableError(f"{self._where}: no server answers ({details})")
+            return ServerUnreachableError(f"{where}: no server answers ({details})")
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-            return CallTimeoutError(f"{self._where}: no server answered in time; nothing was run")
-        return error_of(code, details, self._where)
+            return CallTimeoutError(f"{where}: no server answered in time; nothing was run")
+        return error_of(code, details, where)
 
     def _start_call(self, session: _Session) -> None:
+        self._attempts += 1
         arguments = self._arguments
-        assert arguments is not None
+        if arguments is None:
+            return  # given up meanwhile
         message, self._sequence = session.request(self._method, arguments)
         self._session = session
         if fits_inline(arguments):
@@ -257,11 +309,10 @@ class _GrpcCall:
 
     def _after_call(self, rpc: Any) -> None:
         code = rpc.code()
-        if code is grpc.StatusCode.UNAUTHENTICATED and self._hellos < _MAX_HELLOS:
+        if code is grpc.StatusCode.UNAUTHENTICATED and self._attempts < _MAX_ATTEMPTS:
             # The server started anew, or forgot us. It did not run the call, so it may be sent
             # again, under a new number.
-            if self._lane.session is self._session:
-                self._lane.session = None
+            self._lane.abandon(self._session)
             self.advance()
             return
         if code is not grpc.StatusCode.OK:
@@ -289,8 +340,7 @@ class _GrpcCall:
 
     def _start_fetch(self, session: _Session, ticket: bytes) -> None:
         stream = _GrpcStream(self._lane, session, ticket, self._deadline, self._where)
-        with self._lock:
-            self._rpc = stream
+        self._enter_stage(stream)
         thread = threading.Thread(
             target=self._guard, args=(lambda: self._fetch(stream),), name="courier-fetch"
         )
@@ -307,20 +357,22 @@ class _GrpcCall:
 
     def _start(self, method: Any, request: Any, after: Callable[[Any], None]) -> None:
         def start() -> None:
-            timeout_s = self._deadline.remaining()
-            if timeout_s == 0.0:
-                raise CallTimeoutError(f"{self._where}: no answer in time; nothing was run")
             rpc = method.future(
-                request, timeout=timeout_s, wait_for_ready=self._lane.options.wait_for_ready
+                request,
+                timeout=self._deadline.remaining(),
+                wait_for_ready=self._lane.options.wait_for_ready,
             )
-            with self._lock:
-                self._rpc = rpc
-                given_up = self._outcome is not None
-            if given_up:
-                rpc.cancel()
+            self._enter_stage(rpc)
             rpc.add_done_callback(lambda done: self._guard(lambda: after(done)))
 
         self._guard(start)
+
+    def _enter_stage(self, rpc: Any) -> None:
+        with self._lock:
+            given_up = self._outcome is not None
+            self._rpc = None if given_up else rpc
+        if given_up:
+            rpc.cancel()
 
     def _guard(self, step: Callable[[], None]) -> None:
         try:
@@ -342,8 +394,13 @@ class _GrpcCall:
             self._outcome = outcome
             self._arguments = None
             callback = self._callback
-        self._lane.forget(self)
+            rpc = self._rpc
+            # These refer to this call in turn, and to bytes that it needs no more.
+            self._callback = self._rpc = None
         self._done.set()
+        if rpc is not None and isinstance(outcome, Exception):
+            rpc.cancel()  # does nothing if its end is what led here
+        self._lane.forget(self, outcome)
         if callback is not None:
             callback(self)
         return True
@@ -373,6 +430,9 @@ class _GrpcStream:
             code, details = self._rpc.code(), self._rpc.details() or ""
             if self._rpc.cancelled():
                 raise CallCancelledError(f"{self._where}: the stream was closed") from None
+            if code is grpc.StatusCode.UNAUTHENTICATED:
+                # It knew us when it announced this stream, so it has started anew since.
+                code = grpc.StatusCode.UNAVAILABLE
             raise error_of(code, details, self._where) from None
         if not isinstance(reply, Returned):
             self._over = True

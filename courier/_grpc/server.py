@@ -1,5 +1,6 @@
 """The front door: a gRPC server that hands proven calls to a dispatcher."""
 
+import concurrent.futures
 import functools
 import itertools
 import os
@@ -7,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NoReturn, TypeVar
+from typing import TypeVar
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -35,8 +36,14 @@ from courier.errors import AddressInUseError, AuthenticationError, ProtocolError
 
 #: How long an announced reply waits for its client to fetch it.
 _PARKED_S = 60.0
-#: Hellos, health checks and transfers; handlers have their own pool.
-_CONTROL_THREADS = 256
+#: Hellos, health checks and refusals, none of which blocks.
+_CONTROL_THREADS = 16
+#: Each large message under way and each open generator holds one; they mostly wait.
+_TRANSFER_THREADS = 4096
+#: What stop() adds to its deadline, so that handlers which heed their cancellation can end.
+_EPILOGUE_S = 0.5
+#: Longer texts of exceptions are cut; the exception itself travels whole.
+_TEXT_CHARACTERS = 1 << 20
 
 R = TypeVar("R")
 
@@ -48,9 +55,13 @@ class _Parked:
     """A reply that was announced and waits to be fetched by its session."""
 
     session: bytes
-    what: Parcel | Items
+    what: Reply | Items
     call: CallContext
     expires_at: float
+
+
+class _QueueFullError(Exception):
+    """The call was not run, since too many wait already."""
 
 
 class FrontDoor:
@@ -75,7 +86,10 @@ class FrontDoor:
         self._sessions = Sessions(secret)
         self._lock = threading.Lock()
         self._parked: dict[bytes, _Parked] = {}
+        self._reaper: threading.Timer | None = None
+        self._stopped = False
         self._control = HandlerPool("courier-control", _CONTROL_THREADS, 0)
+        self._transfers = HandlerPool("courier-transfer", _TRANSFER_THREADS, 0)
         self._handlers = HandlerPool("courier-handler", threads, queue_size, self._control)
         self._health = health.HealthServicer()
         options = (
@@ -104,10 +118,6 @@ class FrontDoor:
         def call(request: bytes, context: grpc.ServicerContext) -> bytes:
             return self._guarded(context, functools.partial(self._call, request, context))
 
-        # Calls run where there is a thread for them, and nothing else runs there, so that a
-        # health check passes however busy the handlers are. Known to grpc since 1.19.
-        call.experimental_thread_pool = self._handlers  # type: ignore[attr-defined]
-
         def hello(request: bytes, context: grpc.ServicerContext) -> bytes:
             return self._guarded(context, functools.partial(self._hello, request))
 
@@ -120,6 +130,11 @@ class FrontDoor:
             )
             return self._fetch(parked, key, sequence, context)
 
+        # Calls run where there is a thread for them, and nothing else runs there, so that a
+        # health check passes however busy the handlers are. Known to grpc since 1.19.
+        call.experimental_thread_pool = self._handlers  # type: ignore[attr-defined]
+        send_pieces.experimental_thread_pool = self._transfers  # type: ignore[attr-defined]
+        fetch.experimental_thread_pool = self._transfers  # type: ignore[attr-defined]
         return grpc.method_handlers_generic_handler(
             SERVICE,
             {
@@ -136,19 +151,30 @@ class FrontDoor:
         self.set_healthy(True)
 
     def stop(self, grace_s: float) -> list[str]:
-        """Stops serving; returns the names of handler threads that did not end in time."""
+        """Stops serving; returns the names of threads that did not end in time."""
         self._health.enter_graceful_shutdown()
         give_up_at = time.monotonic() + grace_s
         stopped = self._server.stop(grace_s)
         stopped.wait(grace_s + 1.0)
-        left = max(0.0, give_up_at - time.monotonic())
-        stuck = self._handlers.stop(left)
+        self._empty_parked()
+        give_up_at = max(give_up_at, time.monotonic() + _EPILOGUE_S)
+        pools = (self._handlers, self._transfers, self._control)
+        for pool in pools:
+            pool.stop(0.0)  # so that none uses up the time of the others
+        return [
+            name for pool in pools for name in pool.stop(max(0.0, give_up_at - time.monotonic()))
+        ]
+
+    def _empty_parked(self) -> None:
         with self._lock:
+            self._stopped = True
             parked = list(self._parked.values())
             self._parked.clear()
+            reaper = self._reaper
+        if reaper is not None:
+            reaper.cancel()
         for entry in parked:
             _discard(entry)
-        return stuck + self._control.stop(max(0.5, give_up_at - time.monotonic()))
 
     def set_healthy(self, healthy: bool) -> None:
         """Sets what the standard health service answers, overall and for this service."""
@@ -159,14 +185,20 @@ class FrontDoor:
 
     def _guarded(self, context: grpc.ServicerContext, answer: Callable[[], R]) -> R:
         """Turns our errors into statuses; what a stranger learns is only a short text."""
-        if overflowing():
-            _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, "the queue is full")
         try:
+            if overflowing():
+                raise _QueueFullError
             return answer()
+        except _QueueFullError:
+            code, text = grpc.StatusCode.RESOURCE_EXHAUSTED, "the queue is full"
         except AuthenticationError as error:
-            _abort(context, grpc.StatusCode.UNAUTHENTICATED, str(error))
+            code, text = grpc.StatusCode.UNAUTHENTICATED, str(error)
         except ProtocolError as error:
-            _abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            code, text = grpc.StatusCode.INVALID_ARGUMENT, str(error)
+        except concurrent.futures.CancelledError:
+            code, text = grpc.StatusCode.UNAVAILABLE, "the server stops"
+        context.abort(code, text)
+        raise AssertionError("abort always raises")
 
     def _hello(self, request: bytes) -> bytes:
         return self._sessions.hello(parse(pb.HelloRequest, request)).SerializeToString()
@@ -187,38 +219,55 @@ class FrontDoor:
         message = parse(pb.Piece, opening).opening
         head, key = self._sessions.open(message)
         arguments = receive(message, head.arguments, pieces)
+        if next(pieces, None) is not None:
+            raise ProtocolError("the peer sent more bytes than it had announced")
         call = _watch(context, head.method)
-        running = self._handlers.submit(_run_unless_full, self._dispatcher, head, arguments, call)
+        running = self._handlers.submit(_run_if_wanted, self._dispatcher, head, arguments, call)
         del arguments
-        outcome = running.result()
-        if outcome is None:
-            _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, "the queue is full")
-        return self._answer(head, key, outcome, call)
+        return self._answer(head, key, running.result(), call)
 
     def _answer(
         self, head: pb.RequestHead, key: SessionKey, outcome: Outcome, call: CallContext
     ) -> bytes:
         reply, parcel = _describe_outcome(outcome)
         if isinstance(outcome, Items):
+            call.continue_as_generator()
             reply.ticket = self._park(head.session, outcome, call)
         elif parcel is not None and not fits_inline(parcel):
-            announced = pb.ReplyHead(kind=pb.ReplyHead.LARGE)
-            announced.ticket = self._park(head.session, parcel, call)
-            if isinstance(outcome, outcomes.Failure):
-                # An exception too large to travel beside its text: the text has to do.
-                announced, _ = _describe_failure(outcome, with_parcel=False)
-            reply, parcel = announced, None
+            ticket = self._park(head.session, (reply, parcel), call)
+            reply, parcel = pb.ReplyHead(kind=pb.ReplyHead.LARGE, ticket=ticket), None
         return _seal_reply(reply, parcel, key, head.sequence).SerializeToString()
 
-    def _park(self, session: bytes, what: Parcel | Items, call: CallContext) -> bytes:
-        ticket, now = os.urandom(16), time.monotonic()
+    def _park(self, session: bytes, what: Reply | Items, call: CallContext) -> bytes:
+        ticket = os.urandom(16)
+        entry = _Parked(session, what, call, time.monotonic() + _PARKED_S)
         with self._lock:
-            late = [name for name, entry in self._parked.items() if entry.expires_at < now]
-            expired = [self._parked.pop(name) for name in late]
-            self._parked[ticket] = _Parked(session, what, call, now + _PARKED_S)
-        for entry in expired:
+            stopped = self._stopped
+            if not stopped:
+                self._parked[ticket] = entry
+                self._reap_later()
+        if stopped:
             _discard(entry)
         return ticket
+
+    def _reap_later(self) -> None:
+        if self._reaper is None:
+            self._reaper = threading.Timer(_PARKED_S, self._reap)
+            self._reaper.name = "courier-reaper"
+            self._reaper.daemon = True
+            self._reaper.start()
+
+    def _reap(self) -> None:
+        """Drops what nobody fetched: its caller gave up while the answer was on its way."""
+        now = time.monotonic()
+        with self._lock:
+            late = [name for name, entry in self._parked.items() if entry.expires_at <= now]
+            expired = [self._parked.pop(name) for name in late]
+            self._reaper = None
+            if self._parked and not self._stopped:
+                self._reap_later()
+        for entry in expired:
+            _discard(entry)
 
     def _find_parked(self, request: bytes) -> tuple[_Parked, SessionKey, int]:
         message = parse(pb.Sealed, request)
@@ -233,15 +282,19 @@ class FrontDoor:
     def _fetch(
         self, parked: _Parked, key: SessionKey, sequence: int, context: grpc.ServicerContext
     ) -> Iterator[bytes]:
-        if isinstance(parked.what, Parcel):
-            reply = pb.ReplyHead(kind=pb.ReplyHead.VALUE, parcel=describe(parked.what))
-            yield from send(_seal_reply(reply, None, key, sequence), parked.what)
+        if not isinstance(parked.what, Items):
+            reply, parcel = parked.what
+            assert parcel is not None
+            yield from send(_seal_reply(reply, None, key, sequence), parcel)
             return
-        context.add_callback(parked.call.end)
+        if not context.add_callback(parked.call.end):
+            parked.call.end()
         try:
             yield from self._stream(parked.what, key, sequence, context)
+        except concurrent.futures.CancelledError:
+            context.abort(grpc.StatusCode.UNAVAILABLE, "the server stops")
         finally:
-            parked.what.close()
+            _discard(parked)
 
     def _stream(
         self, items: Items, key: SessionKey, sequence: int, context: grpc.ServicerContext
@@ -249,7 +302,7 @@ class FrontDoor:
         for position in itertools.count():
             # One step is one run of a handler, so that an open stream does not hold a thread
             # of the pool while its reader thinks.
-            outcome = self._handlers.submit(items.next_item).result()
+            outcome = self._handlers.submit_anyway(items.next_item).result()
             reply, parcel = _describe_outcome(outcome)
             reply.item = position
             if parcel is None or fits_inline(parcel):
@@ -268,17 +321,14 @@ def _address_in_use(listen: str) -> AddressInUseError:
     )
 
 
-def _run_unless_full(
+def _run_if_wanted(
     dispatcher: Dispatcher, head: pb.RequestHead, arguments: Parcel, call: CallContext
-) -> Outcome | None:
+) -> Outcome:
     if overflowing():
-        return None
+        raise _QueueFullError
+    if call.cancelled:
+        raise ProtocolError("cancelled while it waited")
     return dispatcher.run(head.method, arguments, call)
-
-
-def _abort(context: grpc.ServicerContext, code: grpc.StatusCode, text: str) -> NoReturn:
-    context.abort(code, text)
-    raise AssertionError("abort always raises")
 
 
 def _watch(context: grpc.ServicerContext, method: str) -> CallContext:
@@ -286,7 +336,7 @@ def _watch(context: grpc.ServicerContext, method: str) -> CallContext:
     remaining: float | None = context.time_remaining()
     timeout_s = remaining if remaining is not None and remaining < 1e8 else None
     call = CallContext(method, context.peer(), timeout_s)
-    if not context.add_callback(call.end):
+    if not context.add_callback(call.answered):
         call.end()
     return call
 
@@ -296,30 +346,38 @@ def _describe_outcome(outcome: Outcome | outcomes.End) -> Reply:
     if isinstance(outcome, outcomes.Value):
         return kinds(kind=kinds.VALUE, parcel=describe(outcome.parcel)), outcome.parcel
     if isinstance(outcome, outcomes.Failure):
-        return _describe_failure(outcome, with_parcel=True)
+        return _describe_failure(outcome)
     if isinstance(outcome, Items):
         return kinds(kind=kinds.GENERATOR), None
     if isinstance(outcome, outcomes.End):
         return kinds(kind=kinds.END), None
     if isinstance(outcome, outcomes.Unpicklable):
-        return kinds(kind=kinds.UNPICKLABLE, text=outcome.text), None
+        return kinds(kind=kinds.UNPICKLABLE, text=_sendable(outcome.text)), None
     if isinstance(outcome, outcomes.BadArguments):
-        return kinds(kind=kinds.BAD_ARGUMENTS, text=outcome.text), None
+        return kinds(kind=kinds.BAD_ARGUMENTS, text=_sendable(outcome.text)), None
     return kinds(kind=kinds.UNKNOWN_METHOD, text=outcome.text), None
 
 
-def _describe_failure(outcome: outcomes.Failure, *, with_parcel: bool) -> Reply:
+def _describe_failure(outcome: outcomes.Failure) -> Reply:
     report = outcome.report
     reply = pb.ReplyHead(
         kind=pb.ReplyHead.FAILURE,
         type_name=report.type_name,
-        text=report.message.encode("utf-8", "replace").decode(),
-        traceback=report.traceback.encode("utf-8", "replace").decode(),
+        text=_sendable(report.message),
+        traceback=_sendable(report.traceback),
     )
-    parcel = report.parcel if with_parcel else None
-    if parcel is not None:
-        reply.parcel.CopyFrom(describe(parcel))
-    return reply, parcel
+    if report.parcel is not None:
+        reply.parcel.CopyFrom(describe(report.parcel))
+    return reply, report.parcel
+
+
+def _sendable(text: str) -> str:
+    """Returns text that protobuf takes: without lone surrogates, and not without end."""
+    if len(text) > _TEXT_CHARACTERS:
+        # Both ends: a message begins with what is wrong, a traceback ends with it.
+        half = _TEXT_CHARACTERS // 2
+        text = f"{text[:half]} ... {text[-half:]}"
+    return text.encode("utf-8", "replace").decode()
 
 
 def _seal_reply(

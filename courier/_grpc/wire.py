@@ -103,7 +103,7 @@ def send(message: pb.Sealed, parcel: Parcel) -> Iterator[bytes]:
     """Yields the serialised pieces of a message whose parcel is not inside."""
     yield pb.Piece(opening=message).SerializeToString()
     for piece in parcel.pieces(PIECE_BYTES):
-        yield pb.Piece(data=bytes(piece)).SerializeToString()
+        yield pb.Piece(data=piece).SerializeToString()
 
 
 def parse(kind: type[M], data: bytes) -> M:

@@ -50,12 +50,12 @@ class CourierHandle(Handle[T]):
         """
         table = self._address.table()
         client = courier.Client(self._address.resolve(), secret=table.secret, **self._options)
-        keep_client(client)
+        keep_client(client, table)
         return cast("T", client)
 
     def __getattr__(self, name: str) -> NoReturn:
-        if name.startswith("__"):
-            raise AttributeError(name)
+        if name.startswith("_"):
+            raise AttributeError(name)  # asked for by pickle and copy
         raise AttributeError(
             f"a handle has no {name!r}: it stands for {self._description}, which does not run yet. "
             "Pass the handle to another node, which finds a client in its place, or call "
@@ -173,6 +173,7 @@ class CourierWork:
     run_enabled: bool = True
 
     def __call__(self, runtime: NodeRuntime) -> None:
+        """Does it."""
         instance = self.constructor(*self.args, **self.kwargs)
         run = getattr(instance, "run", None)
         runs = self.run_enabled and callable(run)

@@ -104,6 +104,7 @@ class FunctionWork:
     kwargs: Mapping[str, Any]
 
     def __call__(self, runtime: NodeRuntime) -> None:
+        """Does it."""
         runtime.constructed(runs=True)
         self.function(*self.args, **self.kwargs)
 
@@ -122,6 +123,7 @@ class ClassWork:
     run_enabled: bool
 
     def __call__(self, runtime: NodeRuntime) -> None:
+        """Does it."""
         instance = self.constructor(*self.args, **self.kwargs)
         runtime.constructed(runs=True)
         run = getattr(instance, "run", None)

@@ -1,0 +1,8 @@
+"""launchers: where programs run.
+
+Each launcher is found through an entry point by its name; nothing here is
+imported before it is asked for. No launcher imports another: what several
+need stands in the private modules and in `launchers.host`.
+"""
+
+__all__: list[str] = []

@@ -1,0 +1,51 @@
+"""The merged output of all nodes, for people."""
+
+import sys
+import threading
+
+_COLOURS = (36, 33, 32, 35, 34, 31, 96, 93, 92, 95, 94, 91)
+
+
+class Console:
+    """Prints lines of many nodes, each with the node's name. Thread-safe.
+
+    Coloured on a terminal, plain elsewhere. Lines are never torn: a piece without an end waits
+    for the rest.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._unfinished: dict[str, bytes] = {}
+        self._colours: dict[str, int] = {}
+
+    def show(self, node: str, data: bytes) -> None:
+        """Takes in output of a node and prints the lines that are complete."""
+        with self._lock:
+            *lines, rest = (self._unfinished.pop(node, b"") + data).split(b"\n")
+            if rest:
+                self._unfinished[node] = rest
+            self._print(node, lines)
+
+    def finish(self, node: str) -> None:
+        """Prints what a node said without ending the line."""
+        with self._lock:
+            if rest := self._unfinished.pop(node, b""):
+                self._print(node, [rest])
+
+    def _print(self, node: str, lines: list[bytes]) -> None:
+        if not lines:
+            return
+        prefix = self._prefix(node)
+        text = "".join(f"{prefix} {line.decode(errors='replace')}\n" for line in lines)
+        try:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+        except (OSError, ValueError):
+            pass  # nobody looks any more; the log files have it all
+
+    def _prefix(self, node: str) -> str:
+        if not sys.stdout.isatty():
+            return f"[{node}]"
+        label = node.partition("[")[0]
+        colour = self._colours.setdefault(label, _COLOURS[len(self._colours) % len(_COLOURS)])
+        return f"\x1b[{colour}m[{node}]\x1b[0m"

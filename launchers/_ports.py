@@ -1,0 +1,79 @@
+"""Ports that are held before anybody listens at them."""
+
+import contextlib
+import socket
+from collections.abc import Iterable
+
+from launchpad_lite.launching import Address
+
+LOOPBACK = "127.0.0.1"
+
+
+class PortTakenError(OSError):
+    """A port that was asked for is not free."""
+
+
+class PortReservations:
+    """Bound sockets that never listen: the port is ours, servers of ours listen beside.
+
+    SO_REUSEPORT lets processes of the same user share the port, nobody else. A worker that is
+    restarted finds its port still held.
+    """
+
+    def __init__(self) -> None:
+        self._sockets: list[socket.socket] = []
+
+    def reserve(self, port: int | None) -> int:
+        """Holds a port on loopback and returns it.
+
+        Args:
+            port: Which; None takes a free one.
+
+        Raises:
+            PortTakenError: Somebody listens there, or it is reserved already.
+        """
+        if port is not None:
+            self._check_free(port)
+        held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        self._sockets.append(held)
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        held.bind((LOOPBACK, port or 0))
+        return int(held.getsockname()[1])
+
+    def reserve_all(self, wanted: Iterable[Address]) -> dict[str, int]:
+        """Holds a port for each address; returns them by address key.
+
+        Raises:
+            PortTakenError: One that was asked for is not free; none is held then.
+        """
+        try:
+            return {address.key: self.reserve(address.port) for address in wanted}
+        except OSError:
+            self.close()
+            raise
+
+    def _check_free(self, port: int) -> None:
+        # Without SO_REUSEPORT, so that it fails whoever holds the port.
+        with contextlib.closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as probe:
+            # Connections of an earlier server that are still closing do not matter.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((LOOPBACK, port))
+                probe.listen()
+            except OSError as error:
+                raise PortTakenError(f"the port {LOOPBACK}:{port} is taken: {error}") from error
+
+    def close(self) -> None:
+        """Gives all ports back."""
+        for held in self._sockets:
+            held.close()
+        self._sockets.clear()
+
+    def filenos(self) -> list[int]:
+        """Returns the descriptors, for a forked child to close."""
+        return [held.fileno() for held in self._sockets]
+
+
+def endpoint(port: int) -> str:
+    """Returns what is published for a port on loopback."""
+    return f"{LOOPBACK}:{port}"

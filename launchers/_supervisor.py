@@ -1,0 +1,195 @@
+"""A running program: obeys the state machine of its life.
+
+What all launchers share that supervise nodes themselves. Where and how nodes
+run is behind `Host`; this module decides nothing.
+"""
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+import courier
+from courier import ExceptionReport
+from launchpad_lite._life import (
+    Action,
+    Constructed,
+    Ended,
+    Event,
+    Finish,
+    HostLost,
+    Kill,
+    KillAsked,
+    ProgramLife,
+    RequestStop,
+    StopAsked,
+    Terminate,
+    Tick,
+)
+from launchpad_lite.launching import (
+    AddressTable,
+    LaunchOptions,
+    LaunchPlan,
+    NodeFailure,
+    NodeStatus,
+    Outcome,
+    ProgramResult,
+    RunningProgram,
+)
+
+_LOGGER = logging.getLogger(__name__)
+
+
+class Host(Protocol):
+    """Where nodes run. All calls come from one thread."""
+
+    name: str
+
+    def request_stop(self, node: str) -> None:
+        """Tells a node to end."""
+
+    def terminate(self, node: str) -> None:
+        """Makes a node end, if it lets itself be made to."""
+
+    def kill(self, node: str) -> None:
+        """Ends a node by force."""
+
+    def close(self) -> None:
+        """Ends what is left and gives everything back."""
+
+    def pids(self) -> Mapping[str, int]:
+        """Returns the process of each node that was started. From any thread."""
+
+
+class SupervisedProgram(RunningProgram):
+    """A program whose nodes run on one host that this process looks after."""
+
+    def __init__(
+        self, plan: LaunchPlan, options: LaunchOptions, table: AddressTable, log_dir: Path | None
+    ) -> None:
+        super().__init__(plan)
+        self._table = table
+        self._log_dir = log_dir
+        self._notice_s = options.notice_s
+        #: Put from any thread and from signal handlers: only a SimpleQueue allows that.
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._states = {executable.name: "starting" for executable in plan.executables}
+        self._result: ProgramResult | None = None
+        self._host: Host | None = None
+        # Not a daemon: an interpreter that has nothing else to do waits for its programs.
+        self._thread = threading.Thread(
+            target=self._supervise, name=f"launchpad-{plan.program}", daemon=False
+        )
+
+    def supervise(self, host: Host) -> None:
+        """Starts to look after the nodes on a host; may be called before they are started."""
+        self._host = host
+        for address in self.plan.addresses:
+            address.bind(self._table)
+        self._thread.start()
+
+    def post(self, event: Event) -> None:
+        """Takes in what happened on the host. From any thread."""
+        self._events.put(event)
+
+    # What a RunningProgram can do
+
+    @property
+    def result(self) -> ProgramResult | None:
+        """How the program ended; None while it runs."""
+        return self._result
+
+    @property
+    def log_dir(self) -> Path | None:
+        """Where the output of the nodes is kept."""
+        return self._log_dir
+
+    def request_stop(self, reason: str, signum: int | None = None) -> None:
+        """Asks all nodes to end."""
+        self.post(StopAsked(reason, signum))
+
+    def kill(self) -> None:
+        """Ends all nodes by force."""
+        self.post(KillAsked())
+
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Waits until all is over."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def status(self) -> list[NodeStatus]:
+        """Returns how each node is."""
+        host = self._host
+        assert host is not None
+        pids = host.pids()
+        return [
+            NodeStatus(
+                executable.name,
+                self._states[executable.name],
+                host.name,
+                pids.get(executable.name),
+                {
+                    address.name: self._table.endpoints[address.key]
+                    for address in executable.addresses
+                },
+            )
+            for executable in self.plan.executables
+        ]
+
+    # Its thread
+
+    def _supervise(self) -> None:
+        host = self._host
+        assert host is not None
+        result = None
+        try:
+            result = self._live(host)
+        except BaseException as error:
+            # A mistake of ours must not leave nodes behind, nor a wait without end.
+            _LOGGER.exception("the supervisor of %r failed", self.plan.program)
+            failure = NodeFailure.of_exception("supervisor", host.name, ExceptionReport.of(error))
+            result = ProgramResult(Outcome.FAILED, (failure,), failure.summary)
+        finally:
+            host.close()
+            # A call to a node that is gone would wait for ever.
+            for client in list(self._table.clients):
+                courier.close(client)
+            self._result = result
+
+    def _live(self, host: Host) -> ProgramResult:
+        names = [executable.name for executable in self.plan.executables]
+        life = ProgramLife(names, self._notice_s)
+        while True:
+            event = self._next_event(life.deadline)
+            self._note(event)
+            for action in life.handle(event, time.monotonic()):
+                if isinstance(action, Finish):
+                    return action.result
+                _perform(host, action)
+
+    def _next_event(self, deadline: float | None) -> Event:
+        timeout_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+        try:
+            return self._events.get(timeout=timeout_s)
+        except queue.Empty:
+            return Tick()
+
+    def _note(self, event: Event) -> None:
+        if isinstance(event, Constructed):
+            self._states[event.node] = "running" if event.runs else "serving"
+        elif isinstance(event, Ended):
+            self._states[event.node] = "ended"
+        elif isinstance(event, HostLost):
+            self._states.update(dict.fromkeys(event.nodes, "ended"))
+
+
+def _perform(host: Host, action: Action) -> None:
+    if isinstance(action, RequestStop):
+        host.request_stop(action.node)
+    elif isinstance(action, Terminate):
+        host.terminate(action.node)
+    elif isinstance(action, Kill):
+        host.kill(action.node)

@@ -1,0 +1,121 @@
+"""Frames over a pair of descriptors: launcher to agent, agent to worker.
+
+    u32 length of head | u64 length of body | head: JSON | body: any bytes
+
+The head says what happened ("op" and its fields), the body carries what only
+the ends understand: pickled work, output. Both ends belong to one program and
+share a private pipe, so there is nothing to prove.
+"""
+
+import json
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+_HEADER = struct.Struct("!IQ")
+_READ_BYTES = 1 << 18
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One message.
+
+    Attributes:
+        op: What it says.
+        fields: Details that JSON can hold.
+        body: Bytes that go with it.
+    """
+
+    op: str
+    fields: dict[str, Any] = field(default_factory=dict)
+    body: bytes = b""
+
+    def __getitem__(self, name: str) -> Any:
+        return self.fields[name]
+
+    def encode(self) -> bytes:
+        """Returns its bytes."""
+        head = json.dumps({"op": self.op, **self.fields}).encode()
+        return _HEADER.pack(len(head), len(self.body)) + head + self.body
+
+
+class FrameDecoder:
+    """Finds the frames in a stream of bytes, however it is cut."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Frame]:
+        """Takes in bytes and yields the frames that are complete."""
+        self._buffer += data
+        while (frame := self._take()) is not None:
+            yield frame
+
+    def _take(self) -> Frame | None:
+        if len(self._buffer) < _HEADER.size:
+            return None
+        head_bytes, body_bytes = _HEADER.unpack_from(self._buffer)
+        end = _HEADER.size + head_bytes + body_bytes
+        if len(self._buffer) < end:
+            return None
+        fields = json.loads(self._buffer[_HEADER.size : _HEADER.size + head_bytes])
+        body = bytes(self._buffer[_HEADER.size + head_bytes : end])
+        del self._buffer[:end]
+        return Frame(fields.pop("op"), fields, body)
+
+
+def read_frames(fd: int) -> Iterator[Frame]:
+    """Yields frames from a blocking descriptor until its other end is closed."""
+    decoder = FrameDecoder()
+    while data := _read(fd):
+        yield from decoder.feed(data)
+
+
+def _read(fd: int) -> bytes:
+    try:
+        return os.read(fd, _READ_BYTES)
+    except (ConnectionResetError, OSError):
+        return b""
+
+
+def write_all(fd: int, data: bytes) -> bool:
+    """Writes to a blocking descriptor; returns False if nobody reads there any more."""
+    view = memoryview(data)
+    try:
+        while view:
+            view = view[os.write(fd, view) :]
+    except OSError:
+        return False
+    return True
+
+
+class Outbox:
+    """Bytes on their way to a descriptor that must never block its writer."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self._buffer = bytearray()
+        self.broken = False
+
+    def __len__(self) -> int:
+        return len(self._buffer)
+
+    def put(self, frame: Frame) -> None:
+        """Adds a frame and writes what fits."""
+        self._buffer += frame.encode()
+        self.flush()
+
+    def flush(self) -> None:
+        """Writes what fits; drops everything once nobody reads any more."""
+        try:
+            while self._buffer and not self.broken:
+                written = os.write(self.fd, memoryview(self._buffer)[:_READ_BYTES])
+                del self._buffer[:written]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.broken = True
+        if self.broken:
+            self._buffer.clear()

@@ -1,0 +1,25 @@
+"""For tests of programs, and of launchers.
+
+The pytest fixture `launch_program` is there once the package is installed:
+
+    def test_my_program(launch_program):
+        running = launch_program(make_program(), launcher="test_mp")
+        learner = running.client("learner")
+        assert learner.step() == 1
+
+At the end of the test it stops the program and fails the test if any thread,
+process, port or file of it is left. `LauncherContract` is what every launcher
+must hold to.
+"""
+
+from launchpad_lite.testing.contract import LauncherContract
+from launchpad_lite.testing.leaks import Leftovers, take_inventory
+from launchpad_lite.testing.programs import LaunchedProgram, poll_until
+
+__all__ = [
+    "LaunchedProgram",
+    "LauncherContract",
+    "Leftovers",
+    "poll_until",
+    "take_inventory",
+]

@@ -1,0 +1,228 @@
+"""What every launcher must hold to, as tests to subclass.
+
+class TestMyLauncher(LauncherContract):
+    launcher = "mine"
+"""
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import courier
+import launchpad_lite as lp
+from launchpad_lite.testing.programs import poll_until
+
+if TYPE_CHECKING:
+    from launchpad_lite.testing.programs import ProgramLauncher
+
+
+class Counter:
+    """A server with state, streams and errors."""
+
+    def __init__(self, start: int = 0) -> None:
+        self._value = start
+
+    def increment(self, by: int = 1) -> int:
+        """Adds and returns the sum."""
+        self._value += by
+        return self._value
+
+    def countdown(self, start: int) -> Any:
+        """Yields start, start - 1, ..., 1."""
+        while start > 0:
+            yield start
+            start -= 1
+
+    def fail(self) -> None:
+        """Raises a KeyError."""
+        raise KeyError("the contract's error")
+
+    def stop_program(self) -> None:
+        """Stops the program from a handler."""
+        lp.stop()
+
+    def thread_stops_program(self) -> None:
+        """Stops the program from a thread of the node's own."""
+        thread = threading.Thread(target=lp.stop)
+        thread.start()
+        thread.join()
+
+
+class Caller:
+    """Calls counters when it runs."""
+
+    def __init__(self, counters: list[Any], target: int) -> None:
+        self._counters = counters
+        self._target = target
+
+    def run(self) -> None:
+        """Calls each counter in all ways."""
+        for counter in self._counters:
+            values = [counter.futures.increment().result() for _ in range(self._target)]
+            assert len(values) == self._target
+            assert list(counter.countdown(3)) == [3, 2, 1]
+            with pytest.raises(KeyError):
+                counter.fail()
+
+
+class Waiter:
+    """Runs until the stop, then says so."""
+
+    def run(self) -> None:
+        """Waits for the stop."""
+        lp.wait_for_stop()
+
+
+class Failing:
+    """Fails in the constructor or when it runs."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        if where == "constructor":
+            raise ValueError("broken constructor")
+
+    def run(self) -> None:
+        """Raises."""
+        raise ValueError(f"broken {self._where}")
+
+
+class Stubborn:
+    """Ignores the stop."""
+
+    def run(self) -> None:
+        """Runs for ever."""
+        while True:
+            time.sleep(0.01)
+
+
+class LauncherContract:
+    """Subclass it with the name of a launcher; each test is a promise to users."""
+
+    #: Name of the launcher under test.
+    launcher: str
+    #: Arguments of `lp.launch` for it.
+    options: dict[str, Any] = {}
+
+    @pytest.fixture
+    def launch(self, launch_program: "ProgramLauncher") -> Any:
+        """Launches a program with the launcher under test."""
+
+        def launch(program: lp.Program, **options: Any) -> Any:
+            return launch_program(program, self.launcher, **{**self.options, **options})
+
+        return launch
+
+    def test_nodes_call_one_another_and_the_program_ends_by_itself(self, launch: Any) -> None:
+        program = lp.Program("calls")
+        with program.group("counter"):
+            counters = [program.add_node(lp.CourierNode(Counter, i)) for i in range(2)]
+        with program.group("caller"):
+            for _ in range(2):
+                program.add_node(lp.CourierNode(Caller, counters, 5))
+        result = launch(program).wait()
+        assert result.outcome is lp.Outcome.COMPLETED
+        assert result.exit_code == 0
+        assert result.killed == ()
+
+    def test_the_launching_process_gets_clients(self, launch: Any) -> None:
+        program = lp.Program("clients")
+        program.add_node(lp.CourierNode(Counter, 10), label="counter")
+        running = launch(program)
+        assert running.client("counter").increment(by=5) == 15
+
+    def test_handles_in_a_cycle_become_clients(self, launch: Any) -> None:
+        program = lp.Program("cycle")
+        first = lp.CourierNode(Counter)
+        second = lp.CourierNode(Caller, [first.create_handle()], 1)
+        second.disable_run()
+        handle = program.add_node(second, label="second")
+        program.add_node(first, label="first")
+        first.configure(start=3)
+        assert handle is not None
+        assert launch(program).client("first").increment() == 4
+
+    def test_a_handler_can_stop_the_program(self, launch: Any) -> None:
+        self._check_stop(launch, "stop_program")
+
+    def test_a_thread_of_a_node_can_stop_the_program(self, launch: Any) -> None:
+        self._check_stop(launch, "thread_stops_program")
+
+    def _check_stop(self, launch: Any, method: str) -> None:
+        program = lp.Program("stops")
+        program.add_node(lp.CourierNode(Counter), label="counter")
+        program.add_node(lp.PyClassNode(Waiter), label="waiter")
+        running = launch(program)
+        client = running.client("counter")
+        for _ in range(2):  # repeatedly
+            try:
+                getattr(client, method)()
+            except courier.CourierError:
+                break  # the program has stopped meanwhile
+        result = running.wait()
+        assert result.outcome is lp.Outcome.STOPPED
+        assert result.exit_code == 0
+
+    @pytest.mark.parametrize("where", ["constructor", "run"])
+    def test_a_failing_node_ends_the_program_and_is_named(self, launch: Any, where: str) -> None:
+        program = lp.Program("failure")
+        program.add_node(lp.CourierNode(Counter), label="counter")
+        program.add_node(lp.PyClassNode(Waiter), label="worker")
+        program.add_node(lp.PyClassNode(Failing, where), label="worker")
+        running = launch(program)
+        with pytest.raises(lp.NodeFailedError) as failed:
+            running.wait()
+        assert failed.value.failure.node == "worker[1]"
+        assert isinstance(failed.value.__cause__, ValueError)
+        assert f"broken {where}" in str(failed.value)
+        assert "contract.py" in str(failed.value)  # the traceback in the node
+        assert running.running.result.exit_code != 0
+
+    def test_a_stubborn_node_is_ended_after_the_notice(self, launch: Any) -> None:
+        program = lp.Program("stubborn")
+        program.add_node(lp.CourierNode(Counter), label="counter")
+        program.add_node(lp.PyClassNode(Stubborn), label="stubborn")
+        running = launch(program, notice_s=0.3)
+        running.client("counter").increment()
+        result = running.stop(timeout_s=10)
+        assert result.outcome is lp.Outcome.STOPPED
+        assert result.killed == ("stubborn[0]",)
+
+    def test_status_names_nodes_and_where_they_listen(self, launch: Any) -> None:
+        program = lp.Program("status")
+        program.add_node(lp.CourierNode(Counter), label="counter")
+        running = launch(program)
+        running.client("counter").increment()
+        status = poll_until(
+            lambda: [each for each in running.running.status() if each.state == "serving"]
+        )
+        assert [each.name for each in status] == ["counter[0]"]
+        assert set(status[0].endpoints) == {"courier"}
+        assert status[0].pid is not None
+
+    def test_a_port_that_is_taken_is_a_clear_error(self, launch: Any) -> None:
+        with courier.Server(Counter()) as server:
+            program = lp.Program("taken")
+            node = lp.CourierNode(Counter, courier_kwargs={"port": server.port})
+            program.add_node(node, label="counter")
+            with pytest.raises(lp.LaunchError, match=f"{server.port}.*taken"):
+                launch(program)
+
+    def test_launching_works_from_any_thread(self, launch: Any) -> None:
+        program = lp.Program("thread")
+        counter = program.add_node(lp.CourierNode(Counter), label="counter")
+        program.add_node(lp.CourierNode(Caller, [counter], 2), label="caller")
+        outcomes: list[lp.Outcome] = []
+        thread = threading.Thread(target=lambda: outcomes.append(launch(program).wait().outcome))
+        thread.start()
+        thread.join(60)
+        assert outcomes == [lp.Outcome.COMPLETED]
+
+    def test_nothing_but_the_log_folder_is_written(self, launch: Any, tmp_path: Any) -> None:
+        program = lp.Program("files")
+        counter = program.add_node(lp.CourierNode(Counter), label="counter")
+        program.add_node(lp.CourierNode(Caller, [counter], 1), label="caller")
+        here = set(tmp_path.iterdir())
+        launch(program, log_dir=tmp_path / "logs").wait()
+        assert set(tmp_path.iterdir()) - here <= {tmp_path / "logs"}

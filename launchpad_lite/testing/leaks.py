@@ -1,0 +1,126 @@
+"""What a program might leave behind: threads, processes, ports, descriptors."""
+
+import sys
+import threading
+import traceback
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+#: Threads that others keep on purpose: grpc's pollers live as long as the process and carry
+#: no call.
+_NOT_OURS = ("grpc", "pytest_timeout", "ThreadPoolExecutor", "asyncio_", "Dummy-", "pydevd")
+
+
+@dataclass(frozen=True)
+class Leftovers:
+    """What is there now and was not there before.
+
+    Attributes:
+        threads: Names of threads, with the stacks they are in.
+        processes: Children, grandchildren included: pid and command line.
+        ports: Listening TCP ports of this process.
+        sockets: Open sockets and pipes of this process, by descriptor.
+    """
+
+    threads: Mapping[str, str]
+    processes: Mapping[int, str]
+    ports: Set[int]
+    sockets: Mapping[int, str]
+
+    def __bool__(self) -> bool:
+        return bool(self.threads or self.processes or self.ports)
+
+    def __str__(self) -> str:
+        lines = [
+            f"thread {name!r}, which is here:\n{stack}" for name, stack in self.threads.items()
+        ]
+        lines += [f"process {pid}: {command}" for pid, command in self.processes.items()]
+        lines += [f"listening port {port}" for port in sorted(self.ports)]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """What was there at some moment."""
+
+    threads: Set[int]
+    processes: Set[int]
+    ports: Set[int]
+    sockets: Mapping[int, str]
+
+    def leftovers(self) -> Leftovers:
+        """Returns what has come since and is still there."""
+        now = take_inventory()
+        frames = sys._current_frames()
+        threads = {
+            thread.name: "".join(traceback.format_stack(frames[thread.ident]))
+            for thread in threading.enumerate()
+            if thread.ident not in self.threads
+            and thread.ident in frames
+            and not thread.name.startswith(_NOT_OURS)
+            and not _is_grpc(thread)
+        }
+        return Leftovers(
+            threads,
+            {pid: _command(pid) for pid in now.processes - self.processes},
+            now.ports - self.ports,
+            {fd: what for fd, what in now.sockets.items() if self.sockets.get(fd) != what},
+        )
+
+
+def take_inventory() -> Inventory:
+    """Returns what there is now."""
+    me = psutil.Process()
+    return Inventory(
+        {thread.ident for thread in threading.enumerate() if thread.ident is not None},
+        {child.pid for child in me.children(recursive=True) if _is_alive(child)},
+        {
+            connection.laddr.port
+            for connection in _connections(me)
+            if connection.status == psutil.CONN_LISTEN
+        },
+        _sockets(),
+    )
+
+
+def _connections(process: psutil.Process) -> list[Any]:
+    # The name before psutil 6.
+    ask = getattr(process, "net_connections", None) or process.connections
+    return list(ask(kind="tcp"))
+
+
+def _sockets() -> dict[int, str]:
+    folder = Path("/proc/self/fd")
+    found = {}
+    for entry in folder.iterdir() if folder.is_dir() else ():
+        try:
+            target = str(entry.readlink())
+        except OSError:
+            continue
+        if target.startswith(("socket:", "pipe:")):
+            found[int(entry.name)] = target
+    return found
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def _is_grpc(thread: threading.Thread) -> bool:
+    # grpc names some of its threads after its own functions only.
+    target = getattr(thread, "_target", None)
+    return (getattr(target, "__module__", None) or "").startswith("grpc")
+
+
+def _command(pid: int) -> str:
+    try:
+        return " ".join(psutil.Process(pid).cmdline())
+    except psutil.Error:
+        return "(ended meanwhile)"

@@ -1,0 +1,22 @@
+"""The pytest plug-in: the fixture `launch_program`."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from launchpad_lite.testing.programs import ProgramLauncher
+
+
+@pytest.fixture
+def launch_program() -> "Iterator[ProgramLauncher]":
+    """Launches programs; stops them after the test and proves that nothing of them is left."""
+    # Inside, so that test runs that do not use it import nothing.
+    from launchpad_lite.testing.leaks import take_inventory
+    from launchpad_lite.testing.programs import ProgramLauncher
+
+    launcher = ProgramLauncher(take_inventory())
+    yield launcher
+    if leftovers := launcher.close():
+        pytest.fail(f"the test left something behind:\n{leftovers}", pytrace=False)

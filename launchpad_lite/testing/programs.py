@@ -1,0 +1,117 @@
+"""Running programs in tests."""
+
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import courier
+from launchpad_lite._launch import launch
+from launchpad_lite._program import Program
+from launchpad_lite.launching import ProgramResult, RunningProgram
+from launchpad_lite.testing.leaks import Inventory, Leftovers
+
+R = TypeVar("R")
+
+#: Nodes in tests that do not listen to the stop are not worth waiting for.
+_NOTICE_S = 2.0
+#: How long after the end the system may take to show that something is gone.
+_SETTLE_S = 3.0
+_POLL_S = 0.01
+
+
+class LaunchedProgram:
+    """A running program of a test; forwards to its `RunningProgram`."""
+
+    def __init__(self, program: Program, running: RunningProgram) -> None:
+        self.program = program
+        self.running = running
+        self._clients: list[object] = []
+
+    def client(self, label: str, replica: int = 0) -> Any:
+        """Returns a client of a node.
+
+        Args:
+            label: Its group.
+            replica: Its index in the group.
+
+        Raises:
+            LookupError: There is no such node.
+        """
+        try:
+            node = self.program.groups[label][replica]
+        except (KeyError, IndexError):
+            known = ", ".join(each.name for each in self.running.plan.executables)
+            raise LookupError(f"no node {label}[{replica}]; there are: {known}") from None
+        client = node.create_handle().dereference()
+        self._clients.append(client)
+        return client
+
+    def wait(self, timeout_s: float = 60.0) -> ProgramResult:
+        """Waits for the end. Raises as `RunningProgram.wait`."""
+        return self.running.wait(timeout_s)
+
+    def stop(self, timeout_s: float = 60.0) -> ProgramResult:
+        """Stops the program. Raises as `RunningProgram.wait`."""
+        return self.running.stop(timeout_s)
+
+    def close(self) -> None:
+        """Stops what still runs; raises nothing of how it ended."""
+        for client in self._clients:
+            if isinstance(client, courier.Client):
+                courier.close(client)
+        self.running.request_stop("the end of the test")
+        self.running.collected = True
+        if not self.running.join(30.0):
+            self.running.kill()
+            self.running.join(10.0)
+
+
+class ProgramLauncher:
+    """What the fixture `launch_program` is: call it to launch a program."""
+
+    def __init__(self, inventory: Inventory) -> None:
+        self._inventory = inventory
+        self._launched: list[LaunchedProgram] = []
+
+    def __call__(
+        self, program: Program, launcher: str = "test_mt", **options: Any
+    ) -> LaunchedProgram:
+        """Launches a program, to be stopped when the test ends.
+
+        Args:
+            program: What to run.
+            launcher: `test_mt` for threads, `test_mp` for processes, or any other.
+            **options: As for `lp.launch`; nodes have 2 s notice unless it says otherwise.
+        """
+        running = launch(program, launcher, **{"notice_s": _NOTICE_S, **options})
+        launched = LaunchedProgram(program, running)
+        self._launched.append(launched)
+        return launched
+
+    def close(self) -> Leftovers:
+        """Stops all programs; returns what is left of them."""
+        for launched in self._launched:
+            launched.close()
+        poll_until(lambda: not self._inventory.leftovers(), _SETTLE_S, must=False)
+        return self._inventory.leftovers()
+
+
+def poll_until(condition: Callable[[], R], timeout_s: float = 10.0, *, must: bool = True) -> R:
+    """Waits until a condition holds and returns its value.
+
+    Args:
+        condition: Asked every 10 ms.
+        timeout_s: Seconds to wait.
+        must: Raise if it never holds; otherwise return its last value.
+
+    Raises:
+        TimeoutError: It did not hold in time.
+    """
+    give_up_at = time.monotonic() + timeout_s
+    while not (value := condition()):
+        if time.monotonic() > give_up_at:
+            if must:
+                raise TimeoutError(f"the condition did not hold within {timeout_s} s")
+            break
+        time.sleep(_POLL_S)
+    return value

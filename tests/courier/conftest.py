@@ -1,0 +1,97 @@
+"""Servers, clients and second processes, all of them real, cleaned up after each test."""
+
+import contextlib
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import courier
+
+Serve = Callable[..., tuple[courier.Server, Any]]
+Script = Callable[..., subprocess.Popen[str]]
+
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def secret() -> courier.Secret:
+    return courier.Secret.generate()
+
+
+@pytest.fixture
+def serve(secret: courier.Secret) -> Iterator[Serve]:
+    """Starts a server for an object; returns it with a client of it."""
+    with contextlib.ExitStack() as stack:
+
+        def start(
+            obj: object = None, *, client: dict[str, Any] | None = None, **options: Any
+        ) -> tuple[courier.Server, Any]:
+            server = courier.Server(obj, secret=secret, **options)
+            server.start()
+            stack.callback(server.stop, 0.0)
+            caller = courier.Client(server.address, secret=secret, **(client or {}))
+            stack.callback(courier.close, caller)
+            return server, caller
+
+        yield start
+
+
+@pytest.fixture
+def connect(secret: courier.Secret) -> Iterator[Callable[..., Any]]:
+    """Makes clients with the secret of this test."""
+    with contextlib.ExitStack() as stack:
+
+        def make(address: str, **options: Any) -> Any:
+            client = courier.Client(address, **{"secret": secret, **options})
+            stack.callback(courier.close, client)
+            return client
+
+        yield make
+
+
+@pytest.fixture
+def script(tmp_path: Path, secret: courier.Secret) -> Iterator[Script]:
+    """Runs source code as the `__main__` of another process that holds the secret."""
+    processes: list[subprocess.Popen[str]] = []
+
+    def start(source: str, *args: object) -> subprocess.Popen[str]:
+        path = tmp_path / f"script_{len(processes)}.py"
+        head = (
+            f"import sys; sys.path.insert(0, {str(_ROOT)!r})\n"
+            f"import courier\nsecret = courier.Secret({secret.reveal()!r})\n"
+        )
+        path.write_text(head + source)
+        process = subprocess.Popen(
+            [sys.executable, str(path), *map(str, args)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        processes.append(process)
+        return process
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def our_threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith("courier")}
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_of_ours_remains() -> Iterator[None]:
+    before = our_threads()
+    yield
+    give_up_at = time.monotonic() + 10.0
+    for thread in our_threads() - before:
+        thread.join(max(0.0, give_up_at - time.monotonic()))
+    assert our_threads() <= before

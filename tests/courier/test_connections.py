@@ -1,0 +1,237 @@
+import gc
+import pickle
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import portpicker
+import pytest
+
+import courier
+from tests.courier.conftest import Script, Serve
+
+
+class Counter:
+    def __init__(self) -> None:
+        self.total = 0
+
+    def increment(self, by: int = 1) -> int:
+        self.total += by
+        return self.total
+
+
+def test_a_client_may_call_before_its_server_exists(
+    serve: Serve, connect: Callable[..., Any]
+) -> None:
+    port = portpicker.pick_unused_port()
+    client = connect(f"127.0.0.1:{port}")
+    futures = [client.futures.increment() for _ in range(10)]
+    ready = threading.Thread(target=courier.wait_until_ready, args=(client, 30))
+    ready.start()
+    serve(Counter(), port=port)
+    assert sorted(future.result(20) for future in futures) == list(range(1, 11))
+    ready.join(20)
+    assert not ready.is_alive()
+
+
+def test_a_client_finds_a_restarted_server_and_each_call_runs_once(
+    serve: Serve, connect: Callable[..., Any]
+) -> None:
+    port = portpicker.pick_unused_port()
+    first, _ = serve(Counter(), port=port)
+    client = connect(f"127.0.0.1:{port}")
+    assert client.increment() == 1
+    first.stop(0)
+    # Sent while nobody listens, sealed for a session that nobody will know.
+    waiting = [client.futures.increment() for _ in range(20)]
+    serve(Counter(), port=port)
+    outcomes = [future.exception(20) for future in waiting]
+    ran = outcomes.count(None)
+    assert all(error is None or isinstance(error, courier.ServerLostError) for error in outcomes)
+    assert client.increment() == ran + 1
+
+
+def test_a_client_that_does_not_wait_finds_a_restarted_server_too(serve: Serve) -> None:
+    port = portpicker.pick_unused_port()
+    first, client = serve(Counter(), port=port, client={"wait_for_ready": False})
+    assert client.increment() == 1
+    first.stop(0)
+    with pytest.raises(ConnectionError):
+        client.increment()
+    serve(Counter(), port=port)
+    courier.wait_until_ready(client, 20)
+
+    def call() -> Any:
+        give_up_at = time.monotonic() + 20
+        while time.monotonic() < give_up_at:
+            try:
+                return client.increment()
+            except courier.ServerUnreachableError:
+                pass  # its connection has not noticed yet
+        return None
+
+    assert call() == 1
+
+
+@pytest.mark.parametrize("call", ["client.hang()", "next(client.stream())"])
+def test_ctrl_c_interrupts_a_call_at_once(serve: Serve, script: Script, call: str) -> None:
+    entered, left = threading.Event(), threading.Event()
+
+    class Patient:
+        def hang(self) -> None:
+            entered.set()
+            courier.current_call().wait_cancelled(60)
+            left.set()
+
+        def stream(self) -> Any:
+            self.hang()
+            yield 1
+
+    server, _ = serve(Patient())
+    caller = script(
+        f"client = courier.Client({server.address!r}, secret=secret)\n"
+        f"try: {call}\n"
+        "except KeyboardInterrupt: print('interrupted', flush=True)\n"
+    )
+    assert entered.wait(30)
+    sent_at = time.monotonic()
+    caller.send_signal(signal.SIGINT)
+    assert caller.stdout is not None
+    assert caller.stdout.readline() == "interrupted\n"
+    assert time.monotonic() - sent_at < 1
+    assert left.wait(20)
+    _, err = caller.communicate(timeout=20)
+    assert caller.returncode == 0
+    assert err == ""
+
+
+def test_ctrl_c_interrupts_waiting_for_a_server(script: Script) -> None:
+    caller = script(
+        f"client = courier.Client('127.0.0.1:{portpicker.pick_unused_port()}')\n"
+        "future = client.futures.hang()\n"
+        "print('calling', flush=True)\n"
+        "try: client.hang()\n"
+        "except KeyboardInterrupt: print('interrupted', flush=True)\n"
+    )
+    assert caller.stdout is not None
+    assert caller.stdout.readline() == "calling\n"
+    caller.send_signal(signal.SIGINT)
+    out, err = caller.communicate(timeout=5)
+    # The signal may also come in the moment before the call.
+    assert "interrupted" in out or "KeyboardInterrupt" in err
+
+
+def test_a_client_pickles_without_its_secret(serve: Serve, secret: courier.Secret) -> None:
+    server, client = serve(Counter(), client={"call_timeout": 20})
+    data = pickle.dumps(client)
+    assert secret.reveal() not in data
+    copy = pickle.loads(data)
+    assert copy.increment() == 1
+    assert client.increment() == 2
+    courier.close(client)
+    assert copy.increment() == 3
+    courier.close(copy)
+    assert server.has_started
+
+
+def test_a_client_travels_through_a_call(serve: Serve) -> None:
+    _, counter = serve(Counter())
+    _, relay = serve(lambda client: client.increment(5))
+    assert relay(counter) == 5
+
+
+def test_a_process_without_the_secret_cannot_load_a_client(serve: Serve, script: Script) -> None:
+    _, client = serve(Counter())
+    caller = script(
+        "import pickle\n"
+        "del secret\n"
+        f"try: pickle.loads({pickle.dumps(client)!r})\n"
+        "except courier.AuthenticationError as error: print(error)\n"
+    )
+    out, err = caller.communicate(timeout=30)
+    assert "does not hold the secret" in out, err
+
+
+def test_a_client_survives_a_fork(serve: Serve, script: Script) -> None:
+    server, _ = serve(Counter())
+    caller = script(
+        "import os\n"
+        "client = courier.Client(sys.argv[1], secret=secret)\n"
+        "client.increment()\n"
+        "client.futures.increment().result()\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    client.increment(10)\n"
+        "    future = client.futures.increment(10)\n"
+        "    future.add_done_callback(lambda f: print('child', f.result(), flush=True))\n"
+        "    future.result()\n"
+        "    courier.close(client)\n"
+        "    import time\n"
+        "    sys.stdout.flush()\n"
+        "    sys.exit()\n"
+        "print('status', os.waitpid(child, 0)[1])\n"
+        "print('parent', client.increment(100))\n",
+        server.address,
+    )
+    out, err = caller.communicate(timeout=60)
+    lines = sorted(out.splitlines())
+    assert lines[-2:] == ["parent 122", "status 0"], (out, err)
+
+
+def test_a_closed_client_fails_its_pending_and_later_calls(serve: Serve) -> None:
+    release = threading.Event()
+    _, client = serve(lambda: release.wait(30))
+    pending = [client.futures() for _ in range(30)]
+    courier.close(client)
+    courier.close(client)
+    for future in pending:
+        with pytest.raises(courier.CallCancelledError):
+            future.result(20)
+    with pytest.raises(courier.CallCancelledError, match="closed"):
+        client()
+    release.set()
+
+
+def test_closing_while_waiting_for_a_server_is_quick(connect: Callable[..., Any]) -> None:
+    client = connect(f"127.0.0.1:{portpicker.pick_unused_port()}")
+    pending = [client.futures.increment() for _ in range(3_000)]
+    start = time.monotonic()
+    courier.close(client)
+    for future in pending:
+        assert isinstance(_error_of(future), courier.CallCancelledError)
+    assert time.monotonic() - start < 5
+
+
+def _error_of(future: Any) -> BaseException | None:
+    try:
+        error: BaseException | None = future.exception(20)
+    except courier.CallCancelledError as cancelled:
+        return cancelled
+    return error
+
+
+def test_a_dropped_client_gives_its_threads_back(serve: Serve, secret: courier.Secret) -> None:
+    server, _ = serve(Counter())
+    courier.Client(server.address, secret=secret).increment()
+    gc.collect()
+    before = threading.active_count()
+    for _ in range(30):
+        courier.Client(server.address, secret=secret).increment()
+    gc.collect()
+    assert threading.active_count() <= before + 16  # the server's handlers
+
+
+@pytest.mark.parametrize("address", ["", "host", ":1", "host:", "host:0", "host:70000", "host:x"])
+def test_an_address_that_is_none_is_refused_at_once(address: str) -> None:
+    with pytest.raises(ValueError, match="host:port"):
+        courier.Client(address)
+
+
+def test_what_acts_on_clients_refuses_anything_else() -> None:
+    for function in (courier.close, courier.list_methods, courier.wait_until_ready):
+        with pytest.raises(TypeError, match="courier client"):
+            function("client")
+    with pytest.raises(TypeError, match="courier client"):
+        courier.submit(print, 1)

@@ -1,0 +1,206 @@
+import asyncio
+import concurrent.futures
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+import courier
+from tests.courier.conftest import Script, Serve
+
+
+class OddError(Exception):
+    """Cannot be rebuilt from its args alone."""
+
+    def __init__(self, code: int, *, reason: str) -> None:
+        super().__init__(f"{code}: {reason}")
+        self.code = code
+        self.reason = reason
+
+
+class HoldsLockError(Exception):
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
+        self.lock = threading.Lock()
+
+
+class Failing:
+    def key(self) -> None:
+        raise KeyError("gone")
+
+    def odd(self) -> None:
+        raise OddError(7, reason="odd")
+
+    def holds_lock(self) -> None:
+        raise HoldsLockError("mine")
+
+    def unprintable(self) -> None:
+        class MuteError(Exception):
+            def __str__(self) -> str:
+                raise ValueError
+
+        raise MuteError
+
+    def surrogate(self) -> None:
+        raise ValueError("lone \udc80 surrogate")
+
+    def chained(self) -> None:
+        try:
+            self.key()
+        except KeyError as error:
+            raise OSError(2, "no such thing") from error
+
+    def unicode(self) -> None:
+        b"\xff".decode("ascii")
+
+    def large(self) -> None:
+        raise ValueError(np.arange(2_000_000))
+
+    def wordy(self) -> None:
+        raise ValueError("x" * 10_000_000)
+
+    def stop_iteration(self) -> None:
+        raise StopIteration("no more")
+
+    def cancelled(self) -> None:
+        raise concurrent.futures.CancelledError("not yours")
+
+    def leave(self) -> None:
+        raise SystemExit(3)
+
+    def interrupt(self) -> None:
+        raise KeyboardInterrupt
+
+    def fine(self) -> str:
+        return "fine"
+
+
+@pytest.fixture
+def client(serve: Serve) -> Any:
+    return serve(Failing())[1]
+
+
+def test_an_exception_arrives_with_its_type_message_and_traceback(client: Any) -> None:
+    with pytest.raises(KeyError) as caught:
+        client.key()
+    assert caught.value.args == ("gone",)
+    text = courier.remote_traceback(caught.value)
+    assert text is not None
+    assert 'raise KeyError("gone")' in text
+    assert text.rstrip().endswith("KeyError: 'gone'")
+    assert "_dispatch" not in text
+
+
+def test_futures_and_aio_raise_the_same(client: Any) -> None:
+    assert isinstance(client.futures.key().exception(20), KeyError)
+
+    async def call() -> None:
+        with pytest.raises(KeyError) as caught:
+            await client.aio.key()
+        assert "in key" in (courier.remote_traceback(caught.value) or "")
+
+    asyncio.run(call())
+
+
+def test_a_local_exception_has_no_remote_traceback() -> None:
+    assert courier.remote_traceback(ValueError()) is None
+
+
+def test_an_exception_with_an_odd_constructor_keeps_type_and_attributes(client: Any) -> None:
+    with pytest.raises(OddError, match="7: odd") as caught:
+        client.odd()
+    assert (caught.value.code, caught.value.reason) == (7, "odd")
+
+
+def test_an_exception_keeps_its_type_when_an_attribute_cannot_travel(client: Any) -> None:
+    with pytest.raises(HoldsLockError, match="mine") as caught:
+        client.holds_lock()
+    assert caught.value.name == "mine"
+    assert not hasattr(caught.value, "lock")
+
+
+def test_built_in_exceptions_with_state_are_rebuilt(client: Any) -> None:
+    with pytest.raises(FileNotFoundError) as caught:
+        client.chained()
+    assert caught.value.errno == 2
+    text = courier.remote_traceback(caught.value) or ""
+    assert "KeyError" in text
+    assert "direct cause" in text
+    with pytest.raises(UnicodeDecodeError, match="ordinal not in range"):
+        client.unicode()
+
+
+def test_exceptions_that_cannot_be_shown_still_arrive(client: Any) -> None:
+    error = client.futures.unprintable().exception(20)
+    assert type(error).__name__ == "MuteError"
+    with pytest.raises(ValueError, match="surrogate"):
+        client.surrogate()
+
+
+def test_a_large_exception_keeps_its_type_and_content(client: Any) -> None:
+    error = client.futures.large().exception(20)
+    assert isinstance(error, ValueError)
+    assert error.args[0].shape == (2_000_000,)
+    with pytest.raises(ValueError, match="xxx") as wordy:
+        client.wordy()
+    assert len(wordy.value.args[0]) == 10_000_000
+
+
+def test_a_type_that_only_the_server_can_import_becomes_a_remote_error(
+    script: Script, tmp_path: Any, connect: Any
+) -> None:
+    (tmp_path / "only_there.py").write_text("class StrangeError(Exception): pass\n")
+    process = script(
+        f"sys.path.insert(0, {str(tmp_path)!r})\n"
+        "import only_there\n"
+        "def fail(): raise only_there.StrangeError('how strange')\n"
+        "with courier.Server(fail, secret=secret) as server:\n"
+        "    print(server.address, flush=True)\n"
+        "    sys.stdin.read()\n"
+    )
+    assert process.stdout is not None
+    client = connect(process.stdout.readline().strip())
+    with pytest.raises(courier.RemoteError, match="how strange") as caught:
+        client()
+    assert caught.value.type_name == "only_there.StrangeError"
+    assert "StrangeError: how strange" in (courier.remote_traceback(caught.value) or "")
+
+
+@pytest.mark.parametrize(
+    ("method", "name"), [("leave", "SystemExit"), ("interrupt", "KeyboardInterrupt")]
+)
+def test_an_exit_in_a_handler_ends_neither_side(client: Any, method: str, name: str) -> None:
+    with pytest.raises(courier.RemoteError, match=name):
+        getattr(client, method)()
+    assert name in repr(getattr(client.futures, method)().exception(20))
+    assert client.fine() == "fine"
+
+
+def test_stop_iteration_arrives_in_every_way_of_calling(client: Any) -> None:
+    with pytest.raises(StopIteration, match="no more"):
+        client.stop_iteration()
+    assert isinstance(client.futures.stop_iteration().exception(20), StopIteration)
+
+    async def call() -> None:
+        # A coroutine cannot raise StopIteration.
+        with pytest.raises(courier.RemoteError, match="StopIteration: no more") as caught:
+            await client.aio.stop_iteration()
+        assert "in stop_iteration" in (courier.remote_traceback(caught.value) or "")
+
+    asyncio.run(call())
+
+
+def test_a_cancelled_error_of_the_method_is_not_taken_for_a_cancelled_call(client: Any) -> None:
+    future = client.futures.cancelled()
+    with pytest.raises(concurrent.futures.CancelledError, match="not yours") as caught:
+        future.result(20)
+    assert "in cancelled" in (courier.remote_traceback(caught.value) or "")
+    assert not future.cancelled()
+
+    async def call() -> None:
+        with pytest.raises(courier.RemoteError, match="not yours"):
+            await client.aio.cancelled()
+
+    asyncio.run(call())

@@ -1,0 +1,344 @@
+import asyncio
+import concurrent.futures
+import datetime as dt
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+import numpy as np
+import portpicker
+import pytest
+
+import courier
+from courier._grpc.status import ERROR_OF_STATUS, error_of
+from tests.courier.conftest import Script, Serve
+from tests.courier.waiting import wait_until
+
+
+class Handler:
+    """Says what its calls meet."""
+
+    def __init__(self) -> None:
+        self.entered = threading.Semaphore(0)
+        self.cancelled = threading.Event()
+        self.release = threading.Event()
+        self.calls = 0
+
+    def wait_cancelled(self, *_: Any) -> None:
+        self.calls += 1
+        self.entered.release()
+        if courier.current_call().wait_cancelled(30):
+            self.cancelled.set()
+            # Its own clock may be ahead of the caller's: the answer must not come first.
+            self.release.wait(1)
+
+    def block(self, *_: Any) -> str:
+        self.calls += 1
+        self.entered.release()
+        self.release.wait(30)
+        return "done"
+
+    def remaining(self) -> float | None:
+        return courier.current_call().time_remaining()
+
+    def trickle(self) -> Iterator[int]:
+        for number in range(10_000):
+            yield number
+            courier.current_call().wait_cancelled(0.05)
+
+    def fine(self, *_: Any) -> str:
+        return "fine"
+
+
+def test_an_unknown_method_is_named_with_those_that_exist(serve: Serve) -> None:
+    _, client = serve(Handler())
+    with pytest.raises(courier.UnknownMethodError, match=r"'nothing'.*fine"):
+        client.nothing()
+    with pytest.raises(AttributeError):
+        client("not callable")
+    with pytest.raises(AttributeError, match="private"):
+        client._secret()
+
+
+@pytest.mark.parametrize("timeout", [0.3, dt.timedelta(seconds=0.3), 1])
+def test_a_timeout_raises_and_is_seen_by_the_handler(serve: Serve, timeout: Any) -> None:
+    handler = Handler()
+    _, client = serve(handler, client={"call_timeout": timeout})
+    start = time.monotonic()
+    with pytest.raises(courier.CallTimeoutError, match="wait_cancelled"):
+        client.wait_cancelled()
+    assert 0.2 < time.monotonic() - start < 5
+    assert handler.cancelled.wait(20)
+
+
+def test_a_timeout_ends_futures_aio_and_large_calls_too(serve: Serve) -> None:
+    _, client = serve(Handler(), client={"call_timeout": 0.3})
+    with pytest.raises(TimeoutError):
+        client.wait_cancelled(np.zeros(1_000_000))
+    assert isinstance(client.futures.wait_cancelled().exception(20), courier.CallTimeoutError)
+
+    async def call() -> None:
+        with pytest.raises(courier.CallTimeoutError):
+            await client.aio.wait_cancelled()
+
+    asyncio.run(call())
+
+
+def test_a_timeout_covers_all_items_of_a_generator(serve: Serve) -> None:
+    _, client = serve(Handler(), client={"call_timeout": 0.4})
+    items = client.trickle()
+    assert next(items) == 0
+    with pytest.raises(courier.CallTimeoutError):
+        list(items)
+
+
+@pytest.mark.parametrize("timeout", [None, 0, 0.0, dt.timedelta(0), float("inf")])
+def test_none_and_zero_mean_no_timeout(serve: Serve, timeout: Any) -> None:
+    _, client = serve(Handler(), client={"call_timeout": timeout})
+    assert client.remaining() is None
+
+
+def test_the_handler_sees_how_much_time_remains(serve: Serve) -> None:
+    _, client = serve(Handler())
+    remaining = courier.with_timeout(client, 50)
+    assert 40 < remaining.remaining() <= 50
+    courier.close(remaining)
+
+
+@pytest.mark.parametrize(
+    ("timeout", "error"),
+    [(-1, ValueError), (float("nan"), ValueError), ("1", TypeError), (True, TypeError)],
+)
+def test_a_senseless_timeout_is_refused_at_once(timeout: Any, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        courier.Client("127.0.0.1:1", call_timeout=timeout)
+
+
+def test_an_unreachable_server_is_named_at_once_if_not_waited_for(
+    connect: Callable[..., Any],
+) -> None:
+    address = f"127.0.0.1:{portpicker.pick_unused_port()}"
+    client = connect(address, wait_for_ready=False)
+    with pytest.raises(courier.ServerUnreachableError, match=address):
+        client.fine()
+    with pytest.raises(ConnectionError):
+        client.fine(np.zeros(1_000_000))
+    futures = [client.futures.fine() for _ in range(100)]
+    for future in futures:
+        assert isinstance(future.exception(20), courier.ServerUnreachableError)
+
+
+def test_waiting_for_a_server_that_never_comes_times_out(connect: Callable[..., Any]) -> None:
+    client = connect(f"127.0.0.1:{portpicker.pick_unused_port()}", call_timeout=0.4)
+    with pytest.raises(courier.CallTimeoutError, match="nothing was run"):
+        client.fine()
+    futures = [client.futures.fine() for _ in range(300)]
+    for future in futures:
+        assert isinstance(future.exception(20), courier.CallTimeoutError)
+    with pytest.raises(courier.CallTimeoutError):
+        courier.wait_until_ready(client, 0.2)
+
+
+_LOST = """
+import os, threading
+class Lost:
+    def __init__(self): self.calls = 0
+    def hang(self, *_):
+        self.calls += 1
+        print("called", flush=True)
+        threading.Event().wait()
+    def stream(self):
+        yield 1
+        print("called", flush=True)
+        threading.Event().wait()
+    def count(self): return self.calls
+with courier.Server(Lost(), secret=secret, port=int(sys.argv[1])) as server:
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+
+
+def _line(process: Any) -> str:
+    line: str = process.stdout.readline().strip()
+    return line
+
+
+@pytest.mark.parametrize("size", [1, 1_000_000], ids=["small", "in pieces"])
+def test_a_server_killed_in_mid_call_is_lost_and_never_sees_the_call_again(
+    script: Script, connect: Callable[..., Any], size: int
+) -> None:
+    port = portpicker.pick_unused_port()
+    first = script(_LOST, port)
+    assert _line(first) == "ready"
+    client = connect(f"127.0.0.1:{port}")
+    future = client.futures.hang(np.zeros(size))
+    assert _line(first) == "called"
+    killed_at = time.monotonic()
+    first.send_signal(signal.SIGKILL)
+    with pytest.raises(courier.ServerLostError, match="hang"):
+        future.result(20)
+    assert time.monotonic() - killed_at < 2
+    second = script(_LOST, port)
+    assert _line(second) == "ready"
+    assert client.count() == 0
+
+
+def test_a_server_killed_in_mid_stream_is_lost(script: Script, connect: Callable[..., Any]) -> None:
+    port = portpicker.pick_unused_port()
+    process = script(_LOST, port)
+    assert _line(process) == "ready"
+    items = connect(f"127.0.0.1:{port}").stream()
+    assert next(items) == 1
+    assert _line(process) == "called"
+    process.kill()
+    with pytest.raises(courier.ServerLostError):
+        next(items)
+
+
+def test_a_cancelled_future_is_seen_by_the_handler(serve: Serve) -> None:
+    handler = Handler()
+    _, client = serve(handler)
+    future = client.futures.wait_cancelled()
+    assert handler.entered.acquire(timeout=20)
+    assert future.cancel()
+    assert future.cancel()
+    assert future.cancelled()
+    with pytest.raises(courier.CallCancelledError, match="wait_cancelled"):
+        future.result(1)
+    with pytest.raises(concurrent.futures.CancelledError):
+        future.exception(1)
+    assert concurrent.futures.wait([future], 1).done == {future}
+    assert handler.cancelled.wait(20)
+
+
+def test_an_answered_call_cannot_be_cancelled(serve: Serve) -> None:
+    _, client = serve(Handler())
+    future = client.futures.fine()
+    future.result(20)
+    assert not future.cancel()
+    assert future.result() == "fine"
+
+
+def test_a_cancelled_task_cancels_its_call(serve: Serve) -> None:
+    handler = Handler()
+    _, client = serve(handler)
+
+    async def call() -> None:
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(client.aio.wait_cancelled(), 0.3)
+
+    asyncio.run(call())
+    assert handler.cancelled.wait(20)
+
+
+def test_cancelling_the_call_that_opens_the_session_spares_the_others(
+    serve: Serve, connect: Callable[..., Any]
+) -> None:
+    port = portpicker.pick_unused_port()
+    client = connect(f"127.0.0.1:{port}")
+    futures = [client.futures.fine() for _ in range(50)]
+    for future in futures[:-10]:
+        assert future.cancel()
+    serve(Handler(), port=port)
+    assert [future.result(20) for future in futures[-10:]] == ["fine"] * 10
+
+
+@pytest.mark.parametrize("size", [1, 1_000_000], ids=["small", "in pieces"])
+def test_a_full_server_says_that_it_is_busy_and_runs_what_it_took(serve: Serve, size: int) -> None:
+    handler = Handler()
+    _, client = serve(handler, thread_pool_size=2, queue_size=3)
+    array = np.zeros(size)
+    running = [client.futures.block(array) for _ in range(2)]
+    for _ in running:
+        assert handler.entered.acquire(timeout=20)
+    more = [client.futures.block(array) for _ in range(8)]
+    wait_until(lambda: sum(future.done() for future in more) == 5)
+    handler.release.set()
+    errors = [future.exception(20) for future in more]
+    assert sum(isinstance(error, courier.ServerBusyError) for error in errors) == 5
+    assert errors.count(None) == 3
+    assert [future.result(20) for future in running] == ["done"] * 2
+    assert handler.calls == 5
+
+
+def test_a_burst_that_fits_is_not_refused(serve: Serve) -> None:
+    handler = Handler()
+    _, client = serve(handler, thread_pool_size=8, queue_size=1)
+    futures = [client.futures.block() for _ in range(8)]
+    for _ in futures:
+        assert handler.entered.acquire(timeout=20)
+    handler.release.set()
+    assert [future.result(20) for future in futures] == ["done"] * 8
+
+
+def test_a_wrong_secret_is_refused_by_the_client(serve: Serve, connect: Callable[..., Any]) -> None:
+    server, _ = serve(Handler())
+    for other in (courier.Secret.generate(), None):
+        client = connect(server.address, secret=other)
+        with pytest.raises(courier.AuthenticationError, match="secret"):
+            client.fine()
+        futures = [client.futures.fine() for _ in range(20)]
+        for future in futures:
+            assert isinstance(future.exception(20), PermissionError)
+
+
+def test_every_grpc_status_has_an_error_of_ours() -> None:
+    assert set(ERROR_OF_STATUS) == set(grpc.StatusCode)
+    for code in grpc.StatusCode:
+        error = error_of(code, "details", "host:1: method")
+        assert isinstance(error, courier.CourierError)
+        assert "host:1: method" in str(error)
+
+
+@pytest.mark.parametrize("code", list(grpc.StatusCode), ids=lambda code: code.name)
+def test_no_status_of_any_server_leaks_an_error_of_grpc(
+    code: grpc.StatusCode, connect: Callable[..., Any]
+) -> None:
+    """A server that answers everything with one status."""
+
+    def answer(_: bytes, context: grpc.ServicerContext) -> bytes:
+        context.set_code(code)
+        context.set_details("on purpose")
+        return b"\xff\xff"
+
+    class Everything(grpc.GenericRpcHandler):
+        def service(self, handler_call_details: Any) -> Any:
+            return grpc.unary_unary_rpc_method_handler(answer)
+
+    with concurrent.futures.ThreadPoolExecutor(2) as threads:
+        server = grpc.server(threads, handlers=[Everything()])
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        try:
+            client = connect(f"127.0.0.1:{port}", call_timeout=10)
+            error = client.futures.anything().exception(20)
+            expected = ERROR_OF_STATUS[code]
+            if code is grpc.StatusCode.UNAVAILABLE:
+                expected = courier.ServerUnreachableError  # nothing was sent before a hello
+            assert type(error) is expected
+        finally:
+            server.stop(None).wait()
+
+
+def test_something_that_does_not_speak_grpc_is_no_server(connect: Callable[..., Any]) -> None:
+    import socketserver
+
+    class Rude(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.sendall(b"HTTP/1.1 418 teapot\r\n\r\n")
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Rude) as rude:
+        thread = threading.Thread(target=rude.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        try:
+            client = connect(
+                f"127.0.0.1:{rude.server_address[1]}", wait_for_ready=False, call_timeout=10
+            )
+            with pytest.raises(courier.CourierError):
+                client.fine()
+        finally:
+            rude.shutdown()
+            thread.join()

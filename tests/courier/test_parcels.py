@@ -1,0 +1,158 @@
+import collections
+import contextlib
+import math
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+import courier
+from courier._grpc.wire import parse, receive, sealed, send
+from courier._parcel import Parcel, ParcelAssembler, pack, unpack
+from courier._proto import courier_pb2 as pb
+from courier._secret import SequenceWindow, SessionKey
+from courier.errors import ProtocolError
+
+_SCALARS = (
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
+) | st.binary()
+_VALUES = st.recursive(
+    _SCALARS,
+    lambda inner: st.lists(inner) | st.tuples(inner, inner) | st.dictionaries(st.text(), inner),
+    max_leaves=20,
+)
+_BUFFERS = st.lists(st.binary(max_size=300), max_size=12)
+
+
+@given(_VALUES)
+def test_a_value_comes_out_of_its_parcel_as_it_went_in(value: Any) -> None:
+    assert unpack(pack(value)) == value
+
+
+@given(st.lists(st.lists(st.integers(0, 255)), max_size=8), st.integers(1, 64))
+def test_arrays_come_out_of_their_pieces_as_they_went_in(rows: list[list[int]], size: int) -> None:
+    arrays = [np.array(row, np.uint8) for row in rows]
+    parcel = pack(arrays)
+    pieces = list(parcel.pieces(size))
+    assert all(0 < len(piece) <= size for piece in pieces)
+    assembler = ParcelAssembler(len(parcel.pickle), [len(buffer) for buffer in parcel.buffers])
+    for piece in pieces:
+        assembler.add(piece)
+    received = unpack(assembler.finish())
+    assert [array.tolist() for array in received] == rows
+    assert all(array.flags.writeable for array in received)
+
+
+@given(st.binary(min_size=1, max_size=300), _BUFFERS, st.integers(1, 200), st.data())
+def test_pieces_may_be_cut_anywhere(
+    data: bytes, buffers: list[bytes], size: int, draw: st.DataObject
+) -> None:
+    parcel = Parcel(data, [memoryview(buffer) for buffer in buffers])
+    stream = b"".join(parcel.pieces(size))
+    assert stream == data + b"".join(buffers)
+    cuts = sorted(draw.draw(st.lists(st.integers(0, len(stream)), max_size=6)))
+    assembler = ParcelAssembler(len(data), [len(buffer) for buffer in buffers])
+    for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
+        assembler.add(stream[start:end])
+    received = assembler.finish()
+    assert bytes(received.pickle) == data
+    assert [bytes(buffer) for buffer in received.buffers] == buffers
+
+
+@given(st.binary(min_size=1, max_size=100), _BUFFERS, st.integers(1, 50))
+def test_missing_or_excess_bytes_are_found(data: bytes, buffers: list[bytes], cut: int) -> None:
+    stream = data + b"".join(buffers)
+    sizes = [len(buffer) for buffer in buffers]
+    short = ParcelAssembler(len(data), sizes)
+    short.add(stream[:-cut])
+    with pytest.raises(ProtocolError, match="fewer"):
+        short.finish()
+    long = ParcelAssembler(len(data), sizes)
+    with pytest.raises(ProtocolError, match="more"):
+        long.add(stream + bytes(cut))
+
+
+def test_few_pieces_carry_many_small_buffers() -> None:
+    parcel = pack([np.zeros(10, np.uint8) for _ in range(1_000)])
+    assert len(list(parcel.pieces(1 << 20))) == 1
+    total = math.ceil(parcel.total_bytes / 1_000)
+    assert len(list(parcel.pieces(1_000))) <= total + total // 10 + 1
+
+
+@given(_VALUES)
+@settings(max_examples=30)
+def test_what_is_sent_in_pieces_is_received(value: Any) -> None:
+    parcel = pack(value)
+    described = pb.Parcel(
+        pickle_bytes=len(parcel.pickle),
+        pickle_sha256=parcel.digest(),
+        buffer_bytes=[len(buffer) for buffer in parcel.buffers],
+    )
+    pieces = send(sealed(b"head", b"seal", None), parcel)
+    opening = parse(pb.Piece, next(pieces)).opening
+    assert unpack(receive(opening, described, pieces)) == value
+
+
+@given(st.binary())
+def test_random_bytes_are_a_message_or_a_protocol_error(data: bytes) -> None:
+    for kind in (pb.Sealed, pb.Piece, pb.RequestHead, pb.ReplyHead, pb.HelloRequest):
+        with contextlib.suppress(ProtocolError):
+            assert isinstance(parse(kind, data), kind)
+
+
+@given(st.lists(st.integers(-3, 40) | st.integers(0, 1 << 64)))
+def test_a_sequence_number_is_admitted_at_most_once(numbers: list[int]) -> None:
+    window = SequenceWindow()
+    admitted = collections.Counter(number for number in numbers if window.admit(number))
+    assert all(count == 1 for count in admitted.values())
+    # In a window that has not moved, each positive number is admitted exactly once.
+    assert set(admitted) == {number for number in numbers if number > 0}
+
+
+@given(st.permutations(range(1, 60)))
+def test_overtaken_numbers_are_admitted_in_any_order(numbers: list[int]) -> None:
+    window = SequenceWindow()
+    assert all(window.admit(number) for number in numbers)
+    assert not any(window.admit(number) for number in numbers)
+
+
+def test_a_window_that_moves_on_never_admits_a_number_twice() -> None:
+    window = SequenceWindow()
+    numbers = [*range(2, 70_000), 1, *range(70_000, 70_100)]
+    admitted = [number for number in numbers if window.admit(number)]
+    assert len(admitted) == len(set(admitted)) >= 70_000 - 2
+    assert not any(window.admit(number) for number in numbers)
+
+
+@given(st.binary(max_size=50), st.binary(max_size=50))
+def test_a_seal_holds_for_its_head_direction_and_key_only(head: bytes, other: bytes) -> None:
+    secret = courier.Secret.generate()
+    key = SessionKey(secret, b"c" * 16, b"s" * 32)
+    assert SessionKey(secret, b"c" * 16, b"s" * 32).is_request(head, key.seal_request(head))
+    assert key.is_request(other, key.seal_request(head)) == (head == other)
+    assert not key.is_reply(head, key.seal_request(head))
+    for stranger in (
+        SessionKey(None, b"c" * 16, b"s" * 32),
+        SessionKey(courier.Secret.generate(), b"c" * 16, b"s" * 32),
+        SessionKey(secret, b"d" * 16, b"s" * 32),
+        SessionKey(secret, b"c" * 16, b"t" * 32),
+    ):
+        assert not stranger.is_request(head, key.seal_request(head))
+        assert not stranger.is_proof(key.prove())
+
+
+def test_a_secret_shows_and_pickles_only_its_name() -> None:
+    secret = courier.Secret.generate()
+    key = secret.reveal()
+    assert key.hex() not in repr(secret) + secret.name
+    assert key not in pickle.dumps(secret)
+    assert pickle.loads(pickle.dumps(secret)) == secret
+    assert courier.Secret(key) == secret
+    assert hash(courier.Secret(key)) == hash(secret)
+    data = pickle.dumps(courier.Secret.generate())
+    with pytest.raises(courier.AuthenticationError, match="one program"):
+        pickle.loads(data)
+    with pytest.raises(ValueError, match="16 bytes"):
+        courier.Secret(b"short")

@@ -1,0 +1,93 @@
+import concurrent.futures
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from courier._pool import HandlerPool, overflowing
+from tests.courier.waiting import wait_until
+
+Make = Callable[..., HandlerPool]
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    pools: list[HandlerPool] = []
+
+    def make(size: int, queue_size: int = 1_000, **options: Any) -> HandlerPool:
+        pools.append(HandlerPool("courier-test", size, queue_size, **options))
+        return pools[-1]
+
+    yield make
+    for pool in pools:
+        assert pool.stop(20) == []
+
+
+def test_every_task_runs_however_fast_they_come(make: Make) -> None:
+    pool = make(4)
+    with concurrent.futures.ThreadPoolExecutor(8) as threads:
+
+        def submit(start: int) -> list[int]:
+            futures = [pool.submit(int, number) for number in range(start, start + 500)]
+            return [future.result(20) for future in futures]
+
+        for start, results in zip(range(8), threads.map(submit, range(8)), strict=True):
+            assert results == list(range(start, start + 500))
+
+
+def test_tasks_one_after_another_reuse_a_thread_and_leave_when_idle(make: Make) -> None:
+    pool = make(4, idle_s=0.05)
+    names = {pool.submit(lambda: threading.current_thread().name).result(20) for _ in range(3)}
+    assert names <= {"courier-test-1", "courier-test-2", "courier-test-3"}
+    wait_until(lambda: not any(t.name.startswith("courier-test") for t in threading.enumerate()))
+    assert pool.submit(int, 5).result(20) == 5
+
+
+def test_what_does_not_fit_runs_in_the_overflow(make: Make) -> None:
+    release = threading.Event()
+    pool = make(2, 1, overflow=make(1))
+    blocked = [pool.submit(release.wait, 20) for _ in range(3)]
+    assert pool.submit(overflowing).result(20) is True
+    anyway = pool.submit_anyway(overflowing)
+    release.set()
+    assert anyway.result(20) is False
+    assert all(future.result(20) for future in blocked)
+    assert pool.submit(overflowing).result(20) is False
+
+
+def test_a_burst_as_large_as_pool_and_queue_does_not_overflow(make: Make) -> None:
+    release = threading.Event()
+    pool = make(8, 2, overflow=make(1))
+
+    def wait() -> bool:
+        release.wait(20)
+        return overflowing()
+
+    futures = [pool.submit(wait) for _ in range(10)]
+    release.set()
+    assert not any(future.result(20) for future in futures)
+
+
+def test_stop_cancels_what_waits_and_names_what_runs(make: Make) -> None:
+    release = threading.Event()
+    pool = make(1)
+    running = pool.submit(release.wait, 20)
+    wait_until(running.running)
+    waiting = pool.submit(int)
+    assert pool.stop(0.05) == ["courier-test-1"]
+    for future in (waiting, pool.submit(int), pool.submit_anyway(int)):
+        with pytest.raises(concurrent.futures.CancelledError):
+            future.result(20)
+    release.set()
+    assert running.result(20)
+
+
+def test_a_task_that_exits_does_not_take_its_thread_along(make: Make) -> None:
+    pool = make(1)
+
+    def leave() -> None:
+        raise SystemExit
+
+    assert isinstance(pool.submit(leave).exception(20), SystemExit)
+    assert pool.submit(int, 3).result(20) == 3

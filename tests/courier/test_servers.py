@@ -1,0 +1,300 @@
+import concurrent.futures
+import contextvars
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+import courier
+from tests.courier.conftest import Script, Serve, our_threads
+from tests.courier.waiting import wait_until
+
+
+class Gauge:
+    """Counts how many handlers run at once."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.running = 0
+        self.highest = 0
+        self.release = threading.Event()
+
+    def block(self, *_: Any) -> None:
+        with self.lock:
+            self.running += 1
+            self.highest = max(self.highest, self.running)
+        self.release.wait(30)
+        with self.lock:
+            self.running -= 1
+
+    def stream(self) -> Iterator[int]:
+        for number in range(2):
+            self.block()
+            yield number
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_the_thread_pool_size_is_the_number_of_concurrent_handlers(
+    serve: Serve, threads: int
+) -> None:
+    gauge = Gauge()
+    _, client = serve(gauge, thread_pool_size=threads)
+    futures = [client.futures.block() for _ in range(10)]
+    futures += [client.futures.block(np.zeros(1_000_000)) for _ in range(4)]
+    wait_until(lambda: gauge.running == threads)
+    gauge.release.set()
+    for future in futures:
+        future.result(20)
+    assert gauge.highest == threads
+
+
+def test_generators_count_as_handlers_even_when_the_queue_is_full(serve: Serve) -> None:
+    gauge = Gauge()
+    _, client = serve(gauge, thread_pool_size=2, queue_size=2)
+    streams = []
+    for _ in range(8):
+        streams.append(client.stream())
+        wait_until(lambda: gauge.running == min(2, len(streams)))
+        if len(streams) >= 2:
+            break
+    waiting = [client.futures.block() for _ in range(2)]
+    gauge.release.set()
+    assert [list(stream) for stream in streams] == [[0, 1]] * 2
+    for future in waiting:
+        future.exception(20)
+    assert gauge.highest == 2
+
+
+def test_handlers_see_the_context_variables_of_their_servers_maker(serve: Serve) -> None:
+    variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable")
+
+    def start() -> Any:
+        variable.set("maker")
+        return serve(variable.get)[1]
+
+    client = contextvars.copy_context().run(start)
+    assert client() == "maker"
+
+
+def test_current_call_works_only_in_a_handler(serve: Serve) -> None:
+    _, client = serve(lambda: courier.current_call().peer)
+    assert "127.0.0.1" in client()
+    with pytest.raises(RuntimeError, match="current_call"):
+        courier.current_call()
+
+
+def test_stop_lets_running_handlers_end(serve: Serve) -> None:
+    entered = threading.Event()
+    release = threading.Event()
+
+    def work() -> str:
+        entered.set()
+        release.wait(20)
+        return "done"
+
+    server, client = serve(work)
+    future = client.futures()
+    assert entered.wait(20)
+    with concurrent.futures.ThreadPoolExecutor(1) as aside:
+        stopping = aside.submit(server.stop, 20)
+        wait_until(lambda: not server.has_started)
+        release.set()
+        assert future.result(20) == "done"
+        assert stopping.result(20) == []
+    assert server.join(1)
+
+
+def test_stop_keeps_its_deadline_and_names_the_threads_that_are_stuck(serve: Serve) -> None:
+    release, entered = threading.Event(), threading.Semaphore(0)
+
+    def stuck(*_: Any) -> None:
+        entered.release()
+        release.wait(60)
+
+    def endless() -> Iterator[int]:
+        yield 1
+        stuck()
+
+    server, client = serve(thread_pool_size=3)
+    server.bind("stuck", stuck)
+    server.bind("endless", endless)
+    futures = [client.futures.stuck(), client.futures.stuck(np.zeros(1_000_000))]
+    items = client.endless()
+    assert next(items) == 1
+    for _ in range(3):
+        assert entered.acquire(timeout=20)
+    futures += [client.futures.stuck(), client.futures.stuck(np.zeros(1_000_000))]
+    start = time.monotonic()
+    names = server.stop(0.3)
+    assert time.monotonic() - start < 3
+    assert sum(name.startswith("courier-handler") for name in names) == 3
+    for future in futures:
+        assert isinstance(future.exception(20), courier.ServerLostError)
+    with pytest.raises(courier.ServerLostError):
+        next(items)
+    assert server.stop() == []
+    release.set()
+
+
+def test_stop_cancels_handlers_that_heed_it(serve: Serve) -> None:
+    entered = threading.Event()
+
+    def patient() -> bool:
+        entered.set()
+        return courier.current_call().wait_cancelled(60)
+
+    server, client = serve(patient)
+    future = client.futures()
+    assert entered.wait(20)
+    assert server.stop(0.2) == []
+    assert isinstance(future.exception(20), courier.ServerLostError)
+
+
+def test_no_thread_of_ours_remains_after_stop_and_close(serve: Serve) -> None:
+    before = our_threads()
+    server, client = serve(lambda value: iter([value]))
+    server.bind("echo", lambda value: value)
+    server.bind("count", Gauge().stream)
+    done = threading.Event()
+    client.futures.echo(1).add_done_callback(lambda _: done.set())
+    assert done.wait(20)
+    client.echo(np.zeros(1_000_000))
+    assert our_threads() > before
+    courier.close(client)
+    assert server.stop(0) == []
+    wait_until(lambda: our_threads() <= before)
+
+
+def test_a_process_with_a_stuck_handler_can_exit(script: Script) -> None:
+    process = script(
+        "import threading\n"
+        "entered = threading.Event()\n"
+        "def stuck():\n"
+        "    entered.set()\n"
+        "    threading.Event().wait()\n"
+        "server = courier.Server(stuck, secret=secret)\n"
+        "server.start()\n"
+        "client = courier.Client(server.address, secret=secret)\n"
+        "future = client.futures()\n"
+        "entered.wait()\n"
+        "print(len(server.stop(0.1)))\n"
+    )
+    out, err = process.communicate(timeout=30)
+    assert (out, err, process.returncode) == ("1\n", "", 0)
+
+
+def _health(address: str) -> Any:
+    with grpc.insecure_channel(address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        request = health_pb2.HealthCheckRequest(service="courier.v1.Courier")
+        return stub.Check(request, timeout=10).status
+
+
+def test_the_health_service_answers_however_busy_the_handlers_are(serve: Serve) -> None:
+    gauge = Gauge()
+    server, client = serve(gauge, thread_pool_size=1, queue_size=1_000)
+    array = np.zeros(600_000)  # travels in pieces, and waits in another pool
+    futures = [client.futures.block(array) for _ in range(40)]
+    futures += [client.futures.block() for _ in range(300)]
+    wait_until(lambda: gauge.running == 1)
+    assert _health(server.address) == health_pb2.HealthCheckResponse.SERVING
+    server.set_healthy(False)
+    assert _health(server.address) == health_pb2.HealthCheckResponse.NOT_SERVING
+    gauge.release.set()
+    for future in futures:
+        future.result(60)
+
+
+def test_a_server_listens_beyond_loopback_only_with_a_secret(secret: courier.Secret) -> None:
+    for host in ("0.0.0.0", "::", "example.org", ""):
+        with pytest.raises(courier.UnprotectedServerError, match="secret"):
+            courier.Server(print, host=host)
+    with courier.Server(lambda: 1, host="0.0.0.0", secret=secret) as server:
+        client: Any = courier.Client(f"127.0.0.1:{server.port}", secret=secret)
+        assert client() == 1
+        courier.close(client)
+
+
+def test_no_secret_is_needed_on_loopback() -> None:
+    with courier.Server(lambda: 1, host="localhost") as server:
+        client: Any = courier.Client(server.address)
+        assert client() == 1
+        courier.close(client)
+
+
+def test_a_taken_port_is_named(serve: Serve) -> None:
+    server, _ = serve(print)
+    second = courier.Server(print, port=server.port)
+    with pytest.raises(courier.AddressInUseError, match=str(server.port)) as caught:
+        second.start()
+    assert isinstance(caught.value, OSError)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        third = courier.Server(print, port=other.getsockname()[1])
+        with pytest.raises(courier.AddressInUseError):
+            third.start()
+    server.stop()
+    second.start()
+    second.stop()
+
+
+def test_a_shared_port_can_be_reserved_beforehand(connect: Callable[..., Any]) -> None:
+    with socket.socket() as reserved:
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        reserved.bind(("127.0.0.1", 0))
+        port = reserved.getsockname()[1]
+        with courier.Server(lambda: 1, port=port, share_port=True) as server:
+            assert connect(server.address, secret=None)() == 1
+
+
+def test_a_server_says_when_it_is_used_at_the_wrong_time() -> None:
+    server = courier.Server(print)
+    for early in (server.stop, server.join, lambda: server.set_healthy(True), lambda: server.port):
+        with pytest.raises(courier.ServerStateError):
+            early()
+    with server:
+        assert server.has_started
+        with pytest.raises(courier.ServerStateError, match="already started"):
+            server.start()
+        assert not server.join(0.01)
+    assert server.join()
+    with pytest.raises(courier.ServerStateError, match="stopped"):
+        server.start()
+
+
+def test_senseless_options_are_refused_at_once() -> None:
+    for options in ({"thread_pool_size": 0}, {"queue_size": 0}):
+        with pytest.raises(ValueError, match="at least 1"):
+            courier.Server(print, **options)
+    with pytest.raises(ValueError, match="_private"):
+        courier.Server(print).bind("_private", print)
+
+
+def test_what_a_wrapper_forwards_is_served_and_what_is_hidden_is_not(serve: Serve) -> None:
+    class Inner:
+        def run(self) -> None: ...
+        def work(self) -> str:
+            return "worked"
+
+        @property
+        def broken(self) -> None:
+            raise ValueError
+
+    class Wrapper:
+        def __init__(self, inner: Any) -> None:
+            self._inner = inner
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._inner, name)
+
+        def __dir__(self) -> list[str]:
+            return dir(self._inner)
+
+    _, client = serve(Wrapper(Inner()), hidden=["run"])
+    assert client.work() == "worked"
+    assert courier.list_methods(client) == ["work"]
