@@ -65,8 +65,8 @@ test-pythons: $(READY) ## Run the fast tests on the other Pythons this machine h
 protos: $(READY) ## Regenerate courier/_proto from protos/
 	$(BIN)/python protos/generate.py
 
-benchmark: $(READY) ## Measure calls and starts; prints a table
-	$(BIN)/python -m examples.benchmark
+benchmark: $(READY) ## Measure how fast programs start; prints a table
+	$(BIN)/python -m benchmarks.start
 
 clean: ## Remove environments, caches and build products
 	rm -rf .venv .venv-* .cache .hypothesis .import_linter_cache .mypy_cache .pytest_cache \

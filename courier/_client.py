@@ -352,6 +352,9 @@ class Client(_View):
     raises; `client.futures.m(...)` returns a future at once; `client.aio.m(...)`
     is awaitable. A generator method returns an iterator over its items.
 
+    Large arrays are sent from their own memory, not from a copy: change one only
+    after its call has been answered.
+
     Connects at the first call, reconnects by itself, and may be shared between
     threads, pickled, and used after a fork. A call runs at most once.
 

@@ -79,6 +79,7 @@ class SupervisedProgram(RunningProgram):
         self._states = {executable.name: "starting" for executable in plan.executables}
         self._result: ProgramResult | None = None
         self._host: Host | None = None
+        self._ended = threading.Event()
         # Not a daemon: an interpreter that has nothing else to do waits for its programs.
         self._thread = threading.Thread(
             target=self._supervise, name=f"launchpad-{plan.program}", daemon=False
@@ -117,8 +118,12 @@ class SupervisedProgram(RunningProgram):
 
     def join(self, timeout_s: float | None = None) -> bool:
         """Waits until all is over."""
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+        # Not Thread.join: interrupted by Ctrl-C it takes the thread for ended (Python < 3.13).
+        if not self._ended.wait(timeout_s):
+            return False
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+        return True
 
     def status(self) -> list[NodeStatus]:
         """Returns how each node is."""
@@ -158,6 +163,7 @@ class SupervisedProgram(RunningProgram):
             for client in list(self._table.clients):
                 courier.close(client)
             self._result = result
+            self._ended.set()
 
     def _live(self, host: Host) -> ProgramResult:
         names = [executable.name for executable in self.plan.executables]

@@ -1,6 +1,7 @@
 """The lane over gRPC: complete, and slower than what will stand beside it."""
 
 import itertools
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -116,8 +117,11 @@ class GrpcLane:
     def __init__(self, options: LaneOptions) -> None:
         self.options = options
         compression = grpc.Compression.Gzip if options.compress else None
+        # gRPC shares connections between channels of equal options. The last one, which it does
+        # not know, keeps a forked child from using the connection of its parent.
+        channel_options = (*_CHANNEL_OPTIONS, ("courier.process", os.getpid()))
         self._channel = grpc.insecure_channel(
-            _grpc_target(options.address), options=_CHANNEL_OPTIONS, compression=compression
+            _grpc_target(options.address), options=channel_options, compression=compression
         )
         prefix = f"/{SERVICE}/"
         # None as serializers: what crosses this wall is bytes.

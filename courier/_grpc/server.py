@@ -242,11 +242,11 @@ class FrontDoor:
         ticket = os.urandom(16)
         entry = _Parked(session, what, call, time.monotonic() + _PARKED_S)
         with self._lock:
-            stopped = self._stopped
-            if not stopped:
+            is_wanted = not (self._stopped or call.cancelled)
+            if is_wanted:
                 self._parked[ticket] = entry
                 self._reap_later()
-        if stopped:
+        if not is_wanted:
             _discard(entry)
         return ticket
 

@@ -1,4 +1,5 @@
 import concurrent.futures
+import contextlib
 import contextvars
 import socket
 import threading
@@ -33,8 +34,8 @@ class Gauge:
         with self.lock:
             self.running -= 1
 
-    def stream(self) -> Iterator[int]:
-        for number in range(2):
+    def stream(self, end: int) -> Iterator[int]:
+        for number in range(end):
             self.block()
             yield number
 
@@ -54,21 +55,33 @@ def test_the_thread_pool_size_is_the_number_of_concurrent_handlers(
     assert gauge.highest == threads
 
 
-def test_generators_count_as_handlers_even_when_the_queue_is_full(serve: Serve) -> None:
+def test_the_steps_of_generators_count_as_handlers_and_are_never_refused(serve: Serve) -> None:
     gauge = Gauge()
-    _, client = serve(gauge, thread_pool_size=2, queue_size=2)
-    streams = []
-    for _ in range(8):
-        streams.append(client.stream())
-        wait_until(lambda: gauge.running == min(2, len(streams)))
-        if len(streams) >= 2:
-            break
-    waiting = [client.futures.block() for _ in range(2)]
     gauge.release.set()
-    assert [list(stream) for stream in streams] == [[0, 1]] * 2
-    for future in waiting:
-        future.exception(20)
-    assert gauge.highest == 2
+    _, client = serve(gauge, thread_pool_size=1, queue_size=1)
+    entered = threading.Event()
+    stop = threading.Event()
+
+    def flood() -> None:
+        while not stop.is_set():
+            errors = [future.exception(20) for future in [client.futures.block() for _ in range(9)]]
+            assert {type(error) for error in errors} <= {type(None), courier.ServerBusyError}
+            entered.set()
+
+    def open_stream() -> Any:
+        while True:  # the call itself may be refused
+            with contextlib.suppress(courier.ServerBusyError):
+                return client.stream(2_000)
+
+    with concurrent.futures.ThreadPoolExecutor(1) as aside:
+        flooding = aside.submit(flood)
+        try:
+            assert entered.wait(20)
+            assert list(open_stream()) == list(range(2_000))
+        finally:
+            stop.set()
+        flooding.result(20)
+    assert gauge.highest == 1
 
 
 def test_handlers_see_the_context_variables_of_their_servers_maker(serve: Serve) -> None:
