@@ -29,12 +29,15 @@ class Address:
             port: Ask for this port; None takes a free one.
 
         Raises:
+            TypeError: The port is no number.
             ValueError: The name or the port is malformed.
         """
         if not _NAME.fullmatch(name):
             raise ValueError(
                 f"an address is named with lower-case letters and digits, not {name!r}"
             )
+        if port is not None and (isinstance(port, bool) or not isinstance(port, int)):
+            raise TypeError(f"a port is a whole number, not {port!r}")
         if port is not None and not 0 < port < 65536:
             raise ValueError(f"not a port: {port}")
         self.key = uuid.uuid4().hex

@@ -5,6 +5,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
+import types
 import typing
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from launchpad_lite._flags import TERMINATION_NOTICE_SECS, parse_known
 from launchpad_lite._launch import launch, plan
 from launchpad_lite._program import Program
 from launchpad_lite._render import render_mermaid, render_svg
-from launchpad_lite.errors import LaunchpadError, NodeFailedError, ProgramPathError
+from launchpad_lite.errors import LaunchError, LaunchpadError, NodeFailedError, ProgramPathError
 from launchpad_lite.launching import installed_launchers
 
 _USAGE = """\
@@ -35,6 +36,7 @@ options:
   --launcher=NAME                     {launchers}
   --lp_termination_notice_secs=N      seconds nodes have to end after they were asked ({notice:g})
 """
+_UNIONS = (types.UnionType, typing.Union)
 _COMMANDS = ("run", "plan", "render")
 #: How a command line ends that cannot be understood; as argparse does.
 _USAGE_ERROR = 2
@@ -48,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     try:
         return _run(list(sys.argv[1:] if argv is None else argv))
-    except NodeFailedError as error:
+    except (NodeFailedError, LaunchError) as error:
         print(f"\n{error}", file=sys.stderr)  # noqa: T201 - what a command line is for
         return 1
     except (LaunchpadError, flags.Error) as error:
@@ -128,7 +130,12 @@ def make_program(path: str, arguments: Sequence[str]) -> Program:
         )
     # The module has defined its flags by now.
     _, *rest = parse_known(["launch", *arguments])
-    program = function(**_keyword_arguments(function, rest))
+    keywords = _keyword_arguments(function, rest)
+    try:
+        inspect.signature(function).bind(**keywords)
+    except TypeError as error:
+        raise ProgramPathError(f"{path!r}: {error}; give it as --NAME=VALUE") from None
+    program = function(**keywords)
     if not isinstance(program, Program):
         raise ProgramPathError(f"{path!r} returned {program!r} instead of an lp.Program")
     return program
@@ -156,7 +163,13 @@ def _import_file(file: Path) -> Any:
         raise ProgramPathError(f"there is no file {str(file)!r}")
     # Workers import it by the same name, so its folder becomes part of the path.
     sys.path.insert(0, str(file.resolve().parent))
-    return _import(file.stem)
+    module = _import(file.stem)
+    if Path(getattr(module, "__file__", None) or "").resolve() != file.resolve():
+        raise ProgramPathError(
+            f"{str(file)!r} cannot be imported: the module {file.stem!r} is {module!r}; give the "
+            "file another name"
+        )
+    return module
 
 
 def _factories(module: Any) -> list[str]:
@@ -191,12 +204,13 @@ def _refuse(function: Callable[..., Any], argument: str, known: list[str]) -> No
 
 
 def _convert(argument: str, text: str, kind: Any) -> Any:
-    if kind is bool:
+    kinds = typing.get_args(kind) if typing.get_origin(kind) in _UNIONS else (kind,)
+    if bool in kinds:
         if text.lower() not in ("", "true", "1", "yes", "false", "0", "no"):
             raise ProgramPathError(f"{argument!r}: expected true or false")
         return text.lower() in ("", "true", "1", "yes")
     for known in (int, float, Path):
-        if kind is known or known in typing.get_args(kind):
+        if known in kinds:
             try:
                 return known(text)
             except ValueError:

@@ -1,12 +1,11 @@
 """The values of absl flags on their way into workers.
 
-A worker does not see the command line. Flags of imported modules exist there
-once the module is imported and only need their values; flags of the script
-itself, which is not run again, must be defined anew.
+A worker does not see the command line, does not run the script again and
+imports only what its node needs. So each flag travels with its definition,
+which stands in until the module that defines it is imported there, if ever.
 """
 
 import pickle
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +16,7 @@ from absl import flags
 
 @dataclass(frozen=True)
 class FlagSnapshot:
-    """Values of all flags, and the definitions of those of the script. Picklable."""
+    """Values and definitions of all flags. Picklable."""
 
     values: Mapping[str, bytes]
     definitions: Mapping[str, bytes]
@@ -27,41 +26,30 @@ class FlagSnapshot:
         """Returns the flags of this process; None if none were parsed."""
         if not flags.FLAGS.is_parsed():
             return None
-        own = {flag.name for flag in _flags_of_script()}
         values: dict[str, bytes] = {}
         definitions: dict[str, bytes] = {}
         for name in flags.FLAGS:
             if (value := _dumps(flags.FLAGS[name].value)) is not None:
                 values[name] = value
-                if name in own and (flag := _dumps(_parts_of(flags.FLAGS[name]))) is not None:
+                if (flag := _dumps(_parts_of(flags.FLAGS[name]))) is not None:
                     definitions[name] = flag
         return cls(values, definitions)
 
     def apply(self) -> None:
-        """Gives this process the flags: those that are defined by now, and the script's."""
+        """Gives this process the flags, those of modules that it has not imported too."""
         for name, definition in self.definitions.items():
             if name not in flags.FLAGS:
                 kind, state = pickle.loads(definition)
                 flag = kind.__new__(kind)
                 flag.__dict__.update(state)
+                # The module that defines it may do so again, and the value stays.
+                flag.allow_override = True
                 flags.FLAGS[name] = flag
         flags.FLAGS.mark_as_parsed()
         for name, value in self.values.items():
             if name in flags.FLAGS:
                 flags.FLAGS[name].value = pickle.loads(value)
                 flags.FLAGS[name].using_default_value = False
-
-
-def _flags_of_script() -> list[Any]:
-    by_module: Mapping[str, list[Any]] = flags.FLAGS.flags_by_module_dict()
-    names = set(by_module)
-    # absl names the script's module after its file.
-    script = {name for name in names if name == "__main__" or name.endswith(".py")}
-    return [flag for name in script | _main_name() for flag in by_module.get(name, [])]
-
-
-def _main_name() -> set[str]:
-    return {sys.argv[0]} if sys.argv else set()
 
 
 def _parts_of(flag: Any) -> tuple[type, dict[str, Any]]:

@@ -1,5 +1,8 @@
 """Command-line flags (absl) that exist once this package is imported."""
 
+import os
+import sys
+
 from absl import flags
 
 LAUNCHER = flags.DEFINE_string(
@@ -20,6 +23,15 @@ DEFAULT_LAUNCHER = "local_mp"
 def parse_known(argv: list[str]) -> list[str]:
     """Parses what it knows and returns the rest, the program's name first."""
     return list(flags.FLAGS(argv, known_only=True))
+
+
+def parse_script_arguments() -> None:
+    """Parses this process's command line, if nobody did and it is a script's own."""
+    if flags.FLAGS.is_parsed():
+        return
+    # Under pytest and in notebooks the arguments are theirs, and mean other things to us.
+    foreign = "PYTEST_CURRENT_TEST" in os.environ or "ipykernel" in sys.modules
+    parse_known(sys.argv[:1] if foreign else sys.argv)
 
 
 def chosen_launcher() -> str:

@@ -7,10 +7,13 @@ partials and closures just as in lists.
 """
 
 import collections
+import contextlib
+import functools
 import io
 import pickle
+import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +24,21 @@ from launchpad_lite.nodes.base import Handle, Node, Work
 
 
 class UnfreezableError(Exception):
-    """Something in a node cannot be pickled; the text says what and where."""
+    """Something in a node cannot be pickled.
+
+    Attributes:
+        mistakes: Say what and where.
+        handles: The handles in it all the same.
+    """
+
+    def __init__(self, mistakes: Sequence[str], handles: Sequence[Handle[Any]]) -> None:
+        super().__init__("; ".join(mistakes))
+        self.mistakes = tuple(mistakes)
+        self.handles = tuple(handles)
+
+
+class _MisplacedNodeError(Exception):
+    """A node where a handle should be."""
 
 
 @dataclass(frozen=True)
@@ -49,45 +66,48 @@ class FrozenWork:
         return work
 
 
-def freeze(work: Work, *, share: bool = False) -> FrozenWork:
+def freeze(work: Work, *, share: bool = False, search: "HandleSearch | None" = None) -> FrozenWork:
     """Pickles work.
 
     Args:
         work: What a worker is to do.
         share: Share what holds no handle instead of copying it.
+        search: What is known of objects that several works may hold.
 
     Raises:
         UnfreezableError: Something in it cannot be pickled.
     """
     buffer = io.BytesIO()
-    freezer = _Freezer(buffer, share)
+    search = search or HandleSearch()
+    freezer = _Freezer(buffer, share, search)
     try:
         freezer.dump(work)
-    except UnfreezableError:
-        raise
     except Exception as error:  # pickling runs code of arbitrary classes
-        raise UnfreezableError(_explain(work, error)) from error
+        found = (obj for part in work.parts().values() for _, obj in _walk(part))
+        raise UnfreezableError(
+            _explain(work, error, share, search),
+            [obj for obj in found if isinstance(obj, Handle)],
+        ) from error
     handles, shared = freezer.handles.objects, freezer.shared.objects
     return FrozenWork(buffer.getvalue(), tuple(handles), tuple(shared))
 
 
 class _Freezer(cloudpickle.Pickler):  # type: ignore[misc]
-    def __init__(self, buffer: io.BytesIO, share: bool) -> None:
+    def __init__(self, buffer: io.BytesIO, share: bool, search: "HandleSearch") -> None:
         super().__init__(buffer, protocol=5)
         self._share = share
         self.handles = _Collection()
         self.shared = _Collection()
-        self._search = _HandleSearch()
+        self._search = search
 
     def persistent_id(self, obj: Any) -> int | None:
         # A number, as the parts of anything larger would come back here.
+        if type(obj) in _SCALARS:
+            return None
         if isinstance(obj, Handle):
             return -1 - self.handles.position(obj)
         if isinstance(obj, Node):
-            raise UnfreezableError(
-                "it holds a node where a handle should be; pass what add_node() or "
-                "create_handle() returns"
-            )
+            raise _MisplacedNodeError
         if self._share and not self._search.holds_handle(obj):
             return self.shared.position(obj)
         return None
@@ -133,7 +153,7 @@ class _Collection:
         return self._positions[id(obj)]
 
 
-class _HandleSearch:
+class HandleSearch:
     """Tells which objects hold a handle, however deep."""
 
     def __init__(self) -> None:
@@ -150,92 +170,158 @@ class _HandleSearch:
             seen[id(obj)] = obj
             if isinstance(obj, Handle | Node):
                 return True
-            open_objects.extend(child for _, child in children(obj))
+            open_objects.extend(child for _, child in _children(obj) if type(child) not in _SCALARS)
         self._without.update(seen)
         return False
 
 
-_ATOMS = (str, bytes, int, float, complex, bool, type(None), type, types.ModuleType)
+#: No object of these types, which are most of what a config consists of, can hold anything.
+_SCALARS = frozenset((str, int, float, complex, bool, type(None)))
+_ATOMS = (str, int, float, complex, bytes, bytearray, type(None), type, types.ModuleType)
+#: How one gets from an object to a part of it: a template, and what to fill in.
+_Step = tuple[str, object]
 
 
-def children(obj: object) -> Iterator[tuple[str, object]]:
-    """Yields what an object consists of, with the step that leads there from it."""
+def _children(obj: object) -> Iterator[tuple[_Step, object]]:
+    """Yields what an object consists of, with the step that leads there. Runs no user code."""
     if isinstance(obj, _ATOMS):
         return
-    if isinstance(obj, Mapping):
-        for key, value in list(obj.items()):
-            yield f"[{key!r}]", value
-            yield f" key {key!r}", key
+    if isinstance(obj, dict):
+        for key, value in list(dict.items(obj)):
+            yield ("[{!r}]", key), value
+            yield (" key {!r}", key), key
     elif isinstance(obj, list | tuple | set | frozenset | collections.deque):
         for index, value in enumerate(list(obj)):
-            yield f"[{index}]", value
-    if isinstance(obj, types.MethodType):
-        yield ".__self__", obj.__self__
-        yield ".__func__", obj.__func__
+            yield ("[{}]", index), value
+    elif isinstance(obj, types.MethodType):
+        yield (".{}", "__self__"), obj.__self__
+        yield (".{}", "__func__"), obj.__func__
     elif isinstance(obj, types.FunctionType):
         yield from _parts_of_function(obj)
-    elif hasattr(obj, "func") and hasattr(obj, "keywords"):  # functools.partial
-        yield ".func", obj.func
-        yield ".args", getattr(obj, "args", ())
-        yield ".keywords", obj.keywords
+    elif isinstance(obj, types.CellType):
+        yield from _content_of_cell(obj)
+    elif isinstance(obj, functools.partial):
+        yield (".{}", "func"), obj.func
+        yield (".{}", "args"), obj.args
+        yield (".{}", "keywords"), obj.keywords
+    elif _is_array_of_objects(obj):
+        yield (".{}", "flat"), list(obj.flat)  # type: ignore[attr-defined]
     yield from _attributes(obj)
 
 
-def _attributes(obj: object) -> Iterator[tuple[str, object]]:
+def _is_array_of_objects(obj: object) -> bool:
+    # Only who has loaded numpy has arrays of it.
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(obj, numpy.ndarray) and bool(obj.dtype.hasobject)
+
+
+def _attributes(obj: object) -> Iterator[tuple[_Step, object]]:
     state = getattr(obj, "__dict__", None)
     if isinstance(state, dict):
         for name, value in list(state.items()):
-            yield f".{name}", value
+            yield (".{}", name), value
     for kind in type(obj).__mro__:
-        slots = kind.__dict__.get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else tuple(slots):
-            if name not in ("__dict__", "__weakref__") and hasattr(obj, name):
-                yield f".{name}", getattr(obj, name)
-
-
-def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, object]]:
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            yield f" closure variable {name!r}", cell.cell_contents
-        except ValueError:  # not assigned yet
+        if "__slots__" not in kind.__dict__:
             continue
-    yield ".__defaults__", function.__defaults__
-    yield ".__kwdefaults__", function.__kwdefaults__
-    if function.__module__ == "__main__":
-        # These travel by value, with the globals they use.
-        for name in function.__code__.co_names:
+        # Rather than the names in `__slots__`, of which private ones are mangled.
+        for name, member in list(kind.__dict__.items()):
+            if isinstance(member, types.MemberDescriptorType):
+                try:
+                    yield (".{}", name), member.__get__(obj, type(obj))
+                except AttributeError:  # not assigned
+                    continue
+
+
+def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[_Step, object]]:
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        for _, content in _content_of_cell(cell):
+            yield (" closure variable {!r}", name), content
+    yield (".{}", "__defaults__"), function.__defaults__
+    yield (".{}", "__kwdefaults__"), function.__kwdefaults__
+    if function.__module__ == "__main__" or "<" in function.__qualname__:
+        # Functions of the script and local ones travel by value, with the globals they use.
+        for name in sorted(_names_in(function.__code__)):
             if name in function.__globals__:
-                yield f" global {name!r}", function.__globals__[name]
+                yield (" global {!r}", name), function.__globals__[name]
 
 
-def _explain(work: Work, error: Exception) -> str:
-    """Finds the smallest part that cannot be pickled and says where it is."""
+def _content_of_cell(cell: types.CellType) -> Iterator[tuple[_Step, object]]:
+    # The pickler meets the cells of a function that travels by value.
+    with contextlib.suppress(ValueError):  # not assigned yet
+        yield (".{}", "cell_contents"), cell.cell_contents
+
+
+def _names_in(code: types.CodeType) -> set[str]:
+    inner = (const for const in code.co_consts if isinstance(const, types.CodeType))
+    return set(code.co_names).union(*map(_names_in, inner))
+
+
+def _walk(root: object) -> Iterator[tuple[list[_Step], object]]:
+    """Yields an object and all that it consists of, nearest first, with the way there."""
+    seen: dict[int, object] = {id(root): root}
+    found = collections.deque[tuple[list[_Step], object]]([([], root)])
+    while found:
+        path, obj = found.popleft()
+        yield path, obj
+        if isinstance(obj, Handle | Node):
+            continue
+        for step, child in _children(obj):
+            if type(child) not in _SCALARS and id(child) not in seen:
+                seen[id(child)] = child
+                found.append(([*path, step], child))
+
+
+def _spell(path: Sequence[_Step]) -> str:
+    return "".join(template.format(what) for template, what in path)
+
+
+def locate(work: Work, target: object) -> str:
+    """Says where in a node's work an object is; of things that are well hidden only that it is."""
     for name, part in work.parts().items():
-        if (problem := _problem(part)) is not None:
-            path, culprit, cause = _narrow(part, problem)
-            where = f"{name}{path}" if path else name
-            return (
-                f"{where} (a {type(culprit).__qualname__}) cannot be pickled: "
-                f"{type(cause).__name__}: {cause}. Make it in the constructor, which runs in "
-                "the node, or give its class a __reduce__"
+        for path, obj in _walk(part):
+            if obj is target:
+                return f"{name}{_spell(path)}"
+    return "one of its arguments"
+
+
+def _explain(work: Work, error: Exception, share: bool, search: HandleSearch) -> list[str]:
+    """Finds, in each part that cannot be pickled, the smallest thing that cannot."""
+
+    def problem(obj: object) -> Exception | None:
+        try:
+            _Freezer(io.BytesIO(), share, search).dump(obj)
+        except Exception as error:  # noqa: BLE001 - this is the question
+            return error
+        return None
+
+    mistakes = []
+    for name, part in work.parts().items():
+        if (failure := problem(part)) is None:
+            continue
+        path, culprit, cause = _narrow(part, failure, problem)
+        kind = type(culprit).__qualname__
+        if isinstance(cause, _MisplacedNodeError):
+            mistakes.append(
+                f"{name}{path} (a {kind}) is a node where a handle should be; pass what "
+                "add_node() or create_handle() returns"
             )
-    return f"{type(error).__name__}: {error}"
+        else:
+            mistakes.append(
+                f"{name}{path} (a {kind}) cannot be pickled: {type(cause).__name__}: {cause}. "
+                "Make it in the constructor, which runs in the node, or give its class a "
+                "__reduce__"
+            )
+    return mistakes or [f"{type(error).__name__}: {error}"]
 
 
-def _narrow(part: object, problem: Exception) -> tuple[str, object, Exception]:
-    path, seen = "", set[int]()
-    while id(part) not in seen:
+def _narrow(
+    part: object, failure: Exception, problem: Callable[[object], Exception | None]
+) -> tuple[str, object, Exception]:
+    path, seen = list[_Step](), set[int]()
+    while id(part) not in seen and not isinstance(part, Node):
         seen.add(id(part))
-        for step, child in children(part):
-            if id(child) not in seen and (deeper := _problem(child)) is not None:
-                path, part, problem = path + step, child, deeper
+        for step, child in _children(part):
+            if id(child) not in seen and (deeper := problem(child)) is not None:
+                path, part, failure = [*path, step], child, deeper
                 break
-    return path, part, problem
-
-
-def _problem(part: object) -> Exception | None:
-    try:
-        _Freezer(io.BytesIO(), share=False).dump(part)
-    except Exception as error:  # noqa: BLE001 - this is the question
-        return error
-    return None
+    return _spell(path), part, failure

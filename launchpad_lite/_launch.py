@@ -11,10 +11,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from absl import flags
-
 from launchpad_lite._compat import LaunchType
-from launchpad_lite._flags import TERMINATION_NOTICE_SECS, chosen_launcher, parse_known
+from launchpad_lite._flags import TERMINATION_NOTICE_SECS, chosen_launcher, parse_script_arguments
 from launchpad_lite._plan import LaunchPlan, ResourcesByGroup, make_plan
 from launchpad_lite._program import Program
 from launchpad_lite._result import Outcome
@@ -103,8 +101,7 @@ def _one_program(programs: Program | Sequence[Program]) -> Program:
 
 
 def _find_launcher(choice: LauncherChoice, options: Mapping[str, Any]) -> Launcher:
-    if not flags.FLAGS.is_parsed():
-        parse_known(sys.argv)
+    parse_script_arguments()
     if isinstance(choice, Launcher):
         return choice
     if isinstance(choice, LaunchType):

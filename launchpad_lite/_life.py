@@ -172,7 +172,8 @@ class ProgramLife:
         if self.over:
             return []
         actions = self._note(event, now)
-        if self.deadline is not None and now >= self.deadline:
+        # More than one phase at once, if the notice is 0.
+        while self.deadline is not None and now >= self.deadline:
             actions += self._next_phase(now)
         if not self._left() and not any(isinstance(action, Finish) for action in actions):
             actions += self._finish()
@@ -263,6 +264,8 @@ class ProgramLife:
         return self._finish()
 
     def _kill(self, now: float) -> list[Action]:
+        if self._phase is _Phase.KILLED:
+            return []  # who asks again must not put off the end
         if self._phase in (_Phase.RUNNING, _Phase.BLAMING):
             self._outcome, self._reason = Outcome.STOPPED, "asked to end at once"
         self._phase, self.deadline = _Phase.KILLED, now + GIVE_UP_S
@@ -273,6 +276,8 @@ class ProgramLife:
         self._phase, self.deadline = _Phase.OVER, None
         # The cause first: a failure that is none of another's consequences.
         failures = sorted(self._failures, key=lambda failure: failure.is_consequence)
+        if failures and self._outcome is not Outcome.FAILED:
+            self._reason = failures[0].headline()
         result = ProgramResult(
             self._outcome if not failures else Outcome.FAILED,
             tuple(failures),

@@ -3,17 +3,18 @@
 All mistakes of a program are found here, together, before anything starts.
 """
 
+import dataclasses
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from launchpad_lite._address import Address
-from launchpad_lite._freeze import FrozenWork, UnfreezableError, freeze
+from launchpad_lite._freeze import FrozenWork, HandleSearch, UnfreezableError, freeze, locate
 from launchpad_lite._program import Program
 from launchpad_lite._resources import Resources
 from launchpad_lite.errors import ProgramError
-from launchpad_lite.nodes.base import Node, PlanContext
+from launchpad_lite.nodes.base import Handle, Node, PlanContext, Work
 from launchpad_lite.nodes.python import SilentHandle
 
 ResourcesByGroup = Mapping[str, Resources | Mapping[str, Any]]
@@ -145,16 +146,20 @@ class _Planner:
             for label, nodes in program.groups.items()
             for index, node in enumerate(nodes)
         }
+        self._search = HandleSearch()
+        #: The executable that stands for a node; planned nodes only.
+        self._executable_names: dict[str, str] = {}
         self._resources = self._check_resources(resources)
 
     def plan(self) -> LaunchPlan:
         if not self._program.get_all_nodes():
             self._mistakes.append("it has no nodes; add some with program.add_node(...)")
-        executables = tuple(
-            executable
+        drafts = [
+            draft
             for label, nodes in self._program.groups.items()
-            for executable in self._executables_of_group(label, nodes)
-        )
+            for draft in self._drafts_of_group(label, nodes)
+        ]
+        executables = tuple(self._with_calls(*draft) for draft in drafts)
         if not self._mistakes:
             self._mistakes.extend(self._launcher.mistakes(executables))
         if self._mistakes:
@@ -167,9 +172,12 @@ class _Planner:
             tuple(self._launcher.notes(executables)),
         )
 
-    def _check_resources(self, given: ResourcesByGroup) -> dict[str, Resources]:
+    def _check_resources(self, given: Any) -> dict[str, Resources]:
         checked: dict[str, Resources] = {}
         known = ", ".join(self._program.groups) or "none"
+        if not isinstance(given, Mapping):  # users are not all checked by mypy
+            self._mistakes.append(f"resources are a dict by group, not {given!r}")
+            return checked
         for label, wishes in given.items():
             if label not in self._program.groups:
                 self._mistakes.append(
@@ -182,7 +190,9 @@ class _Planner:
                 self._mistakes.append(f"resources of group {label!r}: {error}")
         return checked
 
-    def _executables_of_group(self, label: str, nodes: Sequence[Node[Any]]) -> Iterable[Executable]:
+    def _drafts_of_group(
+        self, label: str, nodes: Sequence[Node[Any]]
+    ) -> Iterable[tuple[Executable, Sequence[str]]]:
         replicas = itertools.count()
         for index, node in enumerate(nodes):
             name = f"{label}[{index}]"
@@ -194,35 +204,44 @@ class _Planner:
                 self._mistakes.append(f"{name}: {error}")
                 continue
             for task in tasks:
+                caller = f"{name} {task.description}"
                 try:
-                    work = freeze(task.work, share=self._launcher.shares_memory)
+                    work = freeze(
+                        task.work, share=self._launcher.shares_memory, search=self._search
+                    )
                 except UnfreezableError as error:
-                    self._mistakes.append(f"{name} {task.description}: {error}")
+                    self._mistakes.extend(f"{caller}: {mistake}" for mistake in error.mistakes)
+                    self._callees(caller, task.work, error.handles)
                     continue
-                yield Executable(
-                    label,
-                    next(replicas),
-                    work,
-                    tuple(task.addresses),
-                    resources,
-                    task.description,
-                    self._calls(f"{name} {task.description}", work),
+                callees = self._callees(caller, task.work, work.handles)
+                addresses = tuple(task.addresses)
+                executable = Executable(
+                    label, next(replicas), work, addresses, resources, task.description, ()
                 )
+                self._executable_names.setdefault(node.key, executable.name)
+                yield executable, callees
 
-    def _calls(self, caller: str, work: FrozenWork) -> tuple[str, ...]:
-        names: dict[str, None] = {}
-        for handle in work.handles:
+    def _with_calls(self, draft: Executable, callees: Sequence[str]) -> Executable:
+        # Only now all have their names; a node need not have exactly one executable.
+        names = [self._executable_names[key] for key in callees if key in self._executable_names]
+        return dataclasses.replace(draft, calls=tuple(names))
+
+    def _callees(self, caller: str, work: Work, handles: Sequence[Handle[Any]]) -> Sequence[str]:
+        """Returns the keys of the nodes that handles stand for."""
+        callees: dict[str, None] = {}
+        for handle in handles:
             name = self._names.get(handle.node_key)
             if name is None:
                 self._mistakes.append(
-                    f"{caller} holds a handle to a node that was never added; add it with "
-                    "program.add_node(node, label=...)"
+                    f"{caller}: {locate(work, handle)} is a handle to a node that was never "
+                    "added; add it with program.add_node(node, label=...)"
                 )
             elif isinstance(handle, SilentHandle):
                 self._mistakes.append(
-                    f"{caller} holds a handle to {name}, but a {handle.description} serves "
-                    "nothing; use lp.CourierNode for a node that others call"
+                    f"{caller}: {locate(work, handle)} is a handle to {name}, but a "
+                    f"{handle.description} serves nothing; use lp.CourierNode for a node that "
+                    "others call"
                 )
             else:
-                names[name] = None
-        return tuple(names)
+                callees[handle.node_key] = None
+        return tuple(callees)

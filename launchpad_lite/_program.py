@@ -9,6 +9,8 @@ from launchpad_lite.nodes.base import Handle, Node
 
 T = TypeVar("T")
 
+_A_LABEL = "a label"
+
 # A label becomes part of `label[replica]` and of file names.
 _LABEL = re.compile(r"[^\s/\\\[\]\x00-\x1f]+( [^\s/\\\[\]\x00-\x1f]+)*")
 
@@ -74,7 +76,7 @@ class Program:
             raise TypeError(f"add_node takes a node, like lp.CourierNode(Learner), not {node!r}")
         if self._current is not None and label is not None and label != self._current:
             raise ValueError(f"the label {label!r} does not match the open group {self._current!r}")
-        label = _checked_label(self._current if label is None else label, "a label")
+        label = _checked_label(self._current if label is None else label, _A_LABEL)
         for other, nodes in self._groups.items():
             if any(node is known for known in nodes):
                 raise ValueError(
@@ -95,7 +97,7 @@ class Program:
             raise ValueError(
                 f"groups cannot be nested: {self._current!r} is open, asked for {label!r}"
             )
-        self._current = _checked_label(label, "a label")
+        self._current = _checked_label(label, _A_LABEL)
         try:
             yield
         finally:
@@ -107,12 +109,12 @@ class Program:
 
 
 def _checked_label(label: str | None, what: str) -> str:
+    if label is not None and not isinstance(label, str):
+        raise TypeError(f"{what} is a string, not {label!r}")
     if not label:
-        raise ValueError(
-            f"{what} cannot be empty; write add_node(node, label='actor'), or add the node inside "
-            "`with program.group('actor'):`"
-        )
-    if not _LABEL.fullmatch(label):
+        hint = "write add_node(node, label='actor'), or `with program.group('actor'):`"
+        raise ValueError(f"{what} cannot be empty" + (f"; {hint}" if what == _A_LABEL else ""))
+    if not _LABEL.fullmatch(label) or not label.isprintable() or label in (".", ".."):
         raise ValueError(
             f"{what} is printable text without slashes, brackets and outer spaces, not {label!r}"
         )

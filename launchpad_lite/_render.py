@@ -2,9 +2,13 @@
 
 import shutil
 from collections.abc import Iterator
+from typing import Any
 
-from launchpad_lite._plan import Executable, LaunchPlan
+from launchpad_lite._plan import LaunchPlan
 from launchpad_lite.errors import MissingExtraError
+
+#: Means something in Mermaid's text, which is also HTML: `PyNode(<lambda>)` would be a tag.
+_MERMAID_SPECIAL = frozenset('#"&<>[]`\\')
 
 
 def render_mermaid(plan: LaunchPlan) -> str:
@@ -17,7 +21,7 @@ def _mermaid_groups(plan: LaunchPlan) -> Iterator[str]:
     for index, (label, members) in enumerate(plan.groups().items()):
         yield f'  subgraph group{index}["{_mermaid_text(label)}"]'
         for member in members:
-            text = _mermaid_text(f"{member.name}<br/>{member.description}")
+            text = f"{_mermaid_text(member.name)}<br/>{_mermaid_text(member.description)}"
             yield f'    {ids[member.name]}["{text}"]'
         yield "  end"
 
@@ -29,7 +33,7 @@ def _mermaid_edges(plan: LaunchPlan) -> Iterator[str]:
 
 
 def _mermaid_text(text: str) -> str:
-    return text.replace('"', "#quot;").replace("[", "#91;").replace("]", "#93;")
+    return "".join(f"#{ord(char)};" if char in _MERMAID_SPECIAL else char for char in text)
 
 
 def render_svg(plan: LaunchPlan) -> str:
@@ -50,7 +54,7 @@ def render_svg(plan: LaunchPlan) -> str:
             "graphviz, or without admin rights conda install graphviz. Mermaid needs nothing"
         )
     graph = graphviz.Digraph(
-        plan.program,
+        _svg_text(plan.program),
         graph_attr={"rankdir": "LR", "fontname": "Helvetica", "bgcolor": "transparent"},
         node_attr={
             "shape": "box",
@@ -65,18 +69,21 @@ def render_svg(plan: LaunchPlan) -> str:
     ids = _ids(plan)
     for index, (label, members) in enumerate(plan.groups().items()):
         with graph.subgraph(name=f"cluster_{index}") as cluster:
-            cluster.attr(label=label, style="rounded,filled", color="#dde4ea", fillcolor="#f3f6f8")
+            cluster.attr(
+                label=_svg_text(label), style="rounded,filled", color="#dde4ea", fillcolor="#f3f6f8"
+            )
             for member in members:
-                cluster.node(ids[member.name], _svg_text(member))
+                cluster.node(ids[member.name], _svg_text(f"{member.name}\n{member.description}"))
     for caller, callee in _edges(plan):
         graph.edge(ids[caller], ids[callee])
     return str(graph.pipe(format="svg", encoding="utf-8"))
 
 
-def _svg_text(member: Executable) -> str:
+def _svg_text(text: str) -> Any:
     from graphviz import escape
 
-    return f"{escape(member.name)}\n{escape(member.description)}"
+    # Graphviz takes `&...;` for an entity, known or not.
+    return escape(text.replace("&", "&amp;"))
 
 
 def _ids(plan: LaunchPlan) -> dict[str, str]:

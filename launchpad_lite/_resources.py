@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 
@@ -25,10 +26,12 @@ class Resources:
         for name, value in dataclasses.asdict(self).items():
             if value is None:
                 continue
-            if isinstance(value, bool) or not isinstance(value, int | float):
+            if isinstance(value, bool) or not isinstance(value, Real):
                 raise TypeError(f"{name} is a number, not {value!r}")
             if not math.isfinite(value) or value < 0:
                 raise ValueError(f"{name} cannot be {value}")
+            if name == "gpu" and not float(value).is_integer():
+                raise ValueError(f"gpu is a whole number, not {value}")
 
     @classmethod
     def of(cls, given: "Resources | Mapping[str, Any]") -> "Resources":
@@ -43,10 +46,12 @@ class Resources:
         if not isinstance(given, Mapping):
             raise TypeError(f"expected lp.Resources or a dict, got {given!r}")
         wishes = dict(given)
+        if "ram" in wishes and "ram_gib" in wishes:
+            raise ValueError("ram and ram_gib mean the same; give one of them")
         if "ram" in wishes:  # the spelling of the paper's Listing 1
             wishes["ram_gib"] = wishes.pop("ram")
         known = [field.name for field in dataclasses.fields(cls)]
-        if unknown := sorted(set(wishes) - set(known)):
+        if unknown := sorted(set(wishes) - set(known), key=repr):
             raise ValueError(f"unknown resource {unknown[0]!r}; known are {', '.join(known)}")
         return cls(**wishes)
 

@@ -22,7 +22,8 @@ class StopHandlers:
     """The registered handlers of this process. Thread-safe."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        # A signal may come, and call the handlers, while its thread is in here.
+        self._lock = threading.RLock()
         self._handlers: list[StopHandler] = []
         #: Handlers of signals that ours replaced; only outside any program.
         self._replaced: dict[int, Any] = {}
@@ -50,37 +51,46 @@ class StopHandlers:
                 self._release_signals()
 
     def call_all(self, signum: int = signal.SIGTERM, frame: FrameType | None = None) -> None:
-        """Calls and forgets all handlers, the last registered first."""
-        while True:
-            with self._lock:
-                if not self._handlers:
-                    return
-                handler = self._handlers.pop()
+        """Calls and forgets all handlers, the last registered first.
+
+        Raises:
+            SystemExit: A handler raised it, as scripts do to leave; the others were called.
+        """
+        leaving: SystemExit | None = None
+        while (handler := self._take_last()) is not None:
             try:
                 _call(handler, signum, frame)
+            except SystemExit as error:
+                leaving = error
             except Exception:
                 # The others, and the stop itself, must not suffer from one that fails.
                 _LOGGER.exception("the stop handler %r failed", handler)
+        if leaving is not None:
+            raise leaving
+
+    def _take_last(self) -> StopHandler | None:
+        with self._lock:
+            return self._handlers.pop() if self._handlers else None
 
     def _catch_signals(self) -> None:
         for signum in (signal.SIGINT, signal.SIGTERM):
             current = signal.getsignal(signum)
             # Who has set handlers of their own wants those.
-            if signum not in self._replaced and current in (
-                signal.default_int_handler,
-                signal.SIG_DFL,
-            ):
+            if current in (signal.default_int_handler, signal.SIG_DFL):
                 self._replaced[signum] = signal.signal(signum, self._on_signal)
 
     def _release_signals(self) -> None:
-        for signum, previous in self._replaced.items():
-            signal.signal(signum, previous)
-        self._replaced.clear()
+        for signum in list(self._replaced):
+            # Who has put a handler before ours, as launch() does, still needs theirs.
+            if signal.getsignal(signum) == self._on_signal:
+                signal.signal(signum, self._replaced.pop(signum))
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         self.call_all(signum, frame)
         # And then what the signal does without us, so that the process can be interrupted.
         self._release_signals()
+        if signum in self._replaced:
+            signal.signal(signum, self._replaced.pop(signum))
         signal.raise_signal(signum)
 
 

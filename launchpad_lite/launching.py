@@ -256,6 +256,11 @@ def get_launcher(name: str, options: Mapping[str, Any] | None = None) -> Launche
         raise LauncherLoadError(
             f"the launcher {name!r} ({entry.value}) cannot be imported: {error}"
         ) from error
-    launcher: Launcher = launcher_class(**(options or {}))
+    launcher = launcher_class(**(options or {})) if callable(launcher_class) else launcher_class
+    if not isinstance(launcher, Launcher):
+        raise LauncherLoadError(
+            f"the launcher {name!r} ({entry.value}) is no launchpad_lite.launching.Launcher but "
+            f"{launcher!r}"
+        )
     launcher.name = name
     return launcher

@@ -96,7 +96,7 @@ class CourierNode(Node[T], Generic[T]):
 
         Raises:
             TypeError: `constructor` cannot be called, or an option is unknown.
-            ValueError: The port is none.
+            ValueError: The port is none, or a size is below 1.
         """
         super().__init__()
         require_callable(type(self), constructor)
@@ -203,4 +203,10 @@ class CourierWork:
 def _checked_options(name: str, given: Mapping[str, Any], known: Sequence[str]) -> dict[str, Any]:
     if unknown := sorted(set(given) - set(known)):
         raise TypeError(f"{name}: unknown option {unknown[0]!r}; known are {', '.join(known)}")
+    for size in ("thread_pool_size", "queue_size"):
+        value = given.get(size, 1)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"{name}: {size} is a whole number, not {value!r}")
+        if value < 1:
+            raise ValueError(f"{name}: {size} is at least 1, not {value}")
     return dict(given)

@@ -1,0 +1,45 @@
+"""The client's half of a session: seals requests, checks replies."""
+
+import itertools
+
+from courier._grpc.wire import describe, parse, sealed
+from courier._parcel import Parcel
+from courier._proto import courier_pb2 as pb
+from courier._secret import SessionKey
+from courier.errors import AuthenticationError
+
+
+class ClientSession:
+    """What a hello gave: seals requests and numbers them."""
+
+    def __init__(self, name: bytes, key: SessionKey) -> None:
+        self.name = name
+        self.key = key
+        self._numbers = itertools.count(1)
+
+    def request(self, method: str, arguments: Parcel) -> tuple[pb.Sealed, int]:
+        """Returns a sealed request without its parcel, and its number."""
+        return self._seal(pb.RequestHead(method=method, arguments=describe(arguments)))
+
+    def fetch(self, ticket: bytes) -> tuple[pb.Sealed, int]:
+        return self._seal(pb.RequestHead(ticket=ticket))
+
+    def _seal(self, head: pb.RequestHead) -> tuple[pb.Sealed, int]:
+        head.session = self.name
+        # next() of a count is atomic.
+        head.sequence = next(self._numbers)
+        data = head.SerializeToString()
+        return sealed(data, self.key.seal_request(data), None), head.sequence
+
+    def open(self, message: pb.Sealed, sequence: int, where: str) -> pb.ReplyHead:
+        """Checks that a reply comes from the server and answers this request.
+
+        Raises:
+            AuthenticationError: It does not.
+        """
+        if not self.key.is_reply(message.head, message.seal):
+            raise AuthenticationError(f"{where}: the reply does not carry the program's seal")
+        head = parse(pb.ReplyHead, message.head)
+        if head.sequence != sequence:
+            raise AuthenticationError(f"{where}: the reply belongs to another call")
+        return head

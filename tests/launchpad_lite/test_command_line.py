@@ -1,0 +1,218 @@
+"""`python -m launchpad_lite.launch`: run, plan, render, and how mistakes are told."""
+
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import launchpad_lite as lp
+from launchpad_lite._command_line import main, make_program
+
+PROGRAM = """
+import enum
+from pathlib import Path
+from typing import Optional
+import launchpad_lite as lp
+from helper_beside import greeting
+
+class Greeter:
+    def __init__(self, text, times):
+        self.text, self.times = text, times
+
+    def run(self):
+        print(self.text * self.times)
+
+def make_program(times: int = 1, text="hello ", loud: bool = False, folder: Optional[Path] = None):
+    program = lp.Program("greetings")
+    text = text.upper() if loud else text
+    program.add_node(lp.PyClassNode(Greeter, text, times), label="greeter")
+    return program
+
+def fail():
+    raise ValueError("the first cause")
+
+def failing():
+    program = lp.Program("failing")
+    program.add_node(lp.PyNode(fail), label="bad")
+    return program
+
+def wrong():
+    program = lp.Program("wrong")
+    program.add_node(lp.CourierNode(Greeter, lp.CourierNode(Greeter).create_handle()), label="a")
+    return program
+
+def taken(port: int):
+    program = lp.Program("taken")
+    program.add_node(lp.CourierNode(Greeter, "", 1, courier_kwargs={"port": port}), label="a")
+    return program
+
+def nothing():
+    return 5
+
+ready = make_program()
+"""
+
+
+@pytest.fixture(autouse=True)
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "dir"
+    folder.mkdir()
+    (folder / "helper_beside.py").write_text("greeting = 'hi'\n")
+    (folder / "prog.py").write_text(PROGRAM)
+    return folder
+
+
+def test_a_program_in_a_file_is_run(run_command: Any) -> None:
+    done = run_command("dir/prog.py:make_program", "--times=2", "--loud", "--text=ho ")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "HO HO" in done.stdout
+
+
+@pytest.mark.parametrize("launcher", ["--launcher=local_mt", "--lp_launch_type=test_mp"])
+def test_run_is_a_command_too_and_flags_stand_anywhere(run_command: Any, launcher: str) -> None:
+    done = run_command("run", "dir/prog.py", launcher)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_failing_node_gives_exit_code_1_and_the_cause(run_command: Any) -> None:
+    done = run_command("--launcher=local_mt", "dir/prog.py:failing")
+    assert done.returncode == 1
+    assert "bad[0]" in done.stderr
+    assert "ValueError: the first cause" in done.stderr
+    assert done.stderr.count("the first cause") < 4  # told once, with its traceback
+
+
+def test_the_plan_of_a_program_is_printed(run_command: Any) -> None:
+    done = run_command("plan", "--launcher=local_mt", "dir/prog.py:ready")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "greetings  (local_mt: threads of this process)" in done.stdout
+    assert "greeter[0]  PyClassNode(Greeter)" in done.stdout
+
+
+def test_a_module_is_found_in_the_current_folder(run_command: Any, tmp_path: Path) -> None:
+    source = PROGRAM.replace("from helper_beside import greeting\n", "")
+    (tmp_path / "module_here.py").write_text(source)
+    done = run_command("render", "module_here:make_program")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("flowchart LR")
+
+
+@pytest.fixture
+def in_folder(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For commands in this process: undoes what they do to sys.path and sys.modules."""
+    import sys
+
+    monkeypatch.setattr(sys, "path", [str(programs), *sys.path])
+    monkeypatch.chdir(programs)
+    for name in ("prog", "helper_beside", "json_like"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+
+@pytest.mark.usefixtures("in_folder")
+def test_drawings_go_to_files(capsys: Any, programs: Path) -> None:
+    assert main(["render", "--output=graph.mmd", "prog:ready"]) == 0
+    assert (programs / "graph.mmd").read_text().startswith("flowchart LR")
+    if lp_can_draw():
+        assert main(["render", "prog.py:ready", "--output=graph.svg"]) == 0
+        ET.fromstring((programs / "graph.svg").read_text())
+    assert capsys.readouterr().out == ""
+
+
+def lp_can_draw() -> bool:
+    import os
+    import shutil
+
+    return shutil.which("dot") is not None or os.environ.get("CI") == "true"
+
+
+@pytest.mark.usefixtures("in_folder")
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["no_such_module:make"], "cannot import 'no_such_module'"),
+        (["no/such/file.py:make"], "no file 'no/such/file.py'"),
+        (["json.py:loads"], "cannot be imported: the module 'json'"),
+        (["raising:make"], "importing 'raising' failed: ZeroDivisionError"),
+        (["missing_import"], "No module named 'not_installed_at_all'"),
+        (["prog:no_such_function"], "it has: make_program, fail, failing, wrong, taken, nothing"),
+        (["prog:nothing"], "returned 5 instead of an lp.Program"),
+        (["prog:taken"], "missing a required argument: 'port'"),
+        (["prog", "--tmies=2"], "'--tmies=2'; make_program takes --times, --text, --loud"),
+        (["prog", "extra"], "unknown argument 'extra'"),
+        (["prog", "--times=two"], "'--times=two': expected int"),
+        (["prog", "--loud=maybe"], "expected true or false"),
+        (["prog:wrong"], "never added"),
+        (["prog", "--launcher=nonsense"], "Installed: local_mp, local_mt"),
+        (["--lp_termination_notice_secs=soon", "prog"], "lp_termination_notice_secs"),
+        (["plan"], "no PROGRAM is named"),
+    ],
+)
+def test_mistakes_on_the_command_line_give_exit_code_2(
+    capsys: Any, programs: Path, arguments: list[str], words: str, restored_flags: None
+) -> None:
+    (programs / "json.py").write_text("")
+    (programs / "raising.py").write_text("1 / 0\n")
+    (programs / "missing_import.py").write_text("import not_installed_at_all\n")
+    assert main(arguments) == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.fixture
+def restored_flags() -> Any:
+    from absl import flags
+    from absl.testing import flagsaver
+
+    with flagsaver.flagsaver():
+        yield
+    assert flags.FLAGS.launcher is None
+
+
+@pytest.mark.usefixtures("in_folder", "restored_flags")
+def test_a_program_that_cannot_be_started_gives_exit_code_1(capsys: Any) -> None:
+    import courier
+
+    with courier.Server(object()) as server:
+        assert main(["--launcher=local_mt", "prog:taken", f"--port={server.port}"]) == 1
+    assert str(server.port) in capsys.readouterr().err
+
+
+def test_without_arguments_and_with_help_the_usage_is_shown(capsys: Any) -> None:
+    assert main([]) == 2
+    assert main(["--help"]) == 0
+    assert "local_mp, local_mt" in capsys.readouterr().out
+
+
+def typed(
+    count: int | None = None, flag: bool | None = None, names: list[int] | None = None
+) -> Any:
+    program = lp.Program("typed")
+    program.arguments = (count, flag, names)  # type: ignore[attr-defined]
+    return program
+
+
+def test_arguments_are_converted_to_optional_types_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+    import types
+
+    module: Any = types.ModuleType("typed_programs")
+    module.typed = typed
+    monkeypatch.setitem(sys.modules, "typed_programs", module)
+    program: Any = make_program("typed_programs:typed", ["--count=3", "--flag=false"])
+    assert program.arguments == (3, False, None)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ["import launchpad_lite.launch", "from launchpad_lite import launch", ("import importlib;"
+     "importlib.import_module('launchpad_lite.launch')")],
+)  # fmt: skip
+def test_importing_the_module_launch_does_not_replace_the_function(
+    run_script: Any, statement: str
+) -> None:
+    done = run_script(
+        f"{statement}\nimport launchpad_lite as lp\n"
+        "assert lp.launch.__name__ == 'launch' and callable(lp.launch)\n"
+        "lp.Program('x')\n"
+    )
+    assert (done.returncode, done.stderr) == (0, "")

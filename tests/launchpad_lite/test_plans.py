@@ -1,0 +1,588 @@
+"""Plans: mistakes are told together, handles are found wherever they are, sharing, pictures."""
+
+import collections
+import dataclasses
+import functools
+import os
+import pickle
+import re
+import shutil
+import threading
+import time
+import unittest.mock
+import xml.etree.ElementTree as ET
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import launchpad_lite as lp
+from launchpad_lite._freeze import freeze
+from launchpad_lite.nodes.base import Handle, PlanContext, Task
+from launchpad_lite.nodes.python import FunctionWork
+
+
+class Service:
+    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+
+
+class Box:
+    def __init__(self, content: Any = None) -> None:
+        self.content = content
+
+    def method(self) -> None: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    content: Any
+
+
+class Slotted:
+    __slots__ = ("__private", "content")
+
+    def __init__(self, content: Any, private: Any = None) -> None:
+        self.content = content
+        self.__private = private
+
+    @property
+    def private(self) -> Any:
+        return self.__private
+
+
+class Pair(NamedTuple):
+    left: Any
+    right: Any
+
+
+def server(program: lp.Program, label: str = "server") -> lp.CourierHandle[Service]:
+    node = lp.CourierNode(Service)
+    program.add_node(node, label=label)
+    return node.create_handle()
+
+
+def mistakes_of(program: lp.Program, launcher: str = "test_mp", **options: Any) -> list[str]:
+    with pytest.raises(lp.ProgramError) as wrong:
+        lp.plan(program, launcher, **options)
+    assert all(mistake in str(wrong.value) for mistake in wrong.value.mistakes)
+    return list(wrong.value.mistakes)
+
+
+# Mistakes
+
+
+def test_an_empty_program_is_a_mistake() -> None:
+    (mistake,) = mistakes_of(lp.Program("empty"))
+    assert "no nodes" in mistake
+    assert "add_node" in mistake
+
+
+def lock_in_closure() -> Callable[[], object]:
+    the_lock = threading.Lock()
+    return lambda: the_lock
+
+
+@pytest.mark.parametrize(
+    ("thing", "path"),
+    [
+        (threading.Lock(), "argument 0"),
+        ({"a": [1, {"b": threading.Lock()}]}, "argument 0['a'][1]['b']"),
+        (Box(Box(threading.Lock())), "argument 0.content.content"),
+        (Frozen((1, threading.Lock())), "argument 0.content[1]"),
+        (Slotted(threading.Lock()), "argument 0.content"),
+        (lock_in_closure(), "argument 0 closure variable 'the_lock'"),
+        (functools.partial(print, end=threading.Lock()), "argument 0.keywords['end']"),
+        (Box(threading.Lock()).method, "argument 0.__self__.content"),
+    ],
+)
+def test_what_cannot_be_pickled_is_named_with_its_path(thing: object, path: str) -> None:
+    program = lp.Program("locks")
+    with program.group("worker"):
+        program.add_node(lp.CourierNode(Service))
+        program.add_node(lp.CourierNode(Service, thing))
+    (mistake,) = mistakes_of(program)
+    assert mistake.startswith(f"worker[1] CourierNode(Service): {path} (a lock) cannot be pickled")
+
+
+def test_all_mistakes_are_told_together_each_with_node_and_argument() -> None:
+    program = lp.Program("wrong")
+    lost = lp.CourierNode(Service).create_handle()
+    silent = program.add_node(lp.PyNode(print), label="silent")
+    node = lp.CourierNode(Service)
+    program.add_node(node, label="server")
+    with program.group("caller"):
+        program.add_node(lp.CourierNode(Service, threading.Lock(), b={"c": threading.Lock()}))
+        program.add_node(lp.CourierNode(Service, [1, lost]))
+        program.add_node(lp.PyClassNode(Service, servers={"x": Box(silent)}))
+        program.add_node(lp.PyNode(print, (node,)))
+    found = mistakes_of(program, resources={"nobody": {}, "caller": {"cpu": -1}})
+    expected = [
+        r"unknown group 'nobody'; the groups are: silent, server, caller",
+        r"group 'caller': cpu cannot be -1",
+        r"caller\[0\] CourierNode\(Service\): argument 0 .*lock.*pickled",
+        r"caller\[0\] CourierNode\(Service\): argument 'b'\['c'\] .*lock.*pickled",
+        r"caller\[1\] CourierNode\(Service\): argument 0\[1\] .*never added",
+        (
+            r"caller\[2\] PyClassNode\(Service\): argument 'servers'\['x'\]\.content .*silent\[0\].*"
+            r"PyNode\(print\) serves nothing"
+        ),
+        r"caller\[3\] PyNode\(print\): argument 0\[0\] .*CourierNode.*node where a handle should be",
+    ]
+    assert len(found) == len(expected)
+    for mistake, pattern in zip(found, expected, strict=True):
+        assert re.search(pattern, mistake), (pattern, mistake)
+
+
+def test_a_node_that_cannot_be_pickled_does_not_hide_its_lost_handles() -> None:
+    program = lp.Program("wrong")
+    lost = lp.CourierNode(Service).create_handle()
+    program.add_node(lp.CourierNode(Service, threading.Lock(), lost), label="a")
+    assert len(mistakes_of(program)) == 2
+
+
+@pytest.mark.parametrize("launcher", ["local_mt", "test_mt", "test_mp"])
+def test_a_node_in_the_place_of_a_handle_is_a_mistake_under_each_launcher(launcher: str) -> None:
+    program = lp.Program("wrong")
+    node = lp.CourierNode(Service)
+    program.add_node(node, label="a")
+    program.add_node(lp.CourierNode(Service, {"server": [node]}), label="b")
+    (mistake,) = mistakes_of(program, launcher)
+    assert "argument 0['server'][0]" in mistake
+    assert "create_handle()" in mistake
+
+
+@pytest.mark.parametrize(
+    ("wishes", "words"),
+    [
+        ({"cpu": -1}, "cpu cannot be -1"),
+        ({"cpu": float("nan")}, "cpu cannot be nan"),
+        ({"cpu": "2"}, "cpu is a number, not '2'"),
+        ({"gpu": True}, "gpu is a number"),
+        ({"gpu": 0.5}, "whole number"),
+        ({"tpu": 1}, "unknown resource 'tpu'; known are cpu, ram_gib, gpu"),
+        ({1: 1, "tpu": 1}, "unknown resource"),
+        ({"ram": 1, "ram_gib": 2}, "mean the same"),
+        (3, "expected lp.Resources or a dict"),
+        (None, "expected lp.Resources or a dict"),
+    ],
+)
+def test_wrong_resources_are_mistakes(wishes: Any, words: str) -> None:
+    program = lp.Program("resources")
+    server(program, "a")
+    (mistake,) = mistakes_of(program, resources={"a": wishes})
+    assert "group 'a'" in mistake
+    assert words in mistake
+
+
+def test_resources_that_are_no_dict_are_a_mistake() -> None:
+    program = lp.Program("resources")
+    server(program, "a")
+    (mistake,) = mistakes_of(program, resources=["a"])
+    assert "dict" in mistake
+
+
+def test_resources_reach_each_node_of_their_group() -> None:
+    program = lp.Program("resources")
+    server(program, "a")
+    server(program, "b")
+    wishes = {"a": {"cpu": 2, "ram": np.float64(1.5), "gpu": np.int64(1)}}
+    a, b = lp.plan(program, "test_mt", wishes).executables
+    assert a.resources == lp.Resources(cpu=2, ram_gib=1.5, gpu=1)
+    assert b.resources == lp.Resources()
+
+
+def test_program_errors_pickle() -> None:
+    error = lp.ProgramError("p", ["one", "two"])
+    twin = pickle.loads(pickle.dumps(error))
+    assert str(twin) == str(error)
+    assert twin.mistakes == ("one", "two")
+
+
+# Handles, wherever they are
+
+
+class Client:
+    def __init__(self, key: str) -> None:
+        self.key = key
+
+
+class ProbeHandle(Handle[Client]):
+    """Dereferences without a program."""
+
+    def dereference(self) -> Client:
+        return Client(self.node_key)
+
+
+@dataclasses.dataclass
+class Plain:
+    content: Any
+    by_default: Any = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass(frozen=True)
+class FrozenSlots:
+    __slots__ = ("content",)
+    content: Any
+
+    def __getstate__(self) -> Any:
+        return self.content
+
+    def __setstate__(self, state: Any) -> None:
+        object.__setattr__(self, "content", state)
+
+
+class AttrsLike:
+    __attrs_attrs__ = ()
+
+    def __init__(self, content: Any) -> None:
+        self.content = content
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"content": self.content}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+
+def with_closure(content: Any) -> Callable[[], Any]:
+    def inner() -> Any:
+        return content
+
+    return inner
+
+
+def with_default(content: Any) -> Callable[[], Any]:
+    return lambda content=content: content
+
+
+def with_keyword_default(content: Any) -> Callable[[], Any]:
+    return lambda *, content=content: content
+
+
+class Holder:
+    def __init__(self, content: Any) -> None:
+        self.content = content
+
+    def get(self) -> Any:
+        return self.content
+
+
+def nested(content: Any, depth: int = 100) -> Any:
+    for _ in range(depth):
+        content = [{"x": (content,)}]
+    return content
+
+
+def unnest(value: Any, depth: int = 100) -> Any:
+    for _ in range(depth):
+        value = value[0]["x"][0]
+    return value
+
+
+def object_array(content: Any) -> Any:
+    array = np.empty(2, dtype=object)
+    array[1] = content
+    return array
+
+
+PLACES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "itself": (lambda x: x, lambda v: v),
+    "list": (lambda x: [0, x], lambda v: v[1]),
+    "tuple": (lambda x: (x,), lambda v: v[0]),
+    "dict value": (lambda x: {"a": x}, lambda v: v["a"]),
+    "dict key": (lambda x: {x: 1}, lambda v: next(iter(v))),
+    "mixed keys": (lambda x: {1: 0, "a": x, None: 0}, lambda v: v["a"]),
+    "ordered dict": (lambda x: collections.OrderedDict(a=x), lambda v: v["a"]),
+    "default dict": (lambda x: collections.defaultdict(list, a=x), lambda v: v["a"]),
+    "deque": (lambda x: collections.deque([x]), lambda v: v[0]),
+    "set": (lambda x: {x}, lambda v: next(iter(v))),
+    "frozenset": (lambda x: frozenset([x]), lambda v: next(iter(v))),
+    "namedtuple": (lambda x: Pair(1, x), lambda v: v.right),
+    "dataclass": (Plain, lambda v: v.content),
+    "frozen dataclass": (Frozen, lambda v: v.content),
+    "frozen dataclass with slots": (FrozenSlots, lambda v: v.content),
+    "slots": (Slotted, lambda v: v.content),
+    "private slot": (lambda x: Slotted(None, x), lambda v: v.private),
+    "attrs": (AttrsLike, lambda v: v.content),
+    "attribute": (Box, lambda v: v.content),
+    "partial argument": (lambda x: functools.partial(dict, [], a=x), lambda v: v()["a"]),
+    "closure": (with_closure, lambda v: v()),
+    "default argument": (with_default, lambda v: v()),
+    "keyword default": (with_keyword_default, lambda v: v()),
+    "bound method": (lambda x: Holder(x).get, lambda v: v()),
+    "object array": (object_array, lambda v: v[1]),
+    "deep": (nested, unnest),
+}
+
+
+@pytest.mark.parametrize("share", [True, False], ids=["shared memory", "copied"])
+@pytest.mark.parametrize("place", PLACES)
+def test_a_handle_becomes_a_client_wherever_it_is(place: str, share: bool) -> None:
+    put, take = PLACES[place]
+    handle = ProbeHandle(lp.CourierNode(Service))
+    frozen = freeze(FunctionWork(print, (put(handle),), {}), share=share)
+    assert frozen.handles == (handle,)
+    work: Any = frozen.thaw()
+    client = take(work.args[0])
+    assert isinstance(client, Client)
+    assert client.key == handle.node_key
+
+
+_hidden_handle: Any = None
+
+
+@pytest.mark.parametrize("share", [True, False], ids=["shared memory", "copied"])
+def test_a_handle_in_a_global_of_a_local_function_becomes_a_client(
+    monkeypatch: pytest.MonkeyPatch, share: bool
+) -> None:
+    monkeypatch.setitem(globals(), "_hidden_handle", ProbeHandle(lp.CourierNode(Service)))
+    frozen = freeze(FunctionWork(lambda: [_hidden_handle for _ in "a"], (), {}), share=share)
+    work: Any = frozen.thaw()
+    assert isinstance(work.function()[0], Client)
+
+
+@pytest.mark.parametrize("share", [True, False], ids=["shared memory", "copied"])
+def test_one_handle_in_two_places_is_one_client(share: bool) -> None:
+    handle = ProbeHandle(lp.CourierNode(Service))
+    work: Any = freeze(FunctionWork(print, (handle, [handle]), {"a": handle}), share=share).thaw()
+    assert work.args[0] is work.args[1][0] is work.kwargs["a"]
+
+
+@pytest.mark.parametrize("launcher", ["local_mt", "test_mt", "test_mp"])
+def test_edges_are_drawn_from_handles_wherever_they_are(launcher: str) -> None:
+    program = lp.Program("edges")
+    handles = [server(program, f"s{index}") for index in range(len(PLACES))]
+    things = [put(handle) for (put, _), handle in zip(PLACES.values(), handles, strict=True)]
+    program.add_node(lp.CourierNode(Service, things), label="caller")
+    *_, caller = lp.plan(program, launcher).executables
+    assert sorted(caller.calls) == sorted(f"s{index}[0]" for index in range(len(PLACES)))
+
+
+# Sharing
+
+
+def test_threads_share_what_holds_no_handle() -> None:
+    handle = ProbeHandle(lp.CourierNode(Service))
+    results: list[int] = []
+    event, lock = threading.Event(), threading.Lock()
+    inner = {"event": event}
+    args = (results, [handle, inner, results], Box(lock))
+    work: Any = freeze(FunctionWork(print, args, {"event": event}), share=True).thaw()
+    assert work.function is print
+    assert work.args[0] is results
+    assert work.args[1] is not args[1]
+    assert work.args[1][1] is inner
+    assert work.args[1][2] is results
+    assert work.args[2] is args[2]
+    assert work.kwargs["event"] is event
+    assert isinstance(args[1][0], ProbeHandle)  # the user's own list is as it was
+
+
+def test_local_classes_are_shared_rather_than_copied() -> None:
+    class Local:
+        def __init__(self, content: Any) -> None:
+            self.content = content
+
+    handle = ProbeHandle(lp.CourierNode(Service))
+    work: Any = freeze(FunctionWork(print, (Local(handle),), {}), share=True).thaw()
+    assert type(work.args[0]) is Local
+
+
+def test_mocks_are_shared() -> None:
+    mock = unittest.mock.MagicMock()
+    work: Any = freeze(FunctionWork(mock, (mock.child, mock), {}), share=True).thaw()
+    assert work.function is mock
+    assert work.args[1] is mock
+
+
+class Lazy(collections.UserDict[str, int]):
+    """Has side effects when it is looked at."""
+
+    def __iter__(self) -> Any:
+        raise AssertionError("planning runs no code of shared objects")
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"planning asked for {name}")
+
+
+def test_planning_for_threads_runs_no_code_of_shared_objects() -> None:
+    lazy = Lazy.__new__(Lazy)
+    work: Any = freeze(FunctionWork(print, (lazy,), {}), share=True).thaw()
+    assert work.args[0] is lazy
+
+
+@pytest.mark.parametrize("share", [True, False], ids=["shared memory", "copied"])
+def test_objects_in_cycles_are_fine(share: bool) -> None:
+    first, second = Box(), Box()
+    first.content, second.content = second, first
+    loop: list[Any] = []
+    loop.append(loop)
+    handle = ProbeHandle(lp.CourierNode(Service))
+    with_handle = Box()
+    with_handle.content = [with_handle, handle]
+    frozen = freeze(FunctionWork(print, (first, loop, with_handle), {}), share=share)
+    work: Any = frozen.thaw()
+    assert work.args[0].content.content is work.args[0]
+    assert work.args[1][0] is work.args[1]
+    assert work.args[2].content[0] is work.args[2]
+    assert isinstance(work.args[2].content[1], Client)
+
+
+def test_a_mistake_in_a_cycle_is_found() -> None:
+    program = lp.Program("cycle")
+    box = Box()
+    box.content = [box, threading.Lock()]
+    program.add_node(lp.CourierNode(Service, box), label="a")
+    (mistake,) = mistakes_of(program)
+    assert "lock" in mistake
+    assert "argument 0" in mistake
+
+
+@pytest.mark.parametrize("launcher", ["local_mt", "test_mp"])
+def test_big_programs_are_planned_in_reasonable_time(launcher: str) -> None:
+    program = lp.Program("big")
+    config = {
+        "table": {f"key {index}": float(index) for index in range(20_000)},
+        "blob": b"x" * 2**19,
+        "array": np.zeros(2**15),
+    }
+    with program.group("server"):
+        servers = [program.add_node(lp.CourierNode(Service, config)) for _ in range(100)]
+    with program.group("caller"):
+        for _ in range(100):
+            program.add_node(lp.CourierNode(Service, servers, config=config))
+    start = time.process_time()
+    plan = lp.plan(program, launcher)
+    assert time.process_time() - start < 15.0
+    assert len(plan.executables) == 200
+    assert len(plan.executables[-1].calls) == 100
+
+
+# Pictures
+
+
+class Several(lp.Node[Any]):
+    """A node that is not exactly one executable."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.count = count
+
+    def create_handle(self) -> ProbeHandle:
+        return ProbeHandle(self)
+
+    def to_executables(self, context: PlanContext) -> Sequence[Task]:
+        return [Task(FunctionWork(print, (), {}), (), f"Part({n})") for n in range(self.count)]
+
+
+def test_edges_are_right_where_nodes_have_several_executables_or_none() -> None:
+    program = lp.Program("several")
+    nodes = [Several(0), Several(2), Several(1)]
+    caller = lp.CourierNode(Service, *(node.create_handle() for node in nodes))
+    with program.group("group"):
+        for node in nodes:
+            program.add_node(node)
+    program.add_node(caller, label="caller")
+    plan = lp.plan(program, "test_mp")
+    names = [each.name for each in plan.executables]
+    assert names == ["group[0]", "group[1]", "group[2]", "caller[0]"]
+    assert plan.executables[-1].calls == ("group[0]", "group[2]")
+    assert lp.render_mermaid(plan).count("-->") == 2
+
+
+def test_a_mistake_of_a_node_class_becomes_a_mistake_of_the_program() -> None:
+    class Incomplete(Several):
+        def to_executables(self, context: PlanContext) -> Sequence[Task]:
+            raise ValueError(f"{context.label} needs a model")
+
+    program = lp.Program("incomplete")
+    program.add_node(Incomplete(1), label="a")
+    assert mistakes_of(program) == ["a[0]: a needs a model"]
+
+
+def test_a_plan_prints_as_a_tree() -> None:
+    program = lp.Program("tree")
+    with program.group("server"):
+        servers = [program.add_node(lp.CourierNode(Service)) for _ in range(8)]
+    program.add_node(lp.PyClassNode(Service, servers[:2]), label="few")
+    program.add_node(lp.PyNode(print, servers), label="all")
+    plan = lp.plan(program, "test_mp", {"server": {"cpu": 2, "gpu": 1}})
+    lines = str(plan).splitlines()
+    assert lines[0] == "tree  (test_mp: processes of this machine, silent)"
+    assert lines[1] == "├── server  8 nodes, each cpu=2, gpu=1"
+    assert lines[2] == "│   ├── server[0]  CourierNode(Service)"
+    assert lines[9] == "│   └── server[7]  CourierNode(Service)"
+    assert lines[10:13] == [
+        "├── few  1 node",
+        "│   └── few[0]  PyClassNode(Service)  calls server[0], server[1]",
+        "└── all  1 node",
+    ]
+    assert lines[13] == (
+        "    └── all[0]  PyNode(print)  calls "
+        "server[0], server[1], server[2], server[3], server[4], and 3 more"
+    )
+
+
+ODD = [
+    'a"b',
+    "a&b",
+    "&lt;",
+    "&bogus;",
+    "<b>",
+    "a#b",
+    "`a`",
+    "ä 演员",
+    "100%",
+    "a;b",
+    "{x|y}",
+    "end",
+]
+
+
+def odd_plan() -> lp.LaunchPlan:
+    program = lp.Program("<odd & 'program'>")
+    handles = [program.add_node(lp.CourierNode(Service), label=label) for label in ODD]
+    program.add_node(lp.PyNode(lambda: handles), label="caller")
+    return lp.plan(program, "test_mp")
+
+
+def test_mermaid_escapes_what_it_would_interpret() -> None:
+    text = lp.render_mermaid(odd_plan())
+    lines = text.splitlines()
+    assert lines[0] == "flowchart LR"
+    assert text.count("-->") == len(ODD)
+    shown = []
+    for line in lines[1:]:
+        quoted = re.fullmatch(r'\s+(?:subgraph )?\w+\["([^"\[\]`\\&]*)"\]', line)
+        if quoted is None:
+            assert re.fullmatch(r"  end|  node\d+ --> node\d+", line), line
+            continue
+        parts = quoted[1].split("<br/>")
+        assert not any(set("<>") & set(part) for part in parts)
+        shown.append([re.sub(r"#(\d+);", lambda m: chr(int(m[1])), part) for part in parts])
+    assert [[label] for label in ODD] == [each for each in shown if len(each) == 1][:-1]
+    assert ["caller[0]", "PyNode(<lambda>)"] in shown
+
+
+def test_svg_is_well_formed_and_shows_labels_as_they_are() -> None:
+    if shutil.which("dot") is None:
+        assert os.environ.get("CI") != "true", "CI draws: install graphviz"
+        pytest.skip("needs the program dot of Graphviz")
+    root = ET.fromstring(lp.render_svg(odd_plan()))
+    space = "{http://www.w3.org/2000/svg}"
+    texts = {"".join(each.itertext()) for each in root.iter(f"{space}text")}
+    assert {label.replace("\u00a0", " ") for label in texts} >= {
+        *ODD,
+        *(f"{label}[0]" for label in ODD),
+        "PyNode(<lambda>)",
+    }
+    edges = [each for each in root.iter(f"{space}g") if each.get("class") == "edge"]
+    assert len(edges) == len(ODD)
+
+
+def test_svg_without_dot_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("graphviz")
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(lp.MissingExtraError, match="apt install graphviz"):
+        lp.render_svg(odd_plan())

@@ -1,0 +1,289 @@
+"""Programs in scripts of their own: exit codes, reports, flags of the script, Ctrl-C."""
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import launchpad_lite as lp
+
+FLAGS_SCRIPT = """
+import enum
+from absl import flags
+import launchpad_lite as lp
+import more_flags
+
+class Color(enum.Enum):
+    RED = 1
+    BLUE = 2
+
+flags.DEFINE_integer("count", 1, "")
+flags.DEFINE_bool("fast", False, "")
+flags.DEFINE_enum("mode", "train", ["train", "test"], "")
+flags.DEFINE_enum_class("color", Color.RED, Color, "")
+flags.DEFINE_list("names", ["x"], "")
+flags.DEFINE_string("set_later", "default", "")
+flags.DEFINE_string("untouched", "as defined", "")
+FLAGS = flags.FLAGS
+
+class Worker:
+    def __init__(self, colors):
+        self.colors = colors
+
+    def run(self):
+        print("main", FLAGS.count, FLAGS.fast, FLAGS.mode, FLAGS.names, FLAGS.set_later)
+        print("rest", FLAGS.color is Color.BLUE, FLAGS.color is self.colors[0], FLAGS.untouched)
+        print("imported", FLAGS.rate, FLAGS.kept)
+        import more_flags
+        print("later", more_flags.RATE.value, FLAGS.rate, FLAGS.kept)
+
+if __name__ == "__main__":
+    FLAGS_PARSE
+    program = lp.Program("flags")
+    program.add_node(lp.PyClassNode(Worker, [Color.BLUE]), label="worker")
+    lp.launch(program).wait()
+"""
+
+PROGRAMMATIC = """
+    import sys
+    FLAGS(sys.argv)
+    FLAGS.set_later = "by hand"
+    more_flags.flags.FLAGS.kept = 7
+"""
+
+
+@pytest.fixture
+def more_flags(tmp_path: Path) -> None:
+    (tmp_path / "more_flags.py").write_text(
+        "from absl import flags\n"
+        'RATE = flags.DEFINE_float("rate", 0.5, "")\n'
+        'flags.DEFINE_integer("kept", 3, "")\n'
+    )
+
+
+@pytest.mark.usefixtures("more_flags")
+@pytest.mark.parametrize("launcher", ["--launcher=local_mp", "--lp_launch_type=local_mt"])
+def test_nodes_see_the_flags_of_the_script_and_of_modules(run_script: Any, launcher: str) -> None:
+    done = run_script(
+        FLAGS_SCRIPT.replace("    FLAGS_PARSE\n", PROGRAMMATIC),
+        launcher,
+        "--count=5",
+        "--fast",
+        "--mode=test",
+        "--color=BLUE",
+        "--names=a,b",
+        "--rate=0.25",
+    )
+    assert done.returncode == 0, done.stderr
+    assert "main 5 True test ['a', 'b'] by hand" in done.stdout
+    assert "rest True True as defined" in done.stdout
+    assert "imported 0.25 7" in done.stdout
+    assert "later 0.25 0.25 7" in done.stdout
+
+
+@pytest.mark.usefixtures("more_flags")
+def test_flags_nobody_parsed_are_parsed_at_launch(run_script: Any) -> None:
+    done = run_script(FLAGS_SCRIPT.replace("    FLAGS_PARSE\n", ""), "--count=6", "--foreign=1")
+    assert done.returncode == 0, done.stderr
+    assert "main 6 False train ['x'] default" in done.stdout
+    assert "imported 0.5 3" in done.stdout
+
+
+PROCESS_SCRIPT = """
+import os
+import launchpad_lite as lp
+
+class Worker:
+    def __init__(self, launcher):
+        self.launcher = launcher
+
+    def run(self):
+        print("in a thread" if self.launcher == os.getpid() else "in a process")
+
+if __name__ == "__main__":
+    program = lp.Program("where")
+    program.add_node(lp.PyClassNode(Worker, os.getpid()), label="worker")
+    lp.launch(ARGUMENTS)
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "arguments", "where"),
+    [
+        ("program", ["--launcher=local_mt"], "in a thread"),
+        ("program", ["--lp_launch_type", "local_mt"], "in a thread"),
+        ("program", [], "in a process"),
+        ("program, launch_type='local_mt'", ["--launcher=local_mp"], "in a thread"),
+        ("[program], lp.LaunchType.LOCAL_MULTI_THREADING", [], "in a thread"),
+        ("program, {'worker': {'cpu': 1, 'ram': 1}}", ["--launcher=local_mt"], "in a thread"),
+    ],
+)
+def test_the_launcher_is_chosen_in_code_or_on_the_command_line(
+    run_script: Any, call: str, arguments: list[str], where: str
+) -> None:
+    done = run_script(PROCESS_SCRIPT.replace("ARGUMENTS", call), *arguments)
+    assert done.returncode == 0, done.stderr
+    assert where in done.stdout
+    assert done.stderr == ""
+
+
+FAILING_SCRIPT = """
+import sys
+import launchpad_lite as lp
+
+class Worker:
+    def run(self):
+        lp.wait_for_stop()
+
+class Bad:
+    def run(self):
+        raise ValueError("the cause of it")
+
+if __name__ == "__main__":
+    program = lp.Program("fails")
+    program.add_node(lp.PyClassNode(Worker), label="worker")
+    program.add_node(lp.PyClassNode(Bad), label="bad")
+    lp.launch(program)
+"""
+
+
+@pytest.mark.parametrize("launcher", ["local_mp", "local_mt"])
+def test_a_script_that_ends_with_launch_fails_as_its_program_does(
+    run_script: Any, launcher: str
+) -> None:
+    done = run_script(FAILING_SCRIPT, f"--launcher={launcher}")
+    assert done.returncode == 1
+    assert "bad[0]" in done.stderr
+    assert "ValueError: the cause of it" in done.stderr
+
+
+def test_a_failure_that_the_script_handled_does_not_change_its_exit_code(run_script: Any) -> None:
+    source = FAILING_SCRIPT + (
+        "    try:\n        lp.launch(program).wait()\n"
+        "    except lp.NodeFailedError as error:\n        print(error.failure.node)\n"
+    )
+    done = run_script(source.replace("    lp.launch(program)\n", "", 1), "--launcher=local_mt")
+    assert done.returncode == 0, done.stderr
+    assert "bad[0]" in done.stdout
+
+
+def test_an_unknown_launcher_is_told_with_those_that_are_installed(run_script: Any) -> None:
+    done = run_script(FAILING_SCRIPT, "--launcher=nonsense")
+    assert done.returncode == 1
+    assert "no launcher named 'nonsense'" in done.stderr
+    assert "local_mp, local_mt" in done.stderr
+
+
+def test_launch_takes_exactly_one_program() -> None:
+    one, two = lp.Program("one"), lp.Program("two")
+    for wrong in ([], [one, two], None, "one"):
+        with pytest.raises(lp.ProgramError, match=r"takes one lp\.Program"):
+            lp.launch(wrong, "test_mt")  # type: ignore[arg-type]
+
+
+def test_launch_types_of_the_original_tell_what_is_local() -> None:
+    assert lp.is_local_launch("local_mt")
+    assert not lp.is_local_launch(lp.LaunchType.TEST_MULTI_THREADING)
+    assert lp.is_local_launch_or_test("test_mp")
+
+
+def test_node_failures_pickle() -> None:
+    first = lp.NodeFailure("a[0]", "host", "broke")
+    error = lp.NodeFailedError(first, [lp.NodeFailure("b[0]", "host", "too")], "/logs")
+    twin = pickle.loads(pickle.dumps(error))
+    assert str(twin) == str(error)
+    assert twin.failure == first
+    assert twin.consequences == error.consequences
+
+
+SIGNAL_SCRIPT = """
+import signal, sys, threading
+import launchpad_lite as lp
+
+class Handler:
+    def __call__(self, signum, frame):
+        print("called", signum, flush=True)
+
+handler = Handler()
+{body}
+try:
+    signal.raise_signal(signal.{signal})
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+    raise
+print("went on", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "signal", "code", "output"),
+    [
+        ("lp.register_stop_handler(handler)", "SIGINT", -2, "called 2 interrupted"),
+        ("lp.register_stop_handler(handler)", "SIGTERM", -15, "called 15"),
+        (
+            ("lp.register_stop_handler(handler); lp.unregister_stop_handler(handler)\n"
+            "assert signal.getsignal(signal.SIGINT) is signal.default_int_handler"),
+            "SIGINT", -2, "interrupted",
+        ),
+        (
+            ("def bad():\n    raise ValueError('bad handler')\n"
+            "lp.register_stop_handler(handler); lp.register_stop_handler(bad)"),
+            "SIGINT", -2, "called 2 interrupted",
+        ),
+        (
+            ("signal.signal(signal.SIGINT, lambda *_: print('mine', flush=True))\n"
+            "lp.register_stop_handler(handler)"),
+            "SIGINT", 0, "mine went on",
+        ),
+        (
+            ("lp.register_stop_handler(handler)\n"
+            "thread = threading.Thread(target=lp.unregister_stop_handler, args=(handler,))\n"
+            "thread.start(); thread.join()"),
+            "SIGINT", -2, "interrupted",
+        ),
+        (
+            ("thread = threading.Thread(target=lp.register_stop_handler, args=(handler,))\n"
+            "thread.start(); thread.join()"),
+            "SIGINT", -2, "interrupted",
+        ),
+        (
+            ("class Racing:\n"
+            "    def __call__(self): pass\n"
+            "    def __eq__(self, other):\n"
+            "        if other is not print:\n"
+            "            return self is other\n"
+            "        try:\n"
+            "            signal.raise_signal(signal.SIGINT)\n"
+            "        except KeyboardInterrupt:\n"
+            "            print('in time', flush=True)\n"
+            "lp.register_stop_handler(Racing()); lp.register_stop_handler(handler)\n"
+            "lp.unregister_stop_handler(print)"),
+            "SIGTERM", -15, "called 2 in time",
+        ),
+        (
+            ("program = lp.Program('p')\n"
+            "program.add_node(lp.PyNode(print, end=''), label='a')\n"
+            "lp.register_stop_handler(print)\n"
+            "running = lp.launch(program, 'local_mt')\n"
+            "launched = signal.getsignal(signal.SIGINT)\n"
+            "lp.unregister_stop_handler(print)\n"
+            "assert signal.getsignal(signal.SIGINT) == launched, 'launch lost its handler'\n"
+            "running.wait()"),
+            "SIGINT", -2, "interrupted",
+        ),
+    ],
+    ids=[
+        "Ctrl-C calls the handler and interrupts", "SIGTERM calls the handler and ends",
+        "unregistering restores", "a failing handler stops no other", "own handlers stay",
+        "unregistering in a thread", "registering in a thread", "a signal while registering",
+        "unregistering while a program runs",
+    ],
+)  # fmt: skip
+def test_signals_in_a_script_with_stop_handlers(
+    run_script: Any, body: str, signal: str, code: int, output: str
+) -> None:
+    done = run_script(SIGNAL_SCRIPT.format(body=body, signal=signal))
+    assert (done.returncode, done.stdout.split()) == (code, output.split()), done.stderr
+    if "bad handler" in body:
+        assert "bad handler" in done.stderr
