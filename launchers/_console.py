@@ -3,6 +3,8 @@
 import sys
 import threading
 
+#: A longer line is shown in pieces: progress bars may never end theirs.
+_MAX_LINE_BYTES = 1 << 20
 _COLOURS = (36, 33, 32, 35, 34, 31, 96, 93, 92, 95, 94, 91)
 
 
@@ -22,6 +24,8 @@ class Console:
         """Takes in output of a node and prints the lines that are complete."""
         with self._lock:
             *lines, rest = (self._unfinished.pop(node, b"") + data).split(b"\n")
+            if len(rest) > _MAX_LINE_BYTES:
+                lines, rest = [*lines, rest], b""
             if rest:
                 self._unfinished[node] = rest
             self._print(node, lines)
@@ -35,11 +39,15 @@ class Console:
     def _print(self, node: str, lines: list[bytes]) -> None:
         if not lines:
             return
-        prefix = self._prefix(node)
-        text = "".join(f"{prefix} {line.decode(errors='replace')}\n" for line in lines)
+        stream = sys.stdout
+        if stream is None:  # as a service may have it
+            return
         try:
-            sys.stdout.write(text)
-            sys.stdout.flush()
+            prefix = self._prefix(node)
+            text = "".join(f"{prefix} {line.decode(errors='replace')}\n" for line in lines)
+            encoding = getattr(stream, "encoding", None) or "utf-8"
+            stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+            stream.flush()
         except (OSError, ValueError):
             pass  # nobody looks any more; the log files have it all
 

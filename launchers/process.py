@@ -15,6 +15,7 @@ from launchers._supervisor import SupervisedProgram
 from launchers.host.remote import AgentHost
 from launchers.host.worker import Payload
 from launchpad_lite._flag_values import FlagSnapshot
+from launchpad_lite.errors import LaunchError
 from launchpad_lite.launching import (
     AddressTable,
     Executable,
@@ -46,18 +47,31 @@ class ProcessLauncher(Launcher):
         """
         console = Console() if self.shows_output and not options.quiet else None
         host = AgentHost("localhost", console)
-        reserved = host.reserve(plan.addresses)
-        endpoints = {key: endpoint(port) for key, port in reserved.items()}
-        table = AddressTable(endpoints, Secret.generate())
-        log_dir = options.log_dir or _new_log_dir(plan.program)
+        try:
+            reserved = host.reserve(plan.addresses)
+            endpoints = {key: endpoint(port) for key, port in reserved.items()}
+            table = AddressTable(endpoints, Secret.generate())
+            flags = FlagSnapshot.take()
+            payloads = [
+                _payload(plan, executable, table, options, flags).encode()
+                for executable in plan.executables
+            ]
+            # The working directory of the agent is that of the launch, whatever comes later.
+            log_dir = (options.log_dir or _new_log_dir(plan.program)).absolute()
+        except BaseException:  # an interrupt, too
+            host.close()
+            raise
         program = SupervisedProgram(plan, options, table, log_dir)
         program.supervise(host)
-        host.listen(program)
-        flags = FlagSnapshot.take()
-        for executable in plan.executables:
-            payload = _payload(plan, executable, table, options, flags)
-            log = log_dir / executable.label / f"{executable.replica}.log"
-            host.start(executable.name, payload.encode(), log)
+        try:
+            host.listen(program)
+            for executable, payload in zip(plan.executables, payloads, strict=True):
+                log = log_dir / executable.label / f"{executable.replica}.log"
+                host.start(executable.name, payload, log)
+        except BaseException:
+            program.kill()
+            program.join()
+            raise
         return program
 
 
@@ -94,7 +108,13 @@ def _new_log_dir(program: str) -> Path:
     now = dt.datetime.now(dt.timezone.utc).astimezone()
     folder = root / f"{program}-{now:%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:6]}"
     # Output may hold anything, so it is nobody else's to read.
-    folder.mkdir(parents=True, mode=0o700)
+    try:
+        folder.mkdir(parents=True, mode=0o700)
+    except OSError as error:
+        raise LaunchError(
+            f"cannot make the folder for logs: {error}. Name another in {LOG_DIR_VARIABLE}, or "
+            "pass log_dir="
+        ) from error
     return folder
 
 

@@ -23,6 +23,9 @@ from launchpad_lite.launching import (
     RunningProgram,
 )
 
+#: Seconds that stop handlers have to return once all nodes have ended.
+_HANDLERS_S = 2.0
+
 
 class ThreadLauncher(Launcher):
     """Runs each node in a thread of this process.
@@ -106,7 +109,7 @@ class _ThreadHost:
             each.name: threading.Thread(target=self._run, args=(each,), name=each.name, daemon=True)
             for each in plan.executables
         }
-        self._handlers_called = False
+        self._handlers: threading.Thread | None = None
 
     def start(self) -> None:
         for thread in self._threads.values():
@@ -120,13 +123,13 @@ class _ThreadHost:
         self._program.post(Ended(executable.name, failure))
 
     def request_stop(self, node: str) -> None:
-        self._runtimes[node].request_stop()
-        if not self._handlers_called:
-            self._handlers_called = True
+        if self._handlers is None:
             # They may block or raise what they like; the supervisor goes on.
-            threading.Thread(
+            self._handlers = threading.Thread(
                 target=STOP_HANDLERS.call_all, name="launchpad-stop-handlers", daemon=True
-            ).start()
+            )
+            self._handlers.start()
+        self._runtimes[node].request_stop()
 
     def terminate(self, node: str) -> None:
         # What SIGTERM is to a process: calls that wait fail, Python code gets a SystemExit.
@@ -145,6 +148,8 @@ class _ThreadHost:
         for thread in self._threads.values():
             if not thread.is_alive():
                 thread.join()
+        if self._handlers is not None:
+            self._handlers.join(_HANDLERS_S)
         self._ports.close()
 
     def pids(self) -> Mapping[str, int]:

@@ -4,7 +4,8 @@ A single thread with an event loop. Commands come in as frames on one
 descriptor, events go out on another:
 
     in    reserve, start, stop, signal, quit
-    out   reserved or taken, started, output, constructed, failed, stop, exited
+    out   reserved or taken, started or refused, output, constructed, failed, stop, exited,
+          terminated
 
 It imports what workers share and forks them from itself, so a worker costs
 milliseconds. When its input ends (the launcher is gone, however), it ends all
@@ -34,6 +35,7 @@ import courier._grpc.client
 import courier._grpc.server  # noqa: F401
 from launchers._ports import PortReservations, PortTakenError
 from launchers.host.link import Frame, FrameDecoder, Outbox
+from launchers.host.sweep import MARK, Warden
 from launchers.host.worker import leave, run_worker
 from launchpad_lite.launching import Address
 
@@ -42,6 +44,8 @@ _ORPHAN_NOTICE_S = 1.0
 #: Output that waits for a slow launcher; beyond it, only the log files get more.
 _MAX_WAITING_BYTES = 16 << 20
 _READ_BYTES = 1 << 16
+#: What may still be on its way from a dead worker: more than any pipe or socket holds.
+_MAX_LAST_READS = 64
 _PR_SET_PDEATHSIG = 1
 
 
@@ -64,7 +68,7 @@ class _Worker:
 class Agent:
     """The event loop and its state."""
 
-    def __init__(self, input_fd: int, output_fd: int) -> None:
+    def __init__(self, input_fd: int, output_fd: int, launcher: int, warden: Warden) -> None:
         self._input_fd = input_fd
         self._commands = FrameDecoder()
         self._out = Outbox(output_fd)
@@ -72,6 +76,9 @@ class Agent:
         self._workers: dict[str, _Worker] = {}
         self._ports = PortReservations()
         self._quitting = False
+        self._terminated_by = 0
+        self._warden = warden
+        self._launcher_fd = self._watch_launcher(launcher)
         self._wake_read, self._wake_write = os.pipe()
         for fd in (input_fd, output_fd, self._wake_read, self._wake_write):
             os.set_blocking(fd, False)
@@ -85,6 +92,25 @@ class Agent:
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
 
+    def _watch_launcher(self, pid: int) -> int | None:
+        """Notices the launcher's end even if a child of its still holds the input open."""
+        if not hasattr(os, "pidfd_open"):
+            return None
+        try:
+            fd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            self._quitting = True
+            return None
+        except OSError:  # an old kernel, or a sandbox
+            return None
+        self._selector.register(fd, selectors.EVENT_READ, self._on_launcher_end)
+        return fd
+
+    def _on_launcher_end(self) -> None:
+        self._quitting = True
+        assert self._launcher_fd is not None
+        self._unwatch(self._launcher_fd)
+
     def run(self) -> None:
         """Works until told to quit or left alone."""
         try:
@@ -93,6 +119,7 @@ class Agent:
         finally:
             self._end_all()
             self._ports.close()
+            self._warden.dismiss()
             self._out.flush()
 
     def _step(self, timeout_s: float | None) -> None:
@@ -160,14 +187,22 @@ class Agent:
         self._quitting = True
 
     def _on_terminate(self, signum: int, stack: object) -> None:  # noqa: ARG002
-        self._out.put(Frame("terminated", {"signum": signum}))
+        # Anything may be under way, a write to the launcher for one: `_on_wake` goes on with it.
+        self._terminated_by = signum
 
     # Workers
 
     def _start(self, frame: Frame) -> None:
+        try:
+            self._fork(frame)
+        except OSError as error:  # no such folder, too many files, too many processes
+            text = f"its process could not be started: {error}"
+            self._out.put(Frame("refused", {"node": frame["node"], "text": text}))
+
+    def _fork(self, frame: Frame) -> None:
+        log_fd = _open_log(Path(frame["log"]))
         ours, theirs = socket.socketpair()
         output_read, output_write = os.pipe()
-        log_fd = _open_log(Path(frame["log"]))
         pid = os.fork()
         if pid == 0:
             self._become_worker(frame, theirs, ours, output_write, log_fd)
@@ -207,6 +242,9 @@ class Agent:
         """In a forked worker: closes what belongs to the agent and to other workers."""
         signal.set_wakeup_fd(-1)
         self._selector.close()
+        self._warden.abandon()
+        if self._launcher_fd is not None:
+            os.close(self._launcher_fd)
         for fd in (self._input_fd, self._out.fd, self._wake_read, self._wake_write):
             os.close(fd)
         for worker in self._workers.values():
@@ -244,13 +282,20 @@ class Agent:
         if len(self._out) > _MAX_WAITING_BYTES:
             worker.skipped_bytes += len(data)
             return
+        self._tell_skipped(worker)
+        self._out.put(Frame("output", {"node": worker.name}, data))
+
+    def _tell_skipped(self, worker: _Worker) -> None:
         if worker.skipped_bytes:
             note = f"\n[{worker.skipped_bytes} bytes are only in the log file]\n"
-            data, worker.skipped_bytes = note.encode() + data, 0
-        self._out.put(Frame("output", {"node": worker.name}, data))
+            worker.skipped_bytes = 0
+            self._out.put(Frame("output", {"node": worker.name}, note.encode()))
 
     def _on_wake(self) -> None:
         _read(self._wake_read)
+        if self._terminated_by:
+            self._out.put(Frame("terminated", {"signum": self._terminated_by}))
+            self._terminated_by = 0
         self._reap()
 
     def _reap(self) -> None:
@@ -263,6 +308,7 @@ class Agent:
         _signal_group(worker.pid, signal.SIGKILL)
         _, status = os.waitpid(worker.pid, 0)
         self._drain(worker)
+        self._tell_skipped(worker)
         del self._workers[worker.name]
         code = os.waitstatus_to_exitcode(status)
         self._out.put(Frame("exited", {"node": worker.name, "status": code}))
@@ -270,8 +316,10 @@ class Agent:
 
     def _drain(self, worker: _Worker) -> None:
         """Takes in what a dead worker still had to say, and no more than that."""
-        while self._on_output(worker):
-            pass
+        # A child that left the group may go on printing for ever.
+        for _ in range(_MAX_LAST_READS):
+            if not self._on_output(worker):
+                break
         while self._on_control(worker):
             pass
         self._unwatch(worker.output_fd)
@@ -350,8 +398,12 @@ def _reset_interpreter() -> None:
     faulthandler.enable()
 
 
-def main() -> None:
-    """The agent's process: its link is where standard input and output were."""
+def main(launcher: int) -> None:
+    """The agent's process: its link is where standard input and output were.
+
+    Args:
+        launcher: Process without which there is nothing to do.
+    """
     input_fd, output_fd = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
@@ -361,5 +413,6 @@ def main() -> None:
     # Workers share these pages with the agent; a collection would copy them.
     gc.collect()
     gc.freeze()
-    Agent(input_fd, output_fd).run()
+    warden = Warden(os.environ[MARK])
+    Agent(input_fd, output_fd, launcher, warden).run()
     leave(0)

@@ -1,7 +1,7 @@
 """The launcher's side of a host: starts its agent and speaks with it."""
 
 import contextlib
-import json
+import logging
 import os
 import pickle
 import signal
@@ -13,11 +13,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psutil
-
 from launchers._console import Console
 from launchers._supervisor import SupervisedProgram
 from launchers.host.link import Frame, read_frames, write_all
+from launchers.host.sweep import MARK, end_marked
 from launchpad_lite._life import Constructed, Ended, HostLost, StopAsked
 from launchpad_lite.errors import LaunchError
 from launchpad_lite.launching import Address, NodeFailure
@@ -25,14 +24,16 @@ from launchpad_lite.launching import Address, NodeFailure
 if TYPE_CHECKING:
     from courier import ExceptionReport
 
-#: In the environment of the agent and so of all that it starts: tells what is ours.
-MARK = "LAUNCHPAD_LITE_PROGRAM"
+_LOGGER = logging.getLogger(__name__)
+
 _QUIT_S = 5.0
+# With -c, the working directory stands in sys.path: nothing but built-in modules may be imported
+# before it is gone, or a json.py of the user's would be.
 _BOOT = (
-    "import json, sys\n"
-    "sys.path[:] = json.loads(sys.argv.pop())\n"
+    "import sys\n"
+    "sys.path[:] = eval(sys.argv.pop())\n"
     "from launchers.host.agent import main\n"
-    "main()\n"
+    "main(int(sys.argv.pop()))\n"
 )
 
 
@@ -61,7 +62,8 @@ class AgentHost:
 
     def _start_agent(self) -> subprocess.Popen[bytes]:
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-        command = [sys.executable, *flags, "-c", _BOOT, json.dumps(sys.path)]
+        path = repr([str(folder) for folder in sys.path])
+        command = [sys.executable, *flags, "-c", _BOOT, str(os.getpid()), path]
         try:
             return subprocess.Popen(
                 command,
@@ -111,11 +113,17 @@ class AgentHost:
         write_all(self._to_agent, frame.encode())
 
     def _pass_on(self, program: SupervisedProgram) -> None:
-        for frame in self._from_agent:
-            self._take_in(frame, program)
+        reason = f"the agent of {self.name} died"
+        try:
+            for frame in self._from_agent:
+                self._take_in(frame, program)
+        except Exception as error:
+            # A mistake of ours must not become a wait without end.
+            _LOGGER.exception("the link to %s failed", self.name)
+            reason = f"the link to {self.name} failed: {error!r}"
         if not self._closing:
             lost = tuple(each.name for each in program.plan.executables)
-            program.post(HostLost(self.name, lost, f"the agent of {self.name} died"))
+            program.post(HostLost(self.name, lost, reason))
 
     def _take_in(self, frame: Frame, program: SupervisedProgram) -> None:
         if frame.op == "terminated":
@@ -134,6 +142,9 @@ class AgentHost:
         elif frame.op == "failed":
             report: ExceptionReport = pickle.loads(frame.body)
             self._failures[node] = NodeFailure.of_exception(node, self.name, report)
+        elif frame.op == "refused":
+            self._ended.add(node)
+            program.post(Ended(node, NodeFailure(node, self.name, str(frame["text"]))))
         elif frame.op == "exited":
             self._note_exit(node, frame["status"], program)
 
@@ -165,11 +176,13 @@ class AgentHost:
         return dict(self._pids)
 
     def close(self) -> None:
-        """Ends the agent and all that is left of its workers."""
-        self._closing = True
-        self._send(Frame("quit"))
+        """Ends the agent and all that is left of its workers. May be repeated."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
+        if self._process.stdout.closed:
+            return
+        self._closing = True
+        self._send(Frame("quit"))
         with contextlib.suppress(OSError):
             self._process.stdin.close()
         try:
@@ -178,14 +191,8 @@ class AgentHost:
             self._process.kill()
             code = self._process.wait()
         if code != 0:
-            self._end_leftovers()
+            # It could not clean up.
+            end_marked(self._mark)
         if self._reader is not None:
             self._reader.join()
         self._process.stdout.close()
-
-    def _end_leftovers(self) -> None:
-        """After an agent that could not clean up: ends what it had started, known by its mark."""
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error, OSError):
-                if process.environ().get(MARK) == self._mark:
-                    process.kill()

@@ -116,11 +116,13 @@ class _WithFlags:
 def _watch_agent(fd: int, runtime: NodeRuntime) -> None:
     for frame in read_frames(fd):
         if frame.op == "stop":
+            # They may block; the end of the agent must be noticed all the same. Started before
+            # the node can end, and no daemon: the process ends when they have returned.
+            with contextlib.suppress(RuntimeError):  # the interpreter ends already
+                threading.Thread(
+                    target=STOP_HANDLERS.call_all, name="launchpad-stop-handlers", daemon=False
+                ).start()
             runtime.request_stop()
-            # They may block; the end of the agent must be noticed all the same.
-            threading.Thread(
-                target=STOP_HANDLERS.call_all, name="launchpad-stop-handlers", daemon=True
-            ).start()
     # The agent is gone, and nobody looks after this process and its children any more.
     os.killpg(os.getpgrp(), signal.SIGKILL)
 

@@ -1,0 +1,88 @@
+import collections
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import launchpad_lite as lp
+from examples.map_reduce.program import default_paths, make_program, reducer_of, table, words_of
+
+_ROOT = Path(__file__).parents[2]
+
+
+def count_alone(paths: list[Path]) -> dict[str, int]:
+    counts: collections.Counter[str] = collections.Counter()
+    for path in paths:
+        counts.update(words_of(path.read_text(encoding="utf-8", errors="replace")))
+    return dict(counts)
+
+
+@pytest.mark.parametrize("launcher", ["test_mt", "test_mp"])
+def test_it_counts_as_a_single_process_does(
+    launch_program: Any, tmp_path: Path, launcher: str
+) -> None:
+    paths, output = default_paths(4), tmp_path / "counts.json"
+    program = make_program(num_reducers=2, output=output, paths=paths)
+    assert launch_program(program, launcher).wait().outcome is lp.Outcome.COMPLETED
+    assert json.loads(output.read_text(encoding="utf-8")) == count_alone(paths)
+
+
+def test_files_may_be_empty_and_not_utf8(launch_program: Any, tmp_path: Path) -> None:
+    paths = [tmp_path / "empty", tmp_path / "latin"]
+    paths[0].write_bytes(b"")
+    paths[1].write_bytes("caf\xe9 und tee und Tee".encode("latin-1"))
+    output = tmp_path / "counts.json"
+    launch_program(make_program(output=output, paths=paths), "test_mt").wait()
+    assert json.loads(output.read_text()) == {"caf": 1, "und": 2, "tee": 2}
+
+
+def test_a_file_that_is_missing_ends_the_program_and_is_named(
+    launch_program: Any, tmp_path: Path
+) -> None:
+    paths = [*default_paths(1), tmp_path / "nothing.py"]
+    with pytest.raises(lp.NodeFailedError, match=r"mapper\[1\].*nothing\.py"):
+        launch_program(make_program(paths=paths), "test_mp").wait()
+
+
+def test_without_an_output_the_reporter_prints_the_table(launch_program: Any, capsys: Any) -> None:
+    launch_program(make_program(num_files=1), "test_mt").wait()
+    shown = capsys.readouterr().out
+    assert "100%   1/1 files" in shown
+    assert shown.endswith(table(count_alone(default_paths(1))) + "\n")
+
+
+def test_every_reducer_gets_words_and_the_same_ones_in_every_process() -> None:
+    assert [reducer_of(word, 3) for word in ("self", "def", "the", "return")] == [0, 2, 0, 1]
+
+
+def test_the_demo_shows_progress_and_a_table_and_leaves_nothing() -> None:
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    done = subprocess.run(
+        [sys.executable, "-m", "examples.map_reduce.launch", "--files=3", "--reducers=2"],
+        cwd=_ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "[reporter[0]] 100%   3/3 files" in done.stdout
+    assert table(count_alone(default_paths(3))) in done.stdout
+    assert "words, " in done.stdout
+    folder = Path(done.stdout.partition("\nLogs: ")[2].strip())
+    assert len(list((folder / "mapper").glob("*.log"))) == 3
+    left = {child.pid for child in psutil.Process().children(recursive=True)} - before
+    # Workers lead sessions of their own, so look for them by what they are told apart by, too.
+    orphans = [process for process in psutil.process_iter(["cmdline"]) if _is_of(process, folder)]
+    assert not left
+    assert not orphans
+
+
+def _is_of(process: psutil.Process, folder: Path) -> bool:
+    try:
+        return any(str(folder) in file.path for file in process.open_files())
+    except psutil.Error:
+        return False

@@ -1,0 +1,108 @@
+"""How programs end that only launch, and what they say."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.launchers.scripts import Script
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+_SCRIPT = """
+    import ctypes, os, signal, sys
+    import launchpad_lite as lp
+
+    def returns():
+        pass
+
+    def stops():
+        lp.stop()
+        lp.wait_for_stop()
+
+    def raises():
+        raise ValueError("the cause")
+
+    def is_killed():
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def segfaults():
+        print("before the crash")
+        ctypes.string_at(0)
+
+    def leaves():
+        print("before the end")
+        os._exit(3)
+
+    def exits_well():
+        sys.exit(0)
+
+    def exits_badly():
+        sys.exit(3)
+
+    class BadConstructor:
+        def __init__(self):
+            raise ValueError("the cause")
+
+    def bad_constructor_node():
+        return lp.CourierNode(BadConstructor)
+
+    def unimportable_node():
+        import only_here  # beside the script, but gone when the worker wants it
+        os.remove(only_here.__file__)
+        return lp.PyNode(only_here.work)
+
+    program = lp.Program("ends")
+    program.add_node(lp.PyNode(lp.wait_for_stop), label="other")
+    with program.group("node"):
+        program.add_node(lp.PyNode(returns))
+        kind = sys.argv[1]
+        make = globals().get(kind + "_node") or (lambda: lp.PyNode(globals()[kind]))
+        program.add_node(make())
+    if kind in ("returns", "exits_well"):
+        program = lp.Program("ends")
+        program.add_node(lp.PyNode(globals()[kind]), label="node")
+    lp.launch(program, notice_s=2)
+"""
+
+
+@pytest.mark.parametrize("kind", ["returns", "stops", "exits_well"])
+def test_a_good_end_is_0(tmp_path: Path, kind: str) -> None:
+    with Script(tmp_path, _SCRIPT) as script:
+        ended = script.run(kind)
+        assert ended.code == 0, ended.stderr
+        assert ended.stderr == ""
+        assert script.processes() == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("raises", ["ValueError: the cause", "Traceback", "in raises"]),
+        ("bad_constructor", ["ValueError: the cause", "Traceback", "__init__"]),
+        ("unimportable", ["ModuleNotFoundError", "only_here"]),
+        ("is_killed", ["killed by SIGKILL"]),
+        ("segfaults", ["killed by SIGSEGV"]),
+        ("leaves", ["exit code 3"]),
+        ("exits_badly", ["SystemExit: 3"]),
+    ],
+)
+def test_a_failure_is_1_and_says_who_and_why(tmp_path: Path, kind: str, words: list[str]) -> None:
+    (tmp_path / "only_here.py").write_text("def work(): pass\n")
+    with Script(tmp_path, _SCRIPT) as script:
+        ended = script.run(kind, env={"PYTHONDONTWRITEBYTECODE": "1"})
+        assert ended.code == 1
+        assert ended.stderr.lstrip().startswith("node[1] on localhost failed")
+        for word in words:
+            assert word in ended.stderr
+        assert "other[0]" not in ended.stderr
+        assert script.processes() == []
+        log = script.log("node[1]").decode()
+        if kind == "segfaults":
+            assert log.startswith("before the crash\n")
+            assert "Segmentation fault" in log
+            assert "in segfaults" in log
+        if kind == "leaves":
+            assert log == "before the end\n"
+        if kind == "raises":
+            assert "ValueError: the cause" in log

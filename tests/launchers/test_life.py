@@ -1,0 +1,170 @@
+"""From the start of a program to its end."""
+
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import courier
+import launchpad_lite as lp
+from launchpad_lite.testing import poll_until
+
+
+class Server:
+    def ping(self, value: int = 1) -> int:
+        return value
+
+    def unpicklable(self) -> Any:
+        return threading.Lock()
+
+
+def _waiting(name: str = "waiting") -> lp.Program:
+    program = lp.Program(name)
+    program.add_node(lp.PyNode(lp.wait_for_stop), label="node")
+    return program
+
+
+@pytest.mark.parametrize("launcher", ["test_mt", "test_mp"])
+def test_wait_gives_up_and_the_program_goes_on(launch_program: Any, launcher: str) -> None:
+    running = launch_program(_waiting(), launcher)
+    with pytest.raises(TimeoutError, match="still runs"):
+        running.wait(0.2)
+    assert running.running.result is None
+    first = running.stop()
+    assert running.stop() == first  # again, after the end
+    assert first.outcome is lp.Outcome.STOPPED
+
+
+@pytest.mark.parametrize("launcher", ["test_mt", "test_mp"])
+def test_a_block_stops_its_program(launcher: str) -> None:
+    with lp.launch(_waiting(), launcher) as running:
+        pass
+    assert running.result is not None
+    assert running.result.outcome is lp.Outcome.STOPPED
+
+
+def test_the_error_that_leaves_a_block_is_the_one_to_see() -> None:
+    with pytest.raises(KeyError, match="mine"), lp.launch(_waiting(), "test_mp") as running:
+        raise KeyError("mine")
+    assert running.result is not None
+
+
+def test_several_programs_run_side_by_side(launch_program: Any) -> None:
+    all_running = []
+    for index in range(3):
+        program = lp.Program(f"side{index}")
+        program.add_node(lp.CourierNode(Server), label="server")
+        all_running.append(launch_program(program, "test_mp"))
+    assert [each.client("server").ping(i) for i, each in enumerate(all_running)] == [0, 1, 2]
+    all_running[1].stop()
+    assert all_running[0].client("server").ping(5) == 5
+    assert all_running[2].client("server").ping(6) == 6
+
+
+def test_fifty_nodes_come_up_and_end(launch_program: Any) -> None:
+    program = lp.Program("fifty")
+    with program.group("server"):
+        for _ in range(50):
+            program.add_node(lp.CourierNode(Server))
+    running = launch_program(program, "test_mp", notice_s=20)
+    assert [running.client("server", i).ping(i) for i in range(50)] == list(range(50))
+    result = running.stop()
+    assert result.killed == ()
+
+
+def test_a_result_that_cannot_be_pickled_harms_the_call_only(launch_program: Any) -> None:
+    program = lp.Program("unpicklable")
+    program.add_node(lp.CourierNode(Server), label="server")
+    running = launch_program(program, "test_mp")
+    with pytest.raises((courier.CourierError, TypeError)):
+        running.client("server").unpicklable()
+    assert running.client("server").ping(3) == 3
+
+
+def _leave_a_thread() -> None:
+    threading.Thread(target=time.sleep, args=(1000,)).start()
+
+
+def _leave_a_daemon_thread() -> None:
+    threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+
+
+def test_daemon_threads_of_a_node_do_not_hold_it(launch_program: Any) -> None:
+    program = lp.Program("daemon_thread")
+    program.add_node(lp.PyNode(_leave_a_daemon_thread), label="node")
+    assert launch_program(program, "test_mp").wait(20).outcome is lp.Outcome.COMPLETED
+
+
+def test_other_threads_hold_a_node_until_the_notice_is_over(launch_program: Any) -> None:
+    program = lp.Program("thread")
+    program.add_node(lp.PyNode(_leave_a_thread), label="node")
+    running = launch_program(program, "test_mp", notice_s=0.3)
+    poll_until(lambda: running.running.status()[0].state == "running")
+    assert running.stop(20).killed == ("node[0]",)
+
+
+@pytest.mark.parametrize("launcher", ["test_mt", "test_mp"])
+def test_all_stop_handlers_have_returned_when_the_program_has_ended(
+    launch_program: Any, tmp_path: Path, launcher: str
+) -> None:
+    def node(index: int) -> None:
+        def handler() -> None:
+            time.sleep(0.3)  # longer than the node needs to end
+            (tmp_path / str(index)).touch()
+
+        lp.register_stop_handler(handler)
+        (tmp_path / f"up{index}").touch()
+        lp.wait_for_stop()
+
+    program = lp.Program("handlers")
+    with program.group("node"):
+        for index in range(3):
+            program.add_node(lp.PyNode(node, index))
+    running = launch_program(program, launcher, notice_s=10)
+    poll_until(lambda: len(list(tmp_path.glob("up*"))) == 3)
+    assert running.stop().killed == ()
+    assert {each.name for each in tmp_path.glob("[0-9]")} == {"0", "1", "2"}
+
+
+def _children() -> set[int]:
+    return {child.pid for child in psutil.Process().children(recursive=True)}
+
+
+def test_an_agent_that_cannot_start_is_a_launch_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    fake = tmp_path / "python"
+    fake.write_text("#!/bin/sh\nexit 1\n")
+    fake.chmod(0o700)
+    before, threads = _children(), threading.active_count()
+    for executable in (str(fake), "/no/such/python"):
+        monkeypatch.setattr(sys, "executable", executable)
+        with pytest.raises(lp.LaunchError, match="agent of localhost"):
+            lp.launch(_waiting(), "test_mp")
+    assert _children() == before
+    assert threading.active_count() == threads
+
+
+def test_a_log_folder_that_cannot_be_made_is_a_launch_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("LAUNCHPAD_LOGGING_DIR", str(tmp_path / "file" / "below"))
+    before, threads = _children(), threading.active_count()
+    with pytest.raises(lp.LaunchError, match="folder for logs"):
+        lp.launch(_waiting(), "test_mp")
+    assert _children() == before
+    assert threading.active_count() == threads
+
+
+def test_a_log_that_cannot_be_written_is_a_failure_that_says_so(
+    launch_program: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    running = launch_program(_waiting(), "test_mp", log_dir=tmp_path / "file")
+    with pytest.raises(lp.NodeFailedError, match=r"node\[0\].*could not be started"):
+        running.wait(20)

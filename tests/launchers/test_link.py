@@ -1,0 +1,54 @@
+"""Frames arrive as they were sent, however the stream is cut."""
+
+import os
+import threading
+from typing import Any
+
+from hypothesis import given, strategies as st
+
+from launchers.host.link import Frame, FrameDecoder, Outbox, read_frames, write_all
+
+_VALUES = st.one_of(st.text(), st.integers(), st.booleans(), st.none(), st.lists(st.text()))
+_NAMES = st.text(min_size=1).filter(lambda name: name != "op")
+_FRAMES = st.builds(Frame, st.text(), st.dictionaries(_NAMES, _VALUES), st.binary())
+
+
+@given(st.lists(_FRAMES), st.data())
+def test_frames_survive_any_cut(frames: list[Frame], data: Any) -> None:
+    stream = b"".join(frame.encode() for frame in frames)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=20)))
+    decoder = FrameDecoder()
+    found: list[Frame] = []
+    for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
+        found += decoder.feed(stream[start:end])
+    assert found == frames
+
+
+def test_an_outbox_never_blocks_and_loses_nothing() -> None:
+    read_end, write_end = os.pipe()
+    os.set_blocking(write_end, False)
+    outbox = Outbox(write_end)
+    sent = [Frame("output", {"n": n}, bytes(50_000)) for n in range(20)]
+    for frame in sent:
+        outbox.put(frame)
+    assert len(outbox)
+    found: list[Frame] = []
+    reader = threading.Thread(target=lambda: found.extend(read_frames(read_end)))
+    reader.start()
+    while len(outbox):
+        outbox.flush()
+    os.close(write_end)
+    reader.join()
+    os.close(read_end)
+    assert found == sent
+
+
+def test_writing_where_nobody_reads_is_told_not_raised() -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    assert not write_all(write_end, b"text")
+    outbox = Outbox(write_end)
+    outbox.put(Frame("text"))
+    assert outbox.broken
+    assert not len(outbox)
+    os.close(write_end)

@@ -1,0 +1,62 @@
+"""Ports are ours from the reservation to the end."""
+
+import socket
+
+import pytest
+
+from launchers._ports import LOOPBACK, PortReservations, PortTakenError
+from launchpad_lite.launching import Address
+
+
+def _listen(port: int, *, share: bool) -> socket.socket:
+    listening = socket.socket()
+    if share:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    try:
+        listening.bind((LOOPBACK, port))
+        listening.listen()
+    except OSError:
+        listening.close()
+        raise
+    return listening
+
+
+def test_a_reserved_port_is_held_against_others_and_shared_with_ours() -> None:
+    ports = PortReservations()
+    port = ports.reserve(None)
+    with pytest.raises(OSError, match="in use"):
+        _listen(port, share=False)
+    with _listen(port, share=True), socket.create_connection((LOOPBACK, port), 5):
+        pass  # the reservation takes no connections away
+    ports.close()
+    _listen(port, share=False).close()
+
+
+def test_reserved_ports_are_all_different() -> None:
+    ports = PortReservations()
+    found = [ports.reserve(None) for _ in range(300)]
+    assert len(set(found)) == 300
+    ports.close()
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_a_taken_port_is_refused_and_nothing_is_held(share: bool) -> None:
+    ports = PortReservations()
+    with _listen(0, share=share) as taken:
+        port = taken.getsockname()[1]
+        addresses = [Address(), Address(port=port)]
+        for key, address in zip("ab", addresses, strict=True):
+            address.key = key
+        with pytest.raises(PortTakenError, match=f"{port} is taken"):
+            ports.reserve_all(addresses)
+        assert ports.filenos() == []
+
+
+def test_a_port_is_reserved_once() -> None:
+    ports, others = PortReservations(), PortReservations()
+    port = ports.reserve(None)
+    with pytest.raises(PortTakenError):
+        others.reserve(port)
+    ports.close()
+    assert others.reserve(port) == port
+    others.close()

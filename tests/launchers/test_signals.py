@@ -1,0 +1,130 @@
+"""What signals to the launcher and to the agent do."""
+
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from launchpad_lite.testing import poll_until
+from tests.launchers.scripts import Script
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+_WAITING = """
+    import pathlib, sys, time
+    import launchpad_lite as lp
+
+    def wait(index):
+        lp.register_stop_handler(lambda: pathlib.Path(f"handled{index}").touch())
+        pathlib.Path(f"up{index}").touch()
+        lp.wait_for_stop()
+
+    def ignore(index):
+        pathlib.Path(f"up{index}").touch()
+        while True:
+            time.sleep(1)
+
+    program = lp.Program("waiting")
+    with program.group("node"):
+        for index in range(2):
+            program.add_node(lp.PyNode(globals()[sys.argv[1]], index))
+    running = lp.launch(program, launcher="test_mp", notice_s=60)
+    if "waits" in sys.argv:
+        running.wait()
+"""
+
+
+@pytest.mark.parametrize("how", ["waits", "ends"])
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_in_order(tmp_path: Path, signum: signal.Signals, how: str) -> None:
+    with Script(tmp_path, _WAITING) as script:
+        process = script.start("wait", how)
+        script.wait_for("up", 2)
+        process.send_signal(signum)
+        process.communicate(timeout=20)
+        # An interpreter that is left by KeyboardInterrupt ends by the signal; shells say 130.
+        assert process.returncode in (128 + signum, -signum)
+        assert len(list(tmp_path.glob("handled*"))) == 2
+        script.assert_gone()
+
+
+def test_a_second_interrupt_ends_at_once_whatever_the_notice(tmp_path: Path) -> None:
+    with Script(tmp_path, _WAITING) as script:
+        process = script.start("ignore", "waits")
+        script.wait_for("up", 2)
+        started = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        # Two of the same at one moment are one.
+        poll_until(lambda: time.monotonic() > started + 0.3)
+        assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=10)
+        assert process.returncode in (130, -signal.SIGINT)
+        script.assert_gone()
+
+
+def test_sigterm_to_the_agent_stops_the_program_in_order(tmp_path: Path) -> None:
+    with Script(tmp_path, _WAITING) as script:
+        process = script.start("wait", "waits")
+        script.wait_for("up", 2)
+        agent = script.agent()
+        assert agent is not None
+        agent.terminate()
+        process.communicate(timeout=20)
+        assert process.returncode == 128 + signal.SIGTERM
+        assert len(list(tmp_path.glob("handled*"))) == 2
+        script.assert_gone()
+
+
+def test_sigterm_to_an_agent_that_passes_on_much_output_stops_in_order(tmp_path: Path) -> None:
+    source = """
+        import pathlib
+        import launchpad_lite as lp
+
+        def shout():
+            stop = lp.stop_event()
+            while not stop.is_set():
+                print("x" * 5000)
+                pathlib.Path("up").touch()
+
+        program = lp.Program("shout")
+        program.add_node(lp.PyNode(shout), label="shout")
+        lp.launch(program, notice_s=20).wait()
+    """
+    with Script(tmp_path, source) as script:
+        process = script.start(quiet=True)
+        script.wait_for("up")
+        agent = script.agent()
+        assert agent is not None
+        for _ in range(50):
+            agent.terminate()
+        assert process.wait(20) == 128 + signal.SIGTERM
+        script.assert_gone()
+
+
+def test_nothing_is_left_after_a_hang_up(tmp_path: Path) -> None:
+    with Script(tmp_path, _WAITING) as script:
+        process = script.start("ignore", "waits")
+        script.wait_for("up", 2)
+        process.send_signal(signal.SIGHUP)
+        process.communicate(timeout=20)
+        assert process.returncode == -signal.SIGHUP
+        script.assert_gone()
+
+
+@pytest.mark.parametrize("moment", range(4))
+def test_an_interrupt_during_the_start_ends_all(tmp_path: Path, moment: int) -> None:
+    source = _WAITING.replace(
+        "    running =", "    pathlib.Path('launching').touch()\n    running ="
+    )
+    with Script(tmp_path, source) as script:
+        process = script.start("wait", "waits")
+        script.wait_for("launching")
+        started = time.monotonic()
+        poll_until(lambda: time.monotonic() > started + 0.15 * moment)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=20)
+        assert process.returncode in (130, -signal.SIGINT)
+        script.assert_gone()
