@@ -6,7 +6,15 @@ used alone. It imports grpc only when the first server starts or the first
 client connects.
 """
 
-from courier._client import Client, close, list_methods, submit, wait_until_ready, with_timeout
+from courier._client import (
+    Client,
+    close,
+    list_methods,
+    stop_waiting,
+    submit,
+    wait_until_ready,
+    with_timeout,
+)
 from courier._context import CallContext, current_call
 from courier._exceptions import ExceptionReport, remote_traceback
 from courier._secret import Secret
@@ -52,6 +60,7 @@ __all__ = [
     "current_call",
     "list_methods",
     "remote_traceback",
+    "stop_waiting",
     "submit",
     "wait_until_ready",
     "with_timeout",

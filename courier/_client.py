@@ -108,6 +108,14 @@ class Connection:
         if lane is not None:
             lane.close()
 
+    def stop_waiting(self) -> None:
+        """Has calls fail, instead of wait, where no server answers."""
+        with self._lock:
+            self.options = replace(self.options, wait_for_ready=False)
+            lane = self._lane
+        if lane is not None:
+            lane.stop_waiting()
+
     def where(self, method: str) -> str:
         """Names a method of this server, for messages."""
         return f"{self.options.address}: {method}"
@@ -464,6 +472,15 @@ def close(client: object) -> None:
     Safe to call twice and from any thread.
     """
     connection_of(client).close()
+
+
+def stop_waiting(client: object) -> None:
+    """Has a client wait for no server any more: for when those it calls do not come back.
+
+    Calls that wait for one, and later ones that find none, raise ServerUnreachableError. Calls
+    that a server has are not touched. Safe to call twice and from any thread.
+    """
+    connection_of(client).stop_waiting()
 
 
 def list_methods(client: object) -> list[str]:

@@ -86,6 +86,9 @@ class Lane(Protocol):
     def submit(self, method: str, arguments: Parcel, timeout_s: float | None) -> PendingCall:
         """Sends a call; does not block."""
 
+    def stop_waiting(self) -> None:
+        """From now on, calls fail with ServerUnreachableError where no server answers."""
+
     def close(self) -> None:
         """Fails all pending calls with CallCancelledError and gives back what it holds."""
 

@@ -29,6 +29,7 @@ from launchpad_lite._life import (
     Terminate,
     Tick,
 )
+from launchpad_lite._stop_handlers import STOP_HANDLERS
 from launchpad_lite.launching import (
     AddressTable,
     LaunchOptions,
@@ -39,6 +40,9 @@ from launchpad_lite.launching import (
     ProgramResult,
     RunningProgram,
 )
+
+#: Seconds that stop handlers of this process have once all nodes have ended.
+_HANDLERS_S = 2.0
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -80,6 +84,7 @@ class SupervisedProgram(RunningProgram):
         self._result: ProgramResult | None = None
         self._host: Host | None = None
         self._ended = threading.Event()
+        self._handlers: threading.Thread | None = None
         # Not a daemon: an interpreter that has nothing else to do waits for its programs.
         self._thread = threading.Thread(
             target=self._supervise, name=f"launchpad-{plan.program}", daemon=False
@@ -159,6 +164,8 @@ class SupervisedProgram(RunningProgram):
             result = ProgramResult(Outcome.FAILED, (failure,), failure.summary)
         finally:
             host.close()
+            if self._handlers is not None:
+                self._handlers.join(_HANDLERS_S)
             # A call to a node that is gone would wait for ever.
             for client in list(self._table.clients):
                 courier.close(client)
@@ -174,7 +181,18 @@ class SupervisedProgram(RunningProgram):
             for action in life.handle(event, time.monotonic()):
                 if isinstance(action, Finish):
                     return action.result
+                if isinstance(action, RequestStop):
+                    self._call_stop_handlers()
                 _perform(host, action)
+
+    def _call_stop_handlers(self) -> None:
+        """Calls, once, what was registered in this process; before any node can have ended."""
+        if self._handlers is None:
+            # They may block or raise what they like; the supervisor goes on.
+            self._handlers = threading.Thread(
+                target=STOP_HANDLERS.call_all, name="launchpad-stop-handlers", daemon=True
+            )
+            self._handlers.start()
 
     def _next_event(self, deadline: float | None) -> Event:
         timeout_s = None if deadline is None else max(0.0, deadline - time.monotonic())

@@ -1,17 +1,17 @@
 """Nodes as threads of this process: starts at once, easy to debug, no protection."""
 
+import contextvars
 import ctypes
 import os
 import threading
 from collections.abc import Mapping
 
-from courier import Secret
+from courier import ExceptionReport, Secret
 from launchers._ports import PortReservations, PortTakenError, endpoint
 from launchers._supervisor import SupervisedProgram
 from launchpad_lite._life import Constructed, Ended, StopAsked
 from launchpad_lite._runtime import NodeRuntime
-from launchpad_lite._stop_handlers import STOP_HANDLERS
-from launchpad_lite._worker import run_node
+from launchpad_lite._worker import run_work
 from launchpad_lite.errors import LaunchError
 from launchpad_lite.launching import (
     AddressTable,
@@ -22,9 +22,6 @@ from launchpad_lite.launching import (
     NodeFailure,
     RunningProgram,
 )
-
-#: Seconds that stop handlers have to return once all nodes have ended.
-_HANDLERS_S = 2.0
 
 
 class ThreadLauncher(Launcher):
@@ -106,50 +103,62 @@ class _ThreadHost:
             for each in plan.executables
         }
         self._threads = {
-            each.name: threading.Thread(target=self._run, args=(each,), name=each.name, daemon=True)
+            each.name: threading.Thread(
+                target=self._look_after, args=(each,), name=f"launchpad-{each.name}", daemon=True
+            )
             for each in plan.executables
         }
-        self._handlers: threading.Thread | None = None
+        #: The threads in which users' code runs.
+        self._nodes: dict[str, threading.Thread] = {}
 
     def start(self) -> None:
         for thread in self._threads.values():
             thread.start()
 
-    def _run(self, executable: Executable) -> None:
-        report = run_node(executable.work, self._runtimes[executable.name])
+    def _look_after(self, executable: Executable) -> None:
+        """Runs a node in a thread of its own, which may be ended at any point, and cleans up."""
+        runtime = self._runtimes[executable.name]
+        reports: list[ExceptionReport | None] = []
+        with runtime.active():
+            context = contextvars.copy_context()
+            node = threading.Thread(
+                target=context.run,
+                args=(lambda: reports.append(run_work(executable.work, runtime)),),
+                name=executable.name,
+                daemon=True,
+            )
+            self._nodes[executable.name] = node
+            node.start()
+            node.join()
+        # Without a report it was ended by force.
+        report = reports[0] if reports else None
         failure = None
         if report is not None:
             failure = NodeFailure.of_exception(executable.name, self.name, report)
         self._program.post(Ended(executable.name, failure))
 
     def request_stop(self, node: str) -> None:
-        if self._handlers is None:
-            # They may block or raise what they like; the supervisor goes on.
-            self._handlers = threading.Thread(
-                target=STOP_HANDLERS.call_all, name="launchpad-stop-handlers", daemon=True
-            )
-            self._handlers.start()
         self._runtimes[node].request_stop()
 
     def terminate(self, node: str) -> None:
         # What SIGTERM is to a process: calls that wait fail, Python code gets a SystemExit.
         self._runtimes[node].close_clients()
-        thread = self._threads[node]
-        if thread.is_alive() and thread.ident is not None:
+        thread = self._nodes.get(node)
+        if thread is not None and thread.is_alive() and thread.ident is not None:
             ctypes.pythonapi.PyThreadState_SetAsyncExc(
                 ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit)
             )
 
     def kill(self, node: str) -> None:
-        self._runtimes[node].request_stop()
-        self.terminate(node)
+        # A second SystemExit could hit the clean-up that the first one led to.
+        if not self._runtimes[node].stop_event.is_set():
+            self._runtimes[node].request_stop()
+            self.terminate(node)
 
     def close(self) -> None:
         for thread in self._threads.values():
             if not thread.is_alive():
                 thread.join()
-        if self._handlers is not None:
-            self._handlers.join(_HANDLERS_S)
         self._ports.close()
 
     def pids(self) -> Mapping[str, int]:

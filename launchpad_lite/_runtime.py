@@ -69,6 +69,9 @@ class NodeRuntime:
     def request_stop(self) -> None:
         """Tells the node that it is to end. For supervisors."""
         self.stop_event.set()
+        # Whom it calls is ending too, and does not come back.
+        for client in list(self._clients):
+            courier.stop_waiting(client)
 
     def wait_for_stop(self, timeout_s: float | None = None) -> bool:
         """Waits until the node is to end; returns whether it is."""
@@ -194,6 +197,7 @@ def wait_for_stop(timeout_secs: float | None = None) -> bool:
 def register_stop_handler(handler: StopHandler) -> None:
     """Has a function called, once, when the program stops.
 
+    Called at once if the program is stopping already.
     Works from any thread, and in scripts that launch nothing: there it is called when SIGINT or
     SIGTERM ends the process, which they do as if there were no handler.
 
@@ -204,8 +208,12 @@ def register_stop_handler(handler: StopHandler) -> None:
         TypeError: It cannot be called.
     """
     with _active_lock:
-        in_program = bool(_active)
-    STOP_HANDLERS.add(handler, catch_signals=not in_program)
+        runtimes = list(_active)
+    STOP_HANDLERS.add(handler, catch_signals=not runtimes)
+    own = _current.get()
+    if any(runtime.stop_event.is_set() for runtime in ([own] if own is not None else runtimes)):
+        # The stop came first; nobody will call it later.
+        STOP_HANDLERS.call_all()
 
 
 def unregister_stop_handler(handler: StopHandler) -> None:

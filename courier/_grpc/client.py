@@ -14,7 +14,12 @@ from courier._grpc.interrupts import interrupts_deferred
 from courier._grpc.wire import COMMON_OPTIONS, SERVICE
 from courier._lane import LaneOptions, PendingCall, Reply
 from courier._parcel import Parcel
-from courier.errors import CallCancelledError, CallTimeoutError, CourierError
+from courier.errors import (
+    CallCancelledError,
+    CallTimeoutError,
+    CourierError,
+    ServerUnreachableError,
+)
 
 _CHANNEL_OPTIONS = (
     *COMMON_OPTIONS,
@@ -55,6 +60,8 @@ class GrpcLane:
         self._pending: set[GrpcCall] = set()
         self.session: ClientSession | None = None
         self._closed = False
+        #: Whether calls wait for a server that is not up; always by saying hello.
+        self.waits = options.wait_for_ready
         #: The call that says hello for all others, which wait for it.
         self._greeter: GrpcCall | None = None
         self._waiting: list[GrpcCall] = []
@@ -115,6 +122,16 @@ class GrpcLane:
                 other.fail_as(outcome)
             else:
                 other.advance()
+
+    def stop_waiting(self) -> None:
+        with self._lock:
+            self.waits = False
+            greeter = self._greeter
+        if greeter is not None:
+            # Those that wait for its hello fail with it.
+            greeter.fail_as(
+                ServerUnreachableError(f"{self.options.address}: no server answers any more")
+            )
 
     def close(self) -> None:
         with self._lock:

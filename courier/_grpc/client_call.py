@@ -99,12 +99,21 @@ class GrpcCall:
 
     def fail_as(self, error: CourierError) -> None:
         """Ends the call with what another one met when it said hello for both."""
-        self._settle(type(error)(str(error)))
+        with self._lock:
+            rpc = self._rpc
+        if self._settle(type(error)(str(error))) and rpc is not None:
+            rpc.cancel()
 
     def _start_hello(self) -> None:
         nonce = make_nonce()
         request = pb.HelloRequest(nonce=nonce).SerializeToString()
-        self._start(self._lane.hello, request, lambda rpc: self._after_hello(rpc, nonce))
+        # All waiting for a server is done here: a hello may come twice, a call may not.
+        self._start(
+            self._lane.hello,
+            request,
+            lambda rpc: self._after_hello(rpc, nonce),
+            wait_for_ready=self._lane.waits,
+        )
 
     def _after_hello(self, rpc: Any, nonce: bytes) -> None:
         if rpc.code() is not grpc.StatusCode.OK:
@@ -132,7 +141,6 @@ class GrpcCall:
         return error_of(code, details, where)
 
     def _start_call(self, session: ClientSession) -> None:
-        self._attempts += 1
         arguments = self._arguments
         if arguments is None:
             return  # given up meanwhile
@@ -150,6 +158,11 @@ class GrpcCall:
         if code is grpc.StatusCode.UNAUTHENTICATED and self._attempts < _MAX_ATTEMPTS:
             # The server started anew, or forgot us. It did not run the call, so it may be sent
             # again, under a new number.
+            self._attempts += 1
+            self._lane.abandon(self._session)
+            self.advance()
+            return
+        if self._lane.waits and was_never_sent(code, rpc.details() or ""):
             self._lane.abandon(self._session)
             self.advance()
             return
@@ -193,12 +206,17 @@ class GrpcCall:
 
     # How they hang together
 
-    def _start(self, method: Any, request: Any, after: Callable[[Any], None]) -> None:
+    def _start(
+        self,
+        method: Any,
+        request: Any,
+        after: Callable[[Any], None],
+        *,
+        wait_for_ready: bool = False,
+    ) -> None:
         def start() -> None:
             rpc = method.future(
-                request,
-                timeout=self._deadline.remaining(),
-                wait_for_ready=self._lane.options.wait_for_ready,
+                request, timeout=self._deadline.remaining(), wait_for_ready=wait_for_ready
             )
             self._enter_stage(rpc)
             rpc.add_done_callback(lambda done: self._guard(lambda: after(done)))

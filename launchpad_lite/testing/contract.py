@@ -6,6 +6,7 @@ class TestMyLauncher(LauncherContract):
 
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -95,6 +96,30 @@ class Stubborn:
         """Runs for ever."""
         while True:
             time.sleep(0.01)
+
+
+class Restless:
+    """Calls others and never looks at the stop, as most actors do."""
+
+    def __init__(self, counter: Any) -> None:
+        self._counter = counter
+
+    def run(self) -> None:
+        """Calls for ever."""
+        while True:
+            self._counter.increment()
+
+
+class LateHandler:
+    """Registers its stop handler when the stop has come already."""
+
+    def __init__(self, file: str) -> None:
+        self._file = Path(file)
+
+    def run(self) -> None:
+        """Waits for the stop first."""
+        lp.wait_for_stop()
+        lp.register_stop_handler(self._file.touch)
 
 
 class LauncherContract:
@@ -188,6 +213,25 @@ class LauncherContract:
         result = running.stop(timeout_s=10)
         assert result.outcome is lp.Outcome.STOPPED
         assert result.killed == ("stubborn[0]",)
+
+    def test_a_node_that_only_calls_others_ends_when_they_do(self, launch: Any) -> None:
+        program = lp.Program("restless")
+        counter = program.add_node(lp.CourierNode(Counter), label="counter")
+        for _ in range(3):
+            program.add_node(lp.PyClassNode(Restless, counter), label="restless")
+        running = launch(program, notice_s=60.0)
+        poll_until(lambda: running.client("counter").increment() > 10)
+        result = running.stop(timeout_s=30)
+        assert result.outcome is lp.Outcome.STOPPED
+        assert result.killed == ()
+
+    def test_a_stop_handler_registered_during_the_stop_is_called(
+        self, launch: Any, tmp_path: Path
+    ) -> None:
+        program = lp.Program("late")
+        program.add_node(lp.PyClassNode(LateHandler, str(tmp_path / "called")), label="late")
+        launch(program).stop()
+        assert (tmp_path / "called").exists()
 
     def test_status_names_nodes_and_where_they_listen(self, launch: Any) -> None:
         program = lp.Program("status")
