@@ -7,276 +7,22 @@ on a client is a function (`close`, `list_methods`, `wait_until_ready`).
 import asyncio
 import concurrent.futures
 import datetime as dt
-import logging
 import math
-import os
-import threading
-import weakref
-from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar, cast
 
 from courier._address import split_address
+from courier._connection import ClientOptions, Connection
 from courier._dispatch import LIST_METHODS
-from courier._lane import (
-    Lane,
-    LaneOptions,
-    PendingCall,
-    Streams,
-    iterate,
-    open_lane,
-    value_of,
-)
-from courier._parcel import pack
-from courier._pool import HandlerPool
+from courier._future import Callback, CallFuture
 from courier._secret import Secret
-from courier.errors import (
-    CallCancelledError,
-    RemoteError,
-    SerializationError,
-)
+from courier.errors import RemoteError
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_Callback = Callable[[concurrent.futures.Future[Any]], object]
-
-_log = logging.getLogger(__name__)
-
-#: Callbacks of futures that may run, or block, at the same time.
-_CALLBACK_THREADS = 64
-#: A closed client leaves no thread behind for long.
-_CALLBACK_IDLE_S = 0.5
-
 Timeout = float | dt.timedelta | None
-
-
-@dataclass(frozen=True, slots=True)
-class ClientOptions:
-    """How a client was made; everything that its pickle keeps."""
-
-    address: str
-    secret: Secret | None
-    timeout_s: float | None
-    wait_for_ready: bool
-    compress: bool
-
-
-class Connection:
-    """What all copies and views of one client share. Thread-safe."""
-
-    def __init__(self, options: ClientOptions) -> None:
-        self.options = options
-        self._lane: Lane | None = None
-        self._closed = False
-        self._start_anew()
-        _connections.add(self)
-
-    def _start_anew(self) -> None:
-        self._lock = threading.Lock()
-        self._callbacks = HandlerPool(
-            "courier-callback", _CALLBACK_THREADS, 0, idle_s=_CALLBACK_IDLE_S
-        )
-
-    def survive_fork(self) -> None:
-        """Forgets, in a forked child, what belongs to the parent: the child connects anew."""
-        if self._lane is not None:
-            # Kept: what is half of a parent's connection had better not be torn down.
-            _lanes_of_parents.append(self._lane)
-        self._lane = None
-        self._start_anew()
-
-    def lane(self) -> Lane:
-        """Returns the open lane, opening it first if needed."""
-        with self._lock:
-            if self._closed:
-                raise CallCancelledError(
-                    f"the client of {self.options.address} is closed; make a new one"
-                )
-            if self._lane is None:
-                options = self.options
-                self._lane = open_lane(
-                    LaneOptions(
-                        options.address, options.secret, options.wait_for_ready, options.compress
-                    )
-                )
-            return self._lane
-
-    def close(self) -> None:
-        with self._lock:
-            lane, self._lane, self._closed = self._lane, None, True
-        if lane is not None:
-            lane.close()
-
-    def stop_waiting(self) -> None:
-        """Has calls fail, instead of wait, where no server answers."""
-        with self._lock:
-            self.options = replace(self.options, wait_for_ready=False)
-            lane = self._lane
-        if lane is not None:
-            lane.stop_waiting()
-
-    def where(self, method: str) -> str:
-        """Names a method of this server, for messages."""
-        return f"{self.options.address}: {method}"
-
-    def submit(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PendingCall:
-        """Sends a call."""
-        try:
-            arguments = pack((args, kwargs))
-        except SerializationError as error:
-            raise SerializationError(
-                f"the arguments of {method!r} cannot be pickled: {error}"
-            ) from error.__cause__
-        return self.lane().submit(method, arguments, self.options.timeout_s)
-
-    def finish(self, pending: PendingCall, method: str) -> Any:
-        """Waits for a call and returns or raises its outcome."""
-        reply = pending.wait()
-        if isinstance(reply, Streams):
-            return RemoteIterator(iterate(reply.stream, self.where(method)), reply.stream.close)
-        return value_of(reply, self.where(method))
-
-    def run_aside(self, task: Callable[[], None]) -> None:
-        """Runs what may block in a thread of its own."""
-        self._callbacks.submit(task)
-
-
-_connections: "weakref.WeakSet[Connection]" = weakref.WeakSet()
-_lanes_of_parents: list[Lane] = []
-
-
-def _survive_fork() -> None:
-    for connection in list(_connections):
-        connection.survive_fork()
-
-
-os.register_at_fork(after_in_child=_survive_fork)
-
-
-class RemoteIterator(Iterator[Any]):
-    """The items of a remote generator, one by one, as they come.
-
-    The generator runs ahead of its reader by what fits into the connection.
-    Not thread-safe. Ends the generator when closed or no longer referenced.
-    """
-
-    def __init__(self, items: Iterator[Any], close: Callable[[], None]) -> None:
-        self._items = items
-        self._close = close
-
-    def __next__(self) -> Any:
-        return next(self._items)
-
-    def close(self) -> None:
-        """Ends the generator early."""
-        self._close()
-
-    def __del__(self) -> None:
-        self._close()
-
-    async def __aiter__(self) -> AsyncIterator[Any]:
-        end = object()
-        try:
-            while (item := await asyncio.to_thread(next, self._items, end)) is not end:
-                yield item
-        finally:
-            # Also wakes the thread that waits for an item when this task was cancelled.
-            self._close()
-
-
-class CallFuture(concurrent.futures.Future[Any]):
-    """A call in flight. `cancel()` reaches the handler, as `current_call().cancelled`.
-
-    Callbacks may block, and call the same server: they run in threads of their own.
-    """
-
-    def __init__(self, connection: Connection, pending: PendingCall, method: str) -> None:
-        super().__init__()
-        self._connection = connection
-        self._method = method
-        #: The call, until it has ended or was cancelled: taking it out is atomic.
-        self._pending = [pending]
-        pending.when_done(self._settle)
-
-    def add_done_callback(self, fn: _Callback) -> None:
-        """As `concurrent.futures.Future.add_done_callback`."""
-        super().add_done_callback(lambda _: _call_or_defer(fn, self))
-
-    def cancel(self) -> bool:
-        """Gives the call up. Returns False if its answer is already here."""
-        if not super().cancel():
-            return False
-        try:
-            pending = self._pending.pop()
-        except IndexError:
-            return True  # cancelled before
-        # Those who wait for several futures hear of a cancellation only now.
-        self.set_running_or_notify_cancel()
-        pending.cancel()
-        return True
-
-    def result(self, timeout: float | None = None) -> Any:
-        """As `concurrent.futures.Future.result`; a cancelled call is a CallCancelledError."""
-        try:
-            return super().result(timeout)
-        except concurrent.futures.CancelledError:
-            if not self.cancelled():
-                raise  # by the method, or by closing the client
-            raise self._cancellation() from None
-
-    def exception(self, timeout: float | None = None) -> BaseException | None:
-        """As `concurrent.futures.Future.exception`."""
-        try:
-            return super().exception(timeout)
-        except concurrent.futures.CancelledError:
-            raise self._cancellation() from None
-
-    def _cancellation(self) -> CallCancelledError:
-        return CallCancelledError(f"{self._connection.where(self._method)}: the call was cancelled")
-
-    def _settle(self, pending: PendingCall) -> None:
-        # This thread brings the answers of all calls; a callback must not hold it up.
-        callbacks: list[_Callback] = []
-        _deferring.callbacks = callbacks
-        try:
-            self._take_outcome(pending)
-        finally:
-            _deferring.callbacks = None
-        if callbacks:
-            self._connection.run_aside(lambda: _run_callbacks(callbacks, self))
-
-    def _take_outcome(self, pending: PendingCall) -> None:
-        try:
-            try:
-                result = self._connection.finish(pending, self._method)
-            except BaseException as error:  # noqa: BLE001 - whoever waits for the future gets it
-                self.set_exception(error)
-            else:
-                self.set_result(result)
-        except concurrent.futures.InvalidStateError:
-            return  # cancelled in the meantime
-        # The answer's raw bytes are not needed as long as the future is.
-        self._pending.clear()
-
-
-_deferring = threading.local()
-
-
-def _call_or_defer(callback: _Callback, future: CallFuture) -> None:
-    callbacks: list[_Callback] | None = getattr(_deferring, "callbacks", None)
-    if callbacks is None:
-        callback(future)
-    else:
-        callbacks.append(callback)
-
-
-def _run_callbacks(callbacks: list[_Callback], future: CallFuture) -> None:
-    for callback in callbacks:
-        try:
-            callback(future)
-        except Exception:  # noqa: BLE001 - as the standard library: logged, others still run
-            _log.exception("a callback of %r failed", future)
 
 
 class _View:
@@ -339,7 +85,7 @@ class _Aio(_View):
 class _AioFuture(CallFuture):
     """What asyncio can wrap."""
 
-    def add_done_callback(self, fn: _Callback) -> None:
+    def add_done_callback(self, fn: Callback) -> None:
         # Only asyncio adds one, and it does not block: no need for another thread.
         concurrent.futures.Future.add_done_callback(self, fn)
 

@@ -1,0 +1,154 @@
+"""What stands behind a client: its lane, its options, and what survives a fork."""
+
+import asyncio
+import os
+import threading
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from courier._lane import Lane, LaneOptions, PendingCall, Streams, iterate, open_lane, value_of
+from courier._parcel import pack
+from courier._pool import HandlerPool
+from courier._secret import Secret
+from courier.errors import CallCancelledError, SerializationError
+
+#: Callbacks of futures that may run, or block, at the same time.
+_CALLBACK_THREADS = 64
+#: A closed client leaves no thread behind for long.
+_CALLBACK_IDLE_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class ClientOptions:
+    """How a client was made; everything that its pickle keeps."""
+
+    address: str
+    secret: Secret | None
+    timeout_s: float | None
+    wait_for_ready: bool
+    compress: bool
+
+
+class Connection:
+    """What all copies and views of one client share. Thread-safe."""
+
+    def __init__(self, options: ClientOptions) -> None:
+        self.options = options
+        self._lane: Lane | None = None
+        self._closed = False
+        self._start_anew()
+        _connections.add(self)
+
+    def _start_anew(self) -> None:
+        self._lock = threading.Lock()
+        self._callbacks = HandlerPool(
+            "courier-callback", _CALLBACK_THREADS, 0, idle_s=_CALLBACK_IDLE_S
+        )
+
+    def survive_fork(self) -> None:
+        """Forgets, in a forked child, what belongs to the parent: the child connects anew."""
+        if self._lane is not None:
+            # Kept: what is half of a parent's connection had better not be torn down.
+            _lanes_of_parents.append(self._lane)
+        self._lane = None
+        self._start_anew()
+
+    def lane(self) -> Lane:
+        """Returns the open lane, opening it first if needed."""
+        with self._lock:
+            if self._closed:
+                raise CallCancelledError(
+                    f"the client of {self.options.address} is closed; make a new one"
+                )
+            if self._lane is None:
+                options = self.options
+                self._lane = open_lane(
+                    LaneOptions(
+                        options.address, options.secret, options.wait_for_ready, options.compress
+                    )
+                )
+            return self._lane
+
+    def close(self) -> None:
+        with self._lock:
+            lane, self._lane, self._closed = self._lane, None, True
+        if lane is not None:
+            lane.close()
+
+    def stop_waiting(self) -> None:
+        """Has calls fail, instead of wait, where no server answers."""
+        with self._lock:
+            self.options = replace(self.options, wait_for_ready=False)
+            lane = self._lane
+        if lane is not None:
+            lane.stop_waiting()
+
+    def where(self, method: str) -> str:
+        """Names a method of this server, for messages."""
+        return f"{self.options.address}: {method}"
+
+    def submit(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PendingCall:
+        """Sends a call."""
+        try:
+            arguments = pack((args, kwargs))
+        except SerializationError as error:
+            raise SerializationError(
+                f"the arguments of {method!r} cannot be pickled: {error}"
+            ) from error.__cause__
+        return self.lane().submit(method, arguments, self.options.timeout_s)
+
+    def finish(self, pending: PendingCall, method: str) -> Any:
+        """Waits for a call and returns or raises its outcome."""
+        reply = pending.wait()
+        if isinstance(reply, Streams):
+            return RemoteIterator(iterate(reply.stream, self.where(method)), reply.stream.close)
+        return value_of(reply, self.where(method))
+
+    def run_aside(self, task: Callable[[], None]) -> None:
+        """Runs what may block in a thread of its own."""
+        self._callbacks.submit(task)
+
+
+_connections: "weakref.WeakSet[Connection]" = weakref.WeakSet()
+_lanes_of_parents: list[Lane] = []
+
+
+def _survive_fork() -> None:
+    for connection in list(_connections):
+        connection.survive_fork()
+
+
+os.register_at_fork(after_in_child=_survive_fork)
+
+
+class RemoteIterator(Iterator[Any]):
+    """The items of a remote generator, one by one, as they come.
+
+    The generator runs ahead of its reader by what fits into the connection.
+    Not thread-safe. Ends the generator when closed or no longer referenced.
+    """
+
+    def __init__(self, items: Iterator[Any], close: Callable[[], None]) -> None:
+        self._items = items
+        self._close = close
+
+    def __next__(self) -> Any:
+        return next(self._items)
+
+    def close(self) -> None:
+        """Ends the generator early."""
+        self._close()
+
+    def __del__(self) -> None:
+        self._close()
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        end = object()
+        try:
+            while (item := await asyncio.to_thread(next, self._items, end)) is not end:
+                yield item
+        finally:
+            # Also wakes the thread that waits for an item when this task was cancelled.
+            self._close()

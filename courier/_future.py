@@ -1,0 +1,109 @@
+"""Calls in flight, as futures of the standard library."""
+
+import concurrent.futures
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from courier._connection import Connection
+from courier._lane import PendingCall
+from courier.errors import CallCancelledError
+
+Callback = Callable[[concurrent.futures.Future[Any]], object]
+
+_log = logging.getLogger(__name__)
+
+
+class CallFuture(concurrent.futures.Future[Any]):
+    """A call in flight. `cancel()` reaches the handler, as `current_call().cancelled`.
+
+    Callbacks may block, and call the same server: they run in threads of their own.
+    """
+
+    def __init__(self, connection: Connection, pending: PendingCall, method: str) -> None:
+        super().__init__()
+        self._connection = connection
+        self._method = method
+        #: The call, until it has ended or was cancelled: taking it out is atomic.
+        self._pending = [pending]
+        pending.when_done(self._settle)
+
+    def add_done_callback(self, fn: Callback) -> None:
+        """As `concurrent.futures.Future.add_done_callback`."""
+        super().add_done_callback(lambda _: _call_or_defer(fn, self))
+
+    def cancel(self) -> bool:
+        """Gives the call up. Returns False if its answer is already here."""
+        if not super().cancel():
+            return False
+        try:
+            pending = self._pending.pop()
+        except IndexError:
+            return True  # cancelled before
+        # Those who wait for several futures hear of a cancellation only now.
+        self.set_running_or_notify_cancel()
+        pending.cancel()
+        return True
+
+    def result(self, timeout: float | None = None) -> Any:
+        """As `concurrent.futures.Future.result`; a cancelled call is a CallCancelledError."""
+        try:
+            return super().result(timeout)
+        except concurrent.futures.CancelledError:
+            if not self.cancelled():
+                raise  # by the method, or by closing the client
+            raise self._cancellation() from None
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """As `concurrent.futures.Future.exception`."""
+        try:
+            return super().exception(timeout)
+        except concurrent.futures.CancelledError:
+            raise self._cancellation() from None
+
+    def _cancellation(self) -> CallCancelledError:
+        return CallCancelledError(f"{self._connection.where(self._method)}: the call was cancelled")
+
+    def _settle(self, pending: PendingCall) -> None:
+        # This thread brings the answers of all calls; a callback must not hold it up.
+        callbacks: list[Callback] = []
+        _deferring.callbacks = callbacks
+        try:
+            self._take_outcome(pending)
+        finally:
+            _deferring.callbacks = None
+        if callbacks:
+            self._connection.run_aside(lambda: _run_callbacks(callbacks, self))
+
+    def _take_outcome(self, pending: PendingCall) -> None:
+        try:
+            try:
+                result = self._connection.finish(pending, self._method)
+            except BaseException as error:  # noqa: BLE001 - whoever waits for the future gets it
+                self.set_exception(error)
+            else:
+                self.set_result(result)
+        except concurrent.futures.InvalidStateError:
+            return  # cancelled in the meantime
+        # The answer's raw bytes are not needed as long as the future is.
+        self._pending.clear()
+
+
+_deferring = threading.local()
+
+
+def _call_or_defer(callback: Callback, future: CallFuture) -> None:
+    callbacks: list[Callback] | None = getattr(_deferring, "callbacks", None)
+    if callbacks is None:
+        callback(future)
+    else:
+        callbacks.append(callback)
+
+
+def _run_callbacks(callbacks: list[Callback], future: CallFuture) -> None:
+    for callback in callbacks:
+        try:
+            callback(future)
+        except Exception:  # noqa: BLE001 - as the standard library: logged, others still run
+            _log.exception("a callback of %r failed", future)
