@@ -118,6 +118,12 @@ class HandlerPool(concurrent.futures.ThreadPoolExecutor):
             self._busy.add(threading.current_thread())
             return self._tasks.popleft()
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no task runs or waits."""
+        with self._changed:
+            return not self._tasks and not self._busy
+
     def stop(self, timeout_s: float) -> list[str]:
         """Takes no more tasks, cancels those that wait, and waits for those that run.
 

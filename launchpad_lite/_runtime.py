@@ -101,6 +101,8 @@ class NodeRuntime:
     def keep(self, client: object) -> None:
         """Remembers a client, to be closed when the node has ended."""
         self._clients.add(client)
+        if self.stop_event.is_set():  # looked at second, so that one of both sees the other
+            courier.stop_waiting(client)
 
     def close_clients(self) -> None:
         """Closes the node's clients: calls that wait in them fail."""

@@ -31,6 +31,8 @@ def run_work(work: Thawable, runtime: NodeRuntime) -> ExceptionReport | None:
     Returns:
         How it failed; None if it did not.
     """
+    if runtime.stop_event.is_set():
+        return None  # asked to end before it began
     try:
         work.thaw()(runtime)
     except SystemExit as error:

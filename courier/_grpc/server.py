@@ -40,6 +40,8 @@ _PARKED_S = 60.0
 _CONTROL_THREADS = 16
 #: Each large message under way and each open generator holds one; they mostly wait.
 _TRANSFER_THREADS = 4096
+#: How long an answer may take from the end of its handler to the network.
+_FLUSH_S = 0.1
 #: What stop() adds to its deadline, so that handlers which heed their cancellation can end.
 _EPILOGUE_S = 0.5
 #: Longer texts of exceptions are cut; the exception itself travels whole.
@@ -154,11 +156,20 @@ class FrontDoor:
         """Stops serving; returns the names of threads that did not end in time."""
         self._health.enter_graceful_shutdown()
         give_up_at = time.monotonic() + grace_s
+        pools = (self._handlers, self._transfers, self._control)
         stopped = self._server.stop(grace_s)
-        stopped.wait(grace_s + 1.0)
+        was_idle = False
+        while not stopped.wait(_FLUSH_S) and time.monotonic() < give_up_at:
+            # Seen twice, so that the last answer has left. Older grpc would wait until clients
+            # hang up, and those that have no call at the moment do not even notice.
+            is_idle = all(pool.is_idle for pool in pools)
+            if is_idle and was_idle:
+                break
+            was_idle = is_idle
+        self._server.stop(None)
+        stopped.wait(1.0)
         self._empty_parked()
         give_up_at = max(give_up_at, time.monotonic() + _EPILOGUE_S)
-        pools = (self._handlers, self._transfers, self._control)
         for pool in pools:
             pool.stop(0.0)  # so that none uses up the time of the others
         return [

@@ -209,7 +209,8 @@ class LauncherContract:
         program.add_node(lp.CourierNode(Counter), label="counter")
         program.add_node(lp.PyClassNode(Stubborn), label="stubborn")
         running = launch(program, notice_s=0.3)
-        running.client("counter").increment()
+        _wait_for_state(running, "stubborn[0]", "running")
+        _wait_for_state(running, "counter[0]", "serving")
         result = running.stop(timeout_s=10)
         assert result.outcome is lp.Outcome.STOPPED
         assert result.killed == ("stubborn[0]",)
@@ -230,7 +231,9 @@ class LauncherContract:
     ) -> None:
         program = lp.Program("late")
         program.add_node(lp.PyClassNode(LateHandler, str(tmp_path / "called")), label="late")
-        launch(program).stop()
+        running = launch(program)
+        _wait_for_state(running, "late[0]", "running")
+        running.stop()
         assert (tmp_path / "called").exists()
 
     def test_status_names_nodes_and_where_they_listen(self, launch: Any) -> None:
@@ -270,3 +273,10 @@ class LauncherContract:
         here = set(tmp_path.iterdir())
         launch(program, log_dir=tmp_path / "logs").wait()
         assert set(tmp_path.iterdir()) - here <= {tmp_path / "logs"}
+
+
+def _wait_for_state(running: Any, node: str, state: str) -> None:
+    def reached() -> bool:
+        return any(each.name == node and each.state == state for each in running.running.status())
+
+    poll_until(reached, timeout_s=30)
