@@ -84,7 +84,12 @@ class SupervisedProgram(RunningProgram):
         self._result: ProgramResult | None = None
         self._host: Host | None = None
         self._ended = threading.Event()
-        self._handlers: threading.Thread | None = None
+        self._stopping = threading.Event()
+        # They may block or raise what they like; the supervisor goes on. Started with the program:
+        # at its end the interpreter may be ending too, and start no threads.
+        self._handlers = threading.Thread(
+            target=self._handle_stop, name="launchpad-stop-handlers", daemon=True
+        )
         # Not a daemon: an interpreter that has nothing else to do waits for its programs.
         self._thread = threading.Thread(
             target=self._supervise, name=f"launchpad-{plan.program}", daemon=False
@@ -95,6 +100,7 @@ class SupervisedProgram(RunningProgram):
         self._host = host
         for address in self.plan.addresses:
             address.bind(self._table)
+        self._handlers.start()
         self._thread.start()
 
     def post(self, event: Event) -> None:
@@ -164,8 +170,8 @@ class SupervisedProgram(RunningProgram):
             result = ProgramResult(Outcome.FAILED, (failure,), failure.summary)
         finally:
             host.close()
-            if self._handlers is not None:
-                self._handlers.join(_HANDLERS_S)
+            self._stopping.set()
+            self._handlers.join(_HANDLERS_S)
             # A call to a node that is gone would wait for ever.
             for client in list(self._table.clients):
                 courier.close(client)
@@ -186,13 +192,12 @@ class SupervisedProgram(RunningProgram):
                 _perform(host, action)
 
     def _call_stop_handlers(self) -> None:
-        """Calls, once, what was registered in this process; before any node can have ended."""
-        if self._handlers is None:
-            # They may block or raise what they like; the supervisor goes on.
-            self._handlers = threading.Thread(
-                target=STOP_HANDLERS.call_all, name="launchpad-stop-handlers", daemon=True
-            )
-            self._handlers.start()
+        """Has what was registered in this process called, before any node can have ended."""
+        self._stopping.set()
+
+    def _handle_stop(self) -> None:
+        self._stopping.wait()
+        STOP_HANDLERS.call_all()
 
     def _next_event(self, deadline: float | None) -> Event:
         timeout_s = None if deadline is None else max(0.0, deadline - time.monotonic())

@@ -1,9 +1,7 @@
 """`plan` and `launch`: from a program to a running one."""
 
-import atexit
 import os
 import signal
-import sys
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
@@ -12,10 +10,10 @@ from types import FrameType
 from typing import Any
 
 from launchpad_lite._compat import LaunchType
+from launchpad_lite._exit import report_at_exit
 from launchpad_lite._flags import TERMINATION_NOTICE_SECS, chosen_launcher, parse_script_arguments
 from launchpad_lite._plan import LaunchPlan, ResourcesByGroup, make_plan
 from launchpad_lite._program import Program
-from launchpad_lite._result import Outcome
 from launchpad_lite.errors import ProgramError
 from launchpad_lite.launching import Launcher, LaunchOptions, RunningProgram, get_launcher
 
@@ -87,7 +85,7 @@ def launch(
     )
     running = chosen.start(ready, options)
     _SIGNALS.watch(running)
-    _report_at_exit(running)
+    report_at_exit(running)
     return running
 
 
@@ -149,34 +147,3 @@ def _is_running(program: RunningProgram | None) -> bool:
 
 
 _SIGNALS = _Signals()
-
-#: Programs nobody may have waited for; held until then, for the report at exit.
-_uncollected: list[RunningProgram] = []
-
-
-def _report_at_exit(running: RunningProgram) -> None:
-    _uncollected[:] = [program for program in _uncollected if not program.collected]
-    _uncollected.append(running)
-
-
-@atexit.register
-def _exit_as_programs_ended() -> None:
-    """Gives a script that only launched the exit code of its program.
-
-    Threads that supervise programs are awaited before atexit functions run, so all have ended.
-    """
-    results = [program.result for program in _uncollected if not program.collected]
-    failed = [program for program in _uncollected if not program.collected and _failed(program)]
-    for program in failed:
-        print(f"\n{program.failure()}", file=sys.stderr)  # noqa: T201 - the script's last words
-    code = max((result.exit_code for result in results if result is not None), default=0)
-    if code:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        # Exceptions in atexit functions do not change the exit code; this was registered first,
-        # when the package was imported, so it runs last and skips nothing.
-        os._exit(code)
-
-
-def _failed(program: RunningProgram) -> bool:
-    return program.result is not None and program.result.outcome is Outcome.FAILED

@@ -48,6 +48,12 @@ _FAMILY = """
 _ALL = 8
 
 
+def connections_of(process):
+    # The name before psutil 6.
+    ask = getattr(process, "net_connections", None) or process.connections
+    return ask("tcp")
+
+
 def _family(folder: Path, *, complete: bool = True) -> Script:
     script = Script(folder, _FAMILY)
     script.start(quiet=True)
@@ -186,7 +192,7 @@ def test_ports_of_a_killed_program_are_free(tmp_path: Path) -> None:
         listening = {
             connection.laddr.port
             for worker in script.processes()
-            for connection in worker.net_connections("tcp")
+            for connection in connections_of(worker)
             if connection.status == psutil.CONN_LISTEN
         }
         assert len(listening) >= _ALL

@@ -1,0 +1,78 @@
+"""The end of a script that launched programs and did not wait for them."""
+
+import atexit
+import os
+import sys
+import threading
+from types import CodeType
+from typing import Any
+
+from launchpad_lite._result import Outcome
+from launchpad_lite.launching import RunningProgram
+
+#: Programs nobody may have waited for; held until then, for the report at exit.
+_uncollected: list[RunningProgram] = []
+
+
+def report_at_exit(running: RunningProgram) -> None:
+    """Has the interpreter exit as the program does, unless somebody waits for it before."""
+    _uncollected[:] = [program for program in _uncollected if not program.collected]
+    _uncollected.append(running)
+    if sys.version_info[:2] == (3, 12):
+        _wait_when_the_script_returns()
+
+
+@atexit.register
+def _exit_as_programs_ended() -> None:
+    """Gives a script that only launched the exit code of its program.
+
+    Threads that supervise programs are awaited before atexit functions run, so all have ended.
+    """
+    results = [program.result for program in _uncollected if not program.collected]
+    failed = [program for program in _uncollected if not program.collected and _failed(program)]
+    for program in failed:
+        print(f"\n{program.failure()}", file=sys.stderr)  # noqa: T201 - the script's last words
+    code = max((result.exit_code for result in results if result is not None), default=0)
+    if code:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # Exceptions in atexit functions do not change the exit code; this was registered first,
+        # when the package was imported, so it runs last and skips nothing.
+        os._exit(code)
+
+
+def _failed(program: RunningProgram) -> bool:
+    return program.result is not None and program.result.outcome is Outcome.FAILED
+
+
+def _wait_when_the_script_returns() -> None:
+    """Waits for programs a moment before the interpreter begins to end.
+
+    Python 3.12 alone starts no thread any more once the script has returned, even while it waits
+    for those that run (python/cpython#113964 and others); programs go on then, and need threads.
+    """
+    if threading.current_thread() is not threading.main_thread() or hasattr(sys, "ps1"):
+        return
+    # Exists from 3.12 on, which the oldest Python that types are checked for does not know.
+    monitoring: Any = sys.monitoring  # type: ignore[attr-defined]
+    tool = monitoring.PROFILER_ID
+    if monitoring.get_tool(tool) is not None:
+        return  # a profiler watches this script, or we do already
+    monitoring.use_tool_id(tool, "launchpad_lite")
+    script = _outermost_code()
+
+    def wait(code: CodeType, offset: int, value: object) -> None:  # noqa: ARG001
+        monitoring.set_local_events(tool, script, 0)
+        monitoring.free_tool_id(tool)
+        for program in _uncollected:
+            program.join()
+
+    monitoring.register_callback(tool, monitoring.events.PY_RETURN, wait)
+    monitoring.set_local_events(tool, script, monitoring.events.PY_RETURN)
+
+
+def _outermost_code() -> CodeType:
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+    return frame.f_code
