@@ -69,6 +69,7 @@ class Agent:
     """The event loop and its state."""
 
     def __init__(self, input_fd: int, output_fd: int, launcher: int, warden: Warden) -> None:
+        self._pid = os.getpid()
         self._input_fd = input_fd
         self._commands = FrameDecoder()
         self._out = Outbox(output_fd)
@@ -223,9 +224,8 @@ class Agent:
     ) -> NoReturn:
         code = 1
         try:
-            agent_pid = os.getppid()
             os.setsid()
-            _die_with_parent(agent_pid)
+            _die_with_parent(self._pid)
             self._forget_all()
             other.close()
             os.close(log_fd)
