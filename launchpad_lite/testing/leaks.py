@@ -1,6 +1,7 @@
-"""What a program might leave behind: threads, processes, ports, descriptors."""
+"""What a program might leave behind: threads, processes, ports, files."""
 
 import sys
+import tempfile
 import threading
 import traceback
 from collections.abc import Mapping, Set
@@ -23,16 +24,17 @@ class Leftovers:
         threads: Names of threads, with the stacks they are in.
         processes: Children, grandchildren included: pid and command line.
         ports: Listening TCP ports of this process.
-        sockets: Open sockets and pipes of this process, by descriptor.
+        files: Files that this process holds open, and entries of the folder for temporary files
+            that carry our name.
     """
 
     threads: Mapping[str, str]
     processes: Mapping[int, str]
     ports: Set[int]
-    sockets: Mapping[int, str]
+    files: Set[str]
 
     def __bool__(self) -> bool:
-        return bool(self.threads or self.processes or self.ports)
+        return bool(self.threads or self.processes or self.ports or self.files)
 
     def __str__(self) -> str:
         lines = [
@@ -40,6 +42,7 @@ class Leftovers:
         ]
         lines += [f"process {pid}: {command}" for pid, command in self.processes.items()]
         lines += [f"listening port {port}" for port in sorted(self.ports)]
+        lines += [f"file {name}" for name in sorted(self.files)]
         return "\n".join(lines)
 
 
@@ -50,7 +53,7 @@ class Inventory:
     threads: Set[int]
     processes: Set[int]
     ports: Set[int]
-    sockets: Mapping[int, str]
+    files: Set[str]
 
     def leftovers(self) -> Leftovers:
         """Returns what has come since and is still there."""
@@ -68,7 +71,7 @@ class Inventory:
             threads,
             {pid: _command(pid) for pid in now.processes - self.processes},
             now.ports - self.ports,
-            {fd: what for fd, what in now.sockets.items() if self.sockets.get(fd) != what},
+            now.files - self.files,
         )
 
 
@@ -83,7 +86,7 @@ def take_inventory() -> Inventory:
             for connection in _connections(me)
             if connection.status == psutil.CONN_LISTEN
         },
-        _sockets(),
+        _files(me),
     )
 
 
@@ -93,17 +96,10 @@ def _connections(process: psutil.Process) -> list[Any]:
     return list(ask(kind="tcp"))
 
 
-def _sockets() -> dict[int, str]:
-    folder = Path("/proc/self/fd")
-    found = {}
-    for entry in folder.iterdir() if folder.is_dir() else ():
-        try:
-            target = str(entry.readlink())
-        except OSError:
-            continue
-        if target.startswith(("socket:", "pipe:")):
-            found[int(entry.name)] = target
-    return found
+def _files(process: psutil.Process) -> set[str]:
+    open_files = {file.path for file in process.open_files()}
+    temporary = Path(tempfile.gettempdir()).glob("launchpad_lite*")
+    return open_files | {str(entry) for entry in temporary}
 
 
 def _is_alive(process: psutil.Process) -> bool:

@@ -10,13 +10,14 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def launch_program() -> "Iterator[ProgramLauncher]":
+def launch_program(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[ProgramLauncher]":
     """Launches programs; stops them after the test and proves that nothing of them is left."""
     # Inside, so that test runs that do not use it import nothing.
     from launchpad_lite.testing.leaks import take_inventory
     from launchpad_lite.testing.programs import ProgramLauncher
 
-    launcher = ProgramLauncher(take_inventory())
+    log_dir = tmp_path_factory.mktemp("launch_program")
+    launcher = ProgramLauncher(take_inventory(), log_dir)
     yield launcher
     if leftovers := launcher.close():
         pytest.fail(f"the test left something behind:\n{leftovers}", pytrace=False)

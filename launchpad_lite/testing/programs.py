@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import courier
@@ -69,8 +70,9 @@ class LaunchedProgram:
 class ProgramLauncher:
     """What the fixture `launch_program` is: call it to launch a program."""
 
-    def __init__(self, inventory: Inventory) -> None:
+    def __init__(self, inventory: Inventory, log_dir: Path) -> None:
         self._inventory = inventory
+        self._log_dir = log_dir
         self._launched: list[LaunchedProgram] = []
 
     def __call__(
@@ -81,9 +83,14 @@ class ProgramLauncher:
         Args:
             program: What to run.
             launcher: `test_mt` for threads, `test_mp` for processes, or any other.
-            **options: As for `lp.launch`; nodes have 2 s notice unless it says otherwise.
+            **options: As for `lp.launch`; nodes have 2 s notice, and their output goes to a
+                folder of the test, unless it says otherwise.
         """
-        running = launch(program, launcher, **{"notice_s": _NOTICE_S, **options})
+        defaults = {
+            "notice_s": _NOTICE_S,
+            "log_dir": self._log_dir / f"{program.name}-{len(self._launched)}",
+        }
+        running = launch(program, launcher, **{**defaults, **options})
         launched = LaunchedProgram(program, running)
         self._launched.append(launched)
         return launched
