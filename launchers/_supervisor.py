@@ -188,12 +188,9 @@ class SupervisedProgram(RunningProgram):
                 if isinstance(action, Finish):
                     return action.result
                 if isinstance(action, RequestStop):
-                    self._call_stop_handlers()
+                    # What was registered in this process is called before any node can have ended.
+                    self._stopping.set()
                 _perform(host, action)
-
-    def _call_stop_handlers(self) -> None:
-        """Has what was registered in this process called, before any node can have ended."""
-        self._stopping.set()
 
     def _handle_stop(self) -> None:
         self._stopping.wait()

@@ -99,10 +99,7 @@ class GrpcCall:
 
     def fail_as(self, error: CourierError) -> None:
         """Ends the call with what another one met when it said hello for both."""
-        with self._lock:
-            rpc = self._rpc
-        if self._settle(type(error)(str(error))) and rpc is not None:
-            rpc.cancel()
+        self._settle(type(error)(str(error)))
 
     def _start_hello(self) -> None:
         nonce = make_nonce()
@@ -147,8 +144,6 @@ class GrpcCall:
         message, self._sequence = session.request(self._method, arguments)
         self._session = session
         if fits_inline(arguments):
-            message.pickle = bytes(arguments.pickle)
-            message.buffers.extend(bytes(buffer) for buffer in arguments.buffers)
             self._start(self._lane.call, message.SerializeToString(), self._after_call)
         else:
             self._start(self._lane.send, send(message, arguments), self._after_call)

@@ -2,7 +2,7 @@
 
 import itertools
 
-from courier._grpc.wire import describe, parse, sealed
+from courier._grpc.wire import describe, fits_inline, parse, sealed
 from courier._parcel import Parcel
 from courier._proto import courier_pb2 as pb
 from courier._secret import SessionKey
@@ -18,18 +18,19 @@ class ClientSession:
         self._numbers = itertools.count(1)
 
     def request(self, method: str, arguments: Parcel) -> tuple[pb.Sealed, int]:
-        """Returns a sealed request without its parcel, and its number."""
-        return self._seal(pb.RequestHead(method=method, arguments=describe(arguments)))
+        """Returns a sealed request, with its arguments inside if they fit, and its number."""
+        head = pb.RequestHead(method=method, arguments=describe(arguments))
+        return self._seal(head, arguments if fits_inline(arguments) else None)
 
     def fetch(self, ticket: bytes) -> tuple[pb.Sealed, int]:
-        return self._seal(pb.RequestHead(ticket=ticket))
+        return self._seal(pb.RequestHead(ticket=ticket), None)
 
-    def _seal(self, head: pb.RequestHead) -> tuple[pb.Sealed, int]:
+    def _seal(self, head: pb.RequestHead, parcel: Parcel | None) -> tuple[pb.Sealed, int]:
         head.session = self.name
         # next() of a count is atomic.
         head.sequence = next(self._numbers)
         data = head.SerializeToString()
-        return sealed(data, self.key.seal_request(data), None), head.sequence
+        return sealed(data, self.key.seal_request(data), parcel), head.sequence
 
     def open(self, message: pb.Sealed, sequence: int, where: str) -> pb.ReplyHead:
         """Checks that a reply comes from the server and answers this request.

@@ -51,7 +51,6 @@ class AgentHost:
         self._mark = uuid.uuid4().hex
         self._pids: dict[str, int] = {}
         self._failures: dict[str, NodeFailure] = {}
-        self._ended: set[str] = set()
         self._closing = False
         self._process = self._start_agent()
         assert self._process.stdin is not None
@@ -143,13 +142,11 @@ class AgentHost:
             report: ExceptionReport = pickle.loads(frame.body)
             self._failures[node] = NodeFailure.of_exception(node, self.name, report)
         elif frame.op == "refused":
-            self._ended.add(node)
             program.post(Ended(node, NodeFailure(node, self.name, str(frame["text"]))))
         elif frame.op == "exited":
             self._note_exit(node, frame["status"], program)
 
     def _note_exit(self, node: str, status: int, program: SupervisedProgram) -> None:
-        self._ended.add(node)
         if self._console is not None:
             self._console.finish(node)
         failure = self._failures.get(node)
