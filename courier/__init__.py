@@ -10,6 +10,7 @@ from courier._client import (
     Client,
     close,
     list_methods,
+    stop_calling,
     stop_waiting,
     submit,
     wait_until_ready,
@@ -17,6 +18,8 @@ from courier._client import (
 )
 from courier._context import CallContext, current_call
 from courier._exceptions import ExceptionReport, remote_traceback
+from courier._health import is_healthy
+from courier._idempotence import idempotent
 from courier._secret import Secret
 from courier._server import Server
 from courier.errors import (
@@ -58,8 +61,11 @@ __all__ = [
     "UnprotectedServerError",
     "close",
     "current_call",
+    "idempotent",
+    "is_healthy",
     "list_methods",
     "remote_traceback",
+    "stop_calling",
     "stop_waiting",
     "submit",
     "wait_until_ready",

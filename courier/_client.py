@@ -110,7 +110,8 @@ class Client(_View):
     after its call has been answered.
 
     Connects at the first call, reconnects by itself, and may be shared between
-    threads, pickled, and used after a fork. A call runs at most once.
+    threads, pickled, and used after a fork. A call runs at most once; only where the server marks
+    its method `courier.idempotent` it may run again, when the connection breaks.
 
     Every call can raise, besides what the method itself raises, the errors of
     `courier.errors`.
@@ -229,6 +230,23 @@ def stop_waiting(client: object) -> None:
     connection_of(client).stop_waiting()
 
 
+def stop_calling(client: object) -> None:
+    """Has a client begin no more calls: for when the node that makes them is to end.
+
+    From now on they raise CallCancelledError at once. Calls in flight, and generators that are
+    read, go on to their end. A handler that answers a call of its own server may still call, in
+    the thread and context it was called in, so that its answer can be finished.
+
+    Does not imply `stop_waiting`: calls in flight may still wait for a server. A client made by
+    `with_timeout` later on begins no calls either; one that is unpickled does. Cannot be undone.
+    Safe to call twice, from any thread, and from finalizers.
+
+    Raises:
+        TypeError: `client` is no courier client.
+    """
+    connection_of(client).stop_calling()
+
+
 def list_methods(client: object) -> list[str]:
     """Returns the names of all methods of the served object, sorted.
 
@@ -241,8 +259,11 @@ def list_methods(client: object) -> list[str]:
 
 def with_timeout(client: R, call_timeout: Timeout) -> R:
     """Returns a client of the same server with another timeout."""
-    options = replace(connection_of(client).options, timeout_s=timeout_seconds(call_timeout))
-    return cast("R", client_from_options(options))
+    connection = connection_of(client)
+    copy = client_from_options(replace(connection.options, timeout_s=timeout_seconds(call_timeout)))
+    if connection.draining:
+        stop_calling(copy)
+    return cast("R", copy)
 
 
 def wait_until_ready(client: object, timeout: Timeout = None) -> None:
@@ -251,10 +272,11 @@ def wait_until_ready(client: object, timeout: Timeout = None) -> None:
     Raises:
         CallTimeoutError: It did not within `timeout`.
         AuthenticationError: It does not hold the secret of the client.
+        CallCancelledError: The client begins no more calls (`stop_calling`).
     """
-    options = replace(
-        connection_of(client).options, wait_for_ready=True, timeout_s=timeout_seconds(timeout)
-    )
+    connection = connection_of(client)
+    connection.check_calling("wait_until_ready")
+    options = replace(connection.options, wait_for_ready=True, timeout_s=timeout_seconds(timeout))
     waiting = client_from_options(options)
     try:
         list_methods(waiting)

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from courier._context import is_in_call
 from courier._lane import Lane, LaneOptions, PendingCall, Streams, iterate, open_lane, value_of
 from courier._parcel import pack
 from courier._pool import HandlerPool
@@ -38,6 +39,8 @@ class Connection:
         self.options = options
         self._lane: Lane | None = None
         self._closed = False
+        #: Whether new calls are refused outside of handlers.
+        self.draining = False
         self._start_anew()
         _connections.add(self)
 
@@ -85,12 +88,25 @@ class Connection:
         if lane is not None:
             lane.stop_waiting()
 
+    def stop_calling(self) -> None:
+        """Has new calls fail, except for those that a handler needs for its answer."""
+        # No lock: this may run while the garbage is collected in a thread that holds it.
+        self.draining = True
+
+    def check_calling(self, method: str) -> None:
+        """Raises CallCancelledError if no call may begin here."""
+        if self.draining and not is_in_call():
+            raise CallCancelledError(
+                f"{self.where(method)}: this node was asked to stop; it makes no new calls"
+            )
+
     def where(self, method: str) -> str:
         """Names a method of this server, for messages."""
         return f"{self.options.address}: {method}"
 
     def submit(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PendingCall:
         """Sends a call."""
+        self.check_calling(method)
         try:
             arguments = pack((args, kwargs))
         except SerializationError as error:

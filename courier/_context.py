@@ -68,6 +68,11 @@ def current_call() -> CallContext:
         ) from None
 
 
+def is_in_call() -> bool:
+    """Tells whether a handler runs in the current context."""
+    return _current.get(None) is not None
+
+
 def enter_call(call: CallContext) -> None:
     """Makes `call` the current one in the current context. For the dispatcher."""
     _current.set(call)

@@ -14,6 +14,7 @@ from typing import Any
 
 from courier._context import CallContext, enter_call
 from courier._exceptions import ExceptionReport
+from courier._idempotence import is_idempotent
 from courier._parcel import Parcel, pack, unpack
 from courier.errors import SerializationError
 
@@ -103,22 +104,34 @@ class Dispatcher:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._methods: dict[str, Callable[..., Any]] = {}
+        self._idempotent: set[str] = set()
         self._context = contextvars.copy_context()
 
     def bind(self, name: str, method: Callable[..., Any]) -> None:
         """Adds or replaces a method."""
+        harmless = is_idempotent(method)  # may run code of the object: not under the lock
         with self._lock:
             self._methods[name] = method
+            if harmless:
+                self._idempotent.add(name)
+            else:
+                self._idempotent.discard(name)
 
     def unbind(self, name: str) -> None:
         """Removes a method if there is one."""
         with self._lock:
             self._methods.pop(name, None)
+            self._idempotent.discard(name)
 
     def names(self) -> list[str]:
         """Returns the names of all methods, sorted."""
         with self._lock:
             return sorted(self._methods)
+
+    def idempotent_names(self) -> list[str]:
+        """Returns the names of the methods that may run twice, sorted."""
+        with self._lock:
+            return sorted(self._idempotent)
 
     def run(self, method: str, arguments: Parcel, call: CallContext) -> Outcome:
         """Runs a method in the current thread. Never raises.

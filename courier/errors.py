@@ -4,7 +4,7 @@
     ├── ServerUnreachableError    nobody answers at the address; the call did not run   (ConnectionError)
     ├── ServerLostError           the connection broke; the call may or may not have run (ConnectionError)
     ├── CallTimeoutError          no answer in time; the handler may still be running   (TimeoutError)
-    ├── CallCancelledError        cancelled by this caller, or by closing the client    (CancelledError)
+    ├── CallCancelledError        given up by this caller: cancelled, closed, stopping  (CancelledError)
     ├── ServerBusyError           the server's queue is full; the call did not run
     ├── UnknownMethodError        the object has no such public method                  (AttributeError)
     ├── AuthenticationError       one side could not prove the program's secret         (PermissionError)
@@ -55,6 +55,9 @@ class ServerLostError(CourierError, ConnectionError):
 
     The method may have run, once, or not at all; courier never repeats it by
     itself. Repeat it if running it twice does no harm.
+
+    If the server marks it `courier.idempotent`, courier has repeated it as often
+    as it does; it may have run more than once.
     """
 
 
@@ -63,7 +66,7 @@ class CallTimeoutError(CourierError, TimeoutError):
 
 
 class CallCancelledError(CourierError, concurrent.futures.CancelledError):
-    """The call was given up: its future was cancelled, or its client closed."""
+    """The call was given up: its future was cancelled, its client closed or asked to stop."""
 
 
 class ServerBusyError(CourierError):

@@ -14,17 +14,23 @@ from typing import Protocol
 
 import courier
 from courier import ExceptionReport
+from launchers._run_folder import make_run_folder
+from launchpad_lite._checkpoints import CheckpointStore
+from launchpad_lite._crash import write_crash_report
 from launchpad_lite._life import (
     Action,
     Constructed,
+    DumpStacks,
     Ended,
     Event,
     Finish,
     HostLost,
     Kill,
     KillAsked,
+    NodeTerms,
     ProgramLife,
     RequestStop,
+    Start,
     StopAsked,
     Terminate,
     Tick,
@@ -52,8 +58,14 @@ class Host(Protocol):
 
     name: str
 
+    def start(self, node: str, attempt: int) -> None:
+        """Starts a node's worker; the one before has ended. How it goes is told by events."""
+
     def request_stop(self, node: str) -> None:
         """Tells a node to end."""
+
+    def dump_stacks(self, node: str) -> None:
+        """Has it written down where the threads of a node are."""
 
     def terminate(self, node: str) -> None:
         """Makes a node end, if it lets itself be made to."""
@@ -67,6 +79,9 @@ class Host(Protocol):
     def pids(self) -> Mapping[str, int]:
         """Returns the process of each node that was started. From any thread."""
 
+    def stacks(self) -> Mapping[str, str]:
+        """Returns what was written down of each node."""
+
 
 class SupervisedProgram(RunningProgram):
     """A program whose nodes run on one host that this process looks after."""
@@ -74,13 +89,23 @@ class SupervisedProgram(RunningProgram):
     def __init__(
         self, plan: LaunchPlan, options: LaunchOptions, table: AddressTable, log_dir: Path | None
     ) -> None:
+        """Prepares it.
+
+        Args:
+            plan: What is launched.
+            options: How.
+            table: Where its nodes listen.
+            log_dir: Folder with the output of the nodes, if it is kept.
+        """
         super().__init__(plan)
         self._table = table
         self._log_dir = log_dir
-        self._notice_s = options.notice_s
+        self._crash_dir: Path | None = None
+        self._options = options
         #: Put from any thread and from signal handlers: only a SimpleQueue allows that.
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._states = {executable.name: "starting" for executable in plan.executables}
+        self._attempts = {executable.name: 0 for executable in plan.executables}
         self._result: ProgramResult | None = None
         self._host: Host | None = None
         self._ended = threading.Event()
@@ -96,7 +121,7 @@ class SupervisedProgram(RunningProgram):
         )
 
     def supervise(self, host: Host) -> None:
-        """Starts to look after the nodes on a host; may be called before they are started."""
+        """Starts the nodes on a host and looks after them."""
         self._host = host
         for address in self.plan.addresses:
             address.bind(self._table)
@@ -118,6 +143,11 @@ class SupervisedProgram(RunningProgram):
     def log_dir(self) -> Path | None:
         """Where the output of the nodes is kept."""
         return self._log_dir
+
+    @property
+    def crash_dir(self) -> Path | None:
+        """Folder with all that is known of a failure; None without one."""
+        return self._crash_dir
 
     def request_stop(self, reason: str, signum: int | None = None) -> None:
         """Asks all nodes to end."""
@@ -151,6 +181,7 @@ class SupervisedProgram(RunningProgram):
                     address.name: self._table.endpoints[address.key]
                     for address in executable.addresses
                 },
+                self._attempts[executable.name],
             )
             for executable in self.plan.executables
         ]
@@ -160,7 +191,6 @@ class SupervisedProgram(RunningProgram):
     def _supervise(self) -> None:
         host = self._host
         assert host is not None
-        result = None
         try:
             result = self._live(host)
         except BaseException as error:
@@ -168,29 +198,65 @@ class SupervisedProgram(RunningProgram):
             _LOGGER.exception("the supervisor of %r failed", self.plan.program)
             failure = NodeFailure.of_exception("supervisor", host.name, ExceptionReport.of(error))
             result = ProgramResult(Outcome.FAILED, (failure,), failure.summary)
-        finally:
-            host.close()
-            self._stopping.set()
-            self._handlers.join(_HANDLERS_S)
-            # A call to a node that is gone would wait for ever.
-            for client in list(self._table.clients):
-                courier.close(client)
-            self._result = result
-            self._ended.set()
+        for step in (host.close, self._end_here, lambda: self._keep(result, host)):
+            try:
+                step()
+            except BaseException:
+                _LOGGER.exception("the end of %r", self.plan.program)
+        self._result = result
+        self._ended.set()
+
+    def _end_here(self) -> None:
+        """Ends what of the program is in this process."""
+        self._stopping.set()
+        self._handlers.join(_HANDLERS_S)
+        # A call to a node that is gone would wait for ever.
+        self._table.program_ended.set()
+        for client in list(self._table.clients):
+            courier.close(client)
+
+    def _keep(self, result: ProgramResult, host: Host) -> None:
+        """Tidies the folders of checkpoints, and writes down all that is known of a failure."""
+        for executable in self.plan.executables:
+            if (kept := executable.checkpoints) is not None:
+                CheckpointStore(kept.folder, kept.keep).discard_incomplete()
+        if result.outcome is Outcome.FAILED:
+            folder = self._log_dir or self._options.log_dir or make_run_folder(self.plan.program)
+            write_crash_report(folder, self.plan, result, host.stacks())
+            self._crash_dir = folder
 
     def _live(self, host: Host) -> ProgramResult:
-        names = [executable.name for executable in self.plan.executables]
-        life = ProgramLife(names, self._notice_s)
+        terms = [
+            NodeTerms(each.name, host.name, each.calls, each.restart, each.liveness)
+            for each in self.plan.executables
+        ]
+        life = ProgramLife(terms, self._options.notice_s, now=time.monotonic())
+        event: Event = Tick()
         while True:
-            event = self._next_event(life.deadline)
-            self._note(event)
-            for action in life.handle(event, time.monotonic()):
+            actions = life.handle(event, time.monotonic())
+            self._note(event, life)
+            for action in actions:
                 if isinstance(action, Finish):
+                    self._states = dict.fromkeys(self._states, "ended")
                     return action.result
-                if isinstance(action, RequestStop):
-                    # What was registered in this process is called before any node can have ended.
-                    self._stopping.set()
-                _perform(host, action)
+                self._perform(host, action)
+            event = self._next_event(life.deadline)
+
+    def _perform(self, host: Host, action: Action) -> None:
+        if isinstance(action, Start):
+            self._attempts[action.node] = action.attempt
+            self._states[action.node] = "starting"
+            host.start(action.node, action.attempt)
+        elif isinstance(action, RequestStop):
+            # What was registered in this process is called before any node can have ended.
+            self._stopping.set()
+            host.request_stop(action.node)
+        elif isinstance(action, DumpStacks):
+            host.dump_stacks(action.node)
+        elif isinstance(action, Terminate):
+            host.terminate(action.node)
+        elif isinstance(action, Kill):
+            host.kill(action.node)
 
     def _handle_stop(self) -> None:
         self._stopping.wait()
@@ -203,19 +269,11 @@ class SupervisedProgram(RunningProgram):
         except queue.Empty:
             return Tick()
 
-    def _note(self, event: Event) -> None:
+    def _note(self, event: Event, life: ProgramLife) -> None:
         if isinstance(event, Constructed):
             self._states[event.node] = "running" if event.runs else "serving"
         elif isinstance(event, Ended):
-            self._states[event.node] = "ended"
+            goes_on = life.restarts_of(event.node) > self._attempts[event.node]
+            self._states[event.node] = "restarting" if goes_on else "ended"
         elif isinstance(event, HostLost):
             self._states.update(dict.fromkeys(event.nodes, "ended"))
-
-
-def _perform(host: Host, action: Action) -> None:
-    if isinstance(action, RequestStop):
-        host.request_stop(action.node)
-    elif isinstance(action, Terminate):
-        host.terminate(action.node)
-    elif isinstance(action, Kill):
-        host.kill(action.node)

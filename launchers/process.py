@@ -1,32 +1,22 @@
 """Nodes as processes of this machine: one host agent, workers forked from it."""
 
-import datetime as dt
-import getpass
-import os
 import sys
-import tempfile
-import uuid
-from pathlib import Path
 
 from courier import Secret
 from launchers._console import Console
 from launchers._ports import endpoint
+from launchers._run_folder import make_run_folder
 from launchers._supervisor import SupervisedProgram
 from launchers.host.remote import AgentHost
 from launchers.host.worker import Payload
 from launchpad_lite._flag_values import FlagSnapshot
-from launchpad_lite.errors import LaunchError
 from launchpad_lite.launching import (
     AddressTable,
-    Executable,
     Launcher,
     LaunchOptions,
     LaunchPlan,
     RunningProgram,
 )
-
-#: Where logs go, unless the launch says otherwise; the original's name.
-LOG_DIR_VARIABLE = "LAUNCHPAD_LOGGING_DIR"
 
 
 class ProcessLauncher(Launcher):
@@ -51,27 +41,14 @@ class ProcessLauncher(Launcher):
             reserved = host.reserve(plan.addresses)
             endpoints = {key: endpoint(port) for key, port in reserved.items()}
             table = AddressTable(endpoints, Secret.generate())
-            flags = FlagSnapshot.take()
-            payloads = [
-                _payload(plan, executable, table, options, flags).encode()
-                for executable in plan.executables
-            ]
             # The working directory of the agent is that of the launch, whatever comes later.
-            log_dir = (options.log_dir or _new_log_dir(plan.program)).absolute()
+            log_dir = (options.log_dir or make_run_folder(plan.program)).absolute()
+            program = SupervisedProgram(plan, options, table, log_dir)
+            host.listen(program, _payloads(plan, table, options), log_dir)
         except BaseException:  # an interrupt, too
             host.close()
             raise
-        program = SupervisedProgram(plan, options, table, log_dir)
         program.supervise(host)
-        try:
-            host.listen(program)
-            for executable, payload in zip(plan.executables, payloads, strict=True):
-                log = log_dir / executable.label / f"{executable.replica}.log"
-                host.start(executable.name, payload, log)
-        except BaseException:
-            program.kill()
-            program.join()
-            raise
         return program
 
 
@@ -82,44 +59,16 @@ class QuietProcessLauncher(ProcessLauncher):
     shows_output = False
 
 
-def _payload(
-    plan: LaunchPlan,
-    executable: Executable,
-    table: AddressTable,
-    options: LaunchOptions,
-    flags: FlagSnapshot | None,
-) -> Payload:
-    return Payload(
-        program=plan.program,
-        label=executable.label,
-        replica=executable.replica,
-        work=executable.work,
-        endpoints=dict(table.endpoints),
-        secret=table.secret.reveal(),
-        notice_s=options.notice_s,
-        argv=list(sys.argv),
-        flags=flags,
-    )
-
-
-def _new_log_dir(program: str) -> Path:
-    base = os.environ.get(LOG_DIR_VARIABLE)
-    root = Path(base) if base else Path(tempfile.gettempdir()) / f"launchpad_lite-{_user()}"
-    now = dt.datetime.now(dt.timezone.utc).astimezone()
-    folder = root / f"{program}-{now:%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:6]}"
-    # Output may hold anything, so it is nobody else's to read.
-    try:
-        folder.mkdir(parents=True, mode=0o700)
-    except OSError as error:
-        raise LaunchError(
-            f"cannot make the folder for logs: {error}. Name another in {LOG_DIR_VARIABLE}, or "
-            "pass log_dir="
-        ) from error
-    return folder
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container's user without a name
-        return str(os.getuid())
+def _payloads(plan: LaunchPlan, table: AddressTable, options: LaunchOptions) -> dict[str, Payload]:
+    flags = FlagSnapshot.take()
+    return {
+        each.name: Payload(
+            setup=each.setup(plan.program, 0, options.notice_s),
+            work=each.work,
+            endpoints=dict(table.endpoints),
+            secret=table.secret.reveal(),
+            argv=list(sys.argv),
+            flags=flags,
+        )
+        for each in plan.executables
+    }

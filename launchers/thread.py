@@ -3,13 +3,15 @@
 import contextvars
 import ctypes
 import os
+import sys
 import threading
+import traceback
 from collections.abc import Mapping
 
 from courier import ExceptionReport, Secret
 from launchers._ports import PortReservations, PortTakenError, endpoint
 from launchers._supervisor import SupervisedProgram
-from launchpad_lite._life import Constructed, Ended, StopAsked
+from launchpad_lite._life import Constructed, Ended, Healthy, Heard, Heartbeat, StopAsked
 from launchpad_lite._runtime import NodeRuntime
 from launchpad_lite._worker import run_work
 from launchpad_lite.errors import LaunchError
@@ -49,9 +51,7 @@ class ThreadLauncher(Launcher):
         endpoints = {key: endpoint(port) for key, port in reserved.items()}
         table = AddressTable(endpoints, Secret.generate())
         program = SupervisedProgram(plan, options, table, log_dir=None)
-        host = _ThreadHost(plan, table, options.notice_s, program, ports)
-        program.supervise(host)
-        host.start()
+        program.supervise(_ThreadHost(plan, table, options.notice_s, program, ports))
         return program
 
 
@@ -65,15 +65,67 @@ class CopyingThreadLauncher(ThreadLauncher):
 class _Link:
     """How a node's thread speaks to the supervisor."""
 
-    def __init__(self, node: str, program: SupervisedProgram) -> None:
+    def __init__(self, node: str, attempt: int, program: SupervisedProgram) -> None:
         self._node = node
+        self._attempt = attempt
         self._program = program
 
     def constructed(self, runs: bool) -> None:
-        self._program.post(Constructed(self._node, runs))
+        self._program.post(Constructed(self._node, self._attempt, runs))
 
     def ask_stop(self) -> None:
         self._program.post(StopAsked(f"lp.stop() in {self._node}"))
+
+    def heard(self, listens: bool) -> None:
+        self._program.post(Heard(self._node, self._attempt, listens))
+
+    def healthy(self) -> None:
+        self._program.post(Healthy(self._node, self._attempt))
+
+    def heartbeat(self) -> None:
+        self._program.post(Heartbeat(self._node, self._attempt))
+
+
+class _ThreadNode:
+    """One start of a node: a thread that looks after another, in which the user's code runs."""
+
+    def __init__(self, executable: Executable, runtime: NodeRuntime) -> None:
+        self.runtime = runtime
+        self._work = executable.work
+        #: May be ended at any point; the other one cleans up.
+        self._runner: threading.Thread | None = None
+        self._report: ExceptionReport | None = None
+
+    def run(self) -> ExceptionReport | None:
+        """Runs the node to its end, in a thread of its own; returns how it failed."""
+        with self.runtime.active():
+            context = contextvars.copy_context()
+            self._runner = threading.Thread(
+                target=context.run, args=(self._run_work,), name=self.runtime.name, daemon=True
+            )
+            self._runner.start()
+            self._runner.join()
+        return self._report  # None, too, if it was ended by force
+
+    def _run_work(self) -> None:
+        self._report = run_work(self._work, self.runtime)
+
+    def terminate(self) -> None:
+        """Does what SIGTERM is to a process: calls that wait fail, Python code gets SystemExit."""
+        self.runtime.close_clients()
+        runner = self._runner
+        if runner is not None and runner.is_alive() and runner.ident is not None:
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                ctypes.c_ulong(runner.ident), ctypes.py_object(SystemExit)
+            )
+
+    def stack(self) -> str:
+        """Returns where the user's code is."""
+        runner = self._runner
+        frame = None
+        if runner is not None and runner.ident is not None:
+            frame = sys._current_frames().get(runner.ident)
+        return "".join(traceback.format_stack(frame)) if frame is not None else ""
 
 
 class _ThreadHost:
@@ -89,77 +141,62 @@ class _ThreadHost:
         program: SupervisedProgram,
         ports: PortReservations,
     ) -> None:
+        self._plan = plan
+        self._table = table
+        self._notice_s = notice_s
         self._program = program
         self._ports = ports
-        self._runtimes = {
-            each.name: NodeRuntime(
-                each.label,
-                each.replica,
-                plan.program,
-                table,
-                _Link(each.name, program),
-                notice_s,
-            )
-            for each in plan.executables
-        }
-        self._threads = {
-            each.name: threading.Thread(
-                target=self._look_after, args=(each,), name=f"launchpad-{each.name}", daemon=True
-            )
-            for each in plan.executables
-        }
-        #: The threads in which users' code runs.
-        self._nodes: dict[str, threading.Thread] = {}
+        self._executables = {each.name: each for each in plan.executables}
+        self._nodes: dict[str, _ThreadNode] = {}
+        self._threads: list[threading.Thread] = []
+        self._stacks: dict[str, str] = {}
 
-    def start(self) -> None:
-        for thread in self._threads.values():
-            thread.start()
+    def start(self, node: str, attempt: int) -> None:
+        executable = self._executables[node]
+        setup = executable.setup(self._plan.program, attempt, self._notice_s)
+        runtime = NodeRuntime(setup, self._table, _Link(node, attempt, self._program))
+        self._nodes[node] = _ThreadNode(executable, runtime)
+        thread = threading.Thread(
+            target=self._look_after,
+            args=(self._nodes[node], attempt),
+            name=f"launchpad-{node}",
+            daemon=True,
+        )
+        self._threads = [each for each in self._threads if each.is_alive()]
+        self._threads.append(thread)
+        thread.start()
 
-    def _look_after(self, executable: Executable) -> None:
-        """Runs a node in a thread of its own, which may be ended at any point, and cleans up."""
-        runtime = self._runtimes[executable.name]
-        reports: list[ExceptionReport | None] = []
-        with runtime.active():
-            context = contextvars.copy_context()
-            node = threading.Thread(
-                target=context.run,
-                args=(lambda: reports.append(run_work(executable.work, runtime)),),
-                name=executable.name,
-                daemon=True,
-            )
-            self._nodes[executable.name] = node
-            node.start()
-            node.join()
-        # Without a report it was ended by force.
-        report = reports[0] if reports else None
-        failure = None
+    def _look_after(self, node: _ThreadNode, attempt: int) -> None:
+        report = node.run()
+        name, failure = node.runtime.name, None
         if report is not None:
-            failure = NodeFailure.of_exception(executable.name, self.name, report)
-        self._program.post(Ended(executable.name, failure))
+            failure = NodeFailure.of_exception(name, self.name, report)
+        self._program.post(Ended(name, attempt, failure, self._stacks.get(name, "")))
 
     def request_stop(self, node: str) -> None:
-        self._runtimes[node].request_stop()
+        self._nodes[node].runtime.request_stop()
+
+    def dump_stacks(self, node: str) -> None:
+        self._stacks[node] = self._nodes[node].stack()
 
     def terminate(self, node: str) -> None:
-        # What SIGTERM is to a process: calls that wait fail, Python code gets a SystemExit.
-        self._runtimes[node].close_clients()
-        thread = self._nodes.get(node)
-        if thread is not None and thread.is_alive() and thread.ident is not None:
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(
-                ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit)
-            )
+        # Its way out may ask whether it was told to leave.
+        self._nodes[node].runtime.request_stop()
+        self._nodes[node].terminate()
 
     def kill(self, node: str) -> None:
         # A second SystemExit could hit the clean-up that the first one led to.
-        if not self._runtimes[node].stop_event.is_set():
-            self._runtimes[node].request_stop()
+        if not self._nodes[node].runtime.stop_event.is_set():
             self.terminate(node)
 
     def close(self) -> None:
-        for thread in self._threads.values():
+        for thread in self._threads:
             if not thread.is_alive():
                 thread.join()
         self._ports.close()
 
     def pids(self) -> Mapping[str, int]:
-        return dict.fromkeys(self._threads, os.getpid())
+        return dict.fromkeys(self._nodes, os.getpid())
+
+    def stacks(self) -> Mapping[str, str]:
+        return dict(self._stacks)

@@ -11,15 +11,20 @@ lp.launch(program).wait()
 
 from courier import Client as CourierClient
 from launchpad_lite._address import Address
+from launchpad_lite._checkpoints import Checkpoints
 from launchpad_lite._compat import LaunchType, is_local_launch, is_local_launch_or_test
 from launchpad_lite._launch import launch, plan
 from launchpad_lite._plan import LaunchPlan
+from launchpad_lite._policies import Liveness, RestartPolicy
 from launchpad_lite._program import Program
 from launchpad_lite._render import render_mermaid, render_svg
 from launchpad_lite._resources import Resources
-from launchpad_lite._result import NodeFailure, Outcome, ProgramResult
+from launchpad_lite._result import NodeFailure, Outcome, ProgramResult, Restart
 from launchpad_lite._runtime import (
+    heartbeat,
     register_stop_handler,
+    restart_count,
+    save_checkpoint,
     stop,
     stop_event,
     unregister_stop_handler,
@@ -27,6 +32,7 @@ from launchpad_lite._runtime import (
 )
 from launchpad_lite._version import __version__
 from launchpad_lite.errors import (
+    CheckpointError,
     LauncherLoadError,
     LaunchError,
     LaunchpadError,
@@ -45,6 +51,8 @@ from launchpad_lite.nodes.python import PyClassNode, PyNode
 
 __all__ = [
     "Address",
+    "CheckpointError",
+    "Checkpoints",
     "CourierClient",
     "CourierHandle",
     "CourierNode",
@@ -54,6 +62,7 @@ __all__ = [
     "LaunchType",
     "LauncherLoadError",
     "LaunchpadError",
+    "Liveness",
     "MissingExtraError",
     "NoProgramError",
     "Node",
@@ -67,10 +76,13 @@ __all__ = [
     "PyClassNode",
     "PyNode",
     "Resources",
+    "Restart",
+    "RestartPolicy",
     "RunningProgram",
     "UnknownLauncherError",
     "UnresolvedAddressError",
     "__version__",
+    "heartbeat",
     "is_local_launch",
     "is_local_launch_or_test",
     "launch",
@@ -78,6 +90,8 @@ __all__ = [
     "register_stop_handler",
     "render_mermaid",
     "render_svg",
+    "restart_count",
+    "save_checkpoint",
     "stop",
     "stop_event",
     "unregister_stop_handler",

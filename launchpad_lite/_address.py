@@ -2,6 +2,7 @@
 
 import contextvars
 import re
+import threading
 import uuid
 import weakref
 from collections.abc import Mapping
@@ -103,6 +104,10 @@ class AddressTable:
     #: Clients made in this process outside of nodes; closed when the program has ended.
     clients: "weakref.WeakSet[object]" = field(
         default_factory=weakref.WeakSet, repr=False, compare=False
+    )
+    #: Set when it has.
+    program_ended: threading.Event = field(
+        default_factory=threading.Event, repr=False, compare=False
     )
 
 

@@ -34,6 +34,8 @@ commands:
 
 options:
   --launcher=NAME                     {launchers}
+  --lp_restart=WHEN                   never, on_failure or always; or GROUP=WHEN,GROUP=WHEN
+  --lp_checkpoints=FOLDER             where nodes keep their state that can save and restore it
   --lp_termination_notice_secs=N      seconds nodes have to end after they were asked ({notice:g})
 """
 _UNIONS = (types.UnionType, typing.Union)

@@ -17,6 +17,16 @@ TERMINATION_NOTICE_SECS = flags.DEFINE_float(
     "Seconds nodes have to end after they were asked; 0 ends them by force, below 0 never.",
 )
 
+RESTART = flags.DEFINE_string(
+    "lp_restart",
+    None,
+    "When nodes are started anew: never (the default), on_failure or always; or by group, as in "
+    "actor=on_failure,evaluator=always.",
+)
+CHECKPOINTS = flags.DEFINE_string(
+    "lp_checkpoints", None, "Folder for the state of nodes that can save and restore theirs."
+)
+
 DEFAULT_LAUNCHER = "local_mp"
 
 
@@ -37,3 +47,12 @@ def parse_script_arguments() -> None:
 def chosen_launcher() -> str:
     """Returns the launcher that the command line asks for."""
     return LAUNCHER.value or LAUNCH_TYPE.value or DEFAULT_LAUNCHER
+
+
+def chosen_restart() -> str | dict[str, str] | None:
+    """Returns the restart policies that the command line asks for."""
+    text = RESTART.value
+    if text is None or "=" not in text:
+        return text
+    pairs = (part.partition("=") for part in text.split(","))
+    return {label.strip(): when.strip() for label, _, when in pairs}

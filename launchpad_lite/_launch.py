@@ -11,8 +11,22 @@ from typing import Any
 
 from launchpad_lite._compat import LaunchType
 from launchpad_lite._exit import report_at_exit
-from launchpad_lite._flags import TERMINATION_NOTICE_SECS, chosen_launcher, parse_script_arguments
-from launchpad_lite._plan import LaunchPlan, ResourcesByGroup, make_plan
+from launchpad_lite._flags import (
+    CHECKPOINTS,
+    TERMINATION_NOTICE_SECS,
+    chosen_launcher,
+    chosen_restart,
+    parse_script_arguments,
+)
+from launchpad_lite._plan import (
+    CheckpointsChoice,
+    LaunchPlan,
+    LaunchSettings,
+    LivenessChoice,
+    ResourcesByGroup,
+    RestartChoice,
+    make_plan,
+)
 from launchpad_lite._program import Program
 from launchpad_lite.errors import ProgramError
 from launchpad_lite.launching import Launcher, LaunchOptions, RunningProgram, get_launcher
@@ -24,6 +38,10 @@ def plan(
     program: Program,
     launcher: LauncherChoice = None,
     resources: ResourcesByGroup | None = None,
+    *,
+    restart: RestartChoice = None,
+    liveness: LivenessChoice = None,
+    checkpoints: CheckpointsChoice = None,
     **launcher_options: Any,
 ) -> LaunchPlan:
     """Returns what `launch` would start where; starts nothing.
@@ -32,13 +50,17 @@ def plan(
         program: What to run.
         launcher: As for `launch`.
         resources: As for `launch`.
+        restart: As for `launch`.
+        liveness: As for `launch`.
+        checkpoints: As for `launch`.
         **launcher_options: As for `launch`.
 
     Raises:
         ProgramError: The program has mistakes; all are listed.
         UnknownLauncherError: No such launcher is installed.
     """
-    return make_plan(program, _find_launcher(launcher, launcher_options), resources)
+    chosen = _find_launcher(launcher, launcher_options)
+    return make_plan(program, chosen, _settings(resources, restart, liveness, checkpoints))
 
 
 def launch(
@@ -47,6 +69,9 @@ def launch(
     resources: ResourcesByGroup | None = None,
     *,
     launch_type: LauncherChoice = None,
+    restart: RestartChoice = None,
+    liveness: LivenessChoice = None,
+    checkpoints: CheckpointsChoice = None,
     notice_s: float | None = None,
     log_dir: str | os.PathLike[str] | None = None,
     **launcher_options: Any,
@@ -54,8 +79,8 @@ def launch(
     """Starts a program and returns at once; `wait()` on the result waits for its end.
 
     A script may simply end after launch: the interpreter waits for the program, and its exit code
-    tells how the program ended. SIGINT and SIGTERM stop the program in order, a second SIGINT at
-    once, if the main thread launches; other threads may launch as well.
+    tells how the program ended. SIGINT, SIGTERM and SIGHUP (the terminal is gone) stop the program
+    in order, a second SIGINT at once, if the main thread launches; other threads may launch as well.
 
     Args:
         programs: What to run; a list of one program is fine too.
@@ -64,6 +89,14 @@ def launch(
         resources: What each node of a group needs, by label: `lp.Resources` or dicts like
             `{"cpu": 2, "ram": 2, "gpu": 1}`. May also stand in the place of `launcher`.
         launch_type: Another name for `launcher`.
+        restart: When nodes that end are started anew: `"never"` (the default), `"on_failure"`,
+            `"always"` or an `lp.RestartPolicy`, for all nodes or as a dict by group (`"actor"`)
+            and single node (`"actor[3]"`). By default what `--lp_restart` says.
+        liveness: How nodes must show that they are not hung: an `lp.Liveness`, for all nodes or as
+            a dict by group and single node.
+        checkpoints: Where the state of nodes is kept whose objects have `save(folder)` and
+            `restore(folder)`: a folder or an `lp.Checkpoints`, for all nodes or as a dict by group
+            and single node. By default what `--lp_checkpoints` says.
         notice_s: Seconds nodes have to end after they were asked; by default what
             `--lp_termination_notice_secs` says. 0 ends them by force at once, below 0 never.
         log_dir: Folder for the output of the nodes.
@@ -78,7 +111,7 @@ def launch(
         launcher, resources = None, launcher
     program = _one_program(programs)
     chosen = _find_launcher(launcher or launch_type, launcher_options)
-    ready = make_plan(program, chosen, resources)
+    ready = make_plan(program, chosen, _settings(resources, restart, liveness, checkpoints))
     options = LaunchOptions(
         TERMINATION_NOTICE_SECS.value if notice_s is None else notice_s,
         None if log_dir is None else Path(log_dir),
@@ -98,6 +131,21 @@ def _one_program(programs: Program | Sequence[Program]) -> Program:
     raise ProgramError("launch", [f"launch takes one lp.Program, not {programs!r}"])
 
 
+def _settings(
+    resources: ResourcesByGroup | None,
+    restart: RestartChoice,
+    liveness: LivenessChoice,
+    checkpoints: CheckpointsChoice,
+) -> LaunchSettings:
+    """Fills in what the command line says where the call says nothing."""
+    return LaunchSettings(
+        resources,
+        chosen_restart() if restart is None else restart,
+        liveness,
+        CHECKPOINTS.value if checkpoints is None else checkpoints,
+    )
+
+
 def _find_launcher(choice: LauncherChoice, options: Mapping[str, Any]) -> Launcher:
     parse_script_arguments()
     if isinstance(choice, Launcher):
@@ -108,7 +156,7 @@ def _find_launcher(choice: LauncherChoice, options: Mapping[str, Any]) -> Launch
 
 
 class _Signals:
-    """SIGINT and SIGTERM stop what runs. Handlers are set in the main thread only."""
+    """SIGINT, SIGTERM and SIGHUP stop what runs. Handlers are set in the main thread only."""
 
     def __init__(self) -> None:
         self._running: list[weakref.ref[RunningProgram]] = []
@@ -120,9 +168,11 @@ class _Signals:
             return
         self._running = [ref for ref in self._running if _is_running(ref())]
         self._running.append(weakref.ref(running))
-        for signum in (signal.SIGINT, signal.SIGTERM):
+        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             current = signal.getsignal(signum)
-            if current not in (self._on_signal, None):
+            # Who ignores the end of the terminal, as under nohup, goes on without it.
+            stays = signum == signal.SIGHUP and current == signal.SIG_IGN
+            if current not in (self._on_signal, None) and not stays:
                 self._previous[signum] = signal.signal(signum, self._on_signal)
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:

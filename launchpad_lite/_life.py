@@ -1,20 +1,30 @@
 """The life of a launched program: a state machine without I/O.
 
-Everything that decides when a program ends, how its nodes are stopped and
-whose fault a failure is, lives here. This module knows no clock, thread or
-process: events and times come in, actions go out, and a supervisor obeys.
+Everything that decides when a program ends, which nodes are started anew, how
+nodes are stopped and whose fault a failure is, lives here. This module knows no
+clock, thread or process: events and times come in, actions go out, and a
+supervisor obeys.
 
 A program ends when every node with something to run has ended (nodes that only
-serve are then stopped), when anybody asks for it, when a node fails, or by a
-signal. Stopping takes three steps: nodes are asked; those that are left after
-the notice get SIGTERM; those left after another `TERMINATE_S` are killed.
+serve are then stopped), when anybody asks for it, when a node fails beyond its
+restart policy, or by a signal.
+
+Each node goes through stages of its own: asked to end, after the notice SIGTERM,
+after another `TERMINATE_S` killed, after `GIVE_UP_S` given up. When the program
+stops all go that way, callers before those they call. A node that is hung, or
+that was told from outside to go, goes that way alone.
 """
 
 import enum
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import math
+import random
+import signal
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 
-from launchpad_lite._result import NodeFailure, Outcome, ProgramResult
+from launchpad_lite._order import StopOrder
+from launchpad_lite._policies import NEVER, Liveness, RestartPolicy, RestartWhen
+from launchpad_lite._result import NodeFailure, Outcome, ProgramResult, Restart
 
 #: Seconds between SIGTERM and SIGKILL.
 TERMINATE_S = 1.0
@@ -22,9 +32,37 @@ TERMINATE_S = 1.0
 GIVE_UP_S = 1.0
 #: Seconds to wait for the cause when all that is known are consequences.
 BLAME_S = 0.5
+#: Seconds for which the failure of a node that was started anew can be the cause of another's.
+CAUSE_S = 10.0
+#: Seconds for which a node that does not look at the stop holds up those it calls: it may be
+#: waiting for one of them, which will not answer before it is asked to stop, too.
+DEAF_S = 1.0
+#: Who looks at a deadline later than this was asleep; nodes are not to blame for it.
+OVERSLEPT_S = 1.0
+#: While nodes have limits, somebody looks so often, to notice that all were asleep.
+LOOK_S = 1.0
 
 
-# Events
+@dataclass(frozen=True)
+class NodeTerms:
+    """What must be known of a node.
+
+    Attributes:
+        name: `label[replica]`.
+        host: Where it runs, for people.
+        calls: Nodes it calls.
+        restart: Whether it is started anew.
+        liveness: How it shows that it is not hung.
+    """
+
+    name: str
+    host: str = ""
+    calls: tuple[str, ...] = ()
+    restart: RestartPolicy = NEVER
+    liveness: Liveness = field(default_factory=Liveness)
+
+
+# Events. `attempt` tells which start of a node is meant: 0, or the number of its restart.
 
 
 @dataclass(frozen=True)
@@ -32,15 +70,52 @@ class Constructed:
     """A node's object is there; `runs` says whether it has something to run."""
 
     node: str
+    attempt: int
     runs: bool
 
 
 @dataclass(frozen=True)
 class Ended:
-    """A worker has ended, well if there is no failure."""
+    """A worker has ended, well if there is no failure; `stacks`: where it was before, if known."""
 
     node: str
+    attempt: int
     failure: NodeFailure | None = None
+    stacks: str = ""
+
+
+@dataclass(frozen=True)
+class Healthy:
+    """A node has answered a health check."""
+
+    node: str
+    attempt: int
+
+
+@dataclass(frozen=True)
+class Heartbeat:
+    """A node has called `lp.heartbeat()`."""
+
+    node: str
+    attempt: int
+
+
+@dataclass(frozen=True)
+class Preempted:
+    """A node was told from outside, by a signal, to end, and has begun to."""
+
+    node: str
+    attempt: int
+    signum: int
+
+
+@dataclass(frozen=True)
+class Heard:
+    """A node has been asked to end; `listens` says whether its code looks at that."""
+
+    node: str
+    attempt: int
+    listens: bool
 
 
 @dataclass(frozen=True)
@@ -70,15 +145,31 @@ class Tick:
     """Time has passed."""
 
 
-Event = Constructed | Ended | StopAsked | KillAsked | HostLost | Tick
+NodeEvent = Constructed | Ended | Healthy | Heartbeat | Preempted | Heard
+Event = NodeEvent | StopAsked | KillAsked | HostLost | Tick
 
 
 # Actions
 
 
 @dataclass(frozen=True)
+class Start:
+    """Start a node's worker."""
+
+    node: str
+    attempt: int
+
+
+@dataclass(frozen=True)
 class RequestStop:
     """Ask a node to end."""
+
+    node: str
+
+
+@dataclass(frozen=True)
+class DumpStacks:
+    """Have a worker write down where its threads are."""
 
     node: str
 
@@ -104,53 +195,99 @@ class Finish:
     result: ProgramResult
 
 
-Action = RequestStop | Terminate | Kill | Finish
+Action = Start | RequestStop | DumpStacks | Terminate | Kill | Finish
 
 
 class _Phase(enum.Enum):
     RUNNING = enum.auto()
     BLAMING = enum.auto()  # something failed, perhaps only since something else did
-    ASKED = enum.auto()
-    TERMINATED = enum.auto()
-    KILLED = enum.auto()
+    STOPPING = enum.auto()
     OVER = enum.auto()
 
 
-_STOPPING = (_Phase.ASKED, _Phase.TERMINATED, _Phase.KILLED)
+class _Stage(enum.Enum):
+    WAITING = enum.auto()  # to be started, at its deadline
+    UP = enum.auto()
+    ASKED = enum.auto()
+    TERMINATED = enum.auto()
+    KILLED = enum.auto()
+    ENDED = enum.auto()  # for good
 
 
 @dataclass
 class _Node:
-    #: None until its object is there.
+    terms: NodeTerms
+    stage: _Stage = _Stage.WAITING
+    attempt: int = 0
+    #: None until its object was there for the first time.
     runs: bool | None = None
-    ended: bool = False
+    #: When its stage is over by itself; infinity: never.
+    deadline: float = math.inf
+    #: Until when, once asked to end, it holds up those it calls.
+    holds_until: float = math.inf
+    #: By when it must show a sign of life, by the name of the limit.
+    signs: dict[str, float] = field(default_factory=dict)
+    #: Why it alone is being ended.
+    verdict: NodeFailure | None = None
+    #: Its restarts after failures, as far back as its policy looks.
+    recent: list[Restart] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return self.terms.name
+
+    @property
+    def ended(self) -> bool:
+        return self.stage is _Stage.ENDED
+
+    @property
+    def has_worker(self) -> bool:
+        return self.stage not in (_Stage.WAITING, _Stage.ENDED)
+
+    def next_deadline(self) -> float:
+        signs = self.signs.values() if self.stage is _Stage.UP else ()
+        return min(self.deadline, *signs, math.inf)
 
 
-@dataclass
 class ProgramLife:
-    """Decides. One call at a time.
+    """Decides. One call at a time."""
 
-    Attributes:
-        names: All nodes, in the order in which they are stopped.
-        notice_s: Seconds nodes have to end after they were asked; 0 ends them by force at once,
-            below 0 never.
-    """
+    def __init__(
+        self,
+        nodes: Iterable[NodeTerms],
+        notice_s: float,
+        *,
+        now: float = 0.0,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        """Begins the life of a program; its nodes are started at the first event.
 
-    names: Sequence[str]
-    notice_s: float
-    #: When the current phase is over by itself; None: never.
-    deadline: float | None = None
-    _phase: _Phase = _Phase.RUNNING
-    _nodes: dict[str, _Node] = field(default_factory=dict)
-    #: In the order in which they became known.
-    _failures: list[NodeFailure] = field(default_factory=list)
-    _killed: list[str] = field(default_factory=list)
-    _outcome: Outcome = Outcome.COMPLETED
-    _reason: str = "every node that had something to run has ended"
-    _signum: int | None = None
-
-    def __post_init__(self) -> None:
-        self._nodes = {name: _Node() for name in self.names}
+        Args:
+            nodes: All of them.
+            notice_s: Seconds nodes have to end after the program was asked to; 0 ends them by
+                force at once, below 0 never.
+            now: Seconds of a clock that never goes back.
+            chance: Returns numbers evenly distributed from 0 to 1.
+        """
+        self._nodes = {terms.name: _Node(terms, deadline=now) for terms in nodes}
+        self._order = StopOrder({name: node.terms.calls for name, node in self._nodes.items()})
+        self._notice_s = math.inf if notice_s < 0 else notice_s
+        self._launched_at = now
+        self._chance = chance
+        self._phase = _Phase.RUNNING
+        #: When the phase is over by itself.
+        self._phase_ends = math.inf
+        #: Nothing is due before it; what is put off leaves it early, which does no harm.
+        self._next_due = now
+        self._looked_at = now
+        self._has_limits = any(node.terms.liveness != Liveness() for node in self._nodes.values())
+        #: In the order in which they became known.
+        self._failures: list[NodeFailure] = []
+        self._restarts: list[Restart] = []
+        self._killed: list[str] = []
+        self._outcome = Outcome.COMPLETED
+        self._reason = "every node that had something to run has ended"
+        self._signum: int | None = None
 
     @property
     def over(self) -> bool:
@@ -160,7 +297,18 @@ class ProgramLife:
     @property
     def stopping(self) -> bool:
         """Whether the program is ending."""
-        return self._phase in _STOPPING
+        return self._phase is _Phase.STOPPING
+
+    @property
+    def deadline(self) -> float | None:
+        """When to send a `Tick` if nothing happens before; None: never."""
+        watches = self._has_limits and not self.stopping
+        due = min(self._next_due, self._looked_at + LOOK_S if watches else math.inf)
+        return None if self.over or math.isinf(due) else due
+
+    def restarts_of(self, name: str) -> int:
+        """Returns how often a node was started anew."""
+        return self._nodes[name].attempt
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """Takes in what happened and returns what to do.
@@ -171,70 +319,161 @@ class ProgramLife:
         """
         if self.over:
             return []
+        self._forgive_oversleeping(now)
+        self._looked_at = now
         actions = self._note(event, now)
-        # More than one phase at once, if the notice is 0.
-        while self.deadline is not None and now >= self.deadline:
-            actions += self._next_phase(now)
-        if not self._left() and not any(isinstance(action, Finish) for action in actions):
+        # Again, since what time brings may be the stop, and what is asked may be due already.
+        for _ in range(2):
+            if self.stopping:
+                actions += self._ask_those_free(now)
+            actions += self._pass_time(now)
+        if not self._nodes_left():
             actions += self._finish()
         return actions
 
+    # What happened
+
     def _note(self, event: Event, now: float) -> list[Action]:
-        if isinstance(event, Constructed):
-            self._nodes[event.node].runs = event.runs
-            return self._stop_if_idle(now)
-        if isinstance(event, Ended):
-            return self._note_end(event, now)
         if isinstance(event, StopAsked):
             return self._note_stop(event, now)
         if isinstance(event, KillAsked):
-            return self._kill(now)
+            return self._note_kill(now)
         if isinstance(event, HostLost):
             return self._note_host(event, now)
+        if isinstance(event, Tick):
+            return []
+        node = self._nodes[event.node]
+        if event.attempt != node.attempt or not node.has_worker:
+            return []  # said by a worker that is gone
+        return self._note_of_node(node, event, now)
+
+    def _note_of_node(self, node: _Node, event: NodeEvent, now: float) -> list[Action]:
+        liveness = node.terms.liveness
+        if isinstance(event, Ended):
+            return self._note_end(node, event, now)
+        if isinstance(event, Preempted):
+            return self._note_preemption(node, event, now)
+        if isinstance(event, Constructed):
+            node.runs = event.runs
+            node.signs.pop("startup", None)
+            self._expect(node, "health", liveness.health_s, now)
+            self._expect(node, "heartbeat", liveness.heartbeat_deadline_s, now)
+            return self._stop_if_idle(now)
+        if isinstance(event, Healthy):
+            self._expect(node, "health", liveness.health_s, now)
+        elif isinstance(event, Heartbeat):
+            self._expect(node, "heartbeat", liveness.heartbeat_deadline_s, now)
+        elif not event.listens:
+            node.holds_until = self._due(min(node.holds_until, now + DEAF_S))
         return []
 
-    def _note_end(self, event: Ended, now: float) -> list[Action]:
-        node = self._nodes[event.node]
-        if node.ended:
+    def _note_end(self, node: _Node, event: Ended, now: float) -> list[Action]:
+        by_force = node.stage in (_Stage.TERMINATED, _Stage.KILLED)
+        failure = self._judge(node, event.failure, event.stacks, now)
+        verdict, node.verdict = node.verdict, None
+        self._enter(node, _Stage.ENDED)
+        if self.stopping:
+            # A worker that we ended by force did not fail, unless that was the reason.
+            if failure is not None and (verdict is not None or not by_force):
+                self._note_late_failure(node, failure, is_verdict=verdict is not None)
             return []
-        node.ended = True
-        if event.failure is None:
+        policy = node.terms.restart
+        since = now - self._launched_at - policy.window_s
+        node.recent = [restart for restart in node.recent if restart.at_s > since]
+        if failure is None:
+            if policy.when is RestartWhen.ALWAYS:
+                self._start_again(node, None, now)
             return self._stop_if_idle(now)
-        return self._note_failure(event.failure, now)
+        if policy.when is not RestartWhen.NEVER:
+            if len(node.recent) < policy.max_restarts:
+                self._start_again(node, failure, now)
+                return []
+            failure = replace(failure, restarts=tuple(node.recent))
+        return self._note_failure(failure, now)
+
+    def _judge(
+        self, node: _Node, failure: NodeFailure | None, stacks: str, now: float
+    ) -> NodeFailure | None:
+        """Returns how a node failed; why we ended it says more than how it then went."""
+        if (verdict := node.verdict) is not None:
+            found = replace(failure or verdict, summary=verdict.summary, stacks=stacks)
+            failure = replace(found, is_consequence=False)
+        if failure is None:
+            return None
+        return replace(failure, attempt=node.attempt, at_s=now - self._launched_at)
+
+    def _note_late_failure(self, node: _Node, failure: NodeFailure, *, is_verdict: bool) -> None:
+        # While all stop, calls between nodes fail; that alone is no failure. Nor is it one that
+        # we ended a node which we would have started anew; but others may have failed of it.
+        is_none = failure.is_consequence or (
+            is_verdict and node.terms.restart.when is not RestartWhen.NEVER
+        )
+        if not is_none or self._outcome is Outcome.FAILED:
+            self._failures.append(failure)
+
+    def _start_again(self, node: _Node, failure: NodeFailure | None, now: float) -> None:
+        failures = len(node.recent) + (failure is not None)
+        delay_s = node.terms.restart.delay_s(failures, self._chance())
+        node.attempt += 1
+        restart = Restart(node.name, node.attempt, now - self._launched_at, delay_s, failure)
+        self._restarts.append(restart)
+        if failure is not None:
+            node.recent.append(restart)
+        self._enter(node, _Stage.WAITING, now + delay_s)
 
     def _note_failure(self, failure: NodeFailure, now: float) -> list[Action]:
-        # A worker that we ended by force did not fail.
-        if self._phase in (_Phase.TERMINATED, _Phase.KILLED):
-            return []
-        if self._phase is _Phase.ASKED:
-            # While all stop, calls between nodes fail; that alone is no failure.
-            if not failure.is_consequence or self._outcome is Outcome.FAILED:
-                self._failures.append(failure)
-            return []
         self._failures.append(failure)
         if failure.is_consequence:
             if self._phase is _Phase.RUNNING:
-                self._phase, self.deadline = _Phase.BLAMING, now + BLAME_S
+                self._phase, self._phase_ends = _Phase.BLAMING, self._due(now + BLAME_S)
             return []
         return self._stop(now, Outcome.FAILED, failure.headline())
 
-    def _note_stop(self, event: StopAsked, now: float) -> list[Action]:
-        if self._phase in _STOPPING:
+    def _note_preemption(self, node: _Node, event: Preempted, now: float) -> list[Action]:
+        if node.stage is not _Stage.UP:
             return []
-        outcome = Outcome.STOPPED if event.signum is None else Outcome.INTERRUPTED
-        if self._failures:
-            outcome = Outcome.FAILED
+        told = signal.Signals(event.signum).name
+        if self.stopping or node.terms.restart.when is RestartWhen.NEVER:
+            # It asks itself.
+            self._enter(node, _Stage.ASKED, node.deadline)
+            node.holds_until = self._due(min(node.holds_until, now + self._share_s()))
+            return self._note_stop(StopAsked(f"{told} to {node.name}", event.signum), now)
+        text = f"it was told from outside to end, by {told}"
+        node.verdict = NodeFailure(node.name, node.terms.host, text)
+        self._enter(node, _Stage.ASKED, now + self._notice_s)
+        return []
+
+    def _note_stop(self, event: StopAsked, now: float) -> list[Action]:
+        if self.stopping:
+            return []
+        # Nodes that failed only since others were going already did not fail.
+        self._failures = [failure for failure in self._failures if not failure.is_consequence]
         self._signum = event.signum
+        outcome = Outcome.STOPPED if event.signum is None else Outcome.INTERRUPTED
         return self._stop(now, outcome, event.reason)
 
+    def _note_kill(self, now: float) -> list[Action]:
+        self._note_stop(StopAsked("asked to end at once"), now)
+        return [
+            self._kill(node, now)
+            for node in self._nodes.values()
+            # Who asks again must not put off the end.
+            if node.has_worker and node.stage is not _Stage.KILLED
+        ]
+
     def _note_host(self, event: HostLost, now: float) -> list[Action]:
-        lost = [name for name in event.nodes if not self._nodes[name].ended]
-        for name in lost:
-            self._nodes[name].ended = True
-        if not lost or self._phase in _STOPPING:
+        lost = [self._nodes[name] for name in event.nodes if not self._nodes[name].ended]
+        for node in lost:
+            self._enter(node, _Stage.ENDED)
+        # While all stop as they should, hosts may go; if not, one that went may be the cause.
+        if not lost or (self.stopping and self._outcome is not Outcome.FAILED):
             return []
-        self._failures.extend(NodeFailure(name, event.host, event.reason) for name in lost)
-        return self._stop(now, Outcome.FAILED, event.reason)
+        at_s = now - self._launched_at
+        self._failures += [
+            NodeFailure(node.name, event.host, event.reason, attempt=node.attempt, at_s=at_s)
+            for node in lost
+        ]
+        return [] if self.stopping else self._stop(now, Outcome.FAILED, event.reason)
 
     def _stop_if_idle(self, now: float) -> list[Action]:
         if self._phase is not _Phase.RUNNING:
@@ -246,37 +485,145 @@ class ProgramLife:
             return []
         return self._stop(now, Outcome.COMPLETED, self._reason)
 
+    # Time
+
+    def _pass_time(self, now: float) -> list[Action]:
+        if now < self._next_due:
+            return []
+        actions: list[Action] = []
+        if self._phase is _Phase.BLAMING and now >= self._phase_ends:
+            actions += self._stop(now, Outcome.FAILED, "")  # the cause may yet become known
+        for node in self._nodes.values():
+            if node.next_deadline() <= now:
+                actions += self._next_stage(node, now)
+        releases = (
+            node.holds_until
+            for node in self._nodes.values()
+            if node.stage is _Stage.ASKED and node.holds_until > now
+        )
+        deadlines = (node.next_deadline() for node in self._nodes.values())
+        phase_ends = self._phase_ends if self._phase is _Phase.BLAMING else math.inf
+        self._next_due = min(phase_ends, *releases, *deadlines, math.inf)
+        return actions
+
+    def _next_stage(self, node: _Node, now: float) -> list[Action]:
+        if node.stage is _Stage.WAITING:
+            self._enter(node, _Stage.UP)
+            node.holds_until = math.inf
+            self._expect(node, "startup", node.terms.liveness.startup_s, now)
+            return [Start(node.name, node.attempt)]
+        if node.stage is _Stage.UP and now < node.deadline:
+            node.verdict = NodeFailure(node.name, node.terms.host, _hung(node))
+            return [DumpStacks(node.name), self._terminate(node, now)]
+        if node.stage in (_Stage.UP, _Stage.ASKED):
+            return [self._terminate(node, now)]
+        if node.stage is _Stage.TERMINATED:
+            return [self._kill(node, now)]
+        return self._give_up(node, now)
+
+    def _terminate(self, node: _Node, now: float) -> Action:
+        self._enter(node, _Stage.TERMINATED, now + TERMINATE_S)
+        self._note_force(node)
+        return Terminate(node.name)
+
+    def _kill(self, node: _Node, now: float) -> Action:
+        self._enter(node, _Stage.KILLED, now + GIVE_UP_S)
+        self._note_force(node)
+        return Kill(node.name)
+
+    def _note_force(self, node: _Node) -> None:
+        if self.stopping and node.name not in self._killed:
+            self._killed.append(node.name)
+
+    def _give_up(self, node: _Node, now: float) -> list[Action]:
+        verdict = self._judge(node, None, "", now)
+        self._enter(node, _Stage.ENDED)
+        if self.stopping:
+            self._note_force(node)
+            if verdict is not None:
+                self._note_late_failure(node, verdict, is_verdict=True)
+            return []
+        assert verdict is not None
+        # Another one beside it would be two at one address.
+        text = f"{verdict.summary}; it cannot be ended by force, so it cannot be restarted"
+        return self._note_failure(replace(verdict, summary=text), now)
+
+    def _enter(self, node: _Node, stage: _Stage, deadline: float = math.inf) -> None:
+        node.stage, node.deadline = stage, self._due(deadline)
+        node.signs.clear()
+
+    def _expect(self, node: _Node, sign: str, limit_s: float | None, now: float) -> None:
+        # While all stop, nobody may be left who would have a node's code show that it goes on.
+        if limit_s is not None and node.stage is _Stage.UP and not self.stopping:
+            node.signs[sign] = self._due(now + limit_s)
+
+    def _due(self, at: float) -> float:
+        """Takes note of a time at which something will be due, and returns it."""
+        self._next_due = min(self._next_due, at)
+        return at
+
+    def _forgive_oversleeping(self, now: float) -> None:
+        """Puts off the limits of nodes if we looked too late: their signs of life wait for us."""
+        if self.deadline is None or now - self.deadline <= OVERSLEPT_S:
+            return
+        slept_s = now - self._looked_at
+        for node in self._nodes.values():
+            # Signs that were given meanwhile come after this event.
+            node.signs = {
+                sign: max(at + slept_s, now + OVERSLEPT_S) for sign, at in node.signs.items()
+            }
+
+    # The end
+
     def _stop(self, now: float, outcome: Outcome, reason: str) -> list[Action]:
         self._outcome, self._reason = outcome, reason
-        self._phase = _Phase.ASKED
-        self.deadline = None if self.notice_s < 0 else now + self.notice_s
-        return [RequestStop(name) for name in self._left()]
+        self._phase, self._phase_ends = _Phase.STOPPING, now + self._notice_s
+        actions: list[Action] = []
+        for node in self._nodes.values():
+            if node.stage is _Stage.WAITING:
+                self._enter(node, _Stage.ENDED)
+                continue
+            node.signs.clear()
+            if node.stage in (_Stage.UP, _Stage.ASKED):
+                node.deadline = self._due(min(node.deadline, self._phase_ends))
+            if node.stage is _Stage.ASKED:
+                node.holds_until = self._due(min(node.holds_until, now + self._share_s()))
+            if node.has_worker and outcome is Outcome.FAILED:
+                actions.append(DumpStacks(node.name))
+        return actions + self._ask_those_free(now)
 
-    def _next_phase(self, now: float) -> list[Action]:
-        if self._phase is _Phase.BLAMING:
-            return self._stop(now, Outcome.FAILED, self._failures[0].headline())
-        if self._phase is _Phase.ASKED:
-            self._phase, self.deadline = _Phase.TERMINATED, now + TERMINATE_S
-            self._killed = self._left()
-            return [Terminate(name) for name in self._left()]
-        if self._phase is _Phase.TERMINATED:
-            return self._kill(now)
-        return self._finish()
+    def _ask_those_free(self, now: float) -> list[Action]:
+        """Asks the nodes to end that nobody holds up any more."""
+        actions: list[Action] = []
+        for name, node in self._nodes.items():
+            if node.stage is _Stage.UP and not (
+                # Who looks only when the notice is over asks those first whom it ends by force.
+                now < node.deadline
+                and any(
+                    self._holds_up(self._nodes[caller], now) for caller in self._order.callers[name]
+                )
+            ):
+                self._enter(node, _Stage.ASKED, node.deadline)
+                node.holds_until = self._due(now + self._share_s())
+                actions.append(RequestStop(name))
+        return actions
 
-    def _kill(self, now: float) -> list[Action]:
-        if self._phase is _Phase.KILLED:
-            return []  # who asks again must not put off the end
-        if self._phase in (_Phase.RUNNING, _Phase.BLAMING):
-            self._outcome, self._reason = Outcome.STOPPED, "asked to end at once"
-        self._phase, self.deadline = _Phase.KILLED, now + GIVE_UP_S
-        self._killed = self._killed or self._left()
-        return [Kill(name) for name in self._left()]
+    def _share_s(self) -> float:
+        # Each wave has its part, so that the last one has some of the notice, too.
+        return self._notice_s / self._order.waves
+
+    def _holds_up(self, caller: _Node, now: float) -> bool:
+        return caller.stage is _Stage.UP or (
+            caller.stage is _Stage.ASKED and now < caller.holds_until
+        )
+
+    def _nodes_left(self) -> bool:
+        return any(not node.ended for node in self._nodes.values())
 
     def _finish(self) -> list[Action]:
-        self._phase, self.deadline = _Phase.OVER, None
-        # The cause first: a failure that is none of another's consequences.
-        failures = sorted(self._failures, key=lambda failure: failure.is_consequence)
-        if failures and self._outcome is not Outcome.FAILED:
+        self._phase = _Phase.OVER
+        failures = self._first_cause_first()
+        if failures and (self._outcome is not Outcome.FAILED or not self._reason):
             self._reason = failures[0].headline()
         result = ProgramResult(
             self._outcome if not failures else Outcome.FAILED,
@@ -284,8 +631,37 @@ class ProgramLife:
             self._reason,
             self._signum if not failures else None,
             tuple(self._killed),
+            tuple(self._restarts),
         )
         return [Finish(result)]
 
-    def _left(self) -> list[str]:
-        return [name for name, node in self._nodes.items() if not node.ended]
+    def _first_cause_first(self) -> list[NodeFailure]:
+        """Orders failures: one that is none of another's consequences comes first."""
+        failures = sorted(self._failures, key=lambda failure: failure.is_consequence)
+        if failures and failures[0].is_consequence:
+            causes = self._causes_among_restarts(failures[0])
+            return [*causes, *failures]
+        return failures
+
+    def _causes_among_restarts(self, failure: NodeFailure) -> list[NodeFailure]:
+        """Finds why a node failed that was called by it and started anew meanwhile."""
+        below = self._order.below(failure.node)
+        causes = [
+            restart.failure
+            for restart in self._restarts
+            if restart.failure is not None
+            and not restart.failure.is_consequence
+            and restart.node in below
+            and abs(failure.at_s - restart.at_s) < CAUSE_S
+        ]
+        return causes[-1:]
+
+
+def _hung(node: _Node) -> str:
+    liveness = node.terms.liveness
+    sign = min(node.signs, key=lambda each: node.signs[each])
+    if sign == "startup":
+        return f"it is hung: its constructor took longer than {liveness.startup_s:g} s"
+    if sign == "health":
+        return f"it is hung: it answered no health check for {liveness.health_s:g} s"
+    return f"it is hung: it did not call lp.heartbeat() for {liveness.heartbeat_s:g} s"

@@ -5,19 +5,52 @@ All mistakes of a program are found here, together, before anything starts.
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
 
 from launchpad_lite._address import Address
+from launchpad_lite._checkpoints import Checkpoints
 from launchpad_lite._freeze import FrozenWork, HandleSearch, UnfreezableError, freeze, locate
+from launchpad_lite._policies import NEVER, Liveness, RestartPolicy, RestartWhen
 from launchpad_lite._program import Program
 from launchpad_lite._resources import Resources
+from launchpad_lite._runtime import NodeSetup
+from launchpad_lite._state import NodeCheckpoints
 from launchpad_lite.errors import ProgramError
 from launchpad_lite.nodes.base import Handle, Node, PlanContext, Work
 from launchpad_lite.nodes.python import SilentHandle
 
+T = TypeVar("T")
+
 ResourcesByGroup = Mapping[str, Resources | Mapping[str, Any]]
+_Restart = RestartPolicy | RestartWhen | str
+_Folder = str | os.PathLike[str]
+RestartChoice = _Restart | Mapping[str, _Restart | Mapping[str, Any]] | None
+LivenessChoice = Liveness | Mapping[str, Liveness | Mapping[str, Any]] | None
+CheckpointsChoice = Checkpoints | _Folder | Mapping[str, Checkpoints | _Folder] | None
+
+
+@dataclass(frozen=True)
+class LaunchSettings:
+    """What a user wants of nodes, as it was written down.
+
+    Each is a mapping whose keys are groups (`"actor"`) or single nodes (`"actor[3]"`), which go
+    before their group; or, except for resources, one value for all nodes.
+
+    Attributes:
+        resources: What they need of their host.
+        restart: When they are started anew.
+        liveness: How they show that they are not hung.
+        checkpoints: Where their state is kept.
+    """
+
+    resources: ResourcesByGroup | None = None
+    restart: RestartChoice = None
+    liveness: LivenessChoice = None
+    checkpoints: CheckpointsChoice = None
 
 
 @dataclass(frozen=True)
@@ -32,6 +65,9 @@ class Executable:
         resources: What it needs of its host.
         description: For people, like `CourierNode(Range)`.
         calls: Names of the executables it holds handles to.
+        restart: Whether it is started anew.
+        liveness: How it shows that it is not hung.
+        checkpoints: Where its state is kept, if it is.
     """
 
     label: str
@@ -40,12 +76,27 @@ class Executable:
     addresses: tuple[Address, ...]
     resources: Resources
     description: str
-    calls: tuple[str, ...]
+    calls: tuple[str, ...] = ()
+    restart: RestartPolicy = NEVER
+    liveness: Liveness = field(default_factory=Liveness)
+    checkpoints: NodeCheckpoints | None = None
 
     @property
     def name(self) -> str:
         """`label[replica]`."""
         return f"{self.label}[{self.replica}]"
+
+    def setup(self, program: str, attempt: int, notice_s: float) -> NodeSetup:
+        """Returns what a worker must know of its node.
+
+        Args:
+            program: Name of the program.
+            attempt: How many restarts came before.
+            notice_s: Seconds it has to end after it was asked.
+        """
+        return NodeSetup(
+            program, self.label, self.replica, attempt, notice_s, self.liveness, self.checkpoints
+        )
 
 
 class LauncherTraits(Protocol):
@@ -101,15 +152,29 @@ class LaunchPlan:
 
 
 def _group_line(label: str, members: Sequence[Executable]) -> str:
-    resources = str(members[0].resources)
     count = f"{len(members)} node{'s' if len(members) > 1 else ''}"
-    return f"{label}  {count}" + (f", each {resources}" if resources else "")
+    terms = {_terms(member) for member in members}
+    common = terms.pop() if len(terms) == 1 else ""
+    return f"{label}  {count}" + (f", each {common}" if common else "")
+
+
+def _terms(member: Executable) -> str:
+    """Returns what a node needs and what is promised to it."""
+    kept = member.checkpoints
+    parts = [str(member.resources), str(member.restart), str(member.liveness)]
+    if kept is not None:
+        period = f" every {kept.period_s:g} s" if kept.period_s is not None else ""
+        parts.append(f"checkpoints{period} in {kept.folder.parent.parent}")
+    return "; ".join(part for part in parts if part)
 
 
 def _member_lines(members: Sequence[Executable]) -> Iterable[str]:
+    differ = len({_terms(member) for member in members}) > 1
     for index, member in enumerate(members):
         branch = "└" if index == len(members) - 1 else "├"
         line = f"{branch}── {member.name}  {member.description}"
+        if differ and _terms(member):
+            line += f"  {_terms(member)}"
         if member.calls:
             line += f"  calls {', '.join(_shortened(member.calls))}"
         yield line
@@ -122,21 +187,36 @@ def _shortened(names: Sequence[str], most: int = 6) -> list[str]:
 
 
 def make_plan(
-    program: Program, launcher: LauncherTraits, resources: ResourcesByGroup | None = None
+    program: Program, launcher: LauncherTraits, settings: LaunchSettings | None = None
 ) -> LaunchPlan:
     """Plans the launch of a program.
 
     Raises:
         ProgramError: The program has mistakes; all are listed.
     """
-    return _Planner(program, launcher, resources or {}).plan()
+    return _Planner(program, launcher, settings or LaunchSettings()).plan()
+
+
+class _ByNode(Generic[T]):
+    """Checked settings by group, by single node, or for all."""
+
+    def __init__(self, for_all: T, given: Mapping[str, T]) -> None:
+        self._for_all = for_all
+        self._given = given
+
+    def get(self, label: str, name: str) -> T:
+        return self._given.get(name, self._given.get(label, self._for_all))
+
+    def names(self, label: str, name: str) -> bool:
+        """Tells whether the node, or its group, was named."""
+        return name in self._given or label in self._given
 
 
 class _Planner:
     """Collects mistakes on the way, so that all are told at once."""
 
     def __init__(
-        self, program: Program, launcher: LauncherTraits, resources: ResourcesByGroup
+        self, program: Program, launcher: LauncherTraits, settings: LaunchSettings
     ) -> None:
         self._program = program
         self._launcher = launcher
@@ -149,7 +229,10 @@ class _Planner:
         self._search = HandleSearch()
         #: The executable that stands for a node; planned nodes only.
         self._executable_names: dict[str, str] = {}
-        self._resources = self._check_resources(resources)
+        self._resources = self._check("resources", settings.resources, Resources.of, Resources())
+        self._restart = self._check("restart", settings.restart, RestartPolicy.of, NEVER)
+        self._liveness = self._check("liveness", settings.liveness, Liveness.of, Liveness())
+        self._checkpoints = self._check("checkpoints", settings.checkpoints, _checkpoints_of, None)
 
     def plan(self) -> LaunchPlan:
         if not self._program.get_all_nodes():
@@ -172,23 +255,45 @@ class _Planner:
             tuple(self._launcher.notes(executables)),
         )
 
-    def _check_resources(self, given: Any) -> dict[str, Resources]:
-        checked: dict[str, Resources] = {}
-        known = ", ".join(self._program.groups) or "none"
-        if not isinstance(given, Mapping):  # users are not all checked by mypy
-            self._mistakes.append(f"resources are a dict by group, not {given!r}")
-            return checked
-        for label, wishes in given.items():
-            if label not in self._program.groups:
+    def _check(self, what: str, given: Any, parse: Callable[[Any], T], otherwise: T) -> _ByNode[T]:
+        """Checks settings; keys are groups and single nodes, anything else is meant for all."""
+        for_all, checked = otherwise, dict[str, T]()
+        if given is None:
+            return _ByNode(for_all, checked)
+        if not isinstance(given, Mapping):
+            if what == "resources":  # users are not all checked by mypy
+                self._mistakes.append(f"resources are a dict by group, not {given!r}")
+                return _ByNode(for_all, checked)
+            return _ByNode(self._parse(what, given, parse, otherwise), checked)
+        known = {*self._program.groups, *self._names.values()}
+        for key, value in given.items():
+            kind = "node" if isinstance(key, str) and key.endswith("]") else "group"
+            if key in known:
+                checked[key] = self._parse(f"{what} of {kind} {key!r}", value, parse, otherwise)
+            else:
+                groups = ", ".join(self._program.groups) or "none"
                 self._mistakes.append(
-                    f"resources for an unknown group {label!r}; the groups are: {known}"
+                    f"{what} for an unknown {kind} {key!r}; the groups are: {groups}"
                 )
-                continue
-            try:
-                checked[label] = Resources.of(wishes)
-            except (TypeError, ValueError) as error:
-                self._mistakes.append(f"resources of group {label!r}: {error}")
-        return checked
+        return _ByNode(for_all, checked)
+
+    def _parse(self, what: str, value: Any, parse: Callable[[Any], T], otherwise: T) -> T:
+        try:
+            return parse(value)
+        except (TypeError, ValueError) as error:
+            self._mistakes.append(f"{what}: {error}")
+            return otherwise
+
+    def _checkpoints_of(self, label: str, name: str, replica: int) -> NodeCheckpoints | None:
+        kept = self._checkpoints.get(label, name)
+        if kept is None:
+            return None
+        return NodeCheckpoints(
+            kept.folder / label / str(replica),
+            kept.period_s,
+            kept.keep,
+            required=self._checkpoints.names(label, name),
+        )
 
     def _drafts_of_group(
         self, label: str, nodes: Sequence[Node[Any]]
@@ -196,7 +301,7 @@ class _Planner:
         replicas = itertools.count()
         for index, node in enumerate(nodes):
             name = f"{label}[{index}]"
-            resources = self._resources.get(label, Resources())
+            resources = self._resources.get(label, name)
             context = PlanContext(self._launcher.name, label, index, resources)
             try:
                 tasks = node.to_executables(context)
@@ -214,9 +319,17 @@ class _Planner:
                     self._callees(caller, task.work, error.handles)
                     continue
                 callees = self._callees(caller, task.work, work.handles)
-                addresses = tuple(task.addresses)
+                replica = next(replicas)
                 executable = Executable(
-                    label, next(replicas), work, addresses, resources, task.description, ()
+                    label,
+                    replica,
+                    work,
+                    tuple(task.addresses),
+                    resources,
+                    task.description,
+                    restart=self._restart.get(label, name),
+                    liveness=self._liveness.get(label, name),
+                    checkpoints=self._checkpoints_of(label, name, replica),
                 )
                 self._executable_names.setdefault(node.key, executable.name)
                 yield executable, callees
@@ -245,3 +358,7 @@ class _Planner:
             else:
                 callees[handle.node_key] = None
         return tuple(callees)
+
+
+def _checkpoints_of(given: Checkpoints | _Folder) -> Checkpoints | None:
+    return given if isinstance(given, Checkpoints) else Checkpoints(Path(given))

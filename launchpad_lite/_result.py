@@ -2,6 +2,7 @@
 
 import enum
 import signal
+import textwrap
 from dataclasses import dataclass
 
 from courier import ExceptionReport
@@ -13,7 +14,7 @@ class Outcome(enum.Enum):
     COMPLETED = "completed"  # every node that had something to run has ended
     STOPPED = "stopped"  # `lp.stop()`, or `RunningProgram.stop()`
     FAILED = "failed"  # a node failed
-    INTERRUPTED = "interrupted"  # a signal to the launcher
+    INTERRUPTED = "interrupted"  # a signal
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,11 @@ class NodeFailure:
         report: The exception, if it raised one.
         exit_status: As of `subprocess`: negative for a signal; None for a thread.
         is_consequence: Whether it failed only since another node was gone.
+        last_output: The last lines it printed, if its process died without a word.
+        stacks: Where its threads were, if it was hung.
+        attempt: How many restarts of the node came before.
+        at_s: Seconds after the launch.
+        restarts: Those it had used up when its policy allowed no more.
     """
 
     node: str
@@ -35,6 +41,11 @@ class NodeFailure:
     report: ExceptionReport | None = None
     exit_status: int | None = None
     is_consequence: bool = False
+    last_output: str = ""
+    stacks: str = ""
+    attempt: int = 0
+    at_s: float = 0.0
+    restarts: "tuple[Restart, ...]" = ()
 
     @classmethod
     def of_exception(cls, node: str, host: str, report: ExceptionReport) -> "NodeFailure":
@@ -44,29 +55,85 @@ class NodeFailure:
         return cls(node, host, summary, report, is_consequence=_is_consequence(report))
 
     @classmethod
-    def of_exit(cls, node: str, host: str, status: int) -> "NodeFailure":
-        """Describes a worker process that ended without saying why."""
+    def of_exit(
+        cls,
+        node: str,
+        host: str,
+        status: int,
+        *,
+        last_output: str = "",
+        peak_mib: float | None = None,
+        out_of_memory: bool = False,
+    ) -> "NodeFailure":
+        """Describes a worker process that ended without saying why.
+
+        Args:
+            node: `label[replica]`.
+            host: Where it ran.
+            status: As of `subprocess`.
+            last_output: The last lines it printed.
+            peak_mib: The most main memory it had, in MiB.
+            out_of_memory: Whether the kernel ended a process for lack of memory meanwhile.
+        """
         if status < 0:
             name = signal.Signals(-status).name if -status in set(signal.Signals) else str(-status)
             text = f"its process was killed by {name}"
-            if -status == signal.SIGKILL:
-                text += " (somebody killed it, or the machine ran out of memory)"
+            if -status == signal.SIGKILL and out_of_memory:
+                text = "its process was killed by SIGKILL: out of memory"
+            if -status == signal.SIGKILL and peak_mib is not None:
+                text += f" (it had up to {peak_mib:,.0f} MiB)"
         else:
             text = f"its process ended by itself with exit code {status}"
-        return cls(node, host, text, exit_status=status)
+        return cls(node, host, text, exit_status=status, last_output=last_output)
 
     def headline(self) -> str:
         """One line for people."""
         return f"{self.node} on {self.host} failed: {self.summary}"
 
     def describe(self) -> str:
-        """The headline, and the traceback in the node."""
-        if self.report is None:
-            return self.headline()
-        indented = "".join(
-            f"  {line}" for line in self.report.traceback.rstrip().splitlines(keepends=True)
-        )
-        return f"{self.headline()}\n\n{indented}"
+        """The headline, and all that is known of the cause."""
+        parts = [self.headline()]
+        if self.report is not None:
+            parts.append(_indented(self.report.traceback))
+        if self.stacks:
+            parts.append(f"Its threads were here:\n\n{_indented(self.stacks)}")
+        if self.last_output:
+            parts.append(f"The last lines it printed:\n\n{_indented(self.last_output)}")
+        if self.restarts:
+            lines = "\n".join(restart.describe() for restart in self.restarts)
+            parts.append(
+                f"Its restart policy allows no more than {len(self.restarts)}; they were after:\n\n"
+                f"{lines}"
+            )
+        return "\n\n".join(parts)
+
+
+@dataclass(frozen=True)
+class Restart:
+    """A node was started anew.
+
+    Attributes:
+        node: `label[replica]`.
+        attempt: 1 for the first restart of this node.
+        at_s: Seconds after the launch at which it had ended.
+        delay_s: Seconds until it was started anew.
+        failure: How it had ended; None if it ended well and is always restarted.
+    """
+
+    node: str
+    attempt: int
+    at_s: float
+    delay_s: float
+    failure: NodeFailure | None
+
+    def describe(self) -> str:
+        """One line for people."""
+        why = "it had ended well" if self.failure is None else self.failure.summary
+        return f"{self.at_s:8.1f} s  {self.node}: {why}"
+
+
+def _indented(text: str) -> str:
+    return textwrap.indent(text.rstrip(), "  ")
 
 
 _CONSEQUENCES = frozenset(
@@ -90,6 +157,7 @@ class ProgramResult:
         signum: The signal, when interrupted.
         killed: Nodes that did not end within the notice and were ended by force, or, being
             threads that cannot be, were given up.
+        restarts: All restarts of nodes, in order.
     """
 
     outcome: Outcome
@@ -97,6 +165,7 @@ class ProgramResult:
     reason: str = ""
     signum: int | None = None
     killed: tuple[str, ...] = ()
+    restarts: tuple[Restart, ...] = ()
 
     @property
     def exit_code(self) -> int:

@@ -10,10 +10,15 @@ import contextvars
 import threading
 import weakref
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import courier
 from launchpad_lite._address import Address, AddressTable, enter_table
+from launchpad_lite._liveness import SignsOfLife
+from launchpad_lite._policies import Liveness
+from launchpad_lite._state import NodeCheckpoints, NodeState
 from launchpad_lite._stop_handlers import STOP_HANDLERS, StopHandler
 from launchpad_lite.errors import NoProgramError
 
@@ -27,59 +32,120 @@ class WorkerLink(Protocol):
     def ask_stop(self) -> None:
         """The node wants the program to stop."""
 
+    def heard(self, listens: bool) -> None:
+        """The node was asked to end; `listens`: its code looks at that."""
 
-class NodeRuntime:
-    """The surroundings of one running node. Thread-safe."""
+    def healthy(self) -> None:
+        """The node has answered a health check."""
 
-    def __init__(
-        self,
-        label: str,
-        replica: int,
-        program: str,
-        table: AddressTable,
-        link: WorkerLink,
-        notice_s: float,
-    ) -> None:
-        self.label = label
-        self.replica = replica
-        self.program = program
-        self.table = table
-        self.stop_event = threading.Event()
-        self._link = link
-        self._notice_s = notice_s
-        self._clients: weakref.WeakSet[object] = weakref.WeakSet()
+    def heartbeat(self) -> None:
+        """The node's code goes on."""
+
+
+@dataclass(frozen=True)
+class NodeSetup:
+    """What a worker must know of its node, besides what it does and where others are.
+
+    Attributes:
+        program: Name of the program.
+        label: The node's group.
+        replica: Its index in the group.
+        attempt: How many restarts of it came before.
+        notice_s: Seconds it has to end after it was asked.
+        liveness: How it must show that it is not hung.
+        checkpoints: Where its state is kept, if it is.
+    """
+
+    program: str
+    label: str
+    replica: int
+    attempt: int = 0
+    notice_s: float = 10.0
+    liveness: Liveness = field(default_factory=Liveness)
+    checkpoints: NodeCheckpoints | None = None
 
     @property
     def name(self) -> str:
         """`label[replica]`."""
         return f"{self.label}[{self.replica}]"
 
-    def constructed(self, *, runs: bool) -> None:
+
+class NodeRuntime:
+    """The surroundings of one running node. Thread-safe."""
+
+    def __init__(self, setup: NodeSetup, table: AddressTable, link: WorkerLink) -> None:
+        self.setup = setup
+        self.table = table
+        self.stop_event = threading.Event()
+        #: Keeps the state of the node's object.
+        self.state = NodeState(setup.name, setup.checkpoints)
+        self._link = link
+        self._signs = SignsOfLife(setup.liveness, link.healthy, link.heartbeat)
+        self._runs = True
+        #: Whether the node's code has looked at the stop, and so will notice it.
+        self._listens = False
+        self._clients: weakref.WeakSet[object] = weakref.WeakSet()
+
+    @property
+    def name(self) -> str:
+        """`label[replica]`."""
+        return self.setup.name
+
+    def constructed(self, *, runs: bool, serves: Address | None = None) -> None:
         """Says that the node's object is there.
 
         Args:
             runs: Whether it has something to run; a program ends when all such nodes have ended.
+            serves: Where a courier server answers for it, for health checks.
         """
+        self._runs = runs
         self._link.constructed(runs)
+        self._signs.start(None if serves is None else self.table.endpoints[serves.key])
 
     def ask_stop(self) -> None:
         """Asks for the end of the whole program."""
         self._link.ask_stop()
 
+    def heartbeat(self) -> None:
+        """Shows that the node's code goes on."""
+        self._signs.heartbeat()
+
     def request_stop(self) -> None:
-        """Tells the node that it is to end. For supervisors."""
+        """Tells the node that it is to end. For supervisors. May be repeated."""
         self.stop_event.set()
-        # Whom it calls is ending too, and does not come back.
         for client in list(self._clients):
-            courier.stop_waiting(client)
+            self._stop_client(client)
+        self._link.heard(self._listens or not self._runs)
+
+    def _stop_client(self, client: object) -> None:
+        # Whom it calls is ending too, and does not come back.
+        courier.stop_waiting(client)
+        # Code that looks at the stop may go on to call, to hand in what it has. Other code would
+        # go on for ever, as `while True: learner.step()` does.
+        if self._runs and not self._listens:
+            courier.stop_calling(client)
+
+    def listen(self) -> threading.Event:
+        """Returns the event that is set when the node is to end; whoever takes it looks at it."""
+        if not self.stop_event.is_set():
+            self._listens = True
+        return self.stop_event
+
+    def leaves_in_order(self, error: BaseException) -> bool:
+        """Tells whether an exception that ends the node is no failure."""
+        if isinstance(error, SystemExit):
+            # A way to leave that programs use when they are asked to stop.
+            return self.stop_event.is_set() or error.code in (None, 0)
+        # Others stop too, and calls to them fail.
+        return isinstance(error, courier.CourierError) and self.stop_event.is_set()
 
     def wait_for_stop(self, timeout_s: float | None = None) -> bool:
         """Waits until the node is to end; returns whether it is."""
-        return self.stop_event.wait(timeout_s)
+        return self.listen().wait(timeout_s)
 
     def grace_s(self) -> float:
         """Seconds that calls in flight have when the node ends."""
-        return max(0.0, self._notice_s)
+        return max(0.0, self.setup.notice_s)
 
     def make_server(
         self, address: Address, obj: object, *, hidden: Collection[str] = (), **options: Any
@@ -102,7 +168,7 @@ class NodeRuntime:
         """Remembers a client, to be closed when the node has ended."""
         self._clients.add(client)
         if self.stop_event.is_set():  # looked at second, so that one of both sees the other
-            courier.stop_waiting(client)
+            self._stop_client(client)
 
     def close_clients(self) -> None:
         """Closes the node's clients: calls that wait in them fail."""
@@ -121,6 +187,7 @@ class NodeRuntime:
         finally:
             with _active_lock:
                 _active.remove(self)
+            self._signs.stop()
             self.close_clients()
             _current.reset(token)
 
@@ -140,6 +207,8 @@ def keep_client(client: object, table: AddressTable) -> None:
         runtime.keep(client)
     else:
         table.clients.add(client)
+        if table.program_ended.is_set():  # looked at second, so that one of both sees the other
+            courier.close(client)
 
 
 def current_runtime() -> NodeRuntime:
@@ -181,7 +250,7 @@ def stop_event() -> threading.Event:
     Raises:
         NoProgramError: No program runs here.
     """
-    return current_runtime().stop_event
+    return current_runtime().listen()
 
 
 def wait_for_stop(timeout_secs: float | None = None) -> bool:
@@ -194,6 +263,39 @@ def wait_for_stop(timeout_secs: float | None = None) -> bool:
         NoProgramError: No program runs here.
     """
     return current_runtime().wait_for_stop(timeout_secs)
+
+
+def heartbeat() -> None:
+    """Shows that this node goes on; cheap enough for every step of a loop.
+
+    With `lp.Liveness(heartbeat_s=...)` at launch, a node that does not call it so often is hung.
+
+    Raises:
+        NoProgramError: No program runs here.
+    """
+    current_runtime().heartbeat()
+
+
+def restart_count() -> int:
+    """Returns how often this node was started anew: 0 at its first start.
+
+    Raises:
+        NoProgramError: No program runs here.
+    """
+    return current_runtime().setup.attempt
+
+
+def save_checkpoint() -> Path | None:
+    """Has the state of this node saved now, by the `save` of its object, in the calling thread.
+
+    Returns:
+        Where; None if the program was launched without `checkpoints` for this node.
+
+    Raises:
+        NoProgramError: No program runs here.
+        CheckpointError: It could not be written. What `save` raises passes.
+    """
+    return current_runtime().state.save()
 
 
 def register_stop_handler(handler: StopHandler) -> None:
@@ -213,7 +315,7 @@ def register_stop_handler(handler: StopHandler) -> None:
         runtimes = list(_active)
     STOP_HANDLERS.add(handler, catch_signals=not runtimes)
     own = _current.get()
-    if any(runtime.stop_event.is_set() for runtime in ([own] if own is not None else runtimes)):
+    if any(runtime.listen().is_set() for runtime in ([own] if own is not None else runtimes)):
         # The stop came first; nobody will call it later.
         STOP_HANDLERS.call_all()
 

@@ -2,7 +2,6 @@
 
 from typing import Protocol
 
-import courier
 from courier import ExceptionReport
 from launchpad_lite._runtime import NodeRuntime
 from launchpad_lite.nodes.base import Work
@@ -35,15 +34,8 @@ def run_work(work: Thawable, runtime: NodeRuntime) -> ExceptionReport | None:
         return None  # asked to end before it began
     try:
         work.thaw()(runtime)
-    except SystemExit as error:
-        # A way to leave that programs use when they are asked to stop.
-        if runtime.stop_event.is_set() or error.code in (None, 0):
-            return None
-        return ExceptionReport.of(error, skip_frames=1)
-    except courier.CourierError as error:
-        if runtime.stop_event.is_set():
-            return None  # others stop too; calls to them fail now, which is no failure
-        return ExceptionReport.of(error, skip_frames=1)
     except BaseException as error:  # noqa: BLE001 - the supervisor reports it
+        if runtime.leaves_in_order(error):
+            return None
         return ExceptionReport.of(error, skip_frames=1)
     return None

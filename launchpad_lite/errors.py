@@ -9,7 +9,8 @@
     ├── NoProgramError           asked for the running program where there is none      (RuntimeError)
     ├── UnresolvedAddressError   a handle was dereferenced before its program runs      (RuntimeError)
     ├── NodeFailedError          a node failed, and the program with it                 (RuntimeError)
-    └── LaunchError              the program could not be started                       (RuntimeError)
+    ├── LaunchError              the program could not be started                       (RuntimeError)
+    └── CheckpointError          the state of a node cannot be saved or restored        (RuntimeError)
 
 Calls between nodes raise the errors of `courier.errors`.
 """
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from launchpad_lite._result import NodeFailure
 
 __all__ = [
+    "CheckpointError",
     "LaunchError",
     "LauncherLoadError",
     "LaunchpadError",
@@ -85,27 +87,32 @@ class LaunchError(LaunchpadError, RuntimeError):
     """The program could not be started; nothing of it is left running."""
 
 
+class CheckpointError(LaunchpadError, RuntimeError):
+    """The state of a node could not be saved or restored; the message names the folder."""
+
+
 class NodeFailedError(LaunchpadError, RuntimeError):
     """A node failed, and with it the program. The cause is the node's exception, if it raised.
 
     Attributes:
         failure: The first failure, as data.
         consequences: Failures of other nodes that followed from it.
+        folder: Where all that is known of it was written, logs included.
     """
 
     def __init__(
-        self, failure: "NodeFailure", consequences: "Sequence[NodeFailure]" = (), logs: str = ""
+        self, failure: "NodeFailure", consequences: "Sequence[NodeFailure]" = (), folder: str = ""
     ) -> None:
-        super().__init__(failure, tuple(consequences), logs)
+        super().__init__(failure, tuple(consequences), folder)
         self.failure = failure
         self.consequences = tuple(consequences)
-        self.logs = logs
+        self.folder = folder
 
     def __str__(self) -> str:
         text = self.failure.describe()
         if self.consequences:
             followed = "".join(f"\n  {failure.headline()}" for failure in self.consequences)
             text += f"\n\nWhat followed:{followed}"
-        if self.logs:
-            text += f"\n\nLogs: {self.logs}"
+        if self.folder:
+            text += f"\n\nCrash folder: {self.folder}"
         return text

@@ -19,8 +19,9 @@ from typing import Any
 
 from launchpad_lite._address import Address, AddressTable
 from launchpad_lite._plan import Executable, LaunchPlan
+from launchpad_lite._policies import Liveness, RestartPolicy, RestartWhen
 from launchpad_lite._resources import Resources
-from launchpad_lite._result import NodeFailure, Outcome, ProgramResult
+from launchpad_lite._result import NodeFailure, Outcome, ProgramResult, Restart
 from launchpad_lite.errors import LauncherLoadError, NodeFailedError, UnknownLauncherError
 
 __all__ = [
@@ -30,11 +31,15 @@ __all__ = [
     "LaunchOptions",
     "LaunchPlan",
     "Launcher",
+    "Liveness",
     "NodeFailure",
     "NodeStatus",
     "Outcome",
     "ProgramResult",
     "Resources",
+    "Restart",
+    "RestartPolicy",
+    "RestartWhen",
     "RunningProgram",
     "get_launcher",
     "installed_launchers",
@@ -50,7 +55,8 @@ class LaunchOptions:
     Attributes:
         notice_s: Seconds nodes have to end after they were asked; 0 ends them by force at once,
             below 0 never.
-        log_dir: Folder for the output of the nodes; None lets the launcher choose.
+        log_dir: Folder for the output of the nodes, and for all that is known of a failure; None
+            lets the launcher choose.
         quiet: Do not show the output of the nodes.
     """
 
@@ -65,10 +71,11 @@ class NodeStatus:
 
     Attributes:
         name: `label[replica]`.
-        state: `starting`, `running`, `serving` or `ended`.
+        state: `starting`, `running`, `serving`, `restarting` or `ended`.
         host: Where it runs.
         pid: Its process; None before it started.
         endpoints: Where it listens: `host:port` by name of the address.
+        restarts: How often it was started anew.
     """
 
     name: str
@@ -76,6 +83,7 @@ class NodeStatus:
     host: str
     pid: int | None
     endpoints: Mapping[str, str]
+    restarts: int = 0
 
 
 class RunningProgram(abc.ABC):
@@ -102,6 +110,11 @@ class RunningProgram(abc.ABC):
     @abc.abstractmethod
     def log_dir(self) -> Path | None:
         """Where the output of the nodes is kept; None if it is not."""
+
+    @property
+    def crash_dir(self) -> Path | None:
+        """Folder with all that is known of a failure; None without one."""
+        return None
 
     @abc.abstractmethod
     def request_stop(self, reason: str, signum: int | None = None) -> None:
@@ -169,7 +182,8 @@ class RunningProgram(abc.ABC):
         result = self.result
         assert result is not None
         first, *rest = result.failures
-        return NodeFailedError(first, rest, str(self.log_dir or ""))
+        folder = self.crash_dir or self.log_dir
+        return NodeFailedError(first, rest, str(folder or ""))
 
     def _join_through_interrupts(self, timeout_s: float | None) -> bool:
         while True:

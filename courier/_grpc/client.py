@@ -10,8 +10,9 @@ import grpc
 from courier._grpc.client_call import GrpcCall
 from courier._grpc.client_session import ClientSession
 from courier._grpc.client_stream import Deadline
+from courier._grpc.greetings import Greetings
 from courier._grpc.interrupts import interrupts_deferred
-from courier._grpc.wire import COMMON_OPTIONS, SERVICE
+from courier._grpc.wire import COMMON_OPTIONS, SERVICE, grpc_target
 from courier._lane import LaneOptions, PendingCall, Reply
 from courier._parcel import Parcel
 from courier.errors import (
@@ -23,10 +24,13 @@ from courier.errors import (
 
 _CHANNEL_OPTIONS = (
     *COMMON_OPTIONS,
-    # A server that comes back is found within half a second (the default is minutes).
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 500),
+    # A server that comes back is found within a quarter of a second (the default is minutes).
+    # Refused attempts are cheap; at 500 ms they were most of the time that a restart took.
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 200),
+    # Despite its name the time that one attempt has: a busy machine or a far one needs longer
+    # than the pauses between attempts.
+    ("grpc.min_reconnect_backoff_ms", 1_000),
     # At most once: gRPC must not send a call twice by itself.
     ("grpc.enable_retries", 0),
 )
@@ -45,7 +49,7 @@ class GrpcLane:
         # not know, keeps a forked child from using the connection of its parent.
         channel_options = (*_CHANNEL_OPTIONS, ("courier.process", os.getpid()))
         self._channel = grpc.insecure_channel(
-            _grpc_target(options.address), options=channel_options, compression=compression
+            grpc_target(options.address), options=channel_options, compression=compression
         )
         # Also at exit, before the interpreter is taken apart: later the channel would wait, for
         # ever, for a thread that no longer runs to take note of calls that were given up.
@@ -62,9 +66,7 @@ class GrpcLane:
         self._closed = False
         #: Whether calls wait for a server that is not up; always by saying hello.
         self.waits = options.wait_for_ready
-        #: The call that says hello for all others, which wait for it.
-        self._greeter: GrpcCall | None = None
-        self._waiting: list[GrpcCall] = []
+        self._greetings = Greetings()
 
     def submit(self, method: str, arguments: Parcel, timeout_s: float | None) -> PendingCall:
         call = GrpcCall(self, method, arguments, Deadline.after(timeout_s))
@@ -78,26 +80,23 @@ class GrpcLane:
             raise
         return call
 
-    def may_greet(self, call: GrpcCall) -> bool:
+    def may_greet(self, call: GrpcCall, *, alone: bool) -> bool:
         """Tells whether a call shall say hello; if not, it is advanced when another call has.
 
-        All calls of a lane have the same timeout, so a greeter times out before those that wait.
+        Args:
+            call: Has no session.
+            alone: The hello of another would not do.
         """
         with self._lock:
-            if self._greeter is None:
-                self._greeter = call
-            elif self.session is None:
-                self._waiting.append(call)
-                return False
-            return True
+            return self._greetings.join(call, alone=alone)
 
-    def use(self, session: ClientSession) -> None:
+    def use(self, session: ClientSession, greeter: GrpcCall) -> None:
         """Seals later calls with this session, and those that waited for one."""
         with self._lock:
             if self.session is None:
                 self.session = session
-            self._greeter = None
-            waiting, self._waiting = self._waiting, []
+            waiting = self._greetings.release()
+            self._greetings.leave(greeter)
         for call in waiting:
             call.advance()
 
@@ -107,14 +106,18 @@ class GrpcLane:
             if self.session is session:
                 self.session = None
 
+    def hello_failed(self, greeter: GrpcCall, error: CourierError) -> None:
+        """Fails those that waited for this hello; the call itself goes on."""
+        with self._lock:
+            waiting = self._greetings.leave(greeter)
+        for call in waiting:
+            call.fail_as(error)
+
     def forget(self, call: GrpcCall, outcome: Reply | Exception) -> None:
         """Drops a call that has ended, and tells those that waited for its hello."""
         with self._lock:
             self._pending.discard(call)
-            if call is not self._greeter:
-                return
-            self._greeter = None
-            waiting, self._waiting = self._waiting, []
+            waiting = self._greetings.leave(call)
             closed = self._closed
         is_own = isinstance(outcome, CallTimeoutError | CallCancelledError)
         for other in waiting:
@@ -126,8 +129,8 @@ class GrpcLane:
     def stop_waiting(self) -> None:
         with self._lock:
             self.waits = False
-            greeter = self._greeter
-        if greeter is not None:
+            greeters = self._greetings.greeters()
+        for greeter in greeters:
             # Those that wait for its hello fail with it.
             greeter.fail_as(
                 ServerUnreachableError(f"{self.options.address}: no server answers any more")
@@ -140,8 +143,3 @@ class GrpcLane:
         for call in pending:
             call.cancel()
         self._channel.close()
-
-
-def _grpc_target(address: str) -> str:
-    # Without a scheme, gRPC would take some host names for one.
-    return f"dns:///{address}"

@@ -20,14 +20,19 @@ from courier.errors import (
     CallTimeoutError,
     CourierError,
     ProtocolError,
+    ServerLostError,
     ServerUnreachableError,
 )
 
 if TYPE_CHECKING:
     from courier._grpc.client import GrpcLane
 
-#: Times a call is sent at most when its server has forgotten, or never knew, the session.
+#: Times a server is greeted, or a call sent, again at most when its server went meanwhile, or has
+#: forgotten, or never knew, the session.
 _MAX_ATTEMPTS = 4
+#: Times a call to an idempotent method is sent again when its connection broke. It may be what
+#: killed its server, and must not do so to each one that comes after it.
+_MAX_REPEATS = 3
 
 
 class GrpcCall:
@@ -43,9 +48,11 @@ class GrpcCall:
         self._lane = lane
         self._method = method
         self._arguments: Parcel | None = arguments
-        self._deadline = deadline
+        self.deadline = deadline
         self._where = f"{lane.options.address}: {method}"
         self._attempts = 0
+        #: Above 0 the call may have run.
+        self._repeats = 0
         self._sequence = 0
         self._session: ClientSession | None = None
         self._lock = threading.Lock()
@@ -88,18 +95,47 @@ class GrpcCall:
     def _advance(self) -> None:
         if self._outcome is not None:
             return
-        if self._deadline.remaining() == 0.0:
-            raise CallTimeoutError(f"{self._where}: no answer in time; nothing was run")
+        if self.deadline.remaining() == 0.0:
+            raise CallTimeoutError(f"{self._where}: no answer in time; {self._what_ran()}")
         session = self._lane.session
         if session is not None:
             self._start_call(session)
         # Whoever was refused says hello for itself: another hello may be as old as its session.
-        elif self._attempts or self._lane.may_greet(self):
+        elif self._lane.may_greet(self, alone=self._attempts > 0):
             self._start_hello()
 
     def fail_as(self, error: CourierError) -> None:
-        """Ends the call with what another one met when it said hello for both."""
-        self._settle(type(error)(str(error)))
+        """Ends the call with what a hello met: its own, or that of another for both."""
+        if self._repeats and isinstance(error, ServerUnreachableError):
+            # Of those that wait for this hello, some were never sent: theirs is another error.
+            self._lane.hello_failed(self, error)
+            lost = ServerLostError(f"{self._where}: {self._what_ran()} ({error})")
+            if self._lane.waits:
+                self._lose(lost)
+            else:
+                self._settle(lost)
+        else:
+            self._settle(type(error)(str(error)))
+
+    def _fail(self, error: CourierError) -> None:
+        if isinstance(error, ServerLostError):
+            self._lose(error)
+        else:
+            self._settle(error)
+
+    def _lose(self, error: ServerLostError) -> None:
+        """Repeats a call that may have run, if that does no harm; otherwise ends it."""
+        session = self._session
+        assert session is not None
+        if self._method not in session.idempotent or self._repeats == _MAX_REPEATS:
+            self._settle(error)
+            return
+        self._repeats += 1
+        self._lane.abandon(session)
+        self.advance()
+
+    def _what_ran(self) -> str:
+        return "it was sent before and may have run" if self._repeats else "nothing was run"
 
     def _start_hello(self) -> None:
         nonce = make_nonce()
@@ -113,12 +149,17 @@ class GrpcCall:
         )
 
     def _after_hello(self, rpc: Any, nonce: bytes) -> None:
-        if rpc.code() is not grpc.StatusCode.OK:
-            self._settle(self._hello_error(rpc))
+        code = rpc.code()
+        if code is grpc.StatusCode.UNAVAILABLE and self._may_greet_again():
+            self._attempts += 1
+            self._start_hello()
+            return
+        if code is not grpc.StatusCode.OK:
+            self.fail_as(self._hello_error(rpc))
             return
         reply = parse(pb.HelloReply, rpc.result())
         key = SessionKey(self._lane.options.secret, nonce, reply.nonce)
-        if not key.is_proof(reply.proof):
+        if not key.is_proof(reply.proof, reply.idempotent):
             self._settle(
                 AuthenticationError(
                     f"{self._lane.options.address}: the server does not hold the secret of this client; "
@@ -126,21 +167,31 @@ class GrpcCall:
                 )
             )
             return
-        self._lane.use(ClientSession(reply.session, key))
+        self._lane.use(ClientSession(reply.session, key, reply.idempotent), self)
         self.advance()
+
+    def _may_greet_again(self) -> bool:
+        # The server went just then, and may come back: nothing was run. Not for ever, since it
+        # may be something that never lets anybody speak.
+        return self._lane.waits and self._attempts < _MAX_ATTEMPTS
 
     def _hello_error(self, rpc: Any) -> CourierError:
         code, details, where = rpc.code(), rpc.details() or "", self._lane.options.address
         if code is grpc.StatusCode.UNAVAILABLE:
             return ServerUnreachableError(f"{where}: no server answers ({details})")
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-            return CallTimeoutError(f"{where}: no server answered in time; nothing was run")
+            return CallTimeoutError(f"{where}: no server answered in time; {self._what_ran()}")
         return error_of(code, details, where)
 
     def _start_call(self, session: ClientSession) -> None:
         arguments = self._arguments
         if arguments is None:
             return  # given up meanwhile
+        if self._repeats and self._method not in session.idempotent:
+            raise ServerLostError(
+                f"{self._where}: {self._what_ran()}; the server that answers now does not call "
+                "the method idempotent"
+            )
         message, self._sequence = session.request(self._method, arguments)
         self._session = session
         if fits_inline(arguments):
@@ -162,17 +213,18 @@ class GrpcCall:
             self.advance()
             return
         if code is not grpc.StatusCode.OK:
-            self._settle(self._call_error(rpc))
+            self._fail(self._call_error(rpc))
             return
-        self._arguments = None
         session = self._session
         assert session is not None
+        if self._method not in session.idempotent:
+            self._arguments = None  # never sent again
         message = parse(pb.Sealed, rpc.result())
         head = session.open(message, self._sequence, self._where)
         if head.kind == pb.ReplyHead.LARGE:
             self._start_fetch(session, head.ticket)
         elif head.kind == pb.ReplyHead.GENERATOR:
-            stream = GrpcStream(self._lane, session, head.ticket, self._deadline, self._where)
+            stream = GrpcStream(self._lane, session, head.ticket, self.deadline, self._where)
             if not self._settle(Streams(stream)):
                 stream.close()
         else:
@@ -180,12 +232,12 @@ class GrpcCall:
 
     def _call_error(self, rpc: Any) -> CourierError:
         code, details = rpc.code(), rpc.details() or ""
-        if was_never_sent(code, details):
+        if was_never_sent(code, details) and not self._repeats:
             return ServerUnreachableError(f"{self._where}: no server answers ({details})")
         return error_of(code, details, self._where)
 
     def _start_fetch(self, session: ClientSession, ticket: bytes) -> None:
-        stream = GrpcStream(self._lane, session, ticket, self._deadline, self._where)
+        stream = GrpcStream(self._lane, session, ticket, self.deadline, self._where)
         self._enter_stage(stream)
         thread = threading.Thread(
             target=self._guard, args=(lambda: self._fetch(stream),), name="courier-fetch"
@@ -194,7 +246,11 @@ class GrpcCall:
         thread.start()
 
     def _fetch(self, stream: "GrpcStream") -> None:
-        reply = stream.next_reply()
+        try:
+            reply = stream.next_reply()
+        except ServerLostError as error:
+            self._lose(error)
+            return
         if reply is None:
             raise ProtocolError(f"{self._where}: an announced reply did not come")
         self._settle(reply)
@@ -211,7 +267,7 @@ class GrpcCall:
     ) -> None:
         def start() -> None:
             rpc = method.future(
-                request, timeout=self._deadline.remaining(), wait_for_ready=wait_for_ready
+                request, timeout=self.deadline.remaining(), wait_for_ready=wait_for_ready
             )
             self._enter_stage(rpc)
             rpc.add_done_callback(lambda done: self._guard(lambda: after(done)))

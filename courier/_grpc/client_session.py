@@ -1,6 +1,7 @@
 """The client's half of a session: seals requests, checks replies."""
 
 import itertools
+from collections.abc import Iterable
 
 from courier._grpc.wire import describe, fits_inline, parse, sealed
 from courier._parcel import Parcel
@@ -12,9 +13,11 @@ from courier.errors import AuthenticationError
 class ClientSession:
     """What a hello gave: seals requests and numbers them."""
 
-    def __init__(self, name: bytes, key: SessionKey) -> None:
+    def __init__(self, name: bytes, key: SessionKey, idempotent: Iterable[str]) -> None:
         self.name = name
         self.key = key
+        #: Methods that the server says to be harmless when they run twice.
+        self.idempotent = frozenset(idempotent)
         self._numbers = itertools.count(1)
 
     def request(self, method: str, arguments: Parcel) -> tuple[pb.Sealed, int]:

@@ -36,6 +36,9 @@ class Deadline:
     def remaining(self) -> float | None:
         return None if self.at is None else max(0.0, self.at - time.monotonic())
 
+    def is_no_later_than(self, other: "Deadline") -> bool:
+        return other.at is None or (self.at is not None and self.at <= other.at)
+
 
 class GrpcStream:
     """The items of a generator, or the one value of a large reply."""

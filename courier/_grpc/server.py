@@ -212,7 +212,8 @@ class FrontDoor:
         raise AssertionError("abort always raises")
 
     def _hello(self, request: bytes) -> bytes:
-        return self._sessions.hello(parse(pb.HelloRequest, request)).SerializeToString()
+        names = self._dispatcher.idempotent_names()
+        return self._sessions.hello(parse(pb.HelloRequest, request), names).SerializeToString()
 
     def _call(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         message = parse(pb.Sealed, request)

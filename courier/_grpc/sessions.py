@@ -3,6 +3,7 @@
 import collections
 import os
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from courier._grpc.wire import parse
@@ -34,8 +35,12 @@ class Sessions:
         self._unproven: collections.OrderedDict[bytes, _Session] = collections.OrderedDict()
         self._proven: collections.OrderedDict[bytes, _Session] = collections.OrderedDict()
 
-    def hello(self, request: pb.HelloRequest) -> pb.HelloReply:
+    def hello(self, request: pb.HelloRequest, idempotent: Iterable[str] = ()) -> pb.HelloReply:
         """Opens a session.
+
+        Args:
+            request: What the client said.
+            idempotent: Methods of which it learns that they may be repeated.
 
         Raises:
             ProtocolError: The nonce has a wrong size.
@@ -48,7 +53,9 @@ class Sessions:
             self._unproven[name] = session
             if len(self._unproven) > _MAX_UNPROVEN:
                 self._unproven.popitem(last=False)
-        return pb.HelloReply(nonce=nonce, session=name, proof=session.key.prove())
+        reply = pb.HelloReply(nonce=nonce, session=name, idempotent=idempotent)
+        reply.proof = session.key.prove(reply.idempotent)
+        return reply
 
     def open(self, message: pb.Sealed) -> tuple[pb.RequestHead, SessionKey]:
         """Checks who sent a request, and that it did not come before.

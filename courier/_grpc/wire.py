@@ -25,6 +25,12 @@ COMMON_OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 
+def grpc_target(address: str) -> str:
+    """Returns the name by which gRPC finds `host:port`."""
+    # Without a scheme, gRPC would take some host names for one.
+    return f"dns:///{address}"
+
+
 def describe(parcel: Parcel) -> pb.Parcel:
     """Returns what a head says about a parcel."""
     return pb.Parcel(

@@ -13,14 +13,16 @@ class HelloRequest(_message.Message):
     def __init__(self, nonce: _Optional[bytes] = ...) -> None: ...
 
 class HelloReply(_message.Message):
-    __slots__ = ("nonce", "session", "proof")
+    __slots__ = ("nonce", "session", "proof", "idempotent")
     NONCE_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     PROOF_FIELD_NUMBER: _ClassVar[int]
+    IDEMPOTENT_FIELD_NUMBER: _ClassVar[int]
     nonce: bytes
     session: bytes
     proof: bytes
-    def __init__(self, nonce: _Optional[bytes] = ..., session: _Optional[bytes] = ..., proof: _Optional[bytes] = ...) -> None: ...
+    idempotent: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, nonce: _Optional[bytes] = ..., session: _Optional[bytes] = ..., proof: _Optional[bytes] = ..., idempotent: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Sealed(_message.Message):
     __slots__ = ("head", "seal", "pickle", "buffers")

@@ -3,9 +3,9 @@
 A single thread with an event loop. Commands come in as frames on one
 descriptor, events go out on another:
 
-    in    reserve, start, stop, signal, quit
-    out   reserved or taken, started or refused, output, constructed, failed, stop, exited,
-          terminated
+    in    reserve, start, stop, dump, terminate, kill, quit
+    out   reserved or taken, started or refused, output, stacks, exited, terminated, and what
+          workers say: constructed, failed, stop, heard, preempted, healthy, heartbeat
 
 It imports what workers share and forks them from itself, so a worker costs
 milliseconds. When its input ends (the launcher is gone, however), it ends all
@@ -18,16 +18,18 @@ import ctypes
 import errno
 import faulthandler
 import gc
+import math
 import os
+import resource
 import selectors
 import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 # Imported here so that every forked worker has them; importing touches no grpc core, and the
 # agent makes no channel and no server: after those a fork would hang.
@@ -35,8 +37,11 @@ import courier._grpc.client
 import courier._grpc.server  # noqa: F401
 from launchers._ports import PortReservations, PortTakenError
 from launchers.host.link import Frame, FrameDecoder, Outbox
-from launchers.host.sweep import MARK, Warden
+from launchers.host.memory import count_memory_kills
+from launchers.host.stacks import STACKS_SIGNAL, open_stacks, read_stacks, write_stacks_on_signal
+from launchers.host.sweep import MARK, Warden, adopt_orphans, end_children
 from launchers.host.worker import leave, run_worker
+from launchpad_lite._checkpoints import CheckpointStore
 from launchpad_lite.launching import Address
 
 #: When the launcher is gone: seconds workers have between the request and the end by force.
@@ -44,6 +49,12 @@ _ORPHAN_NOTICE_S = 1.0
 #: Output that waits for a slow launcher; beyond it, only the log files get more.
 _MAX_WAITING_BYTES = 16 << 20
 _READ_BYTES = 1 << 16
+#: Seconds that what a worker started has to end by itself when the worker has: a tracker of shared
+#: memory, for one, gives the memory back then.
+_CHILDREN_S = 0.5
+#: How much of its output is told of a worker that died without a word.
+_LAST_OUTPUT_BYTES = 8192
+_LAST_OUTPUT_LINES = 50
 #: What may still be on its way from a dead worker: more than any pipe or socket holds.
 _MAX_LAST_READS = 64
 _PR_SET_PDEATHSIG = 1
@@ -52,17 +63,27 @@ _PR_SET_PDEATHSIG = 1
 @dataclass
 class _Worker:
     name: str
+    attempt: int
     pid: int
     control: socket.socket
     output_fd: int
     log_fd: int
+    stacks_fd: int
+    #: Where it may leave half a checkpoint.
+    checkpoints: Path | None
     decoder: FrameDecoder = field(default_factory=FrameDecoder)
     skipped_bytes: int = 0
+    last_output: bytes = b""
+    #: As of `subprocess`; None while it lives.
+    status: int | None = None
+    peak_mib: float = 0.0
+    #: By when what it started is ended, once it has ended itself.
+    bury_at: float = math.inf
 
     def close(self) -> None:
         self.control.close()
-        os.close(self.output_fd)
-        os.close(self.log_fd)
+        for fd in (self.output_fd, self.log_fd, self.stacks_fd):
+            os.close(fd)
 
 
 class Agent:
@@ -79,6 +100,7 @@ class Agent:
         self._quitting = False
         self._terminated_by = 0
         self._warden = warden
+        self._memory_kills = count_memory_kills()
         self._launcher_fd = self._watch_launcher(launcher)
         self._wake_read, self._wake_write = os.pipe()
         for fd in (input_fd, output_fd, self._wake_read, self._wake_write):
@@ -91,6 +113,8 @@ class Agent:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+        # Inherited by a worker until it can do better: it must not die of it.
+        signal.signal(STACKS_SIGNAL, signal.SIG_IGN)
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
 
     def _watch_launcher(self, pid: int) -> int | None:
@@ -116,19 +140,24 @@ class Agent:
         """Works until told to quit or left alone."""
         try:
             while not self._quitting:
-                self._step(None)
+                self._step(math.inf)
         finally:
             self._end_all()
+            end_children(os.getpid(), spare=self._warden.pid)
             self._ports.close()
             self._warden.dismiss()
             self._out.flush()
 
-    def _step(self, timeout_s: float | None) -> None:
+    def _step(self, timeout_s: float) -> None:
         self._watch_for_room()
-        for key, _ in self._selector.select(timeout_s):
+        burial = min((worker.bury_at for worker in self._workers.values()), default=math.inf)
+        timeout_s = min(timeout_s, max(0.0, burial - time.monotonic()))
+        for key, _ in self._selector.select(None if math.isinf(timeout_s) else timeout_s):
             # What came before it in this round may have closed it.
             if self._selector.get_map().get(key.fd) == key:
                 key.data()
+        if burial <= time.monotonic():
+            self._bury_the_dead()
 
     def _watch_for_room(self) -> None:
         """Wakes up when the launcher takes more, if there is more."""
@@ -155,7 +184,9 @@ class Agent:
             "reserve": self._reserve,
             "start": self._start,
             "stop": self._stop,
-            "signal": self._signal,
+            "dump": self._dump,
+            "terminate": self._terminate,
+            "kill": self._kill,
             "quit": self._quit,
         }
         commands[frame.op](frame)
@@ -173,16 +204,36 @@ class Agent:
 
     def _stop(self, frame: Frame) -> None:
         if (worker := self._workers.get(frame["node"])) is not None:
-            self._ask_to_end(worker)
+            self._tell(worker, "stop")
 
-    def _ask_to_end(self, worker: _Worker) -> None:
+    def _tell(self, worker: _Worker, op: str) -> None:
         # A few bytes into an empty socket buffer: they fit, or the worker is gone.
         with contextlib.suppress(OSError):
-            worker.control.send(Frame("stop").encode())
+            worker.control.send(Frame(op).encode())
 
-    def _signal(self, frame: Frame) -> None:
-        if (worker := self._workers.get(frame["node"])) is not None:
-            _signal_group(worker.pid, frame["signum"])
+    def _dump(self, frame: Frame) -> None:
+        worker = self._living(frame)
+        if worker is not None:
+            _signal(worker.pid, STACKS_SIGNAL)
+            # One that somebody has stopped tells where it is before it goes on.
+            _signal(worker.pid, signal.SIGCONT)
+
+    def _terminate(self, frame: Frame) -> None:
+        worker = self._living(frame)
+        if worker is not None:
+            # Tells it that this signal is not a notice from outside.
+            self._tell(worker, "leave")
+            _signal_group(worker.pid, signal.SIGTERM)
+
+    def _kill(self, frame: Frame) -> None:
+        worker = self._living(frame)
+        if worker is not None:
+            # What it started follows when it is buried.
+            _signal(worker.pid, signal.SIGKILL)
+
+    def _living(self, frame: Frame) -> _Worker | None:
+        worker = self._workers.get(frame["node"])
+        return worker if worker is not None and worker.status is None else None
 
     def _quit(self, frame: Frame) -> None:  # noqa: ARG002 - all commands look alike
         self._quitting = True
@@ -198,29 +249,56 @@ class Agent:
             self._fork(frame)
         except OSError as error:  # no such folder, too many files, too many processes
             text = f"its process could not be started: {error}"
-            self._out.put(Frame("refused", {"node": frame["node"], "text": text}))
+            node, attempt = frame["node"], frame["attempt"]
+            self._out.put(Frame("refused", {"node": node, "attempt": attempt, "text": text}))
 
     def _fork(self, frame: Frame) -> None:
         log_fd = _open_log(Path(frame["log"]))
+        stacks_fd = open_stacks()
         ours, theirs = socket.socketpair()
         output_read, output_write = os.pipe()
         pid = os.fork()
         if pid == 0:
-            self._become_worker(frame, theirs, ours, output_write, log_fd)
+            self._become_worker(frame, theirs, ours, output_write, log_fd, stacks_fd)
         theirs.close()
         os.close(output_write)
         ours.setblocking(False)
         os.set_blocking(output_read, False)
-        worker = _Worker(frame["node"], pid, ours, output_read, log_fd)
+        checkpoints = frame.fields.get("checkpoints")
+        worker = _Worker(
+            frame["node"],
+            frame["attempt"],
+            pid,
+            ours,
+            output_read,
+            log_fd,
+            stacks_fd,
+            Path(checkpoints) if checkpoints else None,
+        )
         self._workers[worker.name] = worker
         self._selector.register(
             ours.fileno(), selectors.EVENT_READ, lambda: self._on_control(worker)
         )
         self._selector.register(output_read, selectors.EVENT_READ, lambda: self._on_output(worker))
-        self._out.put(Frame("started", {"node": worker.name, "pid": pid}))
+        self._say(worker, "started", {"pid": pid})
+        if worker.attempt:
+            self._keep_output(worker, f"[restart {worker.attempt}]\n".encode())
+
+    def _say(
+        self, worker: _Worker, op: str, fields: Mapping[str, Any] | None = None, body: bytes = b""
+    ) -> None:
+        """Passes on something about a worker."""
+        about = {"node": worker.name, "attempt": worker.attempt}
+        self._out.put(Frame(op, {**(fields or {}), **about}, body))
 
     def _become_worker(
-        self, frame: Frame, control: socket.socket, other: socket.socket, out: int, log_fd: int
+        self,
+        frame: Frame,
+        control: socket.socket,
+        other: socket.socket,
+        out: int,
+        log_fd: int,
+        stacks_fd: int,
     ) -> NoReturn:
         code = 1
         try:
@@ -233,6 +311,7 @@ class Agent:
             os.dup2(out, 2)
             os.close(out)
             _reset_interpreter()
+            write_stacks_on_signal(stacks_fd)
             code = run_worker(frame.body, control.fileno())
         finally:
             leave(code)
@@ -255,7 +334,7 @@ class Agent:
         """Takes in what the worker says; returns whether there may be more."""
         data = self._take(worker.control.fileno())
         for frame in worker.decoder.feed(data):
-            self._out.put(Frame(frame.op, {**frame.fields, "node": worker.name}, frame.body))
+            self._say(worker, frame.op, frame.fields, frame.body)
         return bool(data)
 
     def _on_output(self, worker: _Worker) -> bool:
@@ -279,17 +358,18 @@ class Agent:
     def _keep_output(self, worker: _Worker, data: bytes) -> None:
         with contextlib.suppress(OSError):  # a full disk must not end the program
             os.write(worker.log_fd, data)
+        worker.last_output = (worker.last_output + data)[-_LAST_OUTPUT_BYTES:]
         if len(self._out) > _MAX_WAITING_BYTES:
             worker.skipped_bytes += len(data)
             return
         self._tell_skipped(worker)
-        self._out.put(Frame("output", {"node": worker.name}, data))
+        self._say(worker, "output", body=data)
 
     def _tell_skipped(self, worker: _Worker) -> None:
         if worker.skipped_bytes:
             note = f"\n[{worker.skipped_bytes} bytes are only in the log file]\n"
             worker.skipped_bytes = 0
-            self._out.put(Frame("output", {"node": worker.name}, note.encode()))
+            self._say(worker, "output", body=note.encode())
 
     def _on_wake(self) -> None:
         _read(self._wake_read)
@@ -299,19 +379,41 @@ class Agent:
         self._reap()
 
     def _reap(self) -> None:
+        by_pid = {worker.pid: worker for worker in self._workers.values() if worker.status is None}
+        with contextlib.suppress(ChildProcessError):
+            # Orphans of workers, too: they become ours.
+            while (ended := os.wait4(-1, os.WNOHANG))[0]:
+                pid, status, usage = ended
+                if (worker := by_pid.get(pid)) is not None:
+                    worker.status = os.waitstatus_to_exitcode(status)
+                    worker.peak_mib = usage.ru_maxrss / 1024
+                    worker.bury_at = time.monotonic() + _CHILDREN_S
+        self._bury_the_dead()
+
+    def _bury_the_dead(self) -> None:
+        now = time.monotonic()
         for worker in list(self._workers.values()):
-            if _has_ended(worker.pid):
+            if worker.status is not None and (now >= worker.bury_at or _is_empty(worker.pid)):
                 self._bury(worker)
 
     def _bury(self, worker: _Worker) -> None:
-        # Its children first: until it is reaped, the group's number cannot be anybody else's.
+        # As long as anybody is in it, the group's number cannot be anybody else's.
         _signal_group(worker.pid, signal.SIGKILL)
-        _, status = os.waitpid(worker.pid, 0)
         self._drain(worker)
         self._tell_skipped(worker)
         del self._workers[worker.name]
-        code = os.waitstatus_to_exitcode(status)
-        self._out.put(Frame("exited", {"node": worker.name, "status": code}))
+        if worker.checkpoints is not None:
+            CheckpointStore(worker.checkpoints, 1).discard_incomplete()
+        if stacks := read_stacks(worker.stacks_fd):
+            self._say(worker, "stacks", body=stacks)
+        kills, self._memory_kills = self._memory_kills, count_memory_kills()
+        how = {
+            "status": worker.status,
+            "peak_mib": worker.peak_mib,
+            "out_of_memory": self._memory_kills > kills,
+        }
+        lines = worker.last_output.splitlines(keepends=True)[-_LAST_OUTPUT_LINES:]
+        self._say(worker, "exited", how, b"".join(lines) if worker.status else b"")
         worker.close()
 
     def _drain(self, worker: _Worker) -> None:
@@ -326,16 +428,18 @@ class Agent:
         self._unwatch(worker.control.fileno())
 
     def _end_all(self) -> None:
-        if not self._workers:
-            return
         for worker in self._workers.values():
-            self._ask_to_end(worker)
-        give_up_at = time.monotonic() + _ORPHAN_NOTICE_S
+            self._tell(worker, "stop")
+        self._await_workers(_ORPHAN_NOTICE_S)
+        for worker in self._workers.values():
+            if worker.status is None:
+                _signal(worker.pid, signal.SIGKILL)
+        self._await_workers(2 * _CHILDREN_S)
+
+    def _await_workers(self, timeout_s: float) -> None:
+        give_up_at = time.monotonic() + timeout_s
         while self._workers and (left := give_up_at - time.monotonic()) > 0:
             self._step(left)
-        for worker in list(self._workers.values()):
-            _signal_group(worker.pid, signal.SIGKILL)
-            self._bury(worker)
 
 
 def _do_nothing(signum: int, stack: object) -> None:
@@ -352,11 +456,21 @@ def _read(fd: int) -> bytes | None:
         return b""
 
 
-def _has_ended(pid: int) -> bool:
+def _is_empty(pgid: int) -> bool:
+    """Tells whether a process group has no members any more."""
     try:
-        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-    except ChildProcessError:
-        return False
+        os.killpg(pgid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:  # some systems say so of zombies
+        pass
+    return False
+
+
+def _signal(pid: int, signum: int) -> None:
+    """Signals a worker that was not waited for, so that its number is its own."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signum)
 
 
 def _signal_group(pgid: int, signum: int) -> None:
@@ -364,8 +478,8 @@ def _signal_group(pgid: int, signum: int) -> None:
         os.killpg(pgid, signum)
     except ProcessLookupError:
         # Between fork and setsid there is no group yet, only the process.
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pgid, signum)
+        if signum != signal.SIGKILL:
+            _signal(pgid, signum)
     except PermissionError as error:
         if error.errno != errno.EPERM:  # zombies only, as some systems say it
             raise
@@ -398,6 +512,16 @@ def _reset_interpreter() -> None:
     faulthandler.enable()
 
 
+def _allow_many_files() -> None:
+    """Each worker holds some files of ours open; the soft limit is for programs that use select."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    os.register_at_fork(
+        after_in_child=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    )
+
+
 def main(launcher: int) -> None:
     """The agent's process: its link is where standard input and output were.
 
@@ -410,6 +534,8 @@ def main(launcher: int) -> None:
     os.close(null)
     # What anybody prints here by mistake must not get into the link.
     os.dup2(2, 1)
+    _allow_many_files()
+    adopt_orphans()
     # Workers share these pages with the agent; a collection would copy them.
     gc.collect()
     gc.freeze()

@@ -69,11 +69,12 @@ class FrameDecoder:
 def read_frames(fd: int) -> Iterator[Frame]:
     """Yields frames from a blocking descriptor until its other end is closed."""
     decoder = FrameDecoder()
-    while data := _read(fd):
+    while data := read_some(fd):
         yield from decoder.feed(data)
 
 
-def _read(fd: int) -> bytes:
+def read_some(fd: int) -> bytes:
+    """Waits for bytes and returns them; none when the other end is closed."""
     try:
         return os.read(fd, _READ_BYTES)
     except (ConnectionResetError, OSError):

@@ -1,23 +1,34 @@
 """The launcher's side of a host: starts its agent and speaks with it."""
 
 import contextlib
+import dataclasses
 import logging
 import os
 import pickle
-import signal
 import subprocess
 import sys
 import threading
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from launchers._console import Console
 from launchers._supervisor import SupervisedProgram
 from launchers.host.link import Frame, read_frames, write_all
 from launchers.host.sweep import MARK, end_marked
-from launchpad_lite._life import Constructed, Ended, HostLost, StopAsked
+from launchers.host.worker import Payload
+from launchpad_lite._life import (
+    Constructed,
+    Ended,
+    Healthy,
+    Heard,
+    Heartbeat,
+    HostLost,
+    NodeEvent,
+    Preempted,
+    StopAsked,
+)
 from launchpad_lite.errors import LaunchError
 from launchpad_lite.launching import Address, NodeFailure
 
@@ -49,8 +60,11 @@ class AgentHost:
         self.name = name
         self._console = console
         self._mark = uuid.uuid4().hex
+        self._payloads: Mapping[str, Payload] = {}
+        self._log_dir = Path()
         self._pids: dict[str, int] = {}
         self._failures: dict[str, NodeFailure] = {}
+        self._stacks: dict[str, str] = {}
         self._closing = False
         self._process = self._start_agent()
         assert self._process.stdin is not None
@@ -96,12 +110,18 @@ class AgentHost:
             )
         raise LaunchError(str(answer["text"]))
 
-    def start(self, node: str, payload: bytes, log: Path) -> None:
-        """Starts a worker."""
-        self._send(Frame("start", {"node": node, "log": str(log)}, payload))
+    def listen(
+        self, program: SupervisedProgram, payloads: Mapping[str, Payload], log_dir: Path
+    ) -> None:
+        """Passes on, from now on, what the agent says.
 
-    def listen(self, program: SupervisedProgram) -> None:
-        """Passes on, from now on, what the agent says."""
+        Args:
+            program: Whom to tell.
+            payloads: What the worker of each node must know, at its first start.
+            log_dir: Folder on the host for the output of nodes: `<label>/<replica>.log`.
+        """
+        self._payloads = payloads
+        self._log_dir = log_dir
         self._reader = threading.Thread(
             target=self._pass_on, args=(program,), name=f"launchpad-link-{self.name}", daemon=True
         )
@@ -134,43 +154,87 @@ class AgentHost:
                 self._console.show(node, frame.body)
         elif frame.op == "started":
             self._pids[node] = frame["pid"]
-        elif frame.op == "constructed":
-            program.post(Constructed(node, frame["runs"]))
+            self._stacks.pop(node, None)
         elif frame.op == "stop":
             program.post(StopAsked(f"lp.stop() in {node}"))
         elif frame.op == "failed":
             report: ExceptionReport = pickle.loads(frame.body)
             self._failures[node] = NodeFailure.of_exception(node, self.name, report)
-        elif frame.op == "refused":
-            program.post(Ended(node, NodeFailure(node, self.name, str(frame["text"]))))
-        elif frame.op == "exited":
-            self._note_exit(node, frame["status"], program)
+        elif frame.op == "stacks":
+            self._stacks[node] = frame.body.decode(errors="replace")
+        else:
+            program.post(self._event(node, frame))
 
-    def _note_exit(self, node: str, status: int, program: SupervisedProgram) -> None:
+    def _event(self, node: str, frame: Frame) -> NodeEvent:
+        attempt: int = frame["attempt"]
+        if frame.op == "constructed":
+            return Constructed(node, attempt, frame["runs"])
+        if frame.op == "heard":
+            return Heard(node, attempt, frame["listens"])
+        if frame.op == "preempted":
+            return Preempted(node, attempt, frame["signum"])
+        if frame.op == "healthy":
+            return Healthy(node, attempt)
+        if frame.op == "heartbeat":
+            return Heartbeat(node, attempt)
+        if frame.op == "refused":
+            return Ended(node, attempt, NodeFailure(node, self.name, str(frame["text"])))
+        if frame.op == "exited":
+            return Ended(node, attempt, self._failure(node, frame), self._stacks.get(node, ""))
+        raise ValueError(f"the agent said {frame.op!r}")
+
+    def _failure(self, node: str, frame: Frame) -> NodeFailure | None:
+        """Returns how a worker failed that has exited; None if it did not."""
         if self._console is not None:
             self._console.finish(node)
-        failure = self._failures.get(node)
-        if failure is None and status != 0:
-            failure = NodeFailure.of_exit(node, self.name, status)
-        program.post(Ended(node, failure))
+        failure = self._failures.pop(node, None)
+        if failure is not None or frame["status"] == 0:
+            return failure
+        return NodeFailure.of_exit(
+            node,
+            self.name,
+            frame["status"],
+            last_output=frame.body.decode(errors="replace"),
+            peak_mib=frame["peak_mib"],
+            out_of_memory=frame["out_of_memory"],
+        )
 
     # What the supervisor asks for
+
+    def start(self, node: str, attempt: int) -> None:
+        """Starts a worker."""
+        payload = self._payloads[node]
+        setup = dataclasses.replace(payload.setup, attempt=attempt)
+        log = self._log_dir / setup.label / f"{setup.replica}.log"
+        fields: dict[str, Any] = {"node": node, "attempt": attempt, "log": str(log)}
+        if setup.checkpoints is not None:
+            fields["checkpoints"] = str(setup.checkpoints.folder)
+        body = dataclasses.replace(payload, setup=setup).encode()
+        self._send(Frame("start", fields, body))
 
     def request_stop(self, node: str) -> None:
         """Tells a node to end."""
         self._send(Frame("stop", {"node": node}))
 
+    def dump_stacks(self, node: str) -> None:
+        """Has a worker write down where its threads are."""
+        self._send(Frame("dump", {"node": node}))
+
     def terminate(self, node: str) -> None:
         """Sends a node's process group SIGTERM."""
-        self._send(Frame("signal", {"node": node, "signum": int(signal.SIGTERM)}))
+        self._send(Frame("terminate", {"node": node}))
 
     def kill(self, node: str) -> None:
-        """Sends a node's process group SIGKILL."""
-        self._send(Frame("signal", {"node": node, "signum": int(signal.SIGKILL)}))
+        """Ends a worker, and then what it started, by SIGKILL."""
+        self._send(Frame("kill", {"node": node}))
 
     def pids(self) -> Mapping[str, int]:
         """Returns the process of each node that was started."""
         return dict(self._pids)
+
+    def stacks(self) -> Mapping[str, str]:
+        """Returns where the threads of workers were that were asked for it."""
+        return dict(self._stacks)
 
     def close(self) -> None:
         """Ends the agent and all that is left of its workers. May be repeated."""

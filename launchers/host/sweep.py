@@ -6,6 +6,7 @@ left its process group or outlived an agent that was killed.
 """
 
 import contextlib
+import ctypes
 import os
 import signal
 import sys
@@ -20,6 +21,7 @@ MARK = "LAUNCHPAD_LITE_PROGRAM"
 #: Seconds for which processes are looked for that come while others are ended.
 _GIVE_UP_S = 2.0
 _PAUSE_S = 0.01
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 def end_marked(mark: str, *, spare: tuple[int, ...] = ()) -> None:
@@ -55,6 +57,46 @@ def _marked(mark: str) -> Iterator[int]:
                     yield int(folder.name)
 
 
+def adopt_orphans() -> None:
+    """Makes this process the parent of all its descendants that lose theirs (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def end_children(parent: int, *, spare: int) -> None:
+    """Ends by force all children of a process, and theirs as they become its children.
+
+    So those are found, too, that have left their session and cleared their environment.
+
+    Args:
+        parent: This process, which adopts orphans.
+        spare: A child that stays.
+    """
+    if sys.platform != "linux":
+        return
+    give_up_at = time.monotonic() + _GIVE_UP_S
+    while found := [pid for pid in _children(parent) if pid != spare]:
+        for pid in found:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        if time.monotonic() > give_up_at:
+            return
+        time.sleep(_PAUSE_S)
+
+
+def _children(parent: int) -> Iterator[int]:
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal():
+            with contextlib.suppress(OSError):
+                # After the name, which may hold anything: state, parent, ...
+                fields = (folder / "stat").read_bytes().rpartition(b")")[2].split()
+                if int(fields[1]) == parent:
+                    yield int(folder.name)
+
+
 class Warden:
     """The process that outlives the agent, however that ends, and then ends what is left."""
 
@@ -62,8 +104,8 @@ class Warden:
         """Forks it; to be called before there is anything that it must not inherit."""
         agent = os.getpid()
         read_end, self._lifeline = os.pipe()
-        self._pid = os.fork()
-        if self._pid == 0:
+        self.pid = os.fork()
+        if self.pid == 0:
             try:
                 _keep_watch(read_end, self._lifeline, agent, mark)
             finally:
@@ -78,7 +120,7 @@ class Warden:
         """Has it end what is left, and itself."""
         os.close(self._lifeline)
         with contextlib.suppress(ChildProcessError):
-            os.waitpid(self._pid, 0)
+            os.waitpid(self.pid, 0)
 
 
 def _keep_watch(read_end: int, lifeline: int, agent: int, mark: str) -> None:

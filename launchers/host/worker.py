@@ -4,6 +4,7 @@ import atexit
 import contextlib
 import os
 import pickle
+import selectors
 import signal
 import sys
 import threading
@@ -12,10 +13,10 @@ from dataclasses import dataclass, field
 import cloudpickle
 
 from courier import ExceptionReport, Secret
-from launchers.host.link import Frame, read_frames, write_all
+from launchers.host.link import Frame, FrameDecoder, read_some, write_all
 from launchpad_lite._flag_values import FlagSnapshot
 from launchpad_lite._freeze import FrozenWork
-from launchpad_lite._runtime import NodeRuntime
+from launchpad_lite._runtime import NodeRuntime, NodeSetup
 from launchpad_lite._stop_handlers import STOP_HANDLERS
 from launchpad_lite._worker import run_node
 from launchpad_lite.launching import AddressTable
@@ -26,13 +27,10 @@ from launchpad_lite.nodes.base import Work
 class Payload:
     """All that a worker must know. Travels through pipes only: it holds the secret."""
 
-    program: str
-    label: str
-    replica: int
+    setup: NodeSetup
     work: FrozenWork = field(repr=False)
     endpoints: dict[str, str]
     secret: bytes = field(repr=False)
-    notice_s: float
     argv: list[str]
     flags: FlagSnapshot | None
 
@@ -54,9 +52,99 @@ class _Link:
     def ask_stop(self) -> None:
         self.send(Frame("stop"))
 
+    def heard(self, listens: bool) -> None:
+        self.send(Frame("heard", {"listens": listens}))
+
+    def healthy(self) -> None:
+        self.send(Frame("healthy"))
+
+    def heartbeat(self) -> None:
+        self.send(Frame("heartbeat"))
+
+    def preempted(self, signum: int) -> None:
+        self.send(Frame("preempted", {"signum": signum}))
+
     def send(self, frame: Frame) -> None:
         with self._lock:
             write_all(self.fd, frame.encode())
+
+
+class _Termination:
+    """What SIGTERM does to a worker.
+
+    From outside (a batch system, a spot machine, a user) it is a notice: the node is asked to end.
+    From the agent, when the notice is over, it means to leave at once.
+    """
+
+    def __init__(self) -> None:
+        self._leave = False
+        self._pid = os.getpid()
+        self.notice_fd, self._write_fd = os.pipe()
+        os.set_blocking(self._write_fd, False)
+        signal.signal(signal.SIGTERM, self._on_signal)
+
+    def leave(self) -> None:
+        """Has the main thread raise SystemExit, wherever it is in Python code."""
+        self._leave = True
+        os.kill(self._pid, signal.SIGTERM)
+
+    def _on_signal(self, signum: int, stack: object) -> None:  # noqa: ARG002
+        if os.getpid() != self._pid:
+            # A child that the node forked: there it does what it does in any program.
+            signal.signal(signum, signal.SIG_DFL)
+            signal.raise_signal(signum)
+        elif self._leave:
+            raise SystemExit(128 + signum)
+        else:
+            # Anything may be under way here, and hold any lock: another thread goes on with it.
+            with contextlib.suppress(OSError):
+                os.write(self._write_fd, bytes([signum]))
+
+
+class _Control:
+    """The thread that hears what is asked of the node, whatever the node does."""
+
+    def __init__(self, link: _Link, runtime: NodeRuntime, termination: _Termination) -> None:
+        self._link = link
+        self._runtime = runtime
+        self._termination = termination
+        self._decoder = FrameDecoder()
+
+    def start(self) -> None:
+        threading.Thread(target=self._listen, name="launchpad-control", daemon=True).start()
+
+    def _listen(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._link.fd, selectors.EVENT_READ)
+            selector.register(self._termination.notice_fd, selectors.EVENT_READ)
+            while True:
+                for key, _ in selector.select():
+                    if key.fd == self._link.fd:
+                        self._on_frames()
+                    else:
+                        (signum,) = os.read(key.fd, 1)
+                        self._request_stop()
+                        self._link.preempted(signum)
+
+    def _on_frames(self) -> None:
+        data = read_some(self._link.fd)
+        if not data:
+            # The agent is gone, and nobody looks after this process and its children any more.
+            os.killpg(os.getpgrp(), signal.SIGKILL)
+        for frame in self._decoder.feed(data):
+            if frame.op == "stop":
+                self._request_stop()
+            elif frame.op == "leave":
+                self._termination.leave()
+
+    def _request_stop(self) -> None:
+        # They may block; the end of the agent must be noticed all the same. Started before the
+        # node can end, and no daemon: the process ends when they have returned.
+        with contextlib.suppress(RuntimeError):  # the interpreter ends already
+            threading.Thread(
+                target=STOP_HANDLERS.call_all, name="launchpad-stop-handlers", daemon=False
+            ).start()
+        self._runtime.request_stop()
 
 
 def run_worker(data: bytes, control_fd: int) -> int:
@@ -68,7 +156,11 @@ def run_worker(data: bytes, control_fd: int) -> int:
     """
     link = _Link(control_fd)
     try:
-        runtime, payload = _prepare(data, link)
+        payload: Payload = pickle.loads(data)
+        sys.argv[:] = payload.argv
+        table = AddressTable(payload.endpoints, Secret(payload.secret))
+        runtime = NodeRuntime(payload.setup, table, link)
+        _Control(link, runtime, _Termination()).start()
     except BaseException as error:  # noqa: BLE001 - the launcher reports it
         _send_failure(link, error)
         return 1
@@ -78,20 +170,6 @@ def run_worker(data: bytes, control_fd: int) -> int:
     link.send(Frame("failed", body=pickle.dumps(report)))
     sys.stderr.write(report.traceback)
     return 1
-
-
-def _prepare(data: bytes, link: _Link) -> tuple[NodeRuntime, Payload]:
-    payload: Payload = pickle.loads(data)
-    sys.argv[:] = payload.argv
-    table = AddressTable(payload.endpoints, Secret(payload.secret))
-    runtime = NodeRuntime(
-        payload.label, payload.replica, payload.program, table, link, payload.notice_s
-    )
-    watcher = threading.Thread(
-        target=_watch_agent, args=(link.fd, runtime), name="launchpad-control", daemon=True
-    )
-    watcher.start()
-    return runtime, payload
 
 
 def _send_failure(link: _Link, error: BaseException) -> None:
@@ -113,25 +191,13 @@ class _WithFlags:
         return work
 
 
-def _watch_agent(fd: int, runtime: NodeRuntime) -> None:
-    for frame in read_frames(fd):
-        if frame.op == "stop":
-            # They may block; the end of the agent must be noticed all the same. Started before
-            # the node can end, and no daemon: the process ends when they have returned.
-            with contextlib.suppress(RuntimeError):  # the interpreter ends already
-                threading.Thread(
-                    target=STOP_HANDLERS.call_all, name="launchpad-stop-handlers", daemon=False
-                ).start()
-            runtime.request_stop()
-    # The agent is gone, and nobody looks after this process and its children any more.
-    os.killpg(os.getpgrp(), signal.SIGKILL)
-
-
 def leave(code: int) -> None:
     """Ends a forked worker as an interpreter ends: threads, exit functions, streams.
 
     It goes no further: above is the agent's stack.
     """
+    # Its handler raises, and nothing may get past here.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     with contextlib.suppress(Exception):
         threading._shutdown()  # type: ignore[attr-defined]
     with contextlib.suppress(Exception):

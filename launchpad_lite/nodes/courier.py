@@ -175,6 +175,12 @@ class CourierWork:
     def __call__(self, runtime: NodeRuntime) -> None:
         """Does it."""
         instance = self.constructor(*self.args, **self.kwargs)
+        # Before anybody can call it.
+        runtime.state.restore(instance)
+        with runtime.state.kept(runtime.leaves_in_order):
+            self._serve(instance, runtime)
+
+    def _serve(self, instance: Any, runtime: NodeRuntime) -> None:
         run = getattr(instance, "run", None)
         runs = self.run_enabled and callable(run)
         hidden = ("set_courier_server", "run") if runs else ("set_courier_server",)
@@ -184,16 +190,21 @@ class CourierWork:
             take_server(LaunchpadServer(server))
         else:
             server.start()
+        grace_s = runtime.grace_s()
         try:
-            runtime.constructed(runs=runs)
+            runtime.constructed(runs=runs, serves=self.address if server.has_started else None)
             if runs:
                 assert run is not None
                 run()
             else:
                 runtime.wait_for_stop()
+        except BaseException as error:
+            if not runtime.leaves_in_order(error):
+                grace_s = 0.0  # calls in flight would only put off the news
+            raise
         finally:
             if server.has_started:
-                server.stop(runtime.grace_s())
+                server.stop(grace_s)
 
     def parts(self) -> Mapping[str, object]:
         """Returns the constructor and its arguments by name."""

@@ -105,6 +105,7 @@ class FunctionWork:
 
     def __call__(self, runtime: NodeRuntime) -> None:
         """Does it."""
+        runtime.state.restore(self.function)
         runtime.constructed(runs=True)
         self.function(*self.args, **self.kwargs)
 
@@ -125,10 +126,12 @@ class ClassWork:
     def __call__(self, runtime: NodeRuntime) -> None:
         """Does it."""
         instance = self.constructor(*self.args, **self.kwargs)
-        runtime.constructed(runs=True)
-        run = getattr(instance, "run", None)
-        if self.run_enabled and callable(run):
-            run()
+        runtime.state.restore(instance)
+        with runtime.state.kept(runtime.leaves_in_order):
+            runtime.constructed(runs=True)
+            run = getattr(instance, "run", None)
+            if self.run_enabled and callable(run):
+                run()
 
     def parts(self) -> Mapping[str, object]:
         """Returns the constructor and its arguments by name."""

@@ -8,18 +8,22 @@ The pytest fixture `launch_program` is there once the package is installed:
         assert learner.step() == 1
 
 At the end of the test it stops the program and fails the test if any thread,
-process, port or file of it is left. `LauncherContract` is what every launcher
-must hold to.
+process, port or file of it is left. `Monkey` injects faults, to show that a
+program survives them. `LauncherContract` is what every launcher must hold to.
 """
 
 from launchpad_lite.testing.contract import LauncherContract
 from launchpad_lite.testing.leaks import Leftovers, take_inventory
+from launchpad_lite.testing.monkey import Fault, Injected, Monkey
 from launchpad_lite.testing.programs import LaunchedProgram, poll_until
 
 __all__ = [
+    "Fault",
+    "Injected",
     "LaunchedProgram",
     "LauncherContract",
     "Leftovers",
+    "Monkey",
     "poll_until",
     "take_inventory",
 ]

@@ -15,6 +15,7 @@ PACKAGES = ("courier", "launchpad_lite", "launchers")
 # Heavy, or optional, or both: loaded where they are used, not by a research script that only
 # describes its program. grpc and protobuf also must not be loaded before workers are forked.
 LAZY_MODULES = (
+    "cma",
     "google.protobuf",
     "graphviz",
     "grpc",

@@ -1,6 +1,7 @@
 """What signals to the launcher and to the agent do."""
 
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -37,7 +38,7 @@ _WAITING = """
 
 
 @pytest.mark.parametrize("how", ["waits", "ends"])
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_stops_in_order(tmp_path: Path, signum: signal.Signals, how: str) -> None:
     with Script(tmp_path, _WAITING) as script:
         process = script.start("wait", how)
@@ -104,13 +105,16 @@ def test_sigterm_to_an_agent_that_passes_on_much_output_stops_in_order(tmp_path:
         script.assert_gone()
 
 
-def test_nothing_is_left_after_a_hang_up(tmp_path: Path) -> None:
+def test_the_end_of_the_terminal_is_nothing_to_who_ignores_it(tmp_path: Path) -> None:
     with Script(tmp_path, _WAITING) as script:
-        process = script.start("ignore", "waits")
+        process = script.start("wait", "waits", command=("nohup", sys.executable, str(script.path)))
         script.wait_for("up", 2)
         process.send_signal(signal.SIGHUP)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.5)
+        process.send_signal(signal.SIGTERM)
         process.communicate(timeout=20)
-        assert process.returncode == -signal.SIGHUP
+        assert process.returncode == 143
         script.assert_gone()
 
 

@@ -1,304 +1,699 @@
-"""The state machine of a program's life: by property and by table."""
+"""The state machine of a program's life: by example, and by property in worlds that misbehave."""
 
+import heapq
+import itertools
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import event as tell, given, settings, strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import courier
 from courier import ExceptionReport
 from launchpad_lite._life import (
     BLAME_S,
+    CAUSE_S,
+    DEAF_S,
     GIVE_UP_S,
+    LOOK_S,
+    OVERSLEPT_S,
     TERMINATE_S,
     Action,
     Constructed,
+    DumpStacks,
     Ended,
     Event,
     Finish,
+    Healthy,
+    Heard,
+    Heartbeat,
     HostLost,
     Kill,
     KillAsked,
+    NodeTerms,
+    Preempted,
     ProgramLife,
     RequestStop,
+    Start,
     StopAsked,
     Terminate,
     Tick,
 )
+from launchpad_lite._policies import NEVER, Liveness, RestartPolicy, RestartWhen
 from launchpad_lite._result import NodeFailure, Outcome, ProgramResult
 
-NAMES = ("a[0]", "a[1]", "b[0]", "b[1]")
+#: Floats are not exact.
+EPS = 1e-6
+#: Restarted at once, without chance.
+AT_ONCE = RestartPolicy("on_failure", backoff_s=0.0, jitter=0.0)
 
 
-def failure(node: str, *, consequence: bool = False) -> NodeFailure:
-    return NodeFailure(node, "host", f"{node} broke", is_consequence=consequence)
+def failure(node: str, *, consequence: bool = False, text: str = "broke") -> NodeFailure:
+    return NodeFailure(node, "host", f"{node} {text}", is_consequence=consequence)
+
+
+@dataclass
+class Worker:
+    """What the life knows, or should, of the newest worker of a node."""
+
+    attempt: int
+    started_at: float
+    gone: bool = False
+    asked_at: float | None = None
+    told_at: float | None = None  # by a signal from outside
+    deaf_at: float = math.inf
+    terminated_at: float | None = None
+    killed_at: float | None = None
+    signs: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def is_left_alone(self) -> bool:
+        ends = (self.asked_at, self.told_at, self.terminated_at, self.killed_at)
+        return not self.gone and ends == (None,) * 4
 
 
 class Life:
-    """A program's life that checks, at each event, what must always hold."""
+    """A program's life which checks at each event what must always hold; its clock is `now`."""
 
-    def __init__(self, names: tuple[str, ...] = NAMES, notice_s: float = 10.0) -> None:
-        self.machine = ProgramLife(names, notice_s)
-        self.names = names
-        self.notice_s = notice_s
-        self.now = 100.0
-        self.ended: set[str] = set()
-        self.asked: set[str] = set()
-        self.killed: set[str] = set()
-        self.actions: list[Action] = []
-        self.result: ProgramResult | None = None
-        self.finished_at = 0.0
+    def __init__(
+        self,
+        *terms: NodeTerms,
+        notice_s: float = 10.0,
+        chance: Callable[[], float] = lambda: 0.5,
+        now: float = 100.0,
+    ) -> None:
+        self.terms = {each.name: each for each in terms}
+        self.notice_s = math.inf if notice_s < 0 else notice_s
+        self.launched_at = self.now = now
+        self.machine = ProgramLife(terms, notice_s, now=now, chance=chance)
+        self.workers: dict[str, Worker] = {}
+        self.started: dict[tuple[str, int], float] = {}
+        #: Whether no check has failed.
+        self.sound = True
+        self.stop_at: float | None = None
+        self.kill_at: float | None = None
+        self.asked_from_outside = False
+        #: Since when a node has failed that is not restarted.
+        self.doomed_at = math.inf
+        #: What the supervisor's sleep adds to limits of all kinds.
+        self.slept_s = 0.0
+        self.woke_at = -math.inf
+        self.fed: dict[tuple[str, int], NodeFailure] = {}
+        self.dumped: set[tuple[str, int]] = set()
+        self._waves = _Waves(self.terms)
+        self._result: ProgramResult | None = None
 
-    def __call__(self, event: Event, after_s: float = 0.0) -> list[Action]:
-        self.now += after_s
-        if isinstance(event, Ended):
-            self.ended.add(event.node)
-        elif isinstance(event, HostLost):
-            self.ended.update(event.nodes)
-        was_over = self.machine.over
+    @property
+    def result(self) -> ProgramResult:
+        assert self._result is not None, "the program goes on"
+        return self._result
+
+    @property
+    def over(self) -> bool:
+        return self._result is not None
+
+    @property
+    def share_s(self) -> float:
+        return self.notice_s / self._waves.count
+
+    # What happens
+
+    def __call__(self, event: Event) -> list[Action]:
+        was_over, was_stopping = self.over, self.machine.stopping
+        self.sound = False
+        self._see(event, was_stopping=was_stopping)
         actions = self.machine.handle(event, self.now)
         assert not (was_over and actions), "acts after the end"
+        if was_stopping or isinstance(event, StopAsked | KillAsked):
+            assert not any(isinstance(each, Start) for each in actions), "starts while it stops"
         for action in actions:
             self._check(action)
-        self.actions += actions
-        if self.machine.deadline is not None:
-            assert self.machine.deadline > self.now, "time that is over is waited for"
-        if self.ended >= set(self.names):
-            assert self.machine.over, "waits for nobody"
-        assert self.machine.over == (self.result is not None)
+        if self.stop_at is None and (self.machine.stopping or self.machine.over):
+            self.stop_at = self.now
+        self._check_waiting()
+        self.sound = True
         return actions
 
-    def _check(self, action: Action) -> None:
-        assert self.result is None, "acts after the end"
-        if isinstance(action, Finish):
-            self.result, self.finished_at = action.result, self.now
-            assert set(self.names) <= self.ended | self.killed, "leaves a node behind"
-            assert (action.result.outcome is Outcome.FAILED) == bool(action.result.failures)
-            assert action.result.reason
-            order = [each.is_consequence for each in action.result.failures]
-            assert order == sorted(order), "a consequence stands before a cause"
-            return
-        assert action.node not in self.ended, f"{action} to a node that has ended"
-        if isinstance(action, RequestStop):
-            assert action.node not in self.asked, f"{action} twice"
-            self.asked.add(action.node)
-        if isinstance(action, Kill):
-            assert action.node not in self.killed, f"{action} twice"
-            self.killed.add(action.node)
-
-    def pass_time(self, seconds: float) -> None:
-        """As the supervisor: wakes at each deadline."""
+    def wait(self, seconds: float) -> list[Action]:
+        """Lets time pass, as a supervisor does that wakes at each deadline."""
+        actions: list[Action] = []
         until = self.now + seconds
-        while self.machine.deadline is not None and self.machine.deadline <= until:
-            self(Tick(), self.machine.deadline - self.now)
+        while (deadline := self.machine.deadline) is not None and deadline <= until:
+            assert deadline >= self.now
+            self.now = deadline
+            actions += self(Tick())
         self.now = until
+        return actions
+
+    def oversleep(self, seconds: float, event: Event | None = None) -> list[Action]:
+        """Lets time pass while the supervisor sees nothing of it."""
+        due = self.machine.deadline
+        self.now += seconds
+        if due is not None and self.now > due:
+            self.slept_s += seconds + OVERSLEPT_S
+            if self.now - due > OVERSLEPT_S + EPS:
+                self.woke_at = self.now
+        return self(Tick() if event is None else event)
 
     def tick_to_the_end(self) -> ProgramResult:
         """No node ends by itself any more."""
-        self.pass_time(max(0.0, self.notice_s) + TERMINATE_S + GIVE_UP_S + 1e-6)
-        assert self.result is not None, "waits too long"
+        self.wait(self.notice_s + TERMINATE_S + GIVE_UP_S + EPS)
         return self.result
 
+    # What must hold
 
-nodes = st.sampled_from(NAMES)
-events: st.SearchStrategy[Event] = st.one_of(
-    st.builds(Constructed, nodes, st.booleans()),
-    st.builds(Ended, nodes),
-    nodes.flatmap(
-        lambda node: st.builds(
-            Ended, st.just(node), st.builds(failure, st.just(node), consequence=st.booleans())
+    def _see(self, event: Event, *, was_stopping: bool) -> None:
+        if isinstance(event, StopAsked | KillAsked):
+            self.asked_from_outside |= not was_stopping
+            if isinstance(event, KillAsked) and self.kill_at is None:
+                self.kill_at = self.now
+        elif isinstance(event, HostLost):
+            for name in event.nodes:
+                if name in self.workers:
+                    self.workers[name].gone = True
+        elif not isinstance(event, Tick):
+            worker = self.workers.get(event.node)
+            if worker is not None and worker.attempt == event.attempt and not worker.gone:
+                self._see_worker(worker, event, was_stopping=was_stopping)
+
+    def _see_worker(self, worker: Worker, event: Any, *, was_stopping: bool) -> None:
+        if isinstance(event, Ended):
+            worker.gone = True
+            if event.failure is not None and not was_stopping:
+                self.fed[event.node, event.attempt] = event.failure
+                if self.terms[event.node].restart.when is RestartWhen.NEVER:
+                    self.doomed_at = min(self.doomed_at, self.now)
+        elif isinstance(event, Constructed):
+            worker.signs.pop("startup", None)
+            worker.signs.update(health=self.now, heartbeat=self.now)
+        elif isinstance(event, Healthy):
+            worker.signs["health"] = self.now
+        elif isinstance(event, Heartbeat):
+            worker.signs["heartbeat"] = self.now
+        elif isinstance(event, Heard):
+            if not event.listens:
+                worker.deaf_at = min(worker.deaf_at, self.now)
+        elif worker.is_left_alone:
+            worker.told_at = self.now
+            never = self.terms[event.node].restart.when is RestartWhen.NEVER
+            self.asked_from_outside |= never and not was_stopping
+
+    def _check(self, action: Action) -> None:
+        assert self._result is None, "acts after the end"
+        if isinstance(action, Finish):
+            self._check_result(action.result)
+            self._result = action.result
+            return
+        if isinstance(action, Start):
+            self._check_start(action)
+            return
+        worker = self.workers[action.node]
+        assert not worker.gone, f"{action} to a worker that is gone"
+        if isinstance(action, RequestStop):
+            self._check_asking(action.node, worker)
+        elif isinstance(action, DumpStacks):
+            self.dumped.add((action.node, worker.attempt))
+        elif isinstance(action, Terminate):
+            self._check_terminate(action.node, worker)
+        else:
+            assert worker.killed_at is None, "killed twice"
+            waited = worker.terminated_at is not None and (
+                self.now >= worker.terminated_at + TERMINATE_S - EPS
+            )
+            assert waited or self.kill_at is not None, "killed too early"
+            worker.killed_at = self.now
+
+    def _check_start(self, action: Start) -> None:
+        before = self.workers.get(action.node)
+        assert self.stop_at is None, "starts while it stops"
+        assert before is None or before.gone, "two workers for one node"
+        assert action.attempt == (0 if before is None else before.attempt + 1)
+        assert self.machine.restarts_of(action.node) == action.attempt
+        self.workers[action.node] = Worker(action.attempt, self.now, signs={"startup": self.now})
+        self.started[action.node, action.attempt] = self.now
+
+    def _check_asking(self, name: str, worker: Worker) -> None:
+        if self.stop_at is None:
+            self.stop_at = self.now
+        assert worker.is_left_alone, "asked, although it is leaving"
+        for caller in self._waves.callers(name):
+            if (above := self.workers.get(caller)) is None or above.gone:
+                continue
+            if above.terminated_at is not None or above.killed_at is not None:
+                continue
+            asked = [each for each in (above.asked_at, above.told_at) if each is not None]
+            holds = (
+                min(max(*asked, self.stop_at) + self.share_s, above.deaf_at + DEAF_S)
+                if asked
+                else math.inf
+            )
+            holds = min(holds, self.stop_at + self.notice_s)
+            assert self.now >= holds - EPS, "asked before its caller had its time"
+        before = self._waves.before(name)
+        latest = self.stop_at + (before * self.share_s if before else 0.0)
+        assert self.now <= latest + self.slept_s + EPS, "asked too late"
+        worker.asked_at = self.now
+
+    def _check_terminate(self, name: str, worker: Worker) -> None:
+        assert worker.terminated_at is None, "terminated twice"
+        assert worker.killed_at is None
+        if self.stop_at is None and worker.told_at is None:
+            assert (name, worker.attempt) in self.dumped, "its stacks are lost"
+            overdue = self._overdue(name, worker, -EPS)
+            assert overdue, "it was not hung"
+            is_awake = self.now >= self.woke_at + OVERSLEPT_S - EPS
+            assert is_awake or max(overdue) >= self.woke_at, "the supervisor slept"
+        else:
+            told = [each for each in (worker.told_at, worker.asked_at) if each is not None]
+            assert told, "ended by force without having been asked"
+            since = min([*told, *([] if self.stop_at is None else [self.stop_at])])
+            assert self.now >= since + self.notice_s - EPS, "ended by force within the notice"
+        worker.terminated_at = self.now
+
+    def _overdue(self, name: str, worker: Worker, slack_s: float) -> list[float]:
+        """Returns when those signs of life were last given that should have come again."""
+        liveness = self.terms[name].liveness
+        limits = {
+            "startup": liveness.startup_s,
+            "health": liveness.health_s,
+            "heartbeat": liveness.heartbeat_deadline_s,
+        }
+        return [
+            at
+            for sign, at in worker.signs.items()
+            if (limit_s := limits[sign]) is not None and self.now >= at + limit_s + slack_s
+        ]
+
+    def _check_waiting(self) -> None:
+        """Nothing is waited for without end."""
+        assert self.machine.over == self.over
+        deadline = self.machine.deadline
+        if self.over:
+            assert deadline is None
+            return
+        assert deadline is None or deadline > self.now, "time that is over is waited for"
+        there = [each for each in self.workers.values() if not self._is_over(each)]
+        if self.machine.stopping:
+            assert there, "waits for nobody"
+            forced = [each for each in there if each.terminated_at or each.killed_at]
+            assert deadline is not None or (math.isinf(self.notice_s) and not forced)
+            return
+        assert self.now < self.doomed_at + BLAME_S + self.slept_s + EPS, (
+            "it has failed, and goes on"
         )
-    ),
-    st.builds(StopAsked, st.just("asked"), st.sampled_from([None, 2, 15])),
-    st.just(KillAsked()),
-    st.builds(
-        HostLost,
-        st.just("host"),
-        st.lists(nodes, unique=True).map(tuple),
-        st.just("host is gone"),
-    ),
-    st.just(Tick()),
-)
-steps = st.lists(st.tuples(events, st.sampled_from([0.0, 0.0, 0.1, 0.5, 1.0, 20.0])), max_size=30)
+        for name, worker in self.workers.items():
+            if worker.is_left_alone:
+                hung = self._overdue(name, worker, self.slept_s + EPS)
+                assert not hung, f"{name} is hung, and nobody notices"
+        alone = [each for each in there if each.is_left_alone]
+        assert deadline is not None or alone or math.isinf(self.notice_s), "waits for nobody"
+
+    def _is_over(self, worker: Worker) -> bool:
+        """Whether a worker is gone, or given up."""
+        given_up = worker.killed_at is not None and self.now >= worker.killed_at + GIVE_UP_S - EPS
+        return worker.gone or given_up
+
+    def _check_result(self, result: ProgramResult) -> None:
+        stop_at = self.now if self.stop_at is None else self.stop_at
+        longest_s = self.notice_s + TERMINATE_S + GIVE_UP_S
+        assert self.now <= stop_at + longest_s + self.slept_s + EPS, "too late"
+        if self.kill_at is not None:
+            assert self.now <= self.kill_at + GIVE_UP_S + self.slept_s + EPS, "too late"
+        assert all(map(self._is_over, self.workers.values())), "leaves a worker behind"
+        for name, worker in self.workers.items():
+            forced = [each for each in (worker.terminated_at, worker.killed_at) if each is not None]
+            if any(each > stop_at for each in forced):
+                assert name in result.killed, "a slow node is not named"
+        assert len(set(result.killed)) == len(result.killed)
+        self._check_outcome(result)
+        self._check_restarts(result)
+        for key, fed in self.fed.items():
+            kept = [each for each in result.failures if (each.node, each.attempt) == key]
+            again = [each for each in result.restarts if (each.node, each.attempt - 1) == key]
+            if self.asked_from_outside and fed.is_consequence and not again:
+                assert len(kept) <= 1  # nodes that were going already took it with them
+                continue
+            assert len(again) + len(kept) == 1 or (
+                len(again) == 1 and kept == [result.failures[0]] == [again[0].failure]
+            ), "a failure is lost, or counted twice"
+
+    def _check_outcome(self, result: ProgramResult) -> None:
+        assert (result.outcome is Outcome.FAILED) == bool(result.failures)
+        assert result.reason
+        order = [each.is_consequence for each in result.failures]
+        assert order == sorted(order), "a consequence stands before a cause"
+        assert (result.outcome is Outcome.INTERRUPTED) == (result.signum is not None)
+        codes = {Outcome.FAILED: 1, Outcome.INTERRUPTED: 128 + (result.signum or 0)}
+        assert result.exit_code == codes.get(result.outcome, 0)
+
+    def _check_restarts(self, result: ProgramResult) -> None:
+        attempts = dict.fromkeys(self.terms, 0)
+        failed: dict[str, list[float]] = {}
+        for each in result.restarts:
+            policy = self.terms[each.node].restart
+            attempts[each.node] += 1
+            assert each.attempt == attempts[each.node]
+            assert policy.when is not RestartWhen.NEVER
+            assert each.failure is not None or policy.when is RestartWhen.ALWAYS
+            if each.failure is not None:
+                recent = failed.setdefault(each.node, [])
+                recent.append(each.at_s)
+                since = each.at_s - policy.window_s
+                assert sum(at_s > since for at_s in recent) <= policy.max_restarts
+            if (started_at := self.started.get((each.node, each.attempt))) is not None:
+                waited_s = started_at - self.launched_at - each.at_s
+                assert each.delay_s - EPS <= waited_s <= each.delay_s + self.slept_s + EPS
 
 
-@settings(max_examples=400, deadline=None)
-@given(steps=steps, notice_s=st.sampled_from([0.0, 0.3, 10.0, -1.0]))
-def test_no_order_of_events_breaks_a_life(
-    steps: list[tuple[Event, float]], notice_s: float
-) -> None:
-    life = Life(notice_s=notice_s)
-    for event, after_s in steps:
-        life(event, after_s)
-    if life.result is None:
-        life(StopAsked("the end"))
-    if notice_s < 0:
-        life(KillAsked())
-    life.tick_to_the_end()
+class _Waves:
+    """Who stops before whom, the slow and plain way."""
+
+    def __init__(self, terms: dict[str, NodeTerms]) -> None:
+        below = {name: set(each.calls) for name, each in terms.items()}
+        for middle, first in itertools.product(below, below):
+            if middle in below[first]:
+                below[first] |= below[middle]
+        self._below = below
+        self._calls = {name: set(each.calls) for name, each in terms.items()}
+        self.count = 1 + max((self.before(name) for name in terms), default=0)
+
+    def _circle(self, name: str) -> set[str]:
+        return {name} | {each for each in self._below[name] if name in self._below[each]}
+
+    def callers(self, name: str) -> set[str]:
+        """Returns who calls a node, or one of its circle, and is not of it."""
+        circle = self._circle(name)
+        return {
+            each for each, calls in self._calls.items() if each not in circle and calls & circle
+        }
+
+    def before(self, name: str) -> int:
+        """Returns how many stop one after the other before a node does."""
+        return max((1 + self.before(caller) for caller in self.callers(name)), default=0)
 
 
-@settings(max_examples=200, deadline=None)
-@given(steps=steps, notice_s=st.sampled_from([0.0, 0.3, 10.0]))
-def test_nothing_that_happens_after_a_stop_puts_off_the_end(
-    steps: list[tuple[Event, float]], notice_s: float
-) -> None:
-    life = Life(notice_s=notice_s)
-    life(StopAsked("at first"))
-    started_at = life.now
-    for event, after_s in steps:
-        life.pass_time(after_s)
-        life(event)
-    life.tick_to_the_end()
-    assert life.finished_at - started_at <= notice_s + TERMINATE_S + GIVE_UP_S + 1e-6
+def begun(*terms: NodeTerms | str, notice_s: float = 10.0, **options: Any) -> Life:
+    """Returns a life whose nodes have just been started."""
+    nodes = [NodeTerms(each) if isinstance(each, str) else each for each in terms]
+    life = Life(*nodes, notice_s=notice_s, **options)
+    assert life(Tick()) == [Start(each.name, 0) for each in nodes]
+    return life
 
 
-@settings(max_examples=100, deadline=None)
-@given(steps=st.lists(st.builds(Constructed, nodes, st.booleans()) | st.just(Tick()), max_size=20))
-def test_a_program_does_not_end_as_long_as_nothing_ends_or_asks(steps: list[Event]) -> None:
-    life = Life()
-    for event in steps:
-        assert life(event, 1000.0) == []
+def finish_of(life: Life, *events: Event) -> ProgramResult:
+    for each in events:
+        life(each)
+    return life.result if life.over else life.tick_to_the_end()
 
 
-# By table
+def of(kind: type, actions: list[Action]) -> list[Any]:
+    return [each for each in actions if isinstance(each, kind)]
+
+
+# When a program ends
+
+
+def test_nodes_are_started_at_the_first_event() -> None:
+    life = Life(NodeTerms("a"), NodeTerms("b"))
+    assert life.machine.deadline == life.now
+    assert life(Tick()) == [Start("a", 0), Start("b", 0)]
+    assert life.machine.deadline is None
+
+
+def test_a_program_without_nodes_is_over_at_once() -> None:
+    assert finish_of(Life(), Tick()).outcome is Outcome.COMPLETED
+
+
+@pytest.mark.parametrize("first", [StopAsked("early"), KillAsked()])
+def test_a_stop_before_the_start_starts_nothing(first: Event) -> None:
+    life = Life(NodeTerms("a"))
+    (finish,) = life(first)
+    assert isinstance(finish, Finish)
+    assert finish.result.outcome is Outcome.STOPPED
 
 
 def test_a_program_ends_when_all_nodes_with_something_to_run_have_ended() -> None:
-    life = Life(("run", "other", "serve"))
+    life = begun("run", "other", "serve")
     for node, runs in (("run", True), ("other", True), ("serve", False)):
-        assert life(Constructed(node, runs)) == []
-    assert life(Ended("run")) == []
-    assert life(Ended("other")) == [RequestStop("serve")]
-    assert life(Ended("serve")) == [
-        Finish(ProgramResult(Outcome.COMPLETED, reason=life.machine._reason))
-    ]
+        assert life(Constructed(node, 0, runs)) == []
+    assert life(Ended("run", 0)) == []
+    assert life(Ended("other", 0)) == [RequestStop("serve")]
+    life(Ended("serve", 0))
+    reason = "every node that had something to run has ended"
+    assert life.result == ProgramResult(Outcome.COMPLETED, reason=reason)
 
 
 def test_a_node_that_is_not_constructed_yet_keeps_the_program_alive() -> None:
-    life = Life(("run", "late"))
-    life(Constructed("run", True))
-    assert life(Ended("run")) == []
-    assert life(Constructed("late", False)) == [RequestStop("late")]
+    life = begun("run", "late")
+    life(Constructed("run", 0, True))
+    assert life(Ended("run", 0)) == []
+    assert life(Constructed("late", 0, False)) == [RequestStop("late")]
 
 
 def test_a_program_that_only_serves_never_ends_by_itself() -> None:
-    life = Life(("a", "b"))
-    life(Constructed("a", False))
-    life(Constructed("b", False))
-    assert life(Tick(), 1e6) == []
-    assert life(Ended("a")) == []
+    life = begun("a", "b")
+    life(Constructed("a", 0, False))
+    life(Constructed("b", 0, False))
+    assert life.wait(1e6) == []
+    assert life(Ended("a", 0)) == []
     assert life.machine.deadline is None
     assert life(StopAsked("lp.stop()")) == [RequestStop("b")]
 
 
-def finish_of(life: Life, *events: Event) -> ProgramResult:
-    for event in events:
-        life(event)
-    return life.result or life.tick_to_the_end()
-
-
-def test_a_consequence_that_arrives_before_its_cause_is_listed_after_it() -> None:
-    life = Life(("a", "b", "c"))
-    assert life(Ended("a", failure("a", consequence=True))) == []
-    assert life(Ended("b", failure("b")), BLAME_S / 2) == [RequestStop("c")]
-    result = finish_of(life, Ended("c", failure("c", consequence=True)))
-    assert [each.node for each in result.failures] == ["b", "a", "c"]
-    assert result.outcome is Outcome.FAILED
-    assert "b broke" in result.reason
-    assert result.exit_code == 1
-
-
-def test_a_consequence_without_a_cause_fails_the_program_after_a_moment() -> None:
-    life = Life(("a", "b"))
-    assert life(Ended("a", failure("a", consequence=True))) == []
-    assert life(Tick(), BLAME_S) == [RequestStop("b")]
-    assert finish_of(life, Ended("b")).failures == (failure("a", consequence=True),)
-
-
-def test_consequences_alone_are_the_reason_when_all_have_ended() -> None:
-    life = Life(("a",))
-    result = finish_of(life, Ended("a", failure("a", consequence=True)))
-    assert result.outcome is Outcome.FAILED
-    assert "a broke" in result.reason
-
-
-def test_consequences_of_an_orderly_stop_are_no_failures() -> None:
-    life = Life(("a", "b"))
-    life(StopAsked("lp.stop()"))
-    result = finish_of(life, Ended("a", failure("a", consequence=True)), Ended("b"))
-    assert result == ProgramResult(Outcome.STOPPED, reason="lp.stop()")
-
-
-def test_a_failure_of_its_own_while_stopping_fails_the_program_and_is_the_reason() -> None:
-    life = Life(("a", "b"))
-    life(StopAsked("lp.stop()"))
-    result = finish_of(life, Ended("a", failure("a")), Ended("b"))
-    assert result.outcome is Outcome.FAILED
-    assert "a broke" in result.reason
-
-
 def test_a_second_stop_changes_nothing() -> None:
-    life = Life(("a",))
+    life = begun("a")
     life(StopAsked("first", 2))
     deadline = life.machine.deadline
-    assert life(StopAsked("second", 15), 5.0) == []
+    life.wait(5.0)
+    assert life(StopAsked("second", 15)) == []
     assert life.machine.deadline == deadline
-    result = finish_of(life, Ended("a"))
+    result = finish_of(life, Ended("a", 0))
     assert (result.reason, result.signum) == ("first", 2)
     assert (result.outcome, result.exit_code) == (Outcome.INTERRUPTED, 130)
 
 
 def test_asking_again_for_the_kill_does_not_put_off_the_end() -> None:
-    life = Life(("a",))
+    life = begun("a")
     assert life(KillAsked()) == [Kill("a")]
-    assert life(KillAsked(), GIVE_UP_S / 2) == []
-    (finish,) = life(KillAsked(), GIVE_UP_S / 2)
+    life.now += GIVE_UP_S / 2
+    assert life(KillAsked()) == []
+    life.now += GIVE_UP_S / 2
+    (finish,) = life(KillAsked())
     assert isinstance(finish, Finish)
     assert finish.result.killed == ("a",)
 
 
 def test_stopping_asks_then_terminates_then_kills_then_gives_up() -> None:
-    life = Life(("good", "bad"), notice_s=3.0)
+    life = begun("good", "bad", notice_s=3.0)
     assert life(StopAsked("x")) == [RequestStop("good"), RequestStop("bad")]
-    assert life(Ended("good"), 1.0) == []
-    assert life(Tick(), 1.9) == []
-    assert life(Tick(), 0.2) == [Terminate("bad")]
-    assert life(Tick(), TERMINATE_S) == [Kill("bad")]
-    (finish,) = life(Tick(), GIVE_UP_S)
+    life.wait(1.0)
+    assert life(Ended("good", 0)) == []
+    assert life.wait(1.9) == []
+    assert life.wait(0.2) == [Terminate("bad")]
+    assert life.wait(TERMINATE_S) == [Kill("bad")]
+    (finish,) = life.wait(GIVE_UP_S)
     assert isinstance(finish, Finish)
     assert finish.result.killed == ("bad",)
     assert finish.result.outcome is Outcome.STOPPED
 
 
 def test_notice_zero_ends_nodes_by_force_at_once() -> None:
-    life = Life(("a",), notice_s=0.0)
+    life = begun("a", notice_s=0.0)
     assert life(StopAsked("x")) == [RequestStop("a"), Terminate("a")]
-    result = finish_of(life, Ended("a", failure("a")))
+    result = finish_of(life, Ended("a", 0, failure("a")))
     assert result.outcome is Outcome.STOPPED  # who is ended by force does not fail
     assert result.killed == ("a",)
 
 
 def test_a_negative_notice_never_ends_nodes_by_force() -> None:
-    life = Life(("a",), notice_s=-1.0)
+    life = begun("a", notice_s=-1.0)
     assert life(StopAsked("x")) == [RequestStop("a")]
-    assert life(Tick(), 1e9) == []
+    assert life.wait(1e9) == []
     assert life(KillAsked()) == [Kill("a")]
 
 
-def test_a_lost_host_fails_its_nodes_and_stops_the_others() -> None:
-    life = Life(("a", "b", "c"))
-    life(Ended("a"))
-    lost = HostLost("far", ("a", "b"), "the host far is gone")
-    assert life(lost) == [RequestStop("c")]
-    result = finish_of(life, Ended("c"))
-    assert result.failures == (NodeFailure("b", "far", "the host far is gone"),)
-    assert result.reason == "the host far is gone"
+# In which order nodes stop
+
+CHAIN = (NodeTerms("c"), NodeTerms("b", calls=("c",)), NodeTerms("a", calls=("b",)))
 
 
-def test_a_host_that_is_lost_while_stopping_is_no_failure() -> None:
-    life = Life(("a",))
+def test_callers_stop_before_those_they_call() -> None:
+    life = begun(*CHAIN, notice_s=30.0)
+    assert life(StopAsked("x")) == [RequestStop("a")]
+    assert life(Ended("c", 0)) == []  # it may go first, if it likes to
+    assert life(Ended("a", 0)) == [RequestStop("b")]
+    assert len(of(Finish, life(Ended("b", 0)))) == 1
+
+
+def test_a_caller_that_listens_holds_up_those_it_calls_for_its_share_of_the_notice() -> None:
+    life = begun(*CHAIN, notice_s=30.0)
     life(StopAsked("x"))
-    assert finish_of(life, HostLost("far", ("a",), "gone")).outcome is Outcome.STOPPED
+    life(Heard("a", 0, listens=True))
+    assert life.wait(9.9) == []
+    assert life.wait(0.2) == [RequestStop("b")]
+    assert life.wait(9.7) == []
+    assert life.wait(0.2) == [RequestStop("c")]
+    assert life.wait(9.8) == []
+    assert life.wait(0.3) == [Terminate("c"), Terminate("b"), Terminate("a")]
+
+
+def test_a_caller_that_does_not_listen_holds_up_those_it_calls_for_a_moment_only() -> None:
+    life = begun(*CHAIN, notice_s=-1.0)
+    life(StopAsked("x"))
+    life(Heard("a", 0, listens=False))
+    assert life.wait(DEAF_S - EPS) == []
+    life(Heard("a", 0, listens=False))  # saying it again does not prolong it
+    assert life.wait(2 * EPS) == [RequestStop("b")]
+
+
+def test_a_circle_stops_together_and_after_all_who_call_into_it() -> None:
+    life = begun(
+        NodeTerms("x", calls=("y",)), NodeTerms("y", calls=("x",)), NodeTerms("p", calls=("x",))
+    )
+    assert life(StopAsked("x")) == [RequestStop("p")]
+    assert life(Ended("p", 0)) == [RequestStop("x"), RequestStop("y")]
+
+
+def test_without_notice_all_are_asked_before_they_are_ended_by_force() -> None:
+    life = begun(*CHAIN, notice_s=0.0)
+    actions = life(StopAsked("x"))
+    assert {each.node for each in of(RequestStop, actions)} == {"a", "b", "c"}
+    assert {each.node for each in of(Terminate, actions)} == {"a", "b", "c"}
+
+
+def test_without_notice_all_are_asked_even_if_time_brings_the_stop() -> None:
+    life = begun(limited("thread", startup_s=5.0), "b", notice_s=0.0)
+    actions = life.wait(5.0 + TERMINATE_S + GIVE_UP_S)
+    assert actions[-3:] == [DumpStacks("b"), RequestStop("b"), Terminate("b")]
+
+
+def test_who_wakes_when_the_notice_is_over_asks_before_it_ends_by_force() -> None:
+    life = begun(*CHAIN, notice_s=9.0)
+    life(StopAsked("x"))
+    actions = life.oversleep(20.0)
+    assert {each.node for each in of(RequestStop, actions)} == {"b", "c"}
+    assert {each.node for each in of(Terminate, actions)} == {"a", "b", "c"}
+
+
+def test_a_node_that_leaves_already_holds_up_those_it_calls_for_its_share_too() -> None:
+    life = begun(
+        NodeTerms("server"), NodeTerms("actor", calls=("server",), restart=AT_ONCE), notice_s=10.0
+    )
+    life(Preempted("actor", 0, 15))
+    assert life(StopAsked("x")) == []
+    assert life.wait(4.9) == []
+    assert life.wait(0.2) == [RequestStop("server")]
+
+
+# Whose fault it is
+
+
+def test_a_consequence_that_arrives_before_its_cause_is_listed_after_it() -> None:
+    life = begun("a", "b", "c")
+    assert life(Ended("a", 0, failure("a", consequence=True))) == []
+    life.wait(BLAME_S / 2)
+    assert life(Ended("b", 0, failure("b"))) == [DumpStacks("c"), RequestStop("c")]
+    result = finish_of(life, Ended("c", 0, failure("c", consequence=True)))
+    assert [each.node for each in result.failures] == ["b", "a", "c"]
+    assert "b broke" in result.reason
+    assert result.exit_code == 1
+
+
+def test_a_consequence_without_a_cause_fails_the_program_after_a_moment() -> None:
+    life = begun("a", "b")
+    assert life(Ended("a", 0, failure("a", consequence=True))) == []
+    assert life.wait(BLAME_S) == [DumpStacks("b"), RequestStop("b")]
+    result = finish_of(life, Ended("b", 0))
+    assert result.failures == (failure("a", consequence=True),)
+    assert "a broke" in result.reason
+
+
+def test_consequences_alone_are_the_reason_when_all_have_ended() -> None:
+    result = finish_of(begun("a"), Ended("a", 0, failure("a", consequence=True)))
+    assert result.outcome is Outcome.FAILED
+    assert "a broke" in result.reason
+
+
+def test_a_cause_that_becomes_known_while_all_stop_is_the_reason() -> None:
+    life = begun("a", "b")
+    life(Ended("a", 0, failure("a", consequence=True)))
+    life.wait(BLAME_S)
+    result = finish_of(life, Ended("b", 0, failure("b")))
+    assert [each.node for each in result.failures] == ["b", "a"]
+    assert "b broke" in result.reason
+
+
+def test_a_host_whose_loss_becomes_known_while_all_stop_can_be_the_cause() -> None:
+    life = begun("a", "b")
+    life(Ended("a", 0, failure("a", consequence=True)))
+    life.wait(BLAME_S)
+    result = finish_of(life, HostLost("far", ("b",), "the host far is gone"))
+    assert [each.node for each in result.failures] == ["b", "a"]
+    assert "the host far is gone" in result.reason
+
+
+@pytest.mark.parametrize("ask", [StopAsked("lp.stop()"), KillAsked()])
+def test_who_asks_for_the_stop_takes_consequences_with_it(ask: Event) -> None:
+    life = begun("a", "b")
+    life(Ended("a", 0, failure("a", consequence=True)))
+    life(ask)
+    assert finish_of(life, Ended("b", 0)).outcome is Outcome.STOPPED
+
+
+def test_consequences_of_an_orderly_stop_are_no_failures() -> None:
+    life = begun("a", "b")
+    life(StopAsked("lp.stop()"))
+    result = finish_of(life, Ended("a", 0, failure("a", consequence=True)), Ended("b", 0))
+    assert result == ProgramResult(Outcome.STOPPED, reason="lp.stop()")
+
+
+def test_a_failure_of_its_own_while_stopping_fails_the_program_and_is_the_reason() -> None:
+    life = begun("a", "b")
+    life(StopAsked("lp.stop()", 2))
+    result = finish_of(life, Ended("a", 0, failure("a")), Ended("b", 0))
+    assert result.outcome is Outcome.FAILED
+    assert "a broke" in result.reason
+
+
+@pytest.mark.parametrize(("callee", "is_found"), [("learner", True), ("stranger", False)])
+def test_the_failure_of_a_restarted_callee_is_the_cause_of_its_callers(
+    callee: str, is_found: bool
+) -> None:
+    life = begun(
+        NodeTerms("actor", calls=("proxy",)),
+        NodeTerms("proxy", calls=("learner",)),
+        NodeTerms("learner", restart=AT_ONCE),
+        NodeTerms("stranger", restart=AT_ONCE),
+    )
+    life(Ended(callee, 0, failure(callee)))
+    life(Ended("actor", 0, failure("actor", consequence=True)))
+    result = life.wait(BLAME_S) and life.tick_to_the_end()
+    assert isinstance(result, ProgramResult)
+    names = ["learner", "actor"] if is_found else ["actor"]
+    assert [each.node for each in result.failures] == names
+    assert names[0] in result.reason
+
+
+def test_the_failure_of_a_restarted_callee_long_ago_is_no_cause() -> None:
+    life = begun(NodeTerms("actor", calls=("learner",)), NodeTerms("learner", restart=AT_ONCE))
+    life(Ended("learner", 0, failure("learner")))
+    life.wait(CAUSE_S + 1)
+    life(Ended("actor", 0, failure("actor", consequence=True)))
+    life.wait(BLAME_S)
+    assert [each.node for each in life.tick_to_the_end().failures] == ["actor"]
+
+
+def test_failures_know_their_attempt_and_time() -> None:
+    life = begun(NodeTerms("a", restart=RestartPolicy(max_restarts=1, backoff_s=0)))
+    life.wait(3.0)
+    life(Ended("a", 0, failure("a")))
+    life.wait(4.0)
+    result = finish_of(life, Ended("a", 1, failure("a")))
+    assert [(each.attempt, each.at_s) for each in result.failures] == [(1, 7.0)]
 
 
 @pytest.mark.parametrize(
@@ -314,3 +709,657 @@ def test_a_host_that_is_lost_while_stopping_is_no_failure() -> None:
 def test_errors_of_calls_to_lost_nodes_are_consequences(error: Any, is_consequence: bool) -> None:
     report = ExceptionReport.of(error)
     assert NodeFailure.of_exception("a", "host", report).is_consequence is is_consequence
+
+
+# Hosts
+
+
+def test_a_lost_host_fails_its_nodes_and_stops_the_others() -> None:
+    life = begun("a", NodeTerms("b", restart=AT_ONCE), "c")
+    life(Ended("a", 0))
+    lost = HostLost("far", ("a", "b"), "the host far is gone")
+    assert life(lost) == [DumpStacks("c"), RequestStop("c")]
+    assert life(lost) == []
+    result = finish_of(life, Ended("c", 0))
+    assert result.failures == (NodeFailure("b", "far", "the host far is gone"),)
+    assert result.reason == "the host far is gone"
+
+
+def test_a_host_that_is_lost_while_stopping_is_no_failure() -> None:
+    life = begun("a")
+    life(StopAsked("x"))
+    assert finish_of(life, HostLost("far", ("a",), "gone")).outcome is Outcome.STOPPED
+
+
+# Restarts
+
+
+def test_a_node_that_fails_is_restarted_after_a_back_off_that_grows() -> None:
+    policy = RestartPolicy("on_failure", max_restarts=3, backoff_s=1.0, jitter=0.0)
+    life = begun(NodeTerms("a", restart=policy), "b")
+    for attempt, delay_s in enumerate([1.0, 2.0, 4.0]):
+        assert life(Ended("a", attempt, failure("a"))) == []
+        assert life.machine.restarts_of("a") == attempt + 1
+        assert life.wait(delay_s - EPS) == []
+        assert life.wait(2 * EPS) == [Start("a", attempt + 1)]
+
+
+def test_a_node_that_fails_too_often_fails_the_program_with_its_history() -> None:
+    life = begun(NodeTerms("a", restart=RestartPolicy(max_restarts=2, backoff_s=0.0)), "b")
+    texts = ["first", "second", "third"]
+    for attempt, text in enumerate(texts):
+        life(Ended("a", attempt, failure("a", text=text)))
+    result = finish_of(life, Ended("b", 0))
+    (failed,) = result.failures
+    assert failed.summary == "a third"
+    assert failed.restarts == result.restarts
+    before = [each.failure.summary for each in result.restarts if each.failure is not None]
+    assert before == ["a first", "a second"]
+    assert "no more than 2" in failed.describe()
+
+
+def test_failures_that_are_longer_ago_than_the_window_are_forgotten() -> None:
+    policy = RestartPolicy(max_restarts=1, window_s=10.0, backoff_s=0.0)
+    life = begun(NodeTerms("a", restart=policy))
+    for attempt in range(5):
+        assert life(Ended("a", attempt, failure("a"))) == [Start("a", attempt + 1)]
+        life.wait(10.1)
+    assert len(finish_of(life, StopAsked("x"), Ended("a", 5)).restarts) == 5
+
+
+def test_a_node_that_ended_well_is_restarted_only_if_it_always_is() -> None:
+    always = RestartPolicy("always", max_restarts=0, backoff_s=0.0)
+    life = begun(NodeTerms("always", restart=always), NodeTerms("a", restart=AT_ONCE))
+    for attempt in range(5):
+        life(Constructed("always", attempt, True))
+        assert life(Ended("always", attempt)) == [Start("always", attempt + 1)]
+    assert life(Ended("a", 0)) == []
+    assert not life.machine.stopping
+    result = finish_of(life, Ended("always", 5, failure("always")))
+    assert [each.failure for each in result.restarts] == [None] * 5
+    assert result.outcome is Outcome.FAILED
+
+
+def test_failures_before_the_window_do_not_delay_restarts_of_a_node_that_ended_well() -> None:
+    policy = RestartPolicy("always", window_s=10.0, backoff_s=1.0, jitter=0.0)
+    life = begun(NodeTerms("a", restart=policy))
+    for attempt in range(3):
+        life(Ended("a", attempt, failure("a")))
+        life.wait(4.0)
+    life.wait(100.0)
+    life(Ended("a", 3))
+    assert life.wait(1.0) == [Start("a", 4)]
+
+
+def test_what_an_earlier_worker_says_is_not_taken_for_the_new_ones() -> None:
+    life = begun(NodeTerms("a", restart=AT_ONCE, liveness=Liveness(startup_s=5.0)))
+    assert life(Ended("a", 0, failure("a"))) == [Start("a", 1)]
+    for stale in (Ended("a", 0), Ended("a", 0, failure("a")), Preempted("a", 0, 15)):
+        assert life(stale) == []
+    life(Constructed("a", 0, True))
+    assert DumpStacks("a") in life.wait(5.0)
+
+
+def test_a_node_that_waits_for_its_restart_is_not_started_once_the_program_stops() -> None:
+    life = begun(NodeTerms("a", restart=RestartPolicy(backoff_s=5.0)), "b")
+    life(Ended("a", 0, failure("a")))
+    assert life(StopAsked("x")) == [RequestStop("b")]
+    assert life.wait(6.0) == []
+    result = finish_of(life, Ended("b", 0))
+    assert result.outcome is Outcome.STOPPED
+    assert len(result.restarts) == 1
+
+
+def test_a_node_that_fails_while_all_stop_is_not_restarted() -> None:
+    life = begun(NodeTerms("a", restart=AT_ONCE), "b")
+    life(StopAsked("x"))
+    assert life(Ended("a", 0, failure("a"))) == []
+
+
+# Hung nodes
+
+
+def limited(name: str, restart: RestartPolicy = NEVER, **limits: Any) -> NodeTerms:
+    return NodeTerms(name, restart=restart, liveness=Liveness(**limits))
+
+
+@pytest.mark.parametrize(
+    ("limit", "sign", "text"),
+    [
+        ("startup_s", None, "its constructor took longer than 5 s"),
+        ("health_s", Healthy("a", 0), "it answered no health check for 5 s"),
+        ("heartbeat_s", Heartbeat("a", 0), "it did not call lp.heartbeat() for 5 s"),
+    ],
+)
+def test_a_hung_node_shows_its_stacks_and_is_ended_by_force(
+    limit: str, sign: Event | None, text: str
+) -> None:
+    life = begun(limited("a", NEVER, **{limit: 5.0}))
+    if sign is not None:
+        life(Constructed("a", 0, True))
+        for _ in range(5):
+            assert life.wait(4.9) == []
+            life(sign)
+    assert life.wait(4.9) == []
+    assert life.wait(0.4) == [DumpStacks("a"), Terminate("a")]
+    assert life.wait(TERMINATE_S) == [Kill("a")]
+    result = finish_of(life, Ended("a", 0, failure("a"), stacks="in a loop"))
+    assert text in result.failures[0].summary
+    assert result.failures[0].stacks == "in a loop"
+
+
+def test_a_hung_node_is_restarted_by_its_policy() -> None:
+    life = begun(limited("a", AT_ONCE, startup_s=5.0))
+    life.wait(5.0)
+    assert life(Ended("a", 0)) == [Start("a", 1)]
+    assert life.wait(4.9) == []
+    assert life.wait(0.2) == [DumpStacks("a"), Terminate("a")]
+
+
+def test_a_hung_node_that_cannot_be_ended_fails_the_program_and_is_not_restarted() -> None:
+    life = begun(limited("thread", AT_ONCE, startup_s=5.0), "b")
+    actions = life.wait(5.0 + TERMINATE_S + GIVE_UP_S)
+    assert of(Start, actions) == []
+    assert RequestStop("b") in actions
+    result = finish_of(life, Ended("b", 0))
+    assert "cannot be ended by force" in result.reason
+
+
+def test_signs_that_come_too_late_do_not_save_a_hung_node() -> None:
+    life = begun(limited("a", startup_s=5.0))
+    life.wait(5.0)
+    life(Constructed("a", 0, True))
+    assert life.wait(TERMINATE_S) == [Kill("a")]
+
+
+def test_a_hang_that_was_found_before_the_stop_is_the_cause() -> None:
+    life = begun(NodeTerms("actor", calls=("learner",)), limited("learner", startup_s=5.0))
+    life.wait(5.0)
+    life(Ended("actor", 0, failure("actor", consequence=True)))
+    life.wait(BLAME_S)
+    result = finish_of(life, Ended("learner", 0))
+    assert [each.node for each in result.failures] == ["learner", "actor"]
+    assert "hung" in result.reason
+
+
+def test_a_hang_that_would_have_been_mended_does_not_fail_a_program_that_is_stopped() -> None:
+    life = begun(limited("a", AT_ONCE, startup_s=5.0))
+    life.wait(5.0)
+    life(StopAsked("x"))
+    assert finish_of(life, Ended("a", 0)).outcome is Outcome.STOPPED
+
+
+def test_a_node_that_waits_for_its_turn_to_stop_need_not_show_that_it_goes_on() -> None:
+    life = begun(NodeTerms("actor", calls=("replay",)), limited("replay", heartbeat_s=1.0))
+    life(Constructed("replay", 0, False))
+    life(StopAsked("x"))
+    assert life.wait(4.9) == []
+    assert life(Ended("actor", 0)) == [RequestStop("replay")]
+
+
+def test_a_hung_node_keeps_its_time_to_die_when_the_program_stops_without_notice() -> None:
+    life = begun(limited("a", startup_s=5.0), "b", notice_s=0.0)
+    life.wait(5.0)
+    life(StopAsked("x"))
+    assert life.wait(TERMINATE_S - EPS) == []
+    assert Kill("a") in life.wait(2 * EPS)
+
+
+@pytest.mark.parametrize("awake_s", [0.0, 3.0, 4.9])
+@pytest.mark.parametrize("asleep_s", [4.5, 5.05, 5.5, 60.0, 1e6])
+def test_a_supervisor_that_overslept_takes_no_node_for_hung(
+    awake_s: float, asleep_s: float
+) -> None:
+    life = begun(limited("a", health_s=5.0), limited("b", health_s=5.0))
+    for name in ("a", "b"):
+        life(Constructed(name, 0, True))
+    life.wait(awake_s)
+    # What the nodes said meanwhile is heard one after the other.
+    assert life.oversleep(asleep_s, Healthy("a", 0)) == []
+    life.now += 0.01
+    assert life(Healthy("b", 0)) == []
+    assert life.wait(4.9) == []
+    assert Terminate("a") in life.wait(0.2)
+
+
+def test_after_a_suspension_nodes_have_as_much_time_left_as_before() -> None:
+    life = begun(limited("a", health_s=50.0))
+    life(Constructed("a", 0, True))
+    life.wait(10.0)
+    assert life.oversleep(39.0) == []  # all slept, the node too
+    assert life.wait(38.0) == []
+    assert DumpStacks("a") in life.wait(5.0)
+
+
+def test_somebody_looks_now_and_then_as_long_as_nodes_have_limits() -> None:
+    life = begun(limited("a", health_s=50.0))
+    life(Constructed("a", 0, True))
+    assert life.machine.deadline == life.now + LOOK_S
+
+
+# Preemption
+
+
+def test_a_preempted_node_without_a_policy_stops_the_program_in_order() -> None:
+    life = begun(*CHAIN)
+    assert life(Preempted("c", 0, 15)) == [RequestStop("a")]
+    assert life(Preempted("c", 0, 15)) == []
+    assert life(Ended("a", 0)) == [RequestStop("b")]  # c asks itself
+    result = finish_of(life, Ended("b", 0), Ended("c", 0))
+    assert (result.outcome, result.exit_code) == (Outcome.INTERRUPTED, 143)
+    assert result.reason == "SIGTERM to c"
+
+
+@pytest.mark.parametrize("ended", [None, failure("a"), failure("a", consequence=True)])
+def test_a_preempted_node_with_a_policy_leaves_and_is_restarted(ended: NodeFailure | None) -> None:
+    life = begun(NodeTerms("a", restart=AT_ONCE), "b")
+    assert life(Preempted("a", 0, 15)) == []
+    life.wait(9.0)
+    assert life(Ended("a", 0, ended)) == [Start("a", 1)]
+    life(StopAsked("x"))
+    (restart,) = finish_of(life, Ended("a", 1), Ended("b", 0)).restarts
+    assert restart.failure is not None
+    assert restart.failure.summary == "it was told from outside to end, by SIGTERM"
+    assert not restart.failure.is_consequence
+
+
+def test_a_preempted_node_that_does_not_leave_is_ended_by_force_and_restarted() -> None:
+    life = begun(NodeTerms("a", restart=AT_ONCE), notice_s=3.0)
+    life(Preempted("a", 0, 15))
+    assert life.wait(3.0) == [Terminate("a")]
+    assert life.wait(TERMINATE_S) == [Kill("a")]
+    assert life(Ended("a", 0)) == [Start("a", 1)]
+
+
+def test_a_preempted_node_is_not_asked_again_when_the_program_stops() -> None:
+    life = begun(NodeTerms("a", restart=AT_ONCE), "b", notice_s=3.0)
+    life(Preempted("a", 0, 15))
+    life.wait(2.0)
+    assert life(StopAsked("x")) == [RequestStop("b")]
+    assert life.wait(1.0) == [Terminate("a")]
+    assert finish_of(life, Ended("a", 0), Ended("b", 0)).outcome is Outcome.STOPPED
+
+
+def test_a_preemption_is_the_cause_of_what_it_did_to_callers() -> None:
+    life = begun(NodeTerms("actor", calls=("a",)), NodeTerms("a", restart=AT_ONCE))
+    life(Preempted("a", 0, 15))
+    life(Ended("actor", 0, failure("actor", consequence=True)))
+    life.wait(BLAME_S)
+    result = finish_of(life, Ended("a", 0))
+    assert [each.node for each in result.failures] == ["a", "actor"]
+    assert "told from outside" in result.reason
+
+
+def test_a_preemption_while_all_stop_changes_nothing_but_who_is_asked() -> None:
+    life = begun(*CHAIN)
+    life(StopAsked("x"))
+    assert life(Preempted("b", 0, 15)) == []
+    assert life(Ended("a", 0)) == []
+    assert life(Ended("b", 0)) == [RequestStop("c")]
+    assert finish_of(life, Ended("c", 0)).outcome is Outcome.STOPPED
+
+
+# By property
+
+NAMES = ("a", "b", "c", "d", "e")
+names = st.sampled_from(NAMES)
+policies = st.one_of(
+    st.just(NEVER),
+    st.builds(
+        RestartPolicy,
+        when=st.sampled_from(["on_failure", "always"]),
+        max_restarts=st.sampled_from([0, 1, 2, 5]),
+        window_s=st.sampled_from([2.0, 600.0, math.inf]),
+        backoff_s=st.sampled_from([0.1, 0.0, 1.0]),
+        max_backoff_s=st.sampled_from([30.0, 0.5]),
+        jitter=st.sampled_from([0.2, 0.0, 1.0]),
+    ),
+)
+limits = st.sampled_from([None, None, 0.3, 2.0, 8.0])
+livenesses = st.builds(Liveness, health_s=limits, heartbeat_s=limits, startup_s=limits)
+notices = st.sampled_from([10.0, 0.0, 0.3, -1.0, 2.0])
+signals = st.sampled_from([None, 2, 15])
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> list[NodeTerms]:
+    """Programs of some nodes that call each other, in circles too."""
+    members = NAMES[: draw(st.integers(1, len(NAMES)))]
+    calls = st.lists(st.sampled_from(members), max_size=3).map(tuple)
+    return [
+        NodeTerms(name, "host", draw(calls), draw(policies), draw(livenesses)) for name in members
+    ]
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """A world in which everything may happen at any time, is told late, twice, or out of order.
+
+    `Life` checks; so does the world that no second worker of a node lives beside the first.
+    """
+
+    @initialize(terms=programs(), notice_s=notices, seed=st.integers(0, 3))
+    def begin(self, terms: list[NodeTerms], notice_s: float, seed: int) -> None:
+        self.life = Life(*terms, notice_s=notice_s, chance=random.Random(seed).random)
+        self.names = [each.name for each in terms]
+        #: The attempt of each node of which a worker really lives.
+        self.living: dict[str, int] = {}
+        self.unheard: list[Event] = []
+        self.heard: list[Event] = []
+        if seed:
+            self._tell(Tick())
+
+    def _obey(self, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Start):
+                assert action.node not in self.living, "two live workers for one node"
+                self.living[action.node] = action.attempt
+
+    def _tell(self, event: Event) -> None:
+        self.heard.append(event)
+        self._obey(self.life(event))
+
+    def _say(self, event: Event, at_once: bool) -> None:
+        if at_once:
+            self._tell(event)
+        else:
+            self.unheard.append(event)
+
+    def _pick(self, name: str) -> tuple[str, int] | None:
+        living = sorted(self.living.items())
+        return living[NAMES.index(name) % len(living)] if living else None
+
+    @rule(name=names, how=st.sampled_from(["well", "failed", "consequence"]), at_once=st.booleans())
+    def a_worker_ends(self, name: str, how: str, at_once: bool) -> None:
+        if (picked := self._pick(name)) is not None:
+            node, attempt = picked
+            del self.living[node]
+            failed = None
+            if how != "well":
+                failed = failure(node, consequence=how == "consequence")
+            self._say(Ended(node, attempt, failed), at_once)
+
+    @rule(name=names, runs=st.booleans(), at_once=st.booleans())
+    def a_worker_is_constructed(self, name: str, runs: bool, at_once: bool) -> None:
+        if (picked := self._pick(name)) is not None:
+            self._say(Constructed(*picked, runs), at_once)
+
+    @rule(name=names, kind=st.sampled_from([Healthy, Heartbeat]), at_once=st.booleans())
+    def a_worker_shows_that_it_lives(self, name: str, kind: Any, at_once: bool) -> None:
+        if (picked := self._pick(name)) is not None:
+            self._say(kind(*picked), at_once)
+
+    @rule(name=names, listens=st.booleans(), at_once=st.booleans())
+    def a_worker_hears_the_stop(self, name: str, listens: bool, at_once: bool) -> None:
+        picked = self._pick(name)
+        if picked is not None and not self.life.workers[picked[0]].is_left_alone:
+            self._say(Heard(*picked, listens), at_once)
+
+    @rule(name=names, signum=st.sampled_from([2, 15]), at_once=st.booleans())
+    def a_worker_is_preempted(self, name: str, signum: int, at_once: bool) -> None:
+        if (picked := self._pick(name)) is not None:
+            self._say(Preempted(*picked, signum), at_once)
+
+    @precondition(lambda self: self.unheard)
+    @rule(index=st.integers(0, 1000))
+    def news_arrive(self, index: int) -> None:
+        self._tell(self.unheard.pop(index % len(self.unheard)))
+
+    def _old_news(self) -> list[Any]:
+        attempts = {name: worker.attempt for name, worker in self.life.workers.items()}
+        kinds = (Constructed, Ended, Healthy, Heartbeat, Preempted, Heard)
+        told = [each for each in self.heard if isinstance(each, kinds)]
+        return [each for each in told if each.attempt < attempts[each.node]]
+
+    @precondition(lambda self: self._old_news())
+    @rule(index=st.integers(0, 1000))
+    def news_of_an_earlier_worker_arrive_again(self, index: int) -> None:
+        old = self._old_news()
+        self._obey(self.life(old[index % len(old)]))
+
+    @precondition(lambda self: self.heard)
+    @rule(index=st.integers(0, 1000))
+    def news_arrive_again(self, index: int) -> None:
+        event = self.heard[index % len(self.heard)]
+        if not isinstance(event, StopAsked | KillAsked | HostLost):
+            self._obey(self.life(event))
+
+    @rule(chosen=st.sets(names, min_size=1, max_size=2), rare=st.integers(0, 3))
+    def a_host_is_lost(self, chosen: set[str], rare: int) -> None:
+        lost = sorted(chosen & set(self.names))
+        if rare == 0:
+            for name in lost:
+                self.living.pop(name, None)
+            self._tell(HostLost("host", tuple(lost), "gone"))
+
+    @rule(signum=signals, rare=st.integers(0, 3))
+    def somebody_stops_the_program(self, signum: int | None, rare: int) -> None:
+        if rare == 0:
+            self._tell(StopAsked("asked", signum))
+
+    @rule(rare=st.integers(0, 7))
+    def somebody_kills_the_program(self, rare: int) -> None:
+        if rare == 0:
+            self._tell(KillAsked())
+
+    @rule(seconds=st.sampled_from([0.01, 0.1, 0.5, 1.0, 3.0, 20.0]))
+    def time_passes(self, seconds: float) -> None:
+        self._obey(self.life.wait(seconds))
+
+    @rule(seconds=st.sampled_from([0.1, 0.9, 2.0, 100.0]), rare=st.integers(0, 1))
+    def the_supervisor_oversleeps(self, seconds: float, rare: int) -> None:
+        if rare == 0:
+            self._obey(self.life.oversleep(seconds))
+
+    @invariant()
+    def nobody_lives_unknown(self) -> None:
+        for node, attempt in self.living.items():
+            assert self.life.workers[node].attempt == attempt
+
+    def teardown(self) -> None:
+        """Whatever happened, a stop leads to the end, even if no worker ever ends by itself."""
+        if not hasattr(self, "life") or not self.life.sound:
+            return
+        life = self.life
+        self._tell(StopAsked("the end"))
+        life.wait(30.0)
+        if math.isinf(life.notice_s) and not life.over:
+            self._tell(KillAsked())
+            life.wait(GIVE_UP_S)
+        result = life.result
+        tell(f"{result.outcome}")
+        assert life.machine.handle(Tick(), life.now) == []
+
+
+TestAnyOrder = AnyOrder.TestCase
+TestAnyOrder.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+
+
+@dataclass(frozen=True)
+class Behaviour:
+    """How a worker of a fake world lives. Seconds; None: never."""
+
+    constructs_s: float | None
+    runs: bool
+    ends_s: float | None
+    ends: str
+    #: Until when it gives signs of life.
+    lively_s: float
+    is_told_s: float | None
+    listens: bool | None
+    obeys_stop_s: float | None
+    obeys_sigterm_s: float | None
+    obeys_sigkill_s: float | None
+    #: How late what it says arrives; not the same for all it says.
+    late_s: tuple[float, ...]
+
+
+#: Seconds between signs of life.
+_SIGN_S = 0.5
+sometime = st.sampled_from([None, 0.0, 0.05, 0.7, 3.0, 12.0])
+behaviours = st.builds(
+    Behaviour,
+    constructs_s=sometime,
+    runs=st.booleans(),
+    ends_s=st.sampled_from([None, 0.2, 0.7, 3.0, 12.0]),  # never at once, again and again
+    ends=st.sampled_from(["well", "failed", "consequence"]),
+    lively_s=st.sampled_from([100.0, 0.0, 5.0]),
+    is_told_s=st.sampled_from([None, None, None, 0.3, 6.0]),
+    listens=st.sampled_from([None, True, False]),
+    obeys_stop_s=sometime,
+    obeys_sigterm_s=sometime,
+    obeys_sigkill_s=st.sampled_from([0.0, 0.0, 0.1, None]),
+    late_s=st.lists(st.sampled_from([0.0, 0.01, 0.5]), min_size=1, max_size=4).map(tuple),
+)
+
+
+class World:
+    """Workers with a will of their own, and a supervisor that obeys a `Life`."""
+
+    def __init__(self, life: Life, behaviours: list[Behaviour]) -> None:
+        self.life = life
+        self._behaviours = itertools.cycle(behaviours)
+        self._ahead: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = itertools.count()
+        self._living: dict[str, tuple[int, Behaviour]] = {}
+
+    def at(self, when: float, do: Callable[[], None]) -> None:
+        heapq.heappush(self._ahead, (when, next(self._count), do))
+
+    def run_until(self, until: float) -> None:
+        while not self.life.over:
+            due = self.life.machine.deadline
+            ahead = self._ahead[0][0] if self._ahead else math.inf
+            when = min(ahead, math.inf if due is None else due)
+            if when > until:
+                break
+            self.life.now = max(self.life.now, when)
+            if ahead <= when:
+                heapq.heappop(self._ahead)[2]()
+            else:
+                self.tell(Tick())
+        if not self.life.over:
+            self.life.now = until
+
+    def tell(self, event: Event) -> None:
+        for action in self.life(event):
+            if isinstance(action, Start):
+                self._start(action)
+            elif not isinstance(action, Finish):
+                attempt, behaviour = self._living.get(action.node, (-1, None))
+                if behaviour is not None:
+                    self._obey(action, attempt, behaviour)
+
+    def _start(self, action: Start) -> None:
+        node, attempt = action.node, action.attempt
+        assert node not in self._living, "two live workers for one node"
+        does = next(self._behaviours)
+        self._living[node] = (attempt, does)
+        now = self.life.now
+        if does.constructs_s is not None:
+            self._say(now + does.constructs_s, Constructed(node, attempt, does.runs))
+            self.at(now + does.constructs_s, lambda: self._show_life(node, attempt, 0.0))
+        if does.is_told_s is not None:
+            self._say(now + does.is_told_s, Preempted(node, attempt, 15))
+            self._end(node, attempt, does.obeys_stop_s, "well")
+        self._end(node, attempt, does.ends_s, does.ends)
+
+    def _obey(self, action: Action, attempt: int, does: Behaviour) -> None:
+        assert not isinstance(action, Start | Finish)
+        if isinstance(action, RequestStop):
+            if does.listens is not None:
+                self._say(self.life.now, Heard(action.node, attempt, does.listens))
+            self._end(action.node, attempt, does.obeys_stop_s, "well")
+        elif isinstance(action, Terminate):
+            self._end(action.node, attempt, does.obeys_sigterm_s, "failed")
+        elif isinstance(action, Kill):
+            self._end(action.node, attempt, does.obeys_sigkill_s, "failed")
+
+    def _show_life(self, node: str, attempt: int, since_s: float) -> None:
+        now_attempt, does = self._living.get(node, (-1, None))
+        if does is not None and now_attempt == attempt and since_s <= does.lively_s:
+            self._say(self.life.now, Healthy(node, attempt))
+            self._say(self.life.now, Heartbeat(node, attempt))
+            again = since_s + _SIGN_S
+            self.at(self.life.now + _SIGN_S, lambda: self._show_life(node, attempt, again))
+
+    def _say(self, when: float, event: Any) -> None:
+        def say() -> None:
+            attempt, does = self._living.get(event.node, (-1, None))
+            if does is not None and attempt == event.attempt:
+                late_s = does.late_s[next(self._count) % len(does.late_s)]
+                self.at(self.life.now + late_s, lambda: self.tell(event))
+
+        self.at(when, say)
+
+    def _end(self, node: str, attempt: int, after_s: float | None, how: str) -> None:
+        def end() -> None:
+            if self._living.get(node, (-1, None))[0] != attempt:
+                return
+            late_s = self._living.pop(node)[1].late_s[0]
+            failed = None if how == "well" else failure(node, consequence=how == "consequence")
+            self.at(self.life.now + late_s, lambda: self.tell(Ended(node, attempt, failed)))
+
+        if after_s is not None:
+            self.at(self.life.now + after_s, end)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    terms=programs(),
+    notice_s=notices,
+    behaviours=st.lists(behaviours, min_size=1, max_size=8),
+    stops_at_s=st.sampled_from([0.0, 1.0, 7.3, 25.0]),
+)
+def test_no_behaviour_of_workers_leads_to_a_wait_without_end(
+    terms: list[NodeTerms], notice_s: float, behaviours: list[Behaviour], stops_at_s: float
+) -> None:
+    life = Life(*terms, notice_s=notice_s)
+    world = World(life, behaviours)
+    world.tell(Tick())
+    world.run_until(life.launched_at + stops_at_s)
+    world.tell(StopAsked("enough"))
+    world.run_until(life.now + 100.0)
+    if notice_s < 0 and not life.over:
+        world.tell(KillAsked())
+        world.run_until(life.now + 100.0)
+    assert life.over
+    tell(f"{life.result.outcome}")
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    terms=programs(),
+    steps=st.lists(st.tuples(names, st.booleans(), st.sampled_from([0.1, 1.0])), max_size=20),
+)
+def test_a_program_does_not_end_as_long_as_nothing_ends_or_asks(
+    terms: list[NodeTerms], steps: list[tuple[str, bool, float]]
+) -> None:
+    life = begun(*(NodeTerms(each.name, "host", each.calls, each.restart) for each in terms))
+    for name, runs, seconds in steps:
+        if name in life.terms:
+            assert life(Constructed(name, 0, runs)) == []
+        assert life.wait(seconds) == []
+
+
+@settings(max_examples=200, deadline=None)
+@given(terms=programs(), lively=st.booleans())
+def test_nodes_without_a_policy_that_say_nothing_are_hung_if_they_have_limits(
+    terms: list[NodeTerms], lively: bool
+) -> None:
+    life = begun(
+        *(NodeTerms(each.name, calls=each.calls, liveness=each.liveness) for each in terms)
+    )
+    for each in terms:
+        life(Constructed(each.name, 0, True))
+    watched = [
+        each
+        for each in terms
+        if each.liveness.health_s is not None or each.liveness.heartbeat_s is not None
+    ]
+    for _ in range(200):
+        if lively:
+            for each in watched:
+                life(Healthy(each.name, 0))
+                life(Heartbeat(each.name, 0))
+        life.wait(0.25)
+    assert life.over == (bool(watched) and not lively)

@@ -9,7 +9,7 @@ import pytest
 import launchpad_lite as lp
 from courier import Secret
 from launchpad_lite._address import AddressTable
-from launchpad_lite._runtime import NodeRuntime
+from launchpad_lite._runtime import NodeRuntime, NodeSetup
 from launchpad_lite._stop_handlers import StopHandlers
 from launchpad_lite._worker import run_node
 
@@ -18,6 +18,8 @@ class FakeLink:
     def __init__(self) -> None:
         self.stops = 0
         self.runs: list[bool] = []
+        self.heartbeats = 0
+        self.listens: bool | None = None
 
     def constructed(self, runs: bool) -> None:
         self.runs.append(runs)
@@ -25,11 +27,19 @@ class FakeLink:
     def ask_stop(self) -> None:
         self.stops += 1
 
+    def heard(self, listens: bool) -> None:
+        self.listens = listens
+
+    def healthy(self) -> None: ...
+
+    def heartbeat(self) -> None:
+        self.heartbeats += 1
+
 
 def make_runtime(name: str = "node") -> tuple[NodeRuntime, FakeLink]:
     link = FakeLink()
     table = AddressTable({}, Secret.generate())
-    return NodeRuntime(name, 0, "program", table, link, 1.0), link
+    return NodeRuntime(NodeSetup("program", name, 0, notice_s=1.0), table, link), link
 
 
 class Do:

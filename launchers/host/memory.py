@@ -1,0 +1,40 @@
+"""Tells whether the kernel ended a process since the machine, or its container, had no memory left."""
+
+import contextlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+_CGROUPS = Path("/sys/fs/cgroup")
+
+
+def count_memory_kills() -> int:
+    """Returns how many processes the kernel has ended for lack of memory, as far as can be seen.
+
+    Those of this process's own control group where the system counts them, else of the machine.
+    """
+    own = list(_counts())
+    if own:
+        return sum(own)
+    return _count(Path("/proc/vmstat")) or 0
+
+
+def _counts() -> Iterator[int]:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            count = None
+            if not controllers:  # version 2: one tree for all
+                count = _count(_CGROUPS / path.strip("/") / "memory.events")
+            elif "memory" in controllers.split(","):
+                count = _count(_CGROUPS / "memory" / path.strip("/") / "memory.oom_control")
+            if count is not None:
+                yield count
+
+
+def _count(file: Path) -> int | None:
+    with contextlib.suppress(OSError):
+        found = re.search(r"^oom_kill (\d+)$", file.read_text(), re.MULTILINE)
+        if found:
+            return int(found[1])
+    return None

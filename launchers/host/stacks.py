@@ -1,0 +1,38 @@
+"""Where the threads of a worker are: written down on a signal, even if it runs no Python code.
+
+The text goes to memory that agent and worker share, so that nothing is left on a disk unless
+somebody wants to keep it.
+"""
+
+import faulthandler
+import os
+import signal
+import tempfile
+
+#: Not one of those that programs use for themselves.
+STACKS_SIGNAL: int = (
+    signal.SIGRTMIN + 11 if hasattr(signal, "SIGRTMIN") else signal.SIGINFO  # type: ignore[attr-defined]
+)
+_MAX_BYTES = 1 << 20
+
+
+def open_stacks() -> int:
+    """Returns a descriptor of memory, for a worker to write to and its agent to read.
+
+    Raises:
+        OSError: Too many files are open.
+    """
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("launchpad-stacks")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+def write_stacks_on_signal(fd: int) -> None:
+    """In a worker: has the stacks of all threads written whenever `STACKS_SIGNAL` comes."""
+    faulthandler.register(STACKS_SIGNAL, file=fd, all_threads=True, chain=False)
+
+
+def read_stacks(fd: int) -> bytes:
+    """Returns what was written."""
+    return os.pread(fd, _MAX_BYTES, 0)

@@ -1,0 +1,61 @@
+"""What is kept of a program that failed: a folder to look into, or to send to somebody."""
+
+import contextlib
+import importlib.metadata
+import platform
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from launchpad_lite._plan import LaunchPlan
+from launchpad_lite._result import ProgramResult
+from launchpad_lite._version import __version__
+
+
+def write_crash_report(
+    folder: Path, plan: LaunchPlan, result: ProgramResult, stacks: Mapping[str, str]
+) -> None:
+    """Writes down all that is known of a failure: `report.txt`, `plan.txt`, `versions.txt`, `stacks/`.
+
+    Args:
+        folder: Where; made if it is not there, for this user only.
+        plan: What was launched.
+        result: How it ended.
+        stacks: Where the threads of each node were when the program failed, by name.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    (folder / "report.txt").write_text(_report(result), encoding="utf-8")
+    (folder / "plan.txt").write_text(f"{plan}\n", encoding="utf-8")
+    (folder / "versions.txt").write_text(_versions(), encoding="utf-8")
+    if stacks:
+        (folder / "stacks").mkdir(exist_ok=True)
+    for node, text in stacks.items():
+        (folder / "stacks" / f"{node}.txt").write_text(text, encoding="utf-8")
+
+
+def _report(result: ProgramResult) -> str:
+    parts = [failure.describe() for failure in result.failures]
+    if result.restarts:
+        parts.append("\n".join(["Restarts:", *(each.describe() for each in result.restarts)]))
+    if result.killed:
+        parts.append(f"Ended by force after the notice: {', '.join(result.killed)}")
+    return "\n\n".join(parts) + "\n"
+
+
+def _versions() -> str:
+    lines = [
+        f"launchpad-lite {__version__}",
+        f"Python {sys.version}",
+        f"{platform.platform()}",
+        f"arguments: {sys.argv}",
+        "",
+    ]
+    packages = set[str]()
+    for distribution in importlib.metadata.distributions():
+        # One broken package must not hide the others.
+        with contextlib.suppress(Exception):
+            packages.add(f"{distribution.metadata['Name']} {distribution.version}")
+    return "\n".join([*lines, *sorted(packages, key=str.lower)]) + "\n"

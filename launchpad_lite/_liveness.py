@@ -1,0 +1,72 @@
+"""How a node shows that it lives: the worker's half. What follows if it does not is in `_life`."""
+
+import threading
+import time
+from collections.abc import Callable
+
+import courier
+from launchpad_lite._policies import Liveness
+
+#: A sign is given so many times within its limit: some may be late on a busy machine.
+_SIGNS_PER_LIMIT = 4
+
+
+class SignsOfLife:
+    """Reports that a node lives, while it does. Thread-safe."""
+
+    def __init__(
+        self,
+        liveness: Liveness,
+        report_health: Callable[[], None],
+        report_heartbeat: Callable[[], None],
+    ) -> None:
+        """Prepares it; reports nothing yet.
+
+        Args:
+            liveness: The limits.
+            report_health: Called when the node has answered a health check.
+            report_heartbeat: Called when its code has shown that it goes on.
+        """
+        self._liveness = liveness
+        self._report_health = report_health
+        self._report_heartbeat = report_heartbeat
+        self._reported_at = -float("inf")
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def heartbeat(self) -> None:
+        """Takes a sign of life of the node's code."""
+        period_s = self._liveness.heartbeat_report_s
+        if period_s is None:
+            return
+        now = time.monotonic()
+        if now - self._reported_at >= period_s:
+            self._reported_at = now
+            self._report_heartbeat()
+
+    def start(self, endpoint: str | None) -> None:
+        """Begins to report health.
+
+        Args:
+            endpoint: Where the node's courier listens; None if it serves nothing.
+        """
+        if self._liveness.health_s is None:
+            return
+        self._thread = threading.Thread(
+            target=self._check, args=(endpoint,), name="launchpad-health", daemon=True
+        )
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Reports no more."""
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _check(self, endpoint: str | None) -> None:
+        assert self._liveness.health_s is not None
+        period_s = self._liveness.health_s / _SIGNS_PER_LIMIT
+        # Through the front door, as the others do: that it opens is what is to be shown.
+        while not self._ended.wait(period_s):
+            if endpoint is None or courier.is_healthy(endpoint, period_s):
+                self._report_health()

@@ -1,0 +1,169 @@
+"""What a user may ask for about the life of a node: when it is started anew, how it shows that it lives."""
+
+import dataclasses
+import enum
+import math
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+class RestartWhen(enum.Enum):
+    """Which ends of a node lead to a new start."""
+
+    NEVER = "never"
+    ON_FAILURE = "on_failure"
+    ALWAYS = "always"  # also when its `run` returned
+
+
+@dataclass(frozen=True)
+class RestartPolicy:
+    """Whether and how often a node is started anew in the place of one that ended.
+
+    A restarted node keeps its label, replica and address. It is constructed anew; what it knew is
+    gone unless it has checkpoints. When it failed more often than the policy allows, the program
+    fails.
+
+    Attributes:
+        when: `"never"` (a failure ends the program), `"on_failure"`, or `"always"`: also when the
+            node ended well. Such a node never counts as having ended, so its program runs until
+            it is stopped.
+        max_restarts: Failures within `window_s` after which it is still started anew.
+        window_s: Seconds after which a failure is forgotten.
+        backoff_s: Seconds before the first restart; doubled with each further failure in the
+            window.
+        max_backoff_s: Seconds beyond which it is not doubled.
+        jitter: Part of the delay by which it varies at random, so that nodes which fell together
+            do not come back together: 0.2 means 80 % to 120 %.
+    """
+
+    when: RestartWhen | str = RestartWhen.ON_FAILURE
+    max_restarts: int = 3
+    window_s: float = 600.0
+    backoff_s: float = 0.1
+    max_backoff_s: float = 30.0
+    jitter: float = 0.2
+
+    def __post_init__(self) -> None:
+        try:
+            when = RestartWhen(self.when)
+        except ValueError:
+            known = ", ".join(repr(each.value) for each in RestartWhen)
+            raise ValueError(f"a restart policy is one of {known}, not {self.when!r}") from None
+        object.__setattr__(self, "when", when)
+        if isinstance(self.max_restarts, bool) or not isinstance(self.max_restarts, int):
+            raise TypeError(f"max_restarts is a whole number, not {self.max_restarts!r}")
+        if self.max_restarts < 0:
+            raise ValueError(f"max_restarts cannot be {self.max_restarts}")
+        _check_seconds("window_s", self.window_s, positive=True, infinite=True)
+        _check_seconds("backoff_s", self.backoff_s)
+        _check_seconds("max_backoff_s", self.max_backoff_s)
+        _check_seconds("jitter", self.jitter)
+        if self.jitter > 1:
+            raise ValueError(f"jitter is a part of the delay, 0 to 1, not {self.jitter}")
+
+    @classmethod
+    def of(cls, given: "RestartPolicy | RestartWhen | str | Mapping[str, Any]") -> "RestartPolicy":
+        """Takes a policy as users write it: `"on_failure"` or `{"when": "always", ...}` too.
+
+        Raises:
+            TypeError: Something else, or a value is of the wrong type.
+            ValueError: An unknown name, or a value that cannot be.
+        """
+        if isinstance(given, RestartPolicy):
+            return given
+        if isinstance(given, RestartWhen | str):
+            return cls(given)
+        return cls(**_checked_fields(cls, given, "lp.RestartPolicy, its name"))
+
+    def delay_s(self, failures: int, chance: float) -> float:
+        """Returns how long to wait before a restart.
+
+        Args:
+            failures: How many there were in the window.
+            chance: Evenly distributed from 0 to 1.
+        """
+        # 2.0 ** 1024 is beyond what a float holds; 0 times whatever is 0.
+        delay = self.backoff_s * 2.0 ** min(max(0, failures - 1), 1023)
+        return min(delay, self.max_backoff_s) * (1 + self.jitter * (2 * chance - 1))
+
+    def __str__(self) -> str:
+        if self.when is RestartWhen.NEVER:
+            return ""
+        return f"restart={RestartWhen(self.when).value}, at most {self.max_restarts} in {self.window_s:g} s"
+
+
+@dataclass(frozen=True)
+class Liveness:
+    """How a node must show that it is not hung. None: it need not.
+
+    A node that exceeds a limit is treated as failed: the stacks of its threads are written down,
+    it is ended by force, and its restart policy decides what follows.
+
+    Attributes:
+        health_s: Seconds within which its courier must answer a health check. Of nodes that serve
+            nothing, the process must answer.
+        heartbeat_s: Seconds within which its code must call `lp.heartbeat()` again.
+        startup_s: Seconds its constructor may take.
+    """
+
+    health_s: float | None = None
+    heartbeat_s: float | None = None
+    startup_s: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in dataclasses.asdict(self).items():
+            if value is not None:
+                _check_seconds(name, value, positive=True)
+
+    @property
+    def heartbeat_report_s(self) -> float | None:
+        """Seconds between reports of heartbeats: not each call is one, they may be many."""
+        return None if self.heartbeat_s is None else self.heartbeat_s / 20
+
+    @property
+    def heartbeat_deadline_s(self) -> float | None:
+        """Seconds between reports after which a node is hung: a call may go unreported so long."""
+        return None if self.heartbeat_s is None else self.heartbeat_s * (1 + 1 / 20)
+
+    @classmethod
+    def of(cls, given: "Liveness | Mapping[str, Any]") -> "Liveness":
+        """Takes limits as users write them: `{"heartbeat_s": 30}` too.
+
+        Raises:
+            TypeError: Something else, or a value is no number.
+            ValueError: An unknown name, or a value that cannot be.
+        """
+        if isinstance(given, Liveness):
+            return given
+        return cls(**_checked_fields(cls, given, "lp.Liveness"))
+
+    def __str__(self) -> str:
+        limits = dataclasses.asdict(self).items()
+        return ", ".join(f"{name}={value:g}" for name, value in limits if value is not None)
+
+
+def _checked_fields(kind: type, given: object, expected: str) -> dict[str, Any]:
+    if not isinstance(given, Mapping):
+        raise TypeError(f"expected {expected} or a dict, got {given!r}")
+    known = [field.name for field in dataclasses.fields(kind)]
+    if unknown := sorted(set(given) - set(known), key=repr):
+        raise ValueError(f"unknown setting {unknown[0]!r}; known are {', '.join(known)}")
+    return dict(given)
+
+
+def _check_seconds(
+    name: str, value: object, *, positive: bool = False, infinite: bool = False
+) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} is a number, not {value!r}")
+    too_small = value <= 0 if positive else value < 0
+    # Whole numbers may be beyond what a float holds, without being infinite.
+    too_large = value > sys.float_info.max and not (infinite and value == math.inf)
+    if too_small or too_large or math.isnan(value):
+        raise ValueError(f"{name} cannot be {value}")
+
+
+#: What holds for nodes nobody asked anything for.
+NEVER = RestartPolicy(RestartWhen.NEVER)

@@ -1,0 +1,130 @@
+"""A client can be told to begin no more calls: for when its node is to end."""
+
+import asyncio
+import pickle
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import portpicker
+import pytest
+
+import courier
+from tests.courier.conftest import Serve
+
+
+class Echo:
+    def __init__(self) -> None:
+        self.entered = threading.Event()
+        self.release = threading.Event()
+
+    def echo(self, value: int) -> int:
+        return value
+
+    def block(self) -> str:
+        self.entered.set()
+        self.release.wait(30)
+        return "done"
+
+    def items(self) -> Iterator[int]:
+        yield from range(3)
+
+
+def test_new_calls_of_all_kinds_fail_at_once(serve: Serve) -> None:
+    _, client = serve(Echo())
+    assert client.echo(1) == 1
+    courier.stop_calling(client)
+    courier.stop_calling(client)
+
+    async def call() -> None:
+        await client.aio.echo(1)
+
+    for begin in (
+        lambda: client.echo(1),
+        lambda: client.futures.echo(1),
+        lambda: courier.submit(client.echo, 1),
+        lambda: asyncio.run(call()),
+        lambda: courier.list_methods(client),
+        lambda: courier.wait_until_ready(client, 20),
+        lambda: courier.with_timeout(client, 20).echo(1),
+    ):
+        with pytest.raises(courier.CallCancelledError, match="asked to stop"):
+            begin()
+
+
+def test_calls_in_flight_go_on_to_their_end(serve: Serve) -> None:
+    echo = Echo()
+    _, client = serve(echo)
+    blocking, items = client.futures.block(), client.items()
+    assert echo.entered.wait(20)
+    courier.stop_calling(client)
+    echo.release.set()
+    assert blocking.result(20) == "done"
+    assert list(items) == [0, 1, 2]
+
+
+def test_a_call_that_waits_for_its_server_goes_on_unless_told_otherwise(
+    serve: Serve, connect: Callable[..., Any]
+) -> None:
+    port = portpicker.pick_unused_port()
+    client = connect(f"127.0.0.1:{port}")
+    waiting = client.futures.echo(1)
+    courier.stop_calling(client)
+    serve(Echo(), port=port)
+    assert waiting.result(20) == 1
+
+    client = connect(f"127.0.0.1:{portpicker.pick_unused_port()}")
+    waiting = client.futures.echo(1)
+    courier.stop_calling(client)
+    courier.stop_waiting(client)
+    assert isinstance(waiting.exception(20), courier.ServerUnreachableError)
+    with pytest.raises(courier.CallCancelledError):
+        client.echo(1)
+
+
+def test_a_handler_may_finish_its_answer_with_calls(serve: Serve) -> None:
+    _, inner = serve(Echo())
+    entered, release = threading.Event(), threading.Event()
+
+    class Relay:
+        def relay(self) -> list[int]:
+            entered.set()
+            release.wait(30)
+            return [inner.echo(1), inner.futures.echo(2).result(20)]
+
+        def stream(self) -> Iterator[int]:
+            for number in range(3):
+                yield inner.echo(number)
+
+    _, outer = serve(Relay())
+    answer, items = outer.futures.relay(), outer.stream()
+    assert next(items) == 0
+    assert entered.wait(20)
+    courier.stop_calling(inner)
+    release.set()
+    assert answer.result(20) == [1, 2]
+    assert list(items) == [1, 2]
+    with pytest.raises(courier.CallCancelledError):
+        inner.echo(1)
+
+
+def test_a_pickled_copy_belongs_to_somebody_else_and_may_call(serve: Serve) -> None:
+    _, client = serve(Echo())
+    courier.stop_calling(client)
+    copy = pickle.loads(pickle.dumps(client))
+    assert copy.echo(1) == 1
+    courier.close(copy)
+
+
+def test_it_may_be_said_while_the_thread_is_inside_the_client(serve: Serve) -> None:
+    """As a finalizer does that runs at any point."""
+    _, client = serve(Echo())
+    with client._connection._lock:
+        courier.stop_calling(client)
+    with pytest.raises(courier.CallCancelledError):
+        client.echo(1)
+
+
+def test_what_is_no_client_is_refused() -> None:
+    with pytest.raises(TypeError, match="courier client"):
+        courier.stop_calling("client")

@@ -1,0 +1,308 @@
+import concurrent.futures
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import courier
+import launchpad_lite as lp
+from examples.evolution_strategies.program import (
+    FUNCTIONS,
+    Crowd,
+    Evaluator,
+    Evolver,
+    Problem,
+    Result,
+    Search,
+    make_program,
+    sphere,
+    table,
+)
+from launchpad_lite.testing import poll_until
+
+_ROOT = Path(__file__).parents[2]
+
+PROBLEM = Problem(
+    "rosenbrock", dimension=4, seed=3, population=8, tolerance=1e-8, max_evaluations=20_000
+)
+
+
+class Flaky(Evaluator):
+    """Loses each third call."""
+
+    def __init__(self) -> None:
+        super().__init__("sphere")
+        self.calls = 0
+        self._lock = threading.Lock()
+
+    def evaluate(self, candidate: list[float]) -> float:
+        with self._lock:
+            self.calls += 1
+            lost = self.calls % 3 == 1
+        if lost:
+            raise courier.ServerLostError("the fake was lost")
+        return super().evaluate(candidate)
+
+
+class Broken(Evaluator):
+    """Is never back once it was lost."""
+
+    def evaluate(self, candidate: list[float]) -> float:
+        raise courier.ServerLostError("the fake was lost")
+
+    def ready(self) -> None:
+        raise courier.ServerUnreachableError("the fake stays lost")
+
+
+class Slow(Evaluator):
+    """Answers when it may."""
+
+    def __init__(self) -> None:
+        super().__init__("sphere")
+        self.may_answer = threading.Event()
+
+    def evaluate(self, candidate: list[float]) -> float:
+        assert self.may_answer.wait(30)
+        return super().evaluate(candidate)
+
+
+class Counting(Evaluator):
+    """Counts its calls."""
+
+    def __init__(self) -> None:
+        super().__init__("sphere")
+        self.calls = 0
+
+    def evaluate(self, candidate: list[float]) -> float:
+        self.calls += 1
+        return super().evaluate(candidate)
+
+
+class Served:
+    """Clients of evaluators in this process."""
+
+    def __init__(self) -> None:
+        self._open: list[Any] = []
+
+    def __call__(self, evaluator: Evaluator) -> Any:
+        server = courier.Server(evaluator)
+        server.start()
+        client = courier.Client(f"127.0.0.1:{server.port}")
+        self._open += [server, client]
+        return client
+
+    def close(self) -> None:
+        for each in reversed(self._open):
+            if isinstance(each, courier.Server):
+                each.stop(0)
+            else:
+                courier.close(each)
+
+
+@pytest.fixture
+def serve() -> Iterator[Served]:
+    served = Served()
+    yield served
+    served.close()
+
+
+def find(launch_program: Any, folder: Path, launcher: str = "test_mt", **options: Any) -> Result:
+    output = folder / "result.json"
+    program = make_program(output=output, **options)
+    assert launch_program(program, launcher).wait().outcome is lp.Outcome.COMPLETED
+    return Result(**json.loads(output.read_text(encoding="utf-8")))
+
+
+def search_alone(
+    search: Search, *, generations: int | None = None, function: str = "rosenbrock"
+) -> Search:
+    while not search.over and search.generations != generations:
+        search.tell([FUNCTIONS[function](candidate) for candidate in search.candidates])
+    return search
+
+
+@pytest.mark.parametrize("launcher", ["test_mt", "test_mp"])
+def test_the_optimum_is_reached(launch_program: Any, tmp_path: Path, launcher: str) -> None:
+    result = find(launch_program, tmp_path, launcher, num_evaluators=3, dimension=4)
+    assert result.solved
+    assert result.best_f <= 1e-8
+    assert result.best_x == pytest.approx([1.0] * 4, abs=1e-3)
+
+
+@pytest.mark.parametrize(("function", "at"), [("sphere", 0), ("rosenbrock", 1), ("rastrigin", 0)])
+def test_the_optimum_of_each_function_is_where_it_says(function: str, at: float) -> None:
+    assert FUNCTIONS[function]([at] * 5) == pytest.approx(0)
+    assert FUNCTIONS[function]([at + 0.1] * 5) > 0
+
+
+def test_a_search_that_is_stuck_in_a_local_minimum_begins_anew() -> None:
+    search = Search(Problem("rastrigin", 2, 1, 6, 1e-8, 100_000))
+    assert search_alone(search, function="rastrigin").solved
+    assert len(search.candidates) > 6
+
+
+def test_the_number_of_evaluators_does_not_change_the_result(
+    launch_program: Any, tmp_path: Path
+) -> None:
+    one, several = (
+        find(launch_program, tmp_path, num_evaluators=number, dimension=3, seed=5)
+        for number in (1, 5)
+    )
+    assert one == several
+
+
+def test_another_seed_searches_elsewhere() -> None:
+    one, other = Search(PROBLEM), Search(Problem("rosenbrock", 4, 4, 8, 1e-8, 100))
+    assert one.candidates != other.candidates
+
+
+def test_the_result_says_when_the_evaluations_ran_out(launch_program: Any, tmp_path: Path) -> None:
+    result = find(launch_program, tmp_path, num_evaluators=2, max_evaluations=50)
+    assert not result.solved
+    assert result.evaluations == 64  # whole generations of 16
+    assert "NOT reached" in table(result)
+
+
+def test_without_an_output_the_evolver_prints_the_table(launch_program: Any, capsys: Any) -> None:
+    program = make_program(num_evaluators=2, function="sphere", dimension=2)
+    launch_program(program, "test_mt").wait()
+    assert "optimum      reached\n" in capsys.readouterr().out
+
+
+def test_a_fast_evaluator_does_the_work_of_a_slow_one(serve: Served) -> None:
+    slow, fast = Slow(), Counting()
+    crowd = Crowd([serve(slow), serve(fast)], threading.Event())
+    candidates = [[float(number)] for number in range(9)]
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        fitness = pool.submit(crowd.evaluate, candidates)
+        poll_until(lambda: fast.calls == len(candidates) - 1)
+        slow.may_answer.set()
+        assert fitness.result(30) == [sphere(candidate) for candidate in candidates]
+
+
+def test_lost_calls_are_repeated_and_values_stay_in_order(serve: Served) -> None:
+    flaky = [Flaky(), Flaky()]
+    crowd = Crowd([serve(each) for each in flaky], threading.Event())
+    candidates = [[float(number), 1.0] for number in range(12)]
+    assert crowd.evaluate(candidates) == [sphere(candidate) for candidate in candidates]
+    assert crowd.lost_calls == sum(each.calls for each in flaky) - len(candidates)
+    assert crowd.lost_calls > 0
+
+
+def test_an_evaluator_that_does_not_come_back_gets_no_more_candidates(serve: Served) -> None:
+    crowd = Crowd([serve(Broken("sphere")), serve(Evaluator("sphere"))], threading.Event())
+    for _ in range(3):
+        assert crowd.evaluate([[1.0], [2.0], [3.0]]) == [1.0, 4.0, 9.0]
+    assert crowd.lost_calls == 1
+
+
+def test_waiting_for_lost_evaluators_ends_with_the_program(serve: Served) -> None:
+    stop = threading.Event()
+    crowd = Crowd([serve(Broken("sphere"))], stop)
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        fitness = pool.submit(crowd.evaluate, [[1.0]])
+        stop.set()
+        assert fitness.result(30) is None
+
+
+def test_an_error_of_the_function_is_no_lost_evaluator(serve: Served) -> None:
+    crowd = Crowd([serve(Evaluator("sphere"))], threading.Event())
+    with pytest.raises(TypeError):
+        crowd.evaluate([["not a number"]])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("launcher", ["test_mt", "test_mp"])
+def test_a_stop_in_the_middle_of_the_search_ends_it(launch_program: Any, launcher: str) -> None:
+    running = launch_program(make_program(tolerance=0, cost_ms=1, num_evaluators=2), launcher)
+    running.client("evaluator").ready()
+    result = running.stop()
+    assert result.outcome is lp.Outcome.STOPPED
+    assert result.killed == ()
+
+
+def test_a_restored_search_goes_on_exactly_as_the_one_that_was_saved(tmp_path: Path) -> None:
+    evolver = Evolver(PROBLEM, [])
+    search_alone(evolver._search, generations=40)
+    evolver.save(tmp_path)
+    saved = evolver._search.evaluations
+    restored = Evolver(PROBLEM, [])
+    restored.restore(tmp_path)
+    assert restored._search.evaluations == saved
+    went_on, never_stopped = search_alone(restored._search), search_alone(Search(PROBLEM))
+    assert went_on.solved
+    assert went_on.result(0) == never_stopped.result(0)
+
+
+def test_a_restored_search_has_only_the_rest_of_its_evaluations(tmp_path: Path) -> None:
+    evolver = Evolver(Problem("rosenbrock", 4, 3, 8, 0.0, 400), [])
+    search_alone(evolver._search, generations=40)
+    evolver.save(tmp_path)
+    evolver.restore(tmp_path)
+    assert search_alone(evolver._search).evaluations == 400
+
+
+def test_checkpoints_taken_during_the_search_all_lead_to_the_same_end(
+    launch_program: Any, tmp_path: Path
+) -> None:
+    program = make_program(
+        num_evaluators=2, dimension=4, seed=3, population=8, output=tmp_path / "result.json"
+    )
+    running = launch_program(program, "test_mt")
+    evolver, folders = running.client("evolver"), []
+    while running.running.result is None and len(folders) < 20:
+        folder = tmp_path / str(len(folders))
+        folder.mkdir()
+        try:
+            evolver.save(folder)
+        except (courier.ServerLostError, courier.CallCancelledError):
+            break  # the search is over
+        folders.append(folder)
+    running.wait()
+    assert folders
+    found = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))
+    for folder in folders:
+        restored = Evolver(PROBLEM, [])
+        restored.restore(folder)
+        assert search_alone(restored._search).result(0).best_x == found["best_x"]
+
+
+@pytest.mark.parametrize(
+    ("options", "mistake"),
+    [
+        ({"num_evaluators": 0}, "at least one evaluator"),
+        ({"function": "cube"}, "no function 'cube'; there are: sphere, rosenbrock, rastrigin"),
+        ({"dimension": 1}, "at least 2 dimensions"),
+        ({"population": 3}, "a population of 4"),
+    ],
+)
+def test_mistakes_are_found_before_anything_starts(options: dict[str, Any], mistake: str) -> None:
+    with pytest.raises(ValueError, match=mistake):
+        make_program(**options)
+
+
+def test_the_script_shows_progress_and_a_table() -> None:
+    done = run_script("--evaluators=2", "--dimension=3", "--cost=0")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "[evolver[0]] generation    25" in done.stdout
+    assert "\noptimum      reached\n" in done.stdout
+
+
+def test_the_script_takes_a_function_and_a_launcher() -> None:
+    done = run_script("--function=sphere", "--launcher=local_mt", "--dimension=2", "--cost=0.1")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "sphere with 8 evaluators (threads of this process" in done.stdout
+
+
+def run_script(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "examples.evolution_strategies.launch", *arguments],
+        cwd=_ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )

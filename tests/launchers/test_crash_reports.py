@@ -1,0 +1,272 @@
+"""A failure is reported with its first cause first, and all that is known of it is kept."""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import courier
+import launchpad_lite as lp
+from launchpad_lite.testing import poll_until
+from tests.launchers.scripts import Script
+
+LAUNCHERS = ["test_mt", "test_mp"]
+
+
+class Learner:
+    def step(self, batch: int) -> int:
+        if batch == 3:
+            raise ZeroDivisionError("the gradient vanished")
+        return batch
+
+
+class Actor:
+    """Calls a learner until one of the calls fails."""
+
+    def __init__(self, learner: Any) -> None:
+        self._learner = learner
+
+    def run(self) -> None:
+        for batch in range(10):
+            self._learner.step(batch)
+
+
+class Sleeper:
+    def run(self) -> None:
+        while not lp.stop_event().is_set():
+            self.nap_deep_down()
+
+    def nap_deep_down(self) -> None:
+        time.sleep(0.05)
+
+
+class Dies:
+    """Prints something, and ends its process without a word of Python."""
+
+    def __init__(self, how: str) -> None:
+        self._how = how
+
+    def run(self) -> None:
+        print("the last words", flush=True)
+        if self._how == "segfault":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        os._exit(3)
+
+
+def _failed(running: Any) -> lp.NodeFailedError:
+    with pytest.raises(lp.NodeFailedError) as failed:
+        running.wait()
+    return failed.value
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_an_error_in_a_remote_method_is_shown_with_the_lines_of_both_sides(
+    launch_program: Any, launcher: str
+) -> None:
+    program = lp.Program("remote")
+    learner = program.add_node(lp.CourierNode(Learner), label="learner")
+    program.add_node(lp.PyClassNode(Actor, learner), label="actor")
+    error = _failed(launch_program(program, launcher))
+    assert error.failure.node == "actor[0]"
+    assert str(error).startswith("actor[0] on ")
+    assert "ZeroDivisionError: the gradient vanished" in str(error).splitlines()[0]
+    assert 'raise ZeroDivisionError("the gradient vanished")' in str(error)  # there
+    assert "self._learner.step(batch)" in str(error)  # here
+    assert isinstance(error.__cause__, ZeroDivisionError)
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_the_crash_folder_is_named_and_holds_all_that_is_known(
+    launch_program: Any, launcher: str, tmp_path: Path
+) -> None:
+    program = lp.Program("crash")
+    learner = program.add_node(lp.CourierNode(Learner), label="learner")
+    with program.group("sleeper"):
+        for _ in range(2):
+            program.add_node(lp.PyClassNode(Sleeper))
+    program.add_node(lp.PyClassNode(Actor, learner), label="actor")
+    running = launch_program(program, launcher, log_dir=tmp_path / "run")
+    error = _failed(running)
+    folder = tmp_path / "run"
+    assert running.running.crash_dir == folder
+    assert f"Crash folder: {folder}" in str(error)
+    assert "the gradient vanished" in (folder / "report.txt").read_text()
+    assert "actor[0]  PyClassNode(Actor)  calls learner[0]" in (folder / "plan.txt").read_text()
+    versions = (folder / "versions.txt").read_text()
+    assert f"launchpad-lite {lp.__version__}" in versions
+    assert f"Python {sys.version}" in versions
+    assert "cloudpickle " in versions
+    for name in ("sleeper[0]", "sleeper[1]"):
+        assert "nap_deep_down" in (folder / "stacks" / f"{name}.txt").read_text() or (
+            "run" in (folder / "stacks" / f"{name}.txt").read_text()
+        )
+    assert "learner[0].txt" in {file.name for file in (folder / "stacks").iterdir()}
+    if launcher == "test_mp":
+        assert "the gradient vanished" in (folder / "actor" / "0.log").read_text()
+
+
+def test_a_program_that_ends_well_keeps_only_its_logs(launch_program: Any, tmp_path: Path) -> None:
+    program = lp.Program("well")
+    program.add_node(lp.PyNode(print, "hello"), label="node")
+    running = launch_program(program, "test_mp", log_dir=tmp_path / "run")
+    running.wait()
+    assert running.running.crash_dir is None
+    assert [entry.name for entry in (tmp_path / "run").iterdir()] == ["node"]
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"), [("segfault", "killed by SIGSEGV"), ("exit", "exit code 3")]
+)
+def test_a_process_that_dies_without_a_word_is_shown_with_its_last_output(
+    launch_program: Any, how: str, expected: str
+) -> None:
+    program = lp.Program("dies")
+    program.add_node(lp.PyClassNode(Dies, how), label="dies")
+    error = _failed(launch_program(program, "test_mp"))
+    assert expected in error.failure.summary
+    assert "the last words" in str(error)
+    if how == "segfault":  # faulthandler's own words are the last lines
+        assert "Fatal Python error: Segmentation fault" in str(error)
+        assert "in run" in str(error)
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_what_followed_is_told_after_the_cause_and_in_one_line_each(
+    launch_program: Any, launcher: str
+) -> None:
+    program = lp.Program("follows")
+    node = lp.CourierNode(Breaks)
+    breaks = program.add_node(node, label="breaks")
+    with program.group("actor"):
+        for _ in range(3):
+            program.add_node(lp.PyClassNode(Actor, breaks))
+    started = time.monotonic()
+    error = _failed(launch_program(program, launcher))
+    assert error.failure.node == "breaks[0]"
+    assert time.monotonic() - started < 2.5  # it waits for no call in flight
+    head, _, followed = str(error).partition("What followed:")
+    assert "ValueError: broke" in head
+    lines = [line for line in followed.splitlines() if line.startswith("  actor[")]
+    assert len(lines) == len(error.consequences)
+    assert all(isinstance(each, lp.NodeFailure) for each in error.consequences)
+
+
+class Breaks:
+    """Serves for a moment, then fails."""
+
+    def __init__(self) -> None:
+        self._steps = 0
+
+    def step(self, batch: int) -> None:
+        self._steps += 1
+        time.sleep(3 if batch else 0)
+
+    def run(self) -> None:
+        poll_until(lambda: self._steps > 3, 30)
+        raise ValueError("broke")
+
+
+def test_the_report_of_a_script_names_the_crash_folder(tmp_path: Path) -> None:
+    source = """
+        import launchpad_lite as lp
+
+        def fails():
+            raise ValueError("boom")
+
+        program = lp.Program("script")
+        program.add_node(lp.PyNode(fails), label="fails")
+        lp.launch(program)
+    """
+    with Script(tmp_path, source) as script:
+        ended = script.run()
+        assert ended.code == 1
+        (line,) = [line for line in ended.stderr.splitlines() if line.startswith("Crash folder: ")]
+        folder = Path(line.partition(": ")[2])
+        assert (folder / "report.txt").read_text().startswith("fails[0] on localhost failed: ")
+
+
+def _memory_cgroup() -> Path:
+    """Where a control group with a memory limit can be made."""
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            return Path("/sys/fs/cgroup/memory") / path.strip("/")
+        if not controllers and (Path("/sys/fs/cgroup") / "cgroup.controllers").exists():
+            return Path("/sys/fs/cgroup") / path.strip("/")
+    raise FileNotFoundError("no memory controller")
+
+
+@pytest.fixture
+def small_memory() -> Any:
+    """Makes a control group of 300 MiB; returns the file that takes its processes."""
+    try:
+        group = _memory_cgroup() / f"launchpad-test-{os.getpid()}"
+        group.mkdir()
+    except OSError as error:
+        reason = f"cannot make a control group with a memory limit: {error}"
+        # The machines of CI let root do it; elsewhere it takes rights that a user may not have.
+        pytest.skip(reason)
+    try:
+        v1 = (group / "memory.limit_in_bytes").exists()
+        limit = group / ("memory.limit_in_bytes" if v1 else "memory.max")
+        limit.write_text(str(300 << 20))
+        yield group / "cgroup.procs"
+    finally:
+        poll_until(lambda: not (group / "cgroup.procs").read_text(), 10, must=False)
+        group.rmdir()
+
+
+def test_a_node_that_takes_all_memory_is_named_as_out_of_memory(
+    small_memory: Path, tmp_path: Path
+) -> None:
+    source = f"""
+        import os, pathlib
+        pathlib.Path({str(small_memory)!r}).write_text(str(os.getpid()))
+        import launchpad_lite as lp
+
+        def greedy():
+            taken = []
+            while True:
+                taken.append(bytearray(os.urandom(1 << 20) * 16))
+
+        program = lp.Program("greedy")
+        program.add_node(lp.PyNode(lp.wait_for_stop), label="modest")
+        program.add_node(lp.PyNode(greedy), label="greedy")
+        lp.launch(program)
+    """
+    with Script(tmp_path, source) as script:
+        ended = script.run()
+        assert ended.code == 1
+        assert "greedy[0] on localhost failed" in ended.stderr
+        assert "out of memory" in ended.stderr
+        script.assert_gone()
+
+
+def test_an_error_of_one_node_that_restarts_is_in_the_report_of_another(
+    launch_program: Any, tmp_path: Path
+) -> None:
+    program = lp.Program("history")
+    program.add_node(lp.CourierNode(Learner), label="learner")
+    program.add_node(lp.PyClassNode(FailsTwice), label="twice")
+    running = launch_program(
+        program,
+        "test_mp",
+        restart={"twice": lp.RestartPolicy(max_restarts=1, backoff_s=0.01)},
+        log_dir=tmp_path / "run",
+    )
+    error = _failed(running)
+    report = (tmp_path / "run" / "report.txt").read_text()
+    assert "Restarts:" in report
+    assert "RuntimeError: time 0" in report
+    assert "RuntimeError: time 1" in error.failure.summary
+    with pytest.raises(courier.CourierError):
+        running.client("learner").step(1)
+
+
+class FailsTwice:
+    def run(self) -> None:
+        raise RuntimeError(f"time {lp.restart_count()}")

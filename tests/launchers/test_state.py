@@ -1,0 +1,265 @@
+"""The state of nodes survives where the user wants it, and notices from outside give time to save."""
+
+import contextlib
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import courier
+import launchpad_lite as lp
+from launchpad_lite.testing import poll_until
+from tests.launchers.scripts import Script
+
+LAUNCHERS = ["test_mt", "test_mp"]
+QUICK = lp.RestartPolicy(backoff_s=0.01, max_restarts=50)
+
+
+class Counter:
+    """Its state is a number."""
+
+    def __init__(self) -> None:
+        self._value = 0
+
+    def add(self, by: int = 1) -> int:
+        self._value += by
+        return self._value
+
+    def checkpoint(self) -> Path | None:
+        return lp.save_checkpoint()
+
+    def save(self, folder: Path) -> None:
+        (folder / "value.json").write_text(json.dumps(self._value))
+
+    def restore(self, folder: Path) -> None:
+        self._value = json.loads((folder / "value.json").read_text())
+
+
+class Runner(Counter):
+    """Counts while it runs, and never looks at the stop."""
+
+    def __init__(self, other: Any) -> None:
+        super().__init__()
+        self._other = other
+
+    def run(self) -> None:
+        while True:
+            self.add()
+            self._other.add(0)
+
+
+class Unsaved(Counter):
+    def save(self, folder: Path) -> None:
+        raise OSError("no way to save")
+
+
+class Stateless:
+    def ping(self) -> None: ...
+
+
+def _program(constructor: Any = Counter) -> lp.Program:
+    program = lp.Program("state")
+    program.add_node(lp.CourierNode(constructor), label="counter")
+    return program
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_state_is_saved_at_the_stop_and_there_at_the_next_launch(
+    launch_program: Any, tmp_path: Path, launcher: str
+) -> None:
+    for expected in (1, 2, 3):
+        running = launch_program(_program(), launcher, checkpoints=tmp_path / "checkpoints")
+        assert running.client("counter").add() == expected
+        running.stop()
+    kept = sorted((tmp_path / "checkpoints" / "counter" / "0").glob("0*"))
+    assert [folder.name for folder in kept] == ["00000002", "00000003"]
+
+
+def test_a_restarted_node_goes_on_where_its_newest_checkpoint_is(
+    launch_program: Any, tmp_path: Path
+) -> None:
+    running = launch_program(
+        _program(), "test_mp", restart=QUICK, checkpoints={"counter": tmp_path / "checkpoints"}
+    )
+    client = running.client("counter")
+    client.add(5)
+    assert client.checkpoint() is not None
+    client.add(100)  # lost: there is no exact recovery
+    (status,) = running.running.status()
+    os.kill(status.pid, signal.SIGKILL)
+    poll_until(lambda: running.running.status()[0].restarts == 1)
+    while True:
+        try:
+            assert client.add() == 6
+            break
+        except courier.ServerLostError:
+            continue
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_state_is_saved_on_a_period(launch_program: Any, tmp_path: Path, launcher: str) -> None:
+    checkpoints = lp.Checkpoints(tmp_path / "checkpoints", period_s=0.05, keep=1)
+    running = launch_program(_program(), launcher, checkpoints=checkpoints)
+    running.client("counter").add(42)
+
+    def saved() -> bool:
+        files = tmp_path.glob("checkpoints/counter/0/0*/state/value.json")
+        return any(file.read_text() == "42" for file in files if file.exists())
+
+    poll_until(saved)
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_node_that_ends_since_its_calls_end_is_saved_too(
+    launch_program: Any, tmp_path: Path, launcher: str
+) -> None:
+    program = lp.Program("runner")
+    other = program.add_node(lp.CourierNode(Counter), label="other")
+    program.add_node(lp.CourierNode(Runner, other), label="runner")
+    running = launch_program(program, launcher, checkpoints={"runner": tmp_path})
+    poll_until(lambda: running.client("runner").add(0) > 3)
+    running.stop()
+    (file,) = tmp_path.glob("runner/0/0*/state/value.json")
+    assert int(file.read_text()) > 3
+
+
+def test_a_node_that_saves_nothing_but_is_named_is_a_clear_error(
+    launch_program: Any, tmp_path: Path
+) -> None:
+    running = launch_program(
+        _program(Stateless), "test_mp", checkpoints={"counter": tmp_path / "checkpoints"}
+    )
+    with pytest.raises(lp.NodeFailedError, match=r"counter\[0\].*Stateless has no.*save\(folder\)"):
+        running.wait()
+
+
+def test_a_folder_for_all_leaves_nodes_without_state_alone(
+    launch_program: Any, tmp_path: Path
+) -> None:
+    running = launch_program(_program(Stateless), "test_mt", checkpoints=tmp_path / "checkpoints")
+    running.client("counter").ping()
+    running.stop()
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_state_that_cannot_be_saved_at_the_end_is_a_failure(
+    launch_program: Any, tmp_path: Path
+) -> None:
+    running = launch_program(_program(Unsaved), "test_mp", checkpoints=tmp_path / "checkpoints")
+    running.client("counter").add()
+    with pytest.raises(lp.NodeFailedError, match="no way to save"):
+        running.stop()
+
+
+def test_nothing_half_done_is_left_of_a_node_that_is_killed_while_it_saves(
+    launch_program: Any, tmp_path: Path
+) -> None:
+    program = lp.Program("half")
+    program.add_node(lp.CourierNode(Hanging, str(tmp_path / "saving")), label="hanging")
+    folder = tmp_path / "checkpoints"
+    running = launch_program(program, "test_mp", checkpoints=folder, notice_s=0.2)
+    running.client("hanging").add()
+    result = running.stop(30)
+    assert (tmp_path / "saving").exists()
+    assert result.killed == ("hanging[0]",)
+    assert [path.name for path in (folder / "hanging" / "0").iterdir()] == [".lock"]
+
+
+class Hanging(Counter):
+    def __init__(self, mark: str) -> None:
+        super().__init__()
+        self._mark = Path(mark)
+
+    def save(self, folder: Path) -> None:
+        (folder / "half").write_bytes(b"x" * 1000)
+        self._mark.touch()
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(1000)
+
+
+# Notices from outside
+
+
+def _terminate(running: Any, index: int = 0) -> None:
+    os.kill(running.running.status()[index].pid, signal.SIGTERM)
+
+
+def test_a_node_told_from_outside_to_end_saves_and_comes_back(
+    launch_program: Any, tmp_path: Path
+) -> None:
+    running = launch_program(_program(), "test_mp", restart=QUICK, checkpoints=tmp_path)
+    client = running.client("counter")
+    assert client.add(7) == 7
+    _terminate(running)
+    poll_until(lambda: running.running.status()[0].restarts == 1)
+    assert client.add() == 8
+    (restart,) = running.stop().restarts
+    assert "from outside" in restart.failure.summary
+    assert "SIGTERM" in restart.failure.summary
+
+
+def test_a_node_told_from_outside_to_end_ends_its_program_in_order_without_a_policy(
+    launch_program: Any, tmp_path: Path
+) -> None:
+    program = _program()
+    program.add_node(lp.CourierNode(Counter), label="other")
+    running = launch_program(program, "test_mp", checkpoints=tmp_path)
+    running.client("counter").add(1)
+    running.client("other").add(2)
+    _terminate(running)
+    with pytest.raises(SystemExit) as exited:
+        running.wait()
+    assert exited.value.code == 143
+    assert running.running.result.outcome is lp.Outcome.INTERRUPTED
+    assert "counter[0]" in running.running.result.reason
+    values = sorted(file.read_text() for file in tmp_path.glob("*/0/0*/state/value.json"))
+    assert values == ["1", "2"]
+
+
+def test_a_signal_to_every_process_of_the_program_is_one_orderly_stop(tmp_path: Path) -> None:
+    source = """
+        import pathlib, json
+        import launchpad_lite as lp
+
+        class Node:
+            def __init__(self, index, other=None):
+                self.index, self.other = index, other
+
+            def get(self):
+                return self.index
+
+            def run(self):
+                if self.other is not None:
+                    self.other.get()
+                pathlib.Path(f"up{self.index}").touch()
+                lp.wait_for_stop()
+
+            def save(self, folder):
+                (folder / "index").write_text(str(self.index))
+
+            def restore(self, folder):
+                pass
+
+        program = lp.Program("preempted")
+        other = program.add_node(lp.CourierNode(Node, 0), label="other")
+        with program.group("node"):
+            for index in range(1, 5):
+                program.add_node(lp.CourierNode(Node, index, other))
+        lp.launch(program, restart={"node": "on_failure"}, checkpoints="state")
+    """
+    with Script(tmp_path, source) as script:
+        process = script.start()
+        script.wait_for("up", 5)
+        everybody = [each.pid for each in script.processes()]
+        for pid in everybody:  # as a batch system does
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+        _, stderr = process.communicate(timeout=20)
+        assert process.returncode == 143, stderr
+        script.assert_gone()
+    saved = sorted(file.read_text() for file in tmp_path.glob("state/*/*/0*/state/index"))
+    assert saved == ["0", "1", "2", "3", "4"]

@@ -1,0 +1,283 @@
+"""Faults hit the workers of the program, leave nobody paused, and hit nobody else."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+
+import launchpad_lite as lp
+from launchpad_lite.launching import NodeStatus
+from launchpad_lite.testing import poll_until
+from launchpad_lite.testing.monkey import Fault, Injected, Monkey
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="a tool for Linux")
+
+
+class Counter:
+    """Counts until it is told that it is enough."""
+
+    def __init__(self) -> None:
+        self._value = 0
+        self._enough = False
+
+    def increment(self) -> bool:
+        self._value += 1
+        return not self._enough
+
+    def finish(self) -> int:
+        self._enough = True
+        return self._value
+
+
+class Caller:
+    """Calls the counter as long as it wants to be called."""
+
+    def __init__(self, counter: Any) -> None:
+        self._counter = counter
+
+    def run(self) -> None:
+        while self._counter.increment():
+            pass
+
+
+class FakeProgram:
+    """Says of processes what the test wants; the first node's group is `a`."""
+
+    def __init__(self, *pids: int) -> None:
+        self.nodes = [
+            NodeStatus(f"a[{number}]", "running", "localhost", pid, {})
+            for number, pid in enumerate(pids)
+        ]
+        self.plan = SimpleNamespace(executables=[SimpleNamespace(label="a")])
+        self.asked = 0
+
+    def status(self) -> list[NodeStatus]:
+        self.asked += 1
+        return self.nodes
+
+
+@pytest.fixture
+def start_child() -> Iterator[Callable[[], "subprocess.Popen[bytes]"]]:
+    children: list[subprocess.Popen[bytes]] = []
+
+    def start() -> "subprocess.Popen[bytes]":
+        children.append(subprocess.Popen(["sleep", "600"]))
+        return children[-1]
+
+    yield start
+    for child in children:
+        child.kill()
+        child.wait()
+
+
+@pytest.fixture
+def program(launch_program: Any) -> Any:
+    """Two callers and their counter, up and at work, as processes."""
+    graph = lp.Program("hit")
+    counter = graph.add_node(lp.CourierNode(Counter), label="counter")
+    for _ in range(2):
+        graph.add_node(lp.PyClassNode(Caller, counter), label="caller")
+    launched = launch_program(graph, "test_mp")
+    poll_until(lambda: all(each.state != "starting" for each in launched.running.status()))
+    return launched
+
+
+def stopped(pid: int) -> bool:
+    return psutil.Process(pid).status() == psutil.STATUS_STOPPED
+
+
+def monkey_of(program: Any, *faults: Fault, **options: Any) -> Monkey:
+    return Monkey(program, **{"seed": 7, "faults": faults, "mean_interval_s": 0.02, **options})
+
+
+def test_a_killed_worker_is_what_the_program_fails_of(program: Any) -> None:
+    monkey = monkey_of(program, Fault.KILL, labels=["caller"])
+    with monkey, pytest.raises(lp.NodeFailedError) as failed:
+        program.wait()
+    first = monkey.injected[0]
+    assert first.fault is Fault.KILL
+    assert first.at_s > 0
+    assert failed.value.failure.node == first.node
+    assert "SIGKILL" in str(failed.value)
+
+
+@pytest.mark.parametrize("fault", [Fault.PAUSE, Fault.DELAY])
+def test_a_program_completes_through_pauses(program: Any, fault: Fault) -> None:
+    pids = {each.name: each.pid for each in program.running.status()}
+    with monkey_of(program, fault, max_pause_s=0.1) as monkey:
+        hit = poll_until(lambda: {each.node for each in monkey.injected} == set(pids), 30)
+    assert hit
+    assert all((each.fault, each.pid) == (fault, pids[each.node]) for each in monkey.injected)
+    assert not any(stopped(pid) for pid in pids.values())
+    program.client("counter").finish()
+    assert program.wait().outcome is lp.Outcome.COMPLETED
+
+
+def test_a_paused_worker_does_nothing_until_the_block_ends(program: Any) -> None:
+    with monkey_of(program, Fault.PAUSE, labels=["counter"], max_pause_s=3600) as monkey:
+        (paused,) = poll_until(lambda: monkey.injected)
+        poll_until(lambda: stopped(paused.pid))
+    assert not stopped(paused.pid)
+    assert program.client("counter").finish() > 0
+    program.wait()
+
+
+def test_a_pause_ends_by_itself(start_child: Any) -> None:
+    child = start_child()
+    with monkey_of(FakeProgram(child.pid), Fault.PAUSE, max_pause_s=0.01) as monkey:
+        # It is hit anew only when the last pause is over.
+        poll_until(lambda: len(monkey.injected) > 3)
+
+
+def test_only_chosen_groups_are_hit(program: Any) -> None:
+    with monkey_of(program, Fault.PAUSE, labels=("caller",), max_pause_s=0.01) as monkey:
+        poll_until(lambda: len(monkey.injected) > 10)
+    assert {each.node for each in monkey.injected} == {"caller[0]", "caller[1]"}
+    program.stop()
+
+
+def test_the_same_seed_hits_the_same_nodes(start_child: Any) -> None:
+    children = [start_child().pid for _ in range(8)]
+
+    def nodes_hit(seed: int) -> list[str]:
+        options = {"seed": seed, "max_pause_s": 1e-9, "mean_interval_s": 0.05}
+        with monkey_of(FakeProgram(*children), Fault.PAUSE, **options) as monkey:
+            poll_until(lambda: len(monkey.injected) >= 8)
+        return [each.node for each in monkey.injected[:8]]
+
+    assert nodes_hit(1) == nodes_hit(1) != nodes_hit(2)
+
+
+def test_a_worker_that_came_up_is_left_alone_for_a_while(start_child: Any) -> None:
+    fake = FakeProgram(start_child().pid)
+    with monkey_of(fake, Fault.KILL, minimum_uptime_s=0.4) as monkey:
+        poll_until(lambda: monkey.injected)
+    assert monkey.injected[0].at_s >= 0.4
+
+
+@pytest.mark.parametrize("state", ["starting", "restarting", "ended"])
+def test_nodes_that_are_not_up_are_left_alone(start_child: Any, state: str) -> None:
+    fake = FakeProgram(start_child().pid)
+    fake.nodes = [NodeStatus("a[0]", state, "localhost", fake.nodes[0].pid, {})]
+    with monkey_of(fake, Fault.KILL) as monkey:
+        poll_until(lambda: fake.asked > 10)
+    assert monkey.injected == []
+
+
+def test_a_worker_that_ends_when_it_is_to_be_hit_is_spared(
+    start_child: Any, monkeypatch: Any
+) -> None:
+    child = start_child()
+    fake = FakeProgram(child.pid)
+    pidfd_open = os.pidfd_open
+
+    def open_too_late(pid: int) -> int:
+        if pid == child.pid:
+            fake.nodes = []
+        return pidfd_open(pid)
+
+    monkeypatch.setattr(os, "pidfd_open", open_too_late)
+    with monkey_of(fake, Fault.KILL) as monkey:
+        poll_until(lambda: not fake.nodes and fake.asked > 10)
+    assert monkey.injected == []
+    assert child.poll() is None
+
+
+def test_the_kill_of_a_worker_that_is_dead_already_does_not_count(start_child: Any) -> None:
+    child = start_child()
+    fake = FakeProgram(child.pid)
+    child.kill()
+    poll_until(lambda: psutil.Process(child.pid).status() == psutil.STATUS_ZOMBIE)
+    with monkey_of(fake, Fault.KILL) as monkey:
+        poll_until(lambda: fake.asked > 20)
+    assert monkey.injected == []
+
+
+def test_a_process_that_is_not_of_our_making_is_spared() -> None:
+    # The shell ends at once, and its child is nobody's.
+    shell = ["sh", "-c", "sleep 600 >/dev/null 2>&1 & echo $!"]
+    orphan = psutil.Process(int(subprocess.run(shell, capture_output=True).stdout))
+    try:
+        fake = FakeProgram(orphan.pid)
+        with monkey_of(fake, Fault.KILL) as monkey:
+            poll_until(lambda: fake.asked > 10)
+        assert monkey.injected == []
+        assert orphan.is_running()
+    finally:
+        orphan.kill()
+
+
+def test_pids_that_are_no_more_are_passed_over(start_child: Any) -> None:
+    child = start_child()
+    child.kill()
+    child.wait()
+    fake = FakeProgram(child.pid)
+    with monkey_of(fake, Fault.KILL) as monkey:
+        poll_until(lambda: fake.asked > 10)
+    assert monkey.injected == []
+
+
+def test_each_kill_is_told_once(start_child: Any) -> None:
+    children = [start_child() for _ in range(4)]
+    with monkey_of(FakeProgram(*(child.pid for child in children)), Fault.KILL) as monkey:
+        poll_until(lambda: all(child.poll() is not None for child in children))
+    assert {child.returncode for child in children} == {-signal.SIGKILL}
+    assert sorted(each.pid for each in monkey.injected) == sorted(each.pid for each in children)
+    assert all(isinstance(each, Injected) for each in monkey.injected)
+
+
+def test_an_error_of_the_monkey_is_raised_where_its_block_ends(start_child: Any) -> None:
+    fake = FakeProgram(start_child().pid)
+    monkey = monkey_of(fake, Fault.PAUSE)
+    fake.nodes = [NodeStatus("a[0]", "running", "gpu7", fake.nodes[0].pid, {})]
+    with pytest.raises(TypeError, match="gpu7"), monkey:
+        poll_until(lambda: fake.asked > 1)
+
+
+def test_an_error_of_the_block_comes_before_one_of_the_monkey(start_child: Any) -> None:
+    fake = FakeProgram(start_child().pid)
+    monkey = monkey_of(fake, Fault.PAUSE)
+    fake.nodes = [NodeStatus("a[0]", "running", "gpu7", fake.nodes[0].pid, {})]
+    with pytest.raises(KeyError), monkey:
+        raise poll_until(lambda: KeyError() if fake.asked > 1 else None)
+
+
+def test_threads_are_refused(launch_program: Any) -> None:
+    graph = lp.Program("threads")
+    graph.add_node(lp.CourierNode(Counter), label="counter")
+    launched = launch_program(graph, "test_mt")
+    with pytest.raises(TypeError, match=r"counter\[0\] is a thread.*test_mp"):
+        monkey_of(launched, Fault.KILL)
+
+
+def test_other_machines_are_refused() -> None:
+    fake = FakeProgram(4711)
+    fake.nodes = [NodeStatus("a[0]", "running", "gpu7", 4711, {})]
+    with pytest.raises(TypeError, match=r"gpu7.*this machine only"):
+        monkey_of(fake, Fault.KILL)
+
+
+def test_a_system_without_pidfds_is_refused(monkeypatch: Any) -> None:
+    monkeypatch.delattr(os, "pidfd_open")
+    with pytest.raises(NotImplementedError, match="pidfd"):
+        monkey_of(FakeProgram(), Fault.KILL)
+
+
+@pytest.mark.parametrize(
+    ("options", "mistake"),
+    [
+        ({"faults": ()}, "at least one fault"),
+        ({"labels": ["b"]}, "no group 'b'; there are: a"),
+        ({"mean_interval_s": 0}, "above 0"),
+        ({"max_pause_s": 0}, "above 0"),
+        ({"minimum_uptime_s": -1}, "not below"),
+    ],
+)
+def test_mistakes_are_found_before_anything_is_hit(options: Any, mistake: str) -> None:
+    with pytest.raises(ValueError, match=mistake):
+        monkey_of(FakeProgram(), Fault.KILL, **options)

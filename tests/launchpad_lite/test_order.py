@@ -1,0 +1,117 @@
+"""In which order nodes stop, against an oracle that tries all paths."""
+
+import itertools
+import sys
+
+from hypothesis import given, settings, strategies as st
+
+from launchpad_lite._order import StopOrder
+
+Calls = dict[str, list[str]]
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> Calls:
+    """Graphs of up to 8 nodes; nodes may call themselves, and others more than once."""
+    names = [f"n{index}" for index in range(draw(st.integers(0, 8)))]
+    if not names:
+        return {}
+    return {name: draw(st.lists(st.sampled_from(names), max_size=3)) for name in names}
+
+
+class Oracle:
+    """The order, the slow and plain way."""
+
+    def __init__(self, calls: Calls) -> None:
+        self.calls = calls
+        self.below = {name: set(callees) for name, callees in calls.items()}
+        for middle, first in itertools.product(calls, calls):
+            if middle in self.below[first]:
+                self.below[first] |= self.below[middle]
+
+    def circle(self, name: str) -> set[str]:
+        return {name} | {each for each in self.below[name] if name in self.below[each]}
+
+    def callers(self, name: str) -> set[str]:
+        circle = self.circle(name)
+        return {
+            caller
+            for caller, callees in self.calls.items()
+            if caller not in circle and circle & set(callees)
+        }
+
+    def wave(self, name: str) -> int:
+        return max((1 + self.wave(caller) for caller in self.callers(name)), default=0)
+
+
+@settings(max_examples=500, deadline=None)
+@given(graphs())
+def test_the_order_is_that_of_the_oracle(calls: Calls) -> None:
+    order, oracle = StopOrder(calls), Oracle(calls)
+    assert order.waves == max((1 + oracle.wave(name) for name in calls), default=0)
+    for name in calls:
+        callers = order.callers[name]
+        assert set(callers) == oracle.callers(name)
+        assert len(callers) == len(set(callers))
+        assert order.below(name) == oracle.below[name]
+
+
+@settings(max_examples=200, deadline=None)
+@given(graphs())
+def test_the_order_does_not_depend_on_how_the_graph_is_written(calls: Calls) -> None:
+    shuffled = list(reversed(calls.items()))
+    again = StopOrder({name: list(reversed(callees)) for name, callees in shuffled})
+    order = StopOrder(calls)
+    assert again.waves == order.waves
+    for name in calls:
+        assert set(again.callers[name]) == set(order.callers[name])
+
+
+def test_callers_stop_before_those_they_call() -> None:
+    order = StopOrder({"actor": ["learner", "replay"], "learner": ["replay"], "replay": []})
+    assert order.callers == {"actor": [], "learner": ["actor"], "replay": ["actor", "learner"]}
+    assert order.waves == 3
+
+
+def test_a_circle_stops_together_after_all_who_call_into_it() -> None:
+    order = StopOrder({"p": ["x"], "x": ["y"], "y": ["x", "below"], "below": []})
+    assert order.callers == {"p": [], "x": ["p"], "y": ["p"], "below": ["y"]}
+    assert order.waves == 3
+
+
+def test_who_calls_itself_waits_for_nobody() -> None:
+    order = StopOrder({"a": ["a"]})
+    assert order.callers == {"a": []}
+    assert order.waves == 1
+
+
+def test_no_nodes_need_no_waves() -> None:
+    assert StopOrder({}).waves == 0
+
+
+def test_long_chains_and_circles_need_no_deep_recursion() -> None:
+    names = [f"n{index}" for index in range(10_000)]
+    assert len(names) > sys.getrecursionlimit()
+    chain = {name: [callee] for name, callee in itertools.pairwise(names)} | {names[-1]: []}
+    for calls in (chain, dict(reversed(chain.items()))):
+        order = StopOrder(calls)
+        assert order.waves == len(names)
+        assert order.callers[names[-1]] == [names[-2]]
+        assert len(order.below(names[0])) == len(names) - 1
+    circle = StopOrder(chain | {names[-1]: [names[0]]})
+    assert circle.waves == 1
+    assert not any(circle.callers.values())
+
+
+def test_in_a_fully_connected_graph_all_stop_together() -> None:
+    names = [f"n{index}" for index in range(200)]
+    order = StopOrder(dict.fromkeys(names, names))
+    assert order.waves == 1
+    assert order.callers == {name: [] for name in names}
+
+
+def test_many_callers_of_one_node_are_one_wave() -> None:
+    names = [f"actor{index}" for index in range(10_000)]
+    order = StopOrder({"learner": [], **{name: ["learner"] for name in names}})
+    assert order.waves == 2
+    assert set(order.callers["learner"]) == set(names)

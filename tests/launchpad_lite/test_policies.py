@@ -1,0 +1,178 @@
+"""What users may ask for about the life of a node, and what they are told if it cannot be."""
+
+import math
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from launchpad_lite._policies import NEVER, Liveness, RestartPolicy, RestartWhen
+
+seconds = st.floats(0, 1e9)
+chances = st.floats(0, 1)
+
+
+# Restart policies
+
+
+@pytest.mark.parametrize(
+    ("given_", "expected"),
+    [
+        ("never", NEVER),
+        ("on_failure", RestartPolicy()),
+        (RestartWhen.ALWAYS, RestartPolicy("always")),
+        (RestartPolicy("always", 7), RestartPolicy(RestartWhen.ALWAYS, 7)),
+        ({"when": "always", "max_restarts": 7}, RestartPolicy("always", 7)),
+        ({}, RestartPolicy()),
+    ],
+)
+def test_a_policy_may_be_written_shortly(given_: Any, expected: RestartPolicy) -> None:
+    assert RestartPolicy.of(given_) == expected
+
+
+def test_names_of_policies_become_members() -> None:
+    assert RestartPolicy("always").when is RestartWhen.ALWAYS
+
+
+@pytest.mark.parametrize(
+    ("given_", "text"),
+    [
+        (
+            "sometimes",
+            "a restart policy is one of 'never', 'on_failure', 'always', not 'sometimes'",
+        ),
+        ({"when": None}, "a restart policy is one of 'never', 'on_failure', 'always', not None"),
+        ({"when": ["never"]}, "a restart policy is one of"),
+        (
+            {"max_restart": 3},
+            "unknown setting 'max_restart'; known are when, max_restarts, window_s, backoff_s",
+        ),
+        ({1: 2, "z": 3}, "unknown setting 'z'; known are when"),
+        ({"max_restarts": -1}, "max_restarts cannot be -1"),
+        ({"window_s": 0}, "window_s cannot be 0"),
+        ({"window_s": math.nan}, "window_s cannot be nan"),
+        ({"backoff_s": -0.1}, "backoff_s cannot be -0.1"),
+        ({"backoff_s": math.inf}, "backoff_s cannot be inf"),
+        ({"max_backoff_s": math.inf}, "max_backoff_s cannot be inf"),
+        ({"window_s": 10**400}, "window_s cannot be"),
+        ({"backoff_s": 10**400}, "backoff_s cannot be"),
+        ({"jitter": -0.1}, "jitter cannot be -0.1"),
+        ({"jitter": 1.1}, "jitter is a part of the delay, 0 to 1, not 1.1"),
+    ],
+)
+def test_policies_that_cannot_be_are_refused(given_: Any, text: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(text)):
+        RestartPolicy.of(given_)
+
+
+@pytest.mark.parametrize(
+    ("given_", "text"),
+    [
+        (None, "expected lp.RestartPolicy, its name or a dict, got None"),
+        (3, "expected lp.RestartPolicy, its name or a dict, got 3"),
+        ({"max_restarts": 1.5}, "max_restarts is a whole number, not 1.5"),
+        ({"max_restarts": True}, "max_restarts is a whole number, not True"),
+        ({"window_s": "10"}, "window_s is a number, not '10'"),
+        ({"backoff_s": None}, "backoff_s is a number, not None"),
+        ({"jitter": False}, "jitter is a number, not False"),
+    ],
+)
+def test_policies_of_the_wrong_type_are_refused(given_: Any, text: str) -> None:
+    with pytest.raises(TypeError, match=re.escape(text)):
+        RestartPolicy.of(given_)
+
+
+def test_a_window_may_be_without_end() -> None:
+    assert RestartPolicy(window_s=math.inf).window_s == math.inf
+
+
+def test_policies_tell_what_they_are() -> None:
+    assert str(NEVER) == ""
+    assert str(RestartPolicy("always", 5, 60)) == "restart=always, at most 5 in 60 s"
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    policy=st.builds(
+        RestartPolicy, backoff_s=seconds, max_backoff_s=seconds, jitter=st.floats(0, 1)
+    ),
+    failures=st.integers(0, 10_000),
+    chance=chances,
+)
+def test_delays_stay_within_their_bounds(
+    policy: RestartPolicy, failures: int, chance: float
+) -> None:
+    delay_s = policy.delay_s(failures, chance)
+    plain_s = min(policy.backoff_s, policy.max_backoff_s)
+    assert plain_s * (1 - policy.jitter) * (1 - 1e-9) <= delay_s
+    assert delay_s <= policy.max_backoff_s * (1 + policy.jitter) * (1 + 1e-9)
+    assert delay_s <= policy.delay_s(failures + 1, chance)
+    assert policy.delay_s(failures, 0.0) <= delay_s <= policy.delay_s(failures, 1.0)
+
+
+def test_delays_double_up_to_a_limit() -> None:
+    policy = RestartPolicy(backoff_s=0.1, max_backoff_s=1.0, jitter=0.0)
+    delays = [policy.delay_s(failures, 0.5) for failures in range(7)]
+    assert delays == pytest.approx([0.1, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0])
+
+
+def test_delays_vary_by_their_jitter() -> None:
+    policy = RestartPolicy(backoff_s=10.0, jitter=0.2)
+    assert [policy.delay_s(1, chance) for chance in (0.0, 0.5, 1.0)] == [8.0, 10.0, 12.0]
+
+
+@pytest.mark.parametrize(("backoff_s", "expected"), [(0.1, 30.0), (0.0, 0.0), (1e308, 30.0)])
+def test_any_number_of_failures_has_a_delay(backoff_s: float, expected: float) -> None:
+    policy = RestartPolicy(backoff_s=backoff_s, max_backoff_s=30.0, jitter=0.0)
+    assert policy.delay_s(10**6, 0.5) == expected
+
+
+# Liveness
+
+
+@pytest.mark.parametrize(
+    ("given_", "expected"),
+    [
+        ({"heartbeat_s": 30}, Liveness(heartbeat_s=30)),
+        ({}, Liveness()),
+        (Liveness(health_s=1), Liveness(health_s=1)),
+    ],
+)
+def test_limits_may_be_written_shortly(given_: Any, expected: Liveness) -> None:
+    assert Liveness.of(given_) == expected
+
+
+@pytest.mark.parametrize(
+    ("given_", "error", "text"),
+    [
+        (None, TypeError, "expected lp.Liveness or a dict, got None"),
+        (30, TypeError, "expected lp.Liveness or a dict, got 30"),
+        ({"health_s": "1"}, TypeError, "health_s is a number, not '1'"),
+        ({"health_s": True}, TypeError, "health_s is a number, not True"),
+        ({"health_s": 0}, ValueError, "health_s cannot be 0"),
+        ({"startup_s": -1}, ValueError, "startup_s cannot be -1"),
+        ({"heartbeat_s": math.inf}, ValueError, "heartbeat_s cannot be inf"),
+        (
+            {"heartbeat": 30},
+            ValueError,
+            "unknown setting 'heartbeat'; known are health_s, heartbeat_s, startup_s",
+        ),
+    ],
+)
+def test_limits_that_cannot_be_are_refused(given_: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=re.escape(text)):
+        Liveness.of(given_)
+
+
+def test_a_heartbeat_may_be_as_late_as_its_report() -> None:
+    limits = Liveness(heartbeat_s=10.0)
+    assert limits.heartbeat_report_s == 0.5
+    assert limits.heartbeat_deadline_s == 10.5
+    assert Liveness().heartbeat_report_s is None
+    assert Liveness().heartbeat_deadline_s is None
+
+
+def test_limits_tell_what_they_are() -> None:
+    assert str(Liveness()) == ""
+    assert str(Liveness(health_s=5, startup_s=60)) == "health_s=5, startup_s=60"
