@@ -49,6 +49,7 @@ from launchpad_lite.launching import (
 
 #: Seconds that stop handlers of this process have once all nodes have ended.
 _HANDLERS_S = 2.0
+_LONGEST_WAIT_S = 3600.0
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -58,8 +59,14 @@ class Host(Protocol):
 
     name: str
 
-    def start(self, node: str, attempt: int) -> None:
-        """Starts a node's worker; the one before has ended. How it goes is told by events."""
+    def start(self, node: str, attempt: int, cause: NodeFailure | None) -> None:
+        """Starts a node's worker; the one before has ended. How it goes is told by events.
+
+        Args:
+            node: `label[replica]`.
+            attempt: How many restarts of it this makes.
+            cause: How the one before failed, if it did; for whoever watches.
+        """
 
     def request_stop(self, node: str) -> None:
         """Tells a node to end."""
@@ -246,7 +253,7 @@ class SupervisedProgram(RunningProgram):
         if isinstance(action, Start):
             self._attempts[action.node] = action.attempt
             self._states[action.node] = "starting"
-            host.start(action.node, action.attempt)
+            host.start(action.node, action.attempt, action.cause)
         elif isinstance(action, RequestStop):
             # What was registered in this process is called before any node can have ended.
             self._stopping.set()
@@ -263,7 +270,10 @@ class SupervisedProgram(RunningProgram):
         STOP_HANDLERS.call_all()
 
     def _next_event(self, deadline: float | None) -> Event:
-        timeout_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+        timeout_s = None
+        if deadline is not None:
+            # A notice of centuries is fine; a wait that long is not.
+            timeout_s = min(max(0.0, deadline - time.monotonic()), _LONGEST_WAIT_S)
         try:
             return self._events.get(timeout=timeout_s)
         except queue.Empty:

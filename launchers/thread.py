@@ -2,6 +2,7 @@
 
 import contextvars
 import ctypes
+import logging
 import os
 import sys
 import threading
@@ -24,6 +25,8 @@ from launchpad_lite.launching import (
     NodeFailure,
     RunningProgram,
 )
+
+_LOGGER = logging.getLogger(__name__)
 
 
 class ThreadLauncher(Launcher):
@@ -151,7 +154,9 @@ class _ThreadHost:
         self._threads: list[threading.Thread] = []
         self._stacks: dict[str, str] = {}
 
-    def start(self, node: str, attempt: int) -> None:
+    def start(self, node: str, attempt: int, cause: NodeFailure | None) -> None:
+        if cause is not None:
+            _LOGGER.warning("restart %d: %s", attempt, cause.describe())
         executable = self._executables[node]
         setup = executable.setup(self._plan.program, attempt, self._notice_s)
         runtime = NodeRuntime(setup, self._table, _Link(node, attempt, self._program))

@@ -15,6 +15,7 @@ stops all go that way, callers before those they call. A node that is hung, or
 that was told from outside to go, goes that way alone.
 """
 
+import collections
 import enum
 import math
 import random
@@ -37,6 +38,8 @@ CAUSE_S = 10.0
 #: Seconds for which a node that does not look at the stop holds up those it calls: it may be
 #: waiting for one of them, which will not answer before it is asked to stop, too.
 DEAF_S = 1.0
+#: Restarts that are remembered for the result, the newest ones.
+MAX_RESTARTS_KEPT = 10_000
 #: Who looks at a deadline later than this was asleep; nodes are not to blame for it.
 OVERSLEPT_S = 1.0
 #: While nodes have limits, somebody looks so often, to notice that all were asleep.
@@ -154,10 +157,11 @@ Event = NodeEvent | StopAsked | KillAsked | HostLost | Tick
 
 @dataclass(frozen=True)
 class Start:
-    """Start a node's worker."""
+    """Start a node's worker; `cause`: how the one before failed, if it did."""
 
     node: str
     attempt: int
+    cause: NodeFailure | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -229,6 +233,10 @@ class _Node:
     signs: dict[str, float] = field(default_factory=dict)
     #: Why it alone is being ended.
     verdict: NodeFailure | None = None
+    #: Whether that is since it was told so from outside, which is no fault of its own.
+    told_to_go: bool = False
+    #: How it failed last, if it was started anew since.
+    cause: NodeFailure | None = None
     #: Its restarts after failures, as far back as its policy looks.
     recent: list[Restart] = field(default_factory=list)
 
@@ -283,7 +291,8 @@ class ProgramLife:
         self._has_limits = any(node.terms.liveness != Liveness() for node in self._nodes.values())
         #: In the order in which they became known.
         self._failures: list[NodeFailure] = []
-        self._restarts: list[Restart] = []
+        # A node that always ends well is started again for as long as the program runs.
+        self._restarts: collections.deque[Restart] = collections.deque(maxlen=MAX_RESTARTS_KEPT)
         self._killed: list[str] = []
         self._outcome = Outcome.COMPLETED
         self._reason = "every node that had something to run has ended"
@@ -385,7 +394,7 @@ class ProgramLife:
                 self._start_again(node, None, now)
             return self._stop_if_idle(now)
         if policy.when is not RestartWhen.NEVER:
-            if len(node.recent) < policy.max_restarts:
+            if node.told_to_go or len(node.recent) < policy.max_restarts:
                 self._start_again(node, failure, now)
                 return []
             failure = replace(failure, restarts=tuple(node.recent))
@@ -412,13 +421,14 @@ class ProgramLife:
             self._failures.append(failure)
 
     def _start_again(self, node: _Node, failure: NodeFailure | None, now: float) -> None:
-        failures = len(node.recent) + (failure is not None)
-        delay_s = node.terms.restart.delay_s(failures, self._chance())
+        counts = failure is not None and not node.told_to_go
+        delay_s = node.terms.restart.delay_s(len(node.recent) + counts, self._chance())
         node.attempt += 1
         restart = Restart(node.name, node.attempt, now - self._launched_at, delay_s, failure)
         self._restarts.append(restart)
-        if failure is not None:
+        if counts:
             node.recent.append(restart)
+        node.cause, node.told_to_go = failure, False
         self._enter(node, _Stage.WAITING, now + delay_s)
 
     def _note_failure(self, failure: NodeFailure, now: float) -> list[Action]:
@@ -439,7 +449,7 @@ class ProgramLife:
             node.holds_until = self._due(min(node.holds_until, now + self._share_s()))
             return self._note_stop(StopAsked(f"{told} to {node.name}", event.signum), now)
         text = f"it was told from outside to end, by {told}"
-        node.verdict = NodeFailure(node.name, node.terms.host, text)
+        node.verdict, node.told_to_go = NodeFailure(node.name, node.terms.host, text), True
         self._enter(node, _Stage.ASKED, now + self._notice_s)
         return []
 
@@ -511,7 +521,7 @@ class ProgramLife:
             self._enter(node, _Stage.UP)
             node.holds_until = math.inf
             self._expect(node, "startup", node.terms.liveness.startup_s, now)
-            return [Start(node.name, node.attempt)]
+            return [Start(node.name, node.attempt, node.cause)]
         if node.stage is _Stage.UP and now < node.deadline:
             node.verdict = NodeFailure(node.name, node.terms.host, _hung(node))
             return [DumpStacks(node.name), self._terminate(node, now)]

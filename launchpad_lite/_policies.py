@@ -29,7 +29,8 @@ class RestartPolicy:
         when: `"never"` (a failure ends the program), `"on_failure"`, or `"always"`: also when the
             node ended well. Such a node never counts as having ended, so its program runs until
             it is stopped.
-        max_restarts: Failures within `window_s` after which it is still started anew.
+        max_restarts: Failures within `window_s` after which it is still started anew. A node that
+            was told from outside to end (SIGTERM) did not fail.
         window_s: Seconds after which a failure is forgotten.
         backoff_s: Seconds before the first restart; doubled with each further failure in the
             window.

@@ -157,7 +157,7 @@ class ProgramResult:
         signum: The signal, when interrupted.
         killed: Nodes that did not end within the notice and were ended by force, or, being
             threads that cannot be, were given up.
-        restarts: All restarts of nodes, in order.
+        restarts: The restarts of nodes, in order; of very many, the newest.
     """
 
     outcome: Outcome

@@ -281,8 +281,8 @@ class Agent:
         )
         self._selector.register(output_read, selectors.EVENT_READ, lambda: self._on_output(worker))
         self._say(worker, "started", {"pid": pid})
-        if worker.attempt:
-            self._keep_output(worker, f"[restart {worker.attempt}]\n".encode())
+        if note := frame.fields.get("note"):
+            self._keep_output(worker, note.encode())
 
     def _say(
         self, worker: _Worker, op: str, fields: Mapping[str, Any] | None = None, body: bytes = b""

@@ -201,12 +201,15 @@ class AgentHost:
 
     # What the supervisor asks for
 
-    def start(self, node: str, attempt: int) -> None:
-        """Starts a worker."""
+    def start(self, node: str, attempt: int, cause: NodeFailure | None) -> None:
+        """Starts a worker; its output begins with why it is started anew, if it is."""
         payload = self._payloads[node]
         setup = dataclasses.replace(payload.setup, attempt=attempt)
         log = self._log_dir / setup.label / f"{setup.replica}.log"
         fields: dict[str, Any] = {"node": node, "attempt": attempt, "log": str(log)}
+        if attempt:
+            why = "it is always restarted" if cause is None else cause.summary
+            fields["note"] = f"[restart {attempt}: {why}]\n"
         if setup.checkpoints is not None:
             fields["checkpoints"] = str(setup.checkpoints.folder)
         body = dataclasses.replace(payload, setup=setup).encode()

@@ -28,7 +28,11 @@ def file_name(block: str) -> str:
 
 
 _FILES = {file_name(block): block for block in blocks("python")}
-_OUTPUT = {"hello.py": "[visitor[0]] hello, world\n", "page_node.py": "[reader[0]] a page\n"}
+_OUTPUT = {
+    "hello.py": "[visitor[0]] hello, world\n",
+    "page_node.py": "[reader[0]] a page\n",
+    "survivors.py": "[search[0]] best x: 3\n",
+}
 
 
 @pytest.fixture

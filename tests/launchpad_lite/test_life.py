@@ -306,6 +306,9 @@ class Life:
             "it has failed, and goes on"
         )
         for name, worker in self.workers.items():
+            if worker.told_at is not None and worker.terminated_at is None and not worker.gone:
+                latest = worker.told_at + self.notice_s + self.slept_s + EPS
+                assert self.now < latest, f"{name} was told to go, and stays"
             if worker.is_left_alone:
                 hung = self._overdue(name, worker, self.slept_s + EPS)
                 assert not hung, f"{name} is hung, and nobody notices"
@@ -359,7 +362,7 @@ class Life:
             assert each.attempt == attempts[each.node]
             assert policy.when is not RestartWhen.NEVER
             assert each.failure is not None or policy.when is RestartWhen.ALWAYS
-            if each.failure is not None:
+            if each.failure is not None and "from outside" not in each.failure.summary:
                 recent = failed.setdefault(each.node, [])
                 recent.append(each.at_s)
                 since = each.at_s - policy.window_s
@@ -963,6 +966,20 @@ def test_a_preempted_node_with_a_policy_leaves_and_is_restarted(ended: NodeFailu
     assert not restart.failure.is_consequence
 
 
+def test_a_preemption_is_no_failure_that_counts() -> None:
+    policy = RestartPolicy(max_restarts=1, backoff_s=1.0, jitter=0.0)
+    life = begun(NodeTerms("a", restart=policy), "b")
+    for attempt in range(5):
+        life(Preempted("a", attempt, 15))
+        life(Ended("a", attempt))
+        assert life.wait(1.0) == [Start("a", attempt + 1)]
+    life(Ended("a", 5, failure("a")))
+    assert life.wait(1.0) == [Start("a", 6)]
+    life(Ended("a", 6, failure("a")))
+    (failed,) = finish_of(life, Ended("b", 0)).failures
+    assert [restart.attempt for restart in failed.restarts] == [6]
+
+
 def test_a_preempted_node_that_does_not_leave_is_ended_by_force_and_restarted() -> None:
     life = begun(NodeTerms("a", restart=AT_ONCE), notice_s=3.0)
     life(Preempted("a", 0, 15))
@@ -978,6 +995,25 @@ def test_a_preempted_node_is_not_asked_again_when_the_program_stops() -> None:
     assert life(StopAsked("x")) == [RequestStop("b")]
     assert life.wait(1.0) == [Terminate("a")]
     assert finish_of(life, Ended("a", 0), Ended("b", 0)).outcome is Outcome.STOPPED
+
+
+def test_a_node_that_was_killed_before_the_stop_and_given_up_after_it_is_named() -> None:
+    life = begun(NodeTerms("thread", restart=AT_ONCE), notice_s=3.0)
+    life(Preempted("thread", 0, 15))
+    life.wait(3.0 + TERMINATE_S)
+    life(StopAsked("x"))
+    assert life.tick_to_the_end().killed == ("thread",)
+
+
+def test_how_an_earlier_worker_heard_the_stop_says_nothing_of_the_new_one() -> None:
+    life = begun(NodeTerms("server"), NodeTerms("actor", calls=("server",), restart=AT_ONCE))
+    life(Preempted("actor", 0, 15))
+    life(Heard("actor", 0, listens=False))
+    life(Ended("actor", 0))
+    life.wait(60.0)
+    life(Preempted("actor", 1, 15))
+    assert life(StopAsked("x")) == []
+    assert life.wait(4.9) == []
 
 
 def test_a_preemption_is_the_cause_of_what_it_did_to_callers() -> None:
@@ -1171,7 +1207,7 @@ class AnyOrder(RuleBasedStateMachine):
 
 
 TestAnyOrder = AnyOrder.TestCase
-TestAnyOrder.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestAnyOrder.settings = settings(max_examples=400, stateful_step_count=40, deadline=None)
 
 
 @dataclass(frozen=True)
