@@ -8,11 +8,10 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-import courier
 from courier import ExceptionReport
 from launchers._run_folder import make_run_folder
 from launchpad_lite._checkpoints import CheckpointStore
@@ -70,6 +69,9 @@ class Host(Protocol):
 
     def request_stop(self, node: str) -> None:
         """Tells a node to end."""
+
+    def tell_ended(self, endpoints: Sequence[str]) -> None:
+        """Tells all nodes, later ones too, that nobody will answer at these any more."""
 
     def dump_stacks(self, node: str) -> None:
         """Has it written down where the threads of a node are."""
@@ -217,10 +219,7 @@ class SupervisedProgram(RunningProgram):
         """Ends what of the program is in this process."""
         self._stopping.set()
         self._handlers.join(_HANDLERS_S)
-        # A call to a node that is gone would wait for ever.
-        self._table.program_ended.set()
-        for client in list(self._table.clients):
-            courier.close(client)
+        self._table.clients.close()
 
     def _keep(self, result: ProgramResult, host: Host) -> None:
         """Tidies the folders of checkpoints, and writes down all that is known of a failure."""
@@ -241,7 +240,7 @@ class SupervisedProgram(RunningProgram):
         event: Event = Tick()
         while True:
             actions = life.handle(event, time.monotonic())
-            self._note(event, life)
+            self._note(event, life, host)
             for action in actions:
                 if isinstance(action, Finish):
                     self._states = dict.fromkeys(self._states, "ended")
@@ -279,11 +278,25 @@ class SupervisedProgram(RunningProgram):
         except queue.Empty:
             return Tick()
 
-    def _note(self, event: Event, life: ProgramLife) -> None:
+    def _note(self, event: Event, life: ProgramLife, host: Host) -> None:
         if isinstance(event, Constructed):
             self._states[event.node] = "running" if event.runs else "serving"
         elif isinstance(event, Ended):
             goes_on = life.restarts_of(event.node) > self._attempts[event.node]
             self._states[event.node] = "restarting" if goes_on else "ended"
+            if not goes_on and not life.stopping:
+                self._tell_ended(event.node, host)
         elif isinstance(event, HostLost):
             self._states.update(dict.fromkeys(event.nodes, "ended"))
+
+    def _tell_ended(self, node: str, host: Host) -> None:
+        """Has calls to a node fail that would wait for it for ever."""
+        endpoints = [
+            self._table.endpoints[address.key]
+            for executable in self.plan.executables
+            if executable.name == node
+            for address in executable.addresses
+        ]
+        if endpoints:
+            host.tell_ended(endpoints)
+            self._table.clients.note_ended(endpoints)

@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from courier import ExceptionReport, Secret
 from launchers._ports import PortReservations, PortTakenError, endpoint
@@ -115,7 +115,7 @@ class _ThreadNode:
 
     def terminate(self) -> None:
         """Does what SIGTERM is to a process: calls that wait fail, Python code gets SystemExit."""
-        self.runtime.close_clients()
+        self.runtime.clients.close()
         runner = self._runner
         if runner is not None and runner.is_alive() and runner.ident is not None:
             ctypes.pythonapi.PyThreadState_SetAsyncExc(
@@ -153,6 +153,8 @@ class _ThreadHost:
         self._nodes: dict[str, _ThreadNode] = {}
         self._threads: list[threading.Thread] = []
         self._stacks: dict[str, str] = {}
+        #: Where nobody answers any more.
+        self._ended: list[str] = []
 
     def start(self, node: str, attempt: int, cause: NodeFailure | None) -> None:
         if cause is not None:
@@ -160,6 +162,7 @@ class _ThreadHost:
         executable = self._executables[node]
         setup = executable.setup(self._plan.program, attempt, self._notice_s)
         runtime = NodeRuntime(setup, self._table, _Link(node, attempt, self._program))
+        runtime.clients.note_ended(self._ended)
         self._nodes[node] = _ThreadNode(executable, runtime)
         thread = threading.Thread(
             target=self._look_after,
@@ -180,6 +183,11 @@ class _ThreadHost:
 
     def request_stop(self, node: str) -> None:
         self._nodes[node].runtime.request_stop()
+
+    def tell_ended(self, endpoints: Sequence[str]) -> None:
+        self._ended += endpoints
+        for node in self._nodes.values():
+            node.runtime.clients.note_ended(endpoints)
 
     def dump_stacks(self, node: str) -> None:
         self._stacks[node] = self._nodes[node].stack()

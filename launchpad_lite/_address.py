@@ -2,13 +2,12 @@
 
 import contextvars
 import re
-import threading
 import uuid
-import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from courier import Secret
+from launchpad_lite._clients import Clients
 from launchpad_lite.errors import UnresolvedAddressError
 
 _NAME = re.compile(r"[a-z][a-z0-9]*")
@@ -101,14 +100,8 @@ class AddressTable:
 
     endpoints: Mapping[str, str]
     secret: Secret = field(repr=False)
-    #: Clients made in this process outside of nodes; closed when the program has ended.
-    clients: "weakref.WeakSet[object]" = field(
-        default_factory=weakref.WeakSet, repr=False, compare=False
-    )
-    #: Set when it has.
-    program_ended: threading.Event = field(
-        default_factory=threading.Event, repr=False, compare=False
-    )
+    #: Made in this process outside of nodes; they end with the program.
+    clients: Clients = field(default_factory=Clients, repr=False, compare=False)
 
 
 _current_table: contextvars.ContextVar[AddressTable | None] = contextvars.ContextVar(

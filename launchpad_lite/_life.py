@@ -432,12 +432,21 @@ class ProgramLife:
         self._enter(node, _Stage.WAITING, now + delay_s)
 
     def _note_failure(self, failure: NodeFailure, now: float) -> list[Action]:
+        if failure.is_consequence and (gone := self._gone_below(failure.node)):
+            text = f"{failure.summary} (it calls {', '.join(gone)}, which had ended)"
+            failure = replace(failure, summary=text)
         self._failures.append(failure)
         if failure.is_consequence:
             if self._phase is _Phase.RUNNING:
                 self._phase, self._phase_ends = _Phase.BLAMING, self._due(now + BLAME_S)
             return []
         return self._stop(now, Outcome.FAILED, failure.headline())
+
+    def _gone_below(self, name: str) -> list[str]:
+        """Returns the nodes that a node calls and that have ended well."""
+        failed = {failure.node for failure in self._failures}
+        callees = self._nodes[name].terms.calls
+        return [each for each in callees if self._nodes[each].ended and each not in failed]
 
     def _note_preemption(self, node: _Node, event: Preempted, now: float) -> list[Action]:
         if node.stage is not _Stage.UP:

@@ -8,7 +8,6 @@ have none, and fall back to the only program that runs in the process.
 import contextlib
 import contextvars
 import threading
-import weakref
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any, Protocol
 
 import courier
 from launchpad_lite._address import Address, AddressTable, enter_table
+from launchpad_lite._clients import Clients
 from launchpad_lite._liveness import SignsOfLife
 from launchpad_lite._policies import Liveness
 from launchpad_lite._state import NodeCheckpoints, NodeState
@@ -84,7 +84,8 @@ class NodeRuntime:
         self._runs = True
         #: Whether the node's code has looked at the stop, and so will notice it.
         self._listens = False
-        self._clients: weakref.WeakSet[object] = weakref.WeakSet()
+        #: End with the node.
+        self.clients = Clients()
 
     @property
     def name(self) -> str:
@@ -113,11 +114,10 @@ class NodeRuntime:
     def request_stop(self) -> None:
         """Tells the node that it is to end. For supervisors. May be repeated."""
         self.stop_event.set()
-        for client in list(self._clients):
-            self._stop_client(client)
+        self.clients.do(self._stop_client)
         self._link.heard(self._listens or not self._runs)
 
-    def _stop_client(self, client: object) -> None:
+    def _stop_client(self, client: courier.Client) -> None:
         # Whom it calls is ending too, and does not come back.
         courier.stop_waiting(client)
         # Code that looks at the stop may go on to call, to hand in what it has. Other code would
@@ -164,17 +164,6 @@ class NodeRuntime:
             **options,
         )
 
-    def keep(self, client: object) -> None:
-        """Remembers a client, to be closed when the node has ended."""
-        self._clients.add(client)
-        if self.stop_event.is_set():  # looked at second, so that one of both sees the other
-            self._stop_client(client)
-
-    def close_clients(self) -> None:
-        """Closes the node's clients: calls that wait in them fail."""
-        for client in list(self._clients):
-            courier.close(client)
-
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
         """Makes this the runtime of the current thread and of what it calls."""
@@ -188,7 +177,7 @@ class NodeRuntime:
             with _active_lock:
                 _active.remove(self)
             self._signs.stop()
-            self.close_clients()
+            self.clients.close()
             _current.reset(token)
 
 
@@ -200,15 +189,10 @@ _active: list[NodeRuntime] = []
 _active_lock = threading.Lock()
 
 
-def keep_client(client: object, table: AddressTable) -> None:
+def keep_client(client: courier.Client, table: AddressTable) -> None:
     """Ties a client to the life of the running node, or else of the program."""
     runtime = _current.get()
-    if runtime is not None:
-        runtime.keep(client)
-    else:
-        table.clients.add(client)
-        if table.program_ended.is_set():  # looked at second, so that one of both sees the other
-            courier.close(client)
+    (table.clients if runtime is None else runtime.clients).keep(client)
 
 
 def current_runtime() -> NodeRuntime:

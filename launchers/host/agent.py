@@ -3,7 +3,7 @@
 A single thread with an event loop. Commands come in as frames on one
 descriptor, events go out on another:
 
-    in    reserve, start, stop, dump, terminate, kill, quit
+    in    reserve, start, stop, ended, dump, terminate, kill, quit
     out   reserved or taken, started or refused, output, stacks, exited, terminated, and what
           workers say: constructed, failed, stop, heard, preempted, healthy, heartbeat
 
@@ -26,7 +26,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -97,6 +97,8 @@ class Agent:
         self._selector = selectors.DefaultSelector()
         self._workers: dict[str, _Worker] = {}
         self._ports = PortReservations()
+        #: Where nobody answers any more.
+        self._ended: list[str] = []
         self._quitting = False
         self._terminated_by = 0
         self._warden = warden
@@ -184,6 +186,7 @@ class Agent:
             "reserve": self._reserve,
             "start": self._start,
             "stop": self._stop,
+            "ended": self._note_ended,
             "dump": self._dump,
             "terminate": self._terminate,
             "kill": self._kill,
@@ -206,10 +209,15 @@ class Agent:
         if (worker := self._workers.get(frame["node"])) is not None:
             self._tell(worker, "stop")
 
-    def _tell(self, worker: _Worker, op: str) -> None:
+    def _tell(self, worker: _Worker, op: str, endpoints: Sequence[str] = ()) -> None:
         # A few bytes into an empty socket buffer: they fit, or the worker is gone.
         with contextlib.suppress(OSError):
-            worker.control.send(Frame(op).encode())
+            worker.control.send(Frame(op, {"endpoints": list(endpoints)}).encode())
+
+    def _note_ended(self, frame: Frame) -> None:
+        self._ended += frame["endpoints"]
+        for worker in self._workers.values():
+            self._tell(worker, "ended", frame["endpoints"])
 
     def _dump(self, frame: Frame) -> None:
         worker = self._living(frame)
@@ -280,6 +288,8 @@ class Agent:
             ours.fileno(), selectors.EVENT_READ, lambda: self._on_control(worker)
         )
         self._selector.register(output_read, selectors.EVENT_READ, lambda: self._on_output(worker))
+        if self._ended:
+            self._tell(worker, "ended", self._ended)
         self._say(worker, "started", {"pid": pid})
         if note := frame.fields.get("note"):
             self._keep_output(worker, note.encode())

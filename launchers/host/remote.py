@@ -219,6 +219,10 @@ class AgentHost:
         """Tells a node to end."""
         self._send(Frame("stop", {"node": node}))
 
+    def tell_ended(self, endpoints: Sequence[str]) -> None:
+        """Tells all workers, later ones too, that nobody will answer at these any more."""
+        self._send(Frame("ended", {"endpoints": list(endpoints)}))
+
     def dump_stacks(self, node: str) -> None:
         """Has a worker write down where its threads are."""
         self._send(Frame("dump", {"node": node}))

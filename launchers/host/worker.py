@@ -136,6 +136,8 @@ class _Control:
                 self._request_stop()
             elif frame.op == "leave":
                 self._termination.leave()
+            elif frame.op == "ended":
+                self._runtime.clients.note_ended(frame["endpoints"])
 
     def _request_stop(self) -> None:
         # They may block; the end of the agent must be noticed all the same. Started before the

@@ -122,6 +122,65 @@ class LateHandler:
         lp.register_stop_handler(self._file.touch)
 
 
+class Unsteady:
+    """Counts, keeps its count, and fails when it is told to, or gets stuck."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._task = ""
+
+    def increment(self) -> tuple[int, int]:
+        """Adds one; returns the sum and how often the node was restarted."""
+        self._count += 1
+        return self._count, lp.restart_count()
+
+    def keep(self) -> None:
+        """Saves the count now."""
+        lp.save_checkpoint()
+
+    def give(self, task: str) -> None:
+        """Has `run` `fail` or get `stuck`."""
+        self._task = task
+
+    def save(self, folder: Path) -> None:
+        """Writes the count."""
+        (folder / "count").write_text(str(self._count))
+
+    def restore(self, folder: Path) -> None:
+        """Reads the count."""
+        self._count = int((folder / "count").read_text())
+
+    def run(self) -> None:
+        """Waits for the stop, or for what it is to do wrong."""
+        while not lp.wait_for_stop(0.01):
+            if self._task != "stuck":
+                lp.heartbeat()
+            if self._task == "fail":
+                raise RuntimeError("told to fail")
+
+
+class Parting:
+    """Writes down when it is asked to stop, and has a last word for another."""
+
+    def __init__(self, name: str, log: str, other: Any = None) -> None:
+        self._name = name
+        self._log = Path(log)
+        self._other = other
+
+    def note(self, line: str) -> None:
+        """Writes a line."""
+        with self._log.open("a") as file:
+            file.write(f"{line}\n")
+
+    def run(self) -> None:
+        """Waits for the stop."""
+        self.note(f"{self._name} is up")
+        lp.wait_for_stop()
+        self.note(f"{self._name} is asked")
+        if self._other is not None:
+            self._other.note(f"{self._name} leaves")
+
+
 class LauncherContract:
     """Subclass it with the name of a launcher; each test is a promise to users."""
 
@@ -236,6 +295,61 @@ class LauncherContract:
         running.stop()
         assert (tmp_path / "called").exists()
 
+    def test_a_node_that_fails_comes_back_as_its_policy_allows(self, launch: Any) -> None:
+        program = lp.Program("unsteady")
+        program.add_node(lp.CourierNode(Unsteady), label="unsteady")
+        policy = lp.RestartPolicy(max_restarts=2, backoff_s=0.01)
+        running = launch(program, restart={"unsteady": policy})
+        client = running.client("unsteady")
+        for attempt in range(3):
+            assert _answer(client.increment) == (1, attempt)
+            client.give("fail")
+            if attempt < 2:
+                _wait_for_restart(running, attempt + 1)
+        with pytest.raises(lp.NodeFailedError, match=r"unsteady\[0\].*told to fail") as failed:
+            running.wait()
+        assert [restart.attempt for restart in failed.value.failure.restarts] == [1, 2]
+        assert len(running.running.result.restarts) == 2
+
+    def test_state_survives_restarts_and_launches(self, launch: Any, tmp_path: Path) -> None:
+        policy = lp.RestartPolicy(backoff_s=0.01)
+        for first in (1, 4):
+            program = lp.Program("state")
+            program.add_node(lp.CourierNode(Unsteady), label="unsteady")
+            running = launch(program, restart=policy, checkpoints={"unsteady": tmp_path / "kept"})
+            client = running.client("unsteady")
+            assert client.increment() == (first, 0)
+            client.keep()
+            client.give("fail")
+            _wait_for_restart(running, 1)
+            assert _answer(client.increment) == (first + 1, 1)
+            assert client.increment() == (first + 2, 1)
+            running.stop()
+
+    def test_a_node_that_is_stuck_is_found_and_comes_back(self, launch: Any) -> None:
+        program = lp.Program("stuck")
+        program.add_node(lp.CourierNode(Unsteady), label="unsteady")
+        limits = lp.Liveness(health_s=5.0, heartbeat_s=0.5)
+        policy = lp.RestartPolicy(backoff_s=0.01)
+        running = launch(program, restart=policy, liveness={"unsteady": limits})
+        client = running.client("unsteady")
+        client.give("stuck")
+        _wait_for_restart(running, 1)
+        assert _answer(client.increment) == (1, 1)
+        (restart,) = running.stop().restarts
+        assert "hung" in restart.failure.summary
+
+    def test_callers_stop_before_those_they_call(self, launch: Any, tmp_path: Path) -> None:
+        log, program, other = tmp_path / "log", lp.Program("parting"), None
+        for name in ("last", "middle", "first"):
+            node = lp.CourierNode(Parting, name, str(log), other)
+            other = program.add_node(node, label=name)
+        running = launch(program, notice_s=60.0)
+        poll_until(lambda: log.exists() and log.read_text().count("is up") == 3, timeout_s=30)
+        running.stop()
+        expected = ["first is asked", "first leaves", "middle is asked", "middle leaves"]
+        assert log.read_text().splitlines()[3:] == [*expected, "last is asked"]
+
     def test_status_names_nodes_and_where_they_listen(self, launch: Any) -> None:
         program = lp.Program("status")
         program.add_node(lp.CourierNode(Counter), label="counter")
@@ -273,6 +387,19 @@ class LauncherContract:
         here = set(tmp_path.iterdir())
         launch(program, log_dir=tmp_path / "logs").wait()
         assert set(tmp_path.iterdir()) - here <= {tmp_path / "logs"}
+
+
+def _answer(method: Any) -> Any:
+    """Calls a method of a node that may just be ending: calls in flight are lost."""
+    while True:
+        try:
+            return method()
+        except courier.ServerLostError:
+            continue
+
+
+def _wait_for_restart(running: Any, count: int) -> None:
+    poll_until(lambda: running.running.status()[0].restarts >= count, timeout_s=30)
 
 
 def _wait_for_state(running: Any, node: str, state: str) -> None:

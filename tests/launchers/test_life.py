@@ -168,3 +168,77 @@ def test_a_log_that_cannot_be_written_is_a_failure_that_says_so(
     running = launch_program(_waiting(), "test_mp", log_dir=tmp_path / "file")
     with pytest.raises(lp.NodeFailedError, match=r"node\[0\].*could not be started"):
         running.wait(20)
+
+
+class Ends:
+    """Serves until it is told to end."""
+
+    def __init__(self) -> None:
+        self._end = threading.Event()
+
+    def end(self) -> None:
+        self._end.set()
+
+    def run(self) -> None:
+        self._end.wait()
+
+
+class Insists:
+    """Calls another that ends in between, and says what it met."""
+
+    def __init__(self, other: Any, file: str) -> None:
+        self._other = other
+        self._file = Path(file)
+
+    def run(self) -> None:
+        self._other.end()
+        while True:
+            try:
+                self._other.end()
+            except courier.ServerLostError:
+                continue  # it was just about to end
+            except courier.ServerUnreachableError as error:
+                self._file.write_text(str(error))
+                raise
+
+
+@pytest.mark.parametrize("launcher", ["test_mt", "test_mp"])
+def test_a_call_to_a_node_that_has_ended_fails_instead_of_waiting(
+    launch_program: Any, launcher: str, tmp_path: Path
+) -> None:
+    program = lp.Program("ended")
+    ends = program.add_node(lp.CourierNode(Ends), label="ends")
+    program.add_node(lp.PyNode(lp.wait_for_stop), label="waits")
+    program.add_node(lp.PyClassNode(Insists, ends, str(tmp_path / "met")), label="insists")
+    running = launch_program(program, launcher)
+    with pytest.raises(lp.NodeFailedError, match=r"it calls ends\[0\], which had ended") as failed:
+        running.wait()
+    assert failed.value.failure.node == "insists[0]"
+    assert "no server answers" in (tmp_path / "met").read_text()
+
+
+@pytest.mark.parametrize("launcher", ["test_mt", "test_mp"])
+def test_the_launching_process_too_is_told_that_a_node_has_ended(
+    launch_program: Any, launcher: str
+) -> None:
+    program = lp.Program("ended")
+    program.add_node(lp.CourierNode(Ends), label="ends")
+    program.add_node(lp.PyNode(lp.wait_for_stop), label="waits")
+    running = launch_program(program, launcher)
+    client = running.client("ends")
+    client.end()
+    with pytest.raises(courier.CourierError):
+        while True:
+            client.end()
+    with pytest.raises(courier.ServerUnreachableError):
+        client.end()
+    assert running.running.result is None
+
+
+def test_a_client_made_after_the_end_of_its_program_does_not_wait(launch_program: Any) -> None:
+    program = lp.Program("over")
+    program.add_node(lp.CourierNode(Server), label="server")
+    running = launch_program(program, "test_mt")
+    running.stop()
+    with pytest.raises(courier.CallCancelledError):
+        running.client("server").ping()
