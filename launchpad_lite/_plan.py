@@ -361,4 +361,4 @@ class _Planner:
 
 
 def _checkpoints_of(given: Checkpoints | _Folder) -> Checkpoints | None:
-    return given if isinstance(given, Checkpoints) else Checkpoints(Path(given))
+    return given if isinstance(given, Checkpoints) else Checkpoints(given)

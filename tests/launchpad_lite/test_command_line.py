@@ -90,6 +90,17 @@ def test_the_plan_of_a_program_is_printed(run_command: Any) -> None:
     assert "greeter[0]  PyClassNode(Greeter)" in done.stdout
 
 
+def test_restarts_and_checkpoints_are_chosen_by_flags(run_command: Any, tmp_path: Path) -> None:
+    flags = ("--lp_restart=greeter=on_failure", "--lp_checkpoints=runs/1")
+    done = run_command("plan", *flags, "dir/prog.py:ready")
+    assert (done.returncode, done.stderr) == (0, "")
+    expected = f"each restart=on_failure, at most 3 in 600 s; checkpoints in {tmp_path / 'runs/1'}"
+    assert expected in done.stdout
+    done = run_command("plan", "--lp_restart=sometimes", "dir/prog.py:ready")
+    assert done.returncode == 2
+    assert "restart: a restart policy is one of 'never', 'on_failure', 'always'" in done.stderr
+
+
 def test_a_module_is_found_in_the_current_folder(run_command: Any, tmp_path: Path) -> None:
     source = PROGRAM.replace("from helper_beside import greeting\n", "")
     (tmp_path / "module_here.py").write_text(source)

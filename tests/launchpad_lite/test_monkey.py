@@ -106,6 +106,21 @@ def test_a_killed_worker_is_what_the_program_fails_of(program: Any) -> None:
     assert "SIGKILL" in str(failed.value)
 
 
+def test_each_kill_is_found_in_the_history(launch_program: Any) -> None:
+    graph = lp.Program("history")
+    graph.add_node(lp.CourierNode(Counter), label="counter")
+    policy = lp.RestartPolicy(max_restarts=1000, backoff_s=0.01, max_backoff_s=0.01)
+    launched = launch_program(graph, "test_mp", restart=policy)
+    with monkey_of(launched, Fault.KILL) as monkey:
+        poll_until(lambda: len(monkey.injected) >= 3)
+    poll_until(lambda: launched.running.status()[0].restarts == len(monkey.injected))
+    ends = [restart.failure for restart in launched.stop().restarts]
+    assert [each.attempt for each in monkey.injected] == list(range(len(monkey.injected)))
+    assert [(end.node, end.attempt) for end in ends] == [
+        (each.node, each.attempt) for each in monkey.injected
+    ]
+
+
 @pytest.mark.parametrize("fault", [Fault.PAUSE, Fault.DELAY])
 def test_a_program_completes_through_pauses(program: Any, fault: Fault) -> None:
     pids = {each.name: each.pid for each in program.running.status()}

@@ -12,6 +12,7 @@ import time
 import unittest.mock
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -190,6 +191,80 @@ def test_resources_reach_each_node_of_their_group() -> None:
     a, b = lp.plan(program, "test_mt", wishes).executables
     assert a.resources == lp.Resources(cpu=2, ram_gib=1.5, gpu=1)
     assert b.resources == lp.Resources()
+
+
+def test_what_is_promised_goes_to_single_nodes_before_groups_before_all() -> None:
+    program = lp.Program("promises")
+    for _ in range(2):
+        server(program, "a")
+    server(program, "b")
+    a0, a1, b = lp.plan(
+        program,
+        "test_mt",
+        {"a": {"cpu": 1}, "a[1]": {"cpu": 2}},
+        restart={"a": "always", "a[1]": lp.RestartPolicy(max_restarts=7)},
+        liveness=lp.Liveness(heartbeat_s=3),
+        checkpoints={"b": "runs/1"},
+    ).executables
+    assert [each.resources.cpu for each in (a0, a1, b)] == [1, 2, None]
+    assert [str(each.restart.when) for each in (a0, a1, b)] == [
+        "RestartWhen.ALWAYS",
+        "RestartWhen.ON_FAILURE",
+        "RestartWhen.NEVER",
+    ]
+    assert a1.restart.max_restarts == 7
+    assert {each.liveness for each in (a0, a1, b)} == {lp.Liveness(heartbeat_s=3)}
+    assert a0.checkpoints is None
+    assert b.checkpoints is not None
+    assert b.checkpoints.folder == Path("runs/1/b/0").absolute()
+    assert b.checkpoints.required
+
+
+def test_what_is_promised_is_shown_in_the_plan() -> None:
+    program = lp.Program("promises")
+    for _ in range(2):
+        server(program, "a")
+    server(program, "b")
+    text = str(
+        lp.plan(
+            program,
+            "test_mt",
+            restart={"a[1]": "on_failure", "b": "always"},
+            liveness={"b": {"health_s": 5}},
+            checkpoints=lp.Checkpoints("/runs", period_s=60),
+        )
+    )
+    assert (
+        "b  1 node, each restart=always, at most 3 in 600 s; health_s=5; checkpoints every" in text
+    )
+    assert re.search(
+        r"a\[0\]  CourierNode\(Service\)  checkpoints every 60 s in /runs$", text, re.M
+    )
+    assert re.search(
+        r"a\[1\]  CourierNode\(Service\)  restart=on_failure, at most 3 .*/runs$", text, re.M
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"restart": "sometimes"}, "restart: a restart policy is one of 'never', 'on_failure'"),
+        ({"restart": {"a": "sometimes"}}, "restart of group 'a': a restart policy is one of"),
+        ({"restart": {"a[0]": {"max": 3}}}, "restart of node 'a[0]': unknown setting 'max'"),
+        ({"restart": {"b": "always"}}, "restart for an unknown group 'b'; the groups are: a"),
+        ({"restart": {"a[1]": "always"}}, "restart for an unknown node 'a[1]'"),
+        ({"restart": 3}, "restart: expected lp.RestartPolicy, its name or a dict, got 3"),
+        ({"liveness": {"a": {"health_s": 0}}}, "liveness of group 'a': health_s cannot be 0"),
+        ({"liveness": 3.0}, "liveness: expected lp.Liveness or a dict, got 3.0"),
+        ({"checkpoints": {"a": ""}}, "checkpoints of group 'a'"),
+        ({"checkpoints": {"a": 3}}, "checkpoints of group 'a'"),
+    ],
+)
+def test_wrong_promises_are_mistakes(settings: dict[str, Any], words: str) -> None:
+    program = lp.Program("promises")
+    server(program, "a")
+    (mistake,) = mistakes_of(program, **settings)
+    assert words in mistake
 
 
 def test_program_errors_pickle() -> None:
