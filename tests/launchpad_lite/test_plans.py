@@ -238,10 +238,12 @@ def test_what_is_promised_is_shown_in_the_plan() -> None:
         "b  1 node, each restart=always, at most 3 in 600 s; health_s=5; checkpoints every" in text
     )
     assert re.search(
-        r"a\[0\]  CourierNode\(Service\)  checkpoints every 60 s in /runs$", text, re.M
+        r"a\[0\]  CourierNode\(Service\)  checkpoints every 60 s in /runs$", text, re.MULTILINE
     )
     assert re.search(
-        r"a\[1\]  CourierNode\(Service\)  restart=on_failure, at most 3 .*/runs$", text, re.M
+        r"a\[1\]  CourierNode\(Service\)  restart=on_failure, at most 3 .*/runs$",
+        text,
+        re.MULTILINE,
     )
 
 
