@@ -11,7 +11,7 @@ OLDEST := 3.10
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint types fast-tests test-pythons protos benchmark clean
+.PHONY: help demo test lint types fast-tests chaos test-pythons protos benchmark clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -46,6 +46,9 @@ types: $(READY) ## Check types
 fast-tests: $(READY) ## Run the tests that take seconds
 	$(BIN)/python -m pytest -m 'not slow'
 
+chaos: $(READY) ## Run the long chaos test
+	$(BIN)/python -m pytest -m chaos --capture=no -o faulthandler_timeout=0
+
 # Goes through all versions before it fails, so that one run tells about each.
 test-pythons: $(READY) ## Run the fast tests on the other Pythons this machine has
 	@main=$$($(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])'); failed=; \
@@ -65,8 +68,9 @@ test-pythons: $(READY) ## Run the fast tests on the other Pythons this machine h
 protos: $(READY) ## Regenerate courier/_proto from protos/
 	$(BIN)/python protos/generate.py
 
-benchmark: $(READY) ## Measure how fast programs start; prints a table
+benchmark: $(READY) ## Measure how fast programs start, restart and stop; prints tables
 	$(BIN)/python -m benchmarks.start
+	$(BIN)/python -m benchmarks.restart
 
 clean: ## Remove environments, caches and build products
 	rm -rf .venv .venv-* .cache .hypothesis .import_linter_cache .mypy_cache .pytest_cache \

@@ -1,6 +1,7 @@
 """Exceptions across processes: own type, message and a readable remote traceback."""
 
 import traceback as _traceback
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,12 +29,14 @@ class ExceptionReport:
         message: `str()` of it.
         traceback: As Python prints it, chained causes included.
         parcel: The pickled exception; None where it cannot be pickled.
+        causes: Type names of what it was raised from, the nearest first.
     """
 
     type_name: str
     message: str
     traceback: str
     parcel: Parcel | None
+    causes: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, error: BaseException, *, skip_frames: int = 0) -> "ExceptionReport":
@@ -48,9 +51,13 @@ class ExceptionReport:
             if tb is not None and tb.tb_next is not None:
                 tb = tb.tb_next
         lines = _traceback.format_exception(type(error), error, tb)
-        kind = type(error)
-        name = kind.__qualname__ if kind.__module__ == "builtins" else _full_name(kind)
-        return cls(name, _safe_str(error), "".join(lines), _pack_exception(error))
+        return cls(
+            _name(error),
+            _safe_str(error),
+            "".join(lines),
+            _pack_exception(error),
+            tuple(_name(cause) for cause in _causes(error)),
+        )
 
     def rebuild(self) -> BaseException:
         """Returns the exception as itself, or as `RemoteError` where that is not possible.
@@ -81,7 +88,18 @@ def remote_traceback(error: BaseException) -> str | None:
     return cause.text if isinstance(cause, RemoteTraceback) else None
 
 
-def _full_name(kind: type) -> str:
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    seen = {id(error)}
+    while (cause := error.__cause__) is not None and id(cause) not in seen:
+        yield cause
+        seen.add(id(cause))
+        error = cause
+
+
+def _name(error: BaseException) -> str:
+    kind = type(error)
+    if kind.__module__ == "builtins":
+        return kind.__qualname__
     return f"{kind.__module__}.{kind.__qualname__}"
 
 

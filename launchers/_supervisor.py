@@ -20,6 +20,7 @@ from launchpad_lite._life import (
     Action,
     Constructed,
     DumpStacks,
+    EndCalls,
     Ended,
     Event,
     Finish,
@@ -70,8 +71,11 @@ class Host(Protocol):
     def request_stop(self, node: str) -> None:
         """Tells a node to end."""
 
-    def tell_ended(self, endpoints: Sequence[str]) -> None:
-        """Tells all nodes, later ones too, that nobody will answer at these any more."""
+    def end_calls(self, node: str) -> None:
+        """Has new calls of a node refused, unless it looks at the stop by now."""
+
+    def tell_ended(self, callers: Sequence[str], endpoints: Sequence[str]) -> None:
+        """Tells nodes, when they start again too, that nobody will answer at these any more."""
 
     def dump_stacks(self, node: str) -> None:
         """Has it written down where the threads of a node are."""
@@ -257,6 +261,8 @@ class SupervisedProgram(RunningProgram):
             # What was registered in this process is called before any node can have ended.
             self._stopping.set()
             host.request_stop(action.node)
+        elif isinstance(action, EndCalls):
+            host.end_calls(action.node)
         elif isinstance(action, DumpStacks):
             host.dump_stacks(action.node)
         elif isinstance(action, Terminate):
@@ -280,11 +286,12 @@ class SupervisedProgram(RunningProgram):
 
     def _note(self, event: Event, life: ProgramLife, host: Host) -> None:
         if isinstance(event, Constructed):
-            self._states[event.node] = "running" if event.runs else "serving"
+            if event.attempt == self._attempts[event.node]:
+                self._states[event.node] = "running" if event.runs else "serving"
         elif isinstance(event, Ended):
             goes_on = life.restarts_of(event.node) > self._attempts[event.node]
             self._states[event.node] = "restarting" if goes_on else "ended"
-            if not goes_on and not life.stopping:
+            if not goes_on and not life.stopping and not life.over:
                 self._tell_ended(event.node, host)
         elif isinstance(event, HostLost):
             self._states.update(dict.fromkeys(event.nodes, "ended"))
@@ -298,5 +305,6 @@ class SupervisedProgram(RunningProgram):
             for address in executable.addresses
         ]
         if endpoints:
-            host.tell_ended(endpoints)
+            callers = [each.name for each in self.plan.executables if node in each.calls]
+            host.tell_ended(callers, endpoints)
             self._table.clients.note_ended(endpoints)

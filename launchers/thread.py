@@ -1,5 +1,6 @@
 """Nodes as threads of this process: starts at once, easy to debug, no protection."""
 
+import contextlib
 import contextvars
 import ctypes
 import logging
@@ -12,8 +13,16 @@ from collections.abc import Mapping, Sequence
 from courier import ExceptionReport, Secret
 from launchers._ports import PortReservations, PortTakenError, endpoint
 from launchers._supervisor import SupervisedProgram
-from launchpad_lite._life import Constructed, Ended, Healthy, Heard, Heartbeat, StopAsked
-from launchpad_lite._runtime import NodeRuntime
+from launchpad_lite._life import (
+    Constructed,
+    Ended,
+    Healthy,
+    Heard,
+    Heartbeat,
+    Leaving,
+    StopAsked,
+)
+from launchpad_lite._runtime import ForcedExit, NodeRuntime
 from launchpad_lite._worker import run_work
 from launchpad_lite.errors import LaunchError
 from launchpad_lite.launching import (
@@ -25,6 +34,9 @@ from launchpad_lite.launching import (
     NodeFailure,
     RunningProgram,
 )
+
+#: Seconds that stop handlers of a node have once its code has ended.
+_HANDLERS_S = 2.0
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -79,6 +91,9 @@ class _Link:
     def ask_stop(self) -> None:
         self._program.post(StopAsked(f"lp.stop() in {self._node}"))
 
+    def leaving(self) -> None:
+        self._program.post(Leaving(self._node, self._attempt))
+
     def heard(self, listens: bool) -> None:
         self._program.post(Heard(self._node, self._attempt, listens))
 
@@ -98,6 +113,11 @@ class _ThreadNode:
         #: May be ended at any point; the other one cleans up.
         self._runner: threading.Thread | None = None
         self._report: ExceptionReport | None = None
+        # They may block; the supervisor goes on.
+        self._handlers = threading.Thread(
+            target=runtime.stop_handlers.call_all, name="launchpad-stop-handlers", daemon=True
+        )
+        self._is_forced = False
 
     def run(self) -> ExceptionReport | None:
         """Runs the node to its end, in a thread of its own; returns how it failed."""
@@ -108,18 +128,37 @@ class _ThreadNode:
             )
             self._runner.start()
             self._runner.join()
+        if self._handlers.is_alive():
+            self._handlers.join(_HANDLERS_S)
         return self._report  # None, too, if it was ended by force
 
     def _run_work(self) -> None:
         self._report = run_work(self._work, self.runtime)
 
-    def terminate(self) -> None:
-        """Does what SIGTERM is to a process: calls that wait fail, Python code gets SystemExit."""
+    def request_stop(self) -> None:
+        """Asks the node to end. May be repeated."""
+        if not self.runtime.stop_event.is_set():
+            with contextlib.suppress(RuntimeError):  # the interpreter ends already
+                self._handlers.start()
+        self.runtime.request_stop()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether its code still runs."""
+        return self._runner is not None and self._runner.is_alive()
+
+    def force(self) -> None:
+        """Does what SIGTERM is to a process: calls that wait fail, Python code gets ForcedExit."""
+        if self._is_forced:
+            return  # a second one could hit the clean-up that the first one led to
+        self._is_forced = True
+        # Its way out may ask whether it was told to leave.
+        self.request_stop()
         self.runtime.clients.close()
         runner = self._runner
-        if runner is not None and runner.is_alive() and runner.ident is not None:
+        if self.is_alive and runner is not None and runner.ident is not None:
             ctypes.pythonapi.PyThreadState_SetAsyncExc(
-                ctypes.c_ulong(runner.ident), ctypes.py_object(SystemExit)
+                ctypes.c_ulong(runner.ident), ctypes.py_object(ForcedExit)
             )
 
     def stack(self) -> str:
@@ -164,6 +203,7 @@ class _ThreadHost:
         runtime = NodeRuntime(setup, self._table, _Link(node, attempt, self._program))
         runtime.clients.note_ended(self._ended)
         self._nodes[node] = _ThreadNode(executable, runtime)
+        self._stacks.pop(node, None)
         thread = threading.Thread(
             target=self._look_after,
             args=(self._nodes[node], attempt),
@@ -182,27 +222,30 @@ class _ThreadHost:
         self._program.post(Ended(name, attempt, failure, self._stacks.get(name, "")))
 
     def request_stop(self, node: str) -> None:
-        self._nodes[node].runtime.request_stop()
+        self._nodes[node].request_stop()
 
-    def tell_ended(self, endpoints: Sequence[str]) -> None:
+    def end_calls(self, node: str) -> None:
+        self._nodes[node].runtime.end_calls()
+
+    def tell_ended(self, callers: Sequence[str], endpoints: Sequence[str]) -> None:
         self._ended += endpoints
-        for node in self._nodes.values():
-            node.runtime.clients.note_ended(endpoints)
+        for caller in callers:
+            if caller in self._nodes:
+                self._nodes[caller].runtime.clients.note_ended(endpoints)
 
     def dump_stacks(self, node: str) -> None:
         self._stacks[node] = self._nodes[node].stack()
 
     def terminate(self, node: str) -> None:
-        # Its way out may ask whether it was told to leave.
-        self._nodes[node].runtime.request_stop()
-        self._nodes[node].terminate()
+        self._nodes[node].force()
 
     def kill(self, node: str) -> None:
-        # A second SystemExit could hit the clean-up that the first one led to.
-        if not self._nodes[node].runtime.stop_event.is_set():
-            self.terminate(node)
+        self._nodes[node].force()
 
     def close(self) -> None:
+        for node in self._nodes.values():
+            if node.is_alive:  # given up, or the supervisor failed
+                node.force()
         for thread in self._threads:
             if not thread.is_alive():
                 thread.join()

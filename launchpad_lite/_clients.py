@@ -14,6 +14,8 @@ class Clients:
         self._lock = threading.Lock()
         self._clients: weakref.WeakSet[courier.Client] = weakref.WeakSet()
         self._done: list[Callable[[courier.Client], None]] = []
+        #: Where nobody answers any more.
+        self._ended: set[str] = set()
 
     def keep(self, client: courier.Client) -> None:
         """Adds a client; what was done to the others is done to it, too."""
@@ -26,7 +28,8 @@ class Clients:
     def do(self, what: Callable[[courier.Client], None]) -> None:
         """Does something to all clients and, as soon as they come, to later ones."""
         with self._lock:
-            self._done.append(what)
+            if what not in self._done:
+                self._done.append(what)
             clients = list(self._clients)
         for client in clients:
             what(client)
@@ -37,10 +40,10 @@ class Clients:
 
     def note_ended(self, endpoints: Collection[str]) -> None:
         """Has calls fail, instead of wait, to servers that do not come back."""
-        ended = frozenset(endpoints)
+        with self._lock:
+            self._ended |= set(endpoints)
+        self.do(self._stop_waiting_if_ended)
 
-        def stop_waiting(client: courier.Client) -> None:
-            if client.address in ended:
-                courier.stop_waiting(client)
-
-        self.do(stop_waiting)
+    def _stop_waiting_if_ended(self, client: courier.Client) -> None:
+        if client.address in self._ended:
+            courier.stop_waiting(client)

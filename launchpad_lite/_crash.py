@@ -27,13 +27,15 @@ def write_crash_report(
         OSError: It cannot be written.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    (folder / "report.txt").write_text(_report(result), encoding="utf-8")
-    (folder / "plan.txt").write_text(f"{plan}\n", encoding="utf-8")
-    (folder / "versions.txt").write_text(_versions(), encoding="utf-8")
-    if stacks:
-        (folder / "stacks").mkdir(exist_ok=True)
-    for node, text in stacks.items():
-        (folder / "stacks" / f"{node}.txt").write_text(text, encoding="utf-8")
+    for old in (folder / "stacks").glob("*.txt"):
+        old.unlink()  # of an earlier run, whose nodes may have been others
+    files = {"report": _report(result), "plan": f"{plan}\n", "versions": _versions()}
+    files.update({f"stacks/{node}": text for node, text in stacks.items()})
+    for name, text in files.items():
+        file = folder / f"{name}.txt"
+        file.parent.mkdir(exist_ok=True)
+        # Names of files that are no UTF-8 get into messages.
+        file.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def _report(result: ProgramResult) -> str:

@@ -35,9 +35,9 @@ GIVE_UP_S = 1.0
 BLAME_S = 0.5
 #: Seconds for which the failure of a node that was started anew can be the cause of another's.
 CAUSE_S = 10.0
-#: Seconds for which a node that does not look at the stop holds up those it calls: it may be
-#: waiting for one of them, which will not answer before it is asked to stop, too.
-DEAF_S = 1.0
+#: Seconds for which a node that does not look at the stop may go on to call, and holds up those it
+#: calls: it may be waiting for one of them, which will not answer before it is asked to stop, too.
+DEAF_S = 0.5
 #: Restarts that are remembered for the result, the newest ones.
 MAX_RESTARTS_KEPT = 10_000
 #: Who looks at a deadline later than this was asleep; nodes are not to blame for it.
@@ -85,6 +85,23 @@ class Ended:
     attempt: int
     failure: NodeFailure | None = None
     stacks: str = ""
+
+
+@dataclass(frozen=True)
+class Leaving:
+    """A node has done its work, and its worker is on its way out."""
+
+    node: str
+    attempt: int
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A node has failed, and its worker is on its way out; `Ended` follows."""
+
+    node: str
+    attempt: int
+    failure: NodeFailure
 
 
 @dataclass(frozen=True)
@@ -148,7 +165,7 @@ class Tick:
     """Time has passed."""
 
 
-NodeEvent = Constructed | Ended | Healthy | Heartbeat | Preempted | Heard
+NodeEvent = Constructed | Leaving | Failed | Ended | Healthy | Heartbeat | Preempted | Heard
 Event = NodeEvent | StopAsked | KillAsked | HostLost | Tick
 
 
@@ -167,6 +184,13 @@ class Start:
 @dataclass(frozen=True)
 class RequestStop:
     """Ask a node to end."""
+
+    node: str
+
+
+@dataclass(frozen=True)
+class EndCalls:
+    """Refuse the new calls of a node that was asked to end and does not look at that."""
 
     node: str
 
@@ -199,7 +223,7 @@ class Finish:
     result: ProgramResult
 
 
-Action = Start | RequestStop | DumpStacks | Terminate | Kill | Finish
+Action = Start | RequestStop | EndCalls | DumpStacks | Terminate | Kill | Finish
 
 
 class _Phase(enum.Enum):
@@ -227,10 +251,25 @@ class _Node:
     runs: bool | None = None
     #: When its stage is over by itself; infinity: never.
     deadline: float = math.inf
-    #: Until when, once asked to end, it holds up those it calls.
+    #: Whether its object is there, of this attempt.
+    constructed: bool = False
+    #: Whether its work is done, so that nothing is expected of it but to end.
+    leaving: bool = False
+    #: Whether its code does not look at the stop it was asked for.
+    deaf: bool = False
+    #: Whether its new calls are refused.
+    calls_ended: bool = False
+    #: While all stop: whether it holds up those it calls, until when, and how many hold it up.
+    holds: bool = False
     holds_until: float = math.inf
+    share_ends: float = math.inf
+    held_by: int = 0
     #: By when it must show a sign of life, by the name of the limit.
     signs: dict[str, float] = field(default_factory=dict)
+    #: How it said that it failed, before its worker ended.
+    failed: NodeFailure | None = None
+    #: Whether that is known to all.
+    reported: bool = False
     #: Why it alone is being ended.
     verdict: NodeFailure | None = None
     #: Whether that is since it was told so from outside, which is no fault of its own.
@@ -279,6 +318,9 @@ class ProgramLife:
         """
         self._nodes = {terms.name: _Node(terms, deadline=now) for terms in nodes}
         self._order = StopOrder({name: node.terms.calls for name, node in self._nodes.items()})
+        #: How many nodes have or may have something to run, how many of these have not ended, and
+        #: how many of all have not. Counted, since with thousands each look at all is felt.
+        self._with_work = self._at_work = self._left = len(self._nodes)
         self._notice_s = math.inf if notice_s < 0 else notice_s
         self._launched_at = now
         self._chance = chance
@@ -288,6 +330,8 @@ class ProgramLife:
         #: Nothing is due before it; what is put off leaves it early, which does no harm.
         self._next_due = now
         self._looked_at = now
+        #: Nodes that nobody holds up any more, to be asked to end.
+        self._free: list[_Node] = []
         self._has_limits = any(node.terms.liveness != Liveness() for node in self._nodes.values())
         #: In the order in which they became known.
         self._failures: list[NodeFailure] = []
@@ -332,11 +376,10 @@ class ProgramLife:
         self._looked_at = now
         actions = self._note(event, now)
         # Again, since what time brings may be the stop, and what is asked may be due already.
-        for _ in range(2):
-            if self.stopping:
-                actions += self._ask_those_free(now)
+        while self._free or now >= self._next_due:
+            actions += self._ask_those_free(now)
             actions += self._pass_time(now)
-        if not self._nodes_left():
+        if not self._left:
             actions += self._finish()
         return actions
 
@@ -362,8 +405,16 @@ class ProgramLife:
             return self._note_end(node, event, now)
         if isinstance(event, Preempted):
             return self._note_preemption(node, event, now)
+        if isinstance(event, Failed):
+            return self._note_report(node, event.failure, now)
+        if isinstance(event, Leaving):
+            node.leaving = True
+            node.signs.clear()
+            return []
         if isinstance(event, Constructed):
-            node.runs = event.runs
+            self._count(node, -1)
+            node.runs, node.constructed = event.runs, True
+            self._count(node, 1)
             node.signs.pop("startup", None)
             self._expect(node, "health", liveness.health_s, now)
             self._expect(node, "heartbeat", liveness.heartbeat_deadline_s, now)
@@ -372,51 +423,98 @@ class ProgramLife:
             self._expect(node, "health", liveness.health_s, now)
         elif isinstance(event, Heartbeat):
             self._expect(node, "heartbeat", liveness.heartbeat_deadline_s, now)
-        elif not event.listens:
-            node.holds_until = self._due(min(node.holds_until, now + DEAF_S))
+        else:
+            node.deaf = not event.listens
+            until = min(node.holds_until, now + DEAF_S) if node.deaf else node.share_ends
+            node.holds_until = self._due(until)
         return []
+
+    def _note_report(self, node: _Node, failure: NodeFailure, now: float) -> list[Action]:
+        """Takes in how a node failed whose worker may take long to end: threads, exit functions."""
+        if (
+            node.stage not in (_Stage.UP, _Stage.ASKED)
+            or node.verdict is not None
+            or node.failed is not None
+        ):
+            return []
+        node.leaving, node.failed = True, self._stamped(node, failure, now)
+        if self.stopping and node.stage is _Stage.UP:
+            self._limit_hold(node, now)  # nobody asks it any more
+        self._enter(node, _Stage.ASKED, min(node.deadline, now + self._notice_s))
+        if self.stopping:
+            self._note_reported(node)
+            return []
+        if self._may_start_again(node, now):
+            return []
+        node.reported = True
+        return self._note_failure(self._with_history(node, failure, now), now)
+
+    def _note_reported(self, node: _Node) -> None:
+        """Takes in what a node reported that will not be started anew, since all stop."""
+        if node.failed is not None and not node.reported:
+            node.reported = True
+            self._note_late_failure(node, node.failed, is_verdict=False)
 
     def _note_end(self, node: _Node, event: Ended, now: float) -> list[Action]:
         by_force = node.stage in (_Stage.TERMINATED, _Stage.KILLED)
-        failure = self._judge(node, event.failure, event.stacks, now)
+        failure = self._judge(node, event.failure, event.stacks)
         verdict, node.verdict = node.verdict, None
         self._enter(node, _Stage.ENDED)
+        if node.reported:
+            return []
+        if failure is not None and node.failed is None:
+            failure = self._stamped(node, failure, now)
         if self.stopping:
             # A worker that we ended by force did not fail, unless that was the reason.
             if failure is not None and (verdict is not None or not by_force):
                 self._note_late_failure(node, failure, is_verdict=verdict is not None)
             return []
-        policy = node.terms.restart
-        since = now - self._launched_at - policy.window_s
-        node.recent = [restart for restart in node.recent if restart.at_s > since]
         if failure is None:
-            if policy.when is RestartWhen.ALWAYS:
+            if node.terms.restart.when is RestartWhen.ALWAYS:
+                self._forget_restarts(node, now)
                 self._start_again(node, None, now)
             return self._stop_if_idle(now)
-        if policy.when is not RestartWhen.NEVER:
-            if node.told_to_go or len(node.recent) < policy.max_restarts:
-                self._start_again(node, failure, now)
-                return []
-            failure = replace(failure, restarts=tuple(node.recent))
-        return self._note_failure(failure, now)
+        if self._may_start_again(node, now):
+            self._start_again(node, failure, now)
+            return []
+        return self._note_failure(self._with_history(node, failure, now), now)
 
-    def _judge(
-        self, node: _Node, failure: NodeFailure | None, stacks: str, now: float
-    ) -> NodeFailure | None:
+    def _judge(self, node: _Node, failure: NodeFailure | None, stacks: str) -> NodeFailure | None:
         """Returns how a node failed; why we ended it says more than how it then went."""
-        if (verdict := node.verdict) is not None:
-            found = replace(failure or verdict, summary=verdict.summary, stacks=stacks)
-            failure = replace(found, is_consequence=False)
-        if failure is None:
-            return None
+        if node.failed is not None:
+            return replace(node.failed, stacks=stacks)
+        verdict = node.verdict
+        if verdict is None:
+            return failure
+        return replace(
+            failure or verdict, summary=verdict.summary, stacks=stacks, is_consequence=False
+        )
+
+    def _stamped(self, node: _Node, failure: NodeFailure, now: float) -> NodeFailure:
         return replace(failure, attempt=node.attempt, at_s=now - self._launched_at)
 
+    def _with_history(self, node: _Node, failure: NodeFailure, now: float) -> NodeFailure:
+        return replace(self._stamped(node, failure, now), restarts=tuple(node.recent))
+
+    def _may_start_again(self, node: _Node, now: float) -> bool:
+        """Tells whether its policy allows a restart after a failure."""
+        policy = node.terms.restart
+        if policy.when is RestartWhen.NEVER:
+            return False
+        self._forget_restarts(node, now)
+        return node.told_to_go or len(node.recent) < policy.max_restarts
+
+    def _forget_restarts(self, node: _Node, now: float) -> None:
+        since = now - self._launched_at - node.terms.restart.window_s
+        node.recent = [restart for restart in node.recent if restart.at_s > since]
+
     def _note_late_failure(self, node: _Node, failure: NodeFailure, *, is_verdict: bool) -> None:
-        # While all stop, calls between nodes fail; that alone is no failure. Nor is it one that
-        # we ended a node which we would have started anew; but others may have failed of it.
-        is_none = failure.is_consequence or (
-            is_verdict and node.terms.restart.when is not RestartWhen.NEVER
-        )
+        # While all stop, calls between nodes fail; that alone is no failure. Nor is it one that a
+        # node went, by us or by others, which we would have started anew, unless it says what
+        # went wrong: its state may be lost. But others may have failed of it.
+        dispensable = node.terms.restart.when is not RestartWhen.NEVER
+        went = is_verdict or failure.report is None
+        is_none = failure.is_consequence or (dispensable and went)
         if not is_none or self._outcome is Outcome.FAILED:
             self._failures.append(failure)
 
@@ -428,7 +526,7 @@ class ProgramLife:
         self._restarts.append(restart)
         if counts:
             node.recent.append(restart)
-        node.cause, node.told_to_go = failure, False
+        node.cause, node.told_to_go, node.failed = failure, False, None
         self._enter(node, _Stage.WAITING, now + delay_s)
 
     def _note_failure(self, failure: NodeFailure, now: float) -> list[Action]:
@@ -455,7 +553,7 @@ class ProgramLife:
         if self.stopping or node.terms.restart.when is RestartWhen.NEVER:
             # It asks itself.
             self._enter(node, _Stage.ASKED, node.deadline)
-            node.holds_until = self._due(min(node.holds_until, now + self._share_s()))
+            self._limit_hold(node, now)
             return self._note_stop(StopAsked(f"{told} to {node.name}", event.signum), now)
         text = f"it was told from outside to end, by {told}"
         node.verdict, node.told_to_go = NodeFailure(node.name, node.terms.host, text), True
@@ -491,16 +589,14 @@ class ProgramLife:
         self._failures += [
             NodeFailure(node.name, event.host, event.reason, attempt=node.attempt, at_s=at_s)
             for node in lost
+            if node.failed is None
         ]
         return [] if self.stopping else self._stop(now, Outcome.FAILED, event.reason)
 
     def _stop_if_idle(self, now: float) -> list[Action]:
         if self._phase is not _Phase.RUNNING:
             return []
-        nodes = self._nodes.values()
-        someone_runs_or_ran = any(node.runs is not False for node in nodes)
-        someone_may_run = any(not node.ended and node.runs is not False for node in nodes)
-        if not someone_runs_or_ran or someone_may_run:
+        if not self._with_work or self._at_work:
             return []
         return self._stop(now, Outcome.COMPLETED, self._reason)
 
@@ -515,6 +611,8 @@ class ProgramLife:
         for node in self._nodes.values():
             if node.next_deadline() <= now:
                 actions += self._next_stage(node, now)
+            if node.stage is _Stage.ASKED and node.holds_until <= now:
+                actions += self._let_go(node)
         releases = (
             node.holds_until
             for node in self._nodes.values()
@@ -528,13 +626,17 @@ class ProgramLife:
     def _next_stage(self, node: _Node, now: float) -> list[Action]:
         if node.stage is _Stage.WAITING:
             self._enter(node, _Stage.UP)
-            node.holds_until = math.inf
+            node.constructed = node.leaving = node.deaf = node.calls_ended = False
+            node.holds_until = node.share_ends = math.inf
             self._expect(node, "startup", node.terms.liveness.startup_s, now)
             return [Start(node.name, node.attempt, node.cause)]
-        if node.stage is _Stage.UP and now < node.deadline:
+        if node.stage is _Stage.UP and self.stopping:
+            # Who looks only when the notice is over asks those first whom it ends by force.
+            return [self._ask(node, now), self._terminate(node, now)]
+        if node.stage is _Stage.UP:
             node.verdict = NodeFailure(node.name, node.terms.host, _hung(node))
             return [DumpStacks(node.name), self._terminate(node, now)]
-        if node.stage in (_Stage.UP, _Stage.ASKED):
+        if node.stage is _Stage.ASKED:
             return [self._terminate(node, now)]
         if node.stage is _Stage.TERMINATED:
             return [self._kill(node, now)]
@@ -555,26 +657,49 @@ class ProgramLife:
             self._killed.append(node.name)
 
     def _give_up(self, node: _Node, now: float) -> list[Action]:
-        verdict = self._judge(node, None, "", now)
+        verdict = node.verdict if node.reported else node.verdict or node.failed
+        node.reported = True
         self._enter(node, _Stage.ENDED)
         if self.stopping:
             self._note_force(node)
-            if verdict is not None:
-                self._note_late_failure(node, verdict, is_verdict=True)
+        if verdict is None:
+            return []  # it was reported before, or all stop
+        verdict = self._stamped(node, verdict, now)
+        if self.stopping:
+            self._note_late_failure(node, verdict, is_verdict=True)
             return []
-        assert verdict is not None
         # Another one beside it would be two at one address.
         text = f"{verdict.summary}; it cannot be ended by force, so it cannot be restarted"
         return self._note_failure(replace(verdict, summary=text), now)
 
     def _enter(self, node: _Node, stage: _Stage, deadline: float = math.inf) -> None:
+        self._count(node, -1)
         node.stage, node.deadline = stage, self._due(deadline)
+        self._count(node, 1)
         node.signs.clear()
+        if stage not in (_Stage.UP, _Stage.ASKED):
+            self._release(node)
+
+    def _count(self, node: _Node, by: int) -> None:
+        has_work = node.runs is not False
+        self._with_work += by * has_work
+        self._at_work += by * (has_work and not node.ended)
+        self._left += by * (not node.ended)
 
     def _expect(self, node: _Node, sign: str, limit_s: float | None, now: float) -> None:
-        # While all stop, nobody may be left who would have a node's code show that it goes on.
-        if limit_s is not None and node.stage is _Stage.UP and not self.stopping:
+        # While all stop, nobody may be left who would have a node's code show that it goes on. The
+        # constructor has a limit of its own.
+        due = node.constructed or sign == "startup"
+        if (
+            limit_s is not None
+            and due
+            and node.stage is _Stage.UP
+            and not self._is_on_its_way(node)
+        ):
             node.signs[sign] = self._due(now + limit_s)
+
+    def _is_on_its_way(self, node: _Node) -> bool:
+        return self.stopping or node.leaving
 
     def _due(self, at: float) -> float:
         """Takes note of a time at which something will be due, and returns it."""
@@ -599,45 +724,56 @@ class ProgramLife:
         self._phase, self._phase_ends = _Phase.STOPPING, now + self._notice_s
         actions: list[Action] = []
         for node in self._nodes.values():
+            self._note_reported(node)
             if node.stage is _Stage.WAITING:
                 self._enter(node, _Stage.ENDED)
                 continue
             node.signs.clear()
             if node.stage in (_Stage.UP, _Stage.ASKED):
                 node.deadline = self._due(min(node.deadline, self._phase_ends))
+                node.holds = not node.calls_ended
             if node.stage is _Stage.ASKED:
-                node.holds_until = self._due(min(node.holds_until, now + self._share_s()))
+                self._limit_hold(node, now)
             if node.has_worker and outcome is Outcome.FAILED:
                 actions.append(DumpStacks(node.name))
+        for name, node in self._nodes.items():
+            node.held_by = sum(self._nodes[each].holds for each in self._order.callers[name])
+            if not node.held_by:
+                self._free.append(node)
         return actions + self._ask_those_free(now)
 
     def _ask_those_free(self, now: float) -> list[Action]:
         """Asks the nodes to end that nobody holds up any more."""
-        actions: list[Action] = []
-        for name, node in self._nodes.items():
-            if node.stage is _Stage.UP and not (
-                # Who looks only when the notice is over asks those first whom it ends by force.
-                now < node.deadline
-                and any(
-                    self._holds_up(self._nodes[caller], now) for caller in self._order.callers[name]
-                )
-            ):
-                self._enter(node, _Stage.ASKED, node.deadline)
-                node.holds_until = self._due(now + self._share_s())
-                actions.append(RequestStop(name))
-        return actions
+        free, self._free = self._free, []
+        return [self._ask(node, now) for node in free if node.stage is _Stage.UP]
 
-    def _share_s(self) -> float:
+    def _ask(self, node: _Node, now: float) -> Action:
+        self._enter(node, _Stage.ASKED, node.deadline)
+        self._limit_hold(node, now)
+        return RequestStop(node.name)
+
+    def _limit_hold(self, node: _Node, now: float) -> None:
         # Each wave has its part, so that the last one has some of the notice, too.
-        return self._notice_s / self._order.waves
+        node.share_ends = now + self._notice_s / self._order.waves
+        node.holds_until = self._due(min(node.holds_until, node.share_ends))
 
-    def _holds_up(self, caller: _Node, now: float) -> bool:
-        return caller.stage is _Stage.UP or (
-            caller.stage is _Stage.ASKED and now < caller.holds_until
-        )
+    def _let_go(self, node: _Node) -> list[Action]:
+        """Ends the time for which a node that was asked holds up others."""
+        node.holds_until = math.inf
+        self._release(node)
+        if not node.deaf or node.calls_ended:
+            return []
+        node.calls_ended = True
+        return [EndCalls(node.name)]
 
-    def _nodes_left(self) -> bool:
-        return any(not node.ended for node in self._nodes.values())
+    def _release(self, node: _Node) -> None:
+        if node.holds:
+            node.holds = False
+            for name in self._order.callees[node.name]:
+                callee = self._nodes[name]
+                callee.held_by -= 1
+                if not callee.held_by:
+                    self._free.append(callee)
 
     def _finish(self) -> list[Action]:
         self._phase = _Phase.OVER

@@ -32,6 +32,11 @@ class StopOrder:
                     if callee not in circle:
                         self.callers[callee].append(member)
                         wave[callee] = max(wave.get(callee, 0), own + 1)
+        #: The same the other way: for each node, those that stop after it.
+        self.callees: dict[str, list[str]] = {name: [] for name in calls}
+        for name, callers in self.callers.items():
+            for caller in callers:
+                self.callees[caller].append(name)
 
     def below(self, name: str) -> set[str]:
         """Returns all that a node calls, and what those call, however far."""

@@ -5,6 +5,7 @@ import signal
 import textwrap
 from dataclasses import dataclass
 
+import courier
 from courier import ExceptionReport
 
 
@@ -136,14 +137,18 @@ def _indented(text: str) -> str:
     return textwrap.indent(text.rstrip(), "  ")
 
 
-_CONSEQUENCES = frozenset(
-    f"courier.errors.{name}"
-    for name in ("ServerLostError", "ServerUnreachableError", "CallCancelledError")
+#: What calls raise whose other side went: no failure of the caller's own.
+CONSEQUENCES = (
+    courier.ServerLostError,
+    courier.ServerUnreachableError,
+    courier.CallCancelledError,
 )
+_NAMES = frozenset(f"{kind.__module__}.{kind.__qualname__}" for kind in CONSEQUENCES)
 
 
 def _is_consequence(report: ExceptionReport) -> bool:
-    return report.type_name in _CONSEQUENCES
+    # `raise MyError(...) from error` says itself what it follows from.
+    return not _NAMES.isdisjoint((report.type_name, *report.causes))
 
 
 @dataclass(frozen=True)

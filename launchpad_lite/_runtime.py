@@ -18,8 +18,9 @@ from launchpad_lite._address import Address, AddressTable, enter_table
 from launchpad_lite._clients import Clients
 from launchpad_lite._liveness import SignsOfLife
 from launchpad_lite._policies import Liveness
+from launchpad_lite._result import CONSEQUENCES
 from launchpad_lite._state import NodeCheckpoints, NodeState
-from launchpad_lite._stop_handlers import STOP_HANDLERS, StopHandler
+from launchpad_lite._stop_handlers import STOP_HANDLERS, StopHandler, StopHandlers
 from launchpad_lite.errors import NoProgramError
 
 
@@ -32,6 +33,9 @@ class WorkerLink(Protocol):
     def ask_stop(self) -> None:
         """The node wants the program to stop."""
 
+    def leaving(self) -> None:
+        """The node's work is done."""
+
     def heard(self, listens: bool) -> None:
         """The node was asked to end; `listens`: its code looks at that."""
 
@@ -40,6 +44,10 @@ class WorkerLink(Protocol):
 
     def heartbeat(self) -> None:
         """The node's code goes on."""
+
+
+class ForcedExit(SystemExit):
+    """Raised in a node that is ended by force, wherever its code is."""
 
 
 @dataclass(frozen=True)
@@ -81,9 +89,12 @@ class NodeRuntime:
         self.state = NodeState(setup.name, setup.checkpoints)
         self._link = link
         self._signs = SignsOfLife(setup.liveness, link.healthy, link.heartbeat)
-        self._runs = True
+        #: None until the node's object is there.
+        self._runs: bool | None = None
         #: Whether the node's code has looked at the stop, and so will notice it.
         self._listens = False
+        #: Of this node; where nodes share a process, each has its own.
+        self.stop_handlers = StopHandlers()
         #: End with the node.
         self.clients = Clients()
 
@@ -103,6 +114,22 @@ class NodeRuntime:
         self._link.constructed(runs)
         self._signs.start(None if serves is None else self.table.endpoints[serves.key])
 
+    @contextlib.contextmanager
+    def at_work(self, *, runs: bool, serves: Address | None = None) -> Iterator[None]:
+        """Says that the node's object is there and, at the end of the block, that its work is done.
+
+        Args:
+            runs: As for `constructed`.
+            serves: As for `constructed`.
+        """
+        self.constructed(runs=runs, serves=serves)
+        try:
+            yield
+        finally:
+            # Nobody may be left to show that it goes on, while calls in flight or a last
+            # checkpoint take their time.
+            self._link.leaving()
+
     def ask_stop(self) -> None:
         """Asks for the end of the whole program."""
         self._link.ask_stop()
@@ -114,30 +141,42 @@ class NodeRuntime:
     def request_stop(self) -> None:
         """Tells the node that it is to end. For supervisors. May be repeated."""
         self.stop_event.set()
-        self.clients.do(self._stop_client)
+        # Whom it calls is ending too, and does not come back.
+        self.clients.do(courier.stop_waiting)
+        # Who is still being constructed, or only serves, has nothing that could look at it.
         self._link.heard(self._listens or not self._runs)
 
-    def _stop_client(self, client: courier.Client) -> None:
-        # Whom it calls is ending too, and does not come back.
-        courier.stop_waiting(client)
-        # Code that looks at the stop may go on to call, to hand in what it has. Other code would
-        # go on for ever, as `while True: learner.step()` does.
-        if self._runs and not self._listens:
-            courier.stop_calling(client)
+    def end_calls(self) -> None:
+        """Refuses new calls, unless the node has looked at the stop meanwhile. For supervisors.
+
+        Code that looks at it may go on to call, to hand in what it has. Other code would go on for
+        ever, as `while True: learner.step()` does.
+        """
+        if not self._listens:
+            self.clients.do(courier.stop_calling)
 
     def listen(self) -> threading.Event:
         """Returns the event that is set when the node is to end; whoever takes it looks at it."""
-        if not self.stop_event.is_set():
+        if not self._listens:
             self._listens = True
+            if self.stop_event.is_set():
+                self._link.heard(True)
         return self.stop_event
 
     def leaves_in_order(self, error: BaseException) -> bool:
         """Tells whether an exception that ends the node is no failure."""
+        if isinstance(error, ForcedExit):
+            return True  # who ended it knows why
         if isinstance(error, SystemExit):
             # A way to leave that programs use when they are asked to stop.
             return self.stop_event.is_set() or error.code in (None, 0)
         # Others stop too, and calls to them fail.
-        return isinstance(error, courier.CourierError) and self.stop_event.is_set()
+        return isinstance(error, CONSEQUENCES) and self.stop_event.is_set()
+
+    def leaves_well(self, error: BaseException) -> bool:
+        """Tells whether an exception that ends the node leaves its state whole."""
+        # Ended by force, it may have been anywhere.
+        return self.leaves_in_order(error) and not isinstance(error, ForcedExit)
 
     def wait_for_stop(self, timeout_s: float | None = None) -> bool:
         """Waits until the node is to end; returns whether it is."""
@@ -195,24 +234,29 @@ def keep_client(client: courier.Client, table: AddressTable) -> None:
     (table.clients if runtime is None else runtime.clients).keep(client)
 
 
-def current_runtime() -> NodeRuntime:
+def current_runtime(*, any_node: bool = False) -> NodeRuntime:
     """Returns the runtime of the calling node.
 
+    Args:
+        any_node: In a thread that belongs to no node, another node of the only program that runs
+            here will do.
+
     Raises:
-        NoProgramError: No node runs here, or nodes of several programs do and the calling
-            thread belongs to none of them.
+        NoProgramError: No node runs here, or several do and the calling thread belongs to none.
     """
     runtime = _current.get()
     if runtime is not None:
         return runtime
     with _active_lock:
-        programs = {id(runtime.table): runtime for runtime in _active}
-    if len(programs) == 1:
-        return next(iter(programs.values()))
-    if not programs:
+        runtimes = list(_active)
+    if not runtimes:
         raise NoProgramError("no program runs in this process; this works in nodes only")
+    programs = {id(runtime.table) for runtime in runtimes}
+    if len(runtimes) == 1 or (any_node and len(programs) == 1):
+        return runtimes[-1]
+    what = "programs" if len(programs) > 1 else "nodes"
     raise NoProgramError(
-        "several programs run in this process and this thread belongs to none of them; "
+        f"several {what} run in this process and this thread belongs to none of them; "
         "start it with contextvars.copy_context().run"
     )
 
@@ -225,7 +269,7 @@ def stop() -> None:
     Raises:
         NoProgramError: No program runs here.
     """
-    current_runtime().ask_stop()
+    current_runtime(any_node=True).ask_stop()
 
 
 def stop_event() -> threading.Event:
@@ -234,7 +278,7 @@ def stop_event() -> threading.Event:
     Raises:
         NoProgramError: No program runs here.
     """
-    return current_runtime().listen()
+    return current_runtime(any_node=True).listen()
 
 
 def wait_for_stop(timeout_secs: float | None = None) -> bool:
@@ -246,7 +290,7 @@ def wait_for_stop(timeout_secs: float | None = None) -> bool:
     Raises:
         NoProgramError: No program runs here.
     """
-    return current_runtime().wait_for_stop(timeout_secs)
+    return current_runtime(any_node=True).wait_for_stop(timeout_secs)
 
 
 def heartbeat() -> None:
@@ -295,15 +339,26 @@ def register_stop_handler(handler: StopHandler) -> None:
     Raises:
         TypeError: It cannot be called.
     """
-    with _active_lock:
-        runtimes = list(_active)
-    STOP_HANDLERS.add(handler, catch_signals=not runtimes)
-    own = _current.get()
-    if any(runtime.listen().is_set() for runtime in ([own] if own is not None else runtimes)):
+    owners = _owners()
+    handlers = owners[0].stop_handlers if len(owners) == 1 else STOP_HANDLERS
+    handlers.add(handler, catch_signals=not owners)
+    # All of them look at the stop, since which one this thread belongs to cannot be told.
+    stopping = [runtime.listen().is_set() for runtime in owners]
+    if any(stopping):
         # The stop came first; nobody will call it later.
-        STOP_HANDLERS.call_all()
+        handlers.call_all()
 
 
 def unregister_stop_handler(handler: StopHandler) -> None:
     """Takes `register_stop_handler` back; unknown handlers are ignored."""
-    STOP_HANDLERS.remove(handler)
+    for handlers in (*(runtime.stop_handlers for runtime in _owners()), STOP_HANDLERS):
+        handlers.remove(handler)
+
+
+def _owners() -> list[NodeRuntime]:
+    """Returns the node that the calling thread belongs to, or else all that run here."""
+    runtime = _current.get()
+    if runtime is not None:
+        return [runtime]
+    with _active_lock:
+        return list(_active)

@@ -84,12 +84,20 @@ class NodeState:
         return self._store.save(self._write)
 
     @contextlib.contextmanager
-    def kept(self, leaves_in_order: Callable[[BaseException], bool]) -> Iterator[None]:
-        """Saves on a period while the block runs, and once more when the node ended well.
+    def kept(
+        self, instance: object, leaves_well: Callable[[BaseException], bool]
+    ) -> Iterator[None]:
+        """Restores an object, just constructed, saves it on a period, and when the block ends well.
 
         Args:
-            leaves_in_order: Tells of an exception whether it is a way to end well.
+            instance: What has the state.
+            leaves_well: Tells of an exception whether it leaves the state whole.
+
+        Raises:
+            TypeError: As `restore`.
+            CheckpointError: As `restore` and `save`.
         """
+        self.restore(instance)
         saver = threading.Thread(
             # In the context of the node, whose `save` may use what nodes can.
             target=contextvars.copy_context().run,
@@ -112,7 +120,7 @@ class NodeState:
                 if periodic:
                     saver.join()
         except BaseException as error:
-            if leaves_in_order(error):
+            if leaves_well(error):
                 self.save()
             raise
         else:

@@ -24,10 +24,10 @@ from courier.errors import (
 
 _CHANNEL_OPTIONS = (
     *COMMON_OPTIONS,
-    # A server that comes back is found within a quarter of a second (the default is minutes).
+    # A server that comes back is found within a tenth of a second (the default is minutes).
     # Refused attempts are cheap; at 500 ms they were most of the time that a restart took.
     ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.max_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 100),
     # Despite its name the time that one attempt has: a busy machine or a far one needs longer
     # than the pauses between attempts.
     ("grpc.min_reconnect_backoff_ms", 1_000),

@@ -114,7 +114,7 @@ class Search:
         # Loaded by the evolver only: evaluators start faster without.
         import numpy as np
 
-        self._problem = problem
+        self.problem = problem
         # CMA-ES would use the generator of the whole process, which is in no pickle.
         self._rng = np.random.RandomState(problem.seed)
         self.best_x: list[float] = []
@@ -133,12 +133,12 @@ class Search:
     @property
     def solved(self) -> bool:
         """Whether the best value is within the tolerance."""
-        return self.best_f <= self._problem.tolerance
+        return self.best_f <= self.problem.tolerance
 
     @property
     def over(self) -> bool:
         """Whether nothing is left to be done."""
-        return self.solved or self.evaluations >= self._problem.max_evaluations
+        return self.solved or self.evaluations >= self.problem.max_evaluations
 
     def tell(self, fitness: Sequence[float]) -> None:
         """Takes in how fit the candidates are, shape (population,), and finds new ones."""
@@ -164,7 +164,7 @@ class Search:
             # Without matplotlib it warns that it cannot plot.
             warnings.simplefilter("ignore")
             import cma
-        start = self._rng.uniform(-3, 3, self._problem.dimension)
+        start = self._rng.uniform(-3, 3, self.problem.dimension)
         # -10: no output, and no options from a file in the working directory.
         options = {"popsize": population, "randn": self._rng.randn, "verbose": -10}
         self._cma = cma.CMAEvolutionStrategy(start, 1.5, options)
@@ -189,10 +189,16 @@ class Evaluator:
 
 
 class Crowd:
-    """Evaluators at work: whoever is free gets the next candidate, whoever is lost gets none."""
+    """Evaluators at work: whoever is free gets the next candidate, whoever is lost gets none.
 
-    def __init__(self, evaluators: Sequence[Evaluator], stop: threading.Event) -> None:
-        self.lost_calls = 0
+    With `@courier.idempotent` on `evaluate`, courier would send lost calls again by itself: to the
+    same evaluator, once it is back. Here another one takes over at once.
+    """
+
+    def __init__(
+        self, evaluators: Sequence[Evaluator], stop: threading.Event, lost_calls: int = 0
+    ) -> None:
+        self.lost_calls = lost_calls
         self._stop = stop
         self._free = collections.deque(evaluators)
         # A call waits for its server, so the answer comes when the evaluator is back.
@@ -252,26 +258,31 @@ class Evolver:
     def __init__(
         self, problem: Problem, evaluators: Sequence[Evaluator], output: Path | None = None
     ) -> None:
+        self._problem = problem
         self._evaluators = evaluators
         self._output = output
         # Held while the search changes: checkpoints are taken in another thread.
         self._lock = threading.Lock()
         self._search = Search(problem)
+        self._lost_calls = 0
 
     def save(self, folder: Path) -> None:
         """Writes a checkpoint. From any thread, while the search goes on."""
         with self._lock:
-            state = pickle.dumps(self._search)
+            state = pickle.dumps((self._search, self._lost_calls))
         (folder / "search.pickle").write_bytes(state)
 
     def restore(self, folder: Path) -> None:
         """Has `run` go on from a checkpoint."""
+        search, lost_calls = pickle.loads((folder / "search.pickle").read_bytes())
+        if search.problem != self._problem:
+            raise ValueError(f"this is a search for {search.problem}, not for {self._problem}")
         with self._lock:
-            self._search = pickle.loads((folder / "search.pickle").read_bytes())
+            self._search, self._lost_calls = search, lost_calls
 
     def run(self) -> None:
         """Searches."""
-        crowd = Crowd(self._evaluators, lp.stop_event())
+        crowd = Crowd(self._evaluators, lp.stop_event(), self._lost_calls)
         search = self._search
         while not search.over:
             fitness = crowd.evaluate(search.candidates)
@@ -279,6 +290,7 @@ class Evolver:
                 return
             with self._lock:
                 search.tell(fitness)
+                self._lost_calls = crowd.lost_calls
             if search.generations % SHOWN_EVERY == 0:
                 _show_progress(search)
         self._finish(search.result(crowd.lost_calls))

@@ -3,9 +3,9 @@
 A single thread with an event loop. Commands come in as frames on one
 descriptor, events go out on another:
 
-    in    reserve, start, stop, ended, dump, terminate, kill, quit
+    in    reserve, start, stop, end_calls, ended, dump, terminate, kill, quit
     out   reserved or taken, started or refused, output, stacks, exited, terminated, and what
-          workers say: constructed, failed, stop, heard, preempted, healthy, heartbeat
+          workers say: constructed, leaving, failed, stop, heard, preempted, healthy, heartbeat
 
 It imports what workers share and forks them from itself, so a worker costs
 milliseconds. When its input ends (the launcher is gone, however), it ends all
@@ -26,7 +26,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -39,7 +39,7 @@ from launchers._ports import PortReservations, PortTakenError
 from launchers.host.link import Frame, FrameDecoder, Outbox
 from launchers.host.memory import count_memory_kills
 from launchers.host.stacks import STACKS_SIGNAL, open_stacks, read_stacks, write_stacks_on_signal
-from launchers.host.sweep import MARK, Warden, adopt_orphans, end_children
+from launchers.host.sweep import MARK, adopt_orphans, end_children, fork_under_warden
 from launchers.host.worker import leave, run_worker
 from launchpad_lite._checkpoints import CheckpointStore
 from launchpad_lite.launching import Address
@@ -49,9 +49,10 @@ _ORPHAN_NOTICE_S = 1.0
 #: Output that waits for a slow launcher; beyond it, only the log files get more.
 _MAX_WAITING_BYTES = 16 << 20
 _READ_BYTES = 1 << 16
-#: Seconds that what a worker started has to end by itself when the worker has: a tracker of shared
-#: memory, for one, gives the memory back then.
-_CHILDREN_S = 0.5
+#: Seconds that what a worker started has to end by itself when the worker has, and as many again
+#: between SIGTERM and SIGKILL: a tracker of shared memory, which ignores SIGTERM, gives the memory
+#: back when all others have gone.
+_CHILDREN_S = 0.25
 #: How much of its output is told of a worker that died without a word.
 _LAST_OUTPUT_BYTES = 8192
 _LAST_OUTPUT_LINES = 50
@@ -71,14 +72,19 @@ class _Worker:
     stacks_fd: int
     #: Where it may leave half a checkpoint.
     checkpoints: Path | None
+    #: What it is still to be told: a worker that is stopped, or stuck, takes nothing.
+    unheard: Outbox
     decoder: FrameDecoder = field(default_factory=FrameDecoder)
     skipped_bytes: int = 0
     last_output: bytes = b""
     #: As of `subprocess`; None while it lives.
     status: int | None = None
     peak_mib: float = 0.0
-    #: By when what it started is ended, once it has ended itself.
+    out_of_memory: bool = False
+    #: When what it started is ended, or ended by force, once it has ended itself.
     bury_at: float = math.inf
+    #: Whether what it started got SIGTERM.
+    children_told: bool = False
 
     def close(self) -> None:
         self.control.close()
@@ -89,7 +95,7 @@ class _Worker:
 class Agent:
     """The event loop and its state."""
 
-    def __init__(self, input_fd: int, output_fd: int, launcher: int, warden: Warden) -> None:
+    def __init__(self, input_fd: int, output_fd: int, launcher: int) -> None:
         self._pid = os.getpid()
         self._input_fd = input_fd
         self._commands = FrameDecoder()
@@ -97,11 +103,10 @@ class Agent:
         self._selector = selectors.DefaultSelector()
         self._workers: dict[str, _Worker] = {}
         self._ports = PortReservations()
-        #: Where nobody answers any more.
-        self._ended: list[str] = []
+        #: Where nobody answers any more, by the nodes that call there.
+        self._ended: dict[str, list[str]] = {}
         self._quitting = False
         self._terminated_by = 0
-        self._warden = warden
         self._memory_kills = count_memory_kills()
         self._launcher_fd = self._watch_launcher(launcher)
         self._wake_read, self._wake_write = os.pipe()
@@ -145,9 +150,8 @@ class Agent:
                 self._step(math.inf)
         finally:
             self._end_all()
-            end_children(os.getpid(), spare=self._warden.pid)
+            end_children(os.getpid())
             self._ports.close()
-            self._warden.dismiss()
             self._out.flush()
 
     def _step(self, timeout_s: float) -> None:
@@ -186,6 +190,7 @@ class Agent:
             "reserve": self._reserve,
             "start": self._start,
             "stop": self._stop,
+            "end_calls": self._end_calls,
             "ended": self._note_ended,
             "dump": self._dump,
             "terminate": self._terminate,
@@ -209,15 +214,26 @@ class Agent:
         if (worker := self._workers.get(frame["node"])) is not None:
             self._tell(worker, "stop")
 
-    def _tell(self, worker: _Worker, op: str, endpoints: Sequence[str] = ()) -> None:
-        # A few bytes into an empty socket buffer: they fit, or the worker is gone.
-        with contextlib.suppress(OSError):
-            worker.control.send(Frame(op, {"endpoints": list(endpoints)}).encode())
+    def _tell(self, worker: _Worker, op: str, **fields: Any) -> None:
+        worker.unheard.put(Frame(op, fields))
+        self._watch_control(worker)
+
+    def _watch_control(self, worker: _Worker) -> None:
+        """Wakes up when a worker says something and, if there is something, when it takes more."""
+        key = self._selector.get_map().get(worker.unheard.fd)
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if len(worker.unheard) else 0)
+        if key is not None and key.events != events:
+            self._selector.modify(key.fd, events, key.data)
+
+    def _end_calls(self, frame: Frame) -> None:
+        if (worker := self._workers.get(frame["node"])) is not None:
+            self._tell(worker, "end_calls")
 
     def _note_ended(self, frame: Frame) -> None:
-        self._ended += frame["endpoints"]
-        for worker in self._workers.values():
-            self._tell(worker, "ended", frame["endpoints"])
+        for caller in frame["callers"]:
+            self._ended.setdefault(caller, []).extend(frame["endpoints"])
+            if (worker := self._workers.get(caller)) is not None:
+                self._tell(worker, "ended", endpoints=frame["endpoints"])
 
     def _dump(self, frame: Frame) -> None:
         worker = self._living(frame)
@@ -229,9 +245,8 @@ class Agent:
     def _terminate(self, frame: Frame) -> None:
         worker = self._living(frame)
         if worker is not None:
-            # Tells it that this signal is not a notice from outside.
+            # It sends its group SIGTERM itself: from here it would be taken for a notice.
             self._tell(worker, "leave")
-            _signal_group(worker.pid, signal.SIGTERM)
 
     def _kill(self, frame: Frame) -> None:
         worker = self._living(frame)
@@ -261,13 +276,23 @@ class Agent:
             self._out.put(Frame("refused", {"node": node, "attempt": attempt, "text": text}))
 
     def _fork(self, frame: Frame) -> None:
-        log_fd = _open_log(Path(frame["log"]))
-        stacks_fd = open_stacks()
-        ours, theirs = socket.socketpair()
-        output_read, output_write = os.pipe()
-        pid = os.fork()
+        with contextlib.ExitStack() as undo:
+            log_fd = _open_log(Path(frame["log"]))
+            undo.callback(os.close, log_fd)
+            stacks_fd = open_stacks()
+            undo.callback(os.close, stacks_fd)
+            ours, theirs = map(undo.enter_context, socket.socketpair())
+            output_read, output_write = os.pipe()
+            undo.callback(os.close, output_read)
+            undo.callback(os.close, output_write)
+            # Until the worker can take it as a notice.
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+            undo.callback(signal.pthread_sigmask, signal.SIG_UNBLOCK, {signal.SIGTERM})
+            pid = os.fork()
+            undo.pop_all()
         if pid == 0:
             self._become_worker(frame, theirs, ours, output_write, log_fd, stacks_fd)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         theirs.close()
         os.close(output_write)
         ours.setblocking(False)
@@ -282,17 +307,18 @@ class Agent:
             log_fd,
             stacks_fd,
             Path(checkpoints) if checkpoints else None,
+            Outbox(ours.fileno()),
         )
         self._workers[worker.name] = worker
         self._selector.register(
             ours.fileno(), selectors.EVENT_READ, lambda: self._on_control(worker)
         )
         self._selector.register(output_read, selectors.EVENT_READ, lambda: self._on_output(worker))
-        if self._ended:
-            self._tell(worker, "ended", self._ended)
+        if endpoints := self._ended.get(worker.name):
+            self._tell(worker, "ended", endpoints=endpoints)
         self._say(worker, "started", {"pid": pid})
         if note := frame.fields.get("note"):
-            self._keep_output(worker, note.encode())
+            self._keep_output(worker, note.encode(errors="backslashreplace"))
 
     def _say(
         self, worker: _Worker, op: str, fields: Mapping[str, Any] | None = None, body: bytes = b""
@@ -325,13 +351,11 @@ class Agent:
             code = run_worker(frame.body, control.fileno())
         finally:
             leave(code)
-            raise AssertionError("leave() does not return")
 
     def _forget_all(self) -> None:
         """In a forked worker: closes what belongs to the agent and to other workers."""
         signal.set_wakeup_fd(-1)
         self._selector.close()
-        self._warden.abandon()
         if self._launcher_fd is not None:
             os.close(self._launcher_fd)
         for fd in (self._input_fd, self._out.fd, self._wake_read, self._wake_write):
@@ -342,6 +366,8 @@ class Agent:
 
     def _on_control(self, worker: _Worker) -> bool:
         """Takes in what the worker says; returns whether there may be more."""
+        worker.unheard.flush()
+        self._watch_control(worker)
         data = self._take(worker.control.fileno())
         for frame in worker.decoder.feed(data):
             self._say(worker, frame.op, frame.fields, frame.body)
@@ -397,18 +423,33 @@ class Agent:
                 if (worker := by_pid.get(pid)) is not None:
                     worker.status = os.waitstatus_to_exitcode(status)
                     worker.peak_mib = usage.ru_maxrss / 1024
+                    worker.out_of_memory = self._was_memory_kill(worker.status)
                     worker.bury_at = time.monotonic() + _CHILDREN_S
         self._bury_the_dead()
+
+    def _was_memory_kill(self, status: int) -> bool:
+        """Tells whether the kernel ended a worker, once for each that it did."""
+        if status != -signal.SIGKILL or count_memory_kills() <= self._memory_kills:
+            return False
+        self._memory_kills += 1
+        return True
 
     def _bury_the_dead(self) -> None:
         now = time.monotonic()
         for worker in list(self._workers.values()):
-            if worker.status is not None and (now >= worker.bury_at or _is_empty(worker.pid)):
+            if worker.status is None:
+                continue
+            if _is_empty(worker.pid) or (worker.children_told and now >= worker.bury_at):
                 self._bury(worker)
+            elif now >= worker.bury_at:
+                worker.children_told = True
+                worker.bury_at = now + _CHILDREN_S
+                _signal_group(worker.pid, signal.SIGTERM)
 
     def _bury(self, worker: _Worker) -> None:
-        # As long as anybody is in it, the group's number cannot be anybody else's.
-        _signal_group(worker.pid, signal.SIGKILL)
+        if not _is_empty(worker.pid):
+            # As long as anybody is in it, the group's number cannot be anybody else's.
+            _signal_group(worker.pid, signal.SIGKILL)
         self._drain(worker)
         self._tell_skipped(worker)
         del self._workers[worker.name]
@@ -416,11 +457,10 @@ class Agent:
             CheckpointStore(worker.checkpoints, 1).discard_incomplete()
         if stacks := read_stacks(worker.stacks_fd):
             self._say(worker, "stacks", body=stacks)
-        kills, self._memory_kills = self._memory_kills, count_memory_kills()
         how = {
             "status": worker.status,
             "peak_mib": worker.peak_mib,
-            "out_of_memory": self._memory_kills > kills,
+            "out_of_memory": worker.out_of_memory,
         }
         lines = worker.last_output.splitlines(keepends=True)[-_LAST_OUTPUT_LINES:]
         self._say(worker, "exited", how, b"".join(lines) if worker.status else b"")
@@ -444,7 +484,7 @@ class Agent:
         for worker in self._workers.values():
             if worker.status is None:
                 _signal(worker.pid, signal.SIGKILL)
-        self._await_workers(2 * _CHILDREN_S)
+        self._await_workers(4 * _CHILDREN_S)
 
     def _await_workers(self, timeout_s: float) -> None:
         give_up_at = time.monotonic() + timeout_s
@@ -484,15 +524,12 @@ def _signal(pid: int, signum: int) -> None:
 
 
 def _signal_group(pgid: int, signum: int) -> None:
-    try:
-        os.killpg(pgid, signum)
-    except ProcessLookupError:
-        # Between fork and setsid there is no group yet, only the process.
-        if signum != signal.SIGKILL:
-            _signal(pgid, signum)
-    except PermissionError as error:
-        if error.errno != errno.EPERM:  # zombies only, as some systems say it
-            raise
+    with contextlib.suppress(ProcessLookupError):
+        try:
+            os.killpg(pgid, signum)
+        except PermissionError as error:
+            if error.errno != errno.EPERM:  # zombies only, as some systems say it
+                raise
 
 
 def _open_log(path: Path) -> int:
@@ -538,6 +575,7 @@ def main(launcher: int) -> None:
     Args:
         launcher: Process without which there is nothing to do.
     """
+    fork_under_warden(os.environ[MARK])
     input_fd, output_fd = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
@@ -549,6 +587,5 @@ def main(launcher: int) -> None:
     # Workers share these pages with the agent; a collection would copy them.
     gc.collect()
     gc.freeze()
-    warden = Warden(os.environ[MARK])
-    Agent(input_fd, output_fd, launcher, warden).run()
+    Agent(input_fd, output_fd, launcher).run()
     leave(0)

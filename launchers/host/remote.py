@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,10 +22,12 @@ from launchers.host.worker import Payload
 from launchpad_lite._life import (
     Constructed,
     Ended,
+    Failed,
     Healthy,
     Heard,
     Heartbeat,
     HostLost,
+    Leaving,
     NodeEvent,
     Preempted,
     StopAsked,
@@ -159,7 +162,9 @@ class AgentHost:
             program.post(StopAsked(f"lp.stop() in {node}"))
         elif frame.op == "failed":
             report: ExceptionReport = pickle.loads(frame.body)
-            self._failures[node] = NodeFailure.of_exception(node, self.name, report)
+            failure = NodeFailure.of_exception(node, self.name, report)
+            self._failures[node] = failure
+            program.post(Failed(node, frame["attempt"], failure))
         elif frame.op == "stacks":
             self._stacks[node] = frame.body.decode(errors="replace")
         else:
@@ -169,6 +174,8 @@ class AgentHost:
         attempt: int = frame["attempt"]
         if frame.op == "constructed":
             return Constructed(node, attempt, frame["runs"])
+        if frame.op == "leaving":
+            return Leaving(node, attempt)
         if frame.op == "heard":
             return Heard(node, attempt, frame["listens"])
         if frame.op == "preempted":
@@ -219,9 +226,13 @@ class AgentHost:
         """Tells a node to end."""
         self._send(Frame("stop", {"node": node}))
 
-    def tell_ended(self, endpoints: Sequence[str]) -> None:
-        """Tells all workers, later ones too, that nobody will answer at these any more."""
-        self._send(Frame("ended", {"endpoints": list(endpoints)}))
+    def end_calls(self, node: str) -> None:
+        """Has new calls of a node refused, unless it looks at the stop by now."""
+        self._send(Frame("end_calls", {"node": node}))
+
+    def tell_ended(self, callers: Sequence[str], endpoints: Sequence[str]) -> None:
+        """Tells workers, later ones too, that nobody will answer at these any more."""
+        self._send(Frame("ended", {"callers": list(callers), "endpoints": list(endpoints)}))
 
     def dump_stacks(self, node: str) -> None:
         """Has a worker write down where its threads are."""
@@ -253,8 +264,12 @@ class AgentHost:
         self._send(Frame("quit"))
         with contextlib.suppress(OSError):
             self._process.stdin.close()
+        give_up_at = time.monotonic() + _QUIT_S
+        if self._reader is not None:
+            # The link ends with the agent. Its warden, the process started here, may be gone before.
+            self._reader.join(_QUIT_S)
         try:
-            code = self._process.wait(_QUIT_S)
+            code = self._process.wait(max(0.0, give_up_at - time.monotonic()))
         except subprocess.TimeoutExpired:
             self._process.kill()
             code = self._process.wait()

@@ -1,8 +1,9 @@
 """The last belt: ends what a program started and nobody else can find any more.
 
-Workers and what they start carry a mark in their environment. A warden, a
-process that does nothing but wait for the end of the agent, ends by it what
-left its process group or outlived an agent that was killed.
+The agent and the warden, its parent, which does nothing but wait for its end,
+adopt what workers start and leave behind. So all is found, whichever of them
+ends: by descent and, where the system knows no adoption, by a mark in the
+environment of all that the program started.
 """
 
 import contextlib
@@ -20,8 +21,13 @@ import psutil
 MARK = "LAUNCHPAD_LITE_PROGRAM"
 #: Seconds for which processes are looked for that come while others are ended.
 _GIVE_UP_S = 2.0
+#: Seconds between SIGTERM and SIGKILL: a tracker of shared memory, which ignores SIGTERM, gives the
+#: memory back when those have gone that it works for.
+_TERMINATE_S = 0.25
 _PAUSE_S = 0.01
 _PR_SET_CHILD_SUBREAPER = 36
+#: Signals that the warden takes one at a time.
+_AWAITED = frozenset((signal.SIGCHLD, signal.SIGTERM))
 
 
 def end_marked(mark: str, *, spare: tuple[int, ...] = ()) -> None:
@@ -63,28 +69,37 @@ def adopt_orphans() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def end_children(parent: int, *, spare: int) -> None:
-    """Ends by force all children of a process, and theirs as they become its children.
+def end_children(parent: int) -> None:
+    """Ends all children of a process, and theirs as they become its children.
 
     So those are found, too, that have left their session and cleared their environment.
 
     Args:
         parent: This process, which adopts orphans.
-        spare: A child that stays.
     """
     if sys.platform != "linux":
         return
-    give_up_at = time.monotonic() + _GIVE_UP_S
-    while found := [pid for pid in _children(parent) if pid != spare]:
-        for pid in found:
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
+    started = time.monotonic()
+    told: set[int] = set()
+    while found := set(_children(parent)):
+        passed_s = time.monotonic() - started
+        if passed_s < _TERMINATE_S:
+            _signal_all(found - told, signal.SIGTERM)
+            told |= found
+        elif passed_s < _GIVE_UP_S:
+            _signal_all(found, signal.SIGKILL)
+        else:
+            return
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
-        if time.monotonic() > give_up_at:
-            return
         time.sleep(_PAUSE_S)
+
+
+def _signal_all(pids: set[int], signum: int) -> None:
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            os.kill(pid, signum)
 
 
 def _children(parent: int) -> Iterator[int]:
@@ -97,40 +112,44 @@ def _children(parent: int) -> Iterator[int]:
                     yield int(folder.name)
 
 
-class Warden:
-    """The process that outlives the agent, however that ends, and then ends what is left."""
+def fork_under_warden(mark: str) -> None:
+    """Makes this process the warden and returns in the agent, a child of its.
 
-    def __init__(self, mark: str) -> None:
-        """Forks it; to be called before there is anything that it must not inherit."""
-        agent = os.getpid()
-        read_end, self._lifeline = os.pipe()
-        self.pid = os.fork()
-        if self.pid == 0:
-            try:
-                _keep_watch(read_end, self._lifeline, agent, mark)
-            finally:
-                os._exit(0)
-        os.close(read_end)
-
-    def abandon(self) -> None:
-        """In a forked worker: lets go of what tells the warden that the agent lives."""
-        os.close(self._lifeline)
-
-    def dismiss(self) -> None:
-        """Has it end what is left, and itself."""
-        os.close(self._lifeline)
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(self.pid, 0)
-
-
-def _keep_watch(read_end: int, lifeline: int, agent: int, mark: str) -> None:
-    os.setsid()
-    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    The warden ends with the agent, with the same exit code, once it has ended what the agent left.
+    To be called before there is anything but the link to the launcher, which is the agent's alone.
+    The agent does not need it to go on.
+    """
+    # As in the agent: Ctrl-C and the end of the terminal are for the launcher.
+    for signum in (signal.SIGINT, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)
-    # The link to the launcher, above all: it ends with the agent.
-    for fd in range(3, max(read_end, lifeline) + 1):
-        if fd != read_end:
-            with contextlib.suppress(OSError):
-                os.close(fd)
-    os.read(read_end, 1)
-    end_marked(mark, spare=(os.getpid(), agent))
+    signal.signal(signal.SIGCHLD, lambda *_: None)  # some systems lose what is ignored
+    signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
+    agent = os.fork()
+    if agent == 0:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _AWAITED)
+        return
+    code = 1
+    try:
+        code = _keep_watch(agent, mark)
+    finally:
+        os._exit(code)
+
+
+def _keep_watch(agent: int, mark: str) -> int:
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1):
+        os.dup2(null, fd)
+    adopt_orphans()
+    code = os.waitstatus_to_exitcode(_await(agent))
+    end_children(os.getpid())
+    end_marked(mark, spare=(os.getpid(),))
+    return code if code >= 0 else 128 - code
+
+
+def _await(agent: int) -> int:
+    """Waits for the agent and passes on to it what asks for the end; returns its status."""
+    # One at a time, so that the number of a process that was waited for is never signalled.
+    while (ended := os.waitpid(agent, os.WNOHANG))[0] == 0:
+        if signal.sigwait(_AWAITED) == signal.SIGTERM:
+            os.kill(agent, signal.SIGTERM)
+    return ended[1]

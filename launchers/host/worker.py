@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 import cloudpickle
 
@@ -16,8 +17,7 @@ from courier import ExceptionReport, Secret
 from launchers.host.link import Frame, FrameDecoder, read_some, write_all
 from launchpad_lite._flag_values import FlagSnapshot
 from launchpad_lite._freeze import FrozenWork
-from launchpad_lite._runtime import NodeRuntime, NodeSetup
-from launchpad_lite._stop_handlers import STOP_HANDLERS
+from launchpad_lite._runtime import ForcedExit, NodeRuntime, NodeSetup
 from launchpad_lite._worker import run_node
 from launchpad_lite.launching import AddressTable
 from launchpad_lite.nodes.base import Work
@@ -52,6 +52,9 @@ class _Link:
     def ask_stop(self) -> None:
         self.send(Frame("stop"))
 
+    def leaving(self) -> None:
+        self.send(Frame("leaving"))
+
     def heard(self, listens: bool) -> None:
         self.send(Frame("heard", {"listens": listens}))
 
@@ -73,28 +76,34 @@ class _Termination:
     """What SIGTERM does to a worker.
 
     From outside (a batch system, a spot machine, a user) it is a notice: the node is asked to end.
-    From the agent, when the notice is over, it means to leave at once.
+    When the notice is over, `force` has the main thread leave at once. On the way out nothing more
+    happens: whoever has no patience has SIGKILL.
     """
 
     def __init__(self) -> None:
-        self._leave = False
         self._pid = os.getpid()
+        self._is_forced = self._is_leaving = False
         self.notice_fd, self._write_fd = os.pipe()
         os.set_blocking(self._write_fd, False)
         signal.signal(signal.SIGTERM, self._on_signal)
+        # Held back since before the fork, so that none is lost.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
-    def leave(self) -> None:
-        """Has the main thread raise SystemExit, wherever it is in Python code."""
-        self._leave = True
-        os.kill(self._pid, signal.SIGTERM)
+    def force(self) -> None:
+        """Raises ForcedExit in the main thread, once, and sends what the node started SIGTERM."""
+        self._is_forced = True
+        os.killpg(os.getpgrp(), signal.SIGTERM)
 
     def _on_signal(self, signum: int, stack: object) -> None:  # noqa: ARG002
         if os.getpid() != self._pid:
             # A child that the node forked: there it does what it does in any program.
             signal.signal(signum, signal.SIG_DFL)
             signal.raise_signal(signum)
-        elif self._leave:
-            raise SystemExit(128 + signum)
+        elif self._is_leaving:
+            pass  # a second exception could hit the clean-up that the first one led to
+        elif self._is_forced:
+            self._is_leaving = True
+            raise ForcedExit(128 + signum)
         else:
             # Anything may be under way here, and hold any lock: another thread goes on with it.
             with contextlib.suppress(OSError):
@@ -123,19 +132,24 @@ class _Control:
                         self._on_frames()
                     else:
                         (signum,) = os.read(key.fd, 1)
-                        self._request_stop()
+                        # First, since a node that was asked may end before more can be said.
                         self._link.preempted(signum)
+                        self._request_stop()
 
     def _on_frames(self) -> None:
         data = read_some(self._link.fd)
         if not data:
-            # The agent is gone, and nobody looks after this process and its children any more.
-            os.killpg(os.getpgrp(), signal.SIGKILL)
+            # The agent is gone. What this process has started gets the chance to tidy up, and is
+            # ended by the warden.
+            os.killpg(os.getpgrp(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGKILL)
         for frame in self._decoder.feed(data):
             if frame.op == "stop":
                 self._request_stop()
+            elif frame.op == "end_calls":
+                self._runtime.end_calls()
             elif frame.op == "leave":
-                self._termination.leave()
+                self._termination.force()
             elif frame.op == "ended":
                 self._runtime.clients.note_ended(frame["endpoints"])
 
@@ -144,7 +158,9 @@ class _Control:
         # node can end, and no daemon: the process ends when they have returned.
         with contextlib.suppress(RuntimeError):  # the interpreter ends already
             threading.Thread(
-                target=STOP_HANDLERS.call_all, name="launchpad-stop-handlers", daemon=False
+                target=self._runtime.stop_handlers.call_all,
+                name="launchpad-stop-handlers",
+                daemon=False,
             ).start()
         self._runtime.request_stop()
 
@@ -193,18 +209,20 @@ class _WithFlags:
         return work
 
 
-def leave(code: int) -> None:
+def leave(code: int) -> NoReturn:
     """Ends a forked worker as an interpreter ends: threads, exit functions, streams.
 
-    It goes no further: above is the agent's stack.
+    It goes no further, whatever happens: above is the agent's stack.
     """
-    # Its handler raises, and nothing may get past here.
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    with contextlib.suppress(Exception):
-        threading._shutdown()  # type: ignore[attr-defined]
-    with contextlib.suppress(Exception):
-        atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
-            stream.flush()
-    os._exit(code)
+    try:
+        # The work is done; to be told once more to end is no reason to end badly.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        with contextlib.suppress(BaseException):
+            threading._shutdown()  # type: ignore[attr-defined]
+        with contextlib.suppress(BaseException):
+            atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(BaseException):
+                stream.flush()
+    finally:
+        os._exit(code)

@@ -175,9 +175,8 @@ class CourierWork:
     def __call__(self, runtime: NodeRuntime) -> None:
         """Does it."""
         instance = self.constructor(*self.args, **self.kwargs)
-        # Before anybody can call it.
-        runtime.state.restore(instance)
-        with runtime.state.kept(runtime.leaves_in_order):
+        # Restored before anybody can call it, saved when nobody can any more.
+        with runtime.state.kept(instance, runtime.leaves_well):
             self._serve(instance, runtime)
 
     def _serve(self, instance: Any, runtime: NodeRuntime) -> None:
@@ -192,12 +191,13 @@ class CourierWork:
             server.start()
         grace_s = runtime.grace_s()
         try:
-            runtime.constructed(runs=runs, serves=self.address if server.has_started else None)
-            if runs:
-                assert run is not None
-                run()
-            else:
-                runtime.wait_for_stop()
+            serves = self.address if server.has_started else None
+            with runtime.at_work(runs=runs, serves=serves):
+                if runs:
+                    assert run is not None
+                    run()
+                else:
+                    runtime.wait_for_stop()
         except BaseException as error:
             if not runtime.leaves_in_order(error):
                 grace_s = 0.0  # calls in flight would only put off the news

@@ -105,9 +105,9 @@ class FunctionWork:
 
     def __call__(self, runtime: NodeRuntime) -> None:
         """Does it."""
-        runtime.state.restore(self.function)
-        runtime.constructed(runs=True)
-        self.function(*self.args, **self.kwargs)
+        # A function may be an object that is called, with a state.
+        with runtime.state.kept(self.function, runtime.leaves_well), runtime.at_work(runs=True):
+            self.function(*self.args, **self.kwargs)
 
     def parts(self) -> Mapping[str, object]:
         """Returns the function and its arguments by name."""
@@ -126,9 +126,7 @@ class ClassWork:
     def __call__(self, runtime: NodeRuntime) -> None:
         """Does it."""
         instance = self.constructor(*self.args, **self.kwargs)
-        runtime.state.restore(instance)
-        with runtime.state.kept(runtime.leaves_in_order):
-            runtime.constructed(runs=True)
+        with runtime.state.kept(instance, runtime.leaves_well), runtime.at_work(runs=True):
             run = getattr(instance, "run", None)
             if self.run_enabled and callable(run):
                 run()

@@ -24,6 +24,7 @@ import threading
 import time
 from collections.abc import Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import psutil
 
@@ -57,12 +58,15 @@ class Injected:
     Attributes:
         fault: What it was.
         node: `label[replica]`.
+        attempt: How often the node had been started anew before; of a `NodeFailure` that the
+            fault led to, it is the same.
         pid: The process of the worker.
         at_s: Seconds since the beginning of the block.
     """
 
     fault: Fault
     node: str
+    attempt: int
     pid: int
     at_s: float
 
@@ -125,10 +129,10 @@ class Monkey:
         self._minimum_uptime_s = minimum_uptime_s
         self._random = random.Random(seed)  # noqa: S311 - faults, no secrets
         self._injected: list[Injected] = []
-        #: Processes under a fault that has not ended.
-        self._afflicted: set[int] = set()
-        #: Those that are up, by node and pid.
-        self._workers: dict[tuple[str, int], _Worker] = {}
+        #: Those under a fault that has not ended; a KILL never does, but takes a moment.
+        self._afflicted: set[_Name] = set()
+        #: Those that are up.
+        self._workers: dict[_Name, _Worker] = {}
         #: What is to be done when; the number in the middle decides between equals.
         self._agenda: list[tuple[float, int, _Steps]] = []
         self._numbers = itertools.count()
@@ -181,8 +185,8 @@ class Monkey:
     def _watch(self) -> _Steps:
         """Notes who comes up, and when."""
         while True:
-            workers = {key: self._workers.get(key) or _sight(*key) for key in self._nodes_up()}
-            self._workers = {key: worker for key, worker in workers.items() if worker is not None}
+            workers = {name: self._workers.get(name) or _sight(name) for name in self._nodes_up()}
+            self._workers = {name: worker for name, worker in workers.items() if worker is not None}
             yield _WATCH_S
 
     def _strike_again_and_again(self) -> _Steps:
@@ -200,11 +204,11 @@ class Monkey:
             worker
             for worker in self._workers.values()
             if worker.label in self._labels
-            and worker.pid not in self._afflicted
+            and worker.name not in self._afflicted
             and worker.up_since <= latest
         ]
 
-    def _nodes_up(self) -> list[tuple[str, int]]:
+    def _nodes_up(self) -> "list[_Name]":
         nodes = [(node, node.pid) for node in self._running.status() if node.pid is not None]
         for node, pid in nodes:
             if pid == os.getpid():
@@ -216,25 +220,26 @@ class Monkey:
                 raise TypeError(
                     f"{node.name} runs on {node.host}; a monkey reaches this machine only"
                 )
-        return [(node.name, pid) for node, pid in nodes if node.state in _UP]
+        return [_Name(node.name, node.restarts, pid) for node, pid in nodes if node.state in _UP]
 
     def _inflict(self, fault: Fault, worker: "_Worker", draw: random.Random) -> _Steps:
         with self._hold(worker) as process:
             if process is None:
                 return
-            self._afflicted.add(worker.pid)
+            self._afflicted.add(worker.name)
             try:
                 if not process.signal(signal.SIGKILL if fault is Fault.KILL else signal.SIGSTOP):
                     return
                 at_s = time.monotonic() - self._began_at
-                self._injected.append(Injected(fault, worker.name, worker.pid, at_s))
+                self._injected.append(Injected(fault, *worker.name, at_s))
                 if fault is Fault.PAUSE:
                     yield draw.uniform(0.0, self._max_pause_s)
                 elif fault is Fault.DELAY:
                     yield from _bursts(process, draw)
             finally:
-                self._afflicted.discard(worker.pid)
-                process.signal(signal.SIGCONT)
+                if fault is not Fault.KILL:
+                    self._afflicted.discard(worker.name)
+                    process.signal(signal.SIGCONT)
 
     @contextlib.contextmanager
     def _hold(self, worker: "_Worker") -> Iterator["_Process | None"]:
@@ -249,13 +254,21 @@ class Monkey:
             # Asked in this order: who has the number is known only since we hold somebody, and
             # it is the one we hold only if that one has not ended when we have asked.
             is_it = (
-                (worker.name, worker.pid) in self._nodes_up()
+                worker.name in self._nodes_up()
                 and worker.process.is_running()
                 and process.is_alive()
             )
             yield process if is_it else None
         finally:
             os.close(fd)
+
+
+class _Name(NamedTuple):
+    """What tells one worker from all others of the program."""
+
+    node: str
+    attempt: int
+    pid: int
 
 
 @dataclass(frozen=True)
@@ -268,23 +281,23 @@ class _Worker:
         up_since: When it was first seen up, in seconds of the monotonic clock.
     """
 
-    name: str
+    name: _Name
     process: psutil.Process
     up_since: float
 
     @property
     def pid(self) -> int:
-        return int(self.process.pid)
+        return self.name.pid
 
     @property
     def label(self) -> str:
-        return self.name.partition("[")[0]
+        return self.name.node.partition("[")[0]
 
 
-def _sight(name: str, pid: int) -> _Worker | None:
+def _sight(name: _Name) -> _Worker | None:
     """Makes the acquaintance of a worker; None if its process has ended, or is not of our making."""
     try:
-        process = psutil.Process(pid)
+        process = psutil.Process(name.pid)
         ours = any(parent.pid == os.getpid() for parent in process.parents())
     except psutil.Error:
         return None

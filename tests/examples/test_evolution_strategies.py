@@ -1,9 +1,13 @@
 import concurrent.futures
 import json
+import os
+import re
+import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -228,11 +232,12 @@ def test_a_stop_in_the_middle_of_the_search_ends_it(launch_program: Any, launche
 def test_a_restored_search_goes_on_exactly_as_the_one_that_was_saved(tmp_path: Path) -> None:
     evolver = Evolver(PROBLEM, [])
     search_alone(evolver._search, generations=40)
+    evolver._lost_calls = 5
     evolver.save(tmp_path)
     saved = evolver._search.evaluations
     restored = Evolver(PROBLEM, [])
     restored.restore(tmp_path)
-    assert restored._search.evaluations == saved
+    assert (restored._search.evaluations, restored._lost_calls) == (saved, 5)
     went_on, never_stopped = search_alone(restored._search), search_alone(Search(PROBLEM))
     assert went_on.solved
     assert went_on.result(0) == never_stopped.result(0)
@@ -250,7 +255,12 @@ def test_checkpoints_taken_during_the_search_all_lead_to_the_same_end(
     launch_program: Any, tmp_path: Path
 ) -> None:
     program = make_program(
-        num_evaluators=2, dimension=4, seed=3, population=8, output=tmp_path / "result.json"
+        num_evaluators=2,
+        dimension=4,
+        seed=3,
+        population=8,
+        max_evaluations=20_000,
+        output=tmp_path / "result.json",
     )
     running = launch_program(program, "test_mt")
     evolver, folders = running.client("evolver"), []
@@ -269,6 +279,34 @@ def test_checkpoints_taken_during_the_search_all_lead_to_the_same_end(
         restored = Evolver(PROBLEM, [])
         restored.restore(folder)
         assert search_alone(restored._search).result(0).best_x == found["best_x"]
+
+
+def test_a_checkpoint_of_another_problem_is_refused(tmp_path: Path) -> None:
+    Evolver(PROBLEM, []).save(tmp_path)
+    other = Evolver(replace(PROBLEM, seed=4), [])
+    with pytest.raises(ValueError, match=r"seed=3.*not for.*seed=4"):
+        other.restore(tmp_path)
+
+
+def test_an_evolver_and_an_evaluator_that_are_killed_change_nothing(
+    launch_program: Any, tmp_path: Path
+) -> None:
+    output, checkpoints = tmp_path / "result.json", tmp_path / "checkpoints"
+    running = launch_program(
+        make_program(2, dimension=3, cost_ms=5, output=output),
+        "test_mp",
+        restart=lp.RestartPolicy(backoff_s=0.01),
+        checkpoints={"evolver": lp.Checkpoints(checkpoints, period_s=0.1)},
+    )
+    poll_until(lambda: list(checkpoints.rglob("search.pickle")), 30)
+    for status in running.running.status():
+        if status.name != "evaluator[1]":
+            os.kill(status.pid, signal.SIGKILL)
+    result = running.wait()
+    assert sorted(each.node for each in result.restarts) == ["evaluator[0]", "evolver[0]"]
+    found = Result(**json.loads(output.read_text(encoding="utf-8")))
+    alone = search_alone(Search(Problem("rosenbrock", 3, 1, 16, 1e-8, 100_000)))
+    assert replace(found, lost_calls=0) == alone.result(0)
 
 
 @pytest.mark.parametrize(
@@ -296,6 +334,30 @@ def test_the_script_takes_a_function_and_a_launcher() -> None:
     done = run_script("--function=sphere", "--launcher=local_mt", "--dimension=2", "--cost=0.1")
     assert (done.returncode, done.stderr) == (0, "")
     assert "sphere with 8 evaluators (threads of this process" in done.stdout
+
+
+def test_the_script_goes_on_from_its_checkpoints(tmp_path: Path) -> None:
+    options = ["--evaluators=2", "--dimension=2", "--cost=0", f"--checkpoints={tmp_path}"]
+    first, second = run_script(*options), run_script(*options)
+    assert (second.returncode, second.stderr) == (0, "")
+    assert "[evolver[0]] generation" in first.stdout
+    assert "[evolver[0]] generation" not in second.stdout
+    assert first.stdout.split("optimum")[1].split("calls")[0] in second.stdout
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="the monkey is a tool for Linux")
+def test_the_script_survives_a_monkey_and_says_what_that_did() -> None:
+    done = run_script("--chaos=4", "--dimension=4")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\noptimum      reached\n" in done.stdout
+    told = dict(re.findall(r"^(\w+) +(\d+)$", done.stdout, re.MULTILINE))
+    assert int(told["restarts"]) == int(told.get("kills", 0))
+
+
+def test_the_script_kills_no_threads() -> None:
+    done = run_script("--chaos=1", "--launcher=local_mt")
+    assert done.returncode == 2
+    assert "--chaos kills processes" in done.stderr
 
 
 def run_script(*arguments: str) -> "subprocess.CompletedProcess[str]":

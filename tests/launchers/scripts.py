@@ -81,7 +81,15 @@ class Script:
         return list(_tagged(self.tag))
 
     def agent(self) -> psutil.Process | None:
-        """The agent, once it is there; its warden has the same command line but no child."""
+        """The agent, once it is there."""
+        warden = self.warden()
+        with contextlib.suppress(psutil.Error):
+            for child in warden.children() if warden is not None else ():
+                return child
+        return None
+
+    def warden(self) -> psutil.Process | None:
+        """The agent's parent, once it is there."""
         assert self.process is not None
         with contextlib.suppress(psutil.Error):
             for child in psutil.Process(self.process.pid).children():

@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 import courier
 from courier import ExceptionReport
+from launchpad_lite import _life
 from launchpad_lite._life import (
     BLAME_S,
     CAUSE_S,
@@ -25,8 +26,10 @@ from launchpad_lite._life import (
     Action,
     Constructed,
     DumpStacks,
+    EndCalls,
     Ended,
     Event,
+    Failed,
     Finish,
     Healthy,
     Heard,
@@ -34,6 +37,7 @@ from launchpad_lite._life import (
     HostLost,
     Kill,
     KillAsked,
+    Leaving,
     NodeTerms,
     Preempted,
     ProgramLife,
@@ -52,8 +56,14 @@ EPS = 1e-6
 AT_ONCE = RestartPolicy("on_failure", backoff_s=0.0, jitter=0.0)
 
 
-def failure(node: str, *, consequence: bool = False, text: str = "broke") -> NodeFailure:
-    return NodeFailure(node, "host", f"{node} {text}", is_consequence=consequence)
+RAISED = ExceptionReport.of(ValueError("broke"))
+
+
+def failure(
+    node: str, *, consequence: bool = False, text: str = "broke", raised: bool = False
+) -> NodeFailure:
+    report = RAISED if raised else None
+    return NodeFailure(node, "host", f"{node} {text}", report, is_consequence=consequence)
 
 
 @dataclass
@@ -65,15 +75,31 @@ class Worker:
     gone: bool = False
     asked_at: float | None = None
     told_at: float | None = None  # by a signal from outside
+    failed_at: float | None = None  # and lingers
+    #: Whether it is being ended for a reason that says more than how it fails.
+    has_verdict: bool = False
+    constructed: bool = False
+    leaving: bool = False
+    #: Since when it is known that it does not listen.
     deaf_at: float = math.inf
+    calls_ended: bool = False
     terminated_at: float | None = None
     killed_at: float | None = None
     signs: dict[str, float] = field(default_factory=dict)
 
     @property
     def is_left_alone(self) -> bool:
-        ends = (self.asked_at, self.told_at, self.terminated_at, self.killed_at)
-        return not self.gone and ends == (None,) * 4
+        return not self.gone and self.leaves_at is None and not self.is_forced
+
+    @property
+    def is_forced(self) -> bool:
+        return self.terminated_at is not None or self.killed_at is not None
+
+    @property
+    def leaves_at(self) -> float | None:
+        """Since when it leaves, or should."""
+        ends = (self.asked_at, self.told_at, self.failed_at)
+        return min((each for each in ends if each is not None), default=None)
 
 
 class Life:
@@ -102,7 +128,11 @@ class Life:
         #: What the supervisor's sleep adds to limits of all kinds.
         self.slept_s = 0.0
         self.woke_at = -math.inf
+        #: Failures that became known before the stop, and those while all stopped.
         self.fed: dict[tuple[str, int], NodeFailure] = {}
+        self.late: dict[tuple[str, int], NodeFailure] = {}
+        #: Those of workers that had not ended yet.
+        self.reported: set[tuple[str, int]] = set()
         self.dumped: set[tuple[str, int]] = set()
         self._waves = _Waves(self.terms)
         self._result: ProgramResult | None = None
@@ -183,24 +213,56 @@ class Life:
     def _see_worker(self, worker: Worker, event: Any, *, was_stopping: bool) -> None:
         if isinstance(event, Ended):
             worker.gone = True
-            if event.failure is not None and not was_stopping:
-                self.fed[event.node, event.attempt] = event.failure
-                if self.terms[event.node].restart.when is RestartWhen.NEVER:
-                    self.doomed_at = min(self.doomed_at, self.now)
-        elif isinstance(event, Constructed):
-            worker.signs.pop("startup", None)
-            worker.signs.update(health=self.now, heartbeat=self.now)
-        elif isinstance(event, Healthy):
-            worker.signs["health"] = self.now
-        elif isinstance(event, Heartbeat):
-            worker.signs["heartbeat"] = self.now
+            may_be_forced = was_stopping and (worker.is_forced or worker.has_verdict)
+            if event.failure is not None and not may_be_forced:
+                self._see_failure(event, was_stopping=was_stopping)
+        elif isinstance(event, Failed):
+            if not (worker.is_forced or worker.has_verdict or worker.failed_at is not None):
+                worker.failed_at = self.now
+                self._see_failure(event, was_stopping=was_stopping)
+                self.reported.add((event.node, event.attempt))
+            self._see_leaving(worker)
+        elif isinstance(event, Leaving):
+            self._see_leaving(worker)
         elif isinstance(event, Heard):
             if not event.listens:
                 worker.deaf_at = min(worker.deaf_at, self.now)
-        elif worker.is_left_alone:
-            worker.told_at = self.now
-            never = self.terms[event.node].restart.when is RestartWhen.NEVER
-            self.asked_from_outside |= never and not was_stopping
+            elif not worker.calls_ended:
+                worker.deaf_at = math.inf
+        elif isinstance(event, Preempted):
+            if worker.is_left_alone:
+                worker.told_at = self.now
+                never = self.terms[event.node].restart.when is RestartWhen.NEVER
+                worker.has_verdict = not never and not was_stopping
+                self.asked_from_outside |= never and not was_stopping
+        else:
+            self._see_sign(worker, event)
+
+    def _see_failure(self, event: Ended | Failed, *, was_stopping: bool) -> None:
+        assert event.failure is not None
+        key = event.node, event.attempt
+        if key in self.reported:
+            return  # that is known
+        known = self.late if was_stopping else self.fed
+        known[key] = event.failure
+        if not was_stopping and self.terms[event.node].restart.when is RestartWhen.NEVER:
+            self.doomed_at = min(self.doomed_at, self.now)
+
+    def _see_leaving(self, worker: Worker) -> None:
+        worker.leaving = True
+        worker.signs.clear()
+
+    def _see_sign(self, worker: Worker, event: Constructed | Healthy | Heartbeat) -> None:
+        is_first = isinstance(event, Constructed)
+        if is_first:
+            worker.constructed = True
+            worker.signs.pop("startup", None)
+        if not worker.constructed or worker.leaving:
+            return
+        if is_first or isinstance(event, Healthy):
+            worker.signs["health"] = self.now
+        if is_first or isinstance(event, Heartbeat):
+            worker.signs["heartbeat"] = self.now
 
     def _check(self, action: Action) -> None:
         assert self._result is None, "acts after the end"
@@ -215,11 +277,14 @@ class Life:
         assert not worker.gone, f"{action} to a worker that is gone"
         if isinstance(action, RequestStop):
             self._check_asking(action.node, worker)
+        elif isinstance(action, EndCalls):
+            self._check_end_of_calls(worker)
         elif isinstance(action, DumpStacks):
             self.dumped.add((action.node, worker.attempt))
         elif isinstance(action, Terminate):
             self._check_terminate(action.node, worker)
         else:
+            assert isinstance(action, Kill)
             assert worker.killed_at is None, "killed twice"
             waited = worker.terminated_at is not None and (
                 self.now >= worker.terminated_at + TERMINATE_S - EPS
@@ -240,37 +305,58 @@ class Life:
         if self.stop_at is None:
             self.stop_at = self.now
         assert worker.is_left_alone, "asked, although it is leaving"
-        for caller in self._waves.callers(name):
-            if (above := self.workers.get(caller)) is None or above.gone:
-                continue
-            if above.terminated_at is not None or above.killed_at is not None:
-                continue
-            asked = [each for each in (above.asked_at, above.told_at) if each is not None]
-            holds = (
-                min(max(*asked, self.stop_at) + self.share_s, above.deaf_at + DEAF_S)
-                if asked
-                else math.inf
-            )
-            holds = min(holds, self.stop_at + self.notice_s)
-            assert self.now >= holds - EPS, "asked before its caller had its time"
+        held_until = self._held_until(name)
+        assert self.now >= held_until - EPS, "asked before its caller had its time"
         before = self._waves.before(name)
         latest = self.stop_at + (before * self.share_s if before else 0.0)
         assert self.now <= latest + self.slept_s + EPS, "asked too late"
         worker.asked_at = self.now
 
+    def _held_until(self, name: str) -> float:
+        """Returns when the last of its callers has had its time, if none ends before."""
+        callers = (self.workers.get(caller) for caller in self._waves.callers(name))
+        held = (self._holds_until(each) for each in callers if each is not None)
+        return max(held, default=-math.inf)
+
+    def _holds_until(self, worker: Worker) -> float:
+        """Returns until when a worker holds up those it calls while all stop."""
+        assert self.stop_at is not None
+        if worker.gone or worker.is_forced:
+            return -math.inf
+        latest = self.stop_at + self.notice_s
+        return min(self._share_ends(worker), self._deaf_until(worker), latest)
+
+    def _deaf_until(self, worker: Worker) -> float:
+        """Returns when the time is over for which one may call that should leave, but is deaf."""
+        since = worker.leaves_at
+        return math.inf if since is None else max(since, worker.deaf_at + DEAF_S)
+
+    def _share_ends(self, worker: Worker) -> float:
+        if worker.leaves_at is None or self.stop_at is None:
+            return math.inf
+        return max(worker.leaves_at, self.stop_at) + self.share_s
+
+    def _check_end_of_calls(self, worker: Worker) -> None:
+        assert worker.leaves_at is not None, "nobody asked it to end"
+        assert not worker.is_forced
+        assert not worker.calls_ended, "its calls have ended before"
+        over_at = min(self._deaf_until(worker), self._share_ends(worker))
+        assert worker.deaf_at < math.inf, "it listens"
+        assert self.now >= over_at - EPS, "its time is not over"
+        worker.calls_ended = True
+
     def _check_terminate(self, name: str, worker: Worker) -> None:
         assert worker.terminated_at is None, "terminated twice"
         assert worker.killed_at is None
-        if self.stop_at is None and worker.told_at is None:
+        if self.stop_at is None and worker.leaves_at is None:
             assert (name, worker.attempt) in self.dumped, "its stacks are lost"
             overdue = self._overdue(name, worker, -EPS)
             assert overdue, "it was not hung"
             is_awake = self.now >= self.woke_at + OVERSLEPT_S - EPS
             assert is_awake or max(overdue) >= self.woke_at, "the supervisor slept"
         else:
-            told = [each for each in (worker.told_at, worker.asked_at) if each is not None]
-            assert told, "ended by force without having been asked"
-            since = min([*told, *([] if self.stop_at is None else [self.stop_at])])
+            assert worker.leaves_at is not None, "ended by force without having been asked"
+            since = min(worker.leaves_at, math.inf if self.stop_at is None else self.stop_at)
             assert self.now >= since + self.notice_s - EPS, "ended by force within the notice"
         worker.terminated_at = self.now
 
@@ -299,21 +385,33 @@ class Life:
         there = [each for each in self.workers.values() if not self._is_over(each)]
         if self.machine.stopping:
             assert there, "waits for nobody"
-            forced = [each for each in there if each.terminated_at or each.killed_at]
+            forced = [each for each in there if each.is_forced]
             assert deadline is not None or (math.isinf(self.notice_s) and not forced)
+            self._check_waiting_in_turn()
             return
         assert self.now < self.doomed_at + BLAME_S + self.slept_s + EPS, (
             "it has failed, and goes on"
         )
         for name, worker in self.workers.items():
-            if worker.told_at is not None and worker.terminated_at is None and not worker.gone:
-                latest = worker.told_at + self.notice_s + self.slept_s + EPS
-                assert self.now < latest, f"{name} was told to go, and stays"
+            since = worker.leaves_at
+            if since is not None and worker.terminated_at is None and not worker.gone:
+                latest = since + self.notice_s + self.slept_s + EPS
+                assert self.now < latest, f"{name} is to go, and stays"
             if worker.is_left_alone:
                 hung = self._overdue(name, worker, self.slept_s + EPS)
                 assert not hung, f"{name} is hung, and nobody notices"
         alone = [each for each in there if each.is_left_alone]
         assert deadline is not None or alone or math.isinf(self.notice_s), "waits for nobody"
+
+    def _check_waiting_in_turn(self) -> None:
+        """While all stop, each who is not asked is held up, and who is deaf calls no more."""
+        for name, worker in self.workers.items():
+            if worker.is_left_alone:
+                held_until = self._held_until(name) + self.slept_s + EPS
+                assert self.now < held_until, f"{name} is not asked, and nobody holds it up"
+            elif worker.deaf_at < math.inf and not (worker.gone or worker.is_forced):
+                latest = self._deaf_until(worker) + self.slept_s + EPS
+                assert worker.calls_ended or self.now < latest, f"{name} is deaf, and goes on"
 
     def _is_over(self, worker: Worker) -> bool:
         """Whether a worker is gone, or given up."""
@@ -334,13 +432,26 @@ class Life:
         assert len(set(result.killed)) == len(result.killed)
         self._check_outcome(result)
         self._check_restarts(result)
-        for key, fed in self.fed.items():
+        self._check_failures(result)
+
+    def _check_failures(self, result: ProgramResult) -> None:
+        keys = [(each.node, each.attempt) for each in result.failures]
+        assert len(set(keys)) == len(keys), "a failure is counted twice"
+        for key, known in {**self.fed, **self.late}.items():
             kept = [each for each in result.failures if (each.node, each.attempt) == key]
             again = [each for each in result.restarts if (each.node, each.attempt - 1) == key]
-            if self.asked_from_outside and fed.is_consequence and not again:
-                assert len(kept) <= 1  # nodes that were going already took it with them
-                continue
-            assert len(again) + len(kept) == 1 or (
+            said = [*kept, *(each.failure for each in again)]
+            if key in self.reported:
+                right = all(each and known.summary in each.summary for each in said)
+                assert right, "how a worker was ended hides how it had failed"
+            lives_on = key in self.late or key in self.reported or self.asked_from_outside
+            never = self.terms[key[0]].restart.when is RestartWhen.NEVER
+            # Who went without a word, and would have been started anew, is not missed at the end.
+            went = not never and known.report is None and (key in self.late or key in self.reported)
+            if (known.is_consequence or went) and lives_on and not again:
+                assert len(said) <= 1
+                continue  # nodes that were going already took it with them
+            assert len(said) == 1 or (
                 len(again) == 1 and kept == [result.failures[0]] == [again[0].failure]
             ), "a failure is lost, or counted twice"
 
@@ -382,6 +493,7 @@ class _Waves:
                 below[first] |= below[middle]
         self._below = below
         self._calls = {name: set(each.calls) for name, each in terms.items()}
+        self._callers = {name: self._find_callers(name) for name in terms}
         self.count = 1 + max((self.before(name) for name in terms), default=0)
 
     def _circle(self, name: str) -> set[str]:
@@ -389,6 +501,9 @@ class _Waves:
 
     def callers(self, name: str) -> set[str]:
         """Returns who calls a node, or one of its circle, and is not of it."""
+        return self._callers[name]
+
+    def _find_callers(self, name: str) -> set[str]:
         circle = self._circle(name)
         return {
             each for each, calls in self._calls.items() if each not in circle and calls & circle
@@ -519,6 +634,55 @@ def test_a_negative_notice_never_ends_nodes_by_force() -> None:
     assert life(KillAsked()) == [Kill("a")]
 
 
+# Many nodes
+
+#: A star, and all who call all; those that end last stand last, so that who looks for one that has
+#: not ended looks at all.
+STAR = (*(NodeTerms(f"a{at}", calls=("z",)) for at in range(2_999)), NodeTerms("z"))
+DENSE_CALLEES = tuple(f"z{at}" for at in range(300))
+DENSE = (
+    *(NodeTerms(f"a{at}", calls=DENSE_CALLEES) for at in range(300)),
+    *map(NodeTerms, DENSE_CALLEES),
+)
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """Returns how often anything of any node was looked at from now on."""
+    looks = itertools.count()
+
+    class CountedNode(_life._Node):
+        def __getattribute__(self, name: str) -> Any:
+            next(looks)
+            return super().__getattribute__(name)
+
+    monkeypatch.setattr(_life, "_Node", CountedNode)
+    return lambda: next(looks)
+
+
+@pytest.mark.parametrize("terms", [STAR, DENSE], ids=["star", "dense"])
+@pytest.mark.parametrize("is_stopped", [True, False])
+def test_each_event_costs_little_however_many_nodes_there_are(
+    terms: tuple[NodeTerms, ...], is_stopped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = counted(monkeypatch)
+    machine = ProgramLife(terms, 10.0)
+    asked = [each.name for each in terms]
+    assert machine.handle(Tick(), 0.0) == [Start(name, 0) for name in asked]
+    for name in asked:
+        machine.handle(Constructed(name, 0, True), 1.0)
+    if is_stopped:
+        asked = [each.node for each in of(RequestStop, machine.handle(StopAsked("x"), 2.0))]
+    for name in asked:  # grows
+        machine.handle(Heard(name, 0, listens=True), 2.0)
+        for action in machine.handle(Ended(name, 0), 2.0):
+            if isinstance(action, RequestStop):
+                asked.append(action.node)
+    assert machine.over
+    assert len(asked) == len(terms)
+    calls = sum(len(each.calls) for each in terms)
+    assert looks() < 200 * len(terms) + 10 * calls
+
+
 # In which order nodes stop
 
 CHAIN = (NodeTerms("c"), NodeTerms("b", calls=("c",)), NodeTerms("a", calls=("b",)))
@@ -550,7 +714,72 @@ def test_a_caller_that_does_not_listen_holds_up_those_it_calls_for_a_moment_only
     life(Heard("a", 0, listens=False))
     assert life.wait(DEAF_S - EPS) == []
     life(Heard("a", 0, listens=False))  # saying it again does not prolong it
+    assert life.wait(2 * EPS) == [EndCalls("a"), RequestStop("b")]
+    life(Heard("a", 0, listens=False))
+    assert life.wait(2 * DEAF_S) == []  # its calls have ended already
+
+
+def test_a_caller_that_listens_after_all_gets_its_share_of_the_notice_back() -> None:
+    life = begun(*CHAIN, notice_s=30.0)
+    life(StopAsked("x"))
+    life(Heard("a", 0, listens=False))
+    life.wait(DEAF_S / 2)
+    life(Heard("a", 0, listens=True))
+    assert life.wait(10.0 - DEAF_S / 2 - EPS) == []
     assert life.wait(2 * EPS) == [RequestStop("b")]
+
+
+def test_a_caller_that_listens_too_late_may_not_call_again() -> None:
+    life = begun(*CHAIN, notice_s=30.0)
+    life(StopAsked("x"))
+    life(Heard("a", 0, listens=False))
+    assert life.wait(DEAF_S) == [EndCalls("a"), RequestStop("b")]
+    life(Heard("a", 0, listens=True))
+    assert life.wait(9.9) == []
+    assert life.wait(0.2) == [RequestStop("c")]
+    assert life.wait(DEAF_S) == []
+
+
+def test_a_node_that_calls_nobody_and_does_not_listen_has_its_calls_ended_too() -> None:
+    life = begun("a", notice_s=-1.0)
+    life(StopAsked("x"))
+    life(Heard("a", 0, listens=False))
+    assert life.wait(1e6) == [EndCalls("a")]
+
+
+def test_the_calls_of_a_node_that_has_ended_or_is_ended_by_force_need_no_end() -> None:
+    life = begun("a", "b", notice_s=DEAF_S / 2)
+    life(StopAsked("x"))
+    for name in ("a", "b"):
+        life(Heard(name, 0, listens=False))
+    life(Ended("a", 0))
+    assert life.wait(DEAF_S + TERMINATE_S) == [Terminate("b"), Kill("b")]
+
+
+def test_a_node_whose_calls_ended_before_the_stop_holds_up_nobody() -> None:
+    life = begun(
+        NodeTerms("server"), NodeTerms("actor", calls=("server",), restart=AT_ONCE), notice_s=10.0
+    )
+    life(Preempted("actor", 0, 15))
+    life(Heard("actor", 0, listens=False))
+    assert life.wait(DEAF_S) == [EndCalls("actor")]
+    assert life(StopAsked("x")) == [RequestStop("server")]
+
+
+def test_a_row_of_callers_that_are_known_to_be_deaf_is_asked_without_a_further_event() -> None:
+    names = ["a", "b", "c", "d", "e"]
+    life = begun(
+        *(
+            NodeTerms(name, calls=() if name == "e" else (names[at + 1],))
+            for at, name in enumerate(names)
+        )
+    )
+    for name in names:  # they knew it before we did
+        life(Heard(name, 0, listens=False))
+    life.wait(DEAF_S)
+    actions = life(StopAsked("x"))
+    assert [each.node for each in of(RequestStop, actions)] == names
+    assert [each.node for each in of(EndCalls, actions)] == names
 
 
 def test_a_circle_stops_together_and_after_all_who_call_into_it() -> None:
@@ -819,6 +1048,177 @@ def test_a_node_that_fails_while_all_stop_is_not_restarted() -> None:
     assert life(Ended("a", 0, failure("a"))) == []
 
 
+# Workers that take long to end after the node failed: threads go on, exit functions wait
+
+
+def test_a_failed_node_that_never_ends_by_itself_does_not_keep_the_program_from_failing() -> None:
+    life = begun("a", "b", notice_s=3.0)
+    assert life(Failed("a", 0, failure("a"))) == [
+        DumpStacks("a"),
+        DumpStacks("b"),
+        RequestStop("b"),
+    ]
+    life(Ended("b", 0))
+    assert life.wait(3.0) == [Terminate("a")]
+    assert life.wait(TERMINATE_S) == [Kill("a")]
+    result = finish_of(life, Ended("a", 0, failure("a", text="was killed")))
+    assert [each.summary for each in result.failures] == ["a broke"]
+    assert "a broke" in result.reason
+    assert result.killed == ("a",)
+
+
+def test_a_failed_node_that_cannot_be_ended_by_force_does_not_keep_the_program_alive() -> None:
+    life = begun("thread", "b", notice_s=3.0)
+    life(Failed("thread", 0, failure("thread")))
+    life(Ended("b", 0))
+    assert [each.summary for each in life.tick_to_the_end().failures] == ["thread broke"]
+
+
+@pytest.mark.parametrize("ended", [None, failure("a"), failure("a", text="was killed")])
+def test_a_failure_that_is_told_again_at_the_end_counts_once(ended: NodeFailure | None) -> None:
+    life = begun("a", "b")
+    life.wait(2.0)
+    for _ in range(2):
+        life(Failed("a", 0, failure("a")))
+    life.wait(1.0)
+    (failed,) = finish_of(life, Ended("a", 0, ended), Ended("b", 0)).failures
+    assert (failed.summary, failed.at_s) == ("a broke", 2.0)
+
+
+def test_a_failed_node_that_lingers_waits_for_the_cause_if_it_is_a_consequence() -> None:
+    life = begun("a", "b")
+    for _ in range(2):
+        assert life(Failed("a", 0, failure("a", consequence=True))) == []
+    life.wait(BLAME_S / 2)
+    life(Ended("b", 0, failure("b")))
+    result = finish_of(life, Ended("a", 0, failure("a", consequence=True)))
+    assert [each.node for each in result.failures] == ["b", "a"]
+
+
+def test_a_failed_node_that_lingers_is_ended_by_force_after_the_notice_and_restarted_once() -> None:
+    policy = RestartPolicy(max_restarts=1, backoff_s=0.0, jitter=0.0)
+    life = begun(NodeTerms("a", restart=policy), "b", notice_s=3.0)
+    for _ in range(2):
+        assert life(Failed("a", 0, failure("a"))) == []
+    assert life.wait(3.0 - EPS) == []
+    assert life.wait(2 * EPS) == [Terminate("a")]
+    assert life.wait(TERMINATE_S) == [Kill("a")]
+    assert life(Ended("a", 0, failure("a", text="was killed"))) == [Start("a", 1)]
+    (restart,) = finish_of(life, StopAsked("x"), Ended("a", 1), Ended("b", 0)).restarts
+    assert restart.failure is not None
+    assert restart.failure.summary == "a broke"
+
+
+@pytest.mark.parametrize("ended", [None, failure("a")])
+def test_a_failed_node_that_ends_by_itself_is_restarted_once_it_has(
+    ended: NodeFailure | None,
+) -> None:
+    life = begun(NodeTerms("a", restart=AT_ONCE))
+    assert life(Failed("a", 0, failure("a"))) == []
+    assert life.wait(5.0) == []
+    assert life(Ended("a", 0, ended)) == [Start("a", 1)]
+    assert life.wait(100.0) == []  # nothing of the notice is left
+
+
+def test_failures_of_nodes_that_linger_count_for_the_policy() -> None:
+    life = begun(NodeTerms("a", restart=RestartPolicy(max_restarts=1, backoff_s=0.0)), "b")
+    life(Failed("a", 0, failure("a", text="first")))
+    life(Ended("a", 0, failure("a", text="first")))
+    assert RequestStop("b") in life(Failed("a", 1, failure("a", text="second")))
+    (failed,) = finish_of(life, Ended("a", 1), Ended("b", 0)).failures
+    assert failed.summary == "a second"
+    assert [each.failure.summary for each in failed.restarts if each.failure] == ["a first"]
+
+
+def test_a_failed_node_that_cannot_be_ended_fails_the_program_and_is_not_restarted() -> None:
+    life = begun(NodeTerms("thread", restart=AT_ONCE), "b", notice_s=3.0)
+    life(Failed("thread", 0, failure("thread")))
+    actions = life.wait(3.0 + TERMINATE_S + GIVE_UP_S)
+    assert of(Start, actions) == []
+    assert RequestStop("b") in actions
+    (failed,) = finish_of(life, Ended("b", 0)).failures
+    assert failed.summary.startswith("thread broke; it cannot be ended by force")
+
+
+@pytest.mark.parametrize("ended", [None, failure("a", text="was killed")])
+def test_a_failure_while_all_stop_counts_even_if_the_worker_is_ended_by_force(
+    ended: NodeFailure | None,
+) -> None:
+    life = begun("a", notice_s=3.0)
+    life(StopAsked("x"))
+    for _ in range(2):
+        assert life(Failed("a", 0, failure("a"))) == []
+    assert life.wait(3.0) == [Terminate("a")]
+    result = finish_of(life, Ended("a", 0, ended))
+    assert [each.summary for each in result.failures] == ["a broke"]
+    assert result.outcome is Outcome.FAILED
+
+
+@pytest.mark.parametrize("ended", [None, failure("a", text="was killed")])
+def test_a_failure_that_was_to_be_mended_when_somebody_asked_for_the_stop_counts(
+    ended: NodeFailure | None,
+) -> None:
+    life = begun(NodeTerms("a", restart=AT_ONCE), notice_s=3.0)
+    life(Failed("a", 0, failure("a", raised=True)))
+    life.wait(1.0)
+    assert life(StopAsked("x")) == []
+    assert life.wait(2.0) == [Terminate("a")]  # its notice began when it failed
+    result = finish_of(life, Ended("a", 0, ended))
+    assert [each.summary for each in result.failures] == ["a broke"]
+    assert result.restarts == ()
+
+
+def test_the_failure_of_a_node_that_lingers_when_others_fail_of_it_is_the_cause() -> None:
+    life = begun(
+        NodeTerms("actor", calls=("learner",)), NodeTerms("learner", restart=AT_ONCE), notice_s=3.0
+    )
+    life(Failed("learner", 0, failure("learner")))
+    life(Ended("actor", 0, failure("actor", consequence=True)))
+    life.wait(3.0)
+    result = finish_of(life, Ended("learner", 0, failure("learner", text="was killed")))
+    assert [each.summary for each in result.failures] == ["learner broke", "actor broke"]
+    assert "learner broke" in result.reason
+
+
+def test_a_node_that_fails_before_it_is_asked_to_end_holds_up_others_for_its_share_only() -> None:
+    life = begun(*CHAIN, notice_s=30.0)
+    life(StopAsked("x"))
+    life(Failed("b", 0, failure("b")))
+    assert life(Ended("a", 0)) == []  # b leaves already
+    assert life.wait(9.9) == []
+    assert life.wait(0.2) == [RequestStop("c")]
+
+
+def test_a_failed_node_whose_host_is_lost_counts_once() -> None:
+    life = begun(NodeTerms("a", restart=AT_ONCE), "b")
+    life(Failed("a", 0, failure("a")))
+    life(HostLost("far", ("a",), "the host far is gone"))
+    result = finish_of(life, Ended("b", 0))
+    assert [each.summary for each in result.failures] == ["a broke"]
+    assert result.reason == "the host far is gone"
+
+
+@pytest.mark.parametrize("why", [Preempted("a", 0, 15), Tick()])
+def test_a_failure_of_a_node_that_is_being_ended_already_says_nothing_new(why: Event) -> None:
+    life = begun(NodeTerms("a", restart=AT_ONCE, liveness=Liveness(startup_s=5.0)))
+    life.wait(0.0 if isinstance(why, Preempted) else 5.0)
+    life(why)
+    assert life(Failed("a", 0, failure("a"))) == []
+    assert life(Ended("a", 0, failure("a"))) == [Start("a", 1)]
+    (restart,) = finish_of(life, StopAsked("x"), Ended("a", 1)).restarts
+    assert restart.failure is not None
+    assert "broke" not in restart.failure.summary
+
+
+def test_a_node_that_fails_after_an_earlier_worker_of_it_did_is_heard() -> None:
+    life = begun(NodeTerms("a", restart=RestartPolicy(max_restarts=2, backoff_s=0.0)), "b")
+    for attempt in range(2):
+        life(Failed("a", attempt, failure("a")))
+        assert life(Ended("a", attempt, failure("a"))) == [Start("a", attempt + 1)]
+    assert life(Failed("a", 0, failure("a"))) == []  # said by the first
+    assert RequestStop("b") in life(Failed("a", 2, failure("a")))
+
+
 # Hung nodes
 
 
@@ -906,6 +1306,46 @@ def test_a_hung_node_keeps_its_time_to_die_when_the_program_stops_without_notice
     life(StopAsked("x"))
     assert life.wait(TERMINATE_S - EPS) == []
     assert Kill("a") in life.wait(2 * EPS)
+
+
+@pytest.mark.parametrize("goes", [Leaving("a", 0), Failed("a", 0, failure("a"))])
+def test_a_node_on_its_way_out_need_not_show_that_it_lives(goes: Event) -> None:
+    life = begun(limited("a", AT_ONCE, health_s=2.0, heartbeat_s=2.0, startup_s=2.0), "b")
+    life(Constructed("a", 0, True))
+    life.wait(1.0)
+    life(goes)
+    for late in (Constructed("a", 0, True), Healthy("a", 0), Heartbeat("a", 0)):
+        life(late)
+    assert life.wait(9.9) == []
+    assert life(Ended("a", 0, failure("a"))) == [Start("a", 1)]
+    assert DumpStacks("a") in life.wait(2.1)  # the new one must show it
+
+
+def test_a_node_that_leaves_before_it_was_constructed_is_not_hung() -> None:
+    life = begun(limited("a", startup_s=5.0))
+    life(Leaving("a", 0))
+    assert life.wait(100.0) == []
+    assert finish_of(life, Constructed("a", 0, True), Ended("a", 0)).outcome is Outcome.COMPLETED
+
+
+def test_a_node_that_leaves_keeps_the_program_alive_and_is_asked_to_end_in_its_turn() -> None:
+    life = begun(*CHAIN)
+    for name in ("a", "b", "c"):
+        life(Constructed(name, 0, True))
+        assert life(Leaving(name, 0)) == []
+    assert life.wait(100.0) == []
+    assert life(StopAsked("x")) == [RequestStop("a")]
+
+
+@pytest.mark.parametrize("sign", [Healthy("a", 1), Heartbeat("a", 1)])
+def test_signs_of_life_of_a_constructor_start_no_limit(sign: Event) -> None:
+    life = begun(limited("a", AT_ONCE, health_s=1.0, heartbeat_s=1.0, startup_s=50.0))
+    life(Constructed("a", 0, True))
+    assert life(Ended("a", 0, failure("a"))) == [Start("a", 1)]  # constructed was the one before
+    life.wait(1.0)
+    life(sign)
+    assert life.wait(48.9) == []
+    assert DumpStacks("a") in life.wait(0.2)
 
 
 @pytest.mark.parametrize("awake_s", [0.0, 3.0, 4.9])
@@ -1104,15 +1544,32 @@ class AnyOrder(RuleBasedStateMachine):
         living = sorted(self.living.items())
         return living[NAMES.index(name) % len(living)] if living else None
 
-    @rule(name=names, how=st.sampled_from(["well", "failed", "consequence"]), at_once=st.booleans())
+    @rule(
+        name=names,
+        how=st.sampled_from(["well", "failed", "raised", "consequence"]),
+        at_once=st.booleans(),
+    )
     def a_worker_ends(self, name: str, how: str, at_once: bool) -> None:
         if (picked := self._pick(name)) is not None:
             node, attempt = picked
             del self.living[node]
             failed = None
             if how != "well":
-                failed = failure(node, consequence=how == "consequence")
+                failed = failure(node, consequence=how == "consequence", raised=how == "raised")
             self._say(Ended(node, attempt, failed), at_once)
+
+    @rule(name=names, consequence=st.booleans(), raised=st.booleans(), at_once=st.booleans())
+    def a_worker_reports_its_failure_and_lingers(
+        self, name: str, consequence: bool, raised: bool, at_once: bool
+    ) -> None:
+        if (picked := self._pick(name)) is not None:
+            failed = failure(picked[0], consequence=consequence, text="broke early", raised=raised)
+            self._say(Failed(*picked, failed), at_once)
+
+    @rule(name=names, at_once=st.booleans())
+    def a_worker_has_done_its_work_and_lingers(self, name: str, at_once: bool) -> None:
+        if (picked := self._pick(name)) is not None:
+            self._say(Leaving(*picked), at_once)
 
     @rule(name=names, runs=st.booleans(), at_once=st.booleans())
     def a_worker_is_constructed(self, name: str, runs: bool, at_once: bool) -> None:
@@ -1142,7 +1599,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     def _old_news(self) -> list[Any]:
         attempts = {name: worker.attempt for name, worker in self.life.workers.items()}
-        kinds = (Constructed, Ended, Healthy, Heartbeat, Preempted, Heard)
+        kinds = (Constructed, Leaving, Failed, Ended, Healthy, Heartbeat, Preempted, Heard)
         told = [each for each in self.heard if isinstance(each, kinds)]
         return [each for each in told if each.attempt < attempts[each.node]]
 
@@ -1218,6 +1675,8 @@ class Behaviour:
     runs: bool
     ends_s: float | None
     ends: str
+    #: How long it takes to end after it said so; 0: it ends without a word.
+    lingers_s: float | None
     #: Until when it gives signs of life.
     lively_s: float
     is_told_s: float | None
@@ -1237,7 +1696,8 @@ behaviours = st.builds(
     constructs_s=sometime,
     runs=st.booleans(),
     ends_s=st.sampled_from([None, 0.2, 0.7, 3.0, 12.0]),  # never at once, again and again
-    ends=st.sampled_from(["well", "failed", "consequence"]),
+    ends=st.sampled_from(["well", "failed", "raised", "consequence"]),
+    lingers_s=st.sampled_from([0.0, 0.0, 0.3, 4.0, None]),
     lively_s=st.sampled_from([100.0, 0.0, 5.0]),
     is_told_s=st.sampled_from([None, None, None, 0.3, 6.0]),
     listens=st.sampled_from([None, True, False]),
@@ -1297,7 +1757,16 @@ class World:
         if does.is_told_s is not None:
             self._say(now + does.is_told_s, Preempted(node, attempt, 15))
             self._end(node, attempt, does.obeys_stop_s, "well")
-        self._end(node, attempt, does.ends_s, does.ends)
+        if does.ends_s is None or does.lingers_s == 0.0:
+            self._end(node, attempt, does.ends_s, does.ends)
+            return
+        how = {"consequence": does.ends == "consequence", "raised": does.ends == "raised"}
+        failed = failure(node, text="broke early", **how)
+        is_well = does.ends == "well"
+        said = Leaving(node, attempt) if is_well else Failed(node, attempt, failed)
+        self._say(now + does.ends_s, said)
+        if does.lingers_s is not None:
+            self._end(node, attempt, does.ends_s + does.lingers_s, does.ends)
 
     def _obey(self, action: Action, attempt: int, does: Behaviour) -> None:
         assert not isinstance(action, Start | Finish)
@@ -1332,7 +1801,9 @@ class World:
             if self._living.get(node, (-1, None))[0] != attempt:
                 return
             late_s = self._living.pop(node)[1].late_s[0]
-            failed = None if how == "well" else failure(node, consequence=how == "consequence")
+            failed = None
+            if how != "well":
+                failed = failure(node, consequence=how == "consequence", raised=how == "raised")
             self.at(self.life.now + late_s, lambda: self.tell(Ended(node, attempt, failed)))
 
         if after_s is not None:

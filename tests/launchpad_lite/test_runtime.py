@@ -30,6 +30,8 @@ class FakeLink:
     def heard(self, listens: bool) -> None:
         self.listens = listens
 
+    def leaving(self) -> None: ...
+
     def healthy(self) -> None: ...
 
     def heartbeat(self) -> None:

@@ -1,0 +1,723 @@
+"""However a program ends: who did it is named, the exit code tells, and nothing is left.
+
+One program for all faults: nodes that serve at known ports, and with processes each a family of
+every kind of child. One fault each, then the same questions. `docs/promises.md` has the table.
+"""
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import launchpad_lite as lp
+from courier import Secret
+from launchers._supervisor import SupervisedProgram
+from launchers.host.sweep import MARK
+from launchpad_lite._life import Constructed, Ended, Event
+from launchpad_lite.launching import AddressTable, LaunchOptions
+from launchpad_lite.testing import poll_until
+from tests.launchers.scripts import Script, kill
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+_PROGRAM = """
+    import ctypes, faulthandler, multiprocessing, os, pathlib, signal, subprocess, sys, time
+    from multiprocessing import shared_memory
+    import launchpad_lite as lp
+
+    LAUNCHER, ACT, PORT, TAG = sys.argv[1:5]
+    SHARER = '''
+    import pathlib, sys, time
+    from multiprocessing import shared_memory
+    memory = shared_memory.SharedMemory(sys.argv[1], create=True, size=100)
+    pathlib.Path(sys.argv[2]).touch()
+    time.sleep(1000)
+    '''.replace("    ", "")
+
+    def record(kind, pid):
+        pathlib.Path("pids", f"{kind}-{pid}").touch()
+
+    def start_family(index):
+        sleep = ["sleep", "1000"]
+        record("plain", subprocess.Popen(sleep).pid)
+        record("session", subprocess.Popen(sleep, start_new_session=True).pid)
+        record("cleared", subprocess.Popen(sleep, start_new_session=True, env={}).pid)
+        deaf = ["sh", "-c", "trap '' TERM; exec sleep 1000"]
+        record("deaf", subprocess.Popen(deaf, start_new_session=True).pid)
+        middle = os.fork()
+        if middle == 0:
+            os.setsid()
+            if os.fork() == 0:
+                record("daemon", os.getpid())
+                os.execve("/bin/sleep", sleep, {})
+            os._exit(0)
+        os.waitpid(middle, 0)
+        memory = shared_memory.SharedMemory(f"{TAG}-node{index}", create=True, size=100)
+        child = multiprocessing.Process(target=time.sleep, args=(1000,), daemon=True)
+        child.start()
+        record("multiprocessing", child.pid)
+        sharer = subprocess.Popen(
+            [sys.executable, "-c", SHARER, f"{TAG}-session{index}", f"sharing{index}"],
+            start_new_session=True,
+        )
+        record("sharer", sharer.pid)
+        return memory
+
+    class Server:
+        def ping(self):
+            return "here"
+
+    class Node:
+        def __init__(self, index, server):
+            self.index, self.server = index, server
+            if LAUNCHER.endswith("mp"):
+                record(f"node{index}", os.getpid())
+                self.memory = start_family(index)
+
+        def run(self):
+            self.server.ping()
+            pathlib.Path(f"up{self.index}").touch()
+            while not os.path.exists("go"):
+                lp.heartbeat()
+                if lp.wait_for_stop(0.01):
+                    return self.asked()
+            if ACT in ACTS and (self.index == 0 or ACT == "returns"):
+                pathlib.Path("acting").touch()
+                ACTS[ACT]()
+            lp.wait_for_stop()
+            self.asked()
+
+        def asked(self):
+            pathlib.Path("asked").touch()
+
+    class ServingNode(Node):
+        def ping(self):
+            return self.index
+
+    def returns():
+        sys.exit(0)
+
+    def stops():
+        lp.stop()
+
+    def raises():
+        raise ValueError("the cause")
+
+    def leaves():
+        os._exit(3)
+
+    def segfaults():
+        faulthandler.disable()
+        ctypes.string_at(0)
+
+    def is_deaf():
+        if LAUNCHER.endswith("mp"):
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        while True:
+            try:
+                time.sleep(0.01)
+            except BaseException:
+                pass
+
+    def holds_the_gil():
+        mutex = ctypes.create_string_buffer(100)
+        for _ in range(2):  # a deadlock: unlike in a sleep, no signal ends the second one
+            ctypes.PyDLL(None).pthread_mutex_lock(mutex)
+
+    acts = (returns, stops, raises, leaves, segfaults, is_deaf, holds_the_gil)
+    ACTS = {act.__name__: act for act in acts}
+    program = lp.Program("faults")
+    fixed = lp.CourierNode(Server, courier_kwargs={"port": int(PORT)})
+    server = program.add_node(fixed, label="server")
+    with program.group("node"):
+        program.add_node(lp.CourierNode(ServingNode, 0, server))
+        program.add_node(lp.PyClassNode(Node, 1, server))
+    running = lp.launch(
+        program,
+        launcher=LAUNCHER,
+        notice_s=float(sys.argv[5]),
+        liveness=lp.Liveness(health_s=1.0) if ACT == "returns" else None,
+    )
+    try:
+        running.wait()
+    finally:
+        print("ended by force:", *running.result.killed)
+"""
+
+#: Seconds that nodes have to end, in all programs here.
+_NOTICE_S = 1.0
+#: What the promise adds to the notice.
+_PROMISED_S = 2.0
+#: What a machine that does many things at a time may take longer.
+_LOADED_S = 5.0
+_NODES = 2
+#: Of each node, itself included.
+_FAMILY = 8
+
+
+class Faulty:
+    """A program in an interpreter of its own, with all that it may leave behind."""
+
+    def __init__(self, folder: Path, launcher: str, act: str) -> None:
+        self._script = Script(folder, _PROGRAM)
+        self._folder = folder
+        self._has_children = launcher == "local_mp"
+        self._temporary = folder / "tmp"
+        self._pids = folder / "pids"
+        for each in (self._temporary, self._pids):
+            each.mkdir()
+        with contextlib.closing(_listen(0)) as free:
+            self._port: int = free.getsockname()[1]
+        self._ports: set[int] = set()
+        self._family: dict[str, list[psutil.Process]] = {}
+        arguments = (launcher, act, str(self._port), self._script.tag, str(_NOTICE_S))
+        self.process = self._script.start(*arguments, env={"TMPDIR": str(self._temporary)})
+        #: When the fault came.
+        self.since = time.monotonic()
+
+    def wait_until_up(self) -> None:
+        self.wait_for("up", _NODES)
+        if self._has_children:
+            self.wait_for("sharing", _NODES)
+            assert len(self._segments()) == 2 * _NODES
+        for path in self._pids.iterdir():
+            kind, _, pid = path.name.partition("-")
+            # Knows when it was started: its number may be another's later.
+            self._family.setdefault(kind, []).append(psutil.Process(int(pid)))
+        known = sum(len(each) for each in self._family.values())
+        assert known == (_NODES * _FAMILY if self._has_children else 0)
+        self._ports = {
+            connection.laddr.port
+            for process in self._script.processes()
+            for connection in _connections(process)
+            if connection.status == psutil.CONN_LISTEN
+        }
+        assert self._port in self._ports
+
+    def wait_for(self, name: str, count: int = 1) -> None:
+        self._script.wait_for(name, count)
+
+    def go(self) -> None:
+        self.since = time.monotonic()
+        (self._folder / "go").touch()
+
+    def signal(self, signum: signal.Signals, to: psutil.Process | None = None) -> None:
+        self.since = time.monotonic()
+        (to or self.process).send_signal(signum)
+
+    def agent(self) -> psutil.Process:
+        agent = self._script.agent()
+        assert agent is not None
+        return agent
+
+    def warden(self) -> psutil.Process:
+        warden = self._script.warden()
+        assert warden is not None
+        return warden
+
+    def worker(self) -> psutil.Process:
+        (number,) = {each.name.partition("-")[2] for each in self._pids.glob("node0-*")}
+        return psutil.Process(int(number))
+
+    def _segments(self) -> list[Path]:
+        return list(Path("/dev/shm").glob(f"{self._script.tag}*"))
+
+    def left(self) -> list[str]:
+        """Processes and shared memory of it that are there."""
+        left = [repr(each) for each in self._script.processes()]
+        left += [
+            f"{kind} {process.pid}"
+            for kind, processes in self._family.items()
+            for process in processes
+            if _is_alive(process)
+        ]
+        return left + [str(path) for path in self._segments()]
+
+    def end(self) -> tuple[float, str, str]:
+        """Waits until it has ended and nothing is left; returns after how long, and its output."""
+        limit_s = _NOTICE_S + _PROMISED_S + _LOADED_S
+        poll_until(lambda: self.process.poll() is not None, limit_s, must=False)
+        poll_until(lambda: not self.left(), self.since + limit_s - time.monotonic(), must=False)
+        took_s = time.monotonic() - self.since
+        assert self.left() == []
+        assert took_s < limit_s
+        return took_s, *self.process.communicate(timeout=5)
+
+    def assert_no_port_or_file_is_left(self) -> None:
+        for port in self._ports:
+            _listen(port).close()
+        assert list(self._temporary.rglob("*")) == []
+        files = [*self._folder.rglob("*")]
+        assert [path for path in files if stat.S_ISSOCK(path.lstat().st_mode)] == []
+
+    def close(self) -> None:
+        self._script.__exit__()
+        for process in (each for processes in self._family.values() for each in processes):
+            if _is_alive(process):
+                kill(process)
+        for path in self._segments():
+            path.unlink()
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def _listen(port: int) -> socket.socket:
+    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    # As servers do: connections that are still closing are not in the way.
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listening.bind(("127.0.0.1", port))
+    listening.listen()
+    return listening
+
+
+def _connections(process: psutil.Process) -> list[Any]:
+    # The name before psutil 6.
+    return list((getattr(process, "net_connections", None) or process.connections)("tcp"))
+
+
+# What can happen
+
+
+def _signalled(signum: signal.Signals) -> Callable[[Faulty], None]:
+    return lambda run: run.signal(signum)
+
+
+def _becomes_stuck(run: Faulty) -> None:
+    run.go()
+    run.wait_for("acting")
+
+
+def _stuck_and_stopped(run: Faulty) -> None:
+    _becomes_stuck(run)
+    run.signal(signal.SIGTERM)
+
+
+def _stuck_and_stopped_in_vain(run: Faulty) -> None:
+    _stuck_and_stopped(run)
+    with pytest.raises(subprocess.TimeoutExpired):
+        run.process.wait(_NOTICE_S)
+    run.signal(signal.SIGKILL)
+
+
+def _stuck_and_killed(of: Callable[[Faulty], psutil.Process | None]) -> Callable[[Faulty], None]:
+    def happens(run: Faulty) -> None:
+        _becomes_stuck(run)
+        run.signal(signal.SIGKILL, of(run))
+
+    return happens
+
+
+def _interrupted_twice(run: Faulty) -> None:
+    _becomes_stuck(run)
+    run.signal(signal.SIGINT)
+    run.wait_for("asked")  # two of the same at one moment are one
+    run.signal(signal.SIGINT)
+
+
+def _asleep(run: Faulty) -> None:
+    run.signal(signal.SIGSTOP)
+    time.sleep(3)  # longer than any limit of the nodes
+    run.signal(signal.SIGCONT)
+    run.go()
+
+
+def _without_warden(run: Faulty) -> None:
+    run.signal(signal.SIGKILL, run.warden())
+    run.go()
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One way to end.
+
+    Attributes:
+        happens: Makes it so, in a program that is up.
+        codes: Exit codes of the script, any of them; negative: killed by that signal.
+        says: What its output must match.
+        act: What `node[0]` does when it may go.
+        forced: Nodes that were ended by force.
+    """
+
+    happens: Callable[[Faulty], None]
+    codes: tuple[int, ...]
+    says: str = ""
+    act: str = "waits"
+    forced: str = ""
+
+
+#: An interpreter that is left by KeyboardInterrupt ends by the signal; shells say 130.
+_INTERRUPTED = (130, -signal.SIGINT)
+
+_ANYWHERE: Mapping[str, Fault] = {
+    "normal end": Fault(Faulty.go, (0,), act="returns"),
+    "lp.stop": Fault(Faulty.go, (0,), act="stops"),
+    "exception": Fault(
+        Faulty.go, (1,), r"NodeFailedError: node\[0\] on .* failed: ValueError: the cause", "raises"
+    ),
+    "SIGINT": Fault(_signalled(signal.SIGINT), _INTERRUPTED, "KeyboardInterrupt"),
+    "SIGTERM": Fault(_signalled(signal.SIGTERM), (143,)),
+    "SIGHUP": Fault(_signalled(signal.SIGHUP), (129,)),
+    "SIGKILL of the launcher": Fault(_signalled(signal.SIGKILL), (-signal.SIGKILL,)),
+    "deaf node": Fault(_stuck_and_stopped, (143,), act="is_deaf", forced="node[0]"),
+    "deaf node, SIGINT twice": Fault(
+        _interrupted_twice, _INTERRUPTED, act="is_deaf", forced="node[0]"
+    ),
+    "sleep of the launcher": Fault(_asleep, (0,), act="returns"),
+}
+_PROCESSES: Mapping[str, Fault] = {
+    **_ANYWHERE,
+    "SIGKILL of the agent": Fault(
+        lambda run: run.signal(signal.SIGKILL, run.agent()),
+        (1,),
+        "the agent of localhost died",
+    ),
+    "SIGKILL of the agent, stuck node": Fault(
+        _stuck_and_killed(Faulty.agent), (1,), "the agent of localhost died", "holds_the_gil"
+    ),
+    "SIGKILL of the launcher, deaf node": Fault(
+        _stuck_and_killed(lambda _: None), (-signal.SIGKILL,), act="is_deaf"
+    ),
+    "SIGKILL of the warden": Fault(_without_warden, (0,), act="returns"),
+    "SIGKILL of a worker": Fault(
+        lambda run: run.signal(signal.SIGKILL, run.worker()),
+        (1,),
+        r"NodeFailedError: node\[0\] on localhost failed: its process was killed by SIGKILL",
+    ),
+    "os._exit": Fault(
+        Faulty.go,
+        (1,),
+        r"node\[0\] on localhost failed: its process ended by itself with exit code 3",
+        "leaves",
+    ),
+    "segmentation fault": Fault(
+        Faulty.go, (1,), r"node\[0\] on localhost failed: .*killed by SIGSEGV", "segfaults"
+    ),
+    "stuck in C": Fault(_stuck_and_stopped, (143,), act="holds_the_gil", forced="node[0]"),
+}
+_THREADS: Mapping[str, Fault] = {
+    **_ANYWHERE,
+    # There the node is a part of the script.
+    "os._exit": Fault(Faulty.go, (3,), act="leaves"),
+    "segmentation fault": Fault(Faulty.go, (-signal.SIGSEGV,), act="segfaults"),
+    "stuck in C": Fault(_stuck_and_stopped_in_vain, (-signal.SIGKILL,), act="holds_the_gil"),
+}
+_FAULTS = {"local_mp": _PROCESSES, "local_mt": _THREADS}
+
+
+@pytest.fixture(scope="module")
+def bystanders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[psutil.Process]]:
+    """Processes that look like ours and are not: another program, a namesake, a marked one."""
+    source = """
+        import pathlib
+        import launchpad_lite as lp
+
+        def wait(index):
+            pathlib.Path(f"up{index}").touch()
+            lp.wait_for_stop()
+
+        program = lp.Program("faults")
+        with program.group("node"):
+            for index in range(2):
+                program.add_node(lp.PyNode(wait, index))
+        lp.launch(program, "test_mp")
+    """
+    namesake = "import time; time.sleep(1000)  # launchers.host.agent script.py"
+    with Script(tmp_path_factory.mktemp("bystander"), source) as script:
+        script.start(quiet=True)
+        namesakes = [
+            subprocess.Popen([sys.executable, "-c", namesake], env={**os.environ, **more})
+            for more in ({}, {MARK: uuid.uuid4().hex})
+        ]
+        try:
+            script.wait_for("up", 2)
+            others = script.processes()
+            assert len(others) == 5  # launcher, agent, warden, workers
+            yield [*others, *(psutil.Process(each.pid) for each in namesakes)]
+        finally:
+            for each in namesakes:
+                each.kill()
+                each.wait()
+
+
+@pytest.mark.parametrize(
+    ("launcher", "name"),
+    [(launcher, name) for launcher, faults in _FAULTS.items() for name in faults],
+)
+def test_nothing_is_left_and_who_did_it_is_named(
+    tmp_path: Path,
+    bystanders: list[psutil.Process],
+    launcher: str,
+    name: str,
+) -> None:
+    fault = _FAULTS[launcher][name]
+    run = Faulty(tmp_path, launcher, fault.act)
+    try:
+        run.wait_until_up()
+        fault.happens(run)
+        took_s, stdout, stderr = run.end()
+        print(f"{name}, {launcher}: nothing left after {took_s:.2f} s")  # for docs/promises.md
+        assert run.process.returncode in fault.codes, stderr
+        assert re.search(fault.says, stderr)
+        if run.process.returncode not in (3, -signal.SIGKILL, -signal.SIGSEGV):
+            (line,) = re.findall("^ended by force:(.*)$", stdout, re.MULTILINE)
+            assert fault.forced in line if fault.forced else not line
+        run.assert_no_port_or_file_is_left()
+        assert [each for each in bystanders if not _is_alive(each)] == []
+    finally:
+        run.close()
+
+
+# Many at a time, again and again, and at the worst moment
+
+
+def _agent_here() -> psutil.Process:
+    """The agent of the only program that was launched by this process."""
+    (warden,) = (
+        child
+        for child in psutil.Process().children()
+        if "from launchers.host.agent import main" in " ".join(child.cmdline())
+    )
+    (agent,) = warden.children()
+    return agent
+
+
+def _agent_if_up() -> psutil.Process | None:
+    with contextlib.suppress(ValueError, psutil.Error):
+        return _agent_here()
+    return None
+
+
+def _many(count: int) -> lp.Program:
+    program = lp.Program("many")
+    with program.group("node"):
+        for _ in range(count):
+            program.add_node(lp.PyNode(lp.wait_for_stop))
+    return program
+
+
+def _states(running: Any) -> set[str]:
+    return {each.state for each in running.running.status()}
+
+
+def _leaves_an_orphan() -> None:
+    subprocess.run(["sh", "-c", "true &"], check=True)
+
+
+@pytest.mark.slow
+def test_a_hundred_restarts_leave_the_agent_as_it_was(launch_program: Any) -> None:
+    program = lp.Program("restarts")
+    program.add_node(lp.PyNode(_leaves_an_orphan), label="node")
+    policy = lp.RestartPolicy("always", backoff_s=0.01)
+    running = launch_program(program, "test_mp", restart=policy)
+    agent = _agent_here()
+    poll_until(lambda: running.running.status()[0].restarts > 3)
+    before = agent.num_fds()
+    poll_until(lambda: running.running.status()[0].restarts > 103, 60)
+    # A worker that lives just now has some.
+    poll_until(lambda: agent.num_fds() <= before)
+    poll_until(lambda: psutil.STATUS_ZOMBIE not in {each.status() for each in agent.children()})
+
+
+def _fails_beside_a_daemon_that_prints() -> None:
+    if lp.restart_count() < 3:
+        # Inherits the node's output, and would go on for ever.
+        subprocess.Popen(["yes"], start_new_session=True)
+        raise ValueError("the cause")
+    lp.wait_for_stop()
+
+
+def test_what_a_dead_worker_left_may_print_for_ever(launch_program: Any) -> None:
+    program = lp.Program("prints")
+    program.add_node(lp.PyNode(_fails_beside_a_daemon_that_prints), label="node")
+    policy = lp.RestartPolicy(backoff_s=0.01)
+    running = launch_program(program, "test_mp", restart=policy)
+    poll_until(lambda: running.running.status()[0].restarts == 3, 30)
+    poll_until(lambda: _states(running) == {"running"}, 30)
+    started = time.monotonic()
+    assert running.stop(30).outcome is lp.Outcome.STOPPED
+    assert time.monotonic() - started < _PROMISED_S + _LOADED_S
+
+
+@pytest.mark.slow
+def test_two_hundred_workers_killed_at_once_are_one_failure(launch_program: Any) -> None:
+    running = launch_program(_many(200), "test_mp")
+    poll_until(lambda: _states(running) == {"running"}, 60)
+    for each in running.running.status():
+        assert each.pid is not None
+        os.kill(each.pid, signal.SIGKILL)
+    started = time.monotonic()
+    with pytest.raises(lp.NodeFailedError, match="killed by SIGKILL"):
+        running.wait(30)
+    assert time.monotonic() - started < _PROMISED_S + _LOADED_S
+
+
+@pytest.mark.parametrize("notice_s", [0.0, 2.0])
+@pytest.mark.parametrize("up", [0, 8, 16])
+def test_a_stop_while_nodes_are_started_ends_all(
+    launch_program: Any, up: int, notice_s: float
+) -> None:
+    running = launch_program(_many(30), "test_mp", notice_s=notice_s)
+    poll_until(lambda: sum(each.pid is not None for each in running.running.status()) >= up)
+    started = time.monotonic()
+    assert running.stop(30).outcome is lp.Outcome.STOPPED
+    assert time.monotonic() - started < notice_s + _PROMISED_S + _LOADED_S
+
+
+@pytest.mark.parametrize("restart", ["never", "on_failure"])
+def test_a_worker_that_is_killed_while_it_is_started_is_named(
+    launch_program: Any, restart: str
+) -> None:
+    running = launch_program(_many(4), "test_mp", restart=restart)
+    agent = poll_until(_agent_if_up, 20)
+    assert agent is not None
+    kill(poll_until(agent.children, 20)[0])
+    if restart == "never":
+        with pytest.raises(lp.NodeFailedError, match=r"node\[.\] .* killed by SIGKILL"):
+            running.wait(30)
+    else:
+        poll_until(lambda: any(each.restarts for each in running.running.status()), 30)
+        poll_until(lambda: _states(running) == {"running"}, 30)
+        (again,) = running.stop().restarts
+        assert "SIGKILL" in again.failure.summary
+
+
+# Mistakes of ours
+
+
+class BrokenHost:
+    """A host of obedient nodes, of whose methods one raises."""
+
+    name = "broken"
+
+    def __init__(self, broken: str) -> None:
+        self._broken = broken
+        self.program: SupervisedProgram | None = None
+
+    def _do(self, method: str, event: Event | None = None) -> None:
+        if method == self._broken:
+            raise RuntimeError(f"{method} is broken")
+        if event is not None:
+            assert self.program is not None
+            self.program.post(event)
+
+    def start(self, node: str, attempt: int, cause: lp.NodeFailure | None) -> None:
+        self._do("start", Constructed(node, attempt, runs=True))
+
+    def request_stop(self, node: str) -> None:
+        self._do("request_stop")
+
+    def end_calls(self, node: str) -> None:
+        self._do("end_calls")
+
+    def tell_ended(self, callers: Sequence[str], endpoints: Sequence[str]) -> None:
+        self._do("tell_ended")
+
+    def dump_stacks(self, node: str) -> None:
+        self._do("dump_stacks")
+
+    def terminate(self, node: str) -> None:
+        self._do("terminate", None if self._broken == "kill" else Ended(node, 0))
+
+    def kill(self, node: str) -> None:
+        self._do("kill", Ended(node, 0))
+
+    def close(self) -> None:
+        self._do("close")
+
+    def pids(self) -> Mapping[str, int]:
+        return {}
+
+    def stacks(self) -> Mapping[str, str]:
+        self._do("stacks")
+        return {}
+
+
+def _supervised(folder: Path, broken: str) -> lp.ProgramResult:
+    """Stops a program of two nodes on a broken host, and returns how it ended."""
+    host = BrokenHost(broken)
+    plan = lp.plan(_many(2), "test_mt")
+    table = AddressTable({}, Secret.generate())
+    program = host.program = SupervisedProgram(plan, LaunchOptions(0.0, folder), table, folder)
+    program.supervise(host)
+    if broken == "event":
+        program.post(Constructed("nobody[0]", 0, runs=True))
+    program.request_stop("the test")
+    assert program.join(10)
+    assert program.result is not None
+    return program.result
+
+
+@pytest.mark.parametrize("broken", ["start", "request_stop", "terminate", "kill", "event"])
+def test_a_mistake_of_the_supervisor_is_a_failure_and_no_wait_without_end(
+    tmp_path: Path, broken: str
+) -> None:
+    result = _supervised(tmp_path, broken)
+    assert result.outcome is lp.Outcome.FAILED
+    assert result.failures[0].node == "supervisor"
+    assert "supervisor" in (tmp_path / "report.txt").read_text()
+
+
+@pytest.mark.parametrize("broken", ["close", "stacks"])
+def test_a_mistake_after_the_end_of_all_nodes_does_not_change_how_it_went(
+    tmp_path: Path, broken: str
+) -> None:
+    assert _supervised(tmp_path, broken).outcome is lp.Outcome.STOPPED
+
+
+# What docs/promises.md says
+
+_PROMISES = (Path(__file__).parents[2] / "docs" / "promises.md").read_text(encoding="utf-8")
+_SNIPPETS = {
+    found[2]: found[1]
+    for found in re.finditer(
+        r"^```python\n(# (\w+\.py)\n.*?)^```$", _PROMISES, re.DOTALL | re.MULTILINE
+    )
+}
+_PRINTED = {
+    "stop.py": ["[learner[0]] got 10 steps", "stopped, by force: 0"],
+    "failure.py": ["train[0]: ValueError: no data"],
+    "restart.py": ["[search[0]] [0, 1, 4, 9]", "restarts: 1"],
+    "state.py": ["[counter[0]] run 1", "[counter[0]] run 2"],
+    "liveness.py": ["it is hung: it did not call lp.heartbeat() for 0.5 s"],
+    "preemption.py": ["[work[0]] came back", "it was told from outside to end, by SIGTERM"],
+}
+
+
+def test_the_table_has_a_line_for_each_fault() -> None:
+    (table,) = re.findall(r"^\| fault \| `local_mp`.*?\n((?:\|.*\n)+)", _PROMISES, re.MULTILINE)
+    lines = [line.split("|")[1].strip() for line in table.splitlines()[1:]]
+    assert lines == sorted(lines, key=lines.index)
+    assert set(lines) == {name for faults in _FAULTS.values() for name in faults}
+
+
+@pytest.mark.parametrize(("file", "test"), re.findall(r"`(test_\w+\.py)::(\w+)`", _PROMISES))
+def test_the_tests_that_the_table_names_exist(file: str, test: str) -> None:
+    assert f"\ndef {test}(" in (Path(__file__).parent / file).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", _PRINTED)
+def test_the_code_that_shows_a_promise_runs(tmp_path: Path, name: str) -> None:
+    assert _SNIPPETS.keys() == _PRINTED.keys()
+    with Script(tmp_path, _SNIPPETS[name], name) as script:
+        ended = script.run()
+        assert (ended.code, ended.stderr) == (0, "")
+        for line in _PRINTED[name]:
+            assert line in ended.stdout.splitlines()
