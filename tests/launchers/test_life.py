@@ -227,9 +227,15 @@ def test_the_launching_process_too_is_told_that_a_node_has_ended(
     running = launch_program(program, launcher)
     client = running.client("ends")
     client.end()
-    with pytest.raises(courier.CourierError):
-        while True:
+
+    def is_lost() -> bool:
+        try:
             client.end()
+        except courier.CourierError:
+            return True
+        return False
+
+    poll_until(is_lost)
     with pytest.raises(courier.ServerUnreachableError):
         client.end()
     assert running.running.result is None
