@@ -16,7 +16,7 @@ from courier import ExceptionReport
 from launchers._run_folder import make_run_folder
 from launchpad_lite._checkpoints import CheckpointStore
 from launchpad_lite._crash import write_crash_report
-from launchpad_lite._life import (
+from launchpad_lite._events import (
     Action,
     Constructed,
     DumpStacks,
@@ -27,14 +27,13 @@ from launchpad_lite._life import (
     HostLost,
     Kill,
     KillAsked,
-    NodeTerms,
-    ProgramLife,
     RequestStop,
     Start,
     StopAsked,
     Terminate,
     Tick,
 )
+from launchpad_lite._life import NodeTerms, ProgramLife
 from launchpad_lite._stop_handlers import STOP_HANDLERS
 from launchpad_lite.launching import (
     AddressTable,

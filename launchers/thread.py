@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from courier import ExceptionReport, Secret
 from launchers._ports import PortReservations, PortTakenError, endpoint
 from launchers._supervisor import SupervisedProgram
-from launchpad_lite._life import (
+from launchpad_lite._events import (
     Constructed,
     Ended,
     Healthy,

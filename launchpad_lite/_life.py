@@ -23,6 +23,29 @@ import signal
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
+from launchpad_lite._events import (
+    Action,
+    Constructed,
+    DumpStacks,
+    EndCalls,
+    Ended,
+    Event,
+    Failed,
+    Finish,
+    Healthy,
+    Heartbeat,
+    HostLost,
+    Kill,
+    KillAsked,
+    Leaving,
+    NodeEvent,
+    Preempted,
+    RequestStop,
+    Start,
+    StopAsked,
+    Terminate,
+    Tick,
+)
 from launchpad_lite._order import StopOrder
 from launchpad_lite._policies import NEVER, Liveness, RestartPolicy, RestartWhen
 from launchpad_lite._result import NodeFailure, Outcome, ProgramResult, Restart
@@ -63,167 +86,6 @@ class NodeTerms:
     calls: tuple[str, ...] = ()
     restart: RestartPolicy = NEVER
     liveness: Liveness = field(default_factory=Liveness)
-
-
-# Events. `attempt` tells which start of a node is meant: 0, or the number of its restart.
-
-
-@dataclass(frozen=True)
-class Constructed:
-    """A node's object is there; `runs` says whether it has something to run."""
-
-    node: str
-    attempt: int
-    runs: bool
-
-
-@dataclass(frozen=True)
-class Ended:
-    """A worker has ended, well if there is no failure; `stacks`: where it was before, if known."""
-
-    node: str
-    attempt: int
-    failure: NodeFailure | None = None
-    stacks: str = ""
-
-
-@dataclass(frozen=True)
-class Leaving:
-    """A node has done its work, and its worker is on its way out."""
-
-    node: str
-    attempt: int
-
-
-@dataclass(frozen=True)
-class Failed:
-    """A node has failed, and its worker is on its way out; `Ended` follows."""
-
-    node: str
-    attempt: int
-    failure: NodeFailure
-
-
-@dataclass(frozen=True)
-class Healthy:
-    """A node has answered a health check."""
-
-    node: str
-    attempt: int
-
-
-@dataclass(frozen=True)
-class Heartbeat:
-    """A node has called `lp.heartbeat()`."""
-
-    node: str
-    attempt: int
-
-
-@dataclass(frozen=True)
-class Preempted:
-    """A node was told from outside, by a signal, to end, and has begun to."""
-
-    node: str
-    attempt: int
-    signum: int
-
-
-@dataclass(frozen=True)
-class Heard:
-    """A node has been asked to end; `listens` says whether its code looks at that."""
-
-    node: str
-    attempt: int
-    listens: bool
-
-
-@dataclass(frozen=True)
-class StopAsked:
-    """Somebody wants the program to end."""
-
-    reason: str
-    signum: int | None = None
-
-
-@dataclass(frozen=True)
-class KillAsked:
-    """Somebody wants the program to end at once."""
-
-
-@dataclass(frozen=True)
-class HostLost:
-    """A host and everything on it is gone."""
-
-    host: str
-    nodes: tuple[str, ...]
-    reason: str
-
-
-@dataclass(frozen=True)
-class Tick:
-    """Time has passed."""
-
-
-NodeEvent = Constructed | Leaving | Failed | Ended | Healthy | Heartbeat | Preempted | Heard
-Event = NodeEvent | StopAsked | KillAsked | HostLost | Tick
-
-
-# Actions
-
-
-@dataclass(frozen=True)
-class Start:
-    """Start a node's worker; `cause`: how the one before failed, if it did."""
-
-    node: str
-    attempt: int
-    cause: NodeFailure | None = field(default=None, compare=False)
-
-
-@dataclass(frozen=True)
-class RequestStop:
-    """Ask a node to end."""
-
-    node: str
-
-
-@dataclass(frozen=True)
-class EndCalls:
-    """Refuse the new calls of a node that was asked to end and does not look at that."""
-
-    node: str
-
-
-@dataclass(frozen=True)
-class DumpStacks:
-    """Have a worker write down where its threads are."""
-
-    node: str
-
-
-@dataclass(frozen=True)
-class Terminate:
-    """Send a worker SIGTERM."""
-
-    node: str
-
-
-@dataclass(frozen=True)
-class Kill:
-    """Send a worker, and all it started, SIGKILL."""
-
-    node: str
-
-
-@dataclass(frozen=True)
-class Finish:
-    """All is over; the result is final."""
-
-    result: ProgramResult
-
-
-Action = Start | RequestStop | EndCalls | DumpStacks | Terminate | Kill | Finish
 
 
 class _Phase(enum.Enum):

@@ -19,7 +19,7 @@ from launchers._supervisor import SupervisedProgram
 from launchers.host.link import Frame, read_frames, write_all
 from launchers.host.sweep import MARK, end_marked
 from launchers.host.worker import Payload
-from launchpad_lite._life import (
+from launchpad_lite._events import (
     Constructed,
     Ended,
     Failed,

@@ -26,7 +26,7 @@ import launchpad_lite as lp
 from courier import Secret
 from launchers._supervisor import SupervisedProgram
 from launchers.host.sweep import MARK
-from launchpad_lite._life import Constructed, Ended, Event
+from launchpad_lite._events import Constructed, Ended, Event
 from launchpad_lite.launching import AddressTable, LaunchOptions
 from launchpad_lite.testing import poll_until
 from tests.launchers.scripts import Script, kill

@@ -15,14 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 import courier
 from courier import ExceptionReport
 from launchpad_lite import _life
-from launchpad_lite._life import (
-    BLAME_S,
-    CAUSE_S,
-    DEAF_S,
-    GIVE_UP_S,
-    LOOK_S,
-    OVERSLEPT_S,
-    TERMINATE_S,
+from launchpad_lite._events import (
     Action,
     Constructed,
     DumpStacks,
@@ -38,14 +31,23 @@ from launchpad_lite._life import (
     Kill,
     KillAsked,
     Leaving,
-    NodeTerms,
     Preempted,
-    ProgramLife,
     RequestStop,
     Start,
     StopAsked,
     Terminate,
     Tick,
+)
+from launchpad_lite._life import (
+    BLAME_S,
+    CAUSE_S,
+    DEAF_S,
+    GIVE_UP_S,
+    LOOK_S,
+    OVERSLEPT_S,
+    TERMINATE_S,
+    NodeTerms,
+    ProgramLife,
 )
 from launchpad_lite._policies import NEVER, Liveness, RestartPolicy, RestartWhen
 from launchpad_lite._result import NodeFailure, Outcome, ProgramResult

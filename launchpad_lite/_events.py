@@ -1,0 +1,169 @@
+"""What a program's life takes in, and what it asks for: events and actions.
+
+Events of a node say which start of it they mean by its `attempt`: 0, or the number of the restart.
+What a worker said that is gone cannot be taken, so, for what its successor says.
+"""
+
+from dataclasses import dataclass, field
+
+from launchpad_lite._result import NodeFailure, ProgramResult
+
+# Events
+
+
+@dataclass(frozen=True)
+class Constructed:
+    """A node's object is there; `runs` says whether it has something to run."""
+
+    node: str
+    attempt: int
+    runs: bool
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A worker has ended, well if there is no failure; `stacks`: where it was before, if known."""
+
+    node: str
+    attempt: int
+    failure: NodeFailure | None = None
+    stacks: str = ""
+
+
+@dataclass(frozen=True)
+class Leaving:
+    """A node has done its work, and its worker is on its way out."""
+
+    node: str
+    attempt: int
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A node has failed, and its worker is on its way out; `Ended` follows."""
+
+    node: str
+    attempt: int
+    failure: NodeFailure
+
+
+@dataclass(frozen=True)
+class Healthy:
+    """A node has answered a health check."""
+
+    node: str
+    attempt: int
+
+
+@dataclass(frozen=True)
+class Heartbeat:
+    """A node has called `lp.heartbeat()`."""
+
+    node: str
+    attempt: int
+
+
+@dataclass(frozen=True)
+class Preempted:
+    """A node was told from outside, by a signal, to end, and has begun to."""
+
+    node: str
+    attempt: int
+    signum: int
+
+
+@dataclass(frozen=True)
+class Heard:
+    """A node has been asked to end; `listens` says whether its code looks at that."""
+
+    node: str
+    attempt: int
+    listens: bool
+
+
+@dataclass(frozen=True)
+class StopAsked:
+    """Somebody wants the program to end."""
+
+    reason: str
+    signum: int | None = None
+
+
+@dataclass(frozen=True)
+class KillAsked:
+    """Somebody wants the program to end at once."""
+
+
+@dataclass(frozen=True)
+class HostLost:
+    """A host and everything on it is gone."""
+
+    host: str
+    nodes: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time has passed."""
+
+
+NodeEvent = Constructed | Leaving | Failed | Ended | Healthy | Heartbeat | Preempted | Heard
+Event = NodeEvent | StopAsked | KillAsked | HostLost | Tick
+
+
+# Actions
+
+
+@dataclass(frozen=True)
+class Start:
+    """Start a node's worker; `cause`: how the one before failed, if it did."""
+
+    node: str
+    attempt: int
+    cause: NodeFailure | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True)
+class RequestStop:
+    """Ask a node to end."""
+
+    node: str
+
+
+@dataclass(frozen=True)
+class EndCalls:
+    """Refuse the new calls of a node that was asked to end and does not look at that."""
+
+    node: str
+
+
+@dataclass(frozen=True)
+class DumpStacks:
+    """Have a worker write down where its threads are."""
+
+    node: str
+
+
+@dataclass(frozen=True)
+class Terminate:
+    """Send a worker SIGTERM."""
+
+    node: str
+
+
+@dataclass(frozen=True)
+class Kill:
+    """Send a worker, and all it started, SIGKILL."""
+
+    node: str
+
+
+@dataclass(frozen=True)
+class Finish:
+    """All is over; the result is final."""
+
+    result: ProgramResult
+
+
+Action = Start | RequestStop | EndCalls | DumpStacks | Terminate | Kill | Finish
