@@ -225,10 +225,13 @@ class SupervisedProgram(RunningProgram):
         self._table.clients.close()
 
     def _keep(self, result: ProgramResult, host: Host) -> None:
-        """Tidies the folders of checkpoints, and writes down all that is known of a failure."""
+        """Tidies the folders of checkpoints, names slow nodes, writes down what is known of a failure."""
         for executable in self.plan.executables:
             if (kept := executable.checkpoints) is not None:
                 CheckpointStore(kept.folder, kept.keep).discard_incomplete()
+        if result.killed:
+            names = ", ".join(result.killed)
+            _LOGGER.warning("%s: ended by force after the notice: %s", self.plan.program, names)
         if result.outcome is Outcome.FAILED:
             folder = self._log_dir or self._options.log_dir or make_run_folder(self.plan.program)
             write_crash_report(folder, self.plan, result, host.stacks())

@@ -118,7 +118,7 @@ def test_calls_in_flight_finish_and_no_new_ones_begin(
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_a_caller_that_takes_its_time_has_a_share_of_the_notice(
-    launch_program: Any, tmp_path: Path, launcher: str
+    launch_program: Any, tmp_path: Path, launcher: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     log = tmp_path / "log"
     running = launch_program(_chain(log, ["a", "b"], leave_after_s=2.0), launcher, notice_s=1.0)
@@ -131,6 +131,7 @@ def test_a_caller_that_takes_its_time_has_a_share_of_the_notice(
     assert lines == ["asked b", "asked a"]
     assert set(result.killed) <= {"a[0]", "b[0]"}
     assert "b[0]" in result.killed
+    assert f"chain: ended by force after the notice: {', '.join(result.killed)}" in caplog.text
 
 
 class Circle:

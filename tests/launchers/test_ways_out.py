@@ -1,0 +1,356 @@
+"""The ways in which a node's code can leave, and what each means for it and for others."""
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import courier
+import launchpad_lite as lp
+from launchpad_lite.testing import poll_until
+
+LAUNCHERS = ["test_mt", "test_mp"]
+ONCE = lp.RestartPolicy(max_restarts=1, backoff_s=0.01)
+
+
+def _program(work: Any, *arguments: Any) -> lp.Program:
+    program = lp.Program("out")
+    program.add_node(lp.PyNode(work, *arguments), label="node")
+    program.add_node(lp.PyNode(lp.wait_for_stop), label="other")
+    return program
+
+
+def _wait_until_running(running: Any) -> None:
+    poll_until(lambda: {each.state for each in running.running.status()} <= {"running", "serving"})
+
+
+def _fail_beside_a_thread() -> None:
+    threading.Thread(target=time.sleep, args=(1000,)).start()
+    raise ValueError("the cause")
+
+
+def test_a_failure_is_told_although_a_thread_of_the_node_goes_on(launch_program: Any) -> None:
+    running = launch_program(_program(_fail_beside_a_thread), "test_mp", notice_s=0.5)
+    with pytest.raises(lp.NodeFailedError, match=r"node\[0\].*the cause"):
+        running.wait(30)
+
+
+def _fail_with_an_odd_name() -> None:
+    raise FileNotFoundError(os.fsdecode(b"caf\xe9.npz"))
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_message_that_is_no_utf8_is_told_and_kept(
+    launch_program: Any, launcher: str, tmp_path: Path
+) -> None:
+    running = launch_program(
+        _program(_fail_with_an_odd_name), launcher, restart=ONCE, log_dir=tmp_path / "run"
+    )
+    with pytest.raises(lp.NodeFailedError, match="FileNotFoundError: caf") as failed:
+        running.wait(30)
+    assert len(failed.value.failure.restarts) == 1
+    assert "caf\\udce9.npz" in (tmp_path / "run" / "report.txt").read_text()
+
+
+class Torn:
+    """Its state is whole only at some moments, and it looks at nothing."""
+
+    def __init__(self, until_stuck: bool) -> None:
+        self._until_stuck = until_stuck
+        self._left = self._right = 0
+
+    def save(self, folder: Path) -> None:
+        (folder / "state").write_text(f"{self._left} {self._right}")
+
+    def restore(self, folder: Path) -> None: ...
+
+    def run(self) -> None:
+        lp.heartbeat()
+        if self._until_stuck and lp.restart_count():
+            return
+        self._left += 1
+        while True:
+            time.sleep(0.01)
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("how", ["hung", "stopped"])
+def test_the_state_of_a_node_that_is_ended_by_force_is_not_saved(
+    launch_program: Any, tmp_path: Path, launcher: str, how: str
+) -> None:
+    program = lp.Program("torn")
+    program.add_node(lp.CourierNode(Torn, how == "hung"), label="torn")
+    liveness = lp.Liveness(heartbeat_s=0.5) if how == "hung" else None
+    running = launch_program(
+        program, launcher, restart=ONCE, liveness=liveness, checkpoints=tmp_path, notice_s=0.3
+    )
+    if how == "hung":
+        running.wait(30)
+        expected = ["0 0"]  # of the second start, which ended well
+    else:
+        _wait_until_running(running)
+        assert running.stop(30).killed == ("torn[0]",)
+        expected = []
+    assert [file.read_text() for file in tmp_path.glob("torn/0/0*/state/state")] == expected
+
+
+def _clean_up_slowly(file: str) -> None:
+    try:
+        while True:
+            time.sleep(0.01)
+    finally:
+        for step in range(5):
+            time.sleep(0.1)
+            Path(file).write_text(str(step))
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_whoever_is_ended_by_force_can_clean_up_undisturbed(
+    launch_program: Any, tmp_path: Path, launcher: str
+) -> None:
+    file = tmp_path / "step"
+    running = launch_program(_program(_clean_up_slowly, str(file)), launcher, notice_s=0.2)
+    _wait_until_running(running)
+    pid = running.running.status()[0].pid
+    running.running.request_stop("now")
+    if launcher == "test_mp":
+        poll_until(file.exists)
+        os.kill(pid, signal.SIGTERM)  # somebody has no patience
+    result = running.stop(30)
+    assert file.read_text() == "4"
+    assert result.killed == ("node[0]",)
+
+
+def _leave_slowly(file: str) -> None:
+    lp.register_stop_handler(lambda: time.sleep(1.0))
+    Path(file).touch()
+    lp.wait_for_stop()
+
+
+def test_a_notice_that_comes_twice_is_one(launch_program: Any, tmp_path: Path) -> None:
+    file = tmp_path / "up"
+    running = launch_program(_program(_leave_slowly, str(file)), "test_mp", notice_s=10)
+    poll_until(file.exists, 30)
+    _wait_until_running(running)
+    pid = running.running.status()[0].pid
+    os.kill(pid, signal.SIGTERM)
+    poll_until(lambda: running.running.status()[1].state == "ended", 30)
+    os.kill(pid, signal.SIGTERM)  # while its stop handler takes its time
+    with pytest.raises(SystemExit) as exited:
+        running.wait(30)
+    assert exited.value.code == 143
+    assert running.running.result.failures == ()
+
+
+def test_a_thread_ends_at_once_when_the_program_is_killed_while_it_stops(
+    launch_program: Any, tmp_path: Path
+) -> None:
+    running = launch_program(
+        _program(_clean_up_slowly, str(tmp_path / "x")), "test_mt", notice_s=60
+    )
+    _wait_until_running(running)
+    running.running.request_stop("now")
+    running.running.kill()
+    started = time.monotonic()
+    running.wait(30)
+    assert time.monotonic() - started < 20  # and the fixture finds no thread
+
+
+class Coordinator:
+    """Knows when all is done, and takes what was found."""
+
+    def __init__(self, file: str) -> None:
+        self._file = Path(file)
+        self._done = False
+        self._asked = 0
+
+    def finished(self) -> bool:
+        self._asked += 1
+        return self._done
+
+    def asked(self) -> int:
+        return self._asked
+
+    def finish(self) -> None:
+        self._done = True
+        lp.stop()
+
+    def hand_in(self, result: int) -> None:
+        self._file.write_text(str(result))
+
+
+class Worker:
+    """Asks another whether it is to go on, instead of looking at the stop."""
+
+    def __init__(self, coordinator: Any) -> None:
+        self._coordinator = coordinator
+
+    def run(self) -> None:
+        result = 0
+        try:
+            while not self._coordinator.finished():
+                result = 42
+        finally:
+            self._coordinator.hand_in(result)
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_node_that_does_not_look_at_the_stop_has_a_moment_for_its_last_calls(
+    launch_program: Any, tmp_path: Path, launcher: str
+) -> None:
+    program = lp.Program("last")
+    coordinator = program.add_node(
+        lp.CourierNode(Coordinator, str(tmp_path / "result")), label="coordinator"
+    )
+    program.add_node(lp.PyClassNode(Worker, coordinator), label="worker")
+    running = launch_program(program, launcher)
+    client = running.client("coordinator")
+    poll_until(lambda: client.asked() > 3, 30)
+    client.finish()
+    assert running.wait(30).outcome is lp.Outcome.STOPPED
+    assert (tmp_path / "result").read_text() == "42"
+
+
+def _mistake_after_the_stop(coordinator: Any) -> None:
+    lp.wait_for_stop()
+    coordinator.hand_over(1)  # no such method
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_mistake_in_the_last_calls_is_a_failure(
+    launch_program: Any, tmp_path: Path, launcher: str
+) -> None:
+    program = lp.Program("mistake")
+    coordinator = program.add_node(lp.CourierNode(Coordinator, str(tmp_path / "x")), label="c")
+    program.add_node(lp.PyNode(_mistake_after_the_stop, coordinator), label="node")
+    running = launch_program(program, launcher)
+    _wait_until_running(running)
+    with pytest.raises(lp.NodeFailedError, match="hand_over"):
+        running.stop(30)
+
+
+def _wrap(coordinator: Any) -> None:
+    try:
+        coordinator.finished()
+        while True:
+            coordinator.finished()
+    except courier.CourierError as error:
+        raise RuntimeError("no more data") from error
+
+
+def test_an_error_that_names_its_cause_is_told_after_it(
+    launch_program: Any, tmp_path: Path
+) -> None:
+    program = lp.Program("wraps")
+    coordinator = program.add_node(lp.CourierNode(Coordinator, str(tmp_path / "x")), label="c")
+    program.add_node(lp.PyNode(_wrap, coordinator), label="node")
+    running = launch_program(program, "test_mp")
+    client = running.client("c")
+    poll_until(lambda: client.asked() > 3, 30)
+    os.kill(running.running.status()[0].pid, signal.SIGKILL)
+    with pytest.raises(lp.NodeFailedError) as failed:
+        running.wait(30)
+    assert failed.value.failure.node == "c[0]"
+
+
+def _note_stop(file: str) -> None:
+    lp.register_stop_handler(Path(file).touch)
+    Path(f"{file}.up").touch()
+    lp.wait_for_stop()
+
+
+def test_a_program_of_threads_calls_its_own_stop_handlers_only(
+    launch_program: Any, tmp_path: Path
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    runs = {
+        file: launch_program(_program(_note_stop, str(file)), "test_mt") for file in (first, second)
+    }
+    for file in runs:
+        poll_until(Path(f"{file}.up").exists)
+    runs[first].stop()
+    assert (first.exists(), second.exists()) == (True, False)
+    runs[second].stop()
+    assert second.exists()
+
+
+class Counting:
+    """A function with a state."""
+
+    def __call__(self) -> None:
+        lp.wait_for_stop()
+
+    def save(self, folder: Path) -> None:
+        (folder / "saved").touch()
+
+    def restore(self, folder: Path) -> None: ...
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_an_object_that_is_called_keeps_its_state_too(
+    launch_program: Any, tmp_path: Path, launcher: str
+) -> None:
+    running = launch_program(_program(Counting()), launcher, checkpoints={"node": tmp_path})
+    _wait_until_running(running)
+    running.stop()
+    assert len(list(tmp_path.glob("node/0/0*/state/saved"))) == 1
+
+
+class Draining:
+    """Ends its run while a call is in flight."""
+
+    def __init__(self) -> None:
+        self._called = threading.Event()
+
+    def slow(self) -> str:
+        self._called.set()
+        time.sleep(3)
+        return "answered"
+
+    def run(self) -> None:
+        self._called.wait()
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_node_that_answers_its_last_calls_is_not_taken_for_hung(
+    launch_program: Any, launcher: str
+) -> None:
+    program = lp.Program("drains")
+    program.add_node(lp.CourierNode(Draining), label="drains")
+    limits = lp.Liveness(health_s=1.5, heartbeat_s=1.5)
+    running = launch_program(program, launcher, liveness=limits, notice_s=10)
+    assert running.client("drains").slow() == "answered"
+    assert running.wait(30).outcome is lp.Outcome.COMPLETED
+
+
+def test_a_thread_of_a_node_that_belongs_to_none_does_not_speak_for_another(
+    launch_program: Any,
+) -> None:
+    errors: list[str] = []
+    program = lp.Program("threads")
+    for _ in range(2):
+        program.add_node(lp.PyNode(_beat_in_a_thread, errors), label="node")
+    launch_program(program, "local_mt").wait(30)
+    assert len(errors) == 2
+    assert "copy_context" in errors[0]
+
+
+_both = threading.Barrier(2)
+
+
+def _beat_in_a_thread(errors: list[str]) -> None:
+    def beat() -> None:
+        try:
+            lp.heartbeat()
+        except lp.NoProgramError as error:
+            errors.append(str(error))
+
+    _both.wait(30)
+    thread = threading.Thread(target=beat)
+    thread.start()
+    thread.join()
+    _both.wait(30)
