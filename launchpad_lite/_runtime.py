@@ -93,6 +93,7 @@ class NodeRuntime:
         self._runs: bool | None = None
         #: Whether the node's code has looked at the stop, and so will notice it.
         self._listens = False
+        self._hearing = threading.Lock()
         #: Of this node; where nodes share a process, each has its own.
         self.stop_handlers = StopHandlers()
         #: End with the node.
@@ -112,6 +113,8 @@ class NodeRuntime:
         """
         self._runs = runs
         self._link.constructed(runs)
+        if self.stop_event.is_set():
+            self._tell_heard()  # what was said before its code began does not hold any more
         self._signs.start(None if serves is None else self.table.endpoints[serves.key])
 
     @contextlib.contextmanager
@@ -143,8 +146,12 @@ class NodeRuntime:
         self.stop_event.set()
         # Whom it calls is ending too, and does not come back.
         self.clients.do(courier.stop_waiting)
-        # Who is still being constructed, or only serves, has nothing that could look at it.
-        self._link.heard(self._listens or not self._runs)
+        self._tell_heard()
+
+    def _tell_heard(self) -> None:
+        with self._hearing:  # so that what is said last is what holds
+            # Who is still being constructed, or only serves, has nothing that could look at it.
+            self._link.heard(self._listens or not self._runs)
 
     def end_calls(self) -> None:
         """Refuses new calls, unless the node has looked at the stop meanwhile. For supervisors.
@@ -160,7 +167,7 @@ class NodeRuntime:
         if not self._listens:
             self._listens = True
             if self.stop_event.is_set():
-                self._link.heard(True)
+                self._tell_heard()
         return self.stop_event
 
     def leaves_in_order(self, error: BaseException) -> bool:

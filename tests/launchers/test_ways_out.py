@@ -215,6 +215,33 @@ def test_a_node_that_does_not_look_at_the_stop_has_a_moment_for_its_last_calls(
     assert (tmp_path / "result").read_text() == "42"
 
 
+class SlowToBegin:
+    """Is asked to stop while it is constructed, and looks at nothing afterwards."""
+
+    def __init__(self, coordinator: Any, up: str) -> None:
+        self._coordinator = coordinator
+        Path(up).touch()
+        time.sleep(1)
+
+    def run(self) -> None:
+        while True:
+            self._coordinator.asked()
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_node_that_is_asked_while_it_is_constructed_does_not_hold_up_the_stop(
+    launch_program: Any, tmp_path: Path, launcher: str
+) -> None:
+    program = lp.Program("slow")
+    coordinator = program.add_node(lp.CourierNode(Coordinator, str(tmp_path / "x")), label="c")
+    program.add_node(lp.PyClassNode(SlowToBegin, coordinator, str(tmp_path / "up")), label="slow")
+    running = launch_program(program, launcher, notice_s=60)
+    poll_until((tmp_path / "up").exists, 30)
+    started = time.monotonic()
+    assert running.stop(50).killed == ()
+    assert time.monotonic() - started < 20
+
+
 def _mistake_after_the_stop(coordinator: Any) -> None:
     lp.wait_for_stop()
     coordinator.hand_over(1)  # no such method

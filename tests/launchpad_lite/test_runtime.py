@@ -28,7 +28,7 @@ class FakeLink:
         self.stops += 1
 
     def heard(self, listens: bool) -> None:
-        self.listens = listens
+        self.listens = listens  # what was said last
 
     def leaving(self) -> None: ...
 
@@ -252,3 +252,14 @@ def test_handlers_registered_anywhere_are_called_when_a_program_of_threads_stops
     launch_program(program, "local_mt").wait()
     assert done.wait(10)
     assert called == ["node", "thread of a node"]
+
+
+def test_a_node_that_was_asked_while_it_was_constructed_tells_again_whether_it_listens() -> None:
+    runtime, link = make_runtime()
+    with runtime.active():
+        runtime.request_stop()
+        assert link.listens  # it may yet look
+        runtime.constructed(runs=True)
+        assert not link.listens
+        assert lp.stop_event().is_set()
+        assert link.listens
