@@ -43,7 +43,7 @@ lint: $(READY) ## Check style, format and the import contracts
 types: $(READY) ## Check types
 	$(BIN)/mypy
 
-fast-tests: $(READY) ## Run the tests that take seconds
+fast-tests: $(READY) ## Run the tests without those that take long
 	$(BIN)/python -m pytest -m 'not slow'
 
 chaos: $(READY) ## Run the long chaos test
