@@ -556,12 +556,9 @@ class ProgramLife:
             limit_s is not None
             and due
             and node.stage is _Stage.UP
-            and not self._is_on_its_way(node)
+            and not (self.stopping or node.leaving)
         ):
             node.signs[sign] = self._due(now + limit_s)
-
-    def _is_on_its_way(self, node: _Node) -> bool:
-        return self.stopping or node.leaving
 
     def _due(self, at: float) -> float:
         """Takes note of a time at which something will be due, and returns it."""

@@ -251,11 +251,7 @@ def current_runtime(*, any_node: bool = False) -> NodeRuntime:
     Raises:
         NoProgramError: No node runs here, or several do and the calling thread belongs to none.
     """
-    runtime = _current.get()
-    if runtime is not None:
-        return runtime
-    with _active_lock:
-        runtimes = list(_active)
+    runtimes = _owners()
     if not runtimes:
         raise NoProgramError("no program runs in this process; this works in nodes only")
     programs = {id(runtime.table) for runtime in runtimes}

@@ -52,13 +52,7 @@ class NodeState:
         self._write: Callable[[Path], object] | None = None
         self._node_ended = threading.Event()
 
-    def restore(self, instance: object) -> None:
-        """Gives an object, just constructed, the newest state there is.
-
-        Raises:
-            TypeError: Checkpoints were asked for, and the object has no `save` and `restore`.
-            CheckpointError: `restore` raised.
-        """
+    def _restore(self, instance: object) -> None:
         if self._checkpoints is None or self._store is None:
             return
         write, read = _hooks(instance)
@@ -94,10 +88,25 @@ class NodeState:
             leaves_well: Tells of an exception whether it leaves the state whole.
 
         Raises:
-            TypeError: As `restore`.
-            CheckpointError: As `restore` and `save`.
+            TypeError: Checkpoints were asked for, and the object has no `save` and `restore`.
+            CheckpointError: The `restore` of the object raised; or as `save`.
         """
-        self.restore(instance)
+        self._restore(instance)
+        try:
+            with self._saved_on_period():
+                yield
+        except BaseException as error:
+            if leaves_well(error):
+                self.save()
+            raise
+        else:
+            self.save()
+
+    @contextlib.contextmanager
+    def _saved_on_period(self) -> Iterator[None]:
+        if self._write is None or self._checkpoints is None or self._checkpoints.period_s is None:
+            yield
+            return
         saver = threading.Thread(
             # In the context of the node, whose `save` may use what nodes can.
             target=contextvars.copy_context().run,
@@ -105,26 +114,12 @@ class NodeState:
             name="launchpad-checkpoints",
             daemon=True,
         )
-        periodic = (
-            self._write is not None
-            and self._checkpoints is not None
-            and self._checkpoints.period_s is not None
-        )
-        if periodic:
-            saver.start()
+        saver.start()
         try:
-            try:
-                yield
-            finally:
-                self._node_ended.set()
-                if periodic:
-                    saver.join()
-        except BaseException as error:
-            if leaves_well(error):
-                self.save()
-            raise
-        else:
-            self.save()
+            yield
+        finally:
+            self._node_ended.set()
+            saver.join()
 
     def _save_on_period(self) -> None:
         assert self._checkpoints is not None

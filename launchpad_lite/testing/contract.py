@@ -13,7 +13,7 @@ import pytest
 
 import courier
 import launchpad_lite as lp
-from launchpad_lite.testing.programs import poll_until
+from launchpad_lite.testing.programs import call_until_answered, poll_until
 
 if TYPE_CHECKING:
     from launchpad_lite.testing.programs import ProgramLauncher
@@ -302,7 +302,7 @@ class LauncherContract:
         running = launch(program, restart={"unsteady": policy})
         client = running.client("unsteady")
         for attempt in range(3):
-            assert _answer(client.increment) == (1, attempt)
+            assert call_until_answered(client.increment) == (1, attempt)
             client.give("fail")
             if attempt < 2:
                 _wait_for_restart(running, attempt + 1)
@@ -322,7 +322,7 @@ class LauncherContract:
             client.keep()
             client.give("fail")
             _wait_for_restart(running, 1)
-            assert _answer(client.increment) == (first + 1, 1)
+            assert call_until_answered(client.increment) == (first + 1, 1)
             assert client.increment() == (first + 2, 1)
             running.stop()
 
@@ -335,7 +335,7 @@ class LauncherContract:
         client = running.client("unsteady")
         client.give("stuck")
         _wait_for_restart(running, 1)
-        assert _answer(client.increment) == (1, 1)
+        assert call_until_answered(client.increment) == (1, 1)
         (restart,) = running.stop().restarts
         assert "hung" in restart.failure.summary
 
@@ -387,15 +387,6 @@ class LauncherContract:
         here = set(tmp_path.iterdir())
         launch(program, log_dir=tmp_path / "logs").wait()
         assert set(tmp_path.iterdir()) - here <= {tmp_path / "logs"}
-
-
-def _answer(method: Any) -> Any:
-    """Calls a method of a node that may just be ending: calls in flight are lost."""
-    while True:
-        try:
-            return method()
-        except courier.ServerLostError:
-            continue
 
 
 def _wait_for_restart(running: Any, count: int) -> None:

@@ -103,6 +103,15 @@ class ProgramLauncher:
         return self._inventory.leftovers()
 
 
+def call_until_answered(method: Callable[[], R]) -> R:
+    """Calls a method of a node that comes back, again while the call is lost with the old one."""
+    while True:
+        try:
+            return method()
+        except courier.ServerLostError:
+            continue
+
+
 def poll_until(condition: Callable[[], R], timeout_s: float = 10.0, *, must: bool = True) -> R:
     """Waits until a condition holds and returns its value.
 

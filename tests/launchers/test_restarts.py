@@ -12,6 +12,7 @@ import pytest
 import courier
 import launchpad_lite as lp
 from launchpad_lite.testing import poll_until
+from launchpad_lite.testing.programs import call_until_answered
 
 QUICK = lp.RestartPolicy(backoff_s=0.01, max_restarts=50)
 
@@ -209,12 +210,7 @@ def test_all_replicas_killed_at_once_come_back(launch_program: Any, tmp_path: Pa
     for status in running.running.status():
         os.kill(status.pid, signal.SIGKILL)
     for client in clients:
-        while True:
-            try:
-                assert client.count() == (1, 1)
-                break
-            except courier.ServerLostError:
-                continue
+        assert call_until_answered(client.count) == (1, 1)
     result = running.stop()
     assert sorted(_restarts(result)) == [(f"service[{index}]", 1) for index in range(8)]
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-import courier
 import launchpad_lite as lp
 from launchpad_lite.testing import poll_until
+from launchpad_lite.testing.programs import call_until_answered
 from tests.launchers.scripts import Script
 
 LAUNCHERS = ["test_mt", "test_mp"]
@@ -92,7 +92,7 @@ def test_a_restarted_node_goes_on_where_its_newest_checkpoint_is(
     (status,) = running.running.status()
     os.kill(status.pid, signal.SIGKILL)
     poll_until(lambda: running.running.status()[0].restarts == 1)
-    assert _answer(client.add) == 6
+    assert call_until_answered(client.add) == 6
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
@@ -176,15 +176,6 @@ class Hanging(Counter):
         time.sleep(1000)
 
 
-def _answer(method: Any) -> Any:
-    """Calls a method of a node that comes back: its first connection may be the old one."""
-    while True:
-        try:
-            return method()
-        except courier.ServerLostError:
-            continue
-
-
 # Notices from outside
 
 
@@ -200,7 +191,7 @@ def test_a_node_told_from_outside_to_end_saves_and_comes_back(
     assert client.add(7) == 7
     _terminate(running)
     poll_until(lambda: running.running.status()[0].restarts == 1)
-    assert _answer(client.add) == 8
+    assert call_until_answered(client.add) == 8
     (restart,) = running.stop().restarts
     assert "from outside" in restart.failure.summary
     assert "SIGTERM" in restart.failure.summary
