@@ -127,11 +127,13 @@ class GrpcCall:
         """Repeats a call that may have run, if that does no harm; otherwise ends it."""
         session = self._session
         assert session is not None
+        # Calls that follow say hello first: a hello may come twice, if that connection is still the
+        # broken one.
+        self._lane.abandon(session)
         if self._method not in session.idempotent or self._repeats == _MAX_REPEATS:
             self._settle(error)
             return
         self._repeats += 1
-        self._lane.abandon(session)
         self.advance()
 
     def _what_ran(self) -> str:

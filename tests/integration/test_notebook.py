@@ -42,6 +42,22 @@ def make_program(*others):
     return program
 """
 
+# Before the cell waits, an interrupt would end the cell only.
+TELL_WHEN_WAITING = """
+import pathlib, sys, threading, traceback
+from launchpad_lite.testing import poll_until
+
+def is_joining():
+    stack = traceback.extract_stack(sys._current_frames()[threading.main_thread().ident])
+    return any(frame.name == "join" for frame in stack)
+
+def tell_when_waiting(path):
+    def tell():
+        poll_until(is_joining, timeout_s=30)
+        pathlib.Path(path).touch()
+    threading.Thread(target=tell).start()
+"""
+
 
 def run_cells(folder, *cells):
     """Runs a notebook; a cell is code, or code and the file at whose coming it is interrupted."""
@@ -77,8 +93,9 @@ def test_interrupting_the_kernel_stops_the_program_and_keeps_the_notebook(tmp_pa
     *_, (_, error), last = run_cells(
         tmp_path,
         PROGRAM,
+        TELL_WHEN_WAITING,
         "running = lp.launch(make_program(Waiter), 'local_mp')",
-        (f"import pathlib; pathlib.Path({str(started)!r}).touch(); running.wait()", started),
+        (f"tell_when_waiting({str(started)!r}); running.wait()", started),
         "print(running.result.outcome, running.result.exit_code)",
     )
     assert error == "KeyboardInterrupt"
