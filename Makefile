@@ -11,7 +11,8 @@ OLDEST := 3.10
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint types fast-tests chaos test-pythons protos benchmark clean
+.PHONY: help demo test lint types fast-tests chaos fuzz test-pythons protos benchmark \
+  benchmark-peers clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -49,6 +50,10 @@ fast-tests: $(READY) ## Run the tests without those that take long
 chaos: $(READY) ## Run the long chaos test
 	$(BIN)/python -m pytest -m chaos --capture=no -o faulthandler_timeout=0
 
+fuzz: $(READY) ## Fuzz courier for ten minutes, guided by coverage
+	$(BIN)/python -m pip install -qq atheris
+	$(BIN)/python -m pytest -m fuzz --capture=no -o faulthandler_timeout=0 -o timeout=0
+
 # Goes through all versions before it fails, so that one run tells about each.
 test-pythons: $(READY) ## Run the fast tests on the other Pythons this machine has
 	@main=$$($(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])'); failed=; \
@@ -71,6 +76,9 @@ protos: $(READY) ## Regenerate courier/_proto from protos/
 benchmark: $(READY) ## Measure how fast programs start, restart and stop; prints tables
 	$(BIN)/python -m benchmarks.start
 	$(BIN)/python -m benchmarks.restart
+
+benchmark-peers: $(READY) ## Compare courier with its peers; writes docs/benchmarks.md (40 min, 3 GB)
+	$(BIN)/python -m benchmarks
 
 clean: ## Remove environments, caches and build products
 	rm -rf .venv .venv-* .cache .hypothesis .import_linter_cache .mypy_cache .pytest_cache \

@@ -1,9 +1,8 @@
-"""courier: remote calls on Python objects, over gRPC.
+"""courier: remote calls on Python objects, at the speed of the machine, behind a gRPC front door.
 
 `Server(obj)` serves the public methods of any object; `Client(address)` looks
 like that object. This package knows nothing of programs and nodes; it may be
-used alone. It imports grpc only when the first server starts or the first
-client connects.
+used alone. It imports grpc only when somebody speaks it.
 """
 
 from courier._client import (
@@ -22,6 +21,8 @@ from courier._health import is_healthy
 from courier._idempotence import idempotent
 from courier._secret import Secret
 from courier._server import Server
+from courier._shared import Shared
+from courier._tls import TlsCredentials
 from courier.errors import (
     AddressInUseError,
     AuthenticationError,
@@ -57,6 +58,8 @@ __all__ = [
     "ServerLostError",
     "ServerStateError",
     "ServerUnreachableError",
+    "Shared",
+    "TlsCredentials",
     "UnknownMethodError",
     "UnprotectedServerError",
     "close",

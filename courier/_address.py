@@ -1,6 +1,7 @@
 """Network addresses as users write them: `host:port`."""
 
 import ipaddress
+from typing import Any
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -13,6 +14,14 @@ def split_address(address: str) -> tuple[str, int]:
     if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise ValueError(f"not an address: {address!r}; write host:port, like '127.0.0.1:4711'")
     return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def resolvable(host: str) -> Any:  # bytes, too, which the types of `socket` do not know
+    """Returns a host as the resolver takes it without loading a codec.
+
+    To load one in a thread, while another forks, would leave the child stuck with a lock.
+    """
+    return host.encode("ascii") if host.isascii() else host
 
 
 def join_address(host: str, port: int) -> str:

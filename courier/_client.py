@@ -17,6 +17,7 @@ from courier._connection import ClientOptions, Connection
 from courier._dispatch import LIST_METHODS
 from courier._future import Callback, CallFuture
 from courier._secret import Secret
+from courier._tls import KEEPALIVE_S, TlsCredentials
 from courier.errors import RemoteError
 
 P = ParamSpec("P")
@@ -67,7 +68,7 @@ class _Futures(_View):
     __slots__ = ()
 
     def _call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallFuture:
-        pending = self._connection.submit(method, args, kwargs)
+        pending = self._connection.submit(method, args, kwargs, blocking=False)
         return CallFuture(self._connection, pending, method)
 
 
@@ -87,6 +88,7 @@ class _AioFuture(CallFuture):
 
     def add_done_callback(self, fn: Callback) -> None:
         # Only asyncio adds one, and it does not block: no need for another thread.
+        self.hurry()
         concurrent.futures.Future.add_done_callback(self, fn)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
@@ -131,6 +133,8 @@ class Client(_View):
         call_timeout: Timeout = None,
         wait_for_ready: bool = True,
         compress: bool = False,
+        tls: TlsCredentials | None = None,
+        keepalive_s: float = KEEPALIVE_S,
     ) -> None:
         """Makes a client; does not connect yet.
 
@@ -141,14 +145,26 @@ class Client(_View):
                 CallTimeoutError; None and 0 mean never. Covers all items of a generator.
             wait_for_ready: Whether a call waits for a server that is not up (yet); otherwise
                 it raises ServerUnreachableError.
-            compress: Whether to compress (gzip) what is sent.
+            compress: Whether to compress (zlib) what is sent to another machine or process.
+            tls: Certificates, where the server has some. They are never pickled: a pickled client
+                works in processes that made credentials of the same authority.
+            keepalive_s: Seconds until a connection is given up whose other machine is silent.
 
         Raises:
-            ValueError: `address` is not host:port, or the timeout is negative.
+            ValueError: `address` is not host:port, the timeout is negative, or `keepalive_s` is
+                not above 0.
         """
         split_address(address)
+        if not keepalive_s > 0:
+            raise ValueError(f"a connection cannot be kept alive for {keepalive_s} s")
         options = ClientOptions(
-            address, secret, timeout_seconds(call_timeout), wait_for_ready, compress
+            address,
+            secret,
+            timeout_seconds(call_timeout),
+            wait_for_ready,
+            compress,
+            tls,
+            keepalive_s,
         )
         super().__init__(Connection(options))
 

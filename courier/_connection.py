@@ -8,11 +8,22 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from courier._abandoned import clear_up, leave
 from courier._context import is_in_call
-from courier._lane import Lane, LaneOptions, PendingCall, Streams, iterate, open_lane, value_of
-from courier._parcel import pack
+from courier._lane import (
+    Lane,
+    LaneOptions,
+    PendingCall,
+    Returned,
+    Streams,
+    iterate,
+    open_lane,
+    result_of,
+    value_of,
+)
 from courier._pool import HandlerPool
 from courier._secret import Secret
+from courier._tls import TlsCredentials
 from courier.errors import CallCancelledError, SerializationError
 
 #: Callbacks of futures that may run, or block, at the same time.
@@ -30,6 +41,8 @@ class ClientOptions:
     timeout_s: float | None
     wait_for_ready: bool
     compress: bool
+    tls: TlsCredentials | None
+    keepalive_s: float
 
 
 class Connection:
@@ -53,8 +66,7 @@ class Connection:
     def survive_fork(self) -> None:
         """Forgets, in a forked child, what belongs to the parent: the child connects anew."""
         if self._lane is not None:
-            # Kept: what is half of a parent's connection had better not be torn down.
-            _lanes_of_parents.append(self._lane)
+            self._lane.drop()
         self._lane = None
         self._start_anew()
 
@@ -69,7 +81,12 @@ class Connection:
                 options = self.options
                 self._lane = open_lane(
                     LaneOptions(
-                        options.address, options.secret, options.wait_for_ready, options.compress
+                        options.address,
+                        options.secret,
+                        options.wait_for_ready,
+                        options.compress,
+                        options.tls,
+                        options.keepalive_s,
                     )
                 )
             return self._lane
@@ -104,23 +121,42 @@ class Connection:
         """Names a method of this server, for messages."""
         return f"{self.options.address}: {method}"
 
-    def submit(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PendingCall:
-        """Sends a call."""
-        self.check_calling(method)
+    def submit(
+        self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, blocking: bool = True
+    ) -> PendingCall:
+        """Sends a call.
+
+        Args:
+            method: Which.
+            args: Its arguments.
+            kwargs: Its arguments.
+            blocking: Whether the caller is going to wait at once.
+
+        Raises:
+            SerializationError: The arguments cannot be pickled.
+            CallCancelledError: No calls may begin here.
+        """
+        if self.draining:
+            self.check_calling(method)
+        clear_up()
         try:
-            arguments = pack((args, kwargs))
+            return (self._lane or self.lane()).submit(
+                method, args, kwargs, self.options.timeout_s, blocking=blocking
+            )
         except SerializationError as error:
             raise SerializationError(
                 f"the arguments of {method!r} cannot be pickled: {error}"
             ) from error.__cause__
-        return self.lane().submit(method, arguments, self.options.timeout_s)
 
     def finish(self, pending: PendingCall, method: str) -> Any:
         """Waits for a call and returns or raises its outcome."""
         reply = pending.wait()
+        if type(reply) is Returned:
+            return result_of(reply, self.options.address, method)
         if isinstance(reply, Streams):
-            return RemoteIterator(iterate(reply.stream, self.where(method)), reply.stream.close)
-        return value_of(reply, self.where(method))
+            items = iterate(reply.stream, self.options.address, method)
+            return RemoteIterator(items, reply.stream.close)
+        return value_of(reply, self.options.address, method)
 
     def run_aside(self, task: Callable[[], None]) -> None:
         """Runs what may block in a thread of its own."""
@@ -128,7 +164,6 @@ class Connection:
 
 
 _connections: "weakref.WeakSet[Connection]" = weakref.WeakSet()
-_lanes_of_parents: list[Lane] = []
 
 
 def _survive_fork() -> None:
@@ -149,16 +184,23 @@ class RemoteIterator(Iterator[Any]):
     def __init__(self, items: Iterator[Any], close: Callable[[], None]) -> None:
         self._items = items
         self._close = close
+        self._is_over = False
 
     def __next__(self) -> Any:
-        return next(self._items)
+        try:
+            return next(self._items)
+        except BaseException:
+            self._is_over = True
+            self._close()
+            raise
 
     def close(self) -> None:
         """Ends the generator early."""
         self._close()
 
     def __del__(self) -> None:
-        self._close()
+        if not self._is_over:
+            leave(self._close)
 
     async def __aiter__(self) -> AsyncIterator[Any]:
         end = object()

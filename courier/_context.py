@@ -1,19 +1,35 @@
 """What a handler can know about the call it answers."""
 
 import contextvars
+import os
 import threading
 import time
+
+_making = threading.Lock()
+
+
+def _survive_fork() -> None:
+    # Another thread of the parent may hold it, and will never open it here.
+    global _making
+    _making = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_survive_fork)
 
 
 class CallContext:
     """One call, seen by its handler. Safe to use from several threads."""
+
+    __slots__ = ("__weakref__", "_deadline", "_event", "_gone", "_is_generator", "method", "peer")
 
     def __init__(self, method: str, peer: str, timeout_s: float | None) -> None:
         self.method = method
         #: Where the call comes from, for people to read.
         self.peer = peer
         self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        self._gone = threading.Event()
+        self._gone = False
+        #: Made when somebody waits: most calls are over before anybody could.
+        self._event: threading.Event | None = None
         self._is_generator = False
 
     def time_remaining(self) -> float | None:
@@ -25,18 +41,26 @@ class CallContext:
     @property
     def cancelled(self) -> bool:
         """Whether nobody waits for the answer any more: cancelled, timed out or lost."""
-        return self._gone.is_set() or self.time_remaining() == 0.0
+        return self._gone or self.time_remaining() == 0.0
 
     def wait_cancelled(self, timeout_s: float | None = None) -> bool:
         """Waits until nobody waits for the answer; returns `cancelled`."""
         remaining = self.time_remaining()
         waits = [wait for wait in (timeout_s, remaining) if wait is not None]
-        self._gone.wait(min(waits) if waits else None)
+        event = self._event
+        if event is None:
+            with _making:
+                event = self._event = self._event or threading.Event()
+        if self._gone:  # looked at after the event is there to be set
+            return True
+        event.wait(min(waits) if waits else None)
         return self.cancelled
 
     def end(self) -> None:
         """Says that nobody waits any more. For the transport."""
-        self._gone.set()
+        self._gone = True
+        if self._event is not None:
+            self._event.set()
 
     def answered(self) -> None:
         """Says that the first message of the answer left. For the transport.
@@ -44,7 +68,7 @@ class CallContext:
         Nobody waits any more then, except for the items of a generator.
         """
         if not self._is_generator:
-            self._gone.set()
+            self.end()
 
     def continue_as_generator(self) -> None:
         """Says that items will follow the first message. For the transport."""

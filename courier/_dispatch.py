@@ -5,9 +5,9 @@ one `Dispatcher`. Arguments come here only after their sender has been checked.
 """
 
 import contextvars
-import inspect
 import logging
 import threading
+import types
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +16,7 @@ from courier._context import CallContext, enter_call
 from courier._exceptions import ExceptionReport
 from courier._idempotence import is_idempotent
 from courier._parcel import Parcel, pack, unpack
+from courier._shared import unwrapped
 from courier.errors import SerializationError
 
 _log = logging.getLogger(__name__)
@@ -24,11 +25,18 @@ _log = logging.getLogger(__name__)
 LIST_METHODS = "__courier_methods__"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Value:
     """The method returned this."""
 
     parcel: Parcel
+
+
+@dataclass(slots=True)
+class SharedValue:
+    """The method returned this, and the caller gets the object itself."""
+
+    value: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,22 +75,29 @@ class End:
 class Items:
     """The method is a generator; `next_item` takes one step. One step at a time."""
 
-    def __init__(self, iterator: Generator[Any, Any, Any], context: contextvars.Context) -> None:
+    def __init__(
+        self,
+        iterator: Generator[Any, Any, Any],
+        context: contextvars.Context,
+        give: Callable[[Any], Any],
+    ) -> None:
         self._iterator = iterator
         self._context = context
+        self._give = give
 
-    def next_item(self) -> "Value | Failure | Unpicklable | End":
+    def next_item(self) -> "Outcome | End":
         """Runs the generator up to its next item."""
-        return self._context.run(self._step)
+        outcome: Outcome | End = self._context.run(self._step)
+        return outcome
 
-    def _step(self) -> "Value | Failure | Unpicklable | End":
+    def _step(self) -> Any:
         try:
             item = next(self._iterator)
         except StopIteration:
             return End()
         except BaseException as error:  # noqa: BLE001 - the caller gets it, the server lives on
             return Failure(ExceptionReport.of(error, skip_frames=1))
-        return _pack_result(item)
+        return self._give(item)
 
     def close(self) -> None:
         """Ends the generator early, so that its `finally` blocks run. Never raises.
@@ -139,16 +154,39 @@ class Dispatcher:
         The handler sees the context variables of the thread that made the
         server: a server belongs to whoever made it.
         """
-        with self._lock:
-            function = self.names if method == LIST_METHODS else self._methods.get(method)
+        # No lock: a dict gives one of its values or none, whatever others do to it.
+        function = self._methods.get(method)
         if function is None:
-            return UnknownMethod(self._describe_unknown(method))
+            if method != LIST_METHODS:
+                return UnknownMethod(self._describe_unknown(method))
+            function = self.names
         try:
             args, kwargs = unpack(arguments)
         except SerializationError as error:
             return BadArguments(f"{method}: {error}")
+        except (TypeError, ValueError):
+            return BadArguments(f"{method}: they are not a tuple and a dict")
         context = self._context.copy()
-        return context.run(_run_method, function, args, kwargs, call, context)
+        outcome: Outcome = context.run(
+            _run_method, function, args, kwargs, call, context, _pack_result
+        )
+        return outcome
+
+    def run_shared(
+        self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], call: CallContext
+    ) -> Outcome | SharedValue:
+        """As `run`, for callers of the same process that share objects with the method."""
+        function = self.names if method == LIST_METHODS else self._methods.get(method)
+        if function is None:
+            return UnknownMethod(self._describe_unknown(method))
+        # The other side of a call receives the value itself, here too.
+        args = tuple(map(unwrapped, args))
+        kwargs = {name: unwrapped(value) for name, value in kwargs.items()}
+        context = self._context.copy()
+        outcome: Outcome | SharedValue = context.run(
+            _run_method, function, args, kwargs, call, context, _share_result
+        )
+        return outcome
 
     def _describe_unknown(self, method: str) -> str:
         known = ", ".join(self.names()) or "none"
@@ -161,15 +199,20 @@ def _run_method(
     kwargs: dict[str, Any],
     call: CallContext,
     context: contextvars.Context,
-) -> Outcome:
+    give: Callable[[Any], Any],
+) -> Any:
     enter_call(call)
     try:
         result = function(*args, **kwargs)
     except BaseException as error:  # noqa: BLE001 - the caller gets it, the server lives on
         return Failure(ExceptionReport.of(error, skip_frames=1))
-    if inspect.isgenerator(result):
-        return Items(result, context)
-    return _pack_result(result)
+    if type(result) is types.GeneratorType:
+        return Items(result, context, give)
+    return give(result)
+
+
+def _share_result(result: Any) -> SharedValue:
+    return SharedValue(unwrapped(result))
 
 
 def _pack_result(result: Any) -> Value | Unpicklable:

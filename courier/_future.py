@@ -3,6 +3,7 @@
 import concurrent.futures
 import logging
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -31,7 +32,22 @@ class CallFuture(concurrent.futures.Future[Any]):
 
     def add_done_callback(self, fn: Callback) -> None:
         """As `concurrent.futures.Future.add_done_callback`."""
+        self.hurry()
         super().add_done_callback(lambda _: _call_or_defer(fn, self))
+
+    def hurry(self) -> None:
+        """Says that somebody wants to hear of the end without waiting for it."""
+        for pending in self._pending:
+            pending.hurry()
+
+    def _wait(self, timeout: float | None) -> float | None:
+        """Waits by reading the answer itself; returns how many seconds are left."""
+        if not self._pending:
+            return timeout
+        deadline = None if timeout is None else time.monotonic() + timeout
+        for pending in list(self._pending):
+            pending.wait_until(deadline)
+        return None if deadline is None else max(0.0, deadline - time.monotonic())
 
     def cancel(self) -> bool:
         """Gives the call up. Returns False if its answer is already here."""
@@ -49,7 +65,7 @@ class CallFuture(concurrent.futures.Future[Any]):
     def result(self, timeout: float | None = None) -> Any:
         """As `concurrent.futures.Future.result`; a cancelled call is a CallCancelledError."""
         try:
-            return super().result(timeout)
+            return super().result(self._wait(timeout))
         except concurrent.futures.CancelledError:
             if not self.cancelled():
                 raise  # by the method, or by closing the client
@@ -58,7 +74,7 @@ class CallFuture(concurrent.futures.Future[Any]):
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """As `concurrent.futures.Future.exception`."""
         try:
-            return super().exception(timeout)
+            return super().exception(self._wait(timeout))
         except concurrent.futures.CancelledError:
             raise self._cancellation() from None
 

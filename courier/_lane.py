@@ -1,17 +1,18 @@
 """The wall behind which bytes travel.
 
 A client asks a `Lane` to carry calls and knows nothing else about transport.
-Today there is one lane, over gRPC; faster ones for the same process and the
-same host take their place here, chosen per connection in `open_lane`.
+`open_lane` chooses: the same process, or the engine, which in turn chooses how
+bytes travel (see `courier._engine.dialing`).
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from courier._exceptions import ExceptionReport
 from courier._parcel import Parcel, unpack
 from courier._secret import Secret
+from courier._tls import TlsCredentials
 from courier.errors import SerializationError, UnknownMethodError
 
 
@@ -23,13 +24,22 @@ class LaneOptions:
     secret: Secret | None
     wait_for_ready: bool
     compress: bool
+    tls: TlsCredentials | None
+    keepalive_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Returned:
     """The method returned this."""
 
     parcel: Parcel
+
+
+@dataclass(slots=True)
+class Given:
+    """The method returned this very object, in the same process."""
+
+    value: object
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +60,7 @@ class Refused:
 class ReplyStream(Protocol):
     """The items of a remote generator. Used by one thread at a time."""
 
-    def next_reply(self) -> "Returned | Raised | Refused | None":
+    def next_reply(self) -> "Returned | Given | Raised | Refused | None":
         """Waits for the next item; None at the end. Raises CourierError."""
 
     def close(self) -> None:
@@ -64,7 +74,7 @@ class Streams:
     stream: ReplyStream
 
 
-Reply = Returned | Raised | Refused | Streams
+Reply = Returned | Given | Raised | Refused | Streams
 
 
 class PendingCall(Protocol):
@@ -73,8 +83,14 @@ class PendingCall(Protocol):
     def wait(self) -> Reply:
         """Waits for the answer; a KeyboardInterrupt cancels the call. Raises CourierError."""
 
+    def wait_until(self, deadline: float | None) -> bool:
+        """Waits until a monotonic time at most; returns whether the answer is here."""
+
     def when_done(self, callback: Callable[["PendingCall"], None]) -> None:
         """Calls back once, soon after the answer came; `wait` then returns at once."""
+
+    def hurry(self) -> None:
+        """Says that somebody wants to hear of the answer without waiting for it."""
 
     def cancel(self) -> bool:
         """Gives the call up; False if the answer is already here."""
@@ -83,8 +99,27 @@ class PendingCall(Protocol):
 class Lane(Protocol):
     """Carries calls to one server. Thread-safe."""
 
-    def submit(self, method: str, arguments: Parcel, timeout_s: float | None) -> PendingCall:
-        """Sends a call; does not block."""
+    def submit(
+        self,
+        method: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        timeout_s: float | None,
+        *,
+        blocking: bool,
+    ) -> PendingCall:
+        """Sends a call.
+
+        Args:
+            method: Which.
+            args: Its arguments.
+            kwargs: Its arguments.
+            timeout_s: Seconds it may take; None is for ever.
+            blocking: Whether the caller is going to wait at once.
+
+        Raises:
+            SerializationError: The arguments cannot be pickled.
+        """
 
     def stop_waiting(self) -> None:
         """From now on, calls fail with ServerUnreachableError where no server answers."""
@@ -92,32 +127,46 @@ class Lane(Protocol):
     def close(self) -> None:
         """Fails all pending calls with CallCancelledError and gives back what it holds."""
 
+    def drop(self) -> None:
+        """Forgets its connection in a forked child; the parent goes on with it."""
+
 
 def open_lane(options: LaneOptions) -> Lane:
     """Chooses the lane for a connection."""
-    from courier._grpc.client import GrpcLane  # grpc loads when it is first needed
+    from courier._local import LocalLane  # which knows this room
 
-    return GrpcLane(options)
+    return LocalLane(options)
 
 
-def value_of(reply: Returned | Raised | Refused, where: str) -> object:
-    """Returns what the method returned, or raises what it raised."""
+def result_of(reply: Returned, address: str, method: str) -> object:
+    """Returns what a method returned.
+
+    Raises:
+        SerializationError: It cannot be unpickled here.
+    """
+    try:
+        return unpack(reply.parcel)
+    except SerializationError as error:
+        raise SerializationError(
+            f"{address}: {method} answered, but its result cannot be unpickled here: {error}"
+        ) from error.__cause__
+
+
+def value_of(reply: Returned | Given | Raised | Refused, address: str, method: str) -> object:
+    """Returns what a method returned, or raises what it raised."""
     if isinstance(reply, Returned):
-        try:
-            return unpack(reply.parcel)
-        except SerializationError as error:
-            raise SerializationError(
-                f"{where} answered, but its result cannot be unpickled here: {error}"
-            ) from error.__cause__
+        return result_of(reply, address, method)
+    if isinstance(reply, Given):
+        return reply.value
     if isinstance(reply, Raised):
         raise reply.report.rebuild()
-    raise reply.kind(f"{where}: {reply.text}")
+    raise reply.kind(f"{address}: {method}: {reply.text}")
 
 
-def iterate(stream: ReplyStream, where: str) -> Iterator[object]:
+def iterate(stream: ReplyStream, address: str, method: str) -> Iterator[object]:
     """Yields the items of a remote generator; ends it when the iterator is closed."""
     try:
         while (reply := stream.next_reply()) is not None:
-            yield value_of(reply, where)
+            yield value_of(reply, address, method)
     finally:
         stream.close()

@@ -24,11 +24,11 @@ _OWN_PAGES_BYTES = 1 << 20
 WritableBuffer = bytearray | mmap.mmap
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # frozen ones take four times as long to make
 class Parcel:
-    """A pickled value: the pickle and its out-of-band buffers, in order."""
+    """A pickled value: the pickle and its out-of-band buffers, in order. Never changed."""
 
-    pickle: bytes | memoryview
+    pickle: bytes | bytearray | memoryview
     buffers: Sequence[memoryview | WritableBuffer] = ()
 
     @property
@@ -80,6 +80,8 @@ def pack(value: Any) -> Parcel:
             data = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
             # A reference to __main__ would mean another module in the other process.
             by_value = b"__main__" in data or bool(cloudpickle.list_registry_pickle_by_value())
+            if not by_value and not buffers:
+                return Parcel(data)
         except Exception:  # noqa: BLE001 - any object may fail in any way; cloudpickle judges
             by_value = True
         if by_value:
@@ -116,7 +118,18 @@ def unpack(parcel: Parcel) -> Any:
         raise SerializationError(f"{type(error).__name__}: {error}") from error
 
 
-def writable_copy(data: bytes) -> WritableBuffer:
+def unshared(parcel: Parcel) -> Parcel:
+    """Returns a parcel whose buffers are copies: what was packed stays its owner's."""
+    if not parcel.buffers:
+        return parcel
+    copies: list[WritableBuffer] = []
+    for buffer in parcel.buffers:
+        view = memoryview(buffer).cast("B")
+        copies.append(writable_copy(view))
+    return Parcel(parcel.pickle, copies)
+
+
+def writable_copy(data: bytes | memoryview) -> WritableBuffer:
     """Copies received bytes into memory that an array may own and write."""
     copy = allocate(len(data))
     memoryview(copy)[:] = data

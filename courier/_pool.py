@@ -28,7 +28,6 @@ class HandlerPool(concurrent.futures.ThreadPoolExecutor):
         name: str,
         size: int,
         queue_size: int,
-        overflow: "HandlerPool | None" = None,
         idle_s: float = _IDLE_S,
     ) -> None:
         """Makes a pool without threads.
@@ -36,45 +35,78 @@ class HandlerPool(concurrent.futures.ThreadPoolExecutor):
         Args:
             name: Prefix of thread names.
             size: Greatest number of threads, at least 1.
-            queue_size: How many tasks may wait for a thread.
-            overflow: Runs what does not fit, with `overflowing()` true; None means that the
-                queue has no limit.
+            queue_size: How many tasks may wait for a thread; for `try_submit` and
+                `submit_or_overflow`.
             idle_s: Seconds after which a thread without work leaves.
         """
         self._name = name
         self._size = size
         self._queue_size = queue_size
-        self._overflow = overflow
         self._idle_s = idle_s
-        self._changed = threading.Condition()
+        # Taken directly where nobody is to be notified: a Condition costs several times as much.
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._tasks: collections.deque[_Task] = collections.deque()
         self._threads: set[threading.Thread] = set()
         #: Threads that run a task now; the others look for one, or are about to.
         self._busy: set[threading.Thread] = set()
+        #: Tasks that other threads run in the place of ours.
+        self._guests = 0
         self._started = 0
         self._stopped = False
 
     def submit(
         self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs
     ) -> "concurrent.futures.Future[R]":
-        """Runs `fn` in a thread of the pool, or in the overflow pool when the queue is full."""
-        with self._changed:
-            if self._overflow is None or not self._is_full():
-                return self._put(fn, args, kwargs)
-        return self._overflow.submit(_run_overflowing, fn, args, kwargs)
-
-    def submit_anyway(
-        self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs
-    ) -> "concurrent.futures.Future[R]":
-        """As `submit`, but waits in the queue even when that is full.
-
-        For the next step of what was let in before.
-        """
+        """Runs `fn` in a thread of the pool, however long the queue is."""
         with self._changed:
             return self._put(fn, args, kwargs)
 
+    #: For the next step of what was let in before, even when the queue is full.
+    submit_anyway = submit
+
+    def submit_or_overflow(
+        self, overflow: "HandlerPool", fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> "concurrent.futures.Future[R]":
+        """As `submit`; in another pool, with `overflowing()` true, if the queue is full."""
+        with self._changed:
+            if not self._is_full():
+                return self._put(fn, args, kwargs)
+        return overflow.submit(_run_overflowing, fn, args, kwargs)
+
+    def try_submit(self, fn: Callable[[], object]) -> bool:
+        """Runs `fn` in a thread of the pool; returns False if the queue is full."""
+        with self._changed:
+            if self._is_full():
+                return False
+            self._put(fn, (), {})
+        return True
+
+    def enter(self) -> bool:
+        """Has the calling thread count as one of the pool, if that is free; then `leave` it.
+
+        Returns:
+            False if all are busy, or tasks wait: those come first.
+        """
+        with self._lock:
+            if self._tasks or self._stopped or len(self._busy) + self._guests >= self._size:
+                return False
+            self._guests += 1
+            return True
+
+    def leave(self) -> None:
+        """Undoes `enter`."""
+        with self._lock:
+            self._guests -= 1
+            if self._tasks or self._stopped:
+                self._changed.notify_all()
+
+    def _has_room(self) -> bool:
+        return len(self._busy) + self._guests < self._size
+
     def _is_full(self) -> bool:
-        return len(self._busy) + len(self._tasks) >= self._size + self._queue_size
+        running = len(self._busy) + self._guests
+        return running + len(self._tasks) >= self._size + self._queue_size
 
     def _put(
         self, fn: Callable[..., R], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -109,20 +141,25 @@ class HandlerPool(concurrent.futures.ThreadPoolExecutor):
     def _next(self) -> "_Task | None":
         with self._changed:
             leave_at = time.monotonic() + self._idle_s
-            while not self._tasks:
+            while not self._tasks or not self._has_room():
                 left = leave_at - time.monotonic()
-                if self._stopped or left <= 0:
+                if self._stopped or (left <= 0 and not self._tasks):
                     self._threads.discard(threading.current_thread())
                     return None
-                self._changed.wait(left)
+                self._changed.wait(max(left, 0.0) if not self._tasks else None)
             self._busy.add(threading.current_thread())
             return self._tasks.popleft()
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether tasks wait for a thread; an estimate."""
+        return bool(self._tasks)
 
     @property
     def is_idle(self) -> bool:
         """Whether no task runs or waits."""
         with self._changed:
-            return not self._tasks and not self._busy
+            return not self._tasks and not self._busy and not self._guests
 
     def stop(self, timeout_s: float) -> list[str]:
         """Takes no more tasks, cancels those that wait, and waits for those that run.
@@ -143,7 +180,10 @@ class HandlerPool(concurrent.futures.ThreadPoolExecutor):
             if thread is not threading.current_thread():
                 thread.join(max(0.0, give_up_at - time.monotonic()))
         with self._changed:
-            return sorted(thread.name for thread in self._busy)
+            while self._guests and (left := give_up_at - time.monotonic()) > 0:
+                self._changed.wait(left)
+            names = [thread.name for thread in self._busy]
+            return sorted([*names, *[f"{self._name}-guest"] * self._guests])
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002
         """As `concurrent.futures.Executor.shutdown`."""

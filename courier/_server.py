@@ -2,17 +2,28 @@
 
 import enum
 import threading
+import time
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
+from courier._abandoned import clear_up
 from courier._address import is_loopback, join_address
+from courier._costs import MethodCosts
 from courier._dispatch import Dispatcher
+from courier._engine.host import Host
+from courier._engine.listening import listen
 from courier._exposure import exposed_methods
+from courier._grpc_door import GrpcDoor
+from courier._local import InProcess, LocalCall, announce, withdraw
+from courier._pool import HandlerPool
 from courier._secret import Secret
+from courier._tls import KEEPALIVE_S, TlsCredentials
 from courier.errors import ServerStateError, UnprotectedServerError
 
-if TYPE_CHECKING:
-    from courier._grpc.server import FrontDoor
+#: How often a server that stops looks whether its calls have ended.
+_LOOK_S = 0.005
+#: What stop() adds to its deadline, so that handlers which heed their cancellation can end.
+_EPILOGUE_S = 0.5
 
 
 class _Stage(enum.Enum):
@@ -27,6 +38,10 @@ class Server:
     Handlers run in threads of the server, at most `thread_pool_size` at a time,
     and see the context variables of the thread that made the server. All
     methods are thread-safe.
+
+    The address speaks courier's own protocol and gRPC (`courier.v1.Courier` and
+    the standard health service), so that clients in other languages and proxies
+    find what they know. gRPC is loaded when the first of them comes.
 
     Example:
         with courier.Server(Counter(), secret=secret) as server:
@@ -46,6 +61,9 @@ class Server:
         hidden: Collection[str] = (),
         share_port: bool = False,
         advertised_host: str | None = None,
+        tls: TlsCredentials | None = None,
+        in_process: Literal["copy", "share", "wire"] = "copy",
+        keepalive_s: float = KEEPALIVE_S,
     ) -> None:
         """Prepares a server; it binds its port and serves from `start` on.
 
@@ -61,10 +79,17 @@ class Server:
             share_port: Listen beside a socket of the same user that reserves the port
                 (SO_REUSEPORT).
             advertised_host: Host in `address`, where it differs from `host`.
+            tls: Certificates. With them, whoever comes from elsewhere must have some of the same
+                authority; on the same machine a unix socket of the same user does without.
+            in_process: What callers in this process get: "copy" packs and unpacks arguments and
+                results, as between processes; "share" hands over the objects themselves; both
+                run the method in the thread of a caller who waits, where that is safe. "wire"
+                goes through the socket.
+            keepalive_s: Seconds until a connection is given up whose other machine is silent.
 
         Raises:
             UnprotectedServerError: `host` is not loopback and there is no secret.
-            ValueError: A size is below 1.
+            ValueError: A size is below 1, `in_process` is unknown, or `keepalive_s` not above 0.
         """
         if not is_loopback(host) and secret is None:
             raise UnprotectedServerError(
@@ -73,20 +98,29 @@ class Server:
             )
         if thread_pool_size < 1 or queue_size < 1:
             raise ValueError("thread_pool_size and queue_size are at least 1")
-        self._host = host
+        if not keepalive_s > 0:
+            raise ValueError(f"a connection cannot be kept alive for {keepalive_s} s")
+        self._host_name = host
         self._advertised_host = advertised_host or host
-        self._requested_port = port
-        self._secret = secret
-        self._threads = thread_pool_size
-        self._queue_size = queue_size
+        self._port = port
+        self._has_port = bool(port)
         self._share_port = share_port
-        self._dispatcher = Dispatcher()
+        self._tls = tls
+        self._keepalive_s = keepalive_s
+        self.secret = secret
+        self.in_process = InProcess(in_process)
+        self.dispatcher = Dispatcher()
         if obj is not None:
             for name, method in exposed_methods(obj, hidden).items():
-                self._dispatcher.bind(name, method)
+                self.dispatcher.bind(name, method)
+        self.handlers = HandlerPool("courier-handler", thread_pool_size, queue_size)
+        self.costs = MethodCosts()
         self._lock = threading.Lock()
         self._stage = _Stage.NEW
-        self._door: FrontDoor | None = None
+        self._host: Host | None = None
+        self._grpc: GrpcDoor | None = None
+        #: Calls from this process, which pass no socket.
+        self._local_calls: set[LocalCall] = set()
         self._stopped = threading.Event()
 
     def bind(self, name: str, method: Callable[..., Any]) -> None:
@@ -97,28 +131,26 @@ class Server:
         """
         if not name or (name.startswith("_") and name != "__call__"):
             raise ValueError(f"not a public method name: {name!r}")
-        self._dispatcher.bind(name, method)
+        self.dispatcher.bind(name, method)
 
     def unbind(self, name: str) -> None:
         """Serves a method no longer; unknown names are ignored."""
-        self._dispatcher.unbind(name)
+        self.dispatcher.unbind(name)
 
     def methods(self) -> list[str]:
         """Returns the names of all served methods, sorted."""
-        return self._dispatcher.names()
+        return self.dispatcher.names()
 
     @property
     def port(self) -> int:
         """Where it listens.
 
         Raises:
-            ServerStateError: Not started yet.
+            ServerStateError: Not started yet, and no port was chosen.
         """
-        if self._door is None:
-            if self._requested_port:
-                return self._requested_port
+        if not self._has_port:
             raise ServerStateError("the server has no port before start()")
-        return self._door.port
+        return self._port
 
     @property
     def address(self) -> str:
@@ -141,21 +173,27 @@ class Server:
             ServerStateError: It was started before.
             AddressInUseError: The port is taken.
         """
-        from courier._grpc.server import FrontDoor  # grpc loads when a server needs it
-
         with self._lock:
             if self._stage is not _Stage.NEW:
                 raise ServerStateError(f"the server is already {self._stage.value}")
-            self._door = FrontDoor(
-                self._dispatcher,
-                self._secret,
-                listen=join_address(self._host, self._requested_port),
-                share_port=self._share_port,
-                threads=self._threads,
-                queue_size=self._queue_size,
+            listener = listen(self._host_name, self._port, share_port=self._share_port)
+            self._port, self._has_port = listener.getsockname()[1], True
+            self._grpc = GrpcDoor(self.dispatcher, self.handlers, self.secret, self._tls)
+            self._host = Host(
+                self.dispatcher,
+                self.handlers,
+                self.costs,
+                self.secret,
+                self._tls.server_context() if self._tls is not None else None,
+                listener=listener,
+                redirect=self._grpc.admit,
+                keepalive_s=self._keepalive_s,
             )
-            self._door.start()
+            self._grpc.engine = self._host
+            self._host.start()
             self._stage = _Stage.STARTED
+        if self.in_process is not InProcess.WIRE:
+            announce(self.address, self)
 
     def stop(self, grace_s: float = 5.0) -> list[str]:
         """Takes no more calls, lets running ones end, then cancels them. Safe to call twice.
@@ -178,10 +216,40 @@ class Server:
             self._stopped.wait()
             return []
         try:
-            assert self._door is not None
-            return self._door.stop(grace_s)
+            return self._stop(grace_s)
         finally:
             self._stopped.set()
+
+    def _stop(self, grace_s: float) -> list[str]:
+        assert self._host is not None
+        assert self._grpc is not None
+        withdraw(self.address, self)
+        give_up_at = time.monotonic() + grace_s
+        self._host.begin_stop()
+        self._grpc.begin_stop(grace_s)
+        clear_up()
+        while not self._is_idle() and (left := give_up_at - time.monotonic()) > 0:
+            time.sleep(min(_LOOK_S, left))
+        self._host.cancel_all()
+        with self._lock:
+            local = list(self._local_calls)
+        for call in local:
+            call.lose()
+        give_up_at = max(give_up_at, time.monotonic() + _EPILOGUE_S)
+        alive = self._grpc.end()
+        self.handlers.stop(0.0)
+        alive += self.handlers.stop(max(0.0, give_up_at - time.monotonic()))
+        return alive + self._host.end()
+
+    def _is_idle(self) -> bool:
+        assert self._host is not None
+        assert self._grpc is not None
+        return (
+            self.handlers.is_idle
+            and self._host.is_idle
+            and not self._local_calls
+            and self._grpc.is_idle
+        )
 
     def join(self, timeout_s: float | None = None) -> bool:
         """Waits until the server was stopped; returns whether it was.
@@ -194,14 +262,35 @@ class Server:
         return self._stopped.wait(timeout_s)
 
     def set_healthy(self, healthy: bool) -> None:
-        """Sets what the standard gRPC health service answers.
+        """Sets what health checks are told, those of the standard gRPC health service as well.
 
         Raises:
             ServerStateError: It does not serve.
         """
-        if self._stage is not _Stage.STARTED or self._door is None:
+        if self._stage is not _Stage.STARTED or self._host is None or self._grpc is None:
             raise ServerStateError(f"the server is {self._stage.value}")
-        self._door.set_healthy(healthy)
+        self._host.is_healthy = healthy
+        self._grpc.set_healthy(healthy)
+
+    # For callers in this process: `courier._local.LocalServer`
+
+    @property
+    def takes_calls(self) -> bool:
+        """Whether calls may begin. For the transport."""
+        return self._stage is _Stage.STARTED
+
+    def begin(self, call: LocalCall) -> bool:
+        """Notes a call from this process; returns False if none may begin. For the transport."""
+        with self._lock:
+            if self._stage is not _Stage.STARTED:
+                return False
+            self._local_calls.add(call)
+            return True
+
+    def end(self, call: LocalCall) -> None:
+        """Notes that a call from this process has ended. For the transport."""
+        with self._lock:
+            self._local_calls.discard(call)
 
     def __enter__(self) -> "Server":
         self.start()

@@ -1,14 +1,16 @@
 """The front door: a gRPC server that hands proven calls to a dispatcher."""
 
 import concurrent.futures
+import contextlib
 import functools
 import itertools
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -16,9 +18,13 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from courier import _dispatch as outcomes
 from courier._context import CallContext
 from courier._dispatch import Dispatcher, Items, Outcome
+from courier._engine.guest import Way
+from courier._engine.host import Host
+from courier._engine.reports import shortened
 from courier._grpc.sessions import Sessions
 from courier._grpc.wire import (
     COMMON_OPTIONS,
+    PIECE_BYTES,
     SERVICE,
     describe,
     fits_inline,
@@ -32,7 +38,8 @@ from courier._parcel import Parcel
 from courier._pool import HandlerPool, overflowing
 from courier._proto import courier_pb2 as pb
 from courier._secret import Secret, SessionKey
-from courier.errors import AddressInUseError, AuthenticationError, ProtocolError
+from courier._tls import TlsCredentials
+from courier.errors import AuthenticationError, ProtocolError
 
 #: How long an announced reply waits for its client to fetch it.
 _PARKED_S = 60.0
@@ -44,9 +51,8 @@ _TRANSFER_THREADS = 4096
 _FLUSH_S = 0.1
 #: What stop() adds to its deadline, so that handlers which heed their cancellation can end.
 _EPILOGUE_S = 0.5
-#: Longer texts of exceptions are cut; the exception itself travels whole.
-_TEXT_CHARACTERS = 1 << 20
 
+P = ParamSpec("P")
 R = TypeVar("R")
 
 Reply = tuple[pb.ReplyHead, Parcel | None]
@@ -72,19 +78,25 @@ class FrontDoor:
     def __init__(
         self,
         dispatcher: Dispatcher,
+        handlers: HandlerPool,
         secret: Secret | None,
-        *,
-        listen: str,
-        share_port: bool,
-        threads: int,
-        queue_size: int,
+        tls: TlsCredentials | None,
+        engine: Host,
+        name: str | None,
     ) -> None:
-        """Binds the address; serves from `start` on.
+        """Listens inside of this process; serves from `start` on.
 
-        Raises:
-            AddressInUseError: Somebody else listens there.
+        Args:
+            dispatcher: Runs methods.
+            handlers: Where they run.
+            secret: What clients must prove.
+            tls: Certificates, if clients need them.
+            engine: Takes the streams of our own clients.
+            name: Of an abstract unix socket to listen at; None is a port of loopback.
         """
         self._dispatcher = dispatcher
+        self._engine = engine
+
         self._sessions = Sessions(secret)
         self._lock = threading.Lock()
         self._parked: dict[bytes, _Parked] = {}
@@ -92,11 +104,11 @@ class FrontDoor:
         self._stopped = False
         self._control = HandlerPool("courier-control", _CONTROL_THREADS, 0)
         self._transfers = HandlerPool("courier-transfer", _TRANSFER_THREADS, 0)
-        self._handlers = HandlerPool("courier-handler", threads, queue_size, self._control)
+        self._handlers = _HandlerExecutor(handlers, self._control)
         self._health = health.HealthServicer()
         options = (
             *COMMON_OPTIONS,
-            ("grpc.so_reuseport", int(share_port)),
+            ("grpc.so_reuseport", 0),
             # Above 1,000 waiting calls the defaults drop some at random; our queue decides.
             ("grpc.server.max_pending_requests", 1_000_000),
             ("grpc.server.max_pending_requests_hard_limit", 2_000_000),
@@ -105,16 +117,21 @@ class FrontDoor:
         self._server = grpc.server(self._control, options=options)
         self._server.add_generic_rpc_handlers((self._service(),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        self.port = self._bind(listen)
+        #: Where to connect to it.
+        self.inner_address: Any
+        if name is not None:
+            self._bind(f"unix-abstract:{name}", tls)
+            self.inner_address = f"\0{name}"
+        else:
+            self.inner_address = ("127.0.0.1", self._bind("127.0.0.1:0", tls))
 
-    def _bind(self, listen: str) -> int:
-        try:
-            port = self._server.add_insecure_port(listen)
-        except RuntimeError as error:
-            raise _address_in_use(listen) from error
-        if port == 0:  # how older versions say it
-            raise _address_in_use(listen)
-        return port
+    def _bind(self, listen: str, tls: TlsCredentials | None) -> int:
+        if tls is None:
+            return self._server.add_insecure_port(listen)
+        credentials = grpc.ssl_server_credentials(
+            [(tls.key, tls.certificate)], tls.authority, require_client_auth=True
+        )
+        return self._server.add_secure_port(listen, credentials)
 
     def _service(self) -> grpc.GenericRpcHandler:
         def call(request: bytes, context: grpc.ServicerContext) -> bytes:
@@ -132,11 +149,15 @@ class FrontDoor:
             )
             return self._fetch(parked, key, sequence, context)
 
+        def connect(pieces: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+            return self._connect(pieces, context)
+
         # Calls run where there is a thread for them, and nothing else runs there, so that a
         # health check passes however busy the handlers are. Known to grpc since 1.19.
         call.experimental_thread_pool = self._handlers  # type: ignore[attr-defined]
         send_pieces.experimental_thread_pool = self._transfers  # type: ignore[attr-defined]
         fetch.experimental_thread_pool = self._transfers  # type: ignore[attr-defined]
+        connect.experimental_thread_pool = self._transfers  # type: ignore[attr-defined]
         return grpc.method_handlers_generic_handler(
             SERVICE,
             {
@@ -144,6 +165,7 @@ class FrontDoor:
                 "Call": grpc.unary_unary_rpc_method_handler(call),
                 "Send": grpc.stream_unary_rpc_method_handler(send_pieces),
                 "Fetch": grpc.unary_stream_rpc_method_handler(fetch),
+                "Connect": grpc.stream_stream_rpc_method_handler(connect),
             },
         )
 
@@ -156,7 +178,7 @@ class FrontDoor:
         """Stops serving; returns the names of threads that did not end in time."""
         self._health.enter_graceful_shutdown()
         give_up_at = time.monotonic() + grace_s
-        pools = (self._handlers, self._transfers, self._control)
+        pools = (self._transfers, self._control)
         stopped = self._server.stop(grace_s)
         was_idle = False
         while not stopped.wait(_FLUSH_S) and time.monotonic() < give_up_at:
@@ -291,6 +313,31 @@ class FrontDoor:
             del self._parked[head.ticket]
         return parked, key, head.sequence
 
+    def _connect(self, pieces: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        """Carries the frames of one of our own clients: the engine sees a socket like any other."""
+        outer, inner = socket.socketpair()
+        self._engine.admit(inner, context.peer(), Way.GRPC)
+
+        def bring() -> None:
+            with contextlib.suppress(OSError, grpc.RpcError, Exception):
+                for piece in pieces:
+                    outer.sendall(piece)
+            with contextlib.suppress(OSError):
+                outer.shutdown(socket.SHUT_RDWR)
+
+        bringer = self._transfers.submit(bring)
+        context.add_callback(lambda: _shut(outer))
+        try:
+            while piece := outer.recv(PIECE_BYTES):
+                yield piece
+        except OSError:
+            return
+        finally:
+            _shut(outer)
+            with contextlib.suppress(concurrent.futures.CancelledError):
+                bringer.result()
+            outer.close()
+
     def _fetch(
         self, parked: _Parked, key: SessionKey, sequence: int, context: grpc.ServicerContext
     ) -> Iterator[bytes]:
@@ -326,11 +373,28 @@ class FrontDoor:
                 return
 
 
-def _address_in_use(listen: str) -> AddressInUseError:
-    return AddressInUseError(
-        f"cannot listen at {listen}: the port is taken, or the host is not of this machine. "
-        "Use port 0 to get a free one"
-    )
+class _HandlerExecutor(concurrent.futures.ThreadPoolExecutor):
+    """The pool of the server's handlers, as grpc wants to see it.
+
+    It is the base class only since grpc asks for its type; no state of it is used.
+    """
+
+    def __init__(self, handlers: HandlerPool, overflow: HandlerPool) -> None:
+        self._pool = handlers
+        self._overflow = overflow
+
+    def submit(
+        self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> "concurrent.futures.Future[R]":
+        """Runs `fn` in a thread of the pool; in another, with `overflowing()` true, if it is full."""
+        return self._pool.submit_or_overflow(self._overflow, fn, *args, **kwargs)
+
+    def submit_anyway(self, fn: Callable[[], R]) -> "concurrent.futures.Future[R]":
+        """Runs the next step of what was let in before."""
+        return self._pool.submit_anyway(fn)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Does nothing: the pool belongs to the server."""
 
 
 def _run_if_wanted(
@@ -385,11 +449,7 @@ def _describe_failure(outcome: outcomes.Failure) -> Reply:
 
 def _sendable(text: str) -> str:
     """Returns text that protobuf takes: without lone surrogates, and not without end."""
-    if len(text) > _TEXT_CHARACTERS:
-        # Both ends: a message begins with what is wrong, a traceback ends with it.
-        half = _TEXT_CHARACTERS // 2
-        text = f"{text[:half]} ... {text[-half:]}"
-    return text.encode("utf-8", "replace").decode()
+    return shortened(text).encode("utf-8", "replace").decode()
 
 
 def _seal_reply(
@@ -398,6 +458,11 @@ def _seal_reply(
     reply.sequence = sequence
     head = reply.SerializeToString()
     return sealed(head, key.seal_reply(head), parcel)
+
+
+def _shut(sock: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
 
 
 def _discard(parked: _Parked) -> None:

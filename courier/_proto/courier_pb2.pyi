@@ -107,3 +107,7 @@ class Piece(_message.Message):
     opening: Sealed
     data: bytes
     def __init__(self, opening: _Optional[_Union[Sealed, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class Raw(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

@@ -31,10 +31,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-# Imported here so that every forked worker has them; importing touches no grpc core, and the
-# agent makes no channel and no server: after those a fork would hang.
-import courier._grpc.client
-import courier._grpc.server  # noqa: F401
+# Imported here so that every forked worker has it.
+import courier._engine.lane  # noqa: F401
 from launchers._ports import PortReservations, PortTakenError
 from launchers.host.link import Frame, FrameDecoder, Outbox
 from launchers.host.memory import count_memory_kills

@@ -13,7 +13,7 @@ from launchpad_lite.nodes.python import require_callable
 
 T = TypeVar("T")
 
-_SERVER_OPTIONS = ("port", "thread_pool_size", "queue_size")
+_SERVER_OPTIONS = ("port", "thread_pool_size", "queue_size", "in_process")
 _CLIENT_OPTIONS = ("call_timeout", "wait_for_ready", "compress")
 
 
@@ -89,7 +89,7 @@ class CourierNode(Node[T], Generic[T]):
             constructor: A class, or a function that returns an object.
             *args: Its arguments; handles in them become clients.
             courier_kwargs: Options of the server: `port`, `thread_pool_size` (handlers that run
-                at the same time, 16 by default), `queue_size`; see `courier.Server`.
+                at the same time, 16 by default), `queue_size`, `in_process`; see `courier.Server`.
             courier_client_kwargs: Options of its clients: `call_timeout`, `wait_for_ready`,
                 `compress`; see `courier.Client`.
             **kwargs: Arguments of the constructor by name.

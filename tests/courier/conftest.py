@@ -26,16 +26,16 @@ def secret() -> courier.Secret:
 
 @pytest.fixture
 def serve(secret: courier.Secret) -> Iterator[Serve]:
-    """Starts a server for an object; returns it with a client of it."""
+    """Starts a server for an object; returns it with a client of it that calls by the wire."""
     with contextlib.ExitStack() as stack:
 
         def start(
             obj: object = None, *, client: dict[str, Any] | None = None, **options: Any
         ) -> tuple[courier.Server, Any]:
-            server = courier.Server(obj, secret=secret, **options)
+            server = courier.Server(obj, **{"secret": secret, "in_process": "wire", **options})
             server.start()
             stack.callback(server.stop, 0.0)
-            caller = courier.Client(server.address, secret=secret, **(client or {}))
+            caller = courier.Client(server.address, **{"secret": server.secret, **(client or {})})
             stack.callback(courier.close, caller)
             return server, caller
 

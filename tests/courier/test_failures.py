@@ -1,6 +1,8 @@
 import asyncio
 import concurrent.futures
+import contextlib
 import datetime as dt
+import pickle
 import signal
 import threading
 import time
@@ -14,7 +16,8 @@ import portpicker
 import pytest
 
 import courier
-from courier._grpc.status import ERROR_OF_STATUS, error_of
+from courier._engine.frames import Kind
+from tests.courier.by_hand import Visitor, answered_by_hand
 from tests.courier.conftest import Script, Serve
 from tests.courier.waiting import wait_until
 
@@ -105,7 +108,7 @@ def test_none_and_zero_mean_no_timeout(serve: Serve, timeout: Any) -> None:
 def test_the_handler_sees_how_much_time_remains(serve: Serve) -> None:
     _, client = serve(Handler())
     remaining = courier.with_timeout(client, 50)
-    assert 40 < remaining.remaining() < 51  # gRPC rounds it up
+    assert 40 < remaining.remaining() < 51  # rounded up by some carriers
     courier.close(remaining)
 
 
@@ -304,60 +307,169 @@ def test_a_wrong_secret_is_refused_by_the_client(serve: Serve, connect: Callable
             assert isinstance(future.exception(20), PermissionError)
 
 
-def test_every_grpc_status_has_an_error_of_ours() -> None:
-    assert set(ERROR_OF_STATUS) == set(grpc.StatusCode)
-    for code in grpc.StatusCode:
-        error = error_of(code, "details", "host:1: method")
-        assert isinstance(error, courier.CourierError)
-        assert "host:1: method" in str(error)
+_NO_COURIER = (courier.ProtocolError, courier.ServerUnreachableError)
+
+
+@contextlib.contextmanager
+def grpc_server(answer: Any) -> Iterator[str]:
+    """A gRPC server that answers all methods alike, and is none of ours."""
+
+    class Everything(grpc.GenericRpcHandler):
+        def service(self, handler_call_details: Any) -> Any:
+            return answer and grpc.stream_stream_rpc_method_handler(answer)
+
+    with concurrent.futures.ThreadPoolExecutor(4) as threads:
+        server = grpc.server(threads, handlers=[Everything()])
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        try:
+            yield f"127.0.0.1:{port}"
+        finally:
+            server.stop(None).wait()
 
 
 @pytest.mark.parametrize("code", list(grpc.StatusCode), ids=lambda code: code.name)
 def test_no_status_of_any_server_leaks_an_error_of_grpc(
     code: grpc.StatusCode, connect: Callable[..., Any]
 ) -> None:
-    """A server that answers everything with one status."""
-
-    def answer(_: bytes, context: grpc.ServicerContext) -> bytes:
+    def answer(_: Any, context: grpc.ServicerContext) -> Iterator[bytes]:
         context.set_code(code)
         context.set_details("on purpose")
-        return b"\xff\xff"
+        yield b"\xff\xff"
 
-    class Everything(grpc.GenericRpcHandler):
-        def service(self, handler_call_details: Any) -> Any:
-            return grpc.unary_unary_rpc_method_handler(answer)
-
-    with concurrent.futures.ThreadPoolExecutor(2) as threads:
-        server = grpc.server(threads, handlers=[Everything()])
-        port = server.add_insecure_port("127.0.0.1:0")
-        server.start()
-        try:
-            client = connect(f"127.0.0.1:{port}", call_timeout=10)
-            error = client.futures.anything().exception(20)
-            expected = ERROR_OF_STATUS[code]
-            if code is grpc.StatusCode.UNAVAILABLE:
-                expected = courier.ServerUnreachableError  # nothing was sent before a hello
-            assert type(error) is expected
-        finally:
-            server.stop(None).wait()
+    with grpc_server(answer) as address:
+        client = connect(address, call_timeout=10, wait_for_ready=False)
+        error = client.futures.anything().exception(20)
+        assert isinstance(error, _NO_COURIER)
+        assert address in str(error)
+        courier.close(client)
 
 
-def test_something_that_does_not_speak_grpc_is_no_server(connect: Callable[..., Any]) -> None:
-    import socketserver
+def test_a_grpc_server_that_is_none_of_ours_is_told_from_one_that_is_not_there(
+    connect: Callable[..., Any],
+) -> None:
+    with grpc_server(None) as address:
+        client = connect(address, call_timeout=10)
+        with pytest.raises(courier.ProtocolError, match=address):
+            client.anything()
+        courier.close(client)
 
-    class Rude(socketserver.BaseRequestHandler):
-        def handle(self) -> None:
-            self.request.sendall(b"HTTP/1.1 418 teapot\r\n\r\n")
 
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Rude) as rude:
-        thread = threading.Thread(target=rude.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        try:
-            client = connect(
-                f"127.0.0.1:{rude.server_address[1]}", wait_for_ready=False, call_timeout=10
-            )
-            with pytest.raises(courier.CourierError):
+@pytest.mark.parametrize("wait", [True, False], ids=["waits", "does not wait"])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 418 teapot\r\n\r\n",
+        b"SSH-2.0-OpenSSH_9.6\r\n",
+        b"\xff\xff\xff\xff",
+        b"\x40\x00\x00\x00" + bytes(64),
+        b"\x00\x00\x00\x00",
+        b"\x01\x00\x00\x00x",
+        b"\x10\x00\x00\x00" + bytes(16),
+    ],
+    ids=["http", "ssh", "long", "zeros", "empty", "short", "no proof"],
+)
+def test_something_that_is_no_server_of_ours_is_found_out_soon(
+    connect: Callable[..., Any], answer: bytes, wait: bool
+) -> None:
+    def behave(visitor: Visitor) -> None:
+        visitor.receive(1)
+        visitor.send([answer])
+        while not visitor.is_hung_up_on():
+            pass
+
+    with answered_by_hand(behave) as address:
+        client = connect(address, wait_for_ready=wait, call_timeout=20)
+        begun_at = time.monotonic()
+        with pytest.raises((courier.ProtocolError, courier.AuthenticationError)) as caught:
+            client.fine()
+        assert type(caught.value) in (courier.ProtocolError, courier.AuthenticationError)
+        assert address in str(caught.value)
+        assert time.monotonic() - begun_at < 5
+        courier.close(client)
+
+
+def test_who_hangs_up_at_once_is_unreachable_after_some_attempts(
+    connect: Callable[..., Any],
+) -> None:
+    came: list[Visitor] = []
+
+    with answered_by_hand(came.append) as address:
+        for wait in (True, False):
+            client = connect(address, wait_for_ready=wait, call_timeout=20)
+            with pytest.raises(courier.ServerUnreachableError, match=address):
                 client.fine()
-        finally:
-            rude.shutdown()
-            thread.join()
+            with pytest.raises(courier.ServerUnreachableError, match=address):
+                client.futures.fine().result(20)
+            courier.close(client)
+    assert 4 <= len(came) < 50
+
+
+def test_who_hangs_up_at_first_is_called_again(
+    connect: Callable[..., Any], secret: courier.Secret
+) -> None:
+    came: list[Visitor] = []
+
+    def behave(visitor: Visitor) -> None:
+        came.append(visitor)
+        if len(came) > 2:
+            visitor.greet(secret)
+            visitor.send(visitor.write(Kind.VALUE, visitor.read().call, pickle.dumps("fine")))
+
+    with answered_by_hand(behave) as address:
+        client = connect(address, call_timeout=20)
+        assert client.fine() == "fine"
+        courier.close(client)
+
+
+def test_who_never_says_a_word_is_given_up_in_time(connect: Callable[..., Any]) -> None:
+    with answered_by_hand(lambda visitor: visitor.is_hung_up_on() or None) as address:
+        for wait in (True, False):
+            client = connect(address, wait_for_ready=wait, call_timeout=0.5)
+            with pytest.raises(
+                (courier.CallTimeoutError, courier.ServerUnreachableError), match=address
+            ):
+                client.fine()
+            courier.close(client)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [kind for kind in Kind if kind not in (Kind.GENERATOR, Kind.BUSY, Kind.STOPPING)],
+    ids=lambda kind: kind.name,
+)
+def test_a_senseless_answer_of_a_proven_server_is_an_error_of_ours(
+    connect: Callable[..., Any], secret: courier.Secret, kind: Kind
+) -> None:
+    def behave(visitor: Visitor) -> None:
+        visitor.greet(secret)
+        visitor.send(visitor.write(kind, visitor.read().call, b"\x80senseless"))
+        visitor.is_hung_up_on()
+
+    with answered_by_hand(behave) as address:
+        client = connect(address, call_timeout=20)
+        with pytest.raises(courier.CourierError, match=address) as caught:
+            client.fine()
+        assert not isinstance(caught.value, courier.CallTimeoutError)
+        courier.close(client)
+
+
+def test_items_that_make_no_sense_are_an_error_of_ours(
+    connect: Callable[..., Any], secret: courier.Secret
+) -> None:
+    def behave(visitor: Visitor) -> None:
+        visitor.greet(secret)
+        number = visitor.read().call
+        visitor.send(visitor.write(Kind.GENERATOR, number))
+        visitor.send(visitor.write(Kind.VALUE, number, pickle.dumps(1)))
+        visitor.send(visitor.write(Kind.BUSY, number))
+        visitor.is_hung_up_on()
+
+    with answered_by_hand(behave) as address:
+        client = connect(address, call_timeout=20)
+        items = client.stream()
+        assert next(items) == 1
+        with pytest.raises(courier.CourierError, match=address):
+            next(items)
+        assert list(items) == []
+        courier.close(client)

@@ -2,24 +2,25 @@
 
 import asyncio
 import concurrent.futures
-import functools
 import gc
+import itertools
+import pickle
 import signal
 import subprocess
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import grpc
 import numpy as np
 import portpicker
 import pytest
 
 import courier
-from courier._grpc import client_call
+from courier._engine import calls as client_call
+from courier._engine.frames import Kind
 from courier._idempotence import is_idempotent
-from courier._proto import courier_pb2 as pb
 from courier._secret import SessionKey
+from tests.courier.by_hand import Visitor, answered_by_hand
 from tests.courier.conftest import Script, Serve
 
 #: Counts its lives in a file. In its first ones (argument 3), it says so and hangs or dies.
@@ -196,105 +197,82 @@ def test_a_repeat_keeps_to_the_timeout_of_its_call(
 
 
 class Breaking:
-    """Breaks the connection in mid-answer, by hand and for some times."""
+    """Breaks the connection in mid-answer, for some times."""
 
     def __init__(self, secret: courier.Secret, *, breaks: int, marked: bool = True) -> None:
         self._secret = secret
         self._breaks = breaks
-        self._names = ["get"] if marked else []
-        self.keys: dict[bytes, SessionKey] = {}
-        self.seen: list[tuple[bytes, int]] = []
+        self._names = ("get",) if marked else ()
+        #: The calls that came, by the connections they came over.
+        self.seen: list[tuple[int, int]] = []
+        self._connections = itertools.count()
 
-    def hello(self, request: bytes, _: Any) -> bytes:
-        nonce, name = bytes(32), bytes([len(self.keys)]) * 16
-        key = SessionKey(self._secret, pb.HelloRequest.FromString(request).nonce, nonce)
-        self.keys[name] = key
-        return pb.HelloReply(
-            nonce=nonce, session=name, proof=key.prove(self._names), idempotent=self._names
-        ).SerializeToString()
-
-    def call(self, request: bytes, _: Any) -> bytes:
-        head = pb.RequestHead.FromString(pb.Sealed.FromString(request).head)
-        self.seen.append((head.session, head.sequence))
-        reply = pb.ReplyHead(kind=pb.ReplyHead.LARGE, ticket=b"t", sequence=head.sequence)
-        return self._sealed(head.session, reply).SerializeToString()
-
-    def fetch(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
-        head = pb.RequestHead.FromString(pb.Sealed.FromString(request).head)
-        text = pb.ReplyHead(
-            kind=pb.ReplyHead.UNKNOWN_METHOD, text="the end", sequence=head.sequence
-        )
-        if self._breaks == 0:
-            yield pb.Piece(opening=self._sealed(head.session, text)).SerializeToString()
-            return
-        self._breaks -= 1
-        context.abort(grpc.StatusCode.UNAVAILABLE, "broken on purpose")
-
-    def _sealed(self, session: bytes, reply: pb.ReplyHead) -> pb.Sealed:
-        head = reply.SerializeToString()
-        return pb.Sealed(head=head, seal=self.keys[session].seal_reply(head))
+    def __call__(self, visitor: Visitor) -> None:
+        connection = next(self._connections)
+        visitor.greet(self._secret, idempotent=self._names)
+        number = visitor.read().call
+        self.seen.append((connection, number))
+        answer = b"".join(visitor.write(Kind.UNKNOWN_METHOD, number, b"the end" + bytes(100_000)))
+        if self._breaks:
+            self._breaks -= 1
+            visitor.send([answer[:50_000]])
+        else:
+            visitor.send([answer])
+            visitor.is_hung_up_on()
 
 
-@pytest.fixture
-def by_hand() -> Iterator[Callable[[Breaking], str]]:
-    """Serves what speaks the protocol by hand; returns its address."""
-    servers: list[grpc.Server] = []
-    with concurrent.futures.ThreadPoolExecutor(4) as threads:
-
-        def serve(fake: Breaking) -> str:
-            server = grpc.server(threads)
-            methods = {
-                "Hello": grpc.unary_unary_rpc_method_handler(fake.hello),
-                "Call": grpc.unary_unary_rpc_method_handler(fake.call),
-                "Fetch": grpc.unary_stream_rpc_method_handler(fake.fetch),
-            }
-            service = grpc.method_handlers_generic_handler("courier.v1.Courier", methods)
-            server.add_generic_rpc_handlers((service,))
-            port = server.add_insecure_port("127.0.0.1:0")
-            server.start()
-            servers.append(server)
-            return f"127.0.0.1:{port}"
-
-        yield serve
-        for server in servers:
-            server.stop(None).wait()
-
-
-def test_a_reply_lost_while_it_is_fetched_is_asked_for_again_under_a_new_number(
-    by_hand: Callable[[Breaking], str], connect: Callable[..., Any], secret: courier.Secret
+def test_a_reply_that_is_lost_half_way_is_asked_for_again_over_a_new_connection(
+    connect: Callable[..., Any], secret: courier.Secret
 ) -> None:
     fake = Breaking(secret, breaks=2)
-    with pytest.raises(courier.UnknownMethodError, match="the end"):
-        connect(by_hand(fake), call_timeout=30).get()
-    assert len(fake.seen) == len(set(fake.seen)) == 3
-    assert len(fake.keys) == 3  # each after a hello of its own
+    with answered_by_hand(fake) as address:
+        client = connect(address, call_timeout=30)
+        with pytest.raises(courier.UnknownMethodError, match="the end"):
+            client.get()
+        courier.close(client)
+    assert [connection for connection, _ in fake.seen] == [0, 1, 2]
 
 
 @pytest.mark.parametrize(("marked", "sent"), [(True, 4), (False, 1)])
 def test_a_reply_that_is_always_lost_is_asked_for_a_few_times_if_that_is_allowed(
-    by_hand: Callable[[Breaking], str],
-    connect: Callable[..., Any],
-    secret: courier.Secret,
-    marked: bool,
-    sent: int,
+    connect: Callable[..., Any], secret: courier.Secret, marked: bool, sent: int
 ) -> None:
     fake = Breaking(secret, breaks=100, marked=marked)
-    with pytest.raises(courier.ServerLostError):
-        connect(by_hand(fake), call_timeout=30).get()
+    with answered_by_hand(fake) as address:
+        client = connect(address, call_timeout=30)
+        with pytest.raises(courier.ServerLostError, match=f"{address}: get"):
+            client.get()
+        courier.close(client)
     assert len(fake.seen) == sent
 
 
-def test_names_that_the_server_did_not_prove_are_not_believed(
-    by_hand: Callable[[Breaking], str], connect: Callable[..., Any], secret: courier.Secret
+def test_a_call_that_a_stopping_server_refused_is_answered_by_the_next(
+    connect: Callable[..., Any], secret: courier.Secret
 ) -> None:
-    class Tampered(Breaking):
-        def hello(self, request: bytes, _: Any) -> bytes:
-            reply = pb.HelloReply.FromString(super().hello(request, _))
-            reply.idempotent.append("transfer")
-            return reply.SerializeToString()
+    """It did not run, so that it may be sent again though it is not marked."""
+    seen: list[bytes] = []
 
-    with pytest.raises(courier.AuthenticationError):
-        connect(by_hand(Tampered(secret, breaks=0)), call_timeout=30).get()
+    def behave(visitor: Visitor) -> None:
+        visitor.greet(secret)
+        frame = visitor.read()
+        seen.append(b"".join(map(bytes, (frame.parcel.pickle, *frame.parcel.buffers))))
+        if len(seen) == 1:
+            visitor.send(visitor.write(Kind.GOODBYE, 0))
+            visitor.send(visitor.write(Kind.STOPPING, frame.call))
+        else:
+            visitor.send(visitor.write(Kind.VALUE, frame.call, pickle.dumps("here")))
+        visitor.is_hung_up_on()
+
+    with answered_by_hand(behave) as address:
+        client = connect(address, call_timeout=30)
+        assert client.futures.get(np.arange(100_000)).result(20) == "here"
+        courier.close(client)
+        fleeting = connect(address, call_timeout=30, wait_for_ready=False)
+        seen.clear()
+        with pytest.raises(courier.ServerUnreachableError, match="nothing was run"):
+            fleeting.get()
+        courier.close(fleeting)
+    assert len(seen) == 1
 
 
 def test_a_proof_tells_lists_of_names_apart(secret: courier.Secret) -> None:
@@ -304,30 +282,6 @@ def test_a_proof_tells_lists_of_names_apart(secret: courier.Secret) -> None:
     assert len(proofs) == len(lists)
     assert all(key.is_proof(key.prove(names), names) for names in lists)
     assert not key.is_proof(key.prove(["a"]), [])
-
-
-def test_a_large_argument_is_kept_for_a_repeat_only(serve: Serve) -> None:
-    def busy(_: Any) -> bytes:
-        return bytes(5 << 20)
-
-    server, client = serve()
-    server.bind("other", busy)
-    kept: list[bool] = []
-    fetch = client_call.GrpcCall._start_fetch
-
-    def spy(call: Any, *args: Any) -> None:
-        kept.append(call._arguments is not None)
-        fetch(call, *args)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(client_call.GrpcCall, "_start_fetch", spy)
-        client.other(1)
-        server.bind("marked", courier.idempotent(functools.partial(busy)))
-        client.marked(1)  # bound after the hello: not known yet
-        again = courier.with_timeout(client, 30)
-        again.marked(1)
-        courier.close(again)
-    assert kept == [False, False, True]
 
 
 def test_arguments_go_when_the_answer_is_here(serve: Serve) -> None:
@@ -369,7 +323,7 @@ def test_every_kind_of_method_can_be_marked() -> None:
         def plain(self) -> None: ...
 
     server = courier.Server(Object())
-    assert server._dispatcher.idempotent_names() == sorted(
+    assert server.dispatcher.idempotent_names() == sorted(
         ["plain", "static_below", "static_above", "class_below", "class_above"]
     )
     bound = Object().unmarked
@@ -377,11 +331,11 @@ def test_every_kind_of_method_can_be_marked() -> None:
     server.bind("builtin", courier.idempotent(len))
     server.bind("plain", Derived().plain)
     server.unbind("class_above")
-    names = server._dispatcher.idempotent_names()
+    names = server.dispatcher.idempotent_names()
     assert {"bound", "builtin"} < set(names)
     assert not {"plain", "class_above", "unmarked"} & set(names)
     assert not is_idempotent(bound)
-    assert courier.Server(courier.idempotent(lambda: 1))._dispatcher.idempotent_names() == [
+    assert courier.Server(courier.idempotent(lambda: 1)).dispatcher.idempotent_names() == [
         "__call__"
     ]
 

@@ -46,27 +46,48 @@ def test_tasks_one_after_another_reuse_a_thread_and_leave_when_idle(make: Make) 
 
 def test_what_does_not_fit_runs_in_the_overflow(make: Make) -> None:
     release = threading.Event()
-    pool = make(2, 1, overflow=make(1))
+    pool, overflow = make(2, 1), make(1)
     blocked = [pool.submit(release.wait, 20) for _ in range(3)]
-    assert pool.submit(overflowing).result(20) is True
+    assert not pool.try_submit(print)
+    assert pool.submit_or_overflow(overflow, overflowing).result(20) is True
     anyway = pool.submit_anyway(overflowing)
     release.set()
     assert anyway.result(20) is False
     assert all(future.result(20) for future in blocked)
-    assert pool.submit(overflowing).result(20) is False
+    assert pool.submit_or_overflow(overflow, overflowing).result(20) is False
 
 
 def test_a_burst_as_large_as_pool_and_queue_does_not_overflow(make: Make) -> None:
     release = threading.Event()
-    pool = make(8, 2, overflow=make(1))
+    pool, overflow = make(8, 2), make(1)
 
     def wait() -> bool:
         release.wait(20)
         return overflowing()
 
-    futures = [pool.submit(wait) for _ in range(10)]
+    futures = [pool.submit_or_overflow(overflow, wait) for _ in range(10)]
+    assert not pool.try_submit(print)
     release.set()
     assert not any(future.result(20) for future in futures)
+
+
+def test_a_guest_counts_as_one_of_the_pool_and_comes_behind_those_who_wait(make: Make) -> None:
+    pool = make(1)
+    release = threading.Event()
+    assert pool.enter()
+    assert not pool.enter()
+    waiting = pool.submit(release.wait, 20)
+    assert not waiting.running()
+    pool.leave()
+    wait_until(waiting.running)
+    assert not pool.enter()
+    release.set()
+    assert waiting.result(20)
+    wait_until(lambda: pool.is_idle)
+    assert pool.enter()
+    assert pool.stop(0.05) == ["courier-test-guest"]
+    pool.leave()
+    assert not pool.enter()
 
 
 def test_stop_cancels_what_waits_and_names_what_runs(make: Make) -> None:

@@ -1,11 +1,11 @@
 """Strangers: nothing that they send is unpickled, and the server lives on."""
 
-import concurrent.futures
 import contextlib
 import hashlib
 import os
 import pickle
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,22 @@ import grpc
 import pytest
 
 import courier
+from courier._engine.frames import Chunk, Kind, Seals, encode
+from courier._engine.handshake import (
+    HELLO_BYTES,
+    LENGTH,
+    MAGIC,
+    PREFIX_BYTES,
+    ClientHandshake,
+    Introduction,
+    Purpose,
+    ServerHandshake,
+    prefix,
+)
+from courier._parcel import Parcel
 from courier._proto import courier_pb2 as pb
 from courier._secret import SessionKey
+from tests.courier.by_hand import HungUpError, Stranger, Visitor, answered_by_hand
 from tests.courier.conftest import Serve
 
 _METHODS = ("Hello", "Call", "Send", "Fetch")
@@ -307,127 +321,416 @@ def test_an_announced_reply_is_fetched_once_and_only_by_its_session(
         list(wire.fetch(again, timeout=20))
 
 
-def _rogue(answers: dict[str, Callable[[bytes], bytes]]) -> grpc.GenericRpcHandler:
-    def handler(answer: Callable[[bytes], bytes]) -> Any:
-        return grpc.unary_unary_rpc_method_handler(lambda request, _: answer(request))
-
-    return grpc.method_handlers_generic_handler(
-        "courier.v1.Courier", {name: handler(answer) for name, answer in answers.items()}
-    )
+Behave = Callable[[Visitor], None]
 
 
-@contextlib.contextmanager
-def rogue_server(answers: dict[str, Callable[[bytes], bytes]]) -> Iterator[str]:
-    with concurrent.futures.ThreadPoolExecutor(2) as threads:
-        server = grpc.server(threads, handlers=[_rogue(answers)])
-        port = server.add_insecure_port("127.0.0.1:0")
-        server.start()
-        try:
-            yield f"127.0.0.1:{port}"
-        finally:
-            server.stop(None).wait()
-
-
-def _value(key: SessionKey, data: bytes, sequence: int = 1) -> bytes:
-    parcel = pb.Parcel(pickle_bytes=len(data), pickle_sha256=hashlib.sha256(data).digest())
-    head = pb.ReplyHead(
-        sequence=sequence, kind=pb.ReplyHead.VALUE, parcel=parcel
-    ).SerializeToString()
-    sealed = pb.Sealed(head=head, seal=key.seal_reply(head), pickle=data)
-    return sealed.SerializeToString()
-
-
+@pytest.mark.parametrize("known", ["nothing", "another secret", "zeros", "our own words"])
 def test_a_server_that_cannot_prove_the_secret_is_not_believed(
-    connect: Callable[..., Any], bomb: bytes, mark: Path
+    connect: Callable[..., Any], known: str
 ) -> None:
-    key = SessionKey(None, bytes(32), bytes(32))
-    calls: list[bytes] = []
+    heard: list[bytes] = []
+    hello: list[bytes] = []
 
-    def call(request: bytes) -> bytes:
-        calls.append(request)
-        return _value(key, bomb)
+    def behave(visitor: Visitor) -> None:
+        if known in ("nothing", "another secret"):
+            with contextlib.suppress(HungUpError):
+                visitor.greet(courier.Secret.generate() if known == "another secret" else None)
+                heard.append(b"a proof")
+            return
+        visitor.receive(PREFIX_BYTES)
+        hello.append(visitor.receive(HELLO_BYTES))
+        body = bytes(64) if known == "zeros" else hello[-1][-32:] * 2
+        body += Introduction("00" * 16).encode()
+        visitor.socket.sendall(LENGTH.pack(len(body)) + body)
+        heard.append(visitor.receive(1))
 
-    hello = pb.HelloReply(nonce=bytes(32), session=bytes(16), proof=bytes(32))
-    with rogue_server({"Hello": lambda _: hello.SerializeToString(), "Call": call}) as address:
+    with answered_by_hand(behave) as address:
         client = connect(address, call_timeout=20)
-        with pytest.raises(courier.AuthenticationError, match="secret"):
+        with pytest.raises(courier.AuthenticationError, match="secret") as caught:
             client.anything("private")
+        assert address in str(caught.value)
+        error = client.futures.anything("private").exception(20)
+        assert isinstance(error, courier.AuthenticationError)
         courier.close(client)
-    assert calls == []
+    assert heard == []
+
+
+_FORGERIES: dict[str, Callable[[Visitor, int, bytes], list[Chunk]]] = {
+    "other key": lambda v, n, b: encode(Kind.VALUE, n, Parcel(b), seals=Seals(bytes(32))),
+    "key of requests": lambda v, n, b: encode(
+        Kind.VALUE, n, Parcel(b), seals=Seals(v.keys.requests)
+    ),
+    "no seal": lambda v, n, b: [*encode(Kind.VALUE, n, Parcel(b)), bytes(32)],
+    "left out": lambda v, n, b: v.write(Kind.VALUE, 99) and v.write(Kind.VALUE, n, b),
+    "changed pickle": lambda v, n, b: [
+        b"".join(v.write(Kind.VALUE, n, bytes(len(b)))).replace(bytes(len(b)), b)
+    ],
+    "changed call": lambda v, n, b: [
+        b"".join(v.write(Kind.VALUE, n + 1, b)).replace(_number(n + 1), _number(n), 1)
+    ],
+    "changed kind": lambda v, n, b: [
+        bytes((Kind.VALUE,)) + b"".join(v.write(Kind.UNKNOWN_METHOD, n, b))[1:]
+    ],
+    "as a failure": lambda v, n, b: [*encode(Kind.FAILURE, n, Parcel(b)), bytes(32)],
+    "garbage": lambda v, n, b: [b"\xff" * 500],
+    "random": lambda v, n, b: [os.urandom(4096)],
+    "nothing": lambda v, n, b: [],
+}
+
+
+def _number(call: int) -> bytes:
+    return call.to_bytes(8, "little")
+
+
+@pytest.mark.parametrize("forgery", list(_FORGERIES))
+def test_a_reply_that_the_server_did_not_seal_is_not_unpickled(
+    connect: Callable[..., Any],
+    secret: courier.Secret,
+    value_bomb: bytes,
+    mark: Path,
+    forgery: str,
+) -> None:
+    """Somebody between client and server: the handshake is real, the reply is not."""
+
+    def behave(visitor: Visitor) -> None:
+        visitor.greet(secret)
+        number = visitor.read().call
+        visitor.send(_FORGERIES[forgery](visitor, number, value_bomb))
+
+    with answered_by_hand(behave) as address:
+        client = connect(address, call_timeout=20)
+        with pytest.raises(_BROKEN_TRUST) as caught:
+            client.anything()
+        assert address in str(caught.value)
+        assert isinstance(client.futures.anything().exception(20), _BROKEN_TRUST)
+        courier.close(client)
     assert not mark.exists()
+
+
+#: The call was sent to a server that had proved itself, so that it may have run.
+_BROKEN_TRUST = (courier.AuthenticationError, courier.ProtocolError, courier.ServerLostError)
+
+
+def test_a_reply_is_taken_once(
+    connect: Callable[..., Any], secret: courier.Secret, value_bomb: bytes, mark: Path
+) -> None:
+    """Somebody repeats what the server sealed for the call before."""
+    first = threading.Event()
+
+    def behave(visitor: Visitor) -> None:
+        visitor.greet(secret)
+        reply = visitor.write(Kind.VALUE, visitor.read().call, pickle.dumps("real"))
+        visitor.send(reply)
+        visitor.read()
+        again = b"".join(reply)
+        visitor.send([again.replace(_number(1), _number(2), 1)] if first.is_set() else [again])
+        first.set()
+
+    with answered_by_hand(behave) as address:
+        client = connect(address, call_timeout=20)
+        for _ in range(2):
+            assert client.anything() == "real"
+            with pytest.raises(_BROKEN_TRUST):
+                client.anything()
+        courier.close(client)
+
+
+def test_a_forgery_right_behind_an_honest_reply_is_noticed_at_once(
+    connect: Callable[..., Any], secret: courier.Secret, value_bomb: bytes, mark: Path
+) -> None:
+    def behave(visitor: Visitor) -> None:
+        visitor.greet(secret)
+        first, second = visitor.read().call, visitor.read().call
+        honest = visitor.write(Kind.VALUE, first, pickle.dumps("real"))
+        visitor.send([*honest, *encode(Kind.VALUE, second, Parcel(value_bomb)), bytes(32)])
+        visitor.is_hung_up_on()
+
+    with answered_by_hand(behave) as address:
+        client = connect(address)
+        futures = [client.futures.anything() for _ in range(2)]
+        assert futures[0].result(10) == "real"
+        assert isinstance(futures[1].exception(10), _BROKEN_TRUST)
+        courier.close(client)
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("honest", [True, False])
+def test_a_bomb_under_the_seal_of_an_honest_server_works(
+    connect: Callable[..., Any],
+    secret: courier.Secret,
+    value_bomb: bytes,
+    mark: Path,
+    honest: bool,
+) -> None:
+    """What the tests around this one rely on."""
+
+    def behave(visitor: Visitor) -> None:
+        visitor.greet(secret)
+        frame = visitor.write(Kind.VALUE, visitor.read().call, value_bomb)
+        visitor.send(frame if honest else [b"".join(frame)[:-1]])
+
+    with answered_by_hand(behave) as address:
+        client = connect(address, call_timeout=20)
+        with contextlib.nullcontext() if honest else pytest.raises(courier.ServerLostError):
+            client.anything()
+        courier.close(client)
+    assert mark.exists() == honest
+
+
+@pytest.fixture
+def value_bomb(mark: Path, bomb: bytes) -> bytes:
+    return pickle.dumps(Bomb(mark))
+
+
+def test_names_that_the_server_did_not_prove_are_not_believed(
+    connect: Callable[..., Any], secret: courier.Secret
+) -> None:
+    proved: list[bool] = []
+
+    def behave(visitor: Visitor) -> None:
+        def add(welcome: bytes) -> bytes:
+            body = welcome[LENGTH.size :].replace(b'["transfer_in"]', b'["transfer_in", "out"]')
+            return LENGTH.pack(len(body)) + body
+
+        visitor.greet(secret, idempotent=("transfer_in",), change=add)
+        proved.append(True)
+
+    with answered_by_hand(behave) as address:
+        client = connect(address, call_timeout=20)
+        with pytest.raises(courier.AuthenticationError, match=address):
+            client.out()
+        courier.close(client)
+    assert not proved
 
 
 @pytest.mark.parametrize(
-    "forgery", ["other key", "no seal", "wrong call", "changed pickle", "garbage", "empty"]
+    "text", [b"", b"{}", b"[]", b"null", b'{"name": 1}', b"[" * 9_999, b"\xff"]
 )
-def test_a_reply_that_the_server_did_not_seal_is_not_unpickled(
-    connect: Callable[..., Any], secret: courier.Secret, bomb: bytes, mark: Path, forgery: str
+def test_an_introduction_that_cannot_be_read_is_no_server_of_ours(
+    connect: Callable[..., Any], secret: courier.Secret, text: bytes
 ) -> None:
-    """Somebody between client and server: the hello is real, the reply is not."""
-    keys: list[SessionKey] = []
+    class Odd(Introduction):
+        def encode(self) -> bytes:
+            return text
 
-    def hello(request: bytes) -> bytes:
-        nonce = os.urandom(32)
-        keys.append(SessionKey(secret, pb.HelloRequest.FromString(request).nonce, nonce))
-        reply = pb.HelloReply(nonce=nonce, session=bytes(16), proof=keys[-1].prove())
-        return reply.SerializeToString()
+    def behave(visitor: Visitor) -> None:
+        visitor.receive(PREFIX_BYTES)
+        handshake = ServerHandshake(secret, Odd("00" * 16))
+        visitor.socket.sendall(handshake.welcome(visitor.receive(HELLO_BYTES)))
+        visitor.receive(1)
 
-    def call(_: bytes) -> bytes:
-        if forgery == "garbage":
-            return b"\xff" * 30
-        if forgery == "empty":
-            return b""
-        if forgery == "other key":
-            return _value(SessionKey(None, bytes(32), bytes(32)), bomb)
-        if forgery == "wrong call":
-            return _value(keys[-1], bomb, sequence=99)
-        sealed = pb.Sealed.FromString(_value(keys[-1], bomb))
-        if forgery == "no seal":
-            sealed.seal = b""
-        else:
-            sealed = pb.Sealed.FromString(_value(keys[-1], bytes(len(bomb))))
-            sealed.pickle = bomb
-        return sealed.SerializeToString()
-
-    with rogue_server({"Hello": hello, "Call": call}) as address:
+    with answered_by_hand(behave) as address:
         client = connect(address, call_timeout=20)
-        with pytest.raises((courier.AuthenticationError, courier.ProtocolError)):
+        with pytest.raises(courier.ProtocolError, match=address):
             client.anything()
-        error = client.futures.anything().exception(20)
-        assert isinstance(error, courier.AuthenticationError | courier.ProtocolError)
         courier.close(client)
-    assert not mark.exists()
 
 
-def test_a_client_gives_up_on_a_server_that_never_knows_its_session(
+class TestTheServersDoor:
+    """Strangers who speak the protocol, up to a point."""
+
+    @pytest.fixture(params=["tcp", "unix"])
+    def knock(
+        self, request: Any, server: courier.Server, secret: courier.Secret
+    ) -> Iterator[Callable[..., Stranger]]:
+        with contextlib.ExitStack() as stack:
+
+            def come(known: courier.Secret | None = secret) -> Stranger:
+                unix = ""
+                if request.param == "unix":
+                    with Stranger(server.address, secret) as scout:
+                        unix = scout.introduction.local
+                return stack.enter_context(Stranger(server.address, known, unix=unix))
+
+            yield come
+
+    def test_the_hand_written_client_is_served(
+        self, knock: Callable[..., Stranger], target: Target
+    ) -> None:
+        stranger = knock()
+        assert stranger.is_trusted
+        stranger.send([stranger.proof, *stranger.call(7, GOOD)])
+        frame = stranger.read()
+        assert (frame.kind, frame.call) == (Kind.VALUE, 7)
+        assert pickle.loads(frame.parcel.pickle) == 1
+
+    @pytest.mark.parametrize("known", ["nothing", "another secret"])
+    def test_who_does_not_hold_the_secret_gets_nothing_unpickled(
+        self,
+        knock: Callable[..., Stranger],
+        bomb: bytes,
+        mark: Path,
+        target: Target,
+        known: str,
+    ) -> None:
+        stranger = knock(None if known == "nothing" else courier.Secret.generate())
+        assert not stranger.is_trusted
+        stranger.send([stranger.proof, *stranger.call(1, bomb)])
+        assert stranger.is_hung_up_on()
+        assert not mark.exists()
+        assert target.calls == 0
+
+    @pytest.mark.parametrize("proof", ["none", "random", "of another connection", "the server's"])
+    def test_frames_without_a_proof_are_not_read(
+        self,
+        knock: Callable[..., Stranger],
+        bomb: bytes,
+        mark: Path,
+        target: Target,
+        proof: str,
+    ) -> None:
+        stranger = knock()
+        proofs = {
+            "none": b"",
+            "random": os.urandom(32),
+            "of another connection": knock().proof,
+            "the server's": bytes(32),
+        }
+        stranger.send([proofs[proof], *stranger.call(1, bomb + bytes(64))])
+        assert stranger.is_hung_up_on()
+        assert not mark.exists()
+        assert target.calls == 0
+
+    @pytest.mark.parametrize("kind", [0, 5, 6, 15, 16, 17, 25, 255])
+    def test_a_frame_of_a_kind_that_no_client_sends_ends_the_connection(
+        self, knock: Callable[..., Stranger], bomb: bytes, mark: Path, kind: int
+    ) -> None:
+        stranger = knock()
+        stranger.send([stranger.proof, *stranger.write(kind, 1, bomb)])
+        assert stranger.is_hung_up_on()
+        assert not mark.exists()
+
+    @pytest.mark.parametrize(
+        "data", [b"\xff" * 500, b"\x01" + bytes(10) + b"\xff" * 20 + bytes(500)], ids=["ff", "long"]
+    )
+    def test_garbage_behind_the_proof_ends_the_connection(
+        self, knock: Callable[..., Stranger], data: bytes
+    ) -> None:
+        stranger = knock()
+        stranger.send([stranger.proof, data])
+        assert stranger.is_hung_up_on()
+
+    def test_a_damaged_pickle_runs_nothing(
+        self, knock: Callable[..., Stranger], target: Target
+    ) -> None:
+        stranger = knock()
+        stranger.send([stranger.proof, *stranger.call(1, b"\x80\x05damaged")])
+        assert stranger.read().kind == Kind.BAD_ARGUMENTS
+        assert target.calls == 0
+
+    @pytest.mark.parametrize(
+        "data",
+        [MAGIC, prefix(Purpose.CALLS)[:-1], prefix(Purpose.CALLS) + bytes(HELLO_BYTES - 1)],
+        ids=["magic", "no purpose", "half a hello"],
+    )
+    def test_who_leaves_half_way_is_forgotten(self, server: courier.Server, data: bytes) -> None:
+        for _ in range(20):
+            with socket.create_connection(("127.0.0.1", server.port), 10) as connection:
+                connection.sendall(data)
+
+    @pytest.mark.parametrize(
+        "data",
+        [MAGIC + b"\x01\x00", MAGIC + b"\xff\x00", MAGIC + b"\x02\xff"],
+        ids=["old", "new", "purpose"],
+    )
+    def test_another_version_or_purpose_is_hung_up_on(
+        self, server: courier.Server, data: bytes
+    ) -> None:
+        with socket.create_connection(("127.0.0.1", server.port), 10) as connection:
+            connection.sendall(data)
+            assert connection.recv(1) == b""
+
+    def test_a_hello_that_comes_byte_by_byte_is_understood(
+        self, server: courier.Server, secret: courier.Secret
+    ) -> None:
+        handshake = ClientHandshake(secret)
+        with socket.create_connection(("127.0.0.1", server.port), 10) as connection:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            for byte in prefix(Purpose.CALLS) + handshake.hello():
+                connection.sendall(bytes((byte,)))
+            (length,) = LENGTH.unpack(connection.recv(LENGTH.size, socket.MSG_WAITALL))
+            handshake.prove(connection.recv(length, socket.MSG_WAITALL))
+
+    def test_the_unix_socket_takes_no_other_protocol(
+        self, server: courier.Server, secret: courier.Secret
+    ) -> None:
+        with Stranger(server.address, secret) as scout:
+            unix = scout.introduction.local
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(unix)
+            connection.settimeout(20)
+            connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+            with contextlib.suppress(ConnectionResetError):
+                assert connection.recv(1) == b""
+
+
+class TestRequestsOnTheWay:
+    """Somebody between an honest client and the server, on plain TCP."""
+
+    @pytest.fixture
+    def caller(self, server: courier.Server, secret: courier.Secret) -> Iterator[Stranger]:
+        with Stranger(server.address, secret) as caller:
+            caller.send([caller.proof])
+            yield caller
+
+    def test_a_request_that_is_repeated_runs_once(self, caller: Stranger, target: Target) -> None:
+        request = caller.call(1, GOOD)
+        caller.send(request)
+        assert caller.read().kind == Kind.VALUE
+        caller.send(request)
+        assert caller.is_hung_up_on()
+        assert target.calls == 1
+
+    def test_a_request_that_overtakes_is_refused(self, caller: Stranger, target: Target) -> None:
+        first, second = caller.call(1, GOOD), caller.call(2, GOOD)
+        caller.send([*second, *first])
+        assert caller.is_hung_up_on()
+        assert target.calls == 0
+
+    @pytest.mark.parametrize("change", ["pickle", "method", "seal", "other direction"])
+    def test_a_request_that_was_changed_is_not_unpickled(
+        self, caller: Stranger, bomb: bytes, mark: Path, target: Target, change: str
+    ) -> None:
+        padded = bytes(len(bomb))
+        good = b"".join(caller.call(1, padded if change == "pickle" else bomb))
+        if change == "pickle":
+            good = good.replace(padded, bomb)
+        elif change == "method":
+            good = good.replace(b"hit", b"hat", 1)
+        elif change == "seal":
+            good = good[:-1] + bytes((good[-1] ^ 1,))
+        else:
+            caller.seals = Seals(caller.keys.replies)
+            good = b"".join(caller.call(1, bomb))
+        caller.send([good])
+        assert caller.is_hung_up_on()
+        assert not mark.exists()
+        assert target.calls == 0
+
+    def test_a_recorded_connection_cannot_be_played_again(
+        self, server: courier.Server, caller: Stranger, target: Target
+    ) -> None:
+        request = caller.call(1, GOOD)
+        caller.send(request)
+        assert caller.read().kind == Kind.VALUE
+        with Stranger(server.address, None) as replay:
+            replay.send([caller.proof, *request])
+            assert replay.is_hung_up_on()
+        assert target.calls == 1
+
+
+def test_a_client_does_not_call_again_and_again_who_always_hangs_up(
     connect: Callable[..., Any], secret: courier.Secret
 ) -> None:
-    asked: list[bytes] = []
+    came: list[int] = []
 
-    def hello(request: bytes) -> bytes:
-        nonce = os.urandom(32)
-        key = SessionKey(secret, pb.HelloRequest.FromString(request).nonce, nonce)
-        return pb.HelloReply(nonce=nonce, session=b"x", proof=key.prove()).SerializeToString()
+    def behave(visitor: Visitor) -> None:
+        visitor.greet(secret)
+        came.append(visitor.read().call)
 
-    def refuse(request: bytes, context: grpc.ServicerContext) -> bytes:
-        asked.append(request)
-        context.abort(UNAUTHENTICATED, "unknown session")
-        return b""
-
-    class Forgetful(grpc.GenericRpcHandler):
-        def service(self, handler_call_details: Any) -> Any:
-            if handler_call_details.method.endswith("Hello"):
-                return grpc.unary_unary_rpc_method_handler(lambda request, _: hello(request))
-            return grpc.unary_unary_rpc_method_handler(refuse)
-
-    with concurrent.futures.ThreadPoolExecutor(2) as threads:
-        server = grpc.server(threads, handlers=[Forgetful()])
-        port = server.add_insecure_port("127.0.0.1:0")
-        server.start()
-        client = connect(f"127.0.0.1:{port}", call_timeout=20)
-        with pytest.raises(courier.AuthenticationError):
+    with answered_by_hand(behave) as address:
+        client = connect(address, call_timeout=20)
+        with pytest.raises(courier.ServerLostError, match=address):
             client.anything()
         courier.close(client)
-        server.stop(None).wait()
-    assert 1 < len(asked) < 10
-    assert len(set(asked)) == len(asked)
+    assert len(came) == 1

@@ -1,0 +1,25 @@
+"""What finalisers leave to be done: they may run anywhere, also in a thread that holds any lock."""
+
+import collections
+from collections.abc import Callable
+
+_left: collections.deque[Callable[[], None]] = collections.deque()
+#: Called when something is left; they take no lock either.
+wakers: list[Callable[[], None]] = []
+
+
+def leave(task: Callable[[], None]) -> None:
+    """Has a task done soon, by another thread or the next call. Takes no lock."""
+    _left.append(task)
+    for wake in wakers:
+        wake()
+
+
+def clear_up() -> None:
+    """Does what was left."""
+    while _left:
+        try:
+            task = _left.popleft()
+        except IndexError:
+            return
+        task()

@@ -1,0 +1,188 @@
+"""Looks after calls that nobody waits for, of all clients of a process, in one thread."""
+
+import os
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING
+
+from courier._abandoned import clear_up, wakers
+from courier._engine.watching import HANG_UP, READ, Watcher, make_watcher
+
+if TYPE_CHECKING:
+    from courier._engine.link import Link
+
+#: How soon somebody looks whether a caller reads the answers by itself.
+_TICK_S = 0.001
+#: The pause while one does.
+_LED_TICK_S = 0.005
+_IDLE_S = 5.0
+
+
+class Attendant:
+    """Reads for links on which calls are open and nobody waits; notices servers that leave.
+
+    Its thread starts with the first link and ends when there are none.
+    """
+
+    def __init__(self) -> None:
+        self._start_anew()
+
+    def _start_anew(self) -> None:
+        self._lock = threading.Lock()
+        #: Made once: whoever wakes it, even a finaliser, may do so at any moment.
+        self._watcher: Watcher | None = None
+        self._links: dict[int, weakref.ref[Link]] = {}
+        self._attended: dict[Link, int] = {}
+        self._thread: threading.Thread | None = None
+        self._asleep = False
+        #: Whether somebody came since the thread last looked around.
+        self._stirred = False
+
+    # Called by clients
+
+    def admit(self, link: "Link") -> None:
+        """From now on notices when the server of this link leaves."""
+        with self._lock:
+            if self._watcher is None:
+                self._watcher = make_watcher()
+            descriptor = link.fileno()
+            self._links[descriptor] = weakref.ref(link, self._wake_when_gone)
+            self._watcher.watch(descriptor, HANG_UP, once=True)
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, args=(self._watcher,), name="courier-attendant", daemon=True
+                )
+                self._thread.start()
+
+    def dismiss(self, link: "Link", descriptor: int) -> None:
+        """Forgets a link that has ended; before its descriptor is closed."""
+        with self._lock:
+            self._attended.pop(link, None)
+            if self._find(descriptor) is link:
+                del self._links[descriptor]
+                if self._watcher is not None:
+                    self._watcher.forget(descriptor)
+        self.wake()
+
+    def attend(self, link: "Link", *, soon: bool) -> None:
+        """Sees to it that the open calls of a link are answered though nobody may wait for them.
+
+        Args:
+            link: Has open calls.
+            soon: Nobody is going to wait: read from now on.
+        """
+        if soon:
+            self.watch(link)
+        self._stirred = True
+        if not link.attended:
+            with self._lock:
+                link.attended = True
+                self._attended[link] = -1
+        if self._asleep:
+            self.wake()
+
+    def _find(self, descriptor: int) -> "Link | None":
+        reference = self._links.get(descriptor)
+        return None if reference is None else reference()
+
+    def _wake_when_gone(self, _: object) -> None:
+        # Anywhere, also while the garbage is collected: no lock, and nothing but this.
+        self.wake()
+
+    def wake(self) -> None:
+        """Has the thread look around. Takes no lock."""
+        self._asleep = False
+        if self._watcher is not None:
+            self._watcher.wake()
+
+    def watch(self, link: "Link") -> None:
+        """Reads when something comes, if calls are open; otherwise notices the end only."""
+        if self._watcher is not None:
+            events = READ | HANG_UP if link.needs_attention else HANG_UP
+            self._watcher.watch(link.fileno(), events, once=True)
+
+    # Its thread
+
+    def _run(self, watcher: Watcher) -> None:
+        while True:
+            self._stirred = False
+            clear_up()
+            pause = self._look_around()
+            if pause is None or pause > _LED_TICK_S:
+                self._asleep = True
+                # Between the look and here something may have come.
+                if self._stirred:
+                    pause = _TICK_S
+                    self._asleep = False
+            with self._lock:
+                for descriptor in [fd for fd, link in self._links.items() if link() is None]:
+                    del self._links[descriptor]
+                if not self._links and not self._attended:
+                    self._thread = None
+                    return
+            events = watcher.poll(_IDLE_S if pause is None else pause)
+            if not events and pause is None:
+                self._tidy()
+            if self._asleep or not events:
+                # Whoever called may be about to wait for the answer by itself.
+                time.sleep(_TICK_S / 2)
+            self._asleep = False
+            for descriptor, _ in events:
+                self._react(descriptor)
+
+    def _react(self, descriptor: int) -> None:
+        # Not in the loop, whose variables would keep a link alive that its client has dropped.
+        link = self._find(descriptor)
+        if link is not None:
+            # Whoever leads, now or for this thread, has it watched again at its end.
+            link.passed_over = True
+            link.read_now()
+
+    def _tidy(self) -> None:
+        with self._lock:
+            links = [
+                link for reference in self._links.values() if (link := reference()) is not None
+            ]
+        for link in links:
+            link.tidy()
+
+    def _look_around(self) -> float | None:
+        """Looks at all links that need it; returns when to look again."""
+        pause: float | None = None
+        now = time.monotonic()
+        for link, leads in list(self._attended.items()):
+            deadline = link.expire(now)
+            link.flush()
+            if not link.needs_attention:
+                self._release(link)
+                continue
+            if link.leads == leads:
+                self.watch(link)
+                wanted = _IDLE_S if deadline is None else max(0.0, deadline - now)
+                wanted = min(wanted, _IDLE_S) if not link.has_unsent else _LED_TICK_S
+            else:
+                with self._lock:
+                    if link in self._attended:
+                        self._attended[link] = link.leads
+                wanted = _TICK_S if leads < 0 else _LED_TICK_S
+            pause = wanted if pause is None else min(pause, wanted)
+        return pause
+
+    def _release(self, link: "Link") -> None:
+        with self._lock:
+            link.attended = False
+            self._attended.pop(link, None)
+        if link.needs_attention:
+            self.attend(link, soon=False)
+
+    def survive_fork(self) -> None:
+        """Forgets, in a forked child, what belongs to the parent."""
+        if self._watcher is not None:
+            self._watcher.close()
+        self._start_anew()
+
+
+ATTENDANT = Attendant()
+wakers.append(ATTENDANT.wake)
+os.register_at_fork(after_in_child=ATTENDANT.survive_fork)

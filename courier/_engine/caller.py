@@ -1,0 +1,286 @@
+"""A client that has proved itself, as its server sees it: its calls and its streams."""
+
+import threading
+from typing import TYPE_CHECKING
+
+from courier import _dispatch as outcomes
+from courier._context import CallContext
+from courier._dispatch import Items, Outcome
+from courier._engine import reports
+from courier._engine.channel import Channel
+from courier._engine.frames import COMPRESSED, Frame, Kind
+from courier._engine.watching import READ, WRITE
+from courier._parcel import Parcel
+from courier.errors import CourierError, ProtocolError
+
+if TYPE_CHECKING:
+    from courier._engine.host import Host
+
+#: A generator runs ahead of its reader by so much, and by one item at least.
+_AHEAD_BYTES = 1 << 20
+#: A client that takes no answers is not heard until it does.
+_MAX_UNSENT_BYTES = 16 << 20
+_SEND_SOON_BYTES = 1 << 16
+# Plain numbers: comparing with a member of an enumeration takes longer.
+_CALLS = (int(Kind.CALL), int(Kind.TIMED_CALL))
+_VALUE = int(Kind.VALUE)
+
+
+class Caller:
+    """One connection with its calls. The poller reads; any thread answers."""
+
+    def __init__(self, host: "Host", channel: Channel) -> None:
+        self._host = host
+        self._channel = channel
+        self.peer = channel.carrier.peer
+        #: Calls that run or wait, and generators that are open.
+        self._calls: dict[int, CallContext] = {}
+        self._streams: dict[int, _Stream] = {}
+        self._lock = threading.Lock()
+        self._watched = READ
+        self._gone = False
+
+    def fileno(self) -> int:
+        return self._channel.carrier.fileno()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a call of it is open, or an answer on its way."""
+        return not self._gone and bool(self._calls or self._channel.is_pending)
+
+    # Reading, by the poller only
+
+    def on_event(self, events: int) -> None:
+        """Reads and writes what can be read and written now."""
+        try:
+            if events & WRITE:
+                self.flush()
+            if events & ~WRITE:
+                self._read()
+        except BlockingIOError:
+            return
+        except (OSError, CourierError):
+            self.hang_up()
+
+    def _read(self) -> None:
+        channel = self._channel
+        while True:
+            frames = channel.receive(wait=False)
+            if frames is None:
+                self.hang_up()
+                return
+            for frame in frames:
+                self._take(frame)
+            channel.check()
+            if not channel.carrier.hides_arrivals:
+                return
+
+    def _take(self, frame: Frame) -> None:
+        kind, number = frame.kind, frame.call
+        if kind in _CALLS:
+            method, timeout_s = frame.method()
+            call = CallContext(method, self.peer, timeout_s)
+            self._calls[number] = call
+            self._host.run(self, number, call, frame.parcel)
+        elif kind == Kind.CANCEL:
+            with self._lock:
+                cancelled = self._calls.pop(number, None)
+                stream = self._streams.get(number)
+            if cancelled is not None:
+                cancelled.end()
+            if stream is not None:
+                stream.cancel()
+        elif kind == Kind.MORE:
+            stream = self._streams.get(number)
+            if stream is not None:
+                stream.grant(int.from_bytes(frame.parcel.pickle[:8], "little"))
+        elif kind & ~COMPRESSED in _CALLS:
+            method, timeout_s = frame.method()
+            call = CallContext(method, self.peer, timeout_s)
+            self._calls[number] = call
+            self._host.run(self, number, call, frame.parcel, is_compressed=True)
+        else:
+            raise ProtocolError(f"a frame of unknown kind {kind}")
+
+    # Answering
+
+    def answer(self, number: int, call: CallContext, outcome: Outcome, *, at_once: bool) -> None:
+        """Sends what came of a call.
+
+        Args:
+            number: Of the call.
+            call: The call.
+            outcome: What came of it.
+            at_once: Otherwise somebody flushes soon.
+        """
+        if type(outcome) is outcomes.Value:
+            self.refuse(number, call, _VALUE, outcome.parcel, at_once=at_once)
+            return
+        if isinstance(outcome, Items):
+            call.continue_as_generator()
+            stream = _Stream(self, number, call, outcome, self._host)
+            with self._lock:
+                gone = self._gone or number not in self._calls
+                if not gone:
+                    self._streams[number] = stream
+            if gone:
+                outcome.close()
+                return
+            self._channel.post(Kind.GENERATOR, number)
+            self.flush()
+            stream.grant(0)
+            return
+        kind, parcel = reports.describe(outcome)
+        self.refuse(number, call, kind, parcel, at_once=at_once)
+
+    def refuse(
+        self, number: int, call: CallContext, kind: int, parcel: Parcel, *, at_once: bool
+    ) -> None:
+        """Sends the only or last frame of a call."""
+        call.answered()
+        if self._calls.pop(number, None) is None or self._gone:
+            return  # nobody waits any more
+        channel = self._channel
+        if at_once:
+            try:
+                done = channel.send(kind, number, parcel, b"")
+            except OSError:
+                channel.shut()  # the poller sees the same and clears up
+                return
+            if not done or self._watched != READ:
+                self.flush()
+            return
+        channel.post(kind, number, parcel)
+        if channel.unsent_bytes >= _SEND_SOON_BYTES:
+            self.flush()
+
+    def send_item(self, number: int, kind: Kind, parcel: Parcel) -> None:
+        """Sends an item of a generator."""
+        self._channel.post(kind, number, parcel)
+        self.flush()
+
+    def end_stream(self, number: int) -> None:
+        """Forgets a generator that is over."""
+        self._streams.pop(number, None)
+        call = self._calls.pop(number, None)
+        if call is not None:
+            call.end()
+
+    def say_goodbye(self) -> None:
+        """Tells the client to begin no more calls here."""
+        self._channel.post(Kind.GOODBYE, 0)
+        self.flush()
+
+    def flush(self) -> None:
+        """Sends what can be sent; the poller sends the rest when that is possible."""
+        channel = self._channel
+        try:
+            done = channel.flush()
+        except OSError:
+            # The poller sees the same and clears up.
+            channel.shut()
+            return
+        if done and self._watched == READ:
+            return
+        with self._lock:
+            # Looked at under the lock: another thread may have sent, or posted, meanwhile.
+            wanted = WRITE if channel.is_pending else READ
+            if channel.unsent_bytes < _MAX_UNSENT_BYTES:
+                wanted |= READ
+            if wanted != self._watched and not self._gone:
+                self._watched = wanted
+                self._host.watch(self, wanted)
+
+    # The end
+
+    def cancel_all(self) -> None:
+        """Tells all handlers that nobody waits any more."""
+        calls, self._calls = self._calls, {}
+        for call in calls.values():
+            call.end()
+        for stream in list(self._streams.values()):
+            stream.cancel()
+
+    def hang_up(self) -> None:
+        """Hangs up. Safe to call twice; by the poller, or when there is none any more."""
+        with self._lock:
+            if self._gone:
+                return
+            self._gone = True
+        self._host.forget(self)
+        self.cancel_all()
+        self._channel.shut()
+        self._channel.close()
+
+    def drop(self) -> None:
+        """Closes the descriptor in a forked child; the parent goes on with the connection."""
+        self._channel.carrier.close()
+
+    def tidy(self) -> None:
+        """Gives back what was not used for long."""
+        self._channel.tidy()
+
+
+class _Stream:
+    """A generator whose items are sent as fast as their reader takes them.
+
+    One step is one task of the handlers' pool, so that an open stream holds no thread while its
+    reader thinks.
+    """
+
+    def __init__(
+        self, caller: Caller, number: int, call: CallContext, items: Items, host: "Host"
+    ) -> None:
+        self._caller = caller
+        self._number = number
+        self._call = call
+        self._items = items
+        self._host = host
+        self._lock = threading.Lock()
+        #: Bytes that were sent and not yet taken.
+        self._ahead = 0
+        self._steps = False
+        self._over = False
+
+    def grant(self, taken: int) -> None:
+        """Goes on, since the reader has taken so many bytes."""
+        with self._lock:
+            self._ahead -= taken
+            if self._steps or self._over or self._ahead > _AHEAD_BYTES:
+                return
+            self._steps = True
+        self._host.run_step(self._step)
+
+    def cancel(self) -> None:
+        """Ends early: nobody reads any more."""
+        self._call.end()
+        with self._lock:
+            closes = not (self._steps or self._over)
+            self._over = True
+        if closes:
+            self._host.run_step(self._close)
+
+    def _close(self) -> None:
+        self._items.close()
+        self._caller.end_stream(self._number)
+
+    def _step(self) -> None:
+        while not self._over:
+            outcome = self._items.next_item()
+            kind, parcel = reports.describe(outcome)
+            self._caller.send_item(self._number, kind, parcel)
+            yields = self._host.is_wanted
+            with self._lock:
+                # An empty item counts too: its reader must be able to hold up the generator.
+                self._ahead += parcel.total_bytes
+                if not isinstance(outcome, outcomes.Value):
+                    self._over = True
+                if not self._over and (self._ahead > _AHEAD_BYTES or yields):
+                    # From here on another thread may go on, or close.
+                    self._steps = False
+                    break
+        else:
+            self._close()
+            return
+        if yields:
+            self.grant(0)

@@ -1,0 +1,303 @@
+"""Sockets as something that carries bytes to one peer: plain, with descriptors, or under TLS.
+
+The socket is blocking, so that a reader who waits costs one system call; what must not wait says
+so per call. Reading is for one thread at a time, writing too; the two may go on side by side.
+"""
+
+import array
+import contextlib
+import os
+import select
+import socket
+import ssl
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from courier._engine.frames import Chunk
+
+#: Per system call; the kernel takes at most 1,024 chunks.
+_MAX_CHUNKS = 64
+_MAX_DESCRIPTORS = 64
+_DESCRIPTOR_BYTES = array.array("i").itemsize
+_TLS_PIECE_BYTES = 1 << 18
+# Plain numbers, since to combine members of an enumeration takes as long as the system call.
+_DONTWAIT = int(socket.MSG_DONTWAIT)
+_CLOEXEC = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
+_CLOEXEC_DONTWAIT = _CLOEXEC | _DONTWAIT
+
+
+class Carrier(Protocol):
+    """A connection to one peer."""
+
+    #: Whether descriptors can travel, and with them shared memory.
+    passes_descriptors: bool
+    #: Whether somebody on the way could change what is sent.
+    is_exposed: bool
+    #: For people: where the peer is.
+    peer: str
+    #: Empty if an exception that broke off `receive` came before anything had arrived.
+    arrived: list[Any]
+
+    def fileno(self) -> int:
+        """The descriptor to poll."""
+
+    def receive(self, room: memoryview, *, wait: bool) -> int:
+        """Receives into `room`; returns how many bytes came, 0 at the end.
+
+        Raises:
+            BlockingIOError: Nothing is there, and `wait` is false.
+            OSError: The connection broke.
+        """
+
+    def send(self, chunks: Sequence[Chunk], descriptors: Sequence[int] = ()) -> int:
+        """Sends what can be sent now; returns how many bytes were taken.
+
+        Raises:
+            BlockingIOError: None, since the connection is full.
+            OSError: The connection broke.
+        """
+
+    @property
+    def hides_arrivals(self) -> bool:
+        """Whether something may have come that a poll of the descriptor does not see."""
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether bytes that were taken wait here until `send` can be called again."""
+
+    def take_descriptors(self) -> list[int]:
+        """Returns the descriptors that came with what was received; the caller closes them."""
+
+    def shut(self) -> None:
+        """Ends the connection, so that whoever reads wakes up. Safe to call twice."""
+
+    def close(self) -> None:
+        """Gives the socket back; only when nobody reads or writes any more."""
+
+
+class SocketCarrier:
+    """TCP, or what stands in for it."""
+
+    passes_descriptors = False
+
+    def __init__(self, sock: socket.socket, peer: str, *, is_exposed: bool) -> None:
+        sock.setblocking(True)
+        self._socket = sock
+        # Clients may simply be dropped, alone or in a cycle; __del__ may come too late for those.
+        weakref.finalize(self, sock.close).atexit = False
+        self.peer = peer
+        self.is_exposed = is_exposed
+        self.arrived: list[Any] = []
+        self._receive_into = sock.recv_into
+        self._send = sock.send
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def receive(self, room: memoryview, *, wait: bool) -> int:
+        arrived = self.arrived
+        arrived.clear()
+        # Not a plain call: a Ctrl-C that comes with the data would lose their number. Inside of
+        # extend() nothing is interrupted but the wait itself.
+        arrived.extend(map(self._receive_into, (room,), (0,), (0 if wait else _DONTWAIT,)))
+        return arrived[0]  # type: ignore[no-any-return]
+
+    def send(self, chunks: Sequence[Chunk], descriptors: Sequence[int] = ()) -> int:
+        assert not descriptors
+        if len(chunks) == 1:
+            return self._send(chunks[0], _DONTWAIT)
+        return self._socket.sendmsg(chunks[:_MAX_CHUNKS], (), _DONTWAIT)
+
+    # Not properties: looking them up is part of every call.
+    hides_arrivals = False
+    holds_back = False
+
+    def take_descriptors(self) -> list[int]:
+        return []
+
+    def shut(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class UnixCarrier(SocketCarrier):
+    """A unix socket, over which descriptors can be passed."""
+
+    passes_descriptors = True
+
+    def __init__(self, sock: socket.socket, peer: str) -> None:
+        super().__init__(sock, peer, is_exposed=False)
+        self._receive_message = sock.recvmsg_into
+        self._ancillary_bytes = socket.CMSG_SPACE(_MAX_DESCRIPTORS * _DESCRIPTOR_BYTES)
+        self._descriptors: list[int] = []
+
+    def receive(self, room: memoryview, *, wait: bool) -> int:
+        arrived = self.arrived
+        arrived.clear()
+        flags = _CLOEXEC if wait else _CLOEXEC_DONTWAIT
+        arrived.extend(map(self._receive_message, ((room,),), (self._ancillary_bytes,), (flags,)))
+        count, ancillary, _, _ = arrived[0]
+        if ancillary:
+            self._keep(ancillary)
+        return count  # type: ignore[no-any-return]
+
+    def _keep(self, ancillary: Sequence[tuple[int, int, bytes]]) -> None:
+        for level, kind, data in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                received = array.array("i")
+                received.frombytes(data[: len(data) - len(data) % _DESCRIPTOR_BYTES])
+                self._descriptors += received
+
+    def send(self, chunks: Sequence[Chunk], descriptors: Sequence[int] = ()) -> int:
+        if not descriptors:
+            if len(chunks) == 1:
+                return self._send(chunks[0], _DONTWAIT)
+            return self._socket.sendmsg(chunks[:_MAX_CHUNKS], (), _DONTWAIT)
+        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))
+        return self._socket.sendmsg(chunks[:_MAX_CHUNKS], (rights,), _DONTWAIT)
+
+    def take_descriptors(self) -> list[int]:
+        taken, self._descriptors = self._descriptors, []
+        return taken
+
+    def close(self) -> None:
+        for descriptor in self.take_descriptors():
+            os.close(descriptor)
+        super().close()
+
+
+class TlsCarrier(SocketCarrier):
+    """TCP under TLS.
+
+    The cipher works on memory, between the socket and us: OpenSSL does not bear that one thread
+    reads while another writes, and a reader who waits must not keep writers out.
+    """
+
+    def __init__(
+        self, sock: socket.socket, peer: str, context: ssl.SSLContext, *, server: bool
+    ) -> None:
+        super().__init__(sock, peer, is_exposed=False)
+        self._incoming = ssl.MemoryBIO()
+        self._outgoing = ssl.MemoryBIO()
+        self._tls = context.wrap_bio(
+            self._incoming, self._outgoing, server_side=server, server_hostname=None
+        )
+        self._lock = threading.Lock()
+        self._raw = memoryview(bytearray(_TLS_PIECE_BYTES))
+        self._has_ended = False
+        #: Ciphertext that the socket did not take yet.
+        self._unsent = memoryview(b"")
+
+    def shake_hands(self, timeout_s: float) -> None:
+        """Proves both sides to each other.
+
+        Raises:
+            ssl.SSLError: One of them could not.
+            OSError: The connection broke, or the peer took too long.
+        """
+        give_up_at = time.monotonic() + timeout_s
+        while not self.advance_handshake():
+            left = give_up_at - time.monotonic()
+            if left <= 0:
+                raise TimeoutError("the peer took too long for the TLS handshake")
+            poll = select.poll()
+            poll.register(self.fileno(), select.POLLIN)
+            poll.poll(left * 1000)
+
+    def advance_handshake(self) -> bool:
+        """Goes as far as it goes without waiting; returns whether the handshake is done.
+
+        Raises:
+            ssl.SSLError: One side could not prove itself.
+            OSError: The connection broke.
+        """
+        while True:
+            try:
+                self._tls.do_handshake()
+            except ssl.SSLWantReadError:
+                self._send_ciphertext()
+            except ssl.SSLError:
+                with contextlib.suppress(OSError):
+                    self._send_ciphertext()  # the alert that tells the peer why
+                raise
+            else:
+                self._send_ciphertext()
+                return True
+            try:
+                count = super().receive(self._raw, wait=False)
+            except BlockingIOError:
+                return False
+            if not count:
+                raise ConnectionResetError("the peer left during the TLS handshake")
+            self._incoming.write(self._raw[:count])
+
+    def _send_ciphertext(self) -> None:
+        self._unsent = memoryview(bytes(self._unsent) + self._outgoing.read())
+        self._push()
+
+    def receive(self, room: memoryview, *, wait: bool) -> int:
+        while True:
+            with self._lock:
+                received = self._decrypt(room)
+            if received or self._has_ended:
+                return received
+            count = super().receive(self._raw, wait=wait)
+            with self._lock:
+                if count:
+                    self._incoming.write(self._raw[:count])
+                else:
+                    self._has_ended = True
+
+    def _decrypt(self, room: memoryview) -> int:
+        """Decrypts what has come, one record after the other; returns how many bytes."""
+        received = 0
+        # Asked first, since to find nothing there costs an exception.
+        while received < len(room) and (self._incoming.pending or self._tls.pending()):
+            try:
+                received += self._tls.read(len(room) - received, room[received:])  # type: ignore[operator]
+            except ssl.SSLWantReadError:
+                break  # the rest of a record is still on its way
+            except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
+                self._has_ended = True
+                break
+        self.hides_arrivals = bool(self._incoming.pending or self._tls.pending())
+        return received
+
+    def send(self, chunks: Sequence[Chunk], descriptors: Sequence[int] = ()) -> int:
+        assert not descriptors
+        self._push()
+        if self._unsent:
+            raise BlockingIOError
+        taken = 0
+        with self._lock:
+            for chunk in chunks:
+                piece = memoryview(chunk).cast("B")[: _TLS_PIECE_BYTES - taken]
+                while piece:  # one record at a time
+                    written = self._tls.write(piece)
+                    taken += written
+                    piece = piece[written:]
+                if taken >= _TLS_PIECE_BYTES:
+                    break
+            self._unsent = memoryview(self._outgoing.read())
+        self._push()
+        return taken
+
+    def _push(self) -> None:
+        while self._unsent:
+            try:
+                sent = self._send(self._unsent, _DONTWAIT)
+            except BlockingIOError:
+                return
+            self._unsent = self._unsent[sent:]
+
+    @property
+    def holds_back(self) -> bool:  # type: ignore[override]
+        if self._unsent:
+            self._push()
+        return bool(self._unsent)

@@ -1,0 +1,255 @@
+"""From an address to a proven connection: the one place that chooses the carrier.
+
+First TCP, to the only address that users know. There the server introduces itself; if it is on
+this machine, a unix socket of the same server takes over. Where something stands in between that
+lets only gRPC through, the frames go over a gRPC stream.
+"""
+
+import contextlib
+import select
+import socket
+import ssl
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from courier._address import resolvable, split_address
+from courier._engine.carrier import SocketCarrier, TlsCarrier, UnixCarrier
+from courier._engine.channel import Channel
+from courier._engine.handshake import (
+    HTTP2_PREFACE,
+    LENGTH,
+    MAX_WELCOME_BYTES,
+    TLS_WANTED,
+    ClientHandshake,
+    Introduction,
+    Purpose,
+    SessionKeys,
+    prefix,
+)
+from courier._engine.link import poll_once
+from courier._engine.place import host_name, is_own_user, keep_alive
+from courier._lane import LaneOptions
+from courier.errors import (
+    AuthenticationError,
+    CourierError,
+    ProtocolError,
+    ServerUnreachableError,
+)
+
+#: What one attempt may take, from the first packet to the welcome.
+_ATTEMPT_S = 10.0
+#: The same where gRPC is tried after something else was refused.
+_GRPC_ATTEMPT_S = 3.0
+
+
+#: How long something may take to answer that speaks HTTP/2.
+_PROBE_S = 1.0
+#: A frame of HTTP/2 without content, which both sides begin with (RFC 9113, section 6.5).
+_EMPTY_SETTINGS = b"\0\0\0\4\0\0\0\0\0"
+_FRAME_HEADER_BYTES = 9
+
+
+class SpeechlessError(ServerUnreachableError):
+    """Something listens at the address, and hung up before it had introduced itself."""
+
+
+class _OtherProtocolError(ProtocolError):
+    """What answers at the address may be something that lets only gRPC through."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dialled:
+    """A connection whose server has proved itself."""
+
+    channel: Channel
+    introduction: Introduction
+
+
+def dial(options: LaneOptions, timeout_s: float | None, *, over_grpc: bool = False) -> Dialled:
+    """Connects once.
+
+    Args:
+        options: Where to, and with what secret.
+        timeout_s: Seconds until it is given up.
+        over_grpc: Whether a hang-up may come from something that lets only gRPC through.
+
+    Raises:
+        ServerUnreachableError: Nobody answers; SpeechlessError if somebody just hangs up.
+        AuthenticationError: The server does not hold the secret, or the certificate.
+        ProtocolError: Something else answers.
+    """
+    limit_s = _ATTEMPT_S if timeout_s is None else min(_ATTEMPT_S, max(timeout_s, 0.001))
+    try:
+        return _dial_directly(options, limit_s)
+    except _OtherProtocolError as error:
+        return _dial_over_grpc(options, min(limit_s, _GRPC_ATTEMPT_S), error)
+    except SpeechlessError as error:
+        if not over_grpc:
+            raise
+        return _dial_over_grpc(options, min(limit_s, _GRPC_ATTEMPT_S), error)
+
+
+def _dial_directly(options: LaneOptions, limit_s: float) -> Dialled:
+    give_up_at = time.monotonic() + limit_s
+    host, port = split_address(options.address)
+    try:
+        sock = socket.create_connection((resolvable(host), port), limit_s)
+    except (OSError, UnicodeError) as error:
+        raise ServerUnreachableError(f"{options.address}: no server answers ({error})") from error
+    with contextlib.ExitStack() as stack:
+        stack.callback(sock.close)
+        with _failures(options):
+            keep_alive(sock, options.keepalive_s)
+            tls, opening = options.tls, prefix(Purpose.CALLS)
+            if tls is None:
+                carrier = SocketCarrier(sock, options.address, is_exposed=True)
+            else:
+                sock.sendall(opening)
+                opening = b""
+                carrier = TlsCarrier(sock, options.address, tls.client_context(), server=False)
+                carrier.shake_hands(limit_s)
+            handshake = ClientHandshake(options.secret)
+            proof, introduction, keys = _introduce(carrier, opening, handshake, give_up_at)
+            local = _dial_local(options, introduction, give_up_at)
+            if local is not None:
+                return local
+            carrier.send([proof])
+        stack.pop_all()
+        return Dialled(_channel(carrier, keys), introduction)
+
+
+def _introduce(
+    carrier: SocketCarrier, opening: bytes, handshake: ClientHandshake, give_up_at: float
+) -> tuple[bytes, Introduction, SessionKeys]:
+    """Says hello and checks the welcome; the proof is still to be sent."""
+    hello = opening + handshake.hello()
+    if carrier.send([hello]) < len(hello):
+        raise ConnectionResetError("the server does not listen")
+    (length,) = LENGTH.unpack(_receive(carrier, LENGTH.size, give_up_at))
+    if length == TLS_WANTED:
+        raise AuthenticationError("the server wants certificates: pass tls=, of its authority")
+    if length > MAX_WELCOME_BYTES:
+        raise _OtherProtocolError("what answers is no courier server")
+    proof, introduction, keys = handshake.prove(_receive(carrier, length, give_up_at))
+    if introduction.refusal:
+        raise ServerUnreachableError(introduction.refusal)
+    return proof, introduction, keys
+
+
+def _receive(carrier: SocketCarrier, count: int, give_up_at: float) -> bytes:
+    """Receives so many bytes and no more, until a monotonic time at most."""
+    data = bytearray(count)
+    view = memoryview(data)
+    while view:
+        left = give_up_at - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        try:
+            received = carrier.receive(view, wait=False)
+        except BlockingIOError:
+            poll_once(carrier.fileno(), select.POLLIN, left)
+            continue
+        if not received:
+            raise ConnectionResetError("the server hung up")
+        view = view[received:]
+    return bytes(data)
+
+
+def _dial_local(
+    options: LaneOptions, introduction: Introduction, give_up_at: float
+) -> Dialled | None:
+    """Connects by the unix socket of a server on this machine, if there is a way."""
+    if not introduction.local or not introduction.host or introduction.host != host_name():
+        return None
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(max(0.001, give_up_at - time.monotonic()))
+        sock.connect(introduction.local)
+        if not is_own_user(sock):
+            raise AuthenticationError("the unix socket belongs to another user")
+        carrier = UnixCarrier(sock, options.address)
+        handshake = ClientHandshake(options.secret, bytes.fromhex(introduction.name))
+        opening = prefix(Purpose.CALLS)
+        proof, confirmed, keys = _introduce(carrier, opening, handshake, give_up_at)
+        carrier.send([proof])
+    except (OSError, CourierError, ValueError):
+        sock.close()
+        return None  # TCP works, which is what users asked for
+    return Dialled(_channel(carrier, keys), confirmed)
+
+
+def _dial_over_grpc(options: LaneOptions, limit_s: float, first: CourierError) -> Dialled:
+    """Tries a gRPC stream, since something refused to speak with us directly."""
+    give_up_at = time.monotonic() + limit_s
+    # gRPC itself would take its time to find out that nobody speaks it.
+    if options.tls is None and not _speaks_http2(options, limit_s):
+        raise first from None
+    from courier._grpc.client import open_stream  # grpc loads only where nothing else passes
+
+    try:
+        sock = open_stream(options, limit_s)
+    except CourierError:
+        raise first from None
+    with contextlib.ExitStack() as stack:
+        stack.callback(sock.close)
+        try:
+            with _failures(options):
+                # Under TLS, gRPC sees to it.
+                carrier = SocketCarrier(sock, options.address, is_exposed=options.tls is None)
+                handshake = ClientHandshake(options.secret)
+                opening = prefix(Purpose.CALLS)
+                proof, introduction, keys = _introduce(carrier, opening, handshake, give_up_at)
+                carrier.send([proof])
+        except SpeechlessError:
+            if isinstance(first, SpeechlessError):
+                raise first from None
+            raise ProtocolError(
+                f"{options.address}: a gRPC server answers, but it is no courier server"
+            ) from None
+        stack.pop_all()
+        return Dialled(_channel(carrier, keys), introduction)
+
+
+def _speaks_http2(options: LaneOptions, limit_s: float) -> bool:
+    host, port = split_address(options.address)
+    try:
+        with socket.create_connection((resolvable(host), port), limit_s) as sock:
+            sock.settimeout(min(limit_s, _PROBE_S))
+            sock.sendall(HTTP2_PREFACE + _EMPTY_SETTINGS)
+            answer = sock.recv(_FRAME_HEADER_BYTES, socket.MSG_WAITALL)
+    except (OSError, UnicodeError):
+        return False
+    return answer[3:4] == _EMPTY_SETTINGS[3:4]
+
+
+def _channel(carrier: SocketCarrier, keys: SessionKeys) -> Channel:
+    return Channel(carrier, receive_key=keys.replies, send_key=keys.requests)
+
+
+@contextlib.contextmanager
+def _failures(options: LaneOptions) -> Iterator[None]:
+    """Turns what may go wrong while one connects into what a caller sees."""
+    where = options.address
+    try:
+        yield
+    except ServerUnreachableError as error:
+        raise type(error)(f"{where}: {error}") from None
+    except TimeoutError as error:
+        raise ServerUnreachableError(f"{where}: no server introduces itself in time") from error
+    except ssl.SSLError as error:
+        raise AuthenticationError(
+            f"{where}: TLS failed ({_reason(error)}); both sides need certificates of "
+            "the same authority"
+        ) from error
+    except AuthenticationError as error:
+        raise AuthenticationError(f"{where}: {error}") from None
+    except ProtocolError as error:
+        raise type(error)(f"{where}: {error}") from None
+    except OSError as error:
+        raise SpeechlessError(f"{where}: the server hangs up ({error})") from error
+
+
+def _reason(error: ssl.SSLError) -> str:
+    # Of a certificate, this says what is wrong with it.
+    return str(getattr(error, "verify_message", "") or error.reason or error)

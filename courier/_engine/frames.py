@@ -1,0 +1,495 @@
+"""The frame protocol: how calls and answers lie on a stream of bytes. Pure: no I/O.
+
+    frame = header | meta | regions | places | pickle | seal | inline buffers
+
+    header   kind u8, regions u8, meta bytes u16, buffers u32, call u64, pickle bytes u64
+    meta     of a call: the method, in UTF-8, behind its timeout in seconds (f64) if it is timed
+    region   id u64, size u64: memory that both sides share, see `segments`
+    place    size u64, where u64: 0 is inline; otherwise a region of this frame, counted from 1,
+             in the upper 16 bits and the offset in the others
+    seal     32 bytes; only on carriers that others can write to
+
+All numbers are little-endian. Frames come only after the handshake has proved the peer; what is
+wrong in one is a ProtocolError, and ends the connection.
+"""
+
+import enum
+import hmac
+import pickle
+import struct
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from courier._parcel import Parcel, WritableBuffer, allocate, writable_copy
+from courier.errors import AuthenticationError, ProtocolError, UnknownMethodError
+
+_HEADER = struct.Struct("<BBHIQQ")
+_pack_header = _HEADER.pack
+_unpack_header = _HEADER.unpack_from
+_HEADER_BYTES = _HEADER.size
+_PAIR = struct.Struct("<QQ")
+_TIMEOUT = struct.Struct("<d")
+_OFFSET_BITS = 48
+_SEAL_BYTES = 32
+_MAX_NAME_BYTES = 1 << 15
+#: More is no message but a mistake; a place takes 16 bytes.
+_MAX_BUFFERS = 1 << 24
+_MAX_BYTES = 1 << 56
+#: What fits in here is received in one go; longer parts go straight to where they belong.
+_ROOM_BYTES = 1 << 16
+#: Frames up to this size are copied into one piece: cheaper than to gather them.
+SMALL_BYTES = 1 << 15
+
+Chunk = bytes | bytearray | memoryview
+
+
+class Kind(enum.IntEnum):
+    """What a frame says. The client sends the first five."""
+
+    CALL = 1
+    TIMED_CALL = 2
+    CANCEL = 3  # nobody waits for this call any more
+    MORE = 4  # the pickle: how many bytes of items were taken
+    _RESERVED = 5
+    VALUE = 16
+    FAILURE = 17
+    UNKNOWN_METHOD = 18
+    UNPICKLABLE = 19
+    BAD_ARGUMENTS = 20
+    BUSY = 21
+    STOPPING = 22  # this call was not run: the server ends
+    GENERATOR = 23  # items follow under the number of the call
+    END = 24
+    GOODBYE = 25  # no new calls here: the server ends
+
+
+#: Set in the kind of a call whose arguments were compressed; see `compressed`.
+COMPRESSED = 0x80
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Shared memory in which buffers of a frame lie.
+
+    Attributes:
+        number: Names a reused segment on its connection; 0 is memory that is mapped once.
+        size: Bytes in all.
+        is_new: Its descriptor comes with the frame.
+    """
+
+    number: int
+    size: int
+    is_new: bool
+
+
+#: Marks the regions whose descriptor travels with the frame.
+_NEW = 1 << 63
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the buffers of a parcel lie that are not inline.
+
+    Attributes:
+        regions: The shared memory.
+        places: For each buffer of the parcel, region (counted from 1) and offset; None is inline.
+    """
+
+    regions: Sequence[Region]
+    places: Sequence[tuple[int, int] | None]
+
+
+@dataclass(slots=True)
+class Frame:
+    """A frame that has come in whole."""
+
+    kind: int
+    call: int
+    meta: bytes
+    parcel: Parcel
+
+    def method(self) -> tuple[str, float | None]:
+        """Returns the method of a call and its timeout in seconds.
+
+        Raises:
+            ProtocolError: There is none.
+        """
+        name, timeout_s = self.meta, None
+        try:
+            if self.kind & ~COMPRESSED == Kind.TIMED_CALL:
+                (timeout_s,) = _TIMEOUT.unpack_from(name)
+                name = name[_TIMEOUT.size :]
+            return name.decode("utf-8", "surrogatepass"), timeout_s
+        except (struct.error, UnicodeDecodeError) as error:
+            raise ProtocolError("a call without a proper method") from error
+
+
+class Seals:
+    """Seals the frames of one direction in their order; no frame can be left out or repeated."""
+
+    __slots__ = ("_count", "_key")
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._count = 0
+
+    def next(self, *parts: Chunk) -> bytes:
+        """Returns the seal of the next frame."""
+        mac = hmac.new(self._key, self._count.to_bytes(8, "little"), "sha256")
+        for part in parts:
+            mac.update(part)
+        self._count += 1
+        return mac.digest()
+
+
+_NO_PARCEL = Parcel(b"")
+
+
+def encode(
+    kind: int,
+    call: int,
+    parcel: Parcel = _NO_PARCEL,
+    *,
+    meta: bytes = b"",
+    layout: Layout | None = None,
+    seals: Seals | None = None,
+) -> list[Chunk]:
+    """Returns a frame as chunks to be sent in order; small frames are one chunk.
+
+    Frames with seals must be sent in the order in which they were encoded.
+    """
+    data, buffers = parcel.pickle, parcel.buffers
+    if not buffers and seals is None:
+        head = _pack_header(kind, 0, len(meta), 0, call, len(data)) + meta
+        return [head + data] if len(data) <= SMALL_BYTES else [head, data]
+    regions = layout.regions if layout is not None else ()
+    places = layout.places if layout is not None else (None,) * len(buffers)
+    parts = [_pack_header(kind, len(regions), len(meta), len(buffers), call, len(data)), meta]
+    parts += [
+        _PAIR.pack(region.number | (_NEW if region.is_new else 0), region.size)
+        for region in regions
+    ]
+    inline: list[Chunk] = []
+    for buffer, place in zip(buffers, places, strict=True):
+        if place is None:
+            parts.append(_PAIR.pack(len(buffer), 0))
+            inline.append(_plain(buffer))
+        else:
+            parts.append(_PAIR.pack(len(buffer), place[0] << _OFFSET_BITS | place[1]))
+    head = b"".join(parts)
+    chunks: list[Chunk] = [head, data]
+    if seals is not None:
+        chunks.append(seals.next(head, data))
+    chunks += inline
+    if sum(map(len, chunks)) <= SMALL_BYTES:
+        return [b"".join(chunks)]
+    return chunks
+
+
+def compressed(parcel: Parcel) -> Parcel:
+    """Returns a parcel in one compressed piece."""
+    return Parcel(
+        zlib.compress(pickle.dumps((bytes(parcel.pickle), list(map(bytes, parcel.buffers)))), 1)
+    )
+
+
+def decompressed(parcel: Parcel) -> Parcel:
+    """Undoes `compressed`. Call it only for parcels whose sender has been checked.
+
+    Raises:
+        ProtocolError: It is no compressed parcel.
+    """
+    try:
+        data, buffers = pickle.loads(zlib.decompress(parcel.pickle))
+        return Parcel(data, [writable_copy(buffer) for buffer in buffers])
+    except Exception as error:
+        raise ProtocolError("compressed arguments that cannot be read") from error
+
+
+def call_meta(method: str, timeout_s: float | None) -> tuple[int, bytes]:
+    """Returns kind and meta of a call.
+
+    Raises:
+        UnknownMethodError: No method has so long a name.
+    """
+    if timeout_s is None:
+        known = _metas.get(method)
+        if known is not None:
+            return Kind.CALL, known
+    name = method.encode("utf-8", "surrogatepass")
+    if len(name) > _MAX_NAME_BYTES:
+        raise UnknownMethodError(f"no method has a name of {len(name):,} bytes")
+    if timeout_s is None:
+        if len(_metas) < _MAX_METAS:
+            _metas[method] = name
+        return Kind.CALL, name
+    return Kind.TIMED_CALL, _TIMEOUT.pack(timeout_s) + name
+
+
+#: Encoded names of methods.
+_metas: dict[str, bytes] = {}
+_MAX_METAS = 1024
+
+
+def encode_small(kind: int, call: int, meta: bytes, data: Chunk) -> bytes:
+    """Returns a frame without buffers and seal in one piece; what most frames are."""
+    return _pack_header(kind, 0, len(meta), 0, call, len(data)) + meta + data
+
+
+def _plain(buffer: memoryview | WritableBuffer) -> memoryview:
+    return memoryview(buffer).cast("B")
+
+
+#: Gives the memory of the regions of a frame, in their order.
+Mapper = Callable[[Sequence[Region]], Sequence[memoryview]]
+
+
+class FrameReader:
+    """Puts frames together from a stream of bytes.
+
+    Receive into `room()`, then say how much came by `filled()`, which returns the frames that are
+    complete. Not thread-safe. After an error it is of no more use.
+    """
+
+    def __init__(self, mapper: Mapper | None = None, seals: Seals | None = None) -> None:
+        """Makes a reader.
+
+        Args:
+            mapper: Maps regions; None where the carrier has none.
+            seals: Checks the seal of each frame.
+        """
+        self._mapper = mapper
+        self._seals = seals
+        self._memory = bytearray(_ROOM_BYTES)
+        self._view = memoryview(self._memory)
+        #: What has come and is not yet taken lies between these two.
+        self._start = 0
+        self._end = 0
+        #: A frame whose parts are longer than the room.
+        self._long: _LongFrame | None = None
+        self._failure: ProtocolError | AuthenticationError | None = None
+
+    def room(self) -> memoryview:
+        """Returns where the next bytes belong; never empty."""
+        if self._long is not None:
+            return self._long.room()
+        end = self._end
+        return self._view[end:] if end else self._view
+
+    def filled(self, count: int) -> list[Frame]:
+        """Takes note of `count` bytes in the room; returns the frames that are complete.
+
+        Raises:
+            ProtocolError: The peer does not keep to the protocol. Frames that came before are
+                returned first; what follows raises.
+            AuthenticationError: A seal is wrong; the same.
+        """
+        self.check()
+        if self._end == 0 and self._long is None and self._seals is None and count >= _HEADER_BYTES:
+            # One small frame, and nothing before or behind it: by far the most frequent.
+            view = self._view
+            kind, regions, meta_bytes, buffers, call, pickle_bytes = _unpack_header(view)
+            middle = _HEADER_BYTES + meta_bytes
+            if not (buffers or regions) and middle + pickle_bytes == count:
+                meta = bytes(view[_HEADER_BYTES:middle]) if meta_bytes else b""
+                return [Frame(kind, call, meta, Parcel(bytes(view[middle:count])))]
+        frames: list[Frame] = []
+        try:
+            self._take_all(count, frames)
+        except (ProtocolError, AuthenticationError) as error:
+            if not frames:
+                raise
+            self._failure = error
+        return frames
+
+    def check(self) -> None:
+        """Raises what is wrong behind the frames that were returned last; see `filled`."""
+        if self._failure is not None:
+            raise self._failure
+
+    def _take_all(self, count: int, frames: list[Frame]) -> None:
+        long = self._long
+        if long is None:
+            self._end += count
+        else:
+            if not long.filled(count):
+                return
+            self._long = None
+            frames.append(self._finish(long))
+        start, end = self._start, self._end
+        view = self._view
+        is_plain = self._seals is None
+        while end - start >= _HEADER_BYTES:
+            kind, regions, meta_bytes, buffers, call, pickle_bytes = _unpack_header(view, start)
+            if is_plain and not (buffers or regions):
+                middle = start + _HEADER_BYTES + meta_bytes
+                after = middle + pickle_bytes
+                if after <= end:
+                    meta = bytes(view[start + _HEADER_BYTES : middle]) if meta_bytes else b""
+                    frames.append(Frame(kind, call, meta, Parcel(bytes(view[middle:after]))))
+                    start = after
+                    continue
+            self._start = start
+            frame = self._next(regions, meta_bytes, buffers, pickle_bytes)
+            if frame is None:
+                break
+            frames.append(frame)
+            start = self._start
+        else:
+            self._start = start
+        if self._long is None:
+            self._make_room()
+
+    def _make_room(self) -> None:
+        start, end = self._start, self._end
+        if len(self._memory) > _ROOM_BYTES and end - start < _ROOM_BYTES:
+            self._replace_room(_ROOM_BYTES, bytes(self._view[start:end]))
+        elif start == end:
+            self._start = self._end = 0
+        elif start:
+            self._memory[: end - start] = self._memory[start:end]
+            self._start, self._end = 0, end - start
+
+    def _next(self, regions: int, meta_bytes: int, buffers: int, pickle_bytes: int) -> Frame | None:
+        """Takes the next frame out of the room; None if it is not all there."""
+        start = self._start
+        if buffers > _MAX_BUFFERS or pickle_bytes > _MAX_BYTES:
+            raise ProtocolError("a frame announces more than any machine has")
+        head_bytes = _HEADER_BYTES + meta_bytes + _PAIR.size * (regions + buffers)
+        if self._end - start < head_bytes:
+            if self._end == len(self._memory) and head_bytes > len(self._memory) - start:
+                self._grow(head_bytes)
+            return None
+        head = bytes(self._view[start : start + head_bytes])
+        self._start += head_bytes
+        long = _LongFrame(head, sealed=self._seals is not None, mapper=self._mapper)
+        taken = long.take(self._view[self._start : self._end])
+        self._start += taken
+        if long.complete:
+            return self._finish(long)
+        self._long = long
+        self._start = self._end = 0
+        return None
+
+    def _grow(self, size: int) -> None:
+        """Makes the room larger for a head with very many buffers, as far as that has come."""
+        waiting = bytes(self._view[self._start : self._end])
+        self._replace_room(min(size + _HEADER_BYTES, 2 * len(waiting) + _ROOM_BYTES), waiting)
+
+    def _replace_room(self, size: int, waiting: bytes) -> None:
+        self._memory = bytearray(size)
+        self._view = memoryview(self._memory)
+        self._view[: len(waiting)] = waiting
+        self._start, self._end = 0, len(waiting)
+
+    def _finish(self, long: "_LongFrame") -> Frame:
+        if self._seals is not None:
+            long.check(self._seals)
+        return long.frame()
+
+
+class _LongFrame:
+    """A frame whose parts are received straight to where they belong."""
+
+    def __init__(self, head: bytes, *, sealed: bool, mapper: Mapper | None) -> None:
+        kind, regions, meta_bytes, _, call, pickle_bytes = _unpack_header(head)
+        self._head = head
+        self._kind, self._call = kind, call
+        at = _HEADER_BYTES
+        self._meta = head[at : at + meta_bytes]
+        at += meta_bytes
+        self._mapper = mapper
+        self._regions = [
+            Region(number & ~_NEW, size, bool(number & _NEW))
+            for number, size in _PAIR.iter_unpack(head[at : at + regions * _PAIR.size])
+        ]
+        at += regions * _PAIR.size
+        self._places = list(_PAIR.iter_unpack(head[at:]))
+        self._check_places()
+        inline = [size for size, where in self._places if not where]
+        if sum(inline) > _MAX_BYTES:
+            raise ProtocolError("a frame announces more than any machine has")
+        self._pickle: WritableBuffer = bytearray()
+        self._seal = bytearray(_SEAL_BYTES if sealed else 0)
+        self._inline: list[WritableBuffer] = []
+        self._open = self._make_parts(pickle_bytes, inline)
+        self._room = next(self._open, None)
+
+    def _make_parts(self, pickle_bytes: int, inline: Sequence[int]) -> Iterator[memoryview]:
+        """Makes each part when its turn comes: what is only announced takes no memory."""
+        try:
+            self._pickle = allocate(pickle_bytes)
+            if pickle_bytes:
+                yield memoryview(self._pickle)
+            if self._seal:
+                yield memoryview(self._seal)
+            for size in inline:
+                self._inline.append(allocate(size))
+                if size:
+                    yield memoryview(self._inline[-1])
+        except (MemoryError, OSError, OverflowError, ValueError) as error:
+            raise ProtocolError(
+                f"a message of {pickle_bytes + sum(inline):,} bytes does not fit into memory here"
+            ) from error
+
+    def _check_places(self) -> None:
+        if self._regions and self._mapper is None:
+            raise ProtocolError("shared memory where there is none")
+        for size, where in self._places:
+            if where:
+                index, offset = where >> _OFFSET_BITS, where & ((1 << _OFFSET_BITS) - 1)
+                if not 0 < index <= len(self._regions):
+                    raise ProtocolError("a buffer in an unknown region")
+                if offset + size > self._regions[index - 1].size:
+                    raise ProtocolError("a buffer beyond the end of its region")
+
+    @property
+    def complete(self) -> bool:
+        return self._room is None
+
+    def room(self) -> memoryview:
+        assert self._room is not None
+        return self._room
+
+    def filled(self, count: int) -> bool:
+        """Takes note of bytes in the room; returns whether all have come."""
+        assert self._room is not None
+        self._room = self._room[count:] if count < len(self._room) else next(self._open, None)
+        return self._room is None
+
+    def take(self, view: memoryview) -> int:
+        """Copies from bytes that came with the head; returns how many belong to this frame."""
+        taken = 0
+        while taken < len(view) and self._room is not None:
+            count = min(len(self._room), len(view) - taken)
+            self._room[:count] = view[taken : taken + count]
+            taken += count
+            self.filled(count)
+        return taken
+
+    def check(self, seals: Seals) -> None:
+        """Checks the seal.
+
+        Raises:
+            AuthenticationError: It is wrong.
+        """
+        if not hmac.compare_digest(seals.next(self._head, memoryview(self._pickle)), self._seal):
+            raise AuthenticationError("a frame does not carry the seal of its connection")
+
+    def frame(self) -> Frame:
+        inline = iter(self._inline)
+        if not self._regions:
+            return Frame(
+                self._kind, self._call, self._meta, Parcel(memoryview(self._pickle), self._inline)
+            )
+        assert self._mapper is not None
+        memories = self._mapper(self._regions)
+        buffers: list[memoryview | WritableBuffer] = []
+        for size, where in self._places:
+            if where:
+                offset = where & ((1 << _OFFSET_BITS) - 1)
+                buffers.append(memories[(where >> _OFFSET_BITS) - 1][offset : offset + size])
+            else:
+                buffers.append(next(inline))
+        return Frame(self._kind, self._call, self._meta, Parcel(memoryview(self._pickle), buffers))

@@ -1,0 +1,221 @@
+"""What both sides say before the first frame. Pure: bytes in, bytes out.
+
+    client: magic, version, purpose; the name of the server it means (or zeros), its nonce
+    server: length, its nonce, its proof, an introduction (JSON)
+    client: its proof; frames follow
+
+A purpose other than a call is answered at once: a health check takes one byte and no proof.
+
+    session key    = HMAC-SHA256(secret, "courier.v2 session" | client nonce | server nonce)
+    server's proof = HMAC-SHA256(session key, "courier.v2 server" | server's name meant | introduction)
+    client's proof = HMAC-SHA256(session key, "courier.v2 client" | introduction)
+    seals          = keyed with HMAC-SHA256(session key, "courier.v2 requests" or "... replies")
+
+The magic tells our clients from those of gRPC, which begin with "PRI" or, under TLS, with 0x16. The
+proofs cover the introduction, so that nobody on the way can, say, call a method idempotent that is
+not. After `multiprocessing.connection`, made mutual.
+"""
+
+import enum
+import hmac
+import json
+import os
+import struct
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from courier._secret import Secret
+from courier.errors import AuthenticationError, ProtocolError
+
+VERSION = 2
+MAGIC = b"\xc0urier"
+PREFIX_BYTES = len(MAGIC) + 2
+NAME_BYTES = 16
+_NONCE_BYTES = 32
+PROOF_BYTES = 32
+#: What the client says first, behind the prefix.
+HELLO_BYTES = NAME_BYTES + _NONCE_BYTES
+NO_NAME = bytes(NAME_BYTES)
+LENGTH = struct.Struct("<I")
+#: In the place of the length: the server speaks under TLS only.
+TLS_WANTED = 0xFFFF_FFFF
+#: With what HTTP/2, and so gRPC, begins.
+HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+#: An introduction lists the idempotent methods; nobody has a mebibyte of names.
+MAX_WELCOME_BYTES = 1 << 20
+
+
+class Purpose(enum.IntEnum):
+    """Why somebody connects."""
+
+    CALLS = 0
+    HEALTH = 1
+
+
+class Health(enum.IntEnum):
+    """The answer to a health check."""
+
+    NOT_SERVING = 0
+    SERVING = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Introduction:
+    """What a server tells of itself.
+
+    Attributes:
+        name: Of this server in this process, in hex: random, so that no two share one.
+        host: Identifies the running kernel; the same for all on one machine.
+        local: Name of the unix socket of the same server; empty if there is none.
+        idempotent: Methods that a client may send again when it cannot know whether they ran.
+        refusal: Why there will be no connection; empty if there will.
+    """
+
+    name: str
+    host: str = ""
+    local: str = ""
+    idempotent: tuple[str, ...] = ()
+    refusal: str = ""
+
+    def encode(self) -> bytes:
+        """Returns it as bytes."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> "Introduction":
+        """Reads one.
+
+        Raises:
+            ProtocolError: It is none.
+        """
+        try:
+            fields: dict[str, Any] = json.loads(data)
+            made = cls(**{**fields, "idempotent": tuple(fields.get("idempotent", ()))})
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+            raise ProtocolError("the server's introduction cannot be read") from error
+        texts = (made.name, made.host, made.local, made.refusal, *made.idempotent)
+        if not all(isinstance(text, str) for text in texts):
+            raise ProtocolError("the server's introduction cannot be read")
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class SessionKeys:
+    """What both sides derive from the secret and their nonces."""
+
+    requests: bytes
+    replies: bytes
+
+
+class ClientHandshake:
+    """The client's half."""
+
+    def __init__(self, secret: Secret | None, server: bytes = NO_NAME) -> None:
+        """Begins a handshake.
+
+        Args:
+            secret: The program's.
+            server: The name of the server that shall answer; zeros if any may.
+        """
+        self._secret = secret
+        self._server = server
+        self._nonce = os.urandom(_NONCE_BYTES)
+
+    def hello(self) -> bytes:
+        """Returns what the client says first, behind the prefix."""
+        return self._server + self._nonce
+
+    def prove(self, welcome: bytes) -> tuple[bytes, Introduction, SessionKeys]:
+        """Checks what the server said, behind the length; returns the client's proof.
+
+        Raises:
+            AuthenticationError: The server does not hold the secret.
+            ProtocolError: This is no server of ours.
+        """
+        nonce, rest = welcome[:_NONCE_BYTES], welcome[_NONCE_BYTES:]
+        proof, introduction = rest[:PROOF_BYTES], rest[PROOF_BYTES:]
+        if len(proof) < PROOF_BYTES:
+            raise ProtocolError("the server's welcome is too short")
+        key = _session_key(self._secret, self._nonce, nonce)
+        if not hmac.compare_digest(_server_proof(key, self._server, introduction), proof):
+            raise AuthenticationError(
+                "the server does not hold the secret of this client; both must come from the same "
+                "program"
+            )
+        return _client_proof(key, introduction), Introduction.decode(introduction), _keys(key)
+
+
+class ServerHandshake:
+    """The server's half."""
+
+    def __init__(self, secret: Secret | None, introduction: Introduction) -> None:
+        self._secret = secret
+        self._introduction = introduction
+        # Nothing is right before the welcome.
+        self._expected = os.urandom(PROOF_BYTES)
+        self._key = b""
+
+    def welcome(self, hello: bytes) -> bytes:
+        """Answers a hello, with the length before it."""
+        meant, client_nonce = hello[:NAME_BYTES], hello[NAME_BYTES:]
+        introduction = self._introduction
+        if meant not in (NO_NAME, bytes.fromhex(introduction.name)):
+            introduction = Introduction(introduction.name, refusal="another server was meant")
+        encoded = introduction.encode()
+        nonce = os.urandom(_NONCE_BYTES)
+        self._key = _session_key(self._secret, client_nonce, nonce)
+        self._expected = _client_proof(self._key, encoded)
+        body = nonce + _server_proof(self._key, meant, encoded) + encoded
+        return LENGTH.pack(len(body)) + body
+
+    def check(self, proof: bytes) -> SessionKeys:
+        """Checks the client's proof.
+
+        Raises:
+            AuthenticationError: The client does not hold the secret.
+        """
+        if not hmac.compare_digest(self._expected, proof):
+            raise AuthenticationError("the client does not hold the secret")
+        return _keys(self._key)
+
+
+def prefix(purpose: Purpose) -> bytes:
+    """Returns the first bytes of a connection."""
+    return MAGIC + bytes((VERSION, purpose))
+
+
+def read_prefix(data: bytes) -> Purpose:
+    """Reads the first bytes of a connection.
+
+    Raises:
+        ProtocolError: They are not ours, or of another version.
+    """
+    if not data.startswith(MAGIC) or len(data) != PREFIX_BYTES:
+        raise ProtocolError("not a courier client")
+    version, purpose = data[len(MAGIC) :]
+    if version != VERSION:
+        raise ProtocolError(f"version {version} of the protocol; this server speaks {VERSION}")
+    try:
+        return Purpose(purpose)
+    except ValueError as error:
+        raise ProtocolError("connected for an unknown purpose") from error
+
+
+def _session_key(secret: Secret | None, client_nonce: bytes, server_nonce: bytes) -> bytes:
+    key = secret.reveal() if secret is not None else b""
+    return hmac.digest(key, b"courier.v2 session" + client_nonce + server_nonce, "sha256")
+
+
+def _server_proof(key: bytes, meant: bytes, introduction: bytes) -> bytes:
+    return hmac.digest(key, b"courier.v2 server" + meant + introduction, "sha256")
+
+
+def _client_proof(key: bytes, introduction: bytes) -> bytes:
+    return hmac.digest(key, b"courier.v2 client" + introduction, "sha256")
+
+
+def _keys(key: bytes) -> SessionKeys:
+    return SessionKeys(
+        hmac.digest(key, b"courier.v2 requests", "sha256"),
+        hmac.digest(key, b"courier.v2 replies", "sha256"),
+    )

@@ -1,0 +1,530 @@
+"""A server's half of the engine: listens, reads, and has calls answered.
+
+One thread, the poller, reads from all connections. It runs the handlers of methods that have shown
+to be fast itself, which saves two hops between threads; all others go to the pool. If a handler it
+runs takes long after all, another thread takes the poller's place and the first one ends with its
+call. All that the poller knows is in attributes, so that the next one can go on where it stopped.
+"""
+
+import collections
+import contextlib
+import errno
+import logging
+import os
+import resource
+import socket
+import ssl
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Protocol
+
+from courier._address import join_address
+from courier._context import CallContext
+from courier._costs import MethodCosts
+from courier._dispatch import BadArguments, Dispatcher, Outcome
+from courier._engine import reports
+from courier._engine.caller import Caller
+from courier._engine.channel import Channel
+from courier._engine.frames import Kind, decompressed
+from courier._engine.guest import PATIENCE_S, Guest, Way
+from courier._engine.handshake import NAME_BYTES, Introduction
+from courier._engine.listening import BACKLOG
+from courier._engine.place import ABSTRACT, host_name, is_own_user, keep_alive, peer_of
+from courier._engine.watching import READ, make_watcher
+from courier._parcel import Parcel
+from courier._pool import HandlerPool
+from courier._secret import Secret
+from courier.errors import ProtocolError
+
+#: A handler that runs longer in the poller loses it its place.
+_OVERDUE_S = 0.002
+#: The watch sleeps when the poller has run nothing by itself for so long.
+_CALM_S = 0.05
+_TIDY_S = 5.0
+#: A quarter of the descriptors that a process has by default, if they are so few.
+_MAX_GUESTS = min(1024, max(16, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4))
+_NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
+_FULL_PAUSE_S = 0.01
+
+_log = logging.getLogger(__name__)
+
+Redirect = Callable[[socket.socket, bytes], None]
+
+
+class Pollable(Protocol):
+    """What the poller watches."""
+
+    def fileno(self) -> int: ...
+
+    def on_event(self, events: int) -> None: ...
+
+    def hang_up(self) -> None: ...
+
+
+class _Work:
+    __slots__ = ("arguments", "call", "caller", "is_compressed", "number")
+
+    def __init__(
+        self,
+        caller: Caller,
+        number: int,
+        call: CallContext,
+        arguments: Parcel,
+        is_compressed: bool,
+    ) -> None:
+        self.caller = caller
+        self.number = number
+        self.call = call
+        self.arguments = arguments
+        self.is_compressed = is_compressed
+
+
+class Host:
+    """Serves a dispatcher to all who connect and prove themselves. Started and stopped once."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        handlers: HandlerPool,
+        costs: MethodCosts,
+        secret: Secret | None,
+        tls_context: ssl.SSLContext | None,
+        *,
+        listener: socket.socket,
+        redirect: Redirect,
+        keepalive_s: float,
+    ) -> None:
+        """Prepares to serve.
+
+        Args:
+            dispatcher: Runs methods.
+            handlers: Where methods run that are not known to be fast.
+            costs: Knows which are.
+            secret: What clients must prove.
+            tls_context: For connections from elsewhere; None means none.
+            listener: Bound and listening; becomes the host's.
+            redirect: Takes over connections that do not speak our protocol.
+            keepalive_s: Seconds until a client is given up whose machine is silent.
+        """
+        self._dispatcher = dispatcher
+        self._handlers = handlers
+        self.secret = secret
+        self.tls_context = tls_context
+        self._redirect = redirect
+        self._keepalive_s = keepalive_s
+        self.is_healthy = False
+        self._name = os.urandom(NAME_BYTES).hex()
+        self._local, self._local_name = _listen_locally(self._name)
+        self._listener = listener
+        self._lock = threading.Lock()
+        self._guests: collections.OrderedDict[int, Guest] = collections.OrderedDict()
+        self._callers: dict[int, Caller] = {}
+        self._costs = costs
+        self._stopping = False
+        self._over = False
+        # The poller's:
+        self._watcher = make_watcher()
+        self._watched: dict[int, Pollable] = {}
+        self._ready: collections.deque[tuple[int, int]] = collections.deque()
+        self._work: collections.deque[_Work] = collections.deque()
+        self._dirty: dict[Caller, None] = {}
+        self._poller: threading.Thread | None = None
+        #: When the call began that the poller runs by itself; 0.0 while it runs none.
+        self._busy_since = 0.0
+        self._watch_sleeps = True
+        self._watch_wakes = threading.Event()
+        self._watch_thread: threading.Thread | None = None
+        self._turn = threading.Lock()
+        _hosts.add(self)
+
+    def start(self) -> None:
+        """Begins to serve."""
+        self.is_healthy = True
+        self._add(_Listener(self, self._listener, Way.PORT))
+        if self._local is not None:
+            self._add(_Listener(self, self._local, Way.LOCAL))
+        self._new_poller()
+
+    # Who comes
+
+    def introduction(self) -> Introduction:
+        """Returns what a client is told; part of `Reception`."""
+        return Introduction(
+            self._name,
+            host_name() if self._local is not None else "",
+            self._local_name,
+            tuple(self._dispatcher.idempotent_names()),
+        )
+
+    def admit(self, sock: socket.socket, peer: str, way: Way) -> None:
+        """Takes a new connection, which may be anybody's. Thread-safe."""
+        if way is Way.LOCAL and not is_own_user(sock):
+            sock.close()
+            return
+        if way is Way.PORT:
+            with contextlib.suppress(OSError):
+                keep_alive(sock, self._keepalive_s)
+        if self._stopping:
+            sock.close()
+            return
+        guest = Guest(self, sock, peer, way)
+        with self._lock:
+            self._guests[guest.fileno()] = guest
+            is_crowded = len(self._guests) > _MAX_GUESTS
+        self._add(guest)
+        if is_crowded:
+            self.show_out_oldest()
+
+    def show_out_oldest(self) -> bool:
+        """Hangs up on the guest who has waited longest; returns whether there was one."""
+        with self._lock:
+            oldest = next(iter(self._guests.values()), None)
+        if oldest is not None:
+            self.show_out(oldest)
+        return oldest is not None
+
+    def welcome(self, guest: Guest, channel: Channel) -> None:
+        """Makes a caller of a guest who has proved itself; part of `Reception`."""
+        self._forget_guest(guest)
+        caller = Caller(self, channel)
+        self._callers[caller.fileno()] = caller
+        self._watched[caller.fileno()] = caller
+        if self._stopping:
+            caller.say_goodbye()
+        # Frames may have come with the proof; under TLS no poll would tell.
+        caller.on_event(READ)
+
+    def redirect(self, guest: Guest, sock: socket.socket, data: bytes) -> None:
+        """Hands over somebody who speaks another protocol; part of `Reception`."""
+        self._forget_guest(guest)
+        self._remove(guest.fileno())
+        if data and not self._stopping:
+            self._redirect(sock, data)
+        else:
+            sock.close()
+
+    def show_out(self, guest: Guest) -> None:
+        """Hangs up on a guest; part of `Reception`."""
+        self._forget_guest(guest)
+        self._remove(guest.fileno())
+        guest.close()
+
+    def _forget_guest(self, guest: Guest) -> None:
+        with self._lock:
+            self._guests.pop(guest.fileno(), None)
+
+    # What the poller watches
+
+    def _add(self, pollable: Pollable) -> None:
+        descriptor = pollable.fileno()
+        self._watched[descriptor] = pollable
+        self._watcher.watch(descriptor, READ)
+
+    def _remove(self, descriptor: int) -> None:
+        if self._watched.pop(descriptor, None) is not None:
+            self._watcher.forget(descriptor)
+
+    def watch(self, caller: Caller, events: int) -> None:
+        """Changes what is to be noticed of a caller: readable, writable, or both."""
+        self._watcher.watch(caller.fileno(), events)
+
+    def forget(self, caller: Caller) -> None:
+        """Drops a caller who left; before its descriptor is closed."""
+        descriptor = caller.fileno()
+        self._callers.pop(descriptor, None)
+        self._dirty.pop(caller, None)
+        self._remove(descriptor)
+
+    # Calls
+
+    def run(
+        self,
+        caller: Caller,
+        number: int,
+        call: CallContext,
+        arguments: Parcel,
+        *,
+        is_compressed: bool = False,
+    ) -> None:
+        """Has a call answered. For the poller."""
+        if self._stopping:
+            caller.refuse(number, call, Kind.STOPPING, Parcel(b""), at_once=True)
+            return
+        work = _Work(caller, number, call, arguments, is_compressed)
+        if not is_compressed and self._costs.is_fast(call.method):
+            self._work.append(work)
+        else:
+            self._run_aside(work)
+
+    def _run_aside(self, work: _Work) -> None:
+        if not self._handlers.try_submit(lambda: self._run_in_pool(work)):
+            work.caller.refuse(work.number, work.call, Kind.BUSY, Parcel(b""), at_once=True)
+
+    def _run_in_pool(self, work: _Work) -> None:
+        call = work.call
+        if call.cancelled:
+            work.caller.refuse(
+                work.number, call, Kind.BAD_ARGUMENTS, reports.text("cancelled"), at_once=True
+            )
+            return
+        began = time.perf_counter()
+        outcome: Outcome
+        try:
+            arguments = decompressed(work.arguments) if work.is_compressed else work.arguments
+        except ProtocolError as error:
+            outcome = BadArguments(f"{call.method}: {error}")
+        else:
+            outcome = self._dispatcher.run(call.method, arguments, call)
+        # Gone before the answer goes: memory that the client lent us is its own again.
+        arguments = work.arguments = _NOTHING
+        work.caller.answer(work.number, call, outcome, at_once=True)
+        self._costs.learn(call.method, time.perf_counter() - began)
+
+    def run_step(self, step: Callable[[], None]) -> None:
+        """Runs the next step of what was let in before."""
+        if self._handlers.submit_anyway(step).cancelled():
+            step()
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether calls wait for a thread that is busy with something longer."""
+        return self._handlers.has_waiting
+
+    # The poller
+
+    def _new_poller(self) -> None:
+        thread = threading.Thread(target=self._poll, name="courier-poller", daemon=True)
+        self._poller = thread
+        thread.start()
+
+    def _poll(self) -> None:
+        me = threading.current_thread()
+        tidied_at = time.monotonic()
+        while self._poller is me and not self._over:
+            try:
+                if self._work:
+                    self._run_work(me)
+                    continue
+                if self._dirty:
+                    self._flush()
+                if self._ready:
+                    self._react(*self._ready.popleft())
+                    continue
+                self._ready.extend(self._watcher.poll(_TIDY_S))
+            except Exception:  # noqa: BLE001 - one bad connection must not end all others
+                _log.exception("a courier server met an error of its own")
+            if self._stopping:
+                while self.show_out_oldest():
+                    pass
+            if time.monotonic() - tidied_at > _TIDY_S:
+                self._tidy()
+                tidied_at = time.monotonic()
+
+    def _react(self, descriptor: int, events: int) -> None:
+        pollable = self._watched.get(descriptor)
+        if pollable is None:
+            return
+        try:
+            pollable.on_event(events)
+        except Exception:
+            # Whatever it was, it would come again and again.
+            pollable.hang_up()
+            raise
+
+    def _flush(self) -> None:
+        dirty, self._dirty = self._dirty, {}
+        for caller in dirty:
+            caller.flush()
+
+    def _run_work(self, me: threading.Thread) -> None:
+        work = self._work.popleft()
+        handlers = self._handlers
+        if not handlers.enter():
+            self._run_aside(work)
+            return
+        call, caller = work.call, work.caller
+        self._busy_since = began = time.perf_counter()
+        if self._watch_sleeps:
+            self._wake_watch()
+        try:
+            outcome = self._dispatcher.run(call.method, work.arguments, call)
+            work.arguments = _NOTHING
+            with self._turn:
+                mine = self._poller is me
+                if mine:
+                    self._busy_since = 0.0
+            # The answers of calls that came together go together.
+            at_once = not (mine and self._work)
+            caller.answer(work.number, call, outcome, at_once=at_once)
+            if not at_once:
+                self._dirty[caller] = None
+            self._costs.learn(call.method, time.perf_counter() - began)
+        except Exception:
+            caller.hang_up()  # nobody would answer otherwise
+            raise
+        finally:
+            handlers.leave()
+
+    def _tidy(self) -> None:
+        now = time.monotonic()
+        with self._lock:
+            late = [g for g in self._guests.values() if now - g.came_at > PATIENCE_S]
+        for guest in late:
+            self.show_out(guest)
+        for caller in list(self._callers.values()):
+            caller.tidy()
+
+    # The watch
+
+    def _wake_watch(self) -> None:
+        self._watch_sleeps = False
+        if self._watch_thread is None:
+            self._watch_thread = threading.Thread(
+                target=self._watch_poller, name="courier-watch", daemon=True
+            )
+            self._watch_thread.start()
+        self._watch_wakes.set()
+
+    def _watch_poller(self) -> None:
+        calm_since = time.perf_counter()
+        while not self._over:
+            time.sleep(_OVERDUE_S)
+            now = time.perf_counter()
+            since = self._busy_since
+            if since:
+                calm_since = now
+                if now - since > _OVERDUE_S:
+                    self._replace_poller(now)
+            elif now - calm_since > _CALM_S:
+                self._watch_wakes.clear()
+                self._watch_sleeps = True
+                if not self._busy_since:  # a call may have begun just before
+                    self._watch_wakes.wait()
+                self._watch_sleeps = False
+                calm_since = time.perf_counter()
+
+    def _replace_poller(self, now: float) -> None:
+        with self._turn:
+            if not self._busy_since or now - self._busy_since <= _OVERDUE_S:
+                return
+            self._busy_since = 0.0
+            self._new_poller()
+
+    # The end
+
+    def begin_stop(self) -> None:
+        """Takes no more connections and calls; those that run go on."""
+        self.is_healthy = False
+        self._stopping = True
+        for listener in (self._listener, self._local):
+            if listener is not None:
+                self._remove(listener.fileno())
+                listener.close()
+        self._watcher.wake()  # the poller sees the guests out
+        for caller in list(self._callers.values()):
+            caller.say_goodbye()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no call is open, and no answer on its way."""
+        return not self._work and not any(c.is_busy for c in list(self._callers.values()))
+
+    def cancel_all(self) -> None:
+        """Tells all handlers that nobody waits any more."""
+        for caller in list(self._callers.values()):
+            caller.cancel_all()
+
+    def end(self) -> list[str]:
+        """Hangs up on everybody; returns names of threads that still run."""
+        self._over = True
+        self._watch_wakes.set()
+        self._watcher.wake()
+        threads = [t for t in (self._poller, self._watch_thread) if t is not None]
+        for thread in threads:
+            if thread is not threading.current_thread():
+                thread.join(1.0)
+        for caller in list(self._callers.values()):
+            caller.hang_up()
+        for work in self._work:
+            work.call.end()
+        self._work.clear()
+        alive = [thread.name for thread in threads if thread.is_alive()]
+        if not alive:
+            self._watcher.close()
+        return alive
+
+    def survive_fork(self) -> None:
+        """Closes, in a forked child, what belongs to the parent: its port must not outlive it."""
+        for sock in (self._listener, self._local):
+            if sock is not None:
+                sock.close()
+        for guest in list(self._guests.values()):
+            guest.close()
+        for caller in list(self._callers.values()):
+            caller.drop()
+
+
+_NOTHING = Parcel(b"")
+_hosts: "weakref.WeakSet[Host]" = weakref.WeakSet()
+
+
+def _survive_fork() -> None:
+    for host in list(_hosts):
+        host.survive_fork()
+
+
+os.register_at_fork(after_in_child=_survive_fork)
+
+
+class _Listener:
+    """A listening socket."""
+
+    def __init__(self, host: Host, sock: socket.socket, way: Way) -> None:
+        sock.setblocking(False)
+        self._host = host
+        self._socket = sock
+        self._way = way
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def on_event(self, events: int) -> None:  # noqa: ARG002 - there is one kind to expect
+        # Several at once, but not without end: others wait.
+        for _ in range(64):
+            try:
+                sock, address = self._socket.accept()
+            except OSError as error:
+                # No descriptor is left: somebody who has proved nothing gives his. Without
+                # anybody, a pause: the listener would be ready again at once.
+                if error.errno in _NO_DESCRIPTORS and not self._host.show_out_oldest():
+                    time.sleep(_FULL_PAUSE_S)
+                return
+            self._host.admit(sock, _describe_peer(sock, address), self._way)
+
+    def hang_up(self) -> None:
+        """Goes on: to listen no more would end the server."""
+
+
+def _describe_peer(sock: socket.socket, address: object) -> str:
+    if isinstance(address, tuple):
+        return join_address(*address[:2])
+    with contextlib.suppress(OSError):
+        return f"process {peer_of(sock)[0]} of this machine"
+    return "this machine"
+
+
+def _listen_locally(name: str) -> tuple[socket.socket | None, str]:
+    """Listens at a unix socket whose name is no file, so that nothing can be left of it."""
+    if not ABSTRACT or not host_name():
+        return None, ""
+    address = f"\0courier/{name}"
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.bind(address)
+        sock.listen(BACKLOG)
+    except OSError:
+        sock.close()
+        return None, ""
+    return sock, address

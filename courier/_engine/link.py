@@ -1,0 +1,465 @@
+"""The client's half of one connection: whoever waits, reads.
+
+There is no thread between a caller and the socket. The first of the callers that wait becomes the
+leader: it reads, and settles the calls of the others, until its own is answered; then it makes one
+of those that wait the next leader. Calls that nobody waits for are looked after by the attendant.
+(Leader/followers: D. Schmidt et al., POSA 2. A hop to another thread costs as much as the whole
+round trip through the socket.)
+
+What must hold, and was found the hard way by those before us:
+
+- Who follows first tells that it does, and then looks once more whether there is a leader; who
+  leaves first gives up the lead, and then looks for followers. Otherwise a wake-up is missed.
+- A leader never blocks on writing: both sides would wait for each other to read.
+"""
+
+import contextlib
+import itertools
+import select
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from courier._engine.attendant import ATTENDANT
+from courier._engine.channel import Channel, NothingSentError
+from courier._engine.frames import Frame
+from courier._parcel import Parcel
+from courier.errors import CourierError, ServerLostError
+
+#: So many bytes are sent without waiting for more.
+_ENOUGH_BYTES = 1 << 15
+#: After so long a rest one looks whether the server is still there before one sends.
+_REST_S = 0.001
+#: How often a leader looks whether another thread has ended what it waits for.
+_LOOK_S = 0.02
+#: What poll and locks bear; those who wait look again.
+_LONGEST_S = 1e6
+_NOT_BLOCKING = (False,)
+#: A writer whose connection is full looks so often whether somebody still reads.
+_FULL_S = 0.02
+
+
+class Exchange(Protocol):
+    """A call, or a stream of items: what frames of one number belong to."""
+
+    #: One for each thread that waits for this and does not lead; opened to wake it.
+    gates: "list[threading.Lock]"
+    #: Of its frames, on its link.
+    number: int
+    #: Whether another thread than the one that waits may end it.
+    is_shared: bool
+    #: Monotonic time after which nobody waits any more.
+    deadline: float | None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether there is something to take, for whoever waits."""
+
+    def accept(self, frame: Frame) -> None:
+        """Takes a frame that came for it. Does not raise, nor block."""
+
+    def take_back(self, reason: str) -> None:
+        """Hears that nothing of it was sent."""
+
+    def lose(self, error: ServerLostError) -> None:
+        """Hears that no more frames will come here."""
+
+    def expire(self) -> None:
+        """Hears that its deadline is over."""
+
+    def end(self, error: CourierError) -> None:
+        """Hears that it was given up."""
+
+
+class Link:
+    """One connection to a server that has proved itself. Thread-safe."""
+
+    def __init__(
+        self, channel: Channel, idempotent: frozenset[str], on_end: Callable[["Link"], None]
+    ) -> None:
+        """Takes over a connection.
+
+        Args:
+            channel: The connection.
+            idempotent: Methods that the server says to be harmless when they run twice.
+            on_end: Called once when no new calls can begin here.
+        """
+        self._channel = channel
+        self.idempotent = idempotent
+        self._on_end = on_end
+        self._numbers = itertools.count(1)
+        self._open: dict[int, Exchange] = {}
+        #: Held by the leader.
+        self._lead = threading.Lock()
+        #: Who leads, as threads are numbered; 0 is nobody.
+        self._leader = 0
+        #: Whether the leader hands out what it has read.
+        self._hands_out = False
+        #: Those who wait for another one to read, by their gates, in the order in which they came.
+        self._followers: dict[threading.Lock, Exchange] = {}
+        #: How often somebody has led; tells the attendant whether anybody does.
+        self.leads = 0
+        #: Whether the attendant looks after this link.
+        self.attended = False
+        #: Whether the attendant found that another one leads, and must be called again.
+        self.passed_over = False
+        self._ended = False
+        self._used_at = time.monotonic()
+        self._lost: ServerLostError | None = None
+        self._state = threading.Lock()
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether new calls can begin here."""
+        return not self._ended
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the connection is gone."""
+        return self._lost is not None
+
+    @property
+    def needs_attention(self) -> bool:
+        """Whether calls are open or frames unsent."""
+        return not self.is_lost and bool(self._open or self._channel.is_pending)
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether frames wait to be sent."""
+        return self._channel.is_pending
+
+    def fileno(self) -> int:
+        return self._channel.carrier.fileno()
+
+    def refresh(self) -> bool:
+        """Looks, after a rest, whether the server has left; returns whether calls can begin."""
+        if not self._open:
+            now = time.monotonic()
+            if now - self._used_at > _REST_S:
+                self.read_now()
+            self._used_at = now
+        return not self._ended
+
+    # Sending
+
+    def begin(
+        self, exchange: Exchange, kind: int, meta: bytes, parcel: Parcel, *, at_once: bool
+    ) -> None:
+        """Sends the first frame of an exchange.
+
+        If the connection is full, this blocks until it is not. If it is lost, the exchange hears
+        of that.
+
+        Args:
+            exchange: Gets the frames that come back.
+            kind: Of the frame.
+            meta: Of the frame.
+            parcel: Of the frame.
+            at_once: Not only together with others, a little later.
+        """
+        number = next(self._numbers)
+        is_first = not self._open
+        exchange.number = number
+        self._open[number] = exchange
+        channel = self._channel
+        try:
+            if at_once or is_first:
+                if not channel.send(kind, number, parcel, meta):
+                    self.send_out()
+            else:
+                channel.post(kind, number, parcel, meta=meta)
+                if channel.unsent_bytes >= _ENOUGH_BYTES:
+                    self.send_out()
+        except NothingSentError as error:
+            self._open.pop(number, None)
+            self.fail(f"the connection broke: {error}")
+            exchange.take_back(str(error))
+        except OSError as error:
+            self.fail(f"the connection broke: {error}")
+        if self._lost is not None:
+            self._settle_lost(number)
+
+    def post(self, kind: int, number: int, parcel: Parcel) -> None:
+        """Sends a later frame of an exchange, as far as that does not block."""
+        self._channel.post(kind, number, parcel)
+        try:
+            self._channel.flush()
+        except OSError as error:
+            self.fail(f"the connection broke: {error}")
+
+    def send_out(self) -> None:
+        """Sends all that waits to be sent; reads meanwhile if nobody else does."""
+        try:
+            while not self._channel.flush():
+                self._wait_until_it_takes_more()
+                if self._lost is not None:
+                    return
+        except OSError as error:
+            self.fail(f"the connection broke: {error}")
+
+    def flush(self) -> bool:
+        """Sends what can be sent now; returns whether that was all."""
+        try:
+            return self._channel.flush()
+        except OSError as error:
+            self.fail(f"the connection broke: {error}")
+            return True
+
+    def _wait_until_it_takes_more(self) -> None:
+        if self.read_now():
+            poll_once(self.fileno(), select.POLLOUT | select.POLLIN, _FULL_S)
+        else:
+            # Who reads may leave at any time: look again soon.
+            poll_once(self.fileno(), select.POLLOUT, _FULL_S)
+
+    # Waiting
+
+    def wait(self, exchange: Exchange, deadline: float | None) -> None:
+        """Waits, until a monotonic time at most, for something to come for this exchange.
+
+        May return early; ask the exchange whether it is ready.
+        """
+        leads: list[bool] = []
+        try:
+            # Inside of extend(), no Ctrl-C can come between the lock and the note of it.
+            leads.extend(map(self._lead.acquire, _NOT_BLOCKING))
+            if leads[0]:
+                self._leader = threading.get_ident()
+                self.leads += 1
+                self._read_until_ready(exchange, deadline)
+        finally:
+            if leads and leads[0]:
+                self._resign()
+        if not leads[0]:
+            if self._leader == threading.get_ident():
+                self._lead_again(exchange, deadline)
+            else:
+                self._follow(exchange, deadline)
+
+    def _lead_again(self, exchange: Exchange, deadline: float | None) -> None:
+        """Goes on as the leader, which this thread is already."""
+        if self._hands_out:
+            # What came made another call: a callback, or an object that was unpickled.
+            self._read_until_ready(exchange, deadline)
+        else:
+            # A Ctrl-C kept it from resigning.
+            self._resign()
+
+    def _read_until_ready(self, exchange: Exchange, deadline: float | None) -> None:
+        channel = self._channel
+        while not exchange.is_ready and self._lost is None:
+            if channel.is_pending and not self.flush():
+                self._poll(select.POLLIN | select.POLLOUT, deadline)
+                self._read(wait=False)
+            elif exchange.is_shared:
+                # Nobody can wake a leader, so that it looks by itself whether it was given up.
+                soon = time.monotonic() + _LOOK_S
+                if self._poll(select.POLLIN, soon if deadline is None else min(soon, deadline)):
+                    self._read(wait=False)
+            elif deadline is None:
+                self._read(wait=True)
+            elif self._poll(select.POLLIN, deadline):
+                self._read(wait=False)
+            if deadline is not None and time.monotonic() >= deadline:
+                return
+
+    def _poll(self, events: int, deadline: float | None) -> bool:
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        return poll_once(self.fileno(), events, left)
+
+    def _follow(self, exchange: Exchange, deadline: float | None) -> None:
+        gate = threading.Lock()
+        gate.acquire()
+        leaves = True
+        try:
+            exchange.gates.append(gate)
+            self._followers[gate] = exchange
+            if not exchange.is_ready and self._lost is None and self._lead.locked():
+                gate.acquire(timeout=seconds_until(deadline))
+            # Otherwise it tries to lead next.
+            leaves = exchange.is_ready or seconds_until(deadline) == 0.0
+        finally:
+            self._followers.pop(gate, None)
+            with contextlib.suppress(ValueError):
+                exchange.gates.remove(gate)
+            if leaves:
+                # It may have been woken to lead.
+                self.hand_on()
+
+    def _resign(self) -> None:
+        self._leader = 0
+        self._lead.release()
+        if self._lost is not None:
+            self._close_if_lost()
+        elif self.passed_over:
+            self.passed_over = False
+            ATTENDANT.watch(self)
+        if self._followers:
+            self.hand_on()
+
+    def hand_on(self) -> None:
+        """Wakes one who follows, so that somebody leads."""
+        followers = self._followers
+        while followers and not self._lead.locked():
+            try:
+                gate = next(iter(followers))
+                exchange = followers.pop(gate)
+            except (StopIteration, KeyError, RuntimeError):
+                continue  # another thread changed it
+            if not exchange.is_ready:
+                open_gate(gate)
+                return
+
+    # Reading, by the leader only
+
+    def read_now(self) -> bool:
+        """Takes what is there if nobody leads; returns whether that was so. For the attendant."""
+        leads: list[bool] = []
+        try:
+            leads.extend(map(self._lead.acquire, _NOT_BLOCKING))
+            if leads[0]:
+                self._leader = threading.get_ident()
+                while self._lost is None and self._read(wait=False):
+                    pass
+        finally:
+            if leads and leads[0]:
+                self._resign()
+        return leads[0]
+
+    def _read(self, *, wait: bool) -> bool:
+        """Receives once and hands out the frames; returns whether something came."""
+        channel = self._channel
+        came = False
+        try:
+            while True:
+                frames = channel.receive(wait=wait)
+                if frames is None:
+                    self.fail("the server closed the connection")
+                    return False
+                came = True
+                exchanges = self._open
+                self._hands_out = True
+                for frame in frames:
+                    exchange = exchanges.get(frame.call)
+                    if exchange is not None:
+                        exchange.accept(frame)
+                    elif frame.call == 0:
+                        self._end()
+                self._hands_out = False
+                channel.check()
+                if not channel.carrier.hides_arrivals:
+                    return True
+                wait = False
+        except BlockingIOError:
+            return came
+        except (OSError, CourierError) as error:
+            self.fail(f"the connection broke: {error}")
+            return False
+        except BaseException:
+            self._hands_out = False
+            # A Ctrl-C while nothing came does no harm; later, frames may be half taken.
+            if self._channel.carrier.arrived:
+                self.fail("the thread that read from the connection was interrupted")
+            raise
+
+    # The end
+
+    def replace(self, number: int, exchange: Exchange) -> None:
+        """Gives the frames of a number to another exchange from now on. For the leader."""
+        self._open[number] = exchange
+
+    def forget(self, number: int) -> None:
+        """Drops an exchange that is over."""
+        self._open.pop(number, None)
+
+    def expire(self, now: float) -> float | None:
+        """Ends what has waited too long; returns the next deadline."""
+        nearest: float | None = None
+        for exchange in list(self._open.values()):
+            deadline = exchange.deadline
+            if deadline is None:
+                continue
+            if deadline <= now:
+                exchange.expire()
+            elif nearest is None or deadline < nearest:
+                nearest = deadline
+        return nearest
+
+    def _end(self) -> None:
+        """Begins no more calls here; those that are open go on."""
+        with self._state:
+            if self._ended:
+                return
+            self._ended = True
+        self._on_end(self)
+
+    def fail(self, reason: str) -> None:
+        """Gives the connection up; everything open hears of it. Safe to call twice."""
+        with self._state:
+            if self._lost is not None:
+                return
+            self._lost = ServerLostError(reason)
+        self._channel.shut()
+        self._end()
+        for number in list(self._open):
+            self._settle_lost(number)
+        self._close_if_lost()
+
+    def _close_if_lost(self) -> None:
+        # Whoever reads now does this when it resigns.
+        if self._lost is not None and self._lead.acquire(blocking=False):
+            try:
+                if not self._channel.is_closed:
+                    ATTENDANT.dismiss(self, self.fileno())
+                    self._channel.close()
+            finally:
+                self._lead.release()
+
+    def _settle_lost(self, number: int) -> None:
+        exchange = self._open.pop(number, None)
+        if exchange is not None:
+            assert self._lost is not None
+            exchange.lose(self._lost)
+
+    def close(self, error: CourierError) -> None:
+        """Gives the connection up; everything open ends with this error."""
+        for exchange in list(self._open.values()):
+            exchange.end(error)
+        self.fail("the client was closed")
+
+    def drop(self) -> None:
+        """Forgets the connection in a forked child; the parent goes on with it."""
+        self._channel.carrier.close()
+
+    def tidy(self) -> None:
+        """Gives back what was not used for long, unless somebody reads just now."""
+        if self._lead.acquire(blocking=False):
+            try:
+                self._channel.tidy()
+            finally:
+                self._resign()
+
+
+def poll_once(descriptor: int, events: int, timeout_s: float | None) -> bool:
+    """Waits for a socket; returns whether it is ready. One that was closed is."""
+    if descriptor < 0:
+        return True
+    poll = select.poll()
+    poll.register(descriptor, events)
+    return bool(poll.poll(None if timeout_s is None else min(timeout_s, _LONGEST_S) * 1000))
+
+
+def seconds_until(deadline: float | None) -> float:
+    """Returns what is left until a monotonic time, as a lock wants it; -1 is for ever."""
+    if deadline is None:
+        return -1
+    return min(max(0.0, deadline - time.monotonic()), _LONGEST_S)
+
+
+def open_gate(gate: threading.Lock) -> None:
+    """Wakes whoever waits at a gate; it may have been opened already."""
+    try:
+        gate.release()
+    except RuntimeError:
+        return

@@ -1,0 +1,132 @@
+"""Which of many descriptors are ready: epoll where there is one, poll elsewhere.
+
+Other threads may change what is watched, and wake whoever polls, at any time.
+"""
+
+import contextlib
+import os
+import select
+import threading
+from typing import Protocol
+
+READ = select.POLLIN
+WRITE = select.POLLOUT
+#: The peer has hung up, though nobody reads. Where the system cannot tell, one finds out later.
+HANG_UP = getattr(select, "EPOLLRDHUP", 0)
+
+
+class Watcher(Protocol):
+    """Watches descriptors. Only `poll` is for one thread."""
+
+    def watch(self, descriptor: int, events: int, *, once: bool = False) -> None:
+        """Says what is to be noticed of a descriptor, from now on or once."""
+
+    def forget(self, descriptor: int) -> None:
+        """Notices nothing of it any more."""
+
+    def poll(self, timeout_s: float) -> list[tuple[int, int]]:
+        """Waits for events; returns descriptors with theirs, maybe none."""
+
+    def wake(self) -> None:
+        """Has `poll` return. Safe in finalisers and signal handlers."""
+
+    def close(self) -> None:
+        """Gives everything back; nobody may use it any more."""
+
+
+def make_watcher() -> Watcher:
+    """Returns the best that this system has."""
+    return EpollWatcher() if hasattr(select, "epoll") and hasattr(os, "eventfd") else PollWatcher()
+
+
+class EpollWatcher:
+    """On Linux: a system call takes as long however many descriptors there are."""
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self._alarm = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._epoll.register(self._alarm, select.EPOLLIN)
+        self._poll = self._epoll.poll
+
+    def watch(self, descriptor: int, events: int, *, once: bool = False) -> None:
+        wanted = events | (select.EPOLLONESHOT if once else 0)
+        # A descriptor that has been closed meanwhile, or a watcher, is no longer of interest.
+        with contextlib.suppress(OSError, ValueError):
+            try:
+                self._epoll.modify(descriptor, wanted)
+            except FileNotFoundError:
+                self._epoll.register(descriptor, wanted)
+
+    def forget(self, descriptor: int) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            self._epoll.unregister(descriptor)
+
+    def poll(self, timeout_s: float) -> list[tuple[int, int]]:
+        events = self._poll(timeout_s)
+        for event in events:
+            if event[0] == self._alarm:
+                events.remove(event)
+                with contextlib.suppress(OSError):
+                    os.eventfd_read(self._alarm)
+                break
+        return events
+
+    def wake(self) -> None:
+        with contextlib.suppress(OSError):
+            os.eventfd_write(self._alarm, 1)
+
+    def close(self) -> None:
+        self._epoll.close()
+        os.close(self._alarm)
+
+
+class PollWatcher:
+    """Elsewhere."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._wanted: dict[int, tuple[int, bool]] = {}
+        self._alarm, self._bell = os.pipe()
+        for end in (self._alarm, self._bell):
+            os.set_blocking(end, False)
+
+    def watch(self, descriptor: int, events: int, *, once: bool = False) -> None:
+        if descriptor < 0:
+            return
+        with self._lock:
+            self._wanted[descriptor] = (events, once)
+        self.wake()
+
+    def forget(self, descriptor: int) -> None:
+        with self._lock:
+            self._wanted.pop(descriptor, None)
+
+    def poll(self, timeout_s: float) -> list[tuple[int, int]]:
+        poll = select.poll()
+        poll.register(self._alarm, READ)
+        with self._lock:
+            for descriptor, (events, _) in self._wanted.items():
+                poll.register(descriptor, events)
+        found = []
+        for descriptor, events in poll.poll(timeout_s * 1000):
+            if descriptor == self._alarm:
+                with contextlib.suppress(OSError):
+                    os.read(self._alarm, 4096)
+                continue
+            with self._lock:
+                wanted = self._wanted.get(descriptor)
+                if events & select.POLLNVAL:  # closed
+                    self._wanted.pop(descriptor, None)
+                    continue
+                if wanted is not None and wanted[1]:
+                    self._wanted[descriptor] = (0, True)
+            found.append((descriptor, events))
+        return found
+
+    def wake(self) -> None:
+        with contextlib.suppress(OSError):
+            os.write(self._bell, b"!")
+
+    def close(self) -> None:
+        os.close(self._alarm)
+        os.close(self._bell)

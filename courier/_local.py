@@ -1,0 +1,493 @@
+"""The lane within one process: the method runs without a socket, if it can in the caller's thread.
+
+What is copied is packed and unpacked as on any other way, so that a program behaves the same when
+its nodes move apart; sharing hands over the objects themselves.
+"""
+
+import asyncio
+import enum
+import heapq
+import itertools
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from courier import _dispatch as outcomes
+from courier._abandoned import clear_up
+from courier._context import CallContext
+from courier._costs import MethodCosts
+from courier._dispatch import Dispatcher, Items
+from courier._engine.lane import WireLane
+from courier._lane import (
+    Given,
+    Lane,
+    LaneOptions,
+    PendingCall,
+    Raised,
+    Refused,
+    Reply,
+    Returned,
+    Streams,
+)
+from courier._parcel import Parcel, pack, unshared
+from courier._pool import HandlerPool
+from courier._secret import Secret
+from courier.errors import (
+    CallCancelledError,
+    CallTimeoutError,
+    CourierError,
+    SerializationError,
+    ServerBusyError,
+    ServerLostError,
+    UnknownMethodError,
+)
+
+
+class InProcess(enum.Enum):
+    """What callers in the server's own process get."""
+
+    COPY = "copy"
+    SHARE = "share"
+    WIRE = "wire"
+
+
+class LocalServer(Protocol):
+    """What this lane must know of a server."""
+
+    secret: Secret | None
+    in_process: InProcess
+    dispatcher: Dispatcher
+    handlers: HandlerPool
+    costs: MethodCosts
+
+    @property
+    def takes_calls(self) -> bool: ...
+
+    def begin(self, call: "LocalCall") -> bool: ...
+
+    def end(self, call: "LocalCall") -> None: ...
+
+
+_servers: dict[str, "weakref.ref[LocalServer]"] = {}
+
+
+def announce(address: str, server: LocalServer) -> None:
+    """Lets clients in this process find a server."""
+    _servers[address] = weakref.ref(server)
+
+
+def withdraw(address: str, server: LocalServer) -> None:
+    """Undoes `announce`."""
+    found = _servers.get(address)
+    if found is not None and found() is server:
+        del _servers[address]
+
+
+def _find(address: str, secret: Secret | None) -> LocalServer | None:
+    reference = _servers.get(address)
+    if reference is None:
+        return None
+    server = reference()
+    if server is None or server.secret != secret or not server.takes_calls:
+        return None  # the other way finds the words for it
+    return server
+
+
+# A forked child does not serve what its parent serves.
+os.register_at_fork(after_in_child=_servers.clear)
+
+
+class LocalLane:
+    """Implements `courier._lane.Lane`: here if the server is here, otherwise by the engine."""
+
+    def __init__(self, options: LaneOptions) -> None:
+        self._options = options
+        self._lock = threading.Lock()
+        self._wire: Lane | None = None
+        self._closed = False
+        self._stopped_waiting = False
+        self._calls: weakref.WeakSet[LocalCall] = weakref.WeakSet()
+
+    def submit(
+        self,
+        method: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        timeout_s: float | None,
+        *,
+        blocking: bool,
+    ) -> PendingCall:
+        if _servers:
+            clear_up()
+            server = _find(self._options.address, self._options.secret)
+            if server is not None and server.in_process is not InProcess.WIRE and not self._closed:
+                call = LocalCall(self._options.address, server, method, timeout_s)
+                with self._lock:
+                    self._calls.add(call)
+                if call.begin(args, kwargs, blocking=blocking):
+                    return call
+        wire = self._wire or self._open_wire()
+        return wire.submit(method, args, kwargs, timeout_s, blocking=blocking)
+
+    def _open_wire(self) -> Lane:
+        with self._lock:
+            if self._wire is None:
+                self._wire = WireLane(self._options)
+                if self._stopped_waiting:
+                    self._wire.stop_waiting()
+                if self._closed:
+                    self._wire.close()
+            return self._wire
+
+    def stop_waiting(self) -> None:
+        with self._lock:
+            self._stopped_waiting = True
+            wire = self._wire
+        if wire is not None:
+            wire.stop_waiting()
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            wire = self._wire
+            calls = list(self._calls)
+        for call in calls:
+            call.cancel()
+        if wire is not None:
+            wire.close()
+
+    def drop(self) -> None:
+        if self._wire is not None:
+            self._wire.drop()
+
+
+class LocalCall:
+    """One call within this process. Implements `courier._lane.PendingCall`."""
+
+    def __init__(
+        self, address: str, server: LocalServer, method: str, timeout_s: float | None
+    ) -> None:
+        self._server = server
+        self._method = method
+        self._where = f"{address}: {method}"
+        self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        self._context = CallContext(
+            method, f"process {os.getpid()}, which is the server's own", timeout_s
+        )
+        self._lock = threading.Lock()
+        self._done: threading.Event | None = None
+        self._is_timed = False
+        self._stream: _LocalStream | None = None
+        self._outcome: Reply | Exception | None = None
+        self._callback: Callable[[PendingCall], None] | None = None
+
+    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, blocking: bool) -> bool:
+        """Runs the method, here or in the server's pool; returns False if the server has stopped.
+
+        Raises:
+            SerializationError: The arguments cannot be pickled.
+        """
+        server = self._server
+        copies = server.in_process is InProcess.COPY
+        arguments = unshared(pack((args, kwargs))) if copies else None
+
+        def run() -> None:
+            try:
+                self._run(arguments, args, kwargs)
+            finally:
+                if self._stream is None:
+                    server.end(self)
+
+        if not server.begin(self):
+            return False
+        may_stay = blocking and self._deadline is None and server.costs.is_fast(self._method)
+        if may_stay and _is_plain_thread() and server.handlers.enter():
+            try:
+                run()
+            finally:
+                server.handlers.leave()
+            return True
+        self._done = threading.Event()
+        if not server.handlers.try_submit(run):
+            server.end(self)
+            self._settle(
+                ServerBusyError(
+                    f"{self._where}: all handlers are busy and the queue is full; nothing was run"
+                )
+            )
+        elif not blocking:
+            self.hurry()
+        return True
+
+    def _run(self, arguments: Parcel | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._outcome is not None:
+            return
+        server, context = self._server, self._context
+        began = time.perf_counter()
+        outcome: outcomes.Outcome | outcomes.SharedValue
+        if arguments is not None:
+            outcome = server.dispatcher.run(self._method, arguments, context)
+        else:
+            outcome = server.dispatcher.run_shared(self._method, args, kwargs, context)
+        server.costs.learn(self._method, time.perf_counter() - began)
+        if isinstance(outcome, Items):
+            context.continue_as_generator()
+            stream = self._stream = _LocalStream(
+                self._server, self, outcome, context, self._where, self._deadline
+            )
+            if not self._settle(Streams(stream)):
+                stream.close()
+        else:
+            context.answered()
+            self._settle(_reply(outcome))
+
+    # What a client sees
+
+    def wait(self) -> Reply:
+        try:
+            done = self.wait_until(self._deadline)
+        except BaseException:
+            self.cancel()
+            raise
+        if not done:
+            self.expire()
+        outcome = self._outcome
+        assert outcome is not None
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    def wait_until(self, deadline: float | None) -> bool:
+        if self._outcome is None and self._done is not None:
+            self._done.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        return self._outcome is not None
+
+    def when_done(self, callback: Callable[[PendingCall], None]) -> None:
+        with self._lock:
+            if self._outcome is None:
+                self._callback = callback
+                return
+        callback(self)
+
+    def hurry(self) -> None:
+        if self._deadline is not None and not self._is_timed:
+            self._is_timed = True
+            _clock.call_at(self._deadline, self)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it has ended."""
+        return self._outcome is not None
+
+    def cancel(self) -> bool:
+        return self._give_up(CallCancelledError(f"{self._where}: the call was cancelled"))
+
+    def lose(self) -> None:
+        """Says that the server has gone."""
+        self._give_up(ServerLostError(f"{self._where}: the server stops; the call may have run"))
+
+    def expire(self) -> None:
+        """Hears that its time is over."""
+        self._give_up(CallTimeoutError(f"{self._where}: no answer in time"))
+
+    def _give_up(self, error: CourierError) -> bool:
+        self._context.end()
+        settled = self._settle(error)
+        if not settled and self._stream is not None:
+            self._stream.give_up(error)
+        return settled
+
+    def _settle(self, outcome: Reply | Exception) -> bool:
+        late = self._deadline is not None and time.monotonic() >= self._deadline
+        if late and not isinstance(outcome, Exception):
+            # The method saw the end of its time, too, and may have answered because of that.
+            outcome = CallTimeoutError(f"{self._where}: no answer in time")
+        with self._lock:
+            if self._outcome is not None:
+                return False
+            self._outcome = outcome
+            callback, self._callback = self._callback, None
+        if self._done is not None:
+            self._done.set()
+        if self._is_timed:
+            _clock.look()
+        if callback is not None:
+            callback(self)
+        return True
+
+
+class _LocalStream:
+    """The items of a generator within this process; each step runs when its reader asks."""
+
+    def __init__(
+        self,
+        server: LocalServer,
+        call: LocalCall,
+        items: Items,
+        context: CallContext,
+        where: str,
+        deadline: float | None,
+    ) -> None:
+        self._server = server
+        self._call = call
+        self._items = items
+        self._context = context
+        self._where = where
+        self._deadline = deadline
+        self._changed = threading.Condition()
+        self._runs = False
+        self._outcome: Any = None
+        self._error: CourierError | None = None
+        self._over = False
+
+    def next_reply(self) -> Returned | Given | Raised | Refused | None:
+        with self._changed:
+            if self._error is not None and not self._over:
+                self._end()
+                raise self._error
+            if self._over:
+                return None
+            self._runs, self._outcome = True, None
+        step = self._server.handlers.submit_anyway(self._items.next_item)
+        step.add_done_callback(self._take)
+        with self._changed:
+            while self._outcome is None and self._error is None:
+                left = None if self._deadline is None else self._deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    self._error = CallTimeoutError(f"{self._where}: not all items came in time")
+                else:
+                    self._changed.wait(left)
+            if self._error is not None:
+                self._end()
+                raise self._error
+            outcome = self._outcome
+            if isinstance(outcome, outcomes.End):
+                self._end()
+                return None
+            reply = _reply(outcome)
+            if not isinstance(reply, Returned | Given):
+                self._end()
+            return reply
+
+    def _take(self, step: Any) -> None:
+        with self._changed:
+            self._runs = False
+            if step.cancelled():
+                self._error = self._error or ServerLostError(f"{self._where}: the server stops")
+            else:
+                self._outcome = step.result()
+            if self._over:
+                self._items.close()
+            self._changed.notify_all()
+
+    def give_up(self, error: CourierError) -> None:
+        """Ends the generator; whoever reads it gets the error."""
+        with self._changed:
+            if not self._over and self._error is None:
+                self._error = error
+                self._context.end()
+                if not self._runs:
+                    self._items.close()
+                self._server.end(self._call)
+                self._changed.notify_all()
+
+    def close(self) -> None:
+        self._context.end()
+        with self._changed:
+            if not self._over:
+                self._end()
+
+    def _end(self) -> None:
+        self._over = True
+        self._context.end()
+        # Not while a step runs: it closes when that has ended.
+        if not self._runs:
+            self._items.close()
+        self._server.end(self._call)
+
+
+class _Clock:
+    """Ends calls whose time is over; one thread, while there are any."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._numbers = itertools.count()
+        self._waiting: list[tuple[float, int, weakref.ref[LocalCall]]] = []
+        self._thread: threading.Thread | None = None
+
+    def call_at(self, deadline: float, call: LocalCall) -> None:
+        with self._changed:
+            heapq.heappush(self._waiting, (deadline, next(self._numbers), weakref.ref(call)))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="courier-clock", daemon=True)
+                self._thread.start()
+            else:
+                self._changed.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while self._waiting:
+                    first = self._waiting[0][2]()
+                    if first is not None and not first.is_settled:
+                        break
+                    heapq.heappop(self._waiting)
+                if not self._waiting:
+                    self._thread = None
+                    return
+                left = self._waiting[0][0] - time.monotonic()
+                if left > 0:
+                    self._changed.wait(left)
+                    continue
+                call = heapq.heappop(self._waiting)[2]()
+            if call is not None:
+                call.expire()
+
+    def look(self) -> None:
+        """Looks whether anybody is left to wait for."""
+        with self._changed:
+            self._changed.notify()
+
+
+_clock = _Clock()
+
+
+def _survive_fork() -> None:
+    global _clock
+    _clock = _Clock()
+
+
+os.register_at_fork(after_in_child=_survive_fork)
+
+
+def _reply(outcome: Any) -> Returned | Given | Raised | Refused:
+    if isinstance(outcome, outcomes.Value):
+        return Returned(unshared(outcome.parcel))
+    if isinstance(outcome, outcomes.SharedValue):
+        return Given(outcome.value)
+    if isinstance(outcome, outcomes.Failure):
+        return Raised(outcome.report)
+    if isinstance(outcome, outcomes.Unpicklable):
+        return Refused(SerializationError, f"the method ran, but cannot send {outcome.text}")
+    if isinstance(outcome, outcomes.BadArguments):
+        return Refused(SerializationError, f"cannot unpickle the arguments of {outcome.text}")
+    return Refused(UnknownMethodError, outcome.text)
+
+
+def _is_plain_thread() -> bool:
+    """Tells whether a fast method may run in this thread as well as in one of the server's.
+
+    Not in the main thread, where a Ctrl-C would hit the method; not below an event loop, which the
+    method could not start another of; not where the caller has set modes of its thread that the
+    method would not have elsewhere.
+    """
+    if threading.current_thread() is threading.main_thread():
+        return False
+    if asyncio._get_running_loop() is not None:
+        return False
+    torch = sys.modules.get("torch")
+    return torch is None or (torch.is_grad_enabled() and not torch.is_inference_mode_enabled())

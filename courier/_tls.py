@@ -1,0 +1,128 @@
+"""Certificates, for connections between machines: who is at the other end, and that nobody reads along."""
+
+import contextlib
+import os
+import ssl
+import tempfile
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from courier.errors import AuthenticationError
+
+#: Seconds until a connection is given up whose other machine is silent.
+KEEPALIVE_S = 20.0
+
+
+class TlsCredentials:
+    """A certificate, its key, and the authority that the other side's certificate must come from.
+
+    Both sides prove themselves (mutual TLS). The authority is meant to belong to one program; a
+    certificate of it is proof enough, whatever names are in it. (Where only gRPC passes, gRPC wants
+    the server's certificate to bear the name or number that the client calls.)
+
+    Like a secret, credentials are never pickled: their pickle only names the authority, and loading
+    works in processes that hold credentials of the same one. Thread-safe.
+    """
+
+    __slots__ = ("__weakref__", "_contexts", "_lock", "authority", "certificate", "key")
+
+    def __init__(self, *, certificate: bytes, key: bytes, authority: bytes) -> None:
+        """Wraps what is needed for TLS.
+
+        Args:
+            certificate: PEM; with intermediate ones behind it, if there are any.
+            key: PEM, not encrypted.
+            authority: PEM of the certificates that the other side's must come from.
+
+        Raises:
+            ValueError: They cannot be read, or do not belong together.
+        """
+        self.certificate = certificate
+        self.key = key
+        self.authority = authority
+        self._lock = threading.Lock()
+        self._contexts: dict[bool, ssl.SSLContext] = {}
+        try:
+            self.client_context()
+        except (ssl.SSLError, OSError, ValueError) as error:
+            raise ValueError(f"these certificates cannot be used: {error}") from error
+        _held.setdefault(authority, weakref.WeakValueDictionary())[id(self)] = self
+
+    def client_context(self) -> ssl.SSLContext:
+        """Returns what a client needs."""
+        return self._context(server=False)
+
+    def server_context(self) -> ssl.SSLContext:
+        """Returns what a server needs."""
+        return self._context(server=True)
+
+    def _context(self, *, server: bool) -> ssl.SSLContext:
+        with self._lock:
+            context = self._contexts.get(server)
+            if context is None:
+                context = self._contexts[server] = self._make_context(server=server)
+            return context
+
+    def _make_context(self, *, server: bool) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        # The authority is the program's own: whoever holds a certificate of it belongs to it,
+        # at whatever address.
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(cadata=self.authority.decode())
+        with _as_file(self.certificate + b"\n" + self.key) as path:
+            context.load_cert_chain(path, password=lambda: b"")
+        if server:
+            # Each connection is meant to last, and tickets would be sent when nobody reads.
+            context.num_tickets = 0
+        return context
+
+    def __repr__(self) -> str:
+        return "TlsCredentials(...)"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TlsCredentials) and (
+            (self.certificate, self.key, self.authority)
+            == (other.certificate, other.key, other.authority)
+        )
+
+    def __hash__(self) -> int:
+        return hash(self.authority)
+
+    def __reduce__(self) -> tuple[Callable[[bytes], "TlsCredentials"], tuple[Any, ...]]:
+        return _find_held, (self.authority,)
+
+
+#: Weak: credentials are known for as long as a client, a server or a program holds them.
+_held: dict[bytes, "weakref.WeakValueDictionary[int, TlsCredentials]"] = {}
+
+
+def _find_held(authority: bytes) -> TlsCredentials:
+    try:
+        return next(_held[authority].values())
+    except (KeyError, StopIteration):
+        raise AuthenticationError(
+            "this process holds no certificate of the authority of the program that the client "
+            "belongs to; clients can be passed between nodes of one program only"
+        ) from None
+
+
+@contextlib.contextmanager
+def _as_file(data: bytes) -> Iterator[str]:
+    """Gives a path to data, since `ssl` reads keys from files only; nobody else can read it."""
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("courier-tls")
+        path = f"/proc/self/fd/{descriptor}"
+    else:
+        descriptor, path = tempfile.mkstemp()
+    try:
+        os.write(descriptor, data)
+        yield path
+    finally:
+        os.close(descriptor)
+        if not hasattr(os, "memfd_create"):
+            Path(path).unlink()

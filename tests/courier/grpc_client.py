@@ -1,0 +1,145 @@
+"""A client that knows nothing but gRPC and `courier.proto`, as one in any language could be."""
+
+import hashlib
+import hmac
+import itertools
+import os
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+
+import courier
+from courier._proto import courier_pb2 as pb
+
+_PIECE_BYTES = 1 << 20
+_INLINE_BYTES = 1 << 22
+_OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1))
+
+
+class Refused(Exception):  # noqa: N818 - a word of the protocol
+    """The reply is none of a value; holds its head."""
+
+    def __init__(self, head: pb.ReplyHead) -> None:
+        super().__init__(head.text)
+        self.head = head
+
+
+class GrpcClient:
+    """Calls methods. What it checks, it asserts."""
+
+    def __init__(self, address: str, secret: courier.Secret | None) -> None:
+        self._channel = grpc.insecure_channel(address, options=_OPTIONS)
+        prefix = "/courier.v1.Courier/"
+        self.hello = self._channel.unary_unary(f"{prefix}Hello")
+        self.unary = self._channel.unary_unary(f"{prefix}Call")
+        self.upload = self._channel.stream_unary(f"{prefix}Send")
+        self.download = self._channel.unary_stream(f"{prefix}Fetch")
+        self._numbers = itertools.count(1)
+        nonce = os.urandom(32)
+        reply = pb.HelloReply.FromString(
+            self.hello(pb.HelloRequest(nonce=nonce).SerializeToString(), timeout=20)
+        )
+        key = secret.reveal() if secret is not None else b""
+        self._key = _hmac(key, b"courier.v1 session" + nonce + reply.nonce)
+        self._session = reply.session
+        self.idempotent = list(reply.idempotent)
+        names = b"".join(
+            len(name.encode()).to_bytes(8, "big") + name.encode() for name in self.idempotent
+        )
+        #: Whether the server proved the secret.
+        self.is_trusted = reply.proof == _hmac(self._key, b"courier.v1 server" + names)
+
+    def call(self, method: str, *args: Any, timeout: float = 30) -> Any:
+        """Returns what the method returns, or raises what it raises."""
+        request, parcel = self.request(method, args)
+        if sum(map(len, parcel)) <= _INLINE_BYTES:
+            request.pickle, request.buffers[:] = parcel[0], parcel[1:]
+            message = self.unary(request.SerializeToString(), timeout=timeout)
+        else:
+            message = self.upload(_pieces(request, parcel), timeout=timeout)
+        head, data = self._open(pb.Sealed.FromString(message), request)
+        if head.kind == pb.ReplyHead.LARGE:
+            (outcome,) = self._fetch(head.ticket, timeout)
+            return _value(*outcome)
+        if head.kind == pb.ReplyHead.GENERATOR:
+            return self._items(head.ticket, timeout)
+        return _value(head, data)
+
+    def request(
+        self, method: str, args: tuple[Any, ...] = (), *, ticket: bytes = b""
+    ) -> tuple[pb.Sealed, list[bytes]]:
+        """Returns a sealed request with nothing inside, and what belongs inside."""
+        buffers: list[pickle.PickleBuffer] = []
+        data = pickle.dumps((args, {}), protocol=5, buffer_callback=buffers.append)
+        parcel = [data, *(buffer.raw().tobytes() for buffer in buffers)]
+        head = pb.RequestHead(
+            session=self._session,
+            sequence=next(self._numbers),
+            method=method,
+            arguments=pb.Parcel(
+                pickle_bytes=len(data),
+                pickle_sha256=hashlib.sha256(data).digest(),
+                buffer_bytes=[len(part) for part in parcel[1:]],
+            ),
+            ticket=ticket,
+        ).SerializeToString()
+        return pb.Sealed(head=head, seal=_hmac(self._key, b"courier.v1 request" + head)), parcel
+
+    def _fetch(
+        self, ticket: bytes, timeout: float
+    ) -> Iterator[tuple[pb.ReplyHead, list[bytearray]]]:
+        request, _ = self.request("", ticket=ticket)
+        pieces = self.download(request.SerializeToString(), timeout=timeout)
+        for piece in pieces:
+            opening = pb.Piece.FromString(piece).opening
+            head, data = self._open(opening, request)
+            sizes = [head.parcel.pickle_bytes, *head.parcel.buffer_bytes]
+            if not data[0] and sizes[0]:
+                whole = b""
+                while len(whole) < sum(sizes):
+                    whole += pb.Piece.FromString(next(pieces)).data
+                ends = list(itertools.accumulate(sizes))
+                data = [
+                    bytearray(whole[end - size : end])
+                    for size, end in zip(sizes, ends, strict=True)
+                ]
+            assert hashlib.sha256(data[0]).digest() == head.parcel.pickle_sha256 or not sizes[0]
+            yield head, data
+
+    def _items(self, ticket: bytes, timeout: float) -> Iterator[Any]:
+        for position, (head, data) in enumerate(self._fetch(ticket, timeout)):
+            assert head.item == position
+            if head.kind == pb.ReplyHead.END:
+                return
+            yield _value(head, data)
+
+    def _open(self, message: pb.Sealed, request: pb.Sealed) -> tuple[pb.ReplyHead, list[bytearray]]:
+        assert message.seal == _hmac(self._key, b"courier.v1 reply" + message.head)
+        head = pb.ReplyHead.FromString(message.head)
+        assert head.sequence == pb.RequestHead.FromString(request.head).sequence
+        return head, [bytearray(message.pickle), *map(bytearray, message.buffers)]
+
+    def close(self) -> None:
+        """Ends the connection."""
+        self._channel.close()
+
+
+def _hmac(key: bytes, message: bytes) -> bytes:
+    return hmac.digest(key, message, "sha256")
+
+
+def _pieces(request: pb.Sealed, parcel: list[bytes]) -> Iterator[bytes]:
+    yield pb.Piece(opening=request).SerializeToString()
+    whole = b"".join(parcel)
+    for start in range(0, len(whole), _PIECE_BYTES):
+        yield pb.Piece(data=whole[start : start + _PIECE_BYTES]).SerializeToString()
+
+
+def _value(head: pb.ReplyHead, data: list[bytearray]) -> Any:
+    if head.kind == pb.ReplyHead.VALUE:
+        return pickle.loads(data[0], buffers=data[1:])
+    if head.kind == pb.ReplyHead.FAILURE and data[0]:
+        raise pickle.loads(data[0], buffers=data[1:])
+    raise Refused(head)

@@ -1,0 +1,255 @@
+"""A forked child may use what it inherited, and disturbs nobody."""
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import courier
+from tests.courier.conftest import Script, Serve
+from tests.courier.waiting import wait_until
+
+
+class Counter:
+    def __init__(self) -> None:
+        self.total = 0
+
+    def add(self, by: int) -> int:
+        self.total += by
+        return self.total
+
+    def wait(self, seconds: float) -> str:
+        courier.current_call().wait_cancelled(seconds)
+        return "waited"
+
+
+def _output(process: subprocess.Popen[str]) -> str:
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    return out
+
+
+_USE = """
+import os, pickle
+client = courier.Client(sys.argv[1], secret=secret)
+assert client.add(1) == 1
+pending = client.futures.wait(1.5)
+items = pickle.dumps(client)
+children = []
+for number in range(4):
+    child = os.fork()
+    if not child:
+        mine = pickle.loads(items) if number % 2 else client
+        mine.add(10)
+        mine.futures.add(10).result(20)
+        if number < 2: courier.close(mine)
+        os._exit(0)
+    children.append(child)
+    client.add(100)
+assert [os.waitpid(child, 0)[1] for child in children] == [0] * 4
+print(pending.result(20), client.add(0))
+"""
+
+
+def test_children_use_an_inherited_or_pickled_client_beside_their_parent(
+    serve: Serve, script: Script
+) -> None:
+    server, _ = serve(Counter())
+    assert _output(script(_USE, server.address)) == "waited 481\n"
+
+
+_LOSE = """
+import os
+client = courier.Client(sys.argv[1], secret=secret)
+pending = client.futures.wait(1.0)
+items = client.futures.add(1)
+child = os.fork()
+if not child:
+    del client, pending, items
+    import gc; gc.collect()
+    sys.exit(0)
+assert os.waitpid(child, 0)[1] == 0
+print(pending.result(20), items.result(20))
+"""
+
+
+def test_a_child_that_just_exits_ends_no_call_of_its_parent(serve: Serve, script: Script) -> None:
+    server, _ = serve(Counter())
+    assert _output(script(_LOSE, server.address)) == "waited 1\n"
+
+
+_SERVE = """
+import os, time
+server = courier.Server(lambda: os.getpid(), secret=secret, in_process=sys.argv[1])
+server.start()
+client = courier.Client(server.address, secret=secret)
+assert client() == os.getpid()
+child = os.fork()
+if not child:
+    assert client() == os.getppid()
+    print("called", flush=True)
+    time.sleep(60)
+    os._exit(0)
+print(os.getpid(), child, server.port, flush=True)
+sys.stdin.readline()
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("in_process", ["wire", "copy", "share"])
+def test_a_child_that_outlives_its_server_does_not_keep_the_port_or_the_clients(
+    script: Script, serve: Serve, connect: Callable[..., Any], in_process: str
+) -> None:
+    process = script(_SERVE, in_process)
+    assert process.stdout is not None
+    assert process.stdin is not None
+    words = [*process.stdout.readline().split(), *process.stdout.readline().split()]
+    assert "called" in words
+    words.remove("called")
+    parent, child, port = map(int, words)
+    try:
+        client = connect(f"127.0.0.1:{port}", call_timeout=20)
+        assert client() == parent
+        process.stdin.write("\n")
+        process.stdin.flush()
+        process.wait(20)
+        os.kill(child, 0)
+        with pytest.raises(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)):
+            pass
+        serve(lambda: "next", port=port)
+        assert client() == "next"
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+_STOP = """
+import os
+server = courier.Server(lambda: 1, secret=secret, in_process="wire")
+server.start()
+client = courier.Client(server.address, secret=secret)
+assert client() == 1
+child = os.fork()
+if not child:
+    server.stop(0)
+    os._exit(0)
+os.waitpid(child, 0)
+print(client())
+other = courier.Client(server.address, secret=secret)
+print(other())
+"""
+
+
+def test_a_child_that_stops_its_copy_of_a_server_does_not_stop_the_server(script: Script) -> None:
+    assert _output(script(_STOP)) == "1\n1\n"
+
+
+def test_a_server_may_be_made_in_a_child(script: Script) -> None:
+    process = script(
+        "import os\n"
+        "first = courier.Server(lambda: 'parent', secret=secret, in_process='wire')\n"
+        "first.start()\n"
+        "there = courier.Client(first.address, secret=secret)\n"
+        "there()\n"
+        "child = os.fork()\n"
+        "if not child:\n"
+        "    with courier.Server(lambda: 'child', secret=secret) as server:\n"
+        "        here = courier.Client(server.address, secret=secret)\n"
+        "        print(here(), here.futures().result(20), there(), flush=True)\n"
+        "    os._exit(0)\n"
+        "assert os.waitpid(child, 0)[1] == 0\n"
+        "print(there())\n"
+    )
+    assert _output(process) == "child child parent\nparent\n"
+
+
+def test_forks_while_calls_run_leave_them_alone(serve: Serve, script: Script) -> None:
+    server, _ = serve(Counter())
+    process = script(
+        "import os, threading, time\n"
+        "client = courier.Client(sys.argv[1], secret=secret)\n"
+        "stop = threading.Event()\n"
+        "errors = []\n"
+        "def call():\n"
+        "    try:\n"
+        "        while not stop.is_set(): client.add(1); client.futures.add(1).result(20)\n"
+        "    except BaseException as error: errors.append(error)\n"
+        "threads = [threading.Thread(target=call, daemon=True) for _ in range(3)]\n"
+        "for thread in threads: thread.start()\n"
+        "for _ in range(15):\n"
+        "    child = os.fork()\n"
+        "    if not child:\n"
+        "        client.add(0)\n"
+        "        os._exit(0)\n"
+        "    give_up_at = time.monotonic() + 10\n"
+        "    while not (ended := os.waitpid(child, os.WNOHANG))[0]:\n"
+        "        if time.monotonic() > give_up_at:\n"
+        "            os.kill(child, 9)\n"
+        "            errors.append('a child is stuck')\n"
+        "            give_up_at += 1e9\n"
+        "        time.sleep(0.01)\n"
+        "    if errors or ended[1]: break\n"
+        "stop.set()\n"
+        "for thread in threads: thread.join(20)\n"
+        "print(errors, flush=True)\n"
+        "os._exit(0)\n",
+        server.address,
+    )
+    assert _output(process) == "[]\n"
+
+
+def test_a_child_closes_what_belongs_to_its_parents_connections(
+    serve: Serve, script: Script
+) -> None:
+    server, _ = serve(Counter())
+    process = script(
+        "import os\n"
+        "def sockets():\n"
+        "    found = 0\n"
+        "    for name in os.listdir('/proc/self/fd'):\n"
+        "        try: found += os.readlink(f'/proc/self/fd/{name}').startswith('socket')\n"
+        "        except OSError: pass\n"
+        "    return found\n"
+        "client = courier.Client(sys.argv[1], secret=secret)\n"
+        "client.add(1)\n"
+        "mine = courier.Server(print, secret=secret)\n"
+        "mine.start()\n"
+        "child = os.fork()\n"
+        "if not child:\n"
+        "    os._exit(sockets())\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n",
+        server.address,
+    )
+    assert _output(process) == "0\n"
+
+
+def test_the_server_of_a_stopped_parent_is_gone_though_its_child_lives(
+    script: Script, connect: Callable[..., Any]
+) -> None:
+    process = script(_SERVE, "wire")
+    assert process.stdout is not None
+    words = [*process.stdout.readline().split(), *process.stdout.readline().split()]
+    words.remove("called")
+    _, child, port = map(int, words)
+    try:
+        client = connect(f"127.0.0.1:{port}", wait_for_ready=False)
+        client()
+        process.kill()
+        process.wait()
+
+        def is_gone() -> bool:
+            try:
+                client()
+            except (courier.ServerUnreachableError, courier.ServerLostError):
+                return True
+            return False
+
+        begun_at = time.monotonic()
+        wait_until(is_gone)
+        assert time.monotonic() - begun_at < 5
+    finally:
+        os.kill(child, signal.SIGKILL)

@@ -1,0 +1,319 @@
+"""Any gRPC client is served, at the same port and with the same promises."""
+
+import concurrent.futures
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+import courier
+from courier._proto import courier_pb2 as pb
+from tests.courier.conftest import Script, Serve
+from tests.courier.grpc_client import GrpcClient, Refused
+from tests.courier.waiting import wait_until
+
+Code = grpc.StatusCode
+
+
+class Object:
+    def __init__(self) -> None:
+        self.calls = 0
+        self.entered = threading.Semaphore(0)
+        self.release = threading.Event()
+        self.cancelled = threading.Event()
+        self.closed = threading.Event()
+
+    def echo(self, *args: Any) -> Any:
+        self.calls += 1
+        return args
+
+    def fail(self, text: str) -> None:
+        raise KeyError(text)
+
+    def zeros(self, count: int) -> Any:
+        return np.zeros(count)
+
+    def count(self, end: int, size: int = 1) -> Iterator[Any]:
+        try:
+            for number in range(end):
+                yield np.full(size, number)
+        finally:
+            self.closed.set()
+
+    def fail_later(self) -> Iterator[int]:
+        yield 1
+        raise KeyError("later")
+
+    def lock(self) -> Any:
+        return threading.Lock()
+
+    def block(self, *_: Any) -> str:
+        self.entered.release()
+        self.release.wait(30)
+        return "done"
+
+    def patient(self) -> None:
+        self.entered.release()
+        if courier.current_call().wait_cancelled(30):
+            self.cancelled.set()
+            time.sleep(0.2)  # the client's own clock may be a little late
+
+    @courier.idempotent
+    def safe(self) -> None: ...
+
+
+@pytest.fixture
+def obj() -> Object:
+    return Object()
+
+
+Reach = Callable[..., GrpcClient]
+
+
+@pytest.fixture
+def reach(secret: courier.Secret) -> Iterator[Reach]:
+    with contextlib.ExitStack() as stack:
+
+        def connect(server: courier.Server, known: courier.Secret | None = secret) -> GrpcClient:
+            client = GrpcClient(server.address, known)
+            stack.callback(client.close)
+            return client
+
+        yield connect
+
+
+@pytest.fixture
+def client(serve: Serve, reach: Reach, obj: Object) -> GrpcClient:
+    client = reach(serve(obj)[0])
+    assert client.is_trusted
+    return client
+
+
+@contextlib.contextmanager
+def refused(code: grpc.StatusCode) -> Iterator[None]:
+    with pytest.raises(grpc.RpcError) as caught:
+        yield
+    assert caught.value.code() is code
+
+
+def test_a_small_call_is_answered(client: GrpcClient) -> None:
+    assert client.call("echo", 1, "two", [3.0]) == (1, "two", [3.0])
+    assert client.idempotent == ["safe"]
+
+
+def test_what_a_method_raises_arrives(client: GrpcClient) -> None:
+    with pytest.raises(KeyError, match="text"):
+        client.call("fail", "text")
+
+
+@pytest.mark.parametrize("count", [10, 100_000, 700_000, 3_000_000])
+def test_arguments_and_results_of_any_size_travel(client: GrpcClient, count: int) -> None:
+    sent = np.arange(count, dtype=np.float64)
+    (received,) = client.call("echo", sent)
+    assert np.array_equal(received, sent)
+    assert received.flags.writeable
+    many = [sent[start::7] for start in range(7)]
+    assert all(map(np.array_equal, client.call("echo", *many), many))
+
+
+def test_a_large_result_of_a_small_call_is_fetched(client: GrpcClient) -> None:
+    assert client.call("zeros", 1_000_000).sum() == 0
+
+
+@pytest.mark.parametrize(("end", "size"), [(0, 1), (5, 1), (300, 1), (4, 1_000_000)])
+def test_a_generator_is_fetched_item_by_item(client: GrpcClient, end: int, size: int) -> None:
+    items = client.call("count", end, size)
+    assert [(len(item), item[-1]) for item in items] == [(size, number) for number in range(end)]
+
+
+def test_a_generator_that_fails_says_so_behind_its_items(client: GrpcClient) -> None:
+    items = client.call("fail_later")
+    assert next(items) == 1
+    with pytest.raises(KeyError, match="later"):
+        next(items)
+
+
+def test_a_generator_whose_reader_leaves_is_closed(client: GrpcClient, obj: Object) -> None:
+    items = client.call("count", 1_000_000, 1_000)
+    assert len(next(items)) == 1_000
+    client.close()
+    assert obj.closed.wait(20)
+
+
+@pytest.mark.parametrize(
+    ("method", "kind", "text"),
+    [
+        ("nothing", pb.ReplyHead.UNKNOWN_METHOD, "echo"),
+        ("lock", pb.ReplyHead.UNPICKLABLE, "lock"),
+        ("_private", pb.ReplyHead.UNKNOWN_METHOD, "_private"),
+    ],
+)
+def test_a_call_that_cannot_be_answered_says_why(
+    client: GrpcClient, method: str, kind: int, text: str
+) -> None:
+    with pytest.raises(Refused, match=text) as caught:
+        client.call(method)
+    assert caught.value.head.kind == kind
+
+
+def test_a_replayed_request_runs_once(client: GrpcClient, obj: Object) -> None:
+    request, parcel = client.request("echo")
+    request.pickle = parcel[0]
+    client.unary(request.SerializeToString(), timeout=20)
+    for _ in range(3):
+        with refused(Code.UNAUTHENTICATED):
+            client.unary(request.SerializeToString(), timeout=20)
+    assert obj.calls == 1
+
+
+def test_a_client_with_another_secret_is_refused(serve: Serve, reach: Reach, obj: Object) -> None:
+    server, _ = serve(obj)
+    for known in (None, courier.Secret.generate()):
+        stranger = reach(server, known)
+        assert not stranger.is_trusted
+        with refused(Code.UNAUTHENTICATED):
+            stranger.call("echo")
+        with refused(Code.UNAUTHENTICATED):
+            stranger.call("echo", np.zeros(1_000_000))
+    assert obj.calls == 0
+
+
+@pytest.mark.parametrize("size", [1, 1_000_000], ids=["small", "in pieces"])
+def test_a_full_server_says_that_it_is_busy(
+    serve: Serve, reach: Reach, obj: Object, size: int
+) -> None:
+    server, ours = serve(obj, thread_pool_size=1, queue_size=1)
+    client = reach(server)
+    array = np.zeros(size)
+    with concurrent.futures.ThreadPoolExecutor(4) as threads:
+        futures = [threads.submit(client.call, "block", array)]
+        assert obj.entered.acquire(timeout=20)
+        futures.append(ours.futures.block(array))
+        wait_until(lambda: server.handlers.has_waiting)
+        with refused(Code.RESOURCE_EXHAUSTED):
+            client.call("block", array)
+        assert _health(server.address) == health_pb2.HealthCheckResponse.SERVING
+        obj.release.set()
+        assert [future.result(20) for future in futures] == ["done", "done"]
+
+
+def test_a_deadline_is_seen_by_the_handler(client: GrpcClient, obj: Object) -> None:
+    with refused(Code.DEADLINE_EXCEEDED):
+        client.call("patient", timeout=0.3)
+    assert obj.cancelled.wait(20)
+
+
+def test_a_client_that_leaves_is_noticed_by_the_handler(client: GrpcClient, obj: Object) -> None:
+    with concurrent.futures.ThreadPoolExecutor(1) as threads:
+        future = threads.submit(client.call, "patient")
+        assert obj.entered.acquire(timeout=20)
+        client.close()
+        assert obj.cancelled.wait(20)
+        assert future.exception(20) is not None
+
+
+def test_stop_lets_running_calls_end(serve: Serve, reach: Reach, obj: Object) -> None:
+    server, _ = serve(obj)
+    client = reach(server)
+    with concurrent.futures.ThreadPoolExecutor(2) as threads:
+        future = threads.submit(client.call, "block")
+        assert obj.entered.acquire(timeout=20)
+        stopping = threads.submit(server.stop, 20)
+        wait_until(lambda: not server.has_started)
+        obj.release.set()
+        assert future.result(20) == "done"
+        assert stopping.result(20) == []
+
+
+def test_stop_keeps_its_deadline_though_calls_run(serve: Serve, reach: Reach, obj: Object) -> None:
+    server, _ = serve(obj)
+    client = reach(server)
+    items = client.call("count", 1_000_000, 100_000)
+    next(items)
+    with concurrent.futures.ThreadPoolExecutor(2) as threads:
+        patient, stuck = (
+            threads.submit(client.call, "patient"),
+            threads.submit(client.call, "block"),
+        )
+        for _ in range(2):
+            assert obj.entered.acquire(timeout=20)
+        begun_at = time.monotonic()
+        assert [name[:15] for name in server.stop(0.3)] == ["courier-handler"]
+        assert time.monotonic() - begun_at < 5
+        for future in (patient, stuck):
+            assert isinstance(future.exception(20), grpc.RpcError)
+        obj.release.set()
+    assert obj.closed.wait(20)
+    with pytest.raises(grpc.RpcError):
+        list(items)
+
+
+def _health(address: str) -> Any:
+    with grpc.insecure_channel(address) as channel:
+        request = health_pb2.HealthCheckRequest(service="courier.v1.Courier")
+        return health_pb2_grpc.HealthStub(channel).Check(request, timeout=10).status
+
+
+def test_the_health_service_says_what_the_server_says(serve: Serve, obj: Object) -> None:
+    states = health_pb2.HealthCheckResponse
+    server, _ = serve(obj)
+    server.set_healthy(False)
+    assert _health(server.address) == states.NOT_SERVING
+    server.set_healthy(True)
+    assert _health(server.address) == states.SERVING
+    server.stop(0)
+    with refused(Code.UNAVAILABLE):
+        _health(server.address)
+
+
+def test_many_grpc_clients_and_ours_are_served_side_by_side(
+    serve: Serve, reach: Reach, obj: Object
+) -> None:
+    server, ours = serve(obj)
+    clients = [reach(server) for _ in range(6)]
+
+    def talk(number: int) -> list[Any]:
+        client = clients[number]
+        return [client.call("echo", number, value)[1] for value in range(40)]
+
+    with concurrent.futures.ThreadPoolExecutor(6) as threads:
+        futures = [ours.futures.echo(value) for value in range(100)]
+        for values in threads.map(talk, range(6)):
+            assert values == list(range(40))
+    assert [future.result(20) for future in futures] == [(value,) for value in range(100)]
+
+
+_LAZY = """
+server = courier.Server(lambda: "grpc" in sys.modules, secret=secret, in_process="wire")
+server.start()
+client = courier.Client(server.address, secret=secret)
+client(), client.futures().result()
+print(client(), server.address, flush=True)
+sys.stdin.readline()
+print(client(), flush=True)
+courier.close(client)
+server.stop()
+"""
+
+
+def test_grpc_is_loaded_when_the_first_grpc_client_comes(
+    script: Script, secret: courier.Secret
+) -> None:
+    process = script(_LAZY)
+    assert process.stdout is not None
+    assert process.stdin is not None
+    loaded, address = process.stdout.readline().split()
+    assert loaded == "False"
+    client = GrpcClient(address, secret)
+    assert client.call("__call__") is True
+    client.close()
+    process.stdin.write("\n")
+    process.stdin.flush()
+    assert process.stdout.readline() == "True\n"
+    assert process.wait(20) == 0

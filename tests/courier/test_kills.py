@@ -1,0 +1,246 @@
+"""Processes that are killed in the middle: nothing of them is left, and others go on."""
+
+import concurrent.futures
+import contextlib
+import gc
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import courier
+from tests.courier.conftest import Script, Serve
+from tests.courier.fuzzing import (
+    descriptors,
+    nothing_left,
+    segments,
+    shared_bytes,
+    socket_names,
+)
+from tests.courier.waiting import wait_until
+
+_MIB = 1 << 20
+#: Of an array that lies in shared memory; large, so that it shows among what others share.
+_BYTES = 64 * _MIB
+#: Others on this machine share memory, too.
+_NOISE_BYTES = 48 * _MIB
+
+
+def traces() -> set[str]:
+    """Returns what a process could leave behind in the file system."""
+    found = {str(path) for path in Path("/dev/shm").iterdir()}
+    for path in Path("/tmp").iterdir():
+        with contextlib.suppress(OSError):
+            if path.is_socket() or "courier" in path.name:
+                found.add(str(path))
+    for line in Path("/proc/net/unix").read_text().splitlines():
+        name = line.split()[-1]
+        if "courier" in name and not name.startswith("@"):
+            found.add(name)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left_on_this_machine() -> Iterator[None]:
+    before, shared = traces(), shared_bytes()
+    yield
+    assert traces() <= before
+    wait_until(lambda: shared_bytes() < shared + _NOISE_BYTES)
+
+
+def read_line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    line = process.stdout.readline().strip()
+    assert line, process.communicate()[1]
+    return line
+
+
+class Holder:
+    """Keeps what it was given until nobody waits for the answer any more."""
+
+    def __init__(self) -> None:
+        self.held = 0
+        self.let_go = 0
+        self.closed = 0
+
+    def hold(self, array: Any) -> int:
+        assert array[-1] == 7
+        self.held += 1
+        assert courier.current_call().wait_cancelled(60)
+        self.let_go += 1
+        return len(array)
+
+    def echo(self, array: Any) -> Any:
+        return array
+
+    def items(self, count: int) -> Iterator[Any]:
+        try:
+            for index in range(count):
+                yield np.full(_MIB, index, np.uint8)
+        finally:
+            self.closed += 1
+
+    def alive(self) -> str:
+        return "yes"
+
+
+_CLIENT = f"""
+import numpy as np, threading
+array = np.full({_BYTES}, 7, np.uint8)
+client = courier.Client(sys.argv[1], secret=secret)
+assert client.echo(array)[-1] == 7
+pending = [client.futures.hold(array) for _ in range(3)]
+items = client.items(100_000)
+next(items)
+def churn():
+    mine = courier.Client(sys.argv[1], secret=secret)
+    while True:
+        mine.echo(array)
+threading.Thread(target=churn, daemon=True).start()
+print("ready", flush=True)
+threading.Event().wait()
+"""
+
+
+def test_a_killed_client_leaves_no_memory_and_its_handlers_hear_of_it(
+    serve: Serve, script: Script
+) -> None:
+    holder = Holder()
+    server, client = serve(holder, in_process="wire", client={"call_timeout": 30})
+    assert client.alive() == "yes"
+    with nothing_left(slack_bytes=2 * _BYTES):
+        for turn in range(1, 3):
+            before = shared_bytes()
+            victim = script(_CLIENT, server.address)
+            assert read_line(victim) == "ready"
+            wait_until(lambda turn=turn: holder.held == 3 * turn)
+            assert segments(victim.pid)
+            assert shared_bytes() > before + _BYTES
+            victim.send_signal(signal.SIGKILL)
+            victim.communicate()
+            wait_until(lambda turn=turn: holder.let_go == 3 * turn)
+            wait_until(lambda turn=turn: holder.closed == turn)
+            assert client.alive() == "yes"
+            wait_until(lambda: not segments())
+    assert server.handlers.is_idle
+
+
+_SERVER = f"""
+import numpy as np, os, threading
+class Obj:
+    def __init__(self):
+        self.kept = []
+    def pid(self):
+        return os.getpid()
+    def keep(self, array):
+        self.kept.append(array)
+        return len(self.kept)
+    def hold(self, array):
+        print("held", flush=True)
+        threading.Event().wait(60)
+    def big(self):
+        return np.full({_BYTES}, 7, np.uint8)
+    def items(self):
+        for index in range(1000):
+            yield np.full({_MIB}, index % 200, np.uint8)
+    def alive(self):
+        return "yes"
+server = courier.Server(Obj(), secret=secret, port=int(sys.argv[1]))
+server.start()
+print(server.port, flush=True)
+threading.Event().wait()
+"""
+
+
+def test_a_killed_server_is_noticed_at_once_and_its_successor_found(
+    script: Script, connect: Callable[..., Any]
+) -> None:
+    first = script(_SERVER, 0)
+    port = int(read_line(first))
+    client = connect(f"127.0.0.1:{port}", call_timeout=60)
+    array = np.full(_BYTES, 7, np.uint8)
+    assert client.keep(array) == 1
+    with nothing_left(slack_bytes=4 * _BYTES), concurrent.futures.ThreadPoolExecutor() as pool:
+        waits = pool.submit(client.hold, array)
+        future = client.futures.hold(array)
+        items = client.items()
+        next(items)
+        result = client.big()
+        for _ in range(2):
+            assert read_line(first) == "held"
+        assert segments()
+        first.send_signal(signal.SIGKILL)
+        began = time.monotonic()
+        for pending in (waits, future):
+            with pytest.raises(courier.ServerLostError):
+                pending.result(30)
+        with pytest.raises(courier.ServerLostError):
+            list(items)
+        assert time.monotonic() - began < 15
+        first.communicate()
+        # What was received stays, though its sender is gone.
+        assert result[0] == result[-1] == 7
+        del result
+        second = script(_SERVER, port)
+        assert int(read_line(second)) == port
+        assert client.alive() == "yes"
+        assert client.pid() == second.pid
+        del items, waits, future, pending
+        gc.collect()
+        wait_until(lambda: not segments())
+
+
+def test_a_call_waits_for_the_successor_of_a_killed_server(
+    script: Script, connect: Callable[..., Any]
+) -> None:
+    first = script(_SERVER, 0)
+    port = int(read_line(first))
+    patient = connect(f"127.0.0.1:{port}", call_timeout=60)
+    hasty = connect(f"127.0.0.1:{port}", call_timeout=60, wait_for_ready=False)
+    assert patient.alive() == hasty.alive() == "yes"
+    first.send_signal(signal.SIGKILL)
+    first.communicate()
+    future = patient.futures.alive()
+    with pytest.raises((courier.ServerUnreachableError, courier.ServerLostError)):
+        hasty.alive()
+    with pytest.raises(courier.ServerUnreachableError):
+        hasty.alive()
+    script(_SERVER, port)
+    # A call that went to the dead server may be lost; the next is not.
+    with contextlib.suppress(courier.ServerLostError):
+        assert future.result(30) == "yes"
+    assert patient.alive() == hasty.alive() == "yes"
+
+
+def test_a_client_killed_in_the_middle_of_sending_leaves_no_descriptor(
+    serve: Serve, script: Script
+) -> None:
+    server, client = serve(Holder(), in_process="wire", client={"call_timeout": 30})
+    assert client.alive() == "yes"
+    source = _CLIENT.replace('print("ready", flush=True)', "") + "\n"
+    source = source.replace("array)[-1] == 7", 'array)[-1] == 7; print("ready", flush=True)')
+    with nothing_left(slack_bytes=2 * _BYTES):
+        for turn in range(5):
+            victim = script(source, server.address)
+            assert read_line(victim) == "ready"
+            time.sleep(0.02 * turn)
+            victim.send_signal(signal.SIGKILL)
+            victim.communicate()
+        wait_until(lambda: not segments())
+    assert not [target for target in descriptors() if "memfd:courier" in target]
+    assert client.alive() == "yes"
+
+
+def test_the_socket_of_a_killed_server_is_gone(script: Script) -> None:
+    before = set(socket_names())
+    victim = script(_SERVER, 0)
+    read_line(victim)
+    wait_until(lambda: set(socket_names()) - before)
+    victim.send_signal(signal.SIGKILL)
+    victim.communicate()
+    wait_until(lambda: set(socket_names()) <= before)

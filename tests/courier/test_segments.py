@@ -1,0 +1,398 @@
+import concurrent.futures
+import gc
+import threading
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import courier
+from courier._client import connection_of
+from courier._engine import host, segments
+from courier._engine.segments import MIN_BYTES
+from tests.courier.conftest import Serve
+from tests.courier.waiting import wait_until
+
+pytestmark = pytest.mark.skipif(not segments.AVAILABLE, reason="needs memfd_create")
+
+_PATIENCE_S = 20.0
+_PAGE = 4096
+
+
+class Node:
+    def __init__(self) -> None:
+        self.kept: list[Any] = []
+
+    def echo(self, value: Any) -> Any:
+        return value
+
+    def keep(self, value: Any) -> int:
+        self.kept.append(value)
+        return len(self.kept)
+
+    def drop(self) -> None:
+        self.kept.clear()
+
+    def spoil(self, array: Any) -> None:
+        array[:] = 0
+
+    def make(self, size: int, seed: int) -> Any:
+        return np.random.default_rng(seed).integers(0, 256, size, np.uint8)
+
+    def checksum(self, array: Any) -> int:
+        return zlib.crc32(array)
+
+    def stream(self, count: int, size: int) -> Iterator[Any]:
+        for index in range(count):
+            yield np.full(size, index, np.uint8)
+
+
+def _maps(name: str = "memfd:courier (deleted)") -> int:
+    """Returns how many mappings of segments this process has, on both sides of its calls."""
+    return Path("/proc/self/maps").read_text().count(name)
+
+
+def _random(size: int, seed: int = 0) -> Any:
+    return np.random.default_rng(seed).integers(0, 256, size, np.uint8)
+
+
+@pytest.fixture
+def node() -> Node:
+    return Node()
+
+
+@pytest.fixture
+def client(serve: Serve, node: Node) -> Any:
+    return serve(node, client={"call_timeout": 60})[1]
+
+
+@pytest.mark.parametrize(
+    "size",
+    [
+        0,
+        1,
+        _PAGE,
+        MIN_BYTES - 1,
+        MIN_BYTES,
+        MIN_BYTES + 1,
+        MIN_BYTES + 63,
+        2 * MIN_BYTES - _PAGE,
+        2 * MIN_BYTES - _PAGE + 1,
+        (1 << 20) + 7,
+        (9 << 20) - 1,
+    ],
+)
+def test_an_array_of_any_size_comes_back_as_it_was(client: Any, size: int) -> None:
+    array = _random(size, size)
+    for _ in range(3):
+        result = client.echo(array)
+        np.testing.assert_array_equal(result, array)
+        assert result.flags.writeable
+        result[:] = 0
+    np.testing.assert_array_equal(array, _random(size, size))
+
+
+@pytest.mark.parametrize("dtype", ["?", "u1", "<i2", ">i4", "f4", "f8", "c16", "M8[s]", "S7", "U3"])
+def test_an_array_of_any_dtype_comes_back_as_it_was(client: Any, dtype: str) -> None:
+    kind = np.dtype(dtype)
+    count = 2 * MIN_BYTES // kind.itemsize + 1
+    array = np.arange(count).astype(kind) if kind.kind not in "SU" else np.full(count, "ab", kind)
+    result = client.echo(array)
+    assert result.dtype == kind
+    np.testing.assert_array_equal(result, array)
+
+
+def test_structured_arrays_come_back_as_they_were(client: Any) -> None:
+    array = np.zeros(1 << 16, [("position", "3f8"), ("name", "S4")])
+    array["position"][:, 1] = np.arange(1 << 16)
+    array["name"] = b"abc"
+    result = client.echo(array)
+    assert result.dtype == array.dtype
+    np.testing.assert_array_equal(result, array)
+
+
+def test_arrays_of_any_order_in_memory_come_back_as_they_were(client: Any) -> None:
+    base = np.arange(1 << 20, dtype=np.float32).reshape(1 << 10, 1 << 10)
+    cases = {
+        "fortran": np.asfortranarray(base),
+        "strided": base[::2, ::3],
+        "reversed": base[::-1],
+        "transposed": base[:512].T,
+        "a slice": base[3:700],
+        "broadcast": np.broadcast_to(base[0], (512, 1 << 10)),
+        "without an axis": base[:0],
+        "a scalar": np.array(3.5),
+        "five axes": base.reshape(4, 256, 2, 8, 64),
+    }
+    results = client.echo(cases)
+    for name, array in cases.items():
+        np.testing.assert_array_equal(results[name], array, err_msg=name)
+    assert results["fortran"].flags.f_contiguous
+
+
+def test_an_array_that_is_read_only_stays_so(client: Any) -> None:
+    array = _random(2 * MIN_BYTES)
+    array.flags.writeable = False
+    result = client.echo(array)
+    np.testing.assert_array_equal(result, array)
+    assert not result.flags.writeable
+
+
+def test_bytes_and_bytearrays_come_back_as_they_were(client: Any) -> None:
+    data = _random(3 * MIN_BYTES).tobytes()
+    result = client.echo([data, bytearray(data)])
+    assert result == [data, bytearray(data)]
+    assert [type(part) for part in result] == [bytes, bytearray]
+
+
+def test_thousands_of_buffers_of_all_sizes_come_back_in_order(client: Any) -> None:
+    generator = np.random.default_rng(3)
+    arrays = [
+        np.full(int(size), index % 251, np.uint8)
+        for index, size in enumerate(generator.integers(0, 3000, 5000))
+    ]
+    arrays[::500] = [_random(MIN_BYTES + index, index) for index in range(10)]
+    results = client.echo(arrays)
+    assert len(results) == len(arrays)
+    for result, array in zip(results, arrays, strict=True):
+        assert result.dtype == array.dtype
+        np.testing.assert_array_equal(result, array)
+
+
+def test_hundreds_of_large_buffers_of_one_message_come_back_in_order(client: Any) -> None:
+    arrays = [np.full(MIN_BYTES, index, np.uint16) for index in range(300)]
+    results = client.echo(arrays)
+    assert [int(result[-1]) for result in results] == list(range(300))
+    for result in results:
+        result[:] = 1
+
+
+def test_one_array_twice_in_a_message_stays_one(client: Any) -> None:
+    array = _random(2 * MIN_BYTES)
+    first, second = client.echo([array, array])
+    assert first is second
+
+
+def test_large_buffers_pass_no_socket(client: Any) -> None:
+    array = _random(1 << 20)
+    before = _maps()
+    result = client.echo(array)
+    assert _maps() > before
+    np.testing.assert_array_equal(result, array)
+
+
+def test_segments_are_used_again_when_what_was_received_is_gone(client: Any) -> None:
+    array = _random(1 << 20)
+    client.echo(array)
+    peak = 0
+    for index in range(200):
+        array[:8] = index
+        result = client.echo(array)
+        assert int(result[0]) == index
+        peak = max(peak, _maps())
+    assert peak <= 16
+
+
+def test_a_slice_keeps_its_memory_and_gives_it_back_when_it_goes(client: Any) -> None:
+    client.echo(_random(1 << 20))
+    expected = _random(1 << 20, 7)
+    part = client.make(1 << 20, 7)[1000:2000]
+    for seed in range(20):
+        client.make(1 << 20, 100 + seed)
+    np.testing.assert_array_equal(part, expected[1000:2000])
+    held = _maps()
+    del part
+    parts = [client.make(1 << 20, 7)]
+    assert _maps() <= held
+    np.testing.assert_array_equal(parts[0], expected)
+
+
+def test_views_in_a_cycle_give_their_memory_back_when_it_is_collected(client: Any) -> None:
+    def echo_into_a_cycle() -> None:
+        holder: list[Any] = [client.echo(_random(1 << 20))]
+        holder.append(holder)
+
+    for _ in range(30):
+        echo_into_a_cycle()
+        gc.collect()
+    assert _maps() <= 16
+
+
+@pytest.mark.parametrize("who", ["client", "server"])
+def test_a_receiver_that_keeps_everything_gets_the_rest_inline(
+    client: Any, node: Node, who: str
+) -> None:
+    count, size = 40, MIN_BYTES
+    kept: list[Any] = []
+    for seed in range(count):
+        if who == "server":
+            client.keep(_random(size, seed))
+        else:
+            kept.append(client.make(size, seed))
+    kept = kept or node.kept
+    assert len(kept) == count
+    for seed, array in enumerate(kept):
+        np.testing.assert_array_equal(array, _random(size, seed))
+        array[:] = seed
+    for seed, array in enumerate(kept):
+        assert (array == seed).all()
+    assert _maps() <= 64
+    kept.clear()
+    before = _maps()
+    if who == "server":
+        client.keep(_random(size, 5))
+    else:
+        kept.append(client.make(size, 5))
+    np.testing.assert_array_equal(kept[0], _random(size, 5))
+    assert _maps() <= before
+
+
+def test_what_the_receiver_writes_does_not_reach_the_sender(client: Any) -> None:
+    array = _random(1 << 20)
+    client.spoil(array)
+    np.testing.assert_array_equal(array, _random(1 << 20))
+
+
+def test_the_sender_may_use_its_array_again_once_the_answer_has_come(
+    client: Any, node: Node
+) -> None:
+    array = np.empty(1 << 20, np.uint8)
+    for index in range(5):
+        array[:] = index
+        client.keep(array)
+        array[:] = 255
+    for index, kept in enumerate(node.kept):
+        assert (kept == index).all()
+        kept[:] = 100
+    assert (array == 255).all()
+
+
+def test_what_was_received_stays_valid_when_the_connection_is_gone(
+    serve: Serve, node: Node
+) -> None:
+    server, client = serve(node)
+    result = client.make(1 << 20, 3)
+    client.keep(_random(1 << 20, 4))
+    courier.close(client)
+    server.stop(1.0)
+    gc.collect()
+    for seed, array in ((3, result), (4, node.kept[0])):
+        np.testing.assert_array_equal(array, _random(1 << 20, seed))
+        array[:] = 1
+        assert (array == 1).all()
+
+
+def test_the_end_of_a_connection_gives_all_memory_back(serve: Serve, node: Node) -> None:
+    before = _maps()
+    server, client = serve(node)
+    for size in (MIN_BYTES, 1 << 20, 5 << 20):
+        client.echo(_random(size))
+    courier.close(client)
+    server.stop(1.0)
+    gc.collect()
+    wait_until(lambda: _maps() <= before)
+
+
+def test_futures_with_large_arrays_are_all_answered(client: Any) -> None:
+    arrays = [_random(MIN_BYTES + 1000 * seed, seed) for seed in range(60)]
+    futures = [client.futures.echo(array) for array in arrays]
+    for future, array in zip(futures, arrays, strict=True):
+        np.testing.assert_array_equal(future.result(_PATIENCE_S), array)
+
+
+def test_items_of_a_generator_come_by_segments(client: Any) -> None:
+    peak = 0
+    for index, item in enumerate(client.stream(60, 1 << 20)):
+        assert (item == index).all()
+        peak = max(peak, _maps())
+    assert peak <= 40
+
+
+def test_items_of_a_generator_may_all_be_kept(client: Any) -> None:
+    items = list(client.stream(60, MIN_BYTES))
+    assert [int(item[0]) for item in items] == list(range(60))
+    assert all((item == item[0]).all() for item in items)
+
+
+def test_threads_that_hammer_with_large_arrays_get_what_they_sent(client: Any) -> None:
+    def hammer(thread: int) -> None:
+        generator = np.random.default_rng(thread)
+        kept: list[tuple[Any, int]] = []
+        for turn in range(25):
+            size = int(generator.integers(MIN_BYTES // 2, 4 * MIN_BYTES))
+            array = generator.integers(0, 256, size, np.uint8)
+            checksum = zlib.crc32(array)
+            assert client.checksum(array) == checksum
+            result = client.echo(array)
+            assert zlib.crc32(result) == checksum
+            kept.append((result, checksum))
+            if turn % 5 == 4:
+                for earlier, expected in kept:
+                    assert zlib.crc32(earlier) == expected
+                    earlier[:] = thread
+                kept.clear()
+
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:
+        list(pool.map(hammer, range(6)))
+
+
+def test_memory_may_be_given_back_by_any_thread(client: Any) -> None:
+    def receive_and_drop(seed: int) -> int:
+        return zlib.crc32(client.make(1 << 20, seed))
+
+    def drop(arrays: list[Any]) -> None:
+        arrays.clear()
+
+    for seed in range(20):
+        arrays = [client.make(1 << 20, seed)]
+        thread = threading.Thread(target=drop, args=(arrays,))
+        thread.start()
+        assert receive_and_drop(seed) == zlib.crc32(_random(1 << 20, seed))
+        thread.join()
+    assert _maps() <= 32
+
+
+def test_segments_that_nobody_used_for_long_are_given_back(
+    serve: Serve, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "_TIDY_S", 0.05)
+    before = _maps()
+    _, client = serve(node)
+    client.echo(_random(1 << 20))
+    assert _maps() > before
+    monkeypatch.setattr(segments, "_IDLE_S", 0.0)
+
+    lane: Any = connection_of(client).lane()
+
+    def both_sides_hold_nothing() -> bool:
+        lane._wire._link.tidy()
+        gc.collect()
+        return _maps() <= before
+
+    wait_until(both_sides_hold_nothing, 5.0)
+    array = _random(1 << 20, 1)
+    np.testing.assert_array_equal(client.echo(array), array)
+
+
+def test_the_receiver_does_not_hold_on_to_segments_that_the_sender_has_dropped(
+    client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segments, "_IDLE_S", 0.0)
+    for seed in range(50):
+        client.echo(_random(MIN_BYTES, seed))
+    assert _maps() <= 32
+
+
+def test_where_no_segment_can_be_had_buffers_go_inline(
+    client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError("no more descriptors")
+
+    client.echo(1)
+    monkeypatch.setattr(segments.os, "memfd_create", refuse)
+    array = _random(1 << 20)
+    np.testing.assert_array_equal(client.echo(array), array)

@@ -1,0 +1,546 @@
+import asyncio
+import concurrent.futures
+import copy
+import gc
+import os
+import pickle
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import courier
+from courier._engine import dialing
+from courier._shared import Shared
+from tests.courier.conftest import Script, Serve
+from tests.courier.waiting import wait_until
+
+_SIZE = 1 << 17  # of eight bytes each: more than what is sent inline
+
+
+class Counted:
+    """Counts how often it is pickled, and how often a copy of it is made."""
+
+    pickled = 0
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+
+    def __getstate__(self) -> dict[str, Any]:
+        type(self).pickled += 1
+        return dict(self.__dict__)
+
+
+class Learner:
+    def __init__(self, value: Any = None) -> None:
+        self.shared: Any = courier.Shared(value)
+
+    def params(self) -> Any:
+        return self.shared
+
+    def nested(self) -> Any:
+        return {"step": 3, "all": [self.shared, (self.shared, np.zeros(3))]}
+
+    def rounds(self, count: int) -> Iterator[Any]:
+        for index in range(count):
+            yield index, self.shared
+
+    def echo(self, value: Any) -> Any:
+        return value
+
+    def describe(self, value: Any) -> tuple[str, int]:
+        return type(value).__name__, int(value["w"].sum())
+
+    def drop(self) -> None:
+        self.shared = None
+
+
+@pytest.fixture(autouse=True)
+def _count_anew() -> None:
+    Counted.pickled = 0
+
+
+@pytest.fixture(params=["unix", "tcp", "grpc", "copy"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """By which way clients connect; options of the server."""
+    if request.param == "copy":
+        return {"in_process": "copy"}
+    if request.param != "unix":
+        monkeypatch.setattr(dialing, "_dial_local", lambda *_: None)
+    if request.param == "grpc":
+
+        def hang_up(*_: object) -> Any:
+            raise dialing.SpeechlessError("something in between hangs up")
+
+        monkeypatch.setattr(dialing, "_dial_directly", hang_up)
+    return {}
+
+
+def _params() -> dict[str, Any]:
+    return {"w": np.arange(_SIZE), "b": [np.ones(10), "text"], "empty": np.zeros(0)}
+
+
+def _maps() -> int:
+    return Path("/proc/self/maps").read_text().count("memfd:courier-shared")
+
+
+def _descriptors() -> int:
+    targets = []
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            targets.append(str(entry.readlink()))
+        except OSError:
+            continue
+    return sum("memfd:courier-shared" in target for target in targets)
+
+
+def _check(value: Any) -> None:
+    np.testing.assert_array_equal(value["w"], np.arange(_SIZE))
+    np.testing.assert_array_equal(value["b"][0], np.ones(10))
+    assert value["b"][1] == "text"
+    assert value["empty"].shape == (0,)
+
+
+def test_the_other_side_receives_the_value_itself(serve: Serve, way: dict[str, Any]) -> None:
+    _, client = serve(Learner(_params()), **way)
+    _check(client.params())
+    _check(client.futures.params().result(20))
+
+    async def call() -> Any:
+        return await client.aio.params()
+
+    _check(asyncio.run(call()))
+
+
+def test_it_may_be_anywhere_inside_of_a_result(serve: Serve, way: dict[str, Any]) -> None:
+    _, client = serve(Learner(_params()), **way)
+    result = client.nested()
+    assert result["step"] == 3
+    _check(result["all"][0])
+    _check(result["all"][1][0])
+    np.testing.assert_array_equal(result["all"][1][1], np.zeros(3))
+
+
+def test_it_may_be_an_argument(serve: Serve, way: dict[str, Any]) -> None:
+    _, client = serve(Learner(), **way)
+    shared = courier.Shared(_params())
+    assert client.describe(shared) == ("dict", _SIZE * (_SIZE - 1) // 2)
+    assert client.describe(value=shared) == ("dict", _SIZE * (_SIZE - 1) // 2)
+    _check(client.echo([shared])[0])
+
+
+def test_it_may_be_an_item_of_a_generator(serve: Serve, way: dict[str, Any]) -> None:
+    _, client = serve(Learner(_params()), **way)
+    for expected, (index, value) in enumerate(client.rounds(5)):
+        assert index == expected
+        _check(value)
+
+
+def test_it_may_be_in_an_exception(serve: Serve, way: dict[str, Any]) -> None:
+    shared = courier.Shared(_params())
+
+    def fail() -> None:
+        raise ValueError(shared)
+
+    _, client = serve(fail, **way)
+    with pytest.raises(ValueError, match=r"\w") as caught:
+        client()
+    _check(caught.value.args[0])
+
+
+def test_it_may_be_in_another_one(serve: Serve, way: dict[str, Any]) -> None:
+    _, client = serve(Learner([courier.Shared(_params()), np.full(_SIZE, 3)]), **way)
+    first, second = client.params()
+    _check(first)
+    assert (second == 3).all()
+
+
+def test_it_is_serialised_once_however_many_ask(serve: Serve, way: dict[str, Any]) -> None:
+    _, client = serve(Learner(Counted(np.arange(_SIZE))), **way)
+    for _ in range(5):
+        assert client.params().array[-1] == _SIZE - 1
+        client.nested()
+    list(client.rounds(5))
+    assert Counted.pickled == 1
+
+
+def test_it_is_serialised_once_however_many_threads_and_clients_ask_at_once(
+    serve: Serve, connect: Any
+) -> None:
+    server, _ = serve(Learner(Counted(np.arange(_SIZE))))
+    clients = [connect(server.address) for _ in range(4)]
+    start = threading.Barrier(12)
+
+    def ask(index: int) -> int:
+        start.wait(20)
+        return int(clients[index % 4].params().array.sum())
+
+    with concurrent.futures.ThreadPoolExecutor(12) as pool:
+        assert set(pool.map(ask, range(12))) == {_SIZE * (_SIZE - 1) // 2}
+    assert Counted.pickled == 1
+
+
+def test_nothing_is_serialised_before_it_is_sent() -> None:
+    shared = courier.Shared(Counted(np.arange(_SIZE)))
+    assert isinstance(shared.value, Counted)
+    assert Counted.pickled == 0
+
+
+def test_the_value_is_taken_as_it_is_when_it_is_first_sent(
+    serve: Serve, way: dict[str, Any]
+) -> None:
+    params = _params()
+    learner = Learner(params)
+    _, client = serve(learner, **way)
+    params["w"][0] = 5
+    assert client.params()["w"][0] == 5
+    params["w"][0] = 6
+    assert client.params()["w"][0] == 5
+    assert learner.shared.value is params
+
+
+def test_a_value_that_cannot_be_pickled_is_a_serialization_error(
+    serve: Serve, way: dict[str, Any]
+) -> None:
+    _, client = serve(Learner(threading.Lock()), **way)
+    for _ in range(2):
+        with pytest.raises(courier.SerializationError, match="lock"):
+            client.params()
+    with pytest.raises(courier.SerializationError, match="lock"):
+        client.echo(courier.Shared(threading.Lock()))
+    assert client.echo(1) == 1
+
+
+def test_what_only_cloudpickle_can_pickle_may_be_shared(serve: Serve, way: dict[str, Any]) -> None:
+    _, client = serve(Learner(lambda value: value + 1), **way)
+    assert client.params()(2) == 3
+
+
+def test_values_without_large_arrays_may_be_shared(serve: Serve, way: dict[str, Any]) -> None:
+    _, client = serve(Learner({"a": 1, "b": [np.arange(3)], "c": None}), **way)
+    before = _maps()
+    result = client.params()
+    assert (result["a"], result["c"]) == (1, None)
+    np.testing.assert_array_equal(result["b"][0], np.arange(3))
+    assert _maps() == before
+
+
+@pytest.mark.parametrize("value", [None, 0, b"", "", [], np.zeros(0), b"x" * (1 << 20)])
+def test_any_value_may_be_shared(serve: Serve, way: dict[str, Any], value: Any) -> None:
+    _, client = serve(Learner(value), **way)
+    result = client.params()
+    assert type(result) is type(value)
+    assert np.array_equal(result, value)
+
+
+def test_arrays_of_any_order_and_size_may_be_shared(serve: Serve, way: dict[str, Any]) -> None:
+    base = np.arange(1 << 18, dtype=np.float32).reshape(1 << 9, 1 << 9)
+    sizes = [(1 << 18) + delta for delta in (-1, 0, 1, 4095, 4096, 4097)]
+    value = [np.asfortranarray(base), base.T, base[::2, ::3], base[::-1]]
+    value += [np.full(size, size % 251, np.uint8) for size in sizes]
+    _, client = serve(Learner(value), **way)
+    for got, expected in zip(client.params(), value, strict=True):
+        np.testing.assert_array_equal(got, expected)
+
+
+def test_readers_may_write_and_harm_nobody(serve: Serve, way: dict[str, Any]) -> None:
+    learner = Learner(_params())
+    _, client = serve(learner, **way)
+    first, second = client.params(), client.params()
+    first["w"][:] = -1
+    first["b"][0][:] = -1
+    _check(second)
+    _check(client.params())
+    _check(learner.shared.value)
+    assert (first["w"] == -1).all()
+
+
+def test_writes_to_an_argument_harm_nobody(serve: Serve, way: dict[str, Any]) -> None:
+    def spoil(value: Any) -> int:
+        value["w"][:] = -1
+        value["b"][0][:] = -1
+        return int(value["w"][3])
+
+    _, client = serve(spoil, **way)
+    shared = courier.Shared(_params())
+    assert client(shared) == -1
+    assert client(shared) == -1
+    _check(shared.value)
+
+
+def test_arrays_that_are_read_only_stay_so_and_others_do_not(
+    serve: Serve, way: dict[str, Any]
+) -> None:
+    def array(size: int, *, writeable: bool) -> Any:
+        made = np.ones(size)
+        made.flags.writeable = writeable
+        return made
+
+    value = [array(size, writeable=w) for size in (10, _SIZE) for w in (False, True)]
+    _, client = serve(Learner(value), **way)
+    assert [part.flags.writeable for part in client.params()] == [False, True, False, True]
+
+
+def test_readers_of_the_same_host_map_what_is_shared(serve: Serve) -> None:
+    _, client = serve(Learner(_params()))
+    client.params()
+    gc.collect()
+    before = _maps()
+    kept = [client.params() for _ in range(5)]
+    assert _maps() == before + 5
+    for value in kept:
+        _check(value)
+    del value
+    kept.clear()
+    gc.collect()
+    assert _maps() == before
+
+
+def test_readers_of_other_hosts_get_the_bytes(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dialing, "_dial_local", lambda *_: None)
+    _, client = serve(Learner(_params()))
+    client.params()
+    before = _maps()
+    kept = [client.params() for _ in range(5)]
+    assert _maps() == before
+    _check(kept[-1])
+
+
+_READER = """
+import os, numpy as np
+client = courier.Client(sys.argv[1], secret=secret, call_timeout=60)
+for _ in range(int(sys.argv[2])):
+    value = client.params()
+    value["w"][:10] = -1
+print(int(value["w"][10]), flush=True)
+sys.stdin.readline()
+print(int(value["w"].sum()), "shared" in open("/proc/self/maps").read(), flush=True)
+"""
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+def test_many_reads_leave_the_memory_of_the_server_as_it_is(serve: Serve, script: Script) -> None:
+    count = 1 << 21
+    server, client = serve(Learner({"w": np.ones(count)}))
+    client.params()
+    script("courier.Client(sys.argv[1], secret=secret).params()", server.address).wait(60)
+    gc.collect()
+    before = _maps(), _descriptors(), _resident_bytes()
+    readers = [script(_READER, server.address, 100) for _ in range(2)]
+    for reader in readers:
+        assert reader.stdout is not None
+        assert reader.stdout.readline() == "1\n"
+    gc.collect()
+    assert (_maps(), _descriptors()) == before[:2]
+    assert _resident_bytes() - before[2] < 8 * count
+    for reader in readers:
+        out, err = reader.communicate("\n", timeout=60)
+        assert out == f"{count - 20} True\n", err
+
+
+def test_what_readers_hold_stays_valid_when_the_server_is_gone(
+    serve: Serve, script: Script
+) -> None:
+    process = script(
+        "import numpy as np\n"
+        "class Learner:\n"
+        "    def __init__(self):\n"
+        "        self.shared = courier.Shared({'w': np.arange(1 << 20)})\n"
+        "    def params(self):\n"
+        "        return self.shared\n"
+        "with courier.Server(Learner(), secret=secret) as server:\n"
+        "    print(server.address, flush=True)\n"
+        "    server.join()\n"
+    )
+    assert process.stdout is not None
+    address = process.stdout.readline().strip()
+    client = courier.Client(address, secret=_secret_of(serve), call_timeout=30)
+    value = client.params()
+    process.kill()
+    process.wait()
+    courier.close(client)
+    np.testing.assert_array_equal(value["w"], np.arange(1 << 20))
+    value["w"][:] = 3
+    assert (value["w"] == 3).all()
+
+
+def _secret_of(serve: Serve) -> courier.Secret:
+    server, _ = serve()
+    assert server.secret is not None
+    return server.secret
+
+
+def test_the_memory_goes_when_the_last_reference_goes(serve: Serve) -> None:
+    gc.collect()
+    before = _maps(), _descriptors()
+    _, client = serve(Learner(_params()))
+    client.params()
+    assert _descriptors() > before[1]
+    value = client.params()
+    client.drop()
+    gc.collect()
+    _check(value)
+    value["w"][:] = 1
+    del value
+    gc.collect()
+    wait_until(lambda: _maps() <= before[0] and _descriptors() <= before[1], 5.0)
+
+
+def test_a_learner_that_shares_anew_each_step_holds_few_at_a_time(serve: Serve) -> None:
+    gc.collect()
+    before = _maps(), _descriptors()
+    learner = Learner()
+    _, client = serve(learner)
+    for step in range(100):
+        learner.shared = courier.Shared(np.full(_SIZE, step))
+        assert int(client.params()[-1]) == step
+        assert _descriptors() <= before[1] + 8
+    learner.shared = None
+    client.params()
+    gc.collect()
+    wait_until(lambda: _maps() <= before[0] and _descriptors() <= before[1], 5.0)
+
+
+def test_values_replaced_while_others_read_are_never_torn(serve: Serve, connect: Any) -> None:
+    learner = Learner(np.zeros(_SIZE))
+    server, _ = serve(learner)
+    over = threading.Event()
+
+    def read(client: Any) -> int:
+        last = 0
+        while not over.is_set():
+            array = client.params()
+            assert (array == array[0]).all()
+            assert array[0] >= last
+            last = int(array[0])
+            array[:] = -1
+        return last
+
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        readers = [pool.submit(read, connect(server.address)) for _ in range(3)]
+        try:
+            for step in range(1, 100):
+                learner.shared = courier.Shared(np.full(_SIZE, float(step)))
+                learner.params()
+        finally:
+            over.set()
+        for reader in readers:
+            assert reader.result(30) <= 99
+
+
+@pytest.mark.parametrize("count", [63, 65, 260])
+def test_hundreds_may_be_in_one_message(serve: Serve, count: int) -> None:
+    gc.collect()
+    before = _descriptors()
+    values = [courier.Shared(np.full(1 << 15, index)) for index in range(count)]
+    _, client = serve(Learner(), client={"call_timeout": 30})
+    results = client.echo(values)
+    assert [int(result[-1]) for result in results] == list(range(count))
+    del values, results
+    client.echo(1)
+    gc.collect()
+    wait_until(lambda: _descriptors() <= before, 5.0)
+
+
+def test_what_was_received_may_be_shared_on(serve: Serve) -> None:
+    learner = Learner(_params())
+    _, client = serve(learner)
+    value = client.params()
+    value["w"][0] = 7
+    _, onward = serve(Learner(value))
+    received = onward.params()
+    assert received["w"][0] == 7
+    received["w"][1] = 8
+    assert value["w"][1] == 1
+    _check(client.params())
+
+
+def test_what_was_received_may_be_sent_back(serve: Serve) -> None:
+    _, client = serve(Learner(_params()))
+    value = client.params()
+    value["w"][0] = 7
+    back = client.echo(value)
+    assert back["w"][0] == 7
+    np.testing.assert_array_equal(back["w"][1:], np.arange(1, _SIZE))
+
+
+def test_callers_who_share_objects_get_the_value_itself(serve: Serve) -> None:
+    params = _params()
+    _, client = serve(Learner(params), in_process="share")
+    assert client.params() is params
+
+
+def test_methods_that_share_objects_with_their_callers_get_the_value_itself(serve: Serve) -> None:
+    _, client = serve(Learner(), in_process="share")
+    assert client.describe(courier.Shared(_params()))[0] == "dict"
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_its_pickle_is_that_of_the_value_and_its_arrays_may_be_written(protocol: int) -> None:
+    shared = courier.Shared(_params())
+    for _ in range(2):
+        value = pickle.loads(pickle.dumps([shared], protocol))[0]
+        _check(value)
+        value["w"][:] = -1
+        value["b"][0][:] = -1
+
+
+def test_a_deep_copy_of_it_is_independent() -> None:
+    shared = courier.Shared(_params())
+    copied = copy.deepcopy({"shared": shared})["shared"]
+    value = copied.value if isinstance(copied, Shared) else copied
+    _check(value)
+    value["w"][:] = -1
+    _check(shared.value)
+    _check(pickle.loads(pickle.dumps(shared)))
+
+
+def test_a_pickle_of_it_with_buffers_aside_is_independent() -> None:
+    shared = courier.Shared(_params())
+    buffers: list[pickle.PickleBuffer] = []
+    data = pickle.dumps(shared, 5, buffer_callback=buffers.append)
+    copies = [bytearray(buffer.raw()) for buffer in buffers]
+    del shared
+    gc.collect()
+    value = pickle.loads(data, buffers=copies)
+    _check(value)
+
+
+def test_a_forked_child_may_go_on_with_it(script: Script) -> None:
+    process = script(
+        "import os, pickle, numpy as np\n"
+        "shared = courier.Shared(np.arange(1 << 18))\n"
+        "pickle.dumps(shared)\n"
+        "class Node:\n"
+        "    def get(self): return shared\n"
+        "child = os.fork()\n"
+        "with courier.Server(Node(), secret=secret, in_process='wire') as server:\n"
+        "    client = courier.Client(server.address, secret=secret)\n"
+        "    ok = bool((client.get() == np.arange(1 << 18)).all())\n"
+        "    courier.close(client)\n"
+        "if child == 0:\n"
+        "    os._exit(0 if ok else 1)\n"
+        "print(os.waitpid(child, 0)[1], ok)\n"
+    )
+    out, err = process.communicate(timeout=60)
+    assert out == "0 True\n", err
+
+
+def test_where_there_is_no_memory_without_a_name_it_is_sent_as_all_else(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError("no more descriptors")
+
+    monkeypatch.setattr(os, "memfd_create", refuse)
+    _, client = serve(Learner(_params()))
+    _check(client.params())
+    _check(client.params())

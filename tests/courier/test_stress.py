@@ -1,0 +1,236 @@
+"""One client, shared by many threads that do everything at once: each reply belongs to its call."""
+
+import concurrent.futures
+import contextlib
+import gc
+import itertools
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import portpicker
+import pytest
+
+import courier
+from tests.courier.conftest import Serve, our_threads
+from tests.courier.waiting import wait_until
+
+_THREADS = 12
+_SECONDS = 5.0
+
+
+class Object:
+    def __init__(self) -> None:
+        self.entered = threading.Semaphore(0)
+
+    def echo(self, *args: Any) -> Any:
+        return args
+
+    def slow(self, value: int) -> int:
+        self.entered.release()
+        courier.current_call().wait_cancelled(0.02)
+        return value
+
+    def patient(self) -> None:
+        self.entered.release()
+        courier.current_call().wait_cancelled(30)
+
+    def count(self, start: int, end: int) -> Iterator[int]:
+        yield from range(start, end)
+
+    def endless(self) -> Iterator[int]:
+        yield 0
+        self.patient()
+
+
+class Mix:
+    """What one thread does, in an order of its own."""
+
+    def __init__(self, client: Any, hasty: Any, seed: int) -> None:
+        self._client = client
+        self._hasty = hasty
+        self._random = random.Random(seed)
+        self._numbers = itertools.count(seed * 1_000_000_000)
+        self.done = 0
+
+    def run(self, until: float) -> int:
+        actions = [
+            self._block,
+            self._future,
+            self._callback,
+            self._cancel,
+            self._time_out,
+            self._generate,
+            self._leave_a_generator,
+            self._send_an_array,
+        ]
+        while time.monotonic() < until:
+            self._random.choice(actions)()
+            self.done += 1
+        return self.done
+
+    def _block(self) -> None:
+        for number in itertools.islice(self._numbers, 10):
+            assert self._client.echo(number) == (number,)
+
+    def _future(self) -> None:
+        numbers = list(itertools.islice(self._numbers, 30))
+        futures = [self._client.futures.echo(number) for number in numbers]
+        for future, number in zip(futures, numbers, strict=True):
+            assert future.result(20) == (number,)
+
+    def _callback(self) -> None:
+        number = next(self._numbers)
+        heard: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        future = self._client.futures.slow(number)
+        future.add_done_callback(lambda done: heard.set_result(done.result()))
+        assert heard.result(20) == number
+
+    def _cancel(self) -> None:
+        number = next(self._numbers)
+        cancelled, kept = self._client.futures.slow(number), self._client.futures.echo(number)
+        if not cancelled.cancel():
+            assert cancelled.result(20) == number
+        assert kept.result(20) == (number,)
+
+    def _time_out(self) -> None:
+        number = next(self._numbers)
+        with contextlib.suppress(courier.CallTimeoutError):
+            assert self._hasty.slow(number) == number
+
+    def _generate(self) -> None:
+        start = next(self._numbers)
+        assert list(self._client.count(start, start + 50)) == list(range(start, start + 50))
+
+    def _leave_a_generator(self) -> None:
+        start = next(self._numbers)
+        items = self._client.count(start, start + 1_000_000)
+        assert next(items) == start
+        items.close()
+
+    def _send_an_array(self) -> None:
+        number = next(self._numbers)
+        array = np.full(self._random.choice([10, 10_000, 100_000]), number)
+        ours, received = self._client.echo(number, array)
+        assert ours == number
+        assert np.array_equal(received, array)
+
+
+@pytest.mark.slow
+def test_each_reply_belongs_to_its_call_whatever_the_threads_do(serve: Serve) -> None:
+    _, client = serve(Object(), thread_pool_size=8)
+    hasty = courier.with_timeout(client, 0.02)
+    until = time.monotonic() + _SECONDS
+    with concurrent.futures.ThreadPoolExecutor(_THREADS) as threads:
+        mixes = [Mix(client, hasty, seed) for seed in range(_THREADS)]
+        done = list(threads.map(lambda mix: mix.run(until), mixes))
+    assert min(done) > 0
+    assert client.echo("end") == ("end",)
+    courier.close(hasty)
+
+
+def test_a_call_timeout_ends_a_future_that_is_waited_for_longer(serve: Serve) -> None:
+    _, client = serve(Object(), client={"call_timeout": 0.3})
+    for timeout in (20, None):
+        begun_at = time.monotonic()
+        assert isinstance(client.futures.patient().exception(timeout), courier.CallTimeoutError)
+        assert time.monotonic() - begun_at < 5
+
+
+def _aside(function: Callable[[], Any]) -> "concurrent.futures.Future[Any]":
+    threads = concurrent.futures.ThreadPoolExecutor(1)
+    future = threads.submit(function)
+    threads.shutdown(wait=False)
+    return future
+
+
+def test_a_future_cancelled_by_one_thread_wakes_the_one_that_waits(serve: Serve) -> None:
+    obj = Object()
+    _, client = serve(obj)
+    future = client.futures.patient()
+    assert obj.entered.acquire(timeout=20)
+    waiting = _aside(lambda: future.exception(20))
+    time.sleep(0.1)
+    begun_at = time.monotonic()
+    future.cancel()
+    with contextlib.suppress(courier.CallCancelledError):
+        waiting.result(25)
+    assert time.monotonic() - begun_at < 5
+
+
+def test_a_generator_closed_by_one_thread_wakes_the_one_that_reads(serve: Serve) -> None:
+    obj = Object()
+    _, client = serve(obj)
+    items = client.endless()
+    assert next(items) == 0
+    assert obj.entered.acquire(timeout=20)
+    reading = _aside(lambda: next(items, "end"))
+    time.sleep(0.1)
+    begun_at = time.monotonic()
+    items.close()
+    with contextlib.suppress(courier.CallCancelledError):
+        reading.result(25)
+    assert time.monotonic() - begun_at < 5
+
+
+def _held() -> tuple[int, int]:
+    return len(os.listdir("/proc/self/fd")), len(our_threads())  # noqa: PTH208 - counted, not read
+
+
+def test_a_client_that_nobody_closes_leaves_nothing_behind(
+    serve: Serve, secret: courier.Secret
+) -> None:
+    server, _ = serve(Object(), thread_pool_size=2)
+
+    def use() -> None:
+        client: Any = courier.Client(server.address, secret=secret)
+        assert client.echo(1) == (1,)
+        assert client.futures.echo(2).result(20) == (2,)
+        assert client.echo(np.zeros(100_000))[0].sum() == 0
+        assert next(client.count(0, 1_000_000)) == 0
+
+    use()
+    gc.collect()
+    before = _held()
+    for _ in range(20):
+        use()
+    gc.collect()
+    wait_until(lambda: _held()[0] <= before[0] + 6 and _held()[1] <= before[1] + 2)
+
+
+def test_an_idle_client_finds_the_next_server_at_the_same_address(
+    serve: Serve, connect: Callable[..., Any]
+) -> None:
+    port = portpicker.pick_unused_port()
+    clients = [connect(f"127.0.0.1:{port}", wait_for_ready=wait) for wait in (True, False)]
+    for number in range(4):
+        server, _ = serve(lambda number=number: number, port=port)
+        for client in clients:
+            assert client() == number
+            assert client.futures().result(20) == number
+        server.stop(0)
+
+
+def test_calls_that_wait_while_the_server_changes_are_answered_by_one_or_lost(
+    serve: Serve, connect: Callable[..., Any]
+) -> None:
+    port = portpicker.pick_unused_port()
+    client = connect(f"127.0.0.1:{port}", call_timeout=60)
+    first, second = Object(), Object()
+    server, _ = serve(first, port=port)
+    pending = [client.futures.patient() for _ in range(3)]
+    for _ in pending:
+        assert first.entered.acquire(timeout=20)
+    stopping = _aside(lambda: server.stop(0.3))
+    wait_until(lambda: not server.has_started)
+    waiting = [client.futures.echo(number) for number in range(20)]
+    assert stopping.result(20) == []
+    serve(second, port=port)
+    assert [future.result(20) for future in waiting] == [(number,) for number in range(20)]
+    for future in pending:
+        assert isinstance(future.exception(20), courier.ServerLostError)
+    assert not second.entered.acquire(blocking=False)
