@@ -15,6 +15,7 @@ _SECONDS = float(os.environ.get("COURIER_FUZZ_S", "600"))
 
 
 @pytest.mark.fuzz
+@pytest.mark.slow
 @pytest.mark.timeout(_SECONDS + 120)
 @pytest.mark.skipif(importlib.util.find_spec("atheris") is None, reason="needs atheris")
 @pytest.mark.parametrize("target", _TARGETS)
