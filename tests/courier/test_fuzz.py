@@ -584,6 +584,7 @@ def test_arguments_of_a_wrong_shape_are_refused_as_such(
     client = connect(server.address, call_timeout=20)
     for _ in range(50 * is_fast):
         client.hit()
+    courier.close(client)
     way = Way(server, "unix")
     sock, _ = way.connect_proven()
     sock.settimeout(3)
