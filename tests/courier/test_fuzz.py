@@ -333,7 +333,7 @@ def test_junk_is_no_introduction(data: bytes) -> None:
 @given(st.binary(max_size=400))
 @some
 def test_junk_is_no_welcome(data: bytes) -> None:
-    with pytest.raises((ProtocolError, courier.AuthenticationError)):
+    with pytest.raises((courier.ProtocolError, courier.AuthenticationError)):
         ClientHandshake(courier.Secret(KEY)).prove(data)
 
 
@@ -362,7 +362,7 @@ def test_a_changed_welcome_is_refused(chance: random.Random) -> None:
     changed = mutated(welcome, chance)
     if changed == welcome:
         return
-    with pytest.raises((ProtocolError, courier.AuthenticationError)):
+    with pytest.raises((courier.ProtocolError, courier.AuthenticationError)):
         client.prove(changed)
 
 
