@@ -154,4 +154,5 @@ def write(generated: str, page: Path = PAGE) -> None:
     _, end, after = rest.partition(_END)
     assert begin
     assert end
-    page.write_text(f"{before}{begin}\n{generated}\n{end}{after}")
+    plot = f"![How many times worse than the floor each peer is]({PLOT.name})"
+    page.write_text(f"{before}{begin}\n{plot}\n\n{generated}\n{end}{after}")
