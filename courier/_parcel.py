@@ -6,6 +6,7 @@ large array is never copied into a pickle stream. What plain pickle cannot do
 value. Nothing here knows how bytes travel.
 """
 
+import contextlib
 import hashlib
 import io
 import mmap
@@ -20,6 +21,9 @@ from courier.errors import ProtocolError, SerializationError
 
 #: Larger buffers live in their own pages, which are cheap to get and go back at once.
 _OWN_PAGES_BYTES = 1 << 20
+
+#: Smaller buffers are copied into the pickle: that is cheaper than to carry them beside it.
+_INSIDE_BYTES = 1 << 15
 
 WritableBuffer = bytearray | mmap.mmap
 
@@ -75,9 +79,17 @@ def pack(value: Any) -> Parcel:
         SerializationError: It cannot be pickled; the cause says why.
     """
     buffers: list[pickle.PickleBuffer] = []
+
+    def stays_inside(buffer: pickle.PickleBuffer) -> bool:
+        with contextlib.suppress(BufferError):
+            if buffer.raw().nbytes < _INSIDE_BYTES:
+                return True
+        buffers.append(buffer)
+        return False
+
     try:
         try:
-            data = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+            data = pickle.dumps(value, protocol=5, buffer_callback=stays_inside)
             # A reference to __main__ would mean another module in the other process.
             by_value = b"__main__" in data or bool(cloudpickle.list_registry_pickle_by_value())
             if not by_value and not buffers:
@@ -86,7 +98,7 @@ def pack(value: Any) -> Parcel:
             by_value = True
         if by_value:
             buffers.clear()
-            data = cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+            data = cloudpickle.dumps(value, protocol=5, buffer_callback=stays_inside)
         return Parcel(data, [_raw(buffer) for buffer in buffers])
     except KeyboardInterrupt:
         raise
