@@ -1,8 +1,10 @@
 """Servers: an object whose public methods can be called from other processes."""
 
 import enum
+import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Collection
 from typing import Any, Literal
 
@@ -122,6 +124,7 @@ class Server:
         #: Calls from this process, which pass no socket.
         self._local_calls: set[LocalCall] = set()
         self._stopped = threading.Event()
+        _servers.add(self)
 
     def bind(self, name: str, method: Callable[..., Any]) -> None:
         """Serves one more method, or replaces one; also while running.
@@ -272,6 +275,14 @@ class Server:
         self._host.is_healthy = healthy
         self._grpc.set_healthy(healthy)
 
+    def survive_fork(self) -> None:
+        """Counts as stopped in a forked child: the parent serves, and its threads hold its locks."""
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+        if self._stage is not _Stage.NEW:
+            self._stage = _Stage.STOPPED
+            self._stopped.set()
+
     # For callers in this process: `courier._local.LocalServer`
 
     @property
@@ -298,3 +309,14 @@ class Server:
 
     def __exit__(self, *exc: object) -> None:
         self.stop()
+
+
+_servers: "weakref.WeakSet[Server]" = weakref.WeakSet()
+
+
+def _survive_fork() -> None:
+    for server in list(_servers):
+        server.survive_fork()
+
+
+os.register_at_fork(after_in_child=_survive_fork)
