@@ -45,6 +45,11 @@ HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 MAX_WELCOME_BYTES = 1 << 20
 
 
+# OpenSSL sets itself up, under a lock, when it is first used. A fork in another thread at that
+# moment would leave the child without it; so that moment is now.
+hmac.digest(b"", b"", "sha256")
+
+
 class Purpose(enum.IntEnum):
     """Why somebody connects."""
 
