@@ -400,7 +400,8 @@ class Host:
             elif now - calm_since > _CALM_S:
                 self._watch_wakes.clear()
                 self._watch_sleeps = True
-                if not self._busy_since:  # a call may have begun just before
+                # A call may have begun just before, or the end.
+                if not self._busy_since and not self._over:
                     self._watch_wakes.wait()
                 self._watch_sleeps = False
                 calm_since = time.perf_counter()

@@ -234,3 +234,18 @@ def test_calls_that_wait_while_the_server_changes_are_answered_by_one_or_lost(
     for future in pending:
         assert isinstance(future.exception(20), courier.ServerLostError)
     assert not second.entered.acquire(blocking=False)
+
+
+def test_servers_end_all_their_threads_at_whatever_moment_they_are_stopped(serve: Serve) -> None:
+    before = our_threads()
+    for _ in range(3):
+        served = [serve(Object()) for _ in range(12)]
+        for _, client in served:
+            for number in range(9):  # known to be fast, so that a watch looks after it
+                client.echo(number)
+        for server, _ in served:
+            time.sleep(0.003)  # their watches fall asleep one after the other
+            assert server.stop(0) == []
+    for _, client in served:
+        courier.close(client)
+    wait_until(lambda: not any(t.name == "courier-watch" for t in our_threads() - before))
