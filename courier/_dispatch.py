@@ -154,12 +154,9 @@ class Dispatcher:
         The handler sees the context variables of the thread that made the
         server: a server belongs to whoever made it.
         """
-        # No lock: a dict gives one of its values or none, whatever others do to it.
-        function = self._methods.get(method)
+        function = self._find(method)
         if function is None:
-            if method != LIST_METHODS:
-                return UnknownMethod(self._describe_unknown(method))
-            function = self.names
+            return UnknownMethod(self._describe_unknown(method))
         try:
             args, kwargs = unpack(arguments)
         except SerializationError as error:
@@ -176,7 +173,7 @@ class Dispatcher:
         self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], call: CallContext
     ) -> Outcome | SharedValue:
         """As `run`, for callers of the same process that share objects with the method."""
-        function = self.names if method == LIST_METHODS else self._methods.get(method)
+        function = self._find(method)
         if function is None:
             return UnknownMethod(self._describe_unknown(method))
         # The other side of a call receives the value itself, here too.
@@ -187,6 +184,10 @@ class Dispatcher:
             _run_method, function, args, kwargs, call, context, _share_result
         )
         return outcome
+
+    def _find(self, method: str) -> Callable[..., Any] | None:
+        # No lock: a dict gives one of its values or none, whatever others do to it.
+        return self.names if method == LIST_METHODS else self._methods.get(method)
 
     def _describe_unknown(self, method: str) -> str:
         known = ", ".join(self.names()) or "none"

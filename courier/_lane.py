@@ -57,6 +57,16 @@ class Refused:
     text: str
 
 
+def cannot_send(text: str) -> Refused:
+    """Says that a method ran, but what it returned cannot be pickled."""
+    return Refused(SerializationError, f"the method ran, but cannot send {text}")
+
+
+def cannot_unpickle(text: str) -> Refused:
+    """Says that the arguments cannot be unpickled, so that nothing ran."""
+    return Refused(SerializationError, f"cannot unpickle the arguments of {text}")
+
+
 class ReplyStream(Protocol):
     """The items of a remote generator. Used by one thread at a time."""
 

@@ -17,7 +17,6 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from courier import _dispatch as outcomes
-from courier._abandoned import clear_up
 from courier._context import CallContext
 from courier._costs import MethodCosts
 from courier._dispatch import Dispatcher, Items
@@ -32,6 +31,8 @@ from courier._lane import (
     Reply,
     Returned,
     Streams,
+    cannot_send,
+    cannot_unpickle,
 )
 from courier._parcel import Parcel, pack, unshared
 from courier._pool import HandlerPool
@@ -40,7 +41,6 @@ from courier.errors import (
     CallCancelledError,
     CallTimeoutError,
     CourierError,
-    SerializationError,
     ServerBusyError,
     ServerLostError,
     UnknownMethodError,
@@ -122,7 +122,6 @@ class LocalLane:
         blocking: bool,
     ) -> PendingCall:
         if _servers:
-            clear_up()
             server = _find(self._options.address, self._options.secret)
             if server is not None and server.in_process is not InProcess.WIRE and not self._closed:
                 call = LocalCall(self._options.address, server, method, timeout_s)
@@ -472,9 +471,9 @@ def _reply(outcome: Any) -> Returned | Given | Raised | Refused:
     if isinstance(outcome, outcomes.Failure):
         return Raised(outcome.report)
     if isinstance(outcome, outcomes.Unpicklable):
-        return Refused(SerializationError, f"the method ran, but cannot send {outcome.text}")
+        return cannot_send(outcome.text)
     if isinstance(outcome, outcomes.BadArguments):
-        return Refused(SerializationError, f"cannot unpickle the arguments of {outcome.text}")
+        return cannot_unpickle(outcome.text)
     return Refused(UnknownMethodError, outcome.text)
 
 

@@ -77,11 +77,12 @@ class Caller:
 
     def _take(self, frame: Frame) -> None:
         kind, number = frame.kind, frame.call
-        if kind in _CALLS:
+        plain = kind & ~COMPRESSED
+        if plain in _CALLS:
             method, timeout_s = frame.method()
             call = CallContext(method, self.peer, timeout_s)
             self._calls[number] = call
-            self._host.run(self, number, call, frame.parcel)
+            self._host.run(self, number, call, frame.parcel, is_compressed=kind != plain)
         elif kind == Kind.CANCEL:
             with self._lock:
                 cancelled = self._calls.pop(number, None)
@@ -94,11 +95,6 @@ class Caller:
             stream = self._streams.get(number)
             if stream is not None:
                 stream.grant(int.from_bytes(frame.parcel.pickle[:8], "little"))
-        elif kind & ~COMPRESSED in _CALLS:
-            method, timeout_s = frame.method()
-            call = CallContext(method, self.peer, timeout_s)
-            self._calls[number] = call
-            self._host.run(self, number, call, frame.parcel, is_compressed=True)
         else:
             raise ProtocolError(f"a frame of unknown kind {kind}")
 

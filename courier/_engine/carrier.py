@@ -7,7 +7,6 @@ so per call. Reading is for one thread at a time, writing too; the two may go on
 import array
 import contextlib
 import os
-import select
 import socket
 import ssl
 import threading
@@ -17,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from courier._engine.frames import Chunk
+from courier._engine.watching import READ, poll_once
 
 #: Per system call; the kernel takes at most 1,024 chunks.
 _MAX_CHUNKS = 64
@@ -206,9 +206,7 @@ class TlsCarrier(SocketCarrier):
             left = give_up_at - time.monotonic()
             if left <= 0:
                 raise TimeoutError("the peer took too long for the TLS handshake")
-            poll = select.poll()
-            poll.register(self.fileno(), select.POLLIN)
-            poll.poll(left * 1000)
+            poll_once(self.fileno(), READ, left)
 
     def advance_handshake(self) -> bool:
         """Goes as far as it goes without waiting; returns whether the handshake is done.

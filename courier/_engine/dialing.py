@@ -6,7 +6,6 @@ lets only gRPC through, the frames go over a gRPC stream.
 """
 
 import contextlib
-import select
 import socket
 import ssl
 import time
@@ -27,8 +26,8 @@ from courier._engine.handshake import (
     SessionKeys,
     prefix,
 )
-from courier._engine.link import poll_once
 from courier._engine.place import host_name, is_own_user, keep_alive
+from courier._engine.watching import READ, poll_once
 from courier._lane import LaneOptions
 from courier.errors import (
     AuthenticationError,
@@ -148,7 +147,7 @@ def _receive(carrier: SocketCarrier, count: int, give_up_at: float) -> bytes:
         try:
             received = carrier.receive(view, wait=False)
         except BlockingIOError:
-            poll_once(carrier.fileno(), select.POLLIN, left)
+            poll_once(carrier.fileno(), READ, left)
             continue
         if not received:
             raise ConnectionResetError("the server hung up")

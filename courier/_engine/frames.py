@@ -45,13 +45,12 @@ Chunk = bytes | bytearray | memoryview
 
 
 class Kind(enum.IntEnum):
-    """What a frame says. The client sends the first five."""
+    """What a frame says. The client sends those below 16, the server the others."""
 
     CALL = 1
     TIMED_CALL = 2
     CANCEL = 3  # nobody waits for this call any more
     MORE = 4  # the pickle: how many bytes of items were taken
-    _RESERVED = 5
     VALUE = 16
     FAILURE = 17
     UNKNOWN_METHOD = 18

@@ -15,7 +15,6 @@ What must hold, and was found the hard way by those before us:
 
 import contextlib
 import itertools
-import select
 import threading
 import time
 from collections.abc import Callable
@@ -24,6 +23,7 @@ from typing import Protocol
 from courier._engine.attendant import ATTENDANT
 from courier._engine.channel import Channel, NothingSentError
 from courier._engine.frames import Frame
+from courier._engine.watching import READ, WRITE, poll_once
 from courier._parcel import Parcel
 from courier.errors import CourierError, ServerLostError
 
@@ -108,11 +108,6 @@ class Link:
         self._used_at = time.monotonic()
         self._lost: ServerLostError | None = None
         self._state = threading.Lock()
-
-    @property
-    def is_usable(self) -> bool:
-        """Whether new calls can begin here."""
-        return not self._ended
 
     @property
     def is_lost(self) -> bool:
@@ -208,10 +203,10 @@ class Link:
 
     def _wait_until_it_takes_more(self) -> None:
         if self.read_now():
-            poll_once(self.fileno(), select.POLLOUT | select.POLLIN, _FULL_S)
+            poll_once(self.fileno(), WRITE | READ, _FULL_S)
         else:
             # Who reads may leave at any time: look again soon.
-            poll_once(self.fileno(), select.POLLOUT, _FULL_S)
+            poll_once(self.fileno(), WRITE, _FULL_S)
 
     # Waiting
 
@@ -250,16 +245,16 @@ class Link:
         channel = self._channel
         while not exchange.is_ready and self._lost is None:
             if channel.is_pending and not self.flush():
-                self._poll(select.POLLIN | select.POLLOUT, deadline)
+                self._poll(READ | WRITE, deadline)
                 self._read(wait=False)
             elif exchange.is_shared:
                 # Nobody can wake a leader, so that it looks by itself whether it was given up.
                 soon = time.monotonic() + _LOOK_S
-                if self._poll(select.POLLIN, soon if deadline is None else min(soon, deadline)):
+                if self._poll(READ, soon if deadline is None else min(soon, deadline)):
                     self._read(wait=False)
             elif deadline is None:
                 self._read(wait=True)
-            elif self._poll(select.POLLIN, deadline):
+            elif self._poll(READ, deadline):
                 self._read(wait=False)
             if deadline is not None and time.monotonic() >= deadline:
                 return
@@ -439,15 +434,6 @@ class Link:
                 self._channel.tidy()
             finally:
                 self._resign()
-
-
-def poll_once(descriptor: int, events: int, timeout_s: float | None) -> bool:
-    """Waits for a socket; returns whether it is ready. One that was closed is."""
-    if descriptor < 0:
-        return True
-    poll = select.poll()
-    poll.register(descriptor, events)
-    return bool(poll.poll(None if timeout_s is None else min(timeout_s, _LONGEST_S) * 1000))
 
 
 def seconds_until(deadline: float | None) -> float:

@@ -6,9 +6,9 @@ from courier import _dispatch as outcomes
 from courier._dispatch import Outcome
 from courier._engine.frames import Frame, Kind
 from courier._exceptions import ExceptionReport
-from courier._lane import Raised, Refused, Returned
+from courier._lane import Raised, Refused, Returned, cannot_send, cannot_unpickle
 from courier._parcel import Parcel
-from courier.errors import ProtocolError, SerializationError, UnknownMethodError
+from courier.errors import ProtocolError, UnknownMethodError
 
 #: Longer texts of exceptions are cut; the exception itself travels whole.
 _TEXT_CHARACTERS = 1 << 20
@@ -46,18 +46,15 @@ def shortened(message: str) -> str:
 
 
 def _pack_report(report: ExceptionReport) -> Parcel:
-    has_parcel = report.parcel is not None
+    pickled = report.parcel
     head = (
         report.type_name,
         shortened(report.message),
         shortened(report.traceback),
         report.causes,
-        bytes(report.parcel.pickle) if report.parcel is not None else None,
+        None if pickled is None else bytes(pickled.pickle),
     )
-    return Parcel(
-        pickle.dumps(head, protocol=5),
-        report.parcel.buffers if has_parcel and report.parcel is not None else (),
-    )
+    return Parcel(pickle.dumps(head, protocol=5), () if pickled is None else pickled.buffers)
 
 
 def read(frame: Frame) -> Returned | Raised | Refused:
@@ -75,9 +72,9 @@ def read(frame: Frame) -> Returned | Raised | Refused:
     if kind == Kind.UNKNOWN_METHOD:
         return Refused(UnknownMethodError, message)
     if kind == Kind.UNPICKLABLE:
-        return Refused(SerializationError, f"the method ran, but cannot send {message}")
+        return cannot_send(message)
     if kind == Kind.BAD_ARGUMENTS:
-        return Refused(SerializationError, f"cannot unpickle the arguments of {message}")
+        return cannot_unpickle(message)
     raise ProtocolError(f"an answer of unknown kind {kind}")
 
 

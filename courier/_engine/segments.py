@@ -23,11 +23,9 @@ from collections.abc import Callable, Sequence
 
 from courier._engine.frames import Layout, Region
 from courier._parcel import Parcel, WritableBuffer
-from courier._shared import Frozen, frozen_of
+from courier._shared import MIN_BYTES, Frozen, frozen_of
 from courier.errors import ProtocolError
 
-#: Smaller buffers go inline. Measured: equal between 64 and 256 KiB.
-MIN_BYTES = 1 << 18
 #: The first page holds the byte that says whether a segment is in use.
 _DATA = mmap.PAGESIZE
 _ALIGNMENT = 64

@@ -15,6 +15,19 @@ WRITE = select.POLLOUT
 HANG_UP = getattr(select, "EPOLLRDHUP", 0)
 
 
+#: What poll bears; those who wait look again.
+_LONGEST_S = 1e6
+
+
+def poll_once(descriptor: int, events: int, timeout_s: float | None) -> bool:
+    """Waits for a socket; returns whether it is ready. One that was closed is."""
+    if descriptor < 0:
+        return True
+    poll = select.poll()
+    poll.register(descriptor, events)
+    return bool(poll.poll(None if timeout_s is None else min(timeout_s, _LONGEST_S) * 1000))
+
+
 class Watcher(Protocol):
     """Watches descriptors. Only `poll` is for one thread."""
 

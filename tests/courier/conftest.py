@@ -1,6 +1,7 @@
 """Servers, clients and second processes, all of them real, cleaned up after each test."""
 
 import contextlib
+import itertools
 import subprocess
 import sys
 import threading
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 import courier
+from tests.courier.scripts import started
 
 Serve = Callable[..., tuple[courier.Server, Any]]
 Script = Callable[..., subprocess.Popen[str]]
@@ -58,29 +60,19 @@ def connect(secret: courier.Secret) -> Iterator[Callable[..., Any]]:
 @pytest.fixture
 def script(tmp_path: Path, secret: courier.Secret) -> Iterator[Script]:
     """Runs source code as the `__main__` of another process that holds the secret."""
-    processes: list[subprocess.Popen[str]] = []
+    numbers = itertools.count()
 
     def start(source: str, *args: object) -> subprocess.Popen[str]:
-        path = tmp_path / f"script_{len(processes)}.py"
+        path = tmp_path / f"script_{next(numbers)}.py"
         head = (
             f"import sys; sys.path.insert(0, {str(_ROOT)!r})\n"
             f"import courier\nsecret = courier.Secret({secret.reveal()!r})\n"
         )
         path.write_text(head + source)
-        process = subprocess.Popen(
-            [sys.executable, str(path), *map(str, args)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        processes.append(process)
-        return process
+        return run([sys.executable, str(path), *map(str, args)])
 
-    yield start
-    for process in processes:
-        process.kill()
-        process.communicate()
+    with started() as run:
+        yield start
 
 
 def our_threads() -> set[threading.Thread]:

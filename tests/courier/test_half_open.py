@@ -1,6 +1,7 @@
 """Machines that fall silent: both sides notice, and the client comes back by itself."""
 
 import contextlib
+import itertools
 import os
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import courier
+from tests.courier.scripts import started
 
 _ROOT = Path(__file__).resolve().parents[2]
 _KEEPALIVE_S = 2
@@ -93,10 +95,10 @@ Run = Callable[..., subprocess.Popen[str]]
 @pytest.fixture
 def run(tmp_path: Path, secret: courier.Secret) -> Iterator[Run]:
     """Runs source code on one of the machines."""
-    processes: list[subprocess.Popen[str]] = []
+    numbers = itertools.count()
 
     def start(space: str, source: str, *args: object) -> subprocess.Popen[str]:
-        path = tmp_path / f"script_{len(processes)}.py"
+        path = tmp_path / f"script_{next(numbers)}.py"
         path.write_text(
             f"import sys; sys.path.insert(0, {str(_ROOT)!r})\n"
             "import threading, time\nimport numpy as np\nimport courier\n"
@@ -104,20 +106,10 @@ def run(tmp_path: Path, secret: courier.Secret) -> Iterator[Run]:
             "def say(*words):\n    print(*words, flush=True)\n" + source
         )
         command = ["ip", "netns", "exec", space, sys.executable, str(path), *map(str, args)]
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        processes.append(process)
-        return process
+        return run(command)
 
-    yield start
-    for process in processes:
-        process.kill()
-        process.communicate()
+    with started() as run:
+        yield start
 
 
 _SERVER = f"""
