@@ -4,7 +4,7 @@ import concurrent.futures
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from courier._connection import Connection
@@ -22,6 +22,11 @@ class CallFuture(concurrent.futures.Future[Any]):
     Callbacks may block, and call the same server: they run in threads of their own.
     """
 
+    #: The thread that gives this future its outcome just now.
+    _settler = 0
+    #: Callbacks that wait until that thread has done so.
+    _deferred: tuple[Callback, ...] = ()
+
     def __init__(self, connection: Connection, pending: PendingCall, method: str) -> None:
         super().__init__()
         self._connection = connection
@@ -33,7 +38,7 @@ class CallFuture(concurrent.futures.Future[Any]):
     def add_done_callback(self, fn: Callback) -> None:
         """As `concurrent.futures.Future.add_done_callback`."""
         self.hurry()
-        super().add_done_callback(lambda _: _call_or_defer(fn, self))
+        super().add_done_callback(lambda _: self._call_or_defer(fn))
 
     def hurry(self) -> None:
         """Says that somebody wants to hear of the end without waiting for it."""
@@ -42,8 +47,6 @@ class CallFuture(concurrent.futures.Future[Any]):
 
     def _wait(self, timeout: float | None) -> float | None:
         """Waits by reading the answer itself; returns how many seconds are left."""
-        if not self._pending:
-            return timeout
         deadline = None if timeout is None else time.monotonic() + timeout
         for pending in list(self._pending):
             pending.wait_until(deadline)
@@ -65,7 +68,7 @@ class CallFuture(concurrent.futures.Future[Any]):
     def result(self, timeout: float | None = None) -> Any:
         """As `concurrent.futures.Future.result`; a cancelled call is a CallCancelledError."""
         try:
-            return super().result(self._wait(timeout))
+            return super().result(self._wait(timeout) if self._pending else timeout)
         except concurrent.futures.CancelledError:
             if not self.cancelled():
                 raise  # by the method, or by closing the client
@@ -74,7 +77,7 @@ class CallFuture(concurrent.futures.Future[Any]):
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """As `concurrent.futures.Future.exception`."""
         try:
-            return super().exception(self._wait(timeout))
+            return super().exception(self._wait(timeout) if self._pending else timeout)
         except concurrent.futures.CancelledError:
             raise self._cancellation() from None
 
@@ -82,17 +85,7 @@ class CallFuture(concurrent.futures.Future[Any]):
         return CallCancelledError(f"{self._connection.where(self._method)}: the call was cancelled")
 
     def _settle(self, pending: PendingCall) -> None:
-        # This thread brings the answers of all calls; a callback must not hold it up.
-        callbacks: list[Callback] = []
-        _deferring.callbacks = callbacks
-        try:
-            self._take_outcome(pending)
-        finally:
-            _deferring.callbacks = None
-        if callbacks:
-            self._connection.run_aside(lambda: _run_callbacks(callbacks, self))
-
-    def _take_outcome(self, pending: PendingCall) -> None:
+        self._settler = threading.get_ident()
         try:
             try:
                 result = self._connection.finish(pending, self._method)
@@ -102,22 +95,23 @@ class CallFuture(concurrent.futures.Future[Any]):
                 self.set_result(result)
         except concurrent.futures.InvalidStateError:
             return  # cancelled in the meantime
+        finally:
+            self._settler = 0
         # The answer's raw bytes are not needed as long as the future is.
         self._pending.clear()
+        callbacks = self._deferred
+        if callbacks:
+            self._connection.run_aside(lambda: _run_callbacks(callbacks, self))
+
+    def _call_or_defer(self, callback: Callback) -> None:
+        # The thread that settles brings the answers of all calls; nobody must hold it up.
+        if self._settler == threading.get_ident():
+            self._deferred = (*self._deferred, callback)
+        else:
+            callback(self)
 
 
-_deferring = threading.local()
-
-
-def _call_or_defer(callback: Callback, future: CallFuture) -> None:
-    callbacks: list[Callback] | None = getattr(_deferring, "callbacks", None)
-    if callbacks is None:
-        callback(future)
-    else:
-        callbacks.append(callback)
-
-
-def _run_callbacks(callbacks: list[Callback], future: CallFuture) -> None:
+def _run_callbacks(callbacks: Sequence[Callback], future: CallFuture) -> None:
     for callback in callbacks:
         try:
             callback(future)

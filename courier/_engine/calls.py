@@ -24,6 +24,9 @@ from courier.errors import (
 if TYPE_CHECKING:
     from courier._engine.lane import WireLane
 
+# A plain number: comparing with a member of an enumeration takes longer.
+_VALUE = int(Kind.VALUE)
+
 #: Times a call to an idempotent method is sent again when its connection broke. It may be what
 #: killed its server, and must not do so to each one that comes after it.
 _MAX_REPEATS = 3
@@ -123,10 +126,12 @@ class WireCall:
         self._lane.hurry(self)
 
     def when_done(self, callback: Callable[[PendingCall], None]) -> None:
-        self._callback = callback
-        # Whoever settles the call takes the callback after it has set the outcome.
-        if self._outcome is not None:
-            self._call_back()
+        with _settling:
+            is_settled = self._outcome is not None
+            if not is_settled:
+                self._callback = callback
+        if is_settled:
+            callback(self)
 
     def cancel(self) -> bool:
         return self._give_up(CallCancelledError(f"{self.where}: the call was cancelled"))
@@ -154,7 +159,7 @@ class WireCall:
         except CourierError as error:
             self.settle(error)
             return
-        if self._lane.options.compress:
+        if self._lane.compresses:
             kind, arguments = kind | COMPRESSED, compressed(arguments)
         link.begin(self, kind, meta, arguments, at_once=at_once)
         if self.was_given_up:
@@ -170,7 +175,7 @@ class WireCall:
             # The handler saw the end of its time, too, and may have answered because of that.
             self.expire()
             return
-        if kind == Kind.VALUE:
+        if kind == _VALUE:
             self.settle(Returned(frame.parcel))
             return
         try:
@@ -268,6 +273,7 @@ class WireCall:
             was_settled = self._outcome is not None
             if not was_settled:
                 self._outcome = outcome
+                callback, self._callback = self._callback, None
         if was_settled:
             link = self.link
             if link is not None and not keep_open:
@@ -282,15 +288,9 @@ class WireCall:
             link.forget(self.number)
         if self.gates:
             self.wake()
-        if self._callback is not None:
-            self._call_back()
-        return True
-
-    def _call_back(self) -> None:
-        with _settling:
-            callback, self._callback = self._callback, None
         if callback is not None:
             callback(self)
+        return True
 
 
 #: One for all: it is held for an instant only, and a lock per call would cost more.

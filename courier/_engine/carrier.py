@@ -18,8 +18,8 @@ from typing import Any, Protocol
 from courier._engine.frames import Chunk
 from courier._engine.watching import READ, poll_once
 
-#: Per system call; the kernel takes at most 1,024 chunks.
-_MAX_CHUNKS = 64
+#: To be sent by one system call; the kernel takes at most 1,024.
+MAX_CHUNKS = 64
 _MAX_DESCRIPTORS = 64
 _DESCRIPTOR_BYTES = array.array("i").itemsize
 _TLS_PIECE_BYTES = 1 << 18
@@ -53,7 +53,7 @@ class Carrier(Protocol):
         """
 
     def send(self, chunks: Sequence[Chunk], descriptors: Sequence[int] = ()) -> int:
-        """Sends what can be sent now; returns how many bytes were taken.
+        """Sends what can be sent now, of MAX_CHUNKS at most; returns how many bytes were taken.
 
         Raises:
             BlockingIOError: None, since the connection is full.
@@ -109,7 +109,7 @@ class SocketCarrier:
         assert not descriptors
         if len(chunks) == 1:
             return self._send(chunks[0], _DONTWAIT)
-        return self._socket.sendmsg(chunks[:_MAX_CHUNKS], (), _DONTWAIT)
+        return self._socket.sendmsg(chunks, (), _DONTWAIT)
 
     # Not properties: looking them up is part of every call.
     hides_arrivals = False
@@ -158,9 +158,9 @@ class UnixCarrier(SocketCarrier):
         if not descriptors:
             if len(chunks) == 1:
                 return self._send(chunks[0], _DONTWAIT)
-            return self._socket.sendmsg(chunks[:_MAX_CHUNKS], (), _DONTWAIT)
+            return self._socket.sendmsg(chunks, (), _DONTWAIT)
         rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))
-        return self._socket.sendmsg(chunks[:_MAX_CHUNKS], (rights,), _DONTWAIT)
+        return self._socket.sendmsg(chunks, (rights,), _DONTWAIT)
 
     def take_descriptors(self) -> list[int]:
         taken, self._descriptors = self._descriptors, []

@@ -5,7 +5,7 @@ import os
 import threading
 from collections.abc import Sequence
 
-from courier._engine.carrier import Carrier
+from courier._engine.carrier import MAX_CHUNKS, Carrier
 from courier._engine.frames import (
     SMALL_BYTES,
     Chunk,
@@ -22,6 +22,7 @@ from courier._parcel import Parcel
 _NO_PARCEL = Parcel(b"")
 #: Small frames are gathered up to here before they are sent.
 _BATCH_BYTES = 1 << 16
+_NOT_BLOCKING = (False,)
 
 
 class NothingSentError(ConnectionError):
@@ -51,7 +52,10 @@ class Channel:
             Seals(receive_key) if carrier.is_exposed else None,
         )
         self._seals = Seals(send_key) if carrier.is_exposed else None
-        self._write_lock = threading.Lock()
+        #: Guards what waits to be sent.
+        self._queue_lock = threading.Lock()
+        #: Held by the one thread that sends; the others leave their frames to it.
+        self._sending = threading.Lock()
         #: Chunks to send, each with the descriptors that go with it.
         self._chunks: collections.deque[tuple[Chunk, Sequence[int]]] = collections.deque()
         #: Frames so small that several become one chunk.
@@ -69,6 +73,11 @@ class Channel:
 
     def post(self, kind: int, call: int, parcel: Parcel = _NO_PARCEL, *, meta: bytes = b"") -> None:
         """Puts a frame behind those that wait to be sent; does not block."""
+        data = parcel.pickle
+        if not parcel.buffers and self._seals is None and len(data) <= SMALL_BYTES:
+            # What most frames are: worth a way of its own.
+            self._put_small(encode_small(kind, call, meta, data))
+            return
         layout: Layout | None = None
         descriptors: Sequence[int] = ()
         if parcel.buffers and self._pool is not None:
@@ -77,56 +86,73 @@ class Channel:
                 layout, descriptors = placed
         if self._seals is None:
             chunks = encode(kind, call, parcel, meta=meta, layout=layout)
-            with self._write_lock:
-                self._add(chunks, descriptors)
+            with self._queue_lock:
+                self._put(chunks, descriptors)
             return
-        with self._write_lock:
-            self._add(encode(kind, call, parcel, meta=meta, seals=self._seals), ())
+        with self._queue_lock:
+            self._put(encode(kind, call, parcel, meta=meta, seals=self._seals), ())
 
     def send(self, kind: int, call: int, parcel: Parcel, meta: bytes) -> bool:
-        """Posts a frame and flushes; returns whether all was sent.
+        """Posts a frame and flushes.
+
+        Returns:
+            As `flush`.
 
         Raises:
             NothingSentError: The connection broke before any byte of this frame was taken.
             OSError: The connection broke.
         """
         data = parcel.pickle
-        if not parcel.buffers and self._seals is None and len(data) <= SMALL_BYTES:
-            # What most frames are: worth a way of its own.
-            chunk = encode_small(kind, call, meta, data)
-            with self._write_lock:
-                if self.unsent_bytes or self._is_held_back or self.is_closed:
-                    self._add([chunk], ())
-                    return self._flush()
-                try:
-                    sent = self.carrier.send((chunk,))
-                except BlockingIOError:
-                    sent = 0
-                except OSError as error:
-                    raise NothingSentError(str(error)) from error
-                except BaseException:
-                    self.carrier.shut()  # how much went is not known
-                    raise
-                if sent == len(chunk):
-                    self._is_held_back = self.carrier.holds_back
-                    return not self._is_held_back
-                self._chunks.append((memoryview(chunk)[sent:], ()))
-                self.unsent_bytes += len(chunk) - sent
-                return False
-        self.post(kind, call, parcel, meta=meta)
+        if parcel.buffers or self._seals is not None or len(data) > SMALL_BYTES:
+            self.post(kind, call, parcel, meta=meta)
+            return self.flush()
+        chunk = encode_small(kind, call, meta, data)
+        turn: list[bool] = []
+        try:
+            # Inside of extend(), no Ctrl-C can come between the lock and the note of it.
+            turn.extend(map(self._sending.acquire, _NOT_BLOCKING))
+            if not turn[0] or self.is_pending or self.is_closed:
+                self._put_small(chunk)
+            elif self._send_directly(chunk):
+                return True
+        finally:
+            if turn and turn[0]:
+                self._sending.release()
         return self.flush()
 
-    def _add(self, chunks: list[Chunk], descriptors: Sequence[int]) -> None:
-        if self.is_closed:
-            _close_all(descriptors)
-            return
-        if len(chunks) == 1 and not descriptors:
-            size = len(chunks[0])
-            self._batch.append(chunks[0])
+    def _send_directly(self, chunk: bytes) -> bool:
+        """Sends a frame past the queue, which is empty; returns whether all of it went."""
+        try:
+            sent = self.carrier.send((chunk,))
+        except BlockingIOError:
+            sent = 0
+        except OSError as error:
+            raise NothingSentError(str(error)) from error
+        except BaseException:
+            self.carrier.shut()  # how much went is not known
+            raise
+        self._is_held_back = self.carrier.holds_back
+        if sent < len(chunk):
+            with self._queue_lock:
+                # Others may have put theirs behind it meanwhile.
+                self._chunks.appendleft((memoryview(chunk)[sent:], ()))
+                self.unsent_bytes += len(chunk) - sent
+        return not self.is_pending
+
+    def _put_small(self, chunk: bytes) -> None:
+        size = len(chunk)
+        with self._queue_lock:
+            if self.is_closed:
+                return
+            self._batch.append(chunk)
             self._batch_bytes += size
             self.unsent_bytes += size
             if self._batch_bytes >= _BATCH_BYTES:
                 self._end_batch()
+
+    def _put(self, chunks: list[Chunk], descriptors: Sequence[int]) -> None:
+        if self.is_closed:
+            _close_all(descriptors)
             return
         self._end_batch()
         for chunk in chunks:
@@ -143,26 +169,37 @@ class Channel:
             self._batch_bytes = 0
 
     def flush(self) -> bool:
-        """Sends what can be sent now; returns whether that was all.
+        """Sends what can be sent now, unless another thread does so already.
+
+        Threads do not queue for the socket: at each system call under a lock they would wait for
+        each other, and for the interpreter's lock too, thousands of answers long.
+
+        Returns:
+            Whether nothing is left to do: all was sent, or another thread is at it.
 
         Raises:
             OSError: The connection broke.
         """
-        with self._write_lock:
-            return self._flush() if not self.is_closed else True
+        while self.is_pending and not self.is_closed:
+            turn: list[bool] = []
+            try:
+                turn.extend(map(self._sending.acquire, _NOT_BLOCKING))
+                if not turn[0]:
+                    return True
+                if not self._send_all():
+                    return False
+            finally:
+                if turn and turn[0]:
+                    self._sending.release()
+            # Once more: another thread may have found it locked just before.
+        return True
 
-    def _flush(self) -> bool:
-        self._end_batch()
-        chunks, carrier = self._chunks, self.carrier
+    def _send_all(self) -> bool:
+        carrier = self.carrier
         try:
-            while chunks:
-                first, descriptors = chunks[0]
-                if descriptors or len(chunks) == 1:
-                    sent = carrier.send((first,), descriptors)
-                    _close_all(descriptors)
-                    chunks[0] = (first, ())
-                else:
-                    sent = carrier.send(_plain_run(chunks))
+            while run := self._next_run():
+                chunks, descriptors = run
+                sent = carrier.send(chunks, descriptors)
                 self._drop(sent)
         except BlockingIOError:
             return False
@@ -173,16 +210,34 @@ class Channel:
         self._is_held_back = carrier.holds_back
         return not self._is_held_back
 
+    def _next_run(self) -> tuple[list[Chunk], Sequence[int]] | None:
+        """Returns the first chunks, and descriptors to send with them."""
+        with self._queue_lock:
+            self._end_batch()
+            if not self._chunks:
+                return None
+            first, descriptors = self._chunks[0]
+            if descriptors:
+                return [first], descriptors
+            run: list[Chunk] = []
+            for chunk, its_descriptors in self._chunks:
+                if its_descriptors or len(run) == MAX_CHUNKS:
+                    break
+                run.append(chunk)
+            return run, ()
+
     def _drop(self, sent: int) -> None:
-        self.unsent_bytes -= sent
-        chunks = self._chunks
-        while sent:
-            chunk, descriptors = chunks[0]
-            if sent < len(chunk):
-                chunks[0] = (memoryview(chunk)[sent:], descriptors)
-                return
-            sent -= len(chunk)
-            chunks.popleft()
+        """Takes what was sent, and any descriptors of the first chunk, out of the queue."""
+        with self._queue_lock:
+            self.unsent_bytes -= sent
+            chunks = self._chunks
+            while sent:
+                chunk, descriptors = chunks.popleft()
+                _close_all(descriptors)
+                if sent < len(chunk):
+                    chunks.appendleft((memoryview(chunk)[sent:], ()))
+                    return
+                sent -= len(chunk)
 
     def receive(self, *, wait: bool) -> list[Frame] | None:
         """Receives what is there; returns the frames that are complete.
@@ -218,7 +273,7 @@ class Channel:
 
     def close(self) -> None:
         """Gives everything back; only when nobody reads any more."""
-        with self._write_lock:
+        with self._sending, self._queue_lock:
             self.is_closed = True
             for _, descriptors in self._chunks:
                 _close_all(descriptors)
@@ -231,16 +286,6 @@ class Channel:
         if self._map is not None:
             self._map.close()
         self.carrier.close()
-
-
-def _plain_run(chunks: Sequence[tuple[Chunk, Sequence[int]]]) -> list[Chunk]:
-    """Returns the first chunks up to one that descriptors go with."""
-    run: list[Chunk] = []
-    for chunk, descriptors in chunks:
-        if descriptors or len(run) == 64:
-            break
-        run.append(chunk)
-    return run
 
 
 def _close_all(descriptors: Sequence[int]) -> None:

@@ -34,6 +34,8 @@ class WireLane:
 
     def __init__(self, options: LaneOptions) -> None:
         self.options = options
+        #: Whether what is sent is compressed.
+        self.compresses = options.compress
         self._lock = threading.Lock()
         self._link: Link | None = None
         #: Calls that wait for a connection.

@@ -28,7 +28,7 @@ from courier._parcel import Parcel
 from courier.errors import CourierError, ServerLostError
 
 #: So many bytes are sent without waiting for more.
-_ENOUGH_BYTES = 1 << 15
+_ENOUGH_BYTES = 1 << 12
 #: After so long a rest one looks whether the server is still there before one sends.
 _REST_S = 0.001
 #: How often a leader looks whether another thread has ended what it waits for.
