@@ -1,14 +1,12 @@
 """Values for many readers: serialised once, and mapped by those on the same host."""
 
-import fcntl
-import mmap
-import os
 import pickle
 import threading
-import weakref
 from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
+from courier import _frozen
+from courier._frozen import Frozen
 from courier._parcel import Parcel, pack
 
 T = TypeVar("T")
@@ -16,52 +14,6 @@ T = TypeVar("T")
 #: Smaller buffers travel inline, and need no memory of their own. Measured: equal between 64 and
 #: 256 KiB.
 MIN_BYTES = 1 << 18
-
-
-class Frozen:
-    """Memory without a name that holds buffers and never changes again."""
-
-    __slots__ = ("__weakref__", "descriptor", "size", "views")
-
-    def __init__(self, buffers: Sequence[memoryview]) -> None:
-        """Copies buffers, each to the beginning of a page.
-
-        Raises:
-            OSError: There is no memory, or no descriptor, left.
-        """
-        sizes = [-(-len(buffer) // mmap.PAGESIZE) * mmap.PAGESIZE for buffer in buffers]
-        self.size = sum(sizes)
-        self.descriptor = os.memfd_create("courier-shared", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        weakref.finalize(self, os.close, self.descriptor)
-        os.ftruncate(self.descriptor, self.size)
-        self.views: list[memoryview] = []
-        offset = 0
-        for buffer, size in zip(buffers, sizes, strict=True):
-            memory = mmap.mmap(self.descriptor, size, offset=offset)
-            memory[: len(buffer)] = buffer
-            _frozen[id(memory)] = (weakref.ref(self), offset)
-            weakref.finalize(memory, _frozen.pop, id(memory))
-            self.views.append(memoryview(memory)[: len(buffer)])
-            offset += size
-        fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-
-
-#: By the memory in which a buffer lies: the whole, and where in it that memory begins.
-_frozen: dict[int, tuple["weakref.ref[Frozen]", int]] = {}
-
-
-def frozen_of(buffer: object) -> tuple[Frozen, int] | None:
-    """Returns the frozen memory that a buffer is the beginning of a page of, and the offset."""
-    if not _frozen or not isinstance(buffer, memoryview):
-        return None
-    memory = buffer.obj
-    while isinstance(memory, memoryview):
-        memory = memory.obj
-    found = _frozen.get(id(memory))
-    if found is None:
-        return None
-    whole = found[0]()
-    return None if whole is None else (whole, found[1])
 
 
 class Shared(Generic[T]):
@@ -73,7 +25,8 @@ class Shared(Generic[T]):
     but not made, again.
 
     The value is taken as it is when it is first sent, and held in memory until the last reference
-    to this object is gone; what readers have got stays valid. Thread-safe.
+    to this object is gone; what readers have got stays valid. Then its memory may serve for the next
+    value, once nobody reads it any more; a process keeps two such memories for some 15 s. Thread-safe.
 
     Example:
         class Learner:
@@ -117,7 +70,7 @@ def _freeze(parcel: Parcel) -> tuple[Parcel, Frozen | None]:
     views = [memoryview(buffer).cast("B") for buffer in parcel.buffers]
     large = [view for view in views if len(view) >= MIN_BYTES]
     whole: Frozen | None = None
-    if large and hasattr(os, "memfd_create"):
+    if large and _frozen.AVAILABLE:
         try:
             whole = Frozen(large)
         except OSError:

@@ -6,6 +6,7 @@ import time
 import weakref
 from typing import TYPE_CHECKING
 
+from courier import _frozen
 from courier._abandoned import clear_up, wakers
 from courier._engine.watching import HANG_UP, READ, Watcher, make_watcher
 
@@ -146,6 +147,7 @@ class Attendant:
             ]
         for link in links:
             link.tidy()
+        _frozen.tidy()
 
     def _look_around(self) -> float | None:
         """Looks at all links that need it; returns when to look again."""

@@ -191,8 +191,10 @@ class TlsCarrier(SocketCarrier):
         self._lock = threading.Lock()
         self._raw = memoryview(bytearray(_TLS_PIECE_BYTES))
         self._has_ended = False
+        #: Whether there may be data that was not decrypted; some may come with the handshake.
+        self.hides_arrivals = True
         #: Ciphertext that the socket did not take yet.
-        self._unsent = memoryview(b"")
+        self._unsent: memoryview | bytes = b""
 
     def shake_hands(self, timeout_s: float) -> None:
         """Proves both sides to each other.
@@ -236,63 +238,81 @@ class TlsCarrier(SocketCarrier):
             self._incoming.write(self._raw[:count])
 
     def _send_ciphertext(self) -> None:
-        self._unsent = memoryview(bytes(self._unsent) + self._outgoing.read())
-        self._push()
+        self._send_all(bytes(self._unsent) + self._outgoing.read())
 
     def receive(self, room: memoryview, *, wait: bool) -> int:
-        while True:
+        if self.hides_arrivals:
             with self._lock:
                 received = self._decrypt(room)
-            if received or self._has_ended:
+            if received:
                 return received
+        while not self._has_ended:
             count = super().receive(self._raw, wait=wait)
+            if not count:
+                return 0
             with self._lock:
-                if count:
-                    self._incoming.write(self._raw[:count])
-                else:
-                    self._has_ended = True
+                self._incoming.write(self._raw[:count])
+                received = self._decrypt(room)
+            if received:
+                return received
+        return 0
 
     def _decrypt(self, room: memoryview) -> int:
         """Decrypts what has come, one record after the other; returns how many bytes."""
+        tls, incoming = self._tls, self._incoming
         received = 0
-        # Asked first, since to find nothing there costs an exception.
-        while received < len(room) and (self._incoming.pending or self._tls.pending()):
+        is_more = True
+        while is_more and received < len(room):
             try:
-                received += self._tls.read(len(room) - received, room[received:])  # type: ignore[operator]
+                received += tls.read(len(room) - received, room[received:])  # type: ignore[operator]
             except ssl.SSLWantReadError:
-                break  # the rest of a record is still on its way
+                is_more = False  # the rest of a record is still on its way
             except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
-                self._has_ended = True
-                break
-        self.hides_arrivals = bool(self._incoming.pending or self._tls.pending())
+                is_more, self._has_ended = False, True
+            else:
+                # To find out by reading would cost an exception.
+                is_more = incoming.pending > 0 or tls.pending() > 0
+        self.hides_arrivals = is_more
         return received
 
     def send(self, chunks: Sequence[Chunk], descriptors: Sequence[int] = ()) -> int:
         assert not descriptors
-        self._push()
         if self._unsent:
-            raise BlockingIOError
+            self._push()
+            if self._unsent:
+                raise BlockingIOError
+        write = self._tls.write
         taken = 0
         with self._lock:
             for chunk in chunks:
-                piece = memoryview(chunk).cast("B")[: _TLS_PIECE_BYTES - taken]
-                while piece:  # one record at a time
-                    written = self._tls.write(piece)
+                piece = chunk
+                if taken + len(chunk) > _TLS_PIECE_BYTES:
+                    piece = memoryview(chunk).cast("B")[: _TLS_PIECE_BYTES - taken]
+                while len(piece):
+                    written = write(piece)  # one record at a time
                     taken += written
-                    piece = piece[written:]
+                    piece = memoryview(piece)[written:] if written < len(piece) else b""
                 if taken >= _TLS_PIECE_BYTES:
                     break
-            self._unsent = memoryview(self._outgoing.read())
-        self._push()
+            ciphertext = self._outgoing.read()
+        self._send_all(ciphertext)
         return taken
 
     def _push(self) -> None:
-        while self._unsent:
-            try:
-                sent = self._send(self._unsent, _DONTWAIT)
-            except BlockingIOError:
-                return
-            self._unsent = self._unsent[sent:]
+        self._send_all(self._unsent)
+
+    def _send_all(self, ciphertext: memoryview | bytes) -> None:
+        """Sends what goes and keeps the rest."""
+        try:
+            while ciphertext:
+                sent = self._send(ciphertext, _DONTWAIT)
+                if sent == len(ciphertext):
+                    ciphertext = b""
+                else:
+                    ciphertext = memoryview(ciphertext)[sent:]
+        except BlockingIOError:
+            pass
+        self._unsent = ciphertext
 
     @property
     def holds_back(self) -> bool:  # type: ignore[override]

@@ -16,7 +16,8 @@ from courier._engine.frames import (
     encode,
     encode_small,
 )
-from courier._engine.segments import AVAILABLE, SegmentMap, SegmentPool
+from courier._engine.segments import SegmentMap, SegmentPool
+from courier._frozen import AVAILABLE
 from courier._parcel import Parcel
 
 _NO_PARCEL = Parcel(b"")
@@ -74,9 +75,10 @@ class Channel:
     def post(self, kind: int, call: int, parcel: Parcel = _NO_PARCEL, *, meta: bytes = b"") -> None:
         """Puts a frame behind those that wait to be sent; does not block."""
         data = parcel.pickle
-        if not parcel.buffers and self._seals is None and len(data) <= SMALL_BYTES:
+        if not parcel.buffers and len(data) <= SMALL_BYTES:
             # What most frames are: worth a way of its own.
-            self._put_small(encode_small(kind, call, meta, data))
+            with self._queue_lock:
+                self._put_small(encode_small(kind, call, meta, data, self._seals))
             return
         layout: Layout | None = None
         descriptors: Sequence[int] = ()
@@ -103,17 +105,19 @@ class Channel:
             OSError: The connection broke.
         """
         data = parcel.pickle
-        if parcel.buffers or self._seals is not None or len(data) > SMALL_BYTES:
+        if parcel.buffers or len(data) > SMALL_BYTES:
             self.post(kind, call, parcel, meta=meta)
             return self.flush()
-        chunk = encode_small(kind, call, meta, data)
         turn: list[bool] = []
         try:
             # Inside of extend(), no Ctrl-C can come between the lock and the note of it.
             turn.extend(map(self._sending.acquire, _NOT_BLOCKING))
-            if not turn[0] or self.is_pending or self.is_closed:
-                self._put_small(chunk)
-            elif self._send_directly(chunk):
+            with self._queue_lock:  # frames are sent in the order of their seals
+                chunk = encode_small(kind, call, meta, data, self._seals)
+                is_next = turn[0] and not self.is_pending and not self.is_closed
+                if not is_next:
+                    self._put_small(chunk)
+            if is_next and self._send_directly(chunk):
                 return True
         finally:
             if turn and turn[0]:
@@ -140,15 +144,14 @@ class Channel:
         return not self.is_pending
 
     def _put_small(self, chunk: bytes) -> None:
+        if self.is_closed:
+            return
         size = len(chunk)
-        with self._queue_lock:
-            if self.is_closed:
-                return
-            self._batch.append(chunk)
-            self._batch_bytes += size
-            self.unsent_bytes += size
-            if self._batch_bytes >= _BATCH_BYTES:
-                self._end_batch()
+        self._batch.append(chunk)
+        self._batch_bytes += size
+        self.unsent_bytes += size
+        if self._batch_bytes >= _BATCH_BYTES:
+            self._end_batch()
 
     def _put(self, chunks: list[Chunk], descriptors: Sequence[int]) -> None:
         if self.is_closed:

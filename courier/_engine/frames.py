@@ -20,6 +20,7 @@ import struct
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 
 from courier._parcel import Parcel, WritableBuffer, allocate, writable_copy
 from courier.errors import AuthenticationError, ProtocolError, UnknownMethodError
@@ -135,11 +136,21 @@ class Seals:
 
     def next(self, *parts: Chunk) -> bytes:
         """Returns the seal of the next frame."""
-        mac = hmac.new(self._key, self._count.to_bytes(8, "little"), "sha256")
+        # Keyed BLAKE2 (RFC 7693) is a MAC by itself, and takes less than half the time of an HMAC.
+        mac = blake2b(self._count.to_bytes(8, "little"), key=self._key, digest_size=_SEAL_BYTES)
         for part in parts:
             mac.update(part)
         self._count += 1
         return mac.digest()
+
+    def check(self, seal: Chunk, *parts: Chunk) -> None:
+        """Checks the seal of the next frame.
+
+        Raises:
+            AuthenticationError: It is wrong.
+        """
+        if not hmac.compare_digest(self.next(*parts), seal):
+            raise AuthenticationError("a frame does not carry the seal of its connection")
 
 
 _NO_PARCEL = Parcel(b"")
@@ -159,9 +170,8 @@ def encode(
     Frames with seals must be sent in the order in which they were encoded.
     """
     data, buffers = parcel.pickle, parcel.buffers
-    if not buffers and seals is None:
-        head = _pack_header(kind, 0, len(meta), 0, call, len(data)) + meta
-        return [head + data] if len(data) <= SMALL_BYTES else [head, data]
+    if not buffers and len(data) <= SMALL_BYTES:
+        return [encode_small(kind, call, meta, data, seals)]
     regions = layout.regions if layout is not None else ()
     places = layout.places if layout is not None else (None,) * len(buffers)
     parts = [_pack_header(kind, len(regions), len(meta), len(buffers), call, len(data)), meta]
@@ -231,9 +241,12 @@ _metas: dict[str, bytes] = {}
 _MAX_METAS = 1024
 
 
-def encode_small(kind: int, call: int, meta: bytes, data: Chunk) -> bytes:
-    """Returns a frame without buffers and seal in one piece; what most frames are."""
-    return _pack_header(kind, 0, len(meta), 0, call, len(data)) + meta + data
+def encode_small(
+    kind: int, call: int, meta: bytes, data: Chunk, seals: Seals | None = None
+) -> bytes:
+    """Returns a frame without buffers in one piece; what most frames are."""
+    frame = _pack_header(kind, 0, len(meta), 0, call, len(data)) + meta + data
+    return frame if seals is None else frame + seals.next(frame)
 
 
 def _plain(buffer: memoryview | WritableBuffer) -> memoryview:
@@ -300,6 +313,8 @@ class FrameReader:
             if not frames:
                 raise
             self._failure = error
+            self._long = None
+            self._start = self._end = 0
         return frames
 
     def check(self) -> None:
@@ -318,16 +333,19 @@ class FrameReader:
             frames.append(self._finish(long))
         start, end = self._start, self._end
         view = self._view
-        is_plain = self._seals is None
+        seals = self._seals
+        seal_bytes = 0 if seals is None else _SEAL_BYTES
         while end - start >= _HEADER_BYTES:
             kind, regions, meta_bytes, buffers, call, pickle_bytes = _unpack_header(view, start)
-            if is_plain and not (buffers or regions):
+            if not (buffers or regions):
                 middle = start + _HEADER_BYTES + meta_bytes
                 after = middle + pickle_bytes
-                if after <= end:
+                if after + seal_bytes <= end:
+                    if seals is not None:
+                        seals.check(view[after : after + seal_bytes], view[start:after])
                     meta = bytes(view[start + _HEADER_BYTES : middle]) if meta_bytes else b""
                     frames.append(Frame(kind, call, meta, Parcel(bytes(view[middle:after]))))
-                    start = after
+                    start = after + seal_bytes
                     continue
             self._start = start
             frame = self._next(regions, meta_bytes, buffers, pickle_bytes)
@@ -384,7 +402,7 @@ class FrameReader:
 
     def _finish(self, long: "_LongFrame") -> Frame:
         if self._seals is not None:
-            long.check(self._seals)
+            long.check_seal(self._seals)
         return long.frame()
 
 
@@ -467,14 +485,13 @@ class _LongFrame:
             self.filled(count)
         return taken
 
-    def check(self, seals: Seals) -> None:
-        """Checks the seal.
+    def check_seal(self, seals: Seals) -> None:
+        """Checks the seal of this frame, which is the next one.
 
         Raises:
             AuthenticationError: It is wrong.
         """
-        if not hmac.compare_digest(seals.next(self._head, memoryview(self._pickle)), self._seal):
-            raise AuthenticationError("a frame does not carry the seal of its connection")
+        seals.check(self._seal, self._head, memoryview(self._pickle))
 
     def frame(self) -> Frame:
         inline = iter(self._inline)

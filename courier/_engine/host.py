@@ -20,6 +20,7 @@ import weakref
 from collections.abc import Callable
 from typing import Protocol
 
+from courier import _frozen
 from courier._address import join_address
 from courier._context import CallContext
 from courier._costs import MethodCosts
@@ -375,6 +376,7 @@ class Host:
             self.show_out(guest)
         for caller in list(self._callers.values()):
             caller.tidy()
+        _frozen.tidy()
 
     # The watch
 
@@ -452,6 +454,7 @@ class Host:
             work.call.end()
         self._work.clear()
         alive = [thread.name for thread in threads if thread.is_alive()]
+        _frozen.tidy(0.0)
         if not alive:
             self._watcher.close()
         return alive

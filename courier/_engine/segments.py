@@ -22,8 +22,9 @@ import weakref
 from collections.abc import Callable, Sequence
 
 from courier._engine.frames import Layout, Region
+from courier._frozen import Frozen, frozen_of
 from courier._parcel import Parcel, WritableBuffer
-from courier._shared import MIN_BYTES, Frozen, frozen_of
+from courier._shared import MIN_BYTES
 from courier.errors import ProtocolError
 
 #: The first page holds the byte that says whether a segment is in use.
@@ -40,9 +41,6 @@ _DROPPED = 2
 #: carrier receives 64. More buffers go inline.
 _MAX_FROZEN = 32
 _SEALED = getattr(fcntl, "F_SEAL_SHRINK", 0) | getattr(fcntl, "F_SEAL_GROW", 0)
-
-#: Whether this system has what segments need.
-AVAILABLE = hasattr(os, "memfd_create") and hasattr(fcntl, "F_ADD_SEALS")
 
 
 class _Segment:
@@ -181,7 +179,7 @@ def _place_frozen(
             if len(regions) >= _MAX_FROZEN:
                 continue
             regions.append(Region(0, whole.size, is_new=True))
-            descriptors.append(os.dup(whole.descriptor))
+            descriptors.append(whole.lend())
             known[id(whole)] = len(regions)
         places[index] = (known[id(whole)], offset)
 

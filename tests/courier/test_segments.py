@@ -13,10 +13,11 @@ import courier
 from courier._client import connection_of
 from courier._engine import host, segments
 from courier._engine.segments import MIN_BYTES
+from courier._frozen import AVAILABLE
 from tests.courier.conftest import Serve
 from tests.courier.waiting import wait_until
 
-pytestmark = pytest.mark.skipif(not segments.AVAILABLE, reason="needs memfd_create")
+pytestmark = pytest.mark.skipif(not AVAILABLE, reason="needs memfd_create")
 
 _PATIENCE_S = 20.0
 _PAGE = 4096

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import courier
+from courier import _frozen
 from courier._engine import dialing
 from courier._shared import Shared
 from tests.courier.conftest import Script, Serve
@@ -378,6 +379,97 @@ def _secret_of(serve: Serve) -> courier.Secret:
     return server.secret
 
 
+_HOLDER = (
+    "import numpy as np\n"
+    "client = courier.Client(sys.argv[1], secret=secret)\n"
+    "held = client.params()\n"
+    "print(int(held[0]), flush=True)\n"
+    "sys.stdin.readline()\n"
+    "print(bool((held == held[0]).all()), int(held[-1]), flush=True)\n"
+    "sys.stdin.readline()\n"
+)
+
+
+def _inodes() -> set[int]:
+    return {os.fstat(memory.descriptor).st_ino for memory in _frozen._idle}
+
+
+def test_memory_is_used_again_only_when_nobody_looks_at_it(serve: Serve, script: Script) -> None:
+    gc.collect()
+    _frozen.tidy(0.0)
+    learner = Learner(np.full(_SIZE, 7))
+    server, client = serve(learner)
+    holders = [script(_HOLDER, server.address) for _ in range(2)]
+    for holder in holders:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "7\n"
+    mine = client.params()
+    for step in range(8, 20):
+        learner.shared = courier.Shared(np.full(_SIZE, step))
+        assert int(client.params()[-1]) == step
+    for holder in holders:
+        assert holder.stdin is not None
+        assert holder.stdout is not None
+        holder.stdin.write("\n")
+        holder.stdin.flush()
+        assert holder.stdout.readline() == "True 7\n"
+    assert (mine == 7).all()
+
+
+@pytest.mark.parametrize("ends", ["by itself", "killed"])
+def test_memory_is_used_again_when_its_last_reader_has_gone(
+    serve: Serve, script: Script, ends: str
+) -> None:
+    gc.collect()
+    _frozen.tidy(0.0)
+    learner = Learner(np.full(_SIZE, 7))
+    server, client = serve(learner)
+    holder = script(_HOLDER, server.address)
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "7\n"
+    learner.shared = None
+    client.params()  # whoever answered the holder holds nothing any more
+    gc.collect()
+    (first,) = _inodes()
+    learner.shared = courier.Shared(np.full(_SIZE, 8))
+    client.params()
+    assert _inodes() == {first}  # it is looked at, so that the new value lies elsewhere
+    if ends == "killed":
+        holder.kill()
+    holder.communicate("\n\n" if ends == "by itself" else None, timeout=60)
+    kept = learner.shared
+    learner.shared = courier.Shared(np.full(_SIZE, 9))
+    value = client.params()
+    assert _inodes() == set()
+    assert int(value[-1]) == 9
+    assert int(kept.value[-1]) == 8
+
+
+def test_a_child_does_not_write_to_what_its_parent_shares(script: Script) -> None:
+    process = script(
+        "import os, pickle, gc, numpy as np\n"
+        "shared = courier.Shared(np.full(1 << 18, 1.0))\n"
+        "kept = []\n"
+        "data = pickle.dumps(shared, 5, buffer_callback=kept.append)\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    kept.clear()\n"
+        "    del shared\n"
+        "    gc.collect()\n"
+        "    for step in range(5):\n"
+        "        pickle.dumps(courier.Shared(np.full(1 << 18, 2.0)), 5, buffer_callback=lambda b: None)\n"
+        "    os._exit(0)\n"
+        "print(os.waitpid(child, 0)[1], bool((pickle.loads(data, buffers=kept) == 1).all()))\n"
+    )
+    out, err = process.communicate(timeout=60)
+    assert out == "0 True\n", err
+
+
+def _all_is_given_back(before: tuple[int, int]) -> bool:
+    _frozen.tidy(0.0)  # what waits to be used again
+    return _maps() <= before[0] and _descriptors() <= before[1]
+
+
 def test_the_memory_goes_when_the_last_reference_goes(serve: Serve) -> None:
     gc.collect()
     before = _maps(), _descriptors()
@@ -391,7 +483,7 @@ def test_the_memory_goes_when_the_last_reference_goes(serve: Serve) -> None:
     value["w"][:] = 1
     del value
     gc.collect()
-    wait_until(lambda: _maps() <= before[0] and _descriptors() <= before[1], 5.0)
+    wait_until(lambda: _all_is_given_back(before), 5.0)
 
 
 def test_a_learner_that_shares_anew_each_step_holds_few_at_a_time(serve: Serve) -> None:
@@ -406,7 +498,7 @@ def test_a_learner_that_shares_anew_each_step_holds_few_at_a_time(serve: Serve) 
     learner.shared = None
     client.params()
     gc.collect()
-    wait_until(lambda: _maps() <= before[0] and _descriptors() <= before[1], 5.0)
+    wait_until(lambda: _all_is_given_back(before), 5.0)
 
 
 def test_values_replaced_while_others_read_are_never_torn(serve: Serve, connect: Any) -> None:
@@ -447,7 +539,7 @@ def test_hundreds_may_be_in_one_message(serve: Serve, count: int) -> None:
     del values, results
     client.echo(1)
     gc.collect()
-    wait_until(lambda: _descriptors() <= before, 5.0)
+    wait_until(lambda: _all_is_given_back((_maps(), before)), 5.0)
 
 
 def test_what_was_received_may_be_shared_on(serve: Serve) -> None:
