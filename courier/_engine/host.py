@@ -31,6 +31,7 @@ from courier._engine.channel import Channel
 from courier._engine.frames import Kind, decompressed
 from courier._engine.guest import PATIENCE_S, Guest, Way
 from courier._engine.handshake import NAME_BYTES, Introduction
+from courier._engine.haste import HASTE
 from courier._engine.listening import BACKLOG
 from courier._engine.place import ABSTRACT, host_name, is_own_user, keep_alive, peer_of
 from courier._engine.watching import READ, make_watcher
@@ -142,6 +143,7 @@ class Host:
 
     def start(self) -> None:
         """Begins to serve."""
+        HASTE.begin()
         self.is_healthy = True
         self._add(_Listener(self, self._listener, Way.PORT))
         if self._local is not None:
@@ -441,6 +443,7 @@ class Host:
 
     def end(self) -> list[str]:
         """Hangs up on everybody; returns names of threads that still run."""
+        HASTE.end()
         self._over = True
         self._watch_wakes.set()
         self._watcher.wake()

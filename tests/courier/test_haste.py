@@ -1,0 +1,49 @@
+"""A handler that computes must not make all other callers wait for the interpreter."""
+
+import os
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+import courier
+
+
+@pytest.fixture(autouse=True)
+def _usual_interval() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(0.005)
+    yield
+    sys.setswitchinterval(before)
+
+
+def test_the_interval_is_short_while_a_server_runs_here() -> None:
+    with courier.Server():
+        assert sys.getswitchinterval() == pytest.approx(0.0005)
+        with courier.Server():
+            pass
+        assert sys.getswitchinterval() == pytest.approx(0.0005)
+    assert sys.getswitchinterval() == pytest.approx(0.005)
+
+
+@pytest.mark.parametrize("chosen_s", [0.0001, 0.02])
+def test_an_interval_that_a_user_sets_meanwhile_stays(chosen_s: float) -> None:
+    with courier.Server():
+        sys.setswitchinterval(chosen_s)
+    assert sys.getswitchinterval() == pytest.approx(chosen_s)
+
+
+def test_a_shorter_one_is_left_alone() -> None:
+    sys.setswitchinterval(0.0001)
+    with courier.Server():
+        assert sys.getswitchinterval() == pytest.approx(0.0001)
+    assert sys.getswitchinterval() == pytest.approx(0.0001)
+
+
+def test_a_forked_child_without_servers_has_the_usual_one() -> None:
+    with courier.Server():
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if abs(sys.getswitchinterval() - 0.005) < 1e-6 else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert sys.getswitchinterval() == pytest.approx(0.0005)
