@@ -28,7 +28,7 @@ with atheris.instrument_imports(include=["courier"]):
     from courier._engine.calls import WireCall
     from courier._engine.carrier import UnixCarrier
     from courier._engine.channel import Channel
-    from courier._engine.frames import FrameReader, Kind, Region, Seals, encode
+    from courier._engine.frames import FrameReader, Kind, Region, Seals, decompressed, encode
     from courier._engine.guest import Guest, Way
     from courier._engine.handshake import (
         HELLO_BYTES,
@@ -162,8 +162,19 @@ class Reception:
     def watch(self, caller: Caller, events: int) -> None:
         pass
 
-    def run(self, caller: Caller, number: int, call: CallContext, arguments: Parcel) -> None:
+    def run(
+        self,
+        caller: Caller,
+        number: int,
+        call: CallContext,
+        arguments: Parcel,
+        *,
+        is_compressed: bool,
+    ) -> None:
         call.time_remaining()
+        if is_compressed:
+            with contextlib.suppress(courier.ProtocolError):
+                arguments = decompressed(arguments)
         if call.method == "value":
             caller.answer(number, call, Value(Parcel(bytes(arguments.pickle))), at_once=True)
         elif call.method == "items":
@@ -271,7 +282,10 @@ def link(given: Any) -> None:
         )
     )
     connected = Link(channel, frozenset({"value"}), lambda _: None)
-    calls = [WireCall(lane, "value" if n else "other", Parcel(b""), None) for n in range(3)]
+    calls = [
+        WireCall(lane, "value" if n else "other", Parcel(b""), None, is_shared=n == 2)
+        for n in range(3)
+    ]
     for call in calls:
         call.send(connected, at_once=True)
     with theirs:
