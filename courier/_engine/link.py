@@ -107,6 +107,8 @@ class Link:
         self._ended = False
         self._used_at = time.monotonic()
         self._lost: ServerLostError | None = None
+        #: What calls end with since the client was closed.
+        self._closed_with: CourierError | None = None
         self._state = threading.Lock()
 
     @property
@@ -413,12 +415,18 @@ class Link:
 
     def _settle_lost(self, number: int) -> None:
         exchange = self._open.pop(number, None)
-        if exchange is not None:
+        if exchange is None:
+            return
+        if self._closed_with is not None:
+            exchange.end(self._closed_with)
+        else:
             assert self._lost is not None
             exchange.lose(self._lost)
 
     def close(self, error: CourierError) -> None:
         """Gives the connection up; everything open ends with this error."""
+        # First, for those that begin just now.
+        self._closed_with = error
         for exchange in list(self._open.values()):
             exchange.end(error)
         self.fail("the client was closed")

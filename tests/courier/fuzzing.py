@@ -228,14 +228,6 @@ def socket_names() -> list[str]:
     return [name for line in lines if "courier" in (name := line.split()[-1])]
 
 
-def shared_bytes() -> int:
-    """Returns how much shared memory this machine has in use."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("Shmem:"):
-            return int(line.split()[1]) << 10
-    raise AssertionError("the system does not tell")
-
-
 def _lasting_threads() -> int:
     return sum(not thread.name.startswith(_POOLS) for thread in threading.enumerate())
 
