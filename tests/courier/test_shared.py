@@ -62,6 +62,7 @@ class Learner:
 @pytest.fixture(autouse=True)
 def _count_anew() -> None:
     Counted.pickled = 0
+    gc.collect()
 
 
 @pytest.fixture(params=["unix", "tcp", "grpc", "copy"])
@@ -226,7 +227,7 @@ def test_values_without_large_arrays_may_be_shared(serve: Serve, way: dict[str, 
     result = client.params()
     assert (result["a"], result["c"]) == (1, None)
     np.testing.assert_array_equal(result["b"][0], np.arange(3))
-    assert _maps() == before
+    assert _maps() <= before
 
 
 @pytest.mark.parametrize("value", [None, 0, b"", "", [], np.zeros(0), b"x" * (1 << 20)])
@@ -340,7 +341,7 @@ def test_many_reads_leave_the_memory_of_the_server_as_it_is(serve: Serve, script
         assert reader.stdout is not None
         assert reader.stdout.readline() == "1\n"
     gc.collect()
-    assert (_maps(), _descriptors()) == before[:2]
+    wait_until(lambda: _maps() <= before[0] and _descriptors() <= before[1])
     assert _resident_bytes() - before[2] < 8 * count
     for reader in readers:
         out, err = reader.communicate("\n", timeout=60)
