@@ -26,6 +26,12 @@ _BATCH_BYTES = 1 << 16
 _NOT_BLOCKING = (False,)
 
 
+def try_to_take(lock: threading.Lock, note: list[bool]) -> None:
+    """Takes a lock if it is free, and notes whether it was: for a `finally` that releases it."""
+    # Inside of extend(), no Ctrl-C can come between the lock and the note of it.
+    note.extend(map(lock.acquire, _NOT_BLOCKING))
+
+
 class NothingSentError(ConnectionError):
     """The connection broke before any byte of a frame was taken."""
 
@@ -86,13 +92,9 @@ class Channel:
             placed = self._pool.place(parcel)
             if placed is not None:
                 layout, descriptors = placed
-        if self._seals is None:
-            chunks = encode(kind, call, parcel, meta=meta, layout=layout)
-            with self._queue_lock:
-                self._put(chunks, descriptors)
-            return
-        with self._queue_lock:
-            self._put(encode(kind, call, parcel, meta=meta, seals=self._seals), ())
+        with self._queue_lock:  # frames are sent in the order of their seals
+            chunks = encode(kind, call, parcel, meta=meta, layout=layout, seals=self._seals)
+            self._put(chunks, descriptors)
 
     def send(self, kind: int, call: int, parcel: Parcel, meta: bytes) -> bool:
         """Posts a frame and flushes.
@@ -110,8 +112,7 @@ class Channel:
             return self.flush()
         turn: list[bool] = []
         try:
-            # Inside of extend(), no Ctrl-C can come between the lock and the note of it.
-            turn.extend(map(self._sending.acquire, _NOT_BLOCKING))
+            try_to_take(self._sending, turn)
             with self._queue_lock:  # frames are sent in the order of their seals
                 chunk = encode_small(kind, call, meta, data, self._seals)
                 is_next = turn[0] and not self.is_pending and not self.is_closed
@@ -186,7 +187,7 @@ class Channel:
         while self.is_pending and not self.is_closed:
             turn: list[bool] = []
             try:
-                turn.extend(map(self._sending.acquire, _NOT_BLOCKING))
+                try_to_take(self._sending, turn)
                 if not turn[0]:
                     return True
                 if not self._send_all():

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from courier._engine.attendant import ATTENDANT
-from courier._engine.channel import Channel, NothingSentError
+from courier._engine.channel import Channel, NothingSentError, try_to_take
 from courier._engine.frames import Frame
 from courier._engine.watching import READ, WRITE, poll_once
 from courier._parcel import Parcel
@@ -35,7 +35,6 @@ _REST_S = 0.001
 _LOOK_S = 0.02
 #: What poll and locks bear; those who wait look again.
 _LONGEST_S = 1e6
-_NOT_BLOCKING = (False,)
 #: A writer whose connection is full looks so often whether somebody still reads.
 _FULL_S = 0.02
 
@@ -219,8 +218,7 @@ class Link:
         """
         leads: list[bool] = []
         try:
-            # Inside of extend(), no Ctrl-C can come between the lock and the note of it.
-            leads.extend(map(self._lead.acquire, _NOT_BLOCKING))
+            try_to_take(self._lead, leads)
             if leads[0]:
                 self._leader = threading.get_ident()
                 self.leads += 1
@@ -314,7 +312,7 @@ class Link:
         """Takes what is there if nobody leads; returns whether that was so. For the attendant."""
         leads: list[bool] = []
         try:
-            leads.extend(map(self._lead.acquire, _NOT_BLOCKING))
+            try_to_take(self._lead, leads)
             if leads[0]:
                 self._leader = threading.get_ident()
                 while self._lost is None and self._read(wait=False):
@@ -425,10 +423,7 @@ class Link:
 
     def close(self, error: CourierError) -> None:
         """Gives the connection up; everything open ends with this error."""
-        # First, for those that begin just now.
         self._closed_with = error
-        for exchange in list(self._open.values()):
-            exchange.end(error)
         self.fail("the client was closed")
 
     def drop(self) -> None:
