@@ -188,6 +188,10 @@ class Host:
             self.show_out(oldest)
         return oldest is not None
 
+    def _show_out_all(self) -> None:
+        while self.show_out_oldest():
+            pass
+
     def welcome(self, guest: Guest, channel: Channel) -> None:
         """Makes a caller of a guest who has proved itself; part of `Reception`."""
         self._forget_guest(guest)
@@ -319,8 +323,7 @@ class Host:
             except Exception:  # noqa: BLE001 - one bad connection must not end all others
                 _log.exception("a courier server met an error of its own")
             if self._stopping:
-                while self.show_out_oldest():
-                    pass
+                self._show_out_all()
             if time.monotonic() - tidied_at > _TIDY_S:
                 self._tidy()
                 tidied_at = time.monotonic()
@@ -451,6 +454,7 @@ class Host:
         for thread in threads:
             if thread is not threading.current_thread():
                 thread.join(1.0)
+        self._show_out_all()  # the poller may have let somebody in just as it ended
         for caller in list(self._callers.values()):
             caller.hang_up()
         for work in self._work:

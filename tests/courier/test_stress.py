@@ -6,6 +6,7 @@ import gc
 import itertools
 import os
 import random
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ import portpicker
 import pytest
 
 import courier
+from courier._engine.handshake import Purpose, prefix
 from tests.courier.conftest import Serve, our_threads
 from tests.courier.waiting import wait_until
 
@@ -249,3 +251,25 @@ def test_servers_end_all_their_threads_at_whatever_moment_they_are_stopped(serve
     for _, client in served:
         courier.close(client)
     wait_until(lambda: not any(t.name == "courier-watch" for t in our_threads() - before))
+
+
+def test_a_server_hangs_up_on_whoever_came_just_as_it_stopped(secret: courier.Secret) -> None:
+    for number in range(200):
+        server = courier.Server(Object(), secret=secret)
+        server.start()
+        # Comes at another moment of the stop each time.
+        stopping = threading.Thread(target=_stop_after, args=(server, number % 20 * 2e-5))
+        stopping.start()
+        with (
+            contextlib.suppress(ConnectionError),
+            socket.create_connection(("127.0.0.1", server.port)) as guest,
+        ):
+            guest.settimeout(10)
+            guest.sendall(prefix(Purpose.CALLS))  # the kernel forgets whoever says nothing
+            assert guest.recv(1) == b""
+        stopping.join()
+
+
+def _stop_after(server: courier.Server, pause_s: float) -> None:
+    time.sleep(pause_s)
+    server.stop(0)
