@@ -73,9 +73,10 @@ test-pythons: $(READY) ## Run the fast tests on the other Pythons this machine h
 protos: $(READY) ## Regenerate courier/_proto from protos/
 	$(BIN)/python protos/generate.py
 
-benchmark: $(READY) ## Measure how fast programs start, restart and stop; prints tables
+benchmark: $(READY) ## Measure how fast programs start, restart, stop and fan out; prints tables
 	$(BIN)/python -m benchmarks.start
 	$(BIN)/python -m benchmarks.restart
+	$(BIN)/python -m benchmarks.fan_out
 
 benchmark-peers: $(READY) ## Compare courier with its peers; writes docs/benchmarks.md (40 min, 3 GB)
 	$(BIN)/python -m benchmarks

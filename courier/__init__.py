@@ -5,6 +5,8 @@ like that object. This package knows nothing of programs and nodes; it may be
 used alone. It imports grpc only when somebody speaks it.
 """
 
+from courier._batching import batched_handler
+from courier._cache import Cache
 from courier._client import (
     Client,
     close,
@@ -19,6 +21,7 @@ from courier._context import CallContext, current_call
 from courier._exceptions import ExceptionReport, remote_traceback
 from courier._health import is_healthy
 from courier._idempotence import idempotent
+from courier._replicas import Pool, PoolChoice
 from courier._secret import Secret
 from courier._server import Server
 from courier._shared import Shared
@@ -43,12 +46,15 @@ from courier.errors import (
 __all__ = [
     "AddressInUseError",
     "AuthenticationError",
+    "Cache",
     "CallCancelledError",
     "CallContext",
     "CallTimeoutError",
     "Client",
     "CourierError",
     "ExceptionReport",
+    "Pool",
+    "PoolChoice",
     "ProtocolError",
     "RemoteError",
     "Secret",
@@ -62,6 +68,7 @@ __all__ = [
     "TlsCredentials",
     "UnknownMethodError",
     "UnprotectedServerError",
+    "batched_handler",
     "close",
     "current_call",
     "idempotent",

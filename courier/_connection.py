@@ -21,6 +21,7 @@ from courier._lane import (
     result_of,
     value_of,
 )
+from courier._parcel import Parcel
 from courier._pool import HandlerPool
 from courier._secret import Secret
 from courier._tls import TlsCredentials
@@ -54,6 +55,7 @@ class Connection:
         self._closed = False
         #: Whether new calls are refused outside of handlers.
         self.draining = False
+        self._impatient: Connection | None = None
         self._start_anew()
         _connections.add(self)
 
@@ -91,11 +93,23 @@ class Connection:
                 )
             return self._lane
 
+    def impatient(self) -> "Connection":
+        """Returns a connection to the same server that waits for none; it ends with this one."""
+        with self._lock:
+            if self._impatient is None:
+                self._impatient = Connection(replace(self.options, wait_for_ready=False))
+                if self._closed:
+                    self._impatient.close()
+            return self._impatient
+
     def close(self) -> None:
         with self._lock:
             lane, self._lane, self._closed = self._lane, None, True
+            impatient = self._impatient
         if lane is not None:
             lane.close()
+        if impatient is not None:
+            impatient.close()
 
     def stop_waiting(self) -> None:
         """Has calls fail, instead of wait, where no server answers."""
@@ -147,6 +161,49 @@ class Connection:
             raise SerializationError(
                 f"the arguments of {method!r} cannot be pickled: {error}"
             ) from error.__cause__
+
+    def attempt(
+        self,
+        method: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        timeout_s: float | None,
+        *,
+        blocking: bool,
+    ) -> PendingCall:
+        """Sends a call that may have begun elsewhere, so that only a closed client refuses it.
+
+        Args:
+            method: Which.
+            args: Its arguments.
+            kwargs: Its arguments.
+            timeout_s: Seconds that are left of its timeout; None is for ever.
+            blocking: Whether the caller is going to wait at once.
+
+        Raises:
+            SerializationError: The arguments cannot be pickled.
+            CallCancelledError: The client was closed.
+        """
+        clear_up()
+        try:
+            return (self._lane or self.lane()).submit(
+                method, args, kwargs, timeout_s, blocking=blocking
+            )
+        except SerializationError as error:
+            raise SerializationError(
+                f"the arguments of {method!r} cannot be pickled: {error}"
+            ) from error.__cause__
+
+    def forward(self, method: str, arguments: Parcel) -> PendingCall:
+        """Sends a call whose arguments are packed already; nobody waits for it here.
+
+        Raises:
+            CallCancelledError: No calls may begin here.
+        """
+        if self.draining:
+            self.check_calling(method)
+        clear_up()
+        return (self._lane or self.lane()).forward(method, arguments, self.options.timeout_s)
 
     def finish(self, pending: PendingCall, method: str) -> Any:
         """Waits for a call and returns or raises its outcome."""

@@ -4,6 +4,7 @@ import contextvars
 import os
 import threading
 import time
+from collections.abc import Callable
 
 _making = threading.Lock()
 
@@ -20,7 +21,16 @@ os.register_at_fork(after_in_child=_survive_fork)
 class CallContext:
     """One call, seen by its handler. Safe to use from several threads."""
 
-    __slots__ = ("__weakref__", "_deadline", "_event", "_gone", "_is_generator", "method", "peer")
+    __slots__ = (
+        "__weakref__",
+        "_deadline",
+        "_event",
+        "_gone",
+        "_is_generator",
+        "_on_end",
+        "method",
+        "peer",
+    )
 
     def __init__(self, method: str, peer: str, timeout_s: float | None) -> None:
         self.method = method
@@ -31,6 +41,7 @@ class CallContext:
         #: Made when somebody waits: most calls are over before anybody could.
         self._event: threading.Event | None = None
         self._is_generator = False
+        self._on_end: Callable[[], None] | None = None
 
     def time_remaining(self) -> float | None:
         """Returns the seconds until the caller gives up, at least 0; None means never."""
@@ -61,6 +72,20 @@ class CallContext:
         self._gone = True
         if self._event is not None:
             self._event.set()
+        if self._on_end is not None:
+            self._tell_end()
+
+    def on_end(self, callback: Callable[[], None]) -> None:
+        """Calls back, once, when the call was answered or nobody waits any more; one callback."""
+        self._on_end = callback
+        if self._gone:
+            self._tell_end()
+
+    def _tell_end(self) -> None:
+        with _making:
+            callback, self._on_end = self._on_end, None
+        if callback is not None:
+            callback()
 
     def answered(self) -> None:
         """Says that the first message of the answer left. For the transport.

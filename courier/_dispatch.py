@@ -4,6 +4,7 @@ The half of a server that knows no transport: every carrier hands its calls to
 one `Dispatcher`. Arguments come here only after their sender has been checked.
 """
 
+import concurrent.futures
 import contextvars
 import logging
 import threading
@@ -17,12 +18,14 @@ from courier._exceptions import ExceptionReport
 from courier._idempotence import is_idempotent
 from courier._parcel import Parcel, pack, unpack
 from courier._shared import unwrapped
-from courier.errors import SerializationError
+from courier.errors import CallCancelledError, SerializationError
 
 _log = logging.getLogger(__name__)
 
 #: Answered by every server; the name cannot be that of a public method.
 LIST_METHODS = "__courier_methods__"
+#: How often one who waits for an answer looks whether anybody wants it.
+_LOOK_S = 0.1
 
 
 @dataclass(slots=True)
@@ -85,9 +88,9 @@ class Items:
         self._context = context
         self._give = give
 
-    def next_item(self) -> "Outcome | End":
+    def next_item(self) -> "Answer | End":
         """Runs the generator up to its next item."""
-        outcome: Outcome | End = self._context.run(self._step)
+        outcome: Answer | End = self._context.run(self._step)
         return outcome
 
     def _step(self) -> Any:
@@ -110,7 +113,64 @@ class Items:
             _log.exception("a generator failed when its reader had left")
 
 
-Outcome = Value | Failure | Unpicklable | BadArguments | UnknownMethod | Items
+Answer = Value | Failure | Unpicklable | BadArguments | UnknownMethod | Items
+
+
+class Later:
+    """What comes of a method is not known yet, and no thread waits for it. Thread-safe.
+
+    It is for one who asks, by `then` or `wait`.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._outcome: Answer | None = None
+        self._callback: Callable[[Answer], None] | None = None
+
+    @classmethod
+    def of(cls, future: "concurrent.futures.Future[Any]", give: Callable[[Any], Answer]) -> "Later":
+        """Waits for a future that a method has returned."""
+        later = cls()
+        future.add_done_callback(lambda done: later.settle(_outcome_of(done, give)))
+        return later
+
+    def settle(self, outcome: Answer) -> None:
+        """Says what came of it; once."""
+        with self._lock:
+            self._outcome = outcome
+            callback = self._callback
+        if callback is not None:
+            callback(outcome)
+
+    def then(self, callback: Callable[[Answer], None]) -> None:
+        """Calls back with the outcome: here and now, or later in the thread that brings it."""
+        with self._lock:
+            self._callback = callback
+            outcome = self._outcome
+        if outcome is not None:
+            callback(outcome)
+
+    def wait(self, call: CallContext) -> Answer:
+        """Waits for the outcome, or until nobody waits for the answer of the call."""
+        arrived = threading.Event()
+        self.then(lambda _: arrived.set())
+        while not arrived.wait(_LOOK_S) and not call.cancelled:
+            pass
+        return self._outcome or Failure(ExceptionReport.of(CallCancelledError(call.method)))
+
+
+def _outcome_of(future: "concurrent.futures.Future[Any]", give: Callable[[Any], Answer]) -> Answer:
+    try:
+        # Not raised here: it may be that of many futures, and would grow a traceback for each.
+        error = future.exception()
+        if error is None:
+            return give(future.result())
+    except BaseException as failure:  # noqa: BLE001 - the caller gets it, the server lives on
+        error = failure
+    return Failure(ExceptionReport.of(error, skip_frames=1))
+
+
+Outcome = Answer | Later
 
 
 class Dispatcher:
@@ -125,6 +185,8 @@ class Dispatcher:
     def bind(self, name: str, method: Callable[..., Any]) -> None:
         """Adds or replaces a method."""
         harmless = is_idempotent(method)  # may run code of the object: not under the lock
+        # What answers later holds no thread of the server meanwhile.
+        method = getattr(method, "__courier_call__", method)
         with self._lock:
             self._methods[name] = method
             if harmless:
@@ -165,7 +227,7 @@ class Dispatcher:
             return BadArguments(f"{method}: they are not a tuple and a dict")
         context = self._context.copy()
         outcome: Outcome = context.run(
-            _run_method, function, args, kwargs, call, context, _pack_result
+            _run_method, function, args, kwargs, call, context, pack_result
         )
         return outcome
 
@@ -209,6 +271,8 @@ def _run_method(
         return Failure(ExceptionReport.of(error, skip_frames=1))
     if type(result) is types.GeneratorType:
         return Items(result, context, give)
+    if isinstance(result, concurrent.futures.Future):
+        return Later.of(result, give)
     return give(result)
 
 
@@ -216,7 +280,7 @@ def _share_result(result: Any) -> SharedValue:
     return SharedValue(unwrapped(result))
 
 
-def _pack_result(result: Any) -> Value | Unpicklable:
+def pack_result(result: Any) -> Value | Unpicklable:
     try:
         return Value(pack(result))
     except SerializationError as error:

@@ -20,7 +20,8 @@ def exposed_methods(obj: object, hidden: Collection[str] = ()) -> dict[str, Call
             continue
         attribute = _get(obj, name)
         if callable(attribute) and not _is_client(attribute):
-            methods[name] = attribute
+            answers_later = name == "__call__" and hasattr(obj, "__courier_call__")
+            methods[name] = obj if answers_later else attribute  # type: ignore[assignment]
     if not callable(obj):
         methods.pop("__call__", None)
     return methods

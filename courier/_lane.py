@@ -131,6 +131,9 @@ class Lane(Protocol):
             SerializationError: The arguments cannot be pickled.
         """
 
+    def forward(self, method: str, arguments: Parcel, timeout_s: float | None) -> PendingCall:
+        """As `submit`, of arguments that are packed already, for a caller who does not wait."""
+
     def stop_waiting(self) -> None:
         """From now on, calls fail with ServerUnreachableError where no server answers."""
 

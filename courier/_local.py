@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from courier import _dispatch as outcomes
 from courier._context import CallContext
 from courier._costs import MethodCosts
-from courier._dispatch import Dispatcher, Items
+from courier._dispatch import Dispatcher, Items, Later
 from courier._engine.lane import WireLane
 from courier._lane import (
     Given,
@@ -34,7 +34,7 @@ from courier._lane import (
     cannot_send,
     cannot_unpickle,
 )
-from courier._parcel import Parcel, pack, unshared
+from courier._parcel import Parcel, pack, unpack, unshared
 from courier._pool import HandlerPool
 from courier._secret import Secret
 from courier.errors import (
@@ -132,6 +132,13 @@ class LocalLane:
         wire = self._wire or self._open_wire()
         return wire.submit(method, args, kwargs, timeout_s, blocking=blocking)
 
+    def forward(self, method: str, arguments: Parcel, timeout_s: float | None) -> PendingCall:
+        if _find(self._options.address, self._options.secret) is not None:
+            args, kwargs = unpack(unshared(arguments))
+            return self.submit(method, args, kwargs, timeout_s, blocking=False)
+        wire = self._wire or self._open_wire()
+        return wire.forward(method, arguments, timeout_s)
+
     def _open_wire(self) -> Lane:
         with self._lock:
             if self._wire is None:
@@ -181,6 +188,8 @@ class LocalCall:
         self._done: threading.Event | None = None
         self._is_timed = False
         self._stream: _LocalStream | None = None
+        #: Whether the method has returned, but not all of its answer is there.
+        self._is_open = False
         self._outcome: Reply | Exception | None = None
         self._callback: Callable[[PendingCall], None] | None = None
 
@@ -198,7 +207,7 @@ class LocalCall:
             try:
                 self._run(arguments, args, kwargs)
             finally:
-                if self._stream is None:
+                if not self._is_open:
                     server.end(self)
 
         if not server.begin(self):
@@ -233,16 +242,32 @@ class LocalCall:
         else:
             outcome = server.dispatcher.run_shared(self._method, args, kwargs, context)
         server.costs.learn(self._method, time.perf_counter() - began)
+        self._take(outcome)
+
+    def _take(self, outcome: outcomes.Outcome | outcomes.SharedValue) -> None:
         if isinstance(outcome, Items):
-            context.continue_as_generator()
+            self._is_open = True
+            self._context.continue_as_generator()
             stream = self._stream = _LocalStream(
-                self._server, self, outcome, context, self._where, self._deadline
+                self._server, self, outcome, self._context, self._where, self._deadline
             )
             if not self._settle(Streams(stream)):
                 stream.close()
+        elif isinstance(outcome, Later):
+            self._is_open = True
+            self._done = self._done or threading.Event()
+            outcome.then(self._take_late)
+            if self.is_settled:
+                # Nobody waits for it: the server need not, either.
+                self._server.end(self)
         else:
-            context.answered()
+            self._context.answered()
             self._settle(_reply(outcome))
+
+    def _take_late(self, outcome: outcomes.Outcome) -> None:
+        self._take(outcome)
+        if self._stream is None:
+            self._server.end(self)
 
     # What a client sees
 
@@ -294,10 +319,14 @@ class LocalCall:
         self._give_up(CallTimeoutError(f"{self._where}: no answer in time"))
 
     def _give_up(self, error: CourierError) -> bool:
-        self._context.end()
         settled = self._settle(error)
-        if not settled and self._stream is not None:
-            self._stream.give_up(error)
+        # Afterwards: who hears of it may answer, and that is not what the caller is to get.
+        self._context.end()
+        if self._stream is not None:
+            if not settled:
+                self._stream.give_up(error)
+        elif self._is_open:
+            self._server.end(self)
         return settled
 
     def _settle(self, outcome: Reply | Exception) -> bool:

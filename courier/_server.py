@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from courier._abandoned import clear_up
 from courier._address import is_loopback, join_address
+from courier._cache import Cache, CacheDispatcher
 from courier._costs import MethodCosts
 from courier._dispatch import Dispatcher
 from courier._engine.host import Host
@@ -70,7 +71,8 @@ class Server:
         """Prepares a server; it binds its port and serves from `start` on.
 
         Args:
-            obj: Its public methods are served; None serves only what is bound later.
+            obj: Its public methods are served; None serves only what is bound later. A
+                `courier.Cache` answers for another server instead.
             host: Where to listen.
             port: 0 takes a free one.
             secret: Clients must hold the same. Needed beyond loopback.
@@ -111,8 +113,8 @@ class Server:
         self._keepalive_s = keepalive_s
         self.secret = secret
         self.in_process = InProcess(in_process)
-        self.dispatcher = Dispatcher()
-        if obj is not None:
+        self.dispatcher = CacheDispatcher(obj) if isinstance(obj, Cache) else Dispatcher()
+        if obj is not None and not isinstance(obj, Cache):
             for name, method in exposed_methods(obj, hidden).items():
                 self.dispatcher.bind(name, method)
         self.handlers = HandlerPool("courier-handler", thread_pool_size, queue_size)

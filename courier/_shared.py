@@ -62,11 +62,16 @@ class Shared(Generic[T]):
     def _packed(self) -> Parcel:
         with self._lock:
             if self._parcel is None:
-                self._parcel, self._frozen = _freeze(pack(self._value))
+                self._parcel, self._frozen = freeze(pack(self._value))
             return self._parcel
 
 
-def _freeze(parcel: Parcel) -> tuple[Parcel, Frozen | None]:
+def freeze(parcel: Parcel) -> tuple[Parcel, Frozen | None]:
+    """Copies a parcel into memory that readers of this host map, as far as that is worth it.
+
+    Returns:
+        The copy, and what must be held as long as readers shall map it.
+    """
     views = [memoryview(buffer).cast("B") for buffer in parcel.buffers]
     large = [view for view in views if len(view) >= MIN_BYTES]
     whole: Frozen | None = None

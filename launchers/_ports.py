@@ -23,11 +23,14 @@ class PortReservations:
     def __init__(self) -> None:
         self._sockets: list[socket.socket] = []
 
-    def reserve(self, port: int | None) -> int:
+    def reserve(self, port: int | None, *, is_foreign: bool = False) -> int:
         """Holds a port on loopback and returns it.
 
         Args:
             port: Which; None takes a free one.
+            is_foreign: Whoever listens there does not set SO_REUSEPORT. SO_REUSEADDR will do, which
+                nearly all servers set, since we do not listen; then others could take the port,
+                too.
 
         Raises:
             PortTakenError: Somebody listens there, or it is reserved already.
@@ -37,6 +40,8 @@ class PortReservations:
         held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         self._sockets.append(held)
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if is_foreign:
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.bind((LOOPBACK, port or 0))
         return int(held.getsockname()[1])
 
@@ -47,7 +52,10 @@ class PortReservations:
             PortTakenError: One that was asked for is not free; none is held then.
         """
         try:
-            return {address.key: self.reserve(address.port) for address in wanted}
+            return {
+                address.key: self.reserve(address.port, is_foreign=address.is_foreign)
+                for address in wanted
+            }
         except OSError:
             self.close()
             raise

@@ -9,14 +9,15 @@ program.add_node(lp.CourierNode(Consumer, [producer]), label="consumer")
 lp.launch(program).wait()
 """
 
-from courier import Client as CourierClient
+from courier import Client as CourierClient, batched_handler
 from launchpad_lite._address import Address
 from launchpad_lite._checkpoints import Checkpoints
 from launchpad_lite._compat import LaunchType, is_local_launch, is_local_launch_or_test
+from launchpad_lite._deferred import Deferred, maybe_dereference
 from launchpad_lite._launch import launch, plan
 from launchpad_lite._plan import LaunchPlan
 from launchpad_lite._policies import Liveness, RestartPolicy
-from launchpad_lite._program import Program
+from launchpad_lite._program import Program, make_program
 from launchpad_lite._render import render_mermaid, render_svg
 from launchpad_lite._resources import Resources
 from launchpad_lite._result import NodeFailure, Outcome, ProgramResult, Restart
@@ -33,6 +34,7 @@ from launchpad_lite._runtime import (
 from launchpad_lite._version import __version__
 from launchpad_lite.errors import (
     CheckpointError,
+    CommandError,
     LauncherLoadError,
     LaunchError,
     LaunchpadError,
@@ -46,16 +48,32 @@ from launchpad_lite.errors import (
 )
 from launchpad_lite.launching import RunningProgram
 from launchpad_lite.nodes.base import Handle, Node
+from launchpad_lite.nodes.cacher import CacherNode
+from launchpad_lite.nodes.colocation import (
+    ColocationNode,
+    MultiProcessingColocation,
+    MultiThreadingColocation,
+)
+from launchpad_lite.nodes.command import CommandNode, Endpoint
 from launchpad_lite.nodes.courier import CourierHandle, CourierNode
+from launchpad_lite.nodes.external import ExternalNode
+from launchpad_lite.nodes.pool import Pool
 from launchpad_lite.nodes.python import PyClassNode, PyNode
 
 __all__ = [
     "Address",
+    "CacherNode",
     "CheckpointError",
     "Checkpoints",
+    "ColocationNode",
+    "CommandError",
+    "CommandNode",
     "CourierClient",
     "CourierHandle",
     "CourierNode",
+    "Deferred",
+    "Endpoint",
+    "ExternalNode",
     "Handle",
     "LaunchError",
     "LaunchPlan",
@@ -64,11 +82,14 @@ __all__ = [
     "LaunchpadError",
     "Liveness",
     "MissingExtraError",
+    "MultiProcessingColocation",
+    "MultiThreadingColocation",
     "NoProgramError",
     "Node",
     "NodeFailedError",
     "NodeFailure",
     "Outcome",
+    "Pool",
     "Program",
     "ProgramError",
     "ProgramPathError",
@@ -82,10 +103,13 @@ __all__ = [
     "UnknownLauncherError",
     "UnresolvedAddressError",
     "__version__",
+    "batched_handler",
     "heartbeat",
     "is_local_launch",
     "is_local_launch_or_test",
     "launch",
+    "make_program",
+    "maybe_dereference",
     "plan",
     "register_stop_handler",
     "render_mermaid",

@@ -19,14 +19,18 @@ class Address:
     Copies of an address, pickled ones included, mean the same place.
     """
 
-    __slots__ = ("_table", "key", "name", "port")
+    __slots__ = ("_table", "is_foreign", "key", "name", "port")
 
-    def __init__(self, name: str = "courier", port: int | None = None) -> None:
+    def __init__(
+        self, name: str = "courier", port: int | None = None, *, is_foreign: bool = False
+    ) -> None:
         """Makes a new placeholder.
 
         Args:
             name: What listens there, for people: lower-case letters and digits.
             port: Ask for this port; None takes a free one.
+            is_foreign: A program listens there that does not share its port with whoever holds it
+                (SO_REUSEPORT), as our servers do.
 
         Raises:
             TypeError: The port is no number.
@@ -43,6 +47,7 @@ class Address:
         self.key = uuid.uuid4().hex
         self.name = name
         self.port = port
+        self.is_foreign = is_foreign
         #: Where the program of this process has published it; not part of a pickle.
         self._table: AddressTable | None = None
 
@@ -81,11 +86,11 @@ class Address:
     def __repr__(self) -> str:
         return f"Address({self.name!r}, key={self.key[:8]})"
 
-    def __getstate__(self) -> tuple[str, str, int | None]:
-        return self.key, self.name, self.port
+    def __getstate__(self) -> tuple[str, str, int | None, bool]:
+        return self.key, self.name, self.port, self.is_foreign
 
-    def __setstate__(self, state: tuple[str, str, int | None]) -> None:
-        self.key, self.name, self.port = state
+    def __setstate__(self, state: tuple[str, str, int | None, bool]) -> None:
+        self.key, self.name, self.port, self.is_foreign = state
         self._table = None
 
 

@@ -20,6 +20,7 @@ from typing import Any
 import cloudpickle
 from absl import flags
 
+from launchpad_lite._deferred import Deferred, construct
 from launchpad_lite.nodes.base import Handle, Node, Work
 
 
@@ -117,6 +118,9 @@ class _Freezer(cloudpickle.Pickler):  # type: ignore[misc]
         # classes stand in the script that defines flags meets it as a global.
         if obj is flags.FLAGS:
             return _this_process_flags, ()
+        if isinstance(obj, Deferred):
+            # Loading it constructs the object, in whose arguments handles have become clients.
+            return construct, (obj.constructor, obj.args, obj.kwargs)
         return super().reducer_override(obj)
 
 
@@ -154,7 +158,7 @@ class _Collection:
 
 
 class HandleSearch:
-    """Tells which objects hold a handle, however deep."""
+    """Tells which objects hold a handle, or what is made in the node, however deep."""
 
     def __init__(self) -> None:
         #: Objects known to hold none; kept alive, so that an id stays theirs.
@@ -168,7 +172,7 @@ class HandleSearch:
             if id(obj) in seen or id(obj) in self._without:
                 continue
             seen[id(obj)] = obj
-            if isinstance(obj, Handle | Node):
+            if isinstance(obj, Handle | Node | Deferred):
                 return True
             open_objects.extend(child for _, child in _children(obj) if type(child) not in _SCALARS)
         self._without.update(seen)

@@ -183,6 +183,8 @@ class ProgramLife:
         #: How many nodes have or may have something to run, how many of these have not ended, and
         #: how many of all have not. Counted, since with thousands each look at all is felt.
         self._with_work = self._at_work = self._left = len(self._nodes)
+        #: Whether any node ever said that it has something to run.
+        self._had_work = False
         self._notice_s = math.inf if notice_s < 0 else notice_s
         self._launched_at = now
         self._chance = chance
@@ -276,6 +278,7 @@ class ProgramLife:
         if isinstance(event, Constructed):
             self._count(node, -1)
             node.runs, node.constructed = event.runs, True
+            self._had_work = self._had_work or event.runs
             self._count(node, 1)
             node.signs.pop("startup", None)
             self._expect(node, "health", liveness.health_s, now)
@@ -458,7 +461,7 @@ class ProgramLife:
     def _stop_if_idle(self, now: float) -> list[Action]:
         if self._phase is not _Phase.RUNNING:
             return []
-        if not self._with_work or self._at_work:
+        if not (self._with_work or self._had_work) or self._at_work:
             return []
         return self._stop(now, Outcome.COMPLETED, self._reason)
 

@@ -19,7 +19,14 @@ from launchpad_lite._resources import Resources
 from launchpad_lite._runtime import NodeSetup
 from launchpad_lite._state import NodeCheckpoints
 from launchpad_lite.errors import ProgramError
-from launchpad_lite.nodes.base import Handle, Node, PlanContext, Work
+from launchpad_lite.nodes.base import (
+    DeclaredHandle,
+    Handle,
+    Node,
+    PlanContext,
+    Task,
+    Work,
+)
 from launchpad_lite.nodes.python import SilentHandle
 
 T = TypeVar("T")
@@ -221,15 +228,19 @@ class _Planner:
         self._launcher = launcher
         self._mistakes: list[str] = []
         self._names = {
-            node.key: f"{label}[{index}]"
+            part.key: f"{label}[{index}]"
             for label, nodes in program.groups.items()
             for index, node in enumerate(nodes)
+            for part in node.with_inner()
         }
         self._search = HandleSearch()
         #: The executable that stands for a node; planned nodes only.
         self._executable_names: dict[str, str] = {}
         self._resources = self._check("resources", settings.resources, Resources.of, Resources())
         self._restart = self._check("restart", settings.restart, RestartPolicy.of, NEVER)
+        self._restarts_all = settings.restart is not None and not isinstance(
+            settings.restart, Mapping
+        )
         self._liveness = self._check("liveness", settings.liveness, Liveness.of, Liveness())
         self._checkpoints = self._check("checkpoints", settings.checkpoints, _checkpoints_of, None)
 
@@ -318,6 +329,8 @@ class _Planner:
                     self._callees(caller, task.work, error.handles)
                     continue
                 callees = self._callees(caller, task.work, work.handles)
+                # What runs together is one executable, of which the graph shows no inside.
+                callees = [key for key in callees if key not in task.stands_for]
                 replica = next(replicas)
                 executable = Executable(
                     label,
@@ -326,23 +339,39 @@ class _Planner:
                     tuple(task.addresses),
                     resources,
                     task.description,
-                    restart=self._restart.get(label, name),
+                    restart=self._restart_of(label, name, task),
                     liveness=self._liveness.get(label, name),
                     checkpoints=self._checkpoints_of(label, name, replica),
                 )
-                self._executable_names.setdefault(node.key, executable.name)
+                for key in (*task.stands_for, node.key):
+                    self._executable_names.setdefault(key, executable.name)
                 yield executable, callees
 
     def _with_calls(self, draft: Executable, callees: Sequence[str]) -> Executable:
         # Only now all have their names; a node need not have exactly one executable.
-        names = [self._executable_names[key] for key in callees if key in self._executable_names]
+        names = dict.fromkeys(
+            self._executable_names[key] for key in callees if key in self._executable_names
+        )
         return dataclasses.replace(draft, calls=tuple(names))
+
+    def _restart_of(self, label: str, name: str, task: Task) -> RestartPolicy:
+        if task.restart is None or self._restarts_all or self._restart.names(label, name):
+            return self._restart.get(label, name)
+        return task.restart
 
     def _callees(self, caller: str, work: Work, handles: Sequence[Handle[Any]]) -> Sequence[str]:
         """Returns the keys of the nodes that handles stand for."""
         callees: dict[str, None] = {}
         for handle in handles:
             name = self._names.get(handle.node_key)
+            if isinstance(handle, DeclaredHandle):
+                if handle.target is None:
+                    self._mistakes.append(
+                        f"{caller}: {locate(work, handle)} is a handle to {handle.name}, which was "
+                        "declared, but never added; add it with program.add_node(node, label=...)"
+                    )
+                    continue
+                handle = handle.target
             if name is None:
                 self._mistakes.append(
                     f"{caller}: {locate(work, handle)} is a handle to a node that was never "

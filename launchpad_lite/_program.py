@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
-from launchpad_lite.nodes.base import Handle, Node
+from launchpad_lite.nodes.base import DeclaredHandle, Handle, Node
 
 T = TypeVar("T")
 
@@ -38,6 +38,7 @@ class Program:
         """
         self.name = _checked_label(name, "a program's name")
         self._groups: dict[str, list[Node[Any]]] = {}
+        self._declared: dict[tuple[str, int], DeclaredHandle] = {}
         self._current: str | None = None
 
     @property
@@ -77,14 +78,47 @@ class Program:
         if self._current is not None and label is not None and label != self._current:
             raise ValueError(f"the label {label!r} does not match the open group {self._current!r}")
         label = _checked_label(self._current if label is None else label, _A_LABEL)
+        new = {id(part) for part in node.with_inner()}
         for other, nodes in self._groups.items():
-            if any(node is known for known in nodes):
+            if any(id(part) in new for known in nodes for part in known.with_inner()):
+                what = "a node in it" if node.inner_nodes else "this node"
                 raise ValueError(
-                    f"this node was already added, to the group {other!r}; make one node object "
+                    f"{what} was already added, to the group {other!r}; make one node object "
                     "for each service (create_handle() gives more handles to one)"
                 )
-        self._groups.setdefault(label, []).append(node)
+        group = self._groups.setdefault(label, [])
+        group.append(node)
+        declared = self._declared.get((label, len(group) - 1))
+        if declared is not None:
+            declared.bind(node.create_handle())
         return node.create_handle()
+
+    def declare(self, label: str, replica: int = 0) -> Handle[Any]:
+        """Returns a handle to a node that will be added later: the way to draw a cycle.
+
+        Args:
+            label: The group that the node will be added to.
+            replica: Its index among the nodes of the group.
+
+        Raises:
+            TypeError: The label is no text, or the index no whole number.
+            ValueError: The label is none, or the index is below 0.
+
+        Example:
+            learner = program.declare("learner")
+            actor = program.add_node(lp.CourierNode(Actor, learner), label="actor")
+            program.add_node(lp.CourierNode(Learner, actor), label="learner")
+        """
+        label = _checked_label(label, _A_LABEL)
+        if isinstance(replica, bool) or not isinstance(replica, int):
+            raise TypeError(f"a replica is a number from 0 on, not {replica!r}")
+        if replica < 0:
+            raise ValueError(f"a replica is a number from 0 on, not {replica!r}")
+        declared = self._declared.setdefault((label, replica), DeclaredHandle(label, replica))
+        group = self._groups.get(label, [])
+        if replica < len(group):
+            declared.bind(group[replica].create_handle())
+        return declared
 
     @contextlib.contextmanager
     def group(self, label: str) -> Iterator[None]:
@@ -106,6 +140,30 @@ class Program:
     def __repr__(self) -> str:
         sizes = ", ".join(f"{label}[{len(nodes)}]" for label, nodes in self._groups.items())
         return f"Program({self.name!r}: {sizes or 'empty'})"
+
+
+def make_program(*nodes: Node[Any], name: str = "launchpad") -> Program:
+    """Returns a program of these nodes, in groups that are named after what they construct.
+
+    For tests and small scripts: `make_program(lp.CourierNode(Learner))` has a group `learner`.
+
+    Raises:
+        TypeError: Something is no node.
+        ValueError: A node comes twice.
+    """
+    program = Program(name)
+    for node in nodes:
+        program.add_node(node, label=_label_of(node))
+    return program
+
+
+def _label_of(node: object) -> str:
+    kind = type(node).__name__
+    # What it constructs, where that has a name: `ColocationNode(2 nodes)` tells only a number.
+    found = re.fullmatch(r"\w+\(<?([^\W\d][\w.-]*)>?\)", str(getattr(node, "description", "")))
+    name = found[1] if found else kind
+    parted = re.sub(r"(?<=[^\W_A-Z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|\W", "_", name)
+    return parted.lower().strip("_") or kind.lower()
 
 
 def _checked_label(label: str | None, what: str) -> str:

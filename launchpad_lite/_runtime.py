@@ -8,7 +8,7 @@ have none, and fall back to the only program that runs in the process.
 import contextlib
 import contextvars
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -98,6 +98,10 @@ class NodeRuntime:
         self.stop_handlers = StopHandlers()
         #: End with the node.
         self.clients = Clients()
+        #: Of nodes that run as parts of this one.
+        self._hosted: list[NodeRuntime] = []
+        #: Of the node that this one runs as a part of.
+        self._host: NodeRuntime | None = None
 
     @property
     def name(self) -> str:
@@ -116,6 +120,13 @@ class NodeRuntime:
         if self.stop_event.is_set():
             self._tell_heard()  # what was said before its code began does not hold any more
         self._signs.start(None if serves is None else self.table.endpoints[serves.key])
+
+    def only_serves(self) -> None:
+        """Says that what the node had to run has ended, and that it goes on to serve."""
+        self._runs = False
+        self._link.constructed(False)
+        if self.stop_event.is_set():
+            self._tell_heard()
 
     @contextlib.contextmanager
     def at_work(self, *, runs: bool, serves: Address | None = None) -> Iterator[None]:
@@ -139,7 +150,16 @@ class NodeRuntime:
 
     def heartbeat(self) -> None:
         """Shows that the node's code goes on."""
-        self._signs.heartbeat()
+        # Whoever looks for signs of life knows nothing of parts.
+        if self._host is not None:
+            self._host.heartbeat()
+        else:
+            self._signs.heartbeat()
+
+    @property
+    def is_hosted(self) -> bool:
+        """Whether it runs as a part of another node."""
+        return self._host is not None
 
     def request_stop(self) -> None:
         """Tells the node that it is to end. For supervisors. May be repeated."""
@@ -147,6 +167,8 @@ class NodeRuntime:
         # Whom it calls is ending too, and does not come back.
         self.clients.do(courier.stop_waiting)
         self._tell_heard()
+        for hosted in list(self._hosted):
+            hosted.request_stop()
 
     def _tell_heard(self) -> None:
         with self._hearing:  # so that what is said last is what holds
@@ -161,6 +183,25 @@ class NodeRuntime:
         """
         if not self._listens:
             self.clients.do(courier.stop_calling)
+        for hosted in list(self._hosted):
+            hosted.end_calls()
+
+    @contextlib.contextmanager
+    def hosting(self, runtimes: Iterable["NodeRuntime"]) -> Iterator[None]:
+        """Tells other nodes, which run as parts of this one, all that it is told."""
+        hosted = list(runtimes)
+        for runtime in hosted:
+            runtime._host = self
+            self.stop_handlers.add(runtime.stop_handlers.call_all, catch_signals=False)
+        self._hosted = hosted
+        if self.stop_event.is_set():  # it may have been told before
+            self.request_stop()
+        try:
+            yield
+        finally:
+            self._hosted = []
+            for runtime in hosted:
+                self.stop_handlers.remove(runtime.stop_handlers.call_all)
 
     def listen(self) -> threading.Event:
         """Returns the event that is set when the node is to end; whoever takes it looks at it."""
@@ -239,6 +280,13 @@ def keep_client(client: courier.Client, table: AddressTable) -> None:
     """Ties a client to the life of the running node, or else of the program."""
     runtime = _current.get()
     (table.clients if runtime is None else runtime.clients).keep(client)
+
+
+def keep_own_client(client: courier.Client) -> None:
+    """Ties a client of a service outside of the program to the life of the running node, if any."""
+    runtime = _current.get()
+    if runtime is not None:
+        runtime.clients.keep(client)
 
 
 def current_runtime(*, any_node: bool = False) -> NodeRuntime:
@@ -343,7 +391,9 @@ def register_stop_handler(handler: StopHandler) -> None:
         TypeError: It cannot be called.
     """
     owners = _owners()
-    handlers = owners[0].stop_handlers if len(owners) == 1 else STOP_HANDLERS
+    # A thread that belongs to none of several nodes that are parts of one belongs to that one.
+    whole = [owner for owner in owners if not owner.is_hosted] if len(owners) > 1 else owners
+    handlers = whole[0].stop_handlers if len(whole) == 1 else STOP_HANDLERS
     handlers.add(handler, catch_signals=not owners)
     # All of them look at the stop, since which one this thread belongs to cannot be told.
     stopping = [runtime.listen().is_set() for runtime in owners]

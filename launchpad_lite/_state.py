@@ -7,6 +7,7 @@ it exactly, but it can make cheap checkpoints easy. So the node's object says wh
 
 import contextlib
 import contextvars
+import dataclasses
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -34,6 +35,11 @@ class NodeCheckpoints:
     period_s: float | None
     keep: int
     required: bool
+
+    def of_part(self, index: int) -> "NodeCheckpoints":
+        """Returns where one of several objects of the node is kept."""
+        folder = self.folder.with_name(f"{self.folder.name}.{index}")
+        return dataclasses.replace(self, folder=folder, required=False)
 
 
 class NodeState:

@@ -87,6 +87,10 @@ class LaunchError(LaunchpadError, RuntimeError):
     """The program could not be started; nothing of it is left running."""
 
 
+class CommandError(LaunchpadError, RuntimeError):
+    """A command that is a node could not be started, did not get ready, or failed."""
+
+
 class CheckpointError(LaunchpadError, RuntimeError):
     """The state of a node could not be saved or restored; the message names the folder."""
 

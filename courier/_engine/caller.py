@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from courier import _dispatch as outcomes
 from courier._context import CallContext
-from courier._dispatch import Items, Outcome
+from courier._dispatch import Items, Later, Outcome
 from courier._engine import reports
 from courier._engine.channel import Channel
 from courier._engine.frames import COMPRESSED, Frame, Kind
@@ -125,6 +125,9 @@ class Caller:
             self._channel.post(Kind.GENERATOR, number)
             self.flush()
             stream.grant(0)
+            return
+        if isinstance(outcome, Later):
+            outcome.then(lambda settled: self.answer(number, call, settled, at_once=True))
             return
         kind, parcel = reports.describe(outcome)
         self.refuse(number, call, kind, parcel, at_once=at_once)

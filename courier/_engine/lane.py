@@ -10,7 +10,7 @@ from courier._engine.calls import WireCall
 from courier._engine.dialing import SpeechlessError, dial
 from courier._engine.link import Link, seconds_until
 from courier._lane import LaneOptions, PendingCall
-from courier._parcel import pack
+from courier._parcel import Parcel, pack
 from courier.errors import (
     CallCancelledError,
     CourierError,
@@ -55,7 +55,15 @@ class WireLane:
         *,
         blocking: bool,
     ) -> PendingCall:
-        call = WireCall(self, method, pack((args, kwargs)), timeout_s, is_shared=not blocking)
+        return self._send(method, pack((args, kwargs)), timeout_s, blocking=blocking)
+
+    def forward(self, method: str, arguments: Parcel, timeout_s: float | None) -> PendingCall:
+        return self._send(method, arguments, timeout_s, blocking=False)
+
+    def _send(
+        self, method: str, arguments: Parcel, timeout_s: float | None, *, blocking: bool
+    ) -> PendingCall:
+        call = WireCall(self, method, arguments, timeout_s, is_shared=not blocking)
         link = self._link
         if link is not None and link.refresh():
             try:

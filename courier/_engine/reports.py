@@ -3,7 +3,7 @@
 import pickle
 
 from courier import _dispatch as outcomes
-from courier._dispatch import Outcome
+from courier._dispatch import Answer
 from courier._engine.frames import Frame, Kind
 from courier._exceptions import ExceptionReport
 from courier._lane import Raised, Refused, Returned, cannot_send, cannot_unpickle
@@ -14,7 +14,7 @@ from courier.errors import ProtocolError, UnknownMethodError
 _TEXT_CHARACTERS = 1 << 20
 
 
-def describe(outcome: Outcome | outcomes.End) -> tuple[Kind, Parcel]:
+def describe(outcome: Answer | outcomes.End) -> tuple[Kind, Parcel]:
     """Returns the kind of a frame, and what is in it."""
     if isinstance(outcome, outcomes.Value):
         return Kind.VALUE, outcome.parcel

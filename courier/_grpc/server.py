@@ -17,7 +17,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from courier import _dispatch as outcomes
 from courier._context import CallContext
-from courier._dispatch import Dispatcher, Items, Outcome
+from courier._dispatch import Answer, Dispatcher, Items, Outcome
 from courier._engine.guest import Way
 from courier._engine.host import Host
 from courier._engine.reports import shortened
@@ -244,7 +244,8 @@ class FrontDoor:
         call = _watch(context, head.method)
         if not context.is_active():
             raise ProtocolError("cancelled while it waited")
-        return self._answer(head, key, self._dispatcher.run(head.method, arguments, call), call)
+        outcome = _settled(self._dispatcher.run(head.method, arguments, call), call)
+        return self._answer(head, key, outcome, call)
 
     def _send(self, pieces: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         opening = next(pieces, None)
@@ -258,10 +259,10 @@ class FrontDoor:
         call = _watch(context, head.method)
         running = self._handlers.submit(_run_if_wanted, self._dispatcher, head, arguments, call)
         del arguments
-        return self._answer(head, key, running.result(), call)
+        return self._answer(head, key, _settled(running.result(), call), call)
 
     def _answer(
-        self, head: pb.RequestHead, key: SessionKey, outcome: Outcome, call: CallContext
+        self, head: pb.RequestHead, key: SessionKey, outcome: Answer, call: CallContext
     ) -> bytes:
         reply, parcel = _describe_outcome(outcome)
         if isinstance(outcome, Items):
@@ -407,6 +408,11 @@ def _run_if_wanted(
     return dispatcher.run(head.method, arguments, call)
 
 
+def _settled(outcome: Outcome, call: CallContext) -> Answer:
+    # In gRPC for Python each call holds a thread until it is answered.
+    return outcome.wait(call) if isinstance(outcome, outcomes.Later) else outcome
+
+
 def _watch(context: grpc.ServicerContext, method: str) -> CallContext:
     # A call without a deadline has one in the far future, or none, depending on the version.
     remaining: float | None = context.time_remaining()
@@ -417,7 +423,7 @@ def _watch(context: grpc.ServicerContext, method: str) -> CallContext:
     return call
 
 
-def _describe_outcome(outcome: Outcome | outcomes.End) -> Reply:
+def _describe_outcome(outcome: Answer | outcomes.End) -> Reply:
     kinds = pb.ReplyHead
     if isinstance(outcome, outcomes.Value):
         return kinds(kind=kinds.VALUE, parcel=describe(outcome.parcel)), outcome.parcel

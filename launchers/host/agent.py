@@ -199,8 +199,8 @@ class Agent:
 
     def _reserve(self, frame: Frame) -> None:
         addresses = []
-        for key, port in frame["addresses"]:
-            address = Address(port=port)
+        for key, port, is_foreign in frame["addresses"]:
+            address = Address(port=port, is_foreign=is_foreign)
             address.key = key
             addresses.append(address)
         try:

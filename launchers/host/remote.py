@@ -99,7 +99,7 @@ class AgentHost:
         Raises:
             LaunchError: A port is taken, or the agent did not come up. The host is closed then.
         """
-        wanted = [[address.key, address.port] for address in addresses]
+        wanted = [[each.key, each.port, each.is_foreign] for each in addresses]
         self._send(Frame("reserve", {"addresses": wanted}))
         answer = next(self._from_agent, None)
         if answer is not None and answer.op == "reserved":

@@ -1,11 +1,12 @@
 """What a node and a handle are; the types every kind of node builds on."""
 
 import abc
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from launchpad_lite._address import Address
+from launchpad_lite._policies import RestartPolicy
 from launchpad_lite._resources import Resources
 
 if TYPE_CHECKING:
@@ -33,6 +34,40 @@ class Handle(abc.ABC, Generic[T_co]):
         Raises:
             UnresolvedAddressError: The program does not run (yet).
         """
+
+
+class DeclaredHandle(Handle[Any]):
+    """A handle to a node that is not known yet; see `Program.declare`."""
+
+    def __init__(self, label: str, replica: int) -> None:
+        self.name = f"{label}[{replica}]"
+        self.node_key = ""
+        #: The handle that it stands for.
+        self.target: Handle[Any] | None = None
+
+    def bind(self, target: Handle[Any]) -> None:
+        """Says which node it is."""
+        self.target = target
+        self.node_key = target.node_key
+
+    # The node may be added after arguments were copied that hold this handle.
+
+    def __copy__(self) -> "DeclaredHandle":
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "DeclaredHandle":
+        return self
+
+    def dereference(self) -> Any:
+        """Returns the client.
+
+        Raises:
+            UnresolvedAddressError: The program does not run (yet).
+            ValueError: No such node was added.
+        """
+        if self.target is None:
+            raise ValueError(f"{self.name} was declared, but never added to the program")
+        return self.target.dereference()
 
 
 class Work(Protocol):
@@ -70,11 +105,17 @@ class Task:
         work: What the worker does.
         addresses: Where it listens.
         description: For people, like `CourierNode(Range)`.
+        stands_for: Keys of nodes that it runs, besides the one it comes from.
+        together: Tasks with the same word run on one host.
+        restart: When it is started anew, unless `launch` says something about that.
     """
 
     work: Work
     addresses: Sequence[Address]
     description: str
+    stands_for: tuple[str, ...] = ()
+    together: str | None = None
+    restart: RestartPolicy | None = None
 
 
 class Node(abc.ABC, Generic[T]):
@@ -103,6 +144,17 @@ class Node(abc.ABC, Generic[T]):
     def addresses(self) -> Sequence[Address]:
         """Where the node will listen."""
         return ()
+
+    @property
+    def inner_nodes(self) -> "Sequence[Node[Any]]":
+        """Nodes that are run as parts of this one."""
+        return ()
+
+    def with_inner(self) -> "Iterator[Node[Any]]":
+        """Yields the node and all that are run as parts of it."""
+        yield self
+        for node in self.inner_nodes:
+            yield from node.with_inner()
 
 
 def name_of(constructor: object) -> str:

@@ -8,7 +8,15 @@ import courier
 from launchpad_lite._address import Address
 from launchpad_lite._compat import LaunchpadServer
 from launchpad_lite._runtime import NodeRuntime, keep_client
-from launchpad_lite.nodes.base import Handle, Node, PlanContext, Task, name_of, named_arguments
+from launchpad_lite.nodes.base import (
+    DeclaredHandle,
+    Handle,
+    Node,
+    PlanContext,
+    Task,
+    name_of,
+    named_arguments,
+)
 from launchpad_lite.nodes.python import require_callable
 
 T = TypeVar("T")
@@ -27,7 +35,8 @@ class CourierHandle(Handle[T]):
         super().__init__(node)
         self._address = address
         self._options = options
-        self._description = node.description
+        #: The node, for people.
+        self.of = node.description
 
     @property
     def address(self) -> Address:
@@ -57,10 +66,26 @@ class CourierHandle(Handle[T]):
         if name.startswith("_"):
             raise AttributeError(name)  # asked for by pickle and copy
         raise AttributeError(
-            f"a handle has no {name!r}: it stands for {self._description}, which does not run yet. "
+            f"a handle has no {name!r}: it stands for {self.of}, which does not run yet. "
             "Pass the handle to another node, which finds a client in its place, or call "
             "handle.dereference() after launch()"
         )
+
+
+def describe_target(handle: object, who: str) -> str:
+    """Returns the node that a handle stands for, for people, if it can be called.
+
+    Raises:
+        TypeError: It is no handle of a node that can be called; `who` wanted one.
+    """
+    if isinstance(handle, CourierHandle):
+        return handle.of
+    if isinstance(handle, DeclaredHandle):
+        return handle.name
+    raise TypeError(
+        f"{who} takes handles of nodes that can be called, as add_node() returns them for "
+        f"CourierNodes, not {handle!r}"
+    )
 
 
 class CourierNode(Node[T], Generic[T]):

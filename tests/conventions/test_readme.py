@@ -15,8 +15,8 @@ _ROOT = Path(__file__).parents[2]
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
-def blocks(language: str) -> list[str]:
-    text = (_ROOT / "README.md").read_text(encoding="utf-8")
+def blocks(language: str, page: str = "README.md") -> list[str]:
+    text = (_ROOT / page).read_text(encoding="utf-8")
     return [body for kind, body in _BLOCK.findall(text) if kind == language]
 
 
@@ -66,6 +66,23 @@ def test_its_programs_run(folder: Path, name: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     # An HTTP server logs its requests beside.
     assert _OUTPUT[name] in done.stdout
+
+
+_PAGES = ("docs/nodes.md",)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(block, id=file_name(block))
+        for page in _PAGES
+        for block in blocks("python", page)
+    ],
+)
+def test_the_programs_of_other_pages_run(folder: Path, program: str) -> None:
+    (folder / file_name(program)).write_text(program)
+    done = run(folder, file_name(program))
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("name", [name for name in _FILES if name.startswith("test_")])

@@ -1,0 +1,392 @@
+"""Methods that answer many calls at once.
+
+A model on an accelerator answers a batch in the time of one. Callers see an ordinary method; the
+server merges what comes within a short time. No thread waits for an answer: there may be more
+callers than threads.
+"""
+
+import collections
+import concurrent.futures
+import contextvars
+import datetime as dt
+import functools
+import logging
+import operator
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from courier._context import CallContext, current_call, enter_call, is_in_call
+from courier._idempotence import idempotent, is_idempotent
+from courier._pool import HandlerPool
+
+Future = concurrent.futures.Future
+
+_log = logging.getLogger(__name__)
+
+#: What a lock bears; who waits looks again.
+_LONGEST_S = 1e6
+#: A batched handler that nobody calls leaves no thread behind for long.
+_IDLE_S = 1.0
+
+
+def batched_handler(
+    batch_size: int,
+    max_parallelism: int = 1,
+    timeout: dt.timedelta | float | None = dt.timedelta(milliseconds=200),
+    pad_batch: bool = False,
+) -> Callable[[Callable[..., Any]], "BatchedHandler"]:
+    """Has a function answer several calls at once.
+
+    Each argument is merged with those of the other calls: numbers and arrays are stacked along a
+    new first axis (numpy), tuples and dicts are merged inside, everything else becomes a list. The
+    function returns one item per call: a list, an array, or a tuple or dict of these. What it
+    raises, all callers of the batch get. Calls that do not fit together (other shapes, other names
+    of arguments) go in batches of their own, and fill them on their own.
+
+    Served by a courier server, calls that wait hold no thread. Called from the same process, it
+    blocks. Decorates methods, too: each object has batches of its own. Thread-safe.
+
+    Args:
+        batch_size: So many calls make a batch.
+        max_parallelism: Batches that run at the same time. While so many run, the next one goes on
+            filling.
+        timeout: How long the first call of a batch waits for others, in seconds or as a timedelta;
+            0 does not wait, None waits until the batch is full.
+        pad_batch: Whether the first call of a batch is repeated until it has its full size, for
+            functions that are compiled for one shape.
+
+    Raises:
+        TypeError: A number is not whole, the timeout is no time, or what is decorated cannot be
+            called.
+        ValueError: A number is below 1, or the timeout below 0.
+
+    Example:
+        class Inference:
+            def __init__(self):
+                self.act = lp.batched_handler(batch_size=32)(self._act)
+
+            def _act(self, observations):  # [32, ...]
+                return self._network(observations)
+    """
+    if callable(batch_size):
+        raise TypeError("batched_handler takes its numbers first: @batched_handler(batch_size=8)")
+    batch_size, max_parallelism = operator.index(batch_size), operator.index(max_parallelism)
+    if batch_size < 1 or max_parallelism < 1:
+        raise ValueError("batch_size and max_parallelism are at least 1")
+    timeout_s = timeout.total_seconds() if isinstance(timeout, dt.timedelta) else timeout
+    if timeout_s is not None and not isinstance(timeout_s, int | float):
+        raise TypeError(f"a timeout is a number of seconds or a timedelta, not {timeout!r}")
+    if timeout_s is not None and not timeout_s >= 0:
+        raise ValueError(f"a batch cannot wait for {timeout_s} s")
+
+    def decorate(function: Callable[..., Any]) -> BatchedHandler:
+        if not callable(function):
+            raise TypeError(f"batched_handler takes a function, not {function!r}")
+        return BatchedHandler(function, batch_size, max_parallelism, timeout_s, pad_batch)
+
+    return decorate
+
+
+class _Request:
+    __slots__ = ("args", "came_at", "form", "future", "in_call", "kwargs")
+
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.args = args
+        self.kwargs = kwargs
+        # In the thread of the caller: if strange arguments make it fail, nobody else is hit.
+        self.form = _form(args, kwargs)
+        self.in_call = is_in_call()
+        self.future: Future[Any] = Future()
+        self.came_at = time.monotonic()
+
+
+class BatchedHandler:
+    """What `batched_handler` makes of a function."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        batch_size: int,
+        max_parallelism: int,
+        timeout_s: float | None,
+        pad_batch: bool,
+    ) -> None:
+        # Not its attributes: those of a callable object could have the names of ours.
+        functools.update_wrapper(self, function, updated=())
+        if is_idempotent(function):
+            idempotent(self)
+        self._function = function
+        self._batch_size = batch_size
+        self._max_parallelism = max_parallelism
+        self._timeout_s = timeout_s
+        self._pad_batch = pad_batch
+        #: Of the thread that made it, as with the methods of a server.
+        self._context = contextvars.copy_context()
+        self._name = ""
+        self._begin_anew()
+        _handlers.add(self)
+
+    def _begin_anew(self) -> None:
+        self._changed = threading.Condition(threading.Lock())
+        #: Those that fit together, in the order in which they came; none is empty.
+        self._waiting: dict[Any, collections.deque[_Request]] = {}
+        #: Threads that gather or run a batch.
+        self._runners = 0
+        #: Whether one of them gathers.
+        self._gathers = False
+        self._threads = HandlerPool("courier-batch", self._max_parallelism, 1, idle_s=_IDLE_S)
+
+    def survive_fork(self) -> None:
+        """Begins anew in a forked child: its threads are the parent's, and so are its callers."""
+        self._begin_anew()
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, obj: object, owner: type | None = None) -> "BatchedHandler":
+        bind = getattr(self._function, "__get__", None)
+        if obj is None or bind is None or not self._name:
+            return self
+        # From then on it is found there, without asking here.
+        found: BatchedHandler = vars(obj).setdefault(
+            self._name,
+            BatchedHandler(
+                bind(obj, owner),
+                self._batch_size,
+                self._max_parallelism,
+                self._timeout_s,
+                self._pad_batch,
+            ),
+        )
+        return found
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Answers one call; waits for others to come along."""
+        return self.submit(*args, **kwargs).result()
+
+    def submit(self, *args: Any, **kwargs: Any) -> "Future[Any]":
+        """Answers one call later."""
+        request = _Request(args, kwargs)
+        with self._changed:
+            group = self._waiting.setdefault(request.form, collections.deque())
+            group.append(request)
+            self._look_after(group)
+        if request.in_call:
+            current_call().on_end(lambda: self._forget(request))
+        return request.future
+
+    #: Served instead of the object itself; see `courier._dispatch`.
+    __courier_call__ = submit
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a batched handler cannot be pickled; make it in the constructor of the served object"
+        )
+
+    def _look_after(self, group: Sequence[_Request]) -> None:
+        if self._gathers:
+            if len(group) >= self._batch_size:
+                self._changed.notify()
+        elif self._runners < self._max_parallelism:
+            self._runners += 1
+            self._gathers = True
+            self._threads.submit(self._run)
+
+    def _forget(self, request: _Request) -> None:
+        # Answered, or nobody waits any more.
+        with self._changed:
+            group = self._waiting.get(request.form)
+            if group is None or request not in group:
+                return
+            group.remove(request)
+            if not group:
+                del self._waiting[request.form]
+                self._changed.notify()
+        # Not under the lock: it tells others, who may want something here.
+        request.future.cancel()
+        _settle(request.future)
+
+    def _run(self) -> None:
+        while True:
+            self._answer(self._gather())
+            with self._changed:
+                if self._gathers or not self._waiting:
+                    self._runners -= 1
+                    return
+                self._gathers = True
+
+    def _gather(self) -> list[_Request]:
+        """Returns the next batch; empty if nobody waits any more. For the thread that gathers."""
+        with self._changed:
+            while self._waiting and (left := self._time_left()) > 0:
+                self._changed.wait(left)
+            batch = self._take() if self._waiting else []
+            self._gathers = False
+            for group in self._waiting.values():
+                self._look_after(group)
+                break
+            return batch
+
+    def _time_left(self) -> float:
+        return min(map(self._time_of, self._waiting.values()))
+
+    def _time_of(self, group: Sequence[_Request]) -> float:
+        """Returns for how long those who fit together still wait for others."""
+        if len(group) >= self._batch_size:
+            return 0.0
+        if self._timeout_s is None:
+            return _LONGEST_S
+        return min(group[0].came_at + self._timeout_s - time.monotonic(), _LONGEST_S)
+
+    def _take(self) -> list[_Request]:
+        # Of those that are due the oldest: one kind of call must not keep others waiting for ever.
+        due = [group for group in self._waiting.values() if self._time_of(group) <= 0]
+        group = min(due, key=lambda group: group[0].came_at)
+        form = group[0].form
+        batch = [group.popleft() for _ in range(min(len(group), self._batch_size))]
+        if not group:
+            del self._waiting[form]
+        return batch
+
+    def _answer(self, batch: Sequence[_Request]) -> None:
+        if not batch:
+            return
+        try:
+            args, kwargs = self._merged(batch)
+            in_call = any(request.in_call for request in batch)
+            result = self._context.copy().run(self._run_function, args, kwargs, in_call=in_call)
+            results = _split(result, self._padded(len(batch)))
+        except BaseException as error:  # noqa: BLE001 - the callers get it
+            for request in batch:
+                _settle(request.future, error=error)
+            return
+        for request, item in zip(batch, results, strict=False):
+            _settle(request.future, item)
+
+    def _run_function(self, args: Sequence[Any], kwargs: dict[str, Any], *, in_call: bool) -> Any:
+        if not in_call and not is_in_call():  # it may have been made in a call, long over
+            return self._function(*args, **kwargs)
+        # Not that of any caller: its end must not be that of what the function calls for others.
+        name = getattr(self._function, "__name__", type(self._function).__name__)
+        call = CallContext(name, "several callers", None)
+        enter_call(call)
+        try:
+            return self._function(*args, **kwargs)
+        finally:
+            call.end()
+
+    def _padded(self, count: int) -> int:
+        return self._batch_size if self._pad_batch else count
+
+    def _merged(self, batch: Sequence[_Request]) -> tuple[list[Any], dict[str, Any]]:
+        first = batch[0]
+        requests = [*batch, *[first] * (self._padded(len(batch)) - len(batch))]
+        args = [_merge(values) for values in zip(*(r.args for r in requests), strict=True)]
+        return args, {name: _merge([r.kwargs[name] for r in requests]) for name in first.kwargs}
+
+
+_handlers: "weakref.WeakSet[BatchedHandler]" = weakref.WeakSet()
+
+
+def _survive_fork() -> None:
+    for handler in list(_handlers):
+        handler.survive_fork()
+
+
+os.register_at_fork(after_in_child=_survive_fork)
+
+
+def _settle(future: "Future[Any]", result: Any = None, error: BaseException | None = None) -> None:
+    try:
+        if not future.set_running_or_notify_cancel():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+    except BaseException:  # noqa: BLE001 - a callback of one caller must not hit the others
+        _log.exception("the answer to a call in a batch could not be given")
+
+
+def _form(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return tuple(map(_form_of, args)), _form_of(kwargs)
+
+
+def _form_of(value: Any) -> Any:
+    """Returns what two values must have in common to be merged. Can be hashed."""
+    if isinstance(value, dict):
+        return dict, frozenset((name, _form_of(inner)) for name, inner in value.items())
+    if isinstance(value, tuple):
+        return type(value), tuple(map(_form_of, value))
+    if _is_number(value):
+        return "number"
+    if _is_array(value):
+        return "array", tuple(value.shape), str(value.dtype)
+    return "other"
+
+
+def _merge(values: Sequence[Any]) -> Any:
+    first = values[0]
+    if isinstance(first, dict):
+        return {name: _merge([value[name] for value in values]) for name in first}
+    if isinstance(first, tuple):
+        return _tuple_like(first, map(_merge, zip(*values, strict=True)))
+    if _is_number(first) or _is_array(first):
+        try:
+            import numpy as np
+        except ImportError:
+            return list(values)
+        return np.stack([np.asarray(value) for value in values])
+    return list(values)
+
+
+def _split(result: Any, count: int) -> Sequence[Any]:
+    """Returns the items of a result, one per call.
+
+    Raises:
+        TypeError: It is nothing that has items.
+        ValueError: There are more or fewer.
+    """
+    if isinstance(result, dict):
+        columns = {name: _split(inner, count) for name, inner in result.items()}
+        return [{name: items[index] for name, items in columns.items()} for index in range(count)]
+    if isinstance(result, tuple):
+        parts = [_split(inner, count) for inner in result]
+        return [_tuple_like(result, (part[index] for part in parts)) for index in range(count)]
+    # A table has a shape, too, but its items are columns.
+    is_array = hasattr(result, "shape") and hasattr(result, "dtype")
+    if is_array and not len(result.shape):
+        raise TypeError(
+            f"a batched handler returns one item per call: {count}, but there is a single number "
+            f"({type(result).__qualname__})"
+        )
+    if is_array or isinstance(result, list):
+        items = list(result)
+        if len(items) != count:
+            raise ValueError(
+                f"a batched handler returns one item per call: {count}, but there are {len(items)}"
+            )
+        return items
+    raise TypeError(
+        "a batched handler returns a list or an array with one item per call, or a tuple or dict of "
+        f"these, not {type(result).__qualname__}"
+    )
+
+
+def _tuple_like(kind: tuple[Any, ...], items: Iterable[Any]) -> Any:
+    make = getattr(kind, "_make", tuple)  # of a named tuple
+    return make(items)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, bool | int | float)
+
+
+def _is_array(value: Any) -> bool:
+    # Also those of other libraries, which travel as what they are; without importing any.
+    return hasattr(value, "__array__") and hasattr(value, "dtype") and "numpy" in sys.modules

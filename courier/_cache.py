@@ -1,0 +1,448 @@
+"""A served object that answers for another server, and remembers what that said.
+
+Nothing is unpickled on the way: arguments go on as the bytes they came in, and answers are kept as
+the bytes they came in, large buffers in memory that readers on the same host map.
+"""
+
+import collections
+import contextvars
+import logging
+import resource
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from courier._context import CallContext, enter_call
+from courier._dispatch import (
+    Answer,
+    Dispatcher,
+    End,
+    Failure,
+    Items,
+    Later,
+    Outcome,
+    SharedValue,
+    Value,
+    pack_result,
+)
+from courier._exceptions import ExceptionReport
+from courier._frozen import Frozen
+from courier._lane import (
+    Given,
+    PendingCall,
+    Raised,
+    Refused,
+    ReplyStream,
+    Returned,
+    Streams,
+    value_of,
+)
+from courier._parcel import Parcel, pack, writable_copy
+from courier._shared import MIN_BYTES, freeze
+from courier.errors import SerializationError
+
+if TYPE_CHECKING:
+    from courier._connection import Connection
+
+_log = logging.getLogger(__name__)
+
+_Key = tuple[str, bytes, tuple[bytes, ...]]
+
+
+class Cache:
+    """Serve it to answer in the place of another server: see `Server`.
+
+    Any method of the other server can be called; the answer is that of the last call with the same
+    arguments, if it is not too old. Concurrent calls with the same arguments become one. Exceptions
+    and generators pass, and are not kept. Thread-safe.
+
+    Arguments are the same if their pickles are.
+
+    Example:
+        client = courier.Client("learner:4711", secret=secret)
+        with courier.Server(courier.Cache(client, refresh_s=2, stale_s=4), secret=secret) as server:
+            server.join()
+    """
+
+    def __init__(
+        self,
+        client: Any,
+        *,
+        refresh_s: float,
+        stale_s: float,
+        max_bytes: int = 1 << 30,
+        max_entries: int = 1024,
+    ) -> None:
+        """Makes an empty cache; calls nobody yet.
+
+        Args:
+            client: A courier client of the server to answer for.
+            refresh_s: Seconds that must have passed since the last call before an answer is asked
+                for anew. That happens only when somebody wants it, who still gets the old one.
+            stale_s: Seconds after which an answer is given to nobody any more, counted from when
+                it was asked for.
+            max_bytes: Memory for answers and arguments. What was not wanted for longest goes first.
+            max_entries: The same for the number of answers.
+
+        Raises:
+            TypeError: `client` is no courier client.
+            ValueError: A number is below 0, or `stale_s` below `refresh_s`.
+        """
+        from courier._client import connection_of  # which knows this room
+
+        if not refresh_s >= 0 or not stale_s >= 0:
+            raise ValueError("refresh and stale times cannot be below 0")
+        if stale_s < refresh_s:
+            raise ValueError(
+                f"what is stale after {stale_s:g} s cannot be refreshed after {refresh_s:g} s only"
+            )
+        if max_bytes < 0 or max_entries < 0:
+            raise ValueError("a cache cannot hold less than nothing")
+        self._connection: Connection = connection_of(client)
+        self._refresh_s = refresh_s
+        self._stale_s = stale_s
+        self._max_bytes = max_bytes
+        self._max_entries = max_entries
+        self._lock = threading.Lock()
+        #: Those with an answer, or with a call on its way.
+        self._entries: dict[_Key, _Entry] = {}
+        #: Those with an answer; the one that was wanted last is last.
+        self._kept: collections.OrderedDict[_Key, _Entry] = collections.OrderedDict()
+        self._bytes = 0
+        # Shared memory holds one per buffer, and the server needs some for its connections.
+        self._max_descriptors = _max_descriptors()
+        self._descriptors = 0
+        #: Methods that are generators.
+        self._streams: set[str] = set()
+
+    def answer(self, method: str, arguments: Parcel, call: CallContext) -> Outcome:
+        """Answers a call. Never raises, and never waits."""
+        if method in self._streams:
+            later = Later()
+            self._forward(_Caller(later, call), method, arguments)
+            return later
+        key = (method, bytes(arguments.pickle), tuple(map(bytes, arguments.buffers)))
+        caller: _Caller | None = None
+        with self._lock:
+            # Under the lock: a thread that waited for it must not take the old for fresh.
+            now = time.monotonic()
+            entry = self._entries.get(key)
+            if entry is None:
+                # Not the arguments themselves: they may lie in memory that their sender lent.
+                arguments = Parcel(key[1], [memoryview(buffer) for buffer in key[2]])
+                entry = self._entries[key] = _Entry(method, arguments)
+            elif entry.answer is not None:
+                self._kept.move_to_end(key)
+            entry.wanted_at = now
+            answer = entry.answer
+            if answer is not None and now - entry.asked_at > self._stale_s:
+                answer = None
+            if answer is None:
+                caller = _Caller(Later(), call)
+                entry.waiting[caller] = now
+            asks = not entry.is_asked and (
+                answer is None or now - entry.tried_at >= self._refresh_s
+            )
+            if asks:
+                entry.is_asked = True
+                entry.tried_at = now
+        if asks:
+            self._ask(key, entry, now, is_wanted=answer is None)
+        if answer is not None:
+            return answer
+        assert caller is not None
+        # A target that never answers must not have those pile up who have long left.
+        call.on_end(lambda: self._forget(entry, caller))
+        return caller.later
+
+    def _forget(self, entry: "_Entry", caller: "_Caller") -> None:
+        with self._lock:
+            entry.waiting.pop(caller, None)
+
+    def _ask(self, key: _Key, entry: "_Entry", asked_at: float, *, is_wanted: bool) -> None:
+        try:
+            pending = self._send(entry.method, entry.arguments, is_wanted=is_wanted)
+        except BaseException as error:  # noqa: BLE001 - those who wait get it
+            self._take(key, entry, asked_at, _failure(error))
+            return
+        pending.when_done(
+            lambda done: self._take(key, entry, asked_at, self._answer_of(done, entry.method))
+        )
+        _hurry(pending)
+
+    def _send(self, method: str, arguments: Parcel, *, is_wanted: bool) -> PendingCall:
+        context = contextvars.copy_context()
+        if is_wanted:
+            # A node that is to end makes no new calls but those that its answers need.
+            context.run(enter_call, CallContext(method, "callers of a cache", None))
+        return context.run(self._connection.forward, method, arguments)
+
+    def _answer_of(self, pending: PendingCall, method: str) -> Answer:
+        try:
+            reply = pending.wait()
+            if isinstance(reply, Streams):
+                self._streams.add(method)
+                return _Relay(reply.stream, self._connection, method)
+            self._streams.discard(method)
+            return _read(reply, self._connection.options.address, method)
+        except BaseException as error:  # noqa: BLE001 - those who wait get it
+            return _failure(error)
+
+    def _take(self, key: _Key, entry: "_Entry", asked_at: float, outcome: Answer) -> None:
+        frozen: Frozen | None = None
+        if isinstance(outcome, Value):
+            try:
+                # Out of the connection's memory, of which there is little.
+                parcel, frozen = self._copy(outcome.parcel)
+                outcome = Value(parcel)
+            except BaseException as error:  # noqa: BLE001 - no memory: those who wait get it
+                outcome = _failure(error)
+        with self._lock:
+            now = time.monotonic()
+            is_fresh = not isinstance(outcome, Value) or now - asked_at <= self._stale_s
+            # Who came before it was asked for gets what a call of its own would have got.
+            served = [
+                caller
+                for caller, came_at in entry.waiting.items()
+                if is_fresh or came_at <= asked_at
+            ]
+            for caller in served:
+                del entry.waiting[caller]
+            asks = entry.is_asked = bool(entry.waiting)
+            if asks:
+                entry.tried_at = now
+            if isinstance(outcome, Value) and is_fresh:
+                self._keep(key, entry, outcome, frozen, asked_at)
+            if entry.answer is not None and now - entry.asked_at > self._stale_s:
+                self._drop(key, entry)
+            if entry.answer is None and not asks:
+                self._entries.pop(key, None)
+            self._make_room(now)
+        if isinstance(outcome, _Relay):
+            # A generator has one reader; the others ask for their own.
+            if not served:
+                outcome.close()
+            for caller in served[1:]:
+                self._aside(caller, entry)
+            del served[1:]
+        for caller in served:
+            caller.settle(outcome)
+        if asks:
+            try:
+                # Not here: this thread reads what the other server sends, and must not wait for it.
+                self._connection.run_aside(lambda: self._ask(key, entry, now, is_wanted=True))
+            except BaseException as error:  # noqa: BLE001 - no thread: those who wait get it
+                self._take(key, entry, now, _failure(error))
+
+    def _copy(self, parcel: Parcel) -> tuple[Parcel, Frozen | None]:
+        views = [memoryview(buffer).cast("B") for buffer in parcel.buffers]
+        needs = 1 + sum(len(view) >= MIN_BYTES for view in views)
+        if self._descriptors + needs <= self._max_descriptors:
+            return freeze(parcel)
+        copies: list[memoryview] = []
+        for view in views:
+            copy = memoryview(writable_copy(view))
+            copies.append(copy.toreadonly() if view.readonly else copy)
+        return Parcel(bytes(parcel.pickle), copies), None
+
+    def _aside(self, caller: "_Caller", entry: "_Entry") -> None:
+        try:
+            self._connection.run_aside(lambda: self._forward(caller, entry.method, entry.arguments))
+        except BaseException as error:  # noqa: BLE001 - no thread: who waits gets it
+            caller.settle(_failure(error))
+
+    def _forward(self, caller: "_Caller", method: str, arguments: Parcel) -> None:
+        try:
+            pending = self._send(method, arguments, is_wanted=True)
+        except BaseException as error:  # noqa: BLE001 - who waits gets it
+            caller.settle(_failure(error))
+            return
+        pending.when_done(lambda done: caller.settle(self._answer_of(done, method)))
+        _hurry(pending)
+
+    # Under the lock
+
+    def _keep(
+        self, key: _Key, entry: "_Entry", answer: Value, frozen: Frozen | None, asked_at: float
+    ) -> None:
+        size = answer.parcel.total_bytes + len(key[1]) + sum(map(len, key[2]))
+        if size > self._max_bytes:
+            return
+        if entry.answer is not None:
+            self._uncount(entry)
+        entry.answer, entry.frozen, entry.asked_at, entry.size = answer, frozen, asked_at, size
+        self._bytes += size
+        self._descriptors += entry.descriptors
+        if key not in self._kept:
+            self._kept[key] = entry
+
+    def _drop(self, key: _Key, entry: "_Entry") -> None:
+        """Forgets an answer; not that a call is on its way, of which there must be one only."""
+        self._uncount(entry)
+        entry.answer = entry.frozen = None
+        del self._kept[key]
+        if not entry.is_asked:
+            del self._entries[key]
+
+    def _uncount(self, entry: "_Entry") -> None:
+        self._bytes -= entry.size
+        self._descriptors -= entry.descriptors
+
+    def _make_room(self, now: float) -> None:
+        """Drops what nobody may get any more, and what is too much."""
+        while self._kept:
+            key, entry = next(iter(self._kept.items()))
+            is_too_much = self._bytes > self._max_bytes or len(self._kept) > self._max_entries
+            if not is_too_much and now - entry.wanted_at <= self._stale_s:
+                return
+            self._drop(key, entry)
+
+
+class _Caller:
+    """Somebody who waits for an answer."""
+
+    __slots__ = ("call", "later")
+
+    def __init__(self, later: Later, call: CallContext) -> None:
+        self.later = later
+        self.call = call
+
+    def settle(self, outcome: Answer) -> None:
+        """Tells it. Never raises: others wait for the same."""
+        if isinstance(outcome, _Relay):
+            outcome.read_by(self.call)
+        try:
+            self.later.settle(outcome)
+        except BaseException:  # noqa: BLE001 - the other callers get theirs
+            _log.exception("an answer of %s could not be given", self.call.method)
+
+
+class _Entry:
+    """What is known of one method and its arguments."""
+
+    __slots__ = (
+        "answer",
+        "arguments",
+        "asked_at",
+        "frozen",
+        "is_asked",
+        "method",
+        "size",
+        "tried_at",
+        "waiting",
+        "wanted_at",
+    )
+
+    def __init__(self, method: str, arguments: Parcel) -> None:
+        self.method = method
+        self.arguments = arguments
+        self.answer: Value | None = None
+        #: Keeps the memory of the answer such that readers of this host can map it.
+        self.frozen: Frozen | None = None
+        #: When the answer was asked for, whoever gave it.
+        self.asked_at = 0.0
+        self.tried_at = 0.0
+        self.wanted_at = 0.0
+        #: Whether a call is on its way.
+        self.is_asked = False
+        self.size = 0
+        #: Those who need a newer answer, with the time at which they came.
+        self.waiting: dict[_Caller, float] = {}
+
+    @property
+    def descriptors(self) -> int:
+        """How many of them the answer holds open."""
+        return 0 if self.frozen is None else 1 + len(self.frozen.views)
+
+
+class _Relay(Items):
+    """The items of the other server's generator, as the bytes they came in."""
+
+    def __init__(self, stream: ReplyStream, connection: "Connection", method: str) -> None:
+        self._stream = stream
+        self._connection = connection
+        self._method = method
+        self._call: CallContext | None = None
+        self._steps = False
+
+    def read_by(self, call: CallContext) -> None:
+        """Says who reads them."""
+        self._call = call
+        call.on_end(self._leave)
+
+    def next_item(self) -> Answer | End:
+        """Waits for the next one."""
+        self._steps = True
+        try:
+            if self._call is not None and self._call.cancelled:
+                return End()
+            reply = self._stream.next_reply()
+            if reply is None:
+                return End()
+            return _read(reply, self._connection.options.address, self._method)
+        except BaseException as error:  # noqa: BLE001 - the caller gets it, the server lives on
+            return _failure(error)
+        finally:
+            self._steps = False
+
+    def close(self) -> None:
+        """Ends the generator, also one of which nothing was read. Never raises."""
+        try:
+            self._stream.close()
+        except BaseException:  # noqa: BLE001 - the server lives on
+            _log.exception("%s: a generator cannot be closed", self._method)
+
+    def _leave(self) -> None:
+        # Who waits for an item that may never come is told; otherwise the server closes it. Aside,
+        # since the generator's own end may run here.
+        if self._steps:
+            self._connection.run_aside(self.close)
+
+
+class CacheDispatcher(Dispatcher):
+    """Hands calls to a cache, except for those of methods that were bound to its server."""
+
+    def __init__(self, cache: Cache) -> None:
+        super().__init__()
+        self._cache = cache
+
+    def run(self, method: str, arguments: Parcel, call: CallContext) -> Outcome:
+        """Answers from the cache, or later."""
+        if method in self._methods:
+            return super().run(method, arguments, call)
+        return self._cache.answer(method, arguments, call)
+
+    def run_shared(
+        self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], call: CallContext
+    ) -> Outcome | SharedValue:
+        """The same: what is cached is shared with nobody."""
+        if method in self._methods:
+            return super().run_shared(method, args, kwargs, call)
+        try:
+            return self.run(method, pack((args, kwargs)), call)
+        except SerializationError as error:
+            return _failure(error)
+
+
+def _hurry(pending: PendingCall) -> None:
+    try:
+        pending.hurry()
+    except BaseException:  # noqa: BLE001 - no thread to read the answer: those who wait are told
+        pending.cancel()
+
+
+def _max_descriptors() -> int:
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return 1 << 16 if limit == resource.RLIM_INFINITY else limit // 4
+
+
+def _read(reply: Returned | Given | Raised | Refused, address: str, method: str) -> Answer:
+    if isinstance(reply, Returned):
+        return Value(reply.parcel)
+    if isinstance(reply, Raised):
+        return Failure(reply.report)
+    return pack_result(value_of(reply, address, method))
+
+
+def _failure(error: BaseException) -> Failure:
+    return Failure(ExceptionReport.of(error))

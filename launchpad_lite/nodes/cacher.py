@@ -1,0 +1,88 @@
+"""A node that answers for another one, which too many ask for the same."""
+
+from collections.abc import Mapping
+from typing import Any, NoReturn, TypeVar, cast
+
+import courier
+from launchpad_lite.nodes.base import Handle
+from launchpad_lite.nodes.courier import CourierNode, describe_target
+
+T = TypeVar("T")
+
+
+class CacherNode(CourierNode[T]):
+    """Answers any method that its target has, from memory if that is not too old.
+
+    Put some between a server and its many readers (Launchpad paper, section 5.1): the server then
+    answers each cacher once per interval, whatever the number of readers. An answer is kept per
+    method and arguments. An answer that is asked for when none is fresh enough is one call of the
+    target, however many ask at once. Exceptions pass, and are not kept; generators pass as well.
+
+    All methods are taken for harmless: what must reach the target each time, as one that counts,
+    is to be called on the target itself.
+    """
+
+    def __init__(
+        self,
+        target_handle: Handle[T],
+        refresh_interval_ms: float,
+        stale_after_ms: float,
+        *,
+        max_bytes: int = 1 << 30,
+        max_entries: int = 1024,
+        courier_kwargs: Mapping[str, Any] | None = None,
+        courier_client_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Describes the node.
+
+        Args:
+            target_handle: Of the node to answer for.
+            refresh_interval_ms: The target is asked again for the same at most so often, and only
+                while somebody wants it; who does gets the old answer.
+            stale_after_ms: What is older is given to nobody: it is asked for, and waited for.
+            max_bytes: Memory for answers; what was not wanted for longest goes first.
+            max_entries: The same for their number.
+            courier_kwargs: As for `CourierNode`.
+            courier_client_kwargs: As for `CourierNode`.
+
+        Raises:
+            TypeError: `target_handle` is no handle of a node that can be called.
+            ValueError: A number is below 0, or `stale_after_ms` below `refresh_interval_ms`.
+        """
+        self._target = describe_target(target_handle, "CacherNode")
+        if not refresh_interval_ms >= 0 or not stale_after_ms >= 0:
+            raise ValueError("refresh_interval_ms and stale_after_ms cannot be below 0")
+        if stale_after_ms < refresh_interval_ms:
+            raise ValueError(
+                f"stale_after_ms={stale_after_ms:g} is below "
+                f"refresh_interval_ms={refresh_interval_ms:g}: all would be stale before it may be "
+                "refreshed"
+            )
+        if max_bytes < 0 or max_entries < 0:
+            raise ValueError("a cacher cannot hold less than nothing")
+        super().__init__(
+            cast("Any", courier.Cache),
+            target_handle,
+            courier_kwargs=courier_kwargs,
+            courier_client_kwargs=courier_client_kwargs,
+            refresh_s=refresh_interval_ms / 1000,
+            stale_s=stale_after_ms / 1000,
+            max_bytes=max_bytes,
+            max_entries=max_entries,
+        )
+
+    def configure(self, *args: Any, **kwargs: Any) -> NoReturn:  # noqa: ARG002
+        """Refused: what it answers for is said when it is made.
+
+        Raises:
+            TypeError: Always; `Program.declare` gives a handle to a node that comes later.
+        """
+        raise TypeError(
+            "a CacherNode cannot be configured anew: pass its target to the constructor; "
+            "program.declare(label) is a handle to a node that comes later"
+        )
+
+    @property
+    def description(self) -> str:
+        """For people, like `CacherNode(for CourierNode(Server))`."""
+        return f"{type(self).__name__}(for {self._target})"

@@ -1,0 +1,633 @@
+"""Nodes that are programs of any language, and services that run already."""
+
+import codecs
+import collections
+import concurrent.futures
+import contextlib
+import copy
+import ctypes
+import math
+import os
+import re
+import selectors
+import signal
+import socket
+import string
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, TypeVar
+
+import courier
+from launchpad_lite._address import Address
+from launchpad_lite._runtime import ForcedExit, NodeRuntime, keep_client
+from launchpad_lite.errors import CommandError
+from launchpad_lite.nodes.base import DeclaredHandle, Handle, Node, PlanContext, Task
+from launchpad_lite.nodes.external import ExternalHandle
+
+T = TypeVar("T")
+
+_POLL_S = 0.02
+#: What a command has to end after SIGTERM, where a program has no notice.
+_TERMINATE_S = 2.0
+_LAST_LINES = 20
+_READ_BYTES = 1 << 16
+#: Longer lines are looked at in pieces.
+_LONGEST_LINE_BYTES = 1 << 16
+_LONGEST_SHOWN = 1000
+#: In the environment of a command and so of all that it starts: tells what is its.
+_MARK = "LAUNCHPAD_LITE_COMMAND"
+_PR_SET_PDEATHSIG = 1
+
+
+class Endpoint(str):
+    """`host:port` of a service, as text; its parts are `host` and `port`."""
+
+    __slots__ = ()
+
+    @property
+    def host(self) -> str:
+        """The part before the colon."""
+        return self.rpartition(":")[0]
+
+    @property
+    def port(self) -> int:
+        """The part behind it."""
+        return int(self.rpartition(":")[2])
+
+
+class EndpointHandle(Handle[Endpoint]):
+    """A handle to a CommandNode; dereferences to the `Endpoint` where the command listens."""
+
+    def __init__(
+        self, node: Node[Any], address: Address | None, control: Address, description: str
+    ) -> None:
+        super().__init__(node)
+        self.address = address
+        self._control = control
+        self._description = description
+        self._waits = True
+
+    def without_waiting(self) -> "EndpointHandle":
+        """Returns a handle that dereferences at once, whether the command is ready or not."""
+        twin = copy.copy(self)
+        twin._waits = False
+        return twin
+
+    def dereference(self) -> Endpoint:
+        """Waits until the command is ready; returns where it listens.
+
+        Raises:
+            UnresolvedAddressError: The program does not run (yet).
+            TypeError: The command listens nowhere.
+            CourierError: The command failed, or the program stops, before it was ready.
+        """
+        if self.address is None:
+            raise TypeError(
+                f"{self._description} listens nowhere; say CommandNode(..., listens=['http']) and "
+                "use {http} in its arguments"
+            )
+        if self._waits:
+            table = self._control.table()
+            client: Any = courier.Client(self._control.resolve(), secret=table.secret)
+            keep_client(client, table)
+            try:
+                _wait_until_ready(client)
+            finally:
+                courier.close(client)
+        return Endpoint(self.address.resolve())
+
+
+def _wait_until_ready(client: Any) -> None:
+    while True:
+        try:
+            client.wait_until_ready()
+        except courier.ServerLostError:
+            continue  # it may be started anew; if it is not, nobody can be called any more
+        return
+
+
+class _DeclaredEndpointHandle(DeclaredHandle):
+    """A declared handle that does not wait, once it is known to be one of a command."""
+
+    def __init__(self, declared: DeclaredHandle) -> None:
+        self.name = declared.name
+        self._declared = declared
+
+    @property
+    def node_key(self) -> str:  # type: ignore[override]
+        return self._declared.node_key
+
+    @property
+    def target(self) -> Handle[Any] | None:  # type: ignore[override]
+        target = self._declared.target
+        return None if target is None else _without_waiting(target)
+
+
+def _without_waiting(handle: Handle[Any]) -> Handle[Any]:
+    """Returns a handle that gives an endpoint rather than a client, if it can, and at once."""
+    if isinstance(handle, DeclaredHandle):
+        return _DeclaredEndpointHandle(handle)
+    # Two commands may use each other.
+    if isinstance(handle, EndpointHandle):
+        return handle.without_waiting()
+    if isinstance(handle, ExternalHandle):
+        return handle.with_client(Endpoint)
+    return handle
+
+
+class CommandNode(Node[Endpoint]):
+    """Runs a program of any language as a node.
+
+    In its arguments and environment `{name}` stands for `host:port`, and `{name.host}` and
+    `{name.port}` for the parts, of an address of its own (`listens`) or of another node (`uses`).
+    Braces are doubled, as for `str.format`.
+
+    Its output is that of the node, its input is empty. When the node is to end the command gets
+    SIGTERM, and after the notice SIGKILL, as do the processes it started; those it leaves behind
+    when it ends by itself get 2 s. A command that ends with another code than 0, or before it was
+    ready, fails the node with a `CommandError`. One that listens only serves: the program does not
+    wait for its end.
+
+    Example:
+        store = program.add_node(
+            lp.CommandNode(["redis-server", "--port", "{redis.port}"], listens=["redis"]),
+            label="store",
+        )
+        program.add_node(lp.CourierNode(Worker, store), label="worker")  # gets "127.0.0.1:4711"
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str | os.PathLike[str]] | str,
+        *,
+        listens: Sequence[str] = (),
+        uses: Mapping[str, Handle[Any]] | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        ready: str | None = None,
+        ready_timeout_s: float = 60.0,
+    ) -> None:
+        """Describes the node.
+
+        Args:
+            command: The program and its arguments; one string is given to the shell.
+            listens: Names of addresses of its own, lower-case letters and digits. The handle gives
+                the first. The node is ready when somebody listens at all of them, by IPv4. Servers
+                must set SO_REUSEADDR, as nearly all do: the ports are held for them.
+            uses: Handles of other nodes by the names they have in the arguments.
+            env: Added to the environment.
+            cwd: Its folder.
+            ready: A regular expression: the node is ready when it is found in a line of output,
+                once that is complete, and somebody listens. Many programs hold their lines back
+                when they print to no terminal.
+            ready_timeout_s: Seconds after which a command that is not ready fails the node.
+
+        Raises:
+            TypeError: The command is no text, or something in `uses` is no handle.
+            ValueError: The command is empty, an address has no proper name, or a name in braces is
+                unknown, or `ready` no regular expression.
+        """
+        super().__init__()
+        self._argv = _argv_of(command)
+        self._name = Path(command.split()[0] if isinstance(command, str) else self._argv[0]).name
+        if isinstance(listens, str):
+            raise TypeError(f"listens is a list of names, as in listens=[{listens!r}]")
+        if len(set(listens)) < len(listens):
+            raise ValueError(f"the names in listens are not all different: {list(listens)}")
+        # Foreign programs share no port, so that nobody holds it for them.
+        self._addresses = {name: Address(name, is_foreign=True) for name in listens}
+        self._control = Address("ready")
+        self._uses: dict[str, Handle[Any]] = {}
+        for name, handle in (uses or {}).items():
+            if not isinstance(handle, Handle):
+                raise TypeError(
+                    f"uses[{name!r}] is a handle, as add_node() returns it, not {handle!r}"
+                )
+            if name in self._addresses:
+                raise ValueError(f"{name!r} is both an address of the command and one it uses")
+            self._uses[name] = _without_waiting(handle)
+        self._env = {str(name): str(value) for name, value in (env or {}).items()}
+        self._cwd = None if cwd is None else os.fspath(cwd)
+        self._ready = ready
+        if ready is not None:
+            try:
+                re.compile(ready)
+            except re.error as error:
+                raise ValueError(f"ready={ready!r} is no regular expression: {error}") from None
+        if not ready_timeout_s > 0:
+            raise ValueError(f"ready_timeout_s={ready_timeout_s} is not above 0")
+        self._ready_timeout_s = ready_timeout_s
+        known = {*self._addresses, *self._uses}
+        for text in (*self._argv, *self._env.values()):
+            _check_names(text, known)
+
+    @property
+    def addresses(self) -> Sequence[Address]:
+        """Where the command will listen."""
+        # Where names are shown, one of its own goes before ours.
+        return (self._control, *self._addresses.values())
+
+    @property
+    def description(self) -> str:
+        """For people, like `CommandNode(redis-server)`."""
+        return f"{type(self).__name__}({self._name})"
+
+    def create_handle(self) -> EndpointHandle:
+        """Returns a new handle; in a running node it becomes the endpoint."""
+        first = next(iter(self._addresses.values()), None)
+        return EndpointHandle(self, first, self._control, self.description)
+
+    def to_executables(self, context: PlanContext) -> Sequence[Task]:  # noqa: ARG002
+        """Returns one task."""
+        work = CommandWork(
+            tuple(self._argv),
+            dict(self._addresses),
+            self._control,
+            self._uses,
+            self._env,
+            self._cwd,
+            self._ready,
+            self._ready_timeout_s,
+        )
+        return [Task(work, self.addresses, self.description)]
+
+
+def _argv_of(command: object) -> list[str]:
+    if isinstance(command, str):
+        if not command.strip():
+            raise ValueError("CommandNode takes a program and its arguments; there is none")
+        return ["/bin/sh", "-c", command]
+    if not isinstance(command, Sequence) or isinstance(command, bytes | bytearray):
+        raise TypeError(
+            f"a command is a list of a program and its arguments, or one text, not {command!r}"
+        )
+    argv = []
+    for part in command:
+        text = os.fspath(part) if isinstance(part, os.PathLike) else part
+        if not isinstance(text, str):
+            raise TypeError(f"an argument of a command is text, not {part!r}")
+        argv.append(text)
+    if not argv or not argv[0]:
+        raise ValueError("CommandNode takes a program and its arguments; there is none")
+    return argv
+
+
+def _check_names(text: str, known: set[str]) -> None:
+    try:
+        parsed = list(string.Formatter().parse(text))
+    except ValueError as error:
+        raise ValueError(f"{text!r}: {error}; a brace itself is written twice") from None
+    for _, name, spec, conversion in parsed:
+        if name is None:
+            continue
+        first, dot, part = name.partition(".")
+        is_part = part in ("host", "port") if dot else True
+        if first not in known or not is_part or spec or conversion:
+            listed = ", ".join(sorted(known)) or "none"
+            shown = (f"!{conversion}" if conversion else "") + (f":{spec}" if spec else "")
+            raise ValueError(
+                f"{text!r}: {{{name}{shown}}} is unknown; names of addresses are: {listed}, each also with "
+                ".host and .port. A brace itself is written twice"
+            )
+
+
+@dataclass(frozen=True)
+class CommandWork:
+    """Runs a command."""
+
+    argv: tuple[str, ...]
+    addresses: Mapping[str, Address]
+    control: Address
+    uses: Mapping[str, Any]
+    env: Mapping[str, str] = field(default_factory=dict)
+    cwd: str | None = None
+    ready: str | None = None
+    ready_timeout_s: float = 60.0
+
+    def __call__(self, runtime: NodeRuntime) -> None:
+        """Does it."""
+        names = {name: Endpoint(address.resolve()) for name, address in self.addresses.items()}
+        names.update({name: _endpoint_of(name, used) for name, used in self.uses.items()})
+        argv = [part.format_map(names) for part in self.argv]
+        env = {name: value.format_map(names) for name, value in self.env.items()}
+        own = [names[name] for name in self.addresses]
+        readiness = _Readiness()
+        server = runtime.make_server(self.control, readiness)
+        server.start()
+        try:
+            stop = runtime.listen()
+            with _Command(argv, env, self.cwd, self.ready) as command:
+                if command.wait_until_ready(own, self.ready_timeout_s, stop):
+                    readiness._say()
+                    with runtime.at_work(runs=not self.addresses, serves=self.control):
+                        command.wait(stop)
+                else:
+                    command.wait(stop)
+                    return  # how far it came is of no interest any more
+            command.check()
+        finally:
+            # Who still waits for a command that failed must hear of it at once.
+            server.stop(0.0)
+
+    def parts(self) -> Mapping[str, object]:
+        """Returns what it uses, by name."""
+        return {f"uses[{name!r}]": handle for name, handle in self.uses.items()}
+
+
+class _Readiness:
+    """Tells other nodes when the command is ready."""
+
+    def __init__(self) -> None:
+        self._ready: concurrent.futures.Future[None] = concurrent.futures.Future()
+
+    def _say(self) -> None:
+        self._ready.set_result(None)
+
+    def wait_until_ready(self) -> "concurrent.futures.Future[None]":
+        return self._ready
+
+
+def _endpoint_of(name: str, used: object) -> Endpoint:
+    if isinstance(used, courier.Client):
+        return Endpoint(used.address)
+    if isinstance(used, Endpoint):
+        return used
+    raise TypeError(f"uses[{name!r}] is a {type(used).__qualname__}, which is at no single address")
+
+
+class _Command:
+    """A command that runs; nothing is left of it at the end of the block."""
+
+    def __init__(
+        self, argv: Sequence[str], env: Mapping[str, str], cwd: str | None, pattern: str | None
+    ) -> None:
+        if cwd is not None and not Path(cwd).is_dir():
+            raise CommandError(
+                f"the command {argv[0]!r} cannot be started: its folder {cwd!r} is none on this host"
+            )
+        self._argv = argv
+        # Whoever ends a worker process ends its group, so the command stays in there: then it ends
+        # with a worker that is killed, too. Other processes, which may lead a group of their own in
+        # a shell, run nodes in threads; and only a group of its own can be ended without them.
+        in_worker = (
+            threading.current_thread() is threading.main_thread() and os.getpgid(0) == os.getpid()
+        )
+        self._has_group = not in_worker
+        self._mark = f"{_MARK}={uuid.uuid4().hex}"
+        self._was_asked = False
+        name, _, value = self._mark.partition("=")
+        try:
+            self._process = subprocess.Popen(
+                argv,
+                env={**os.environ, **env, name: value},
+                cwd=cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE if pattern is not None else None,
+                stderr=subprocess.STDOUT if pattern is not None else None,
+                bufsize=0,
+                start_new_session=self._has_group,
+                preexec_fn=_die_with_parent,  # noqa: PLW1509 - one system call, found beforehand
+            )
+        except (OSError, ValueError, subprocess.SubprocessError) as error:
+            raise CommandError(
+                f"the command {argv[0]!r} cannot be started: {error}. Is it installed on this host, "
+                "and on the PATH of the node?"
+            ) from None
+        self._output: _Output | None = None
+        if pattern is not None:
+            assert self._process.stdout is not None
+            self._output = _Output(self._process.stdout, re.compile(pattern))
+
+    def __enter__(self) -> "_Command":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        # By then it has had its notice.
+        self._end(0.0 if kind is not None and issubclass(kind, ForcedExit) else _TERMINATE_S)
+
+    def wait_until_ready(
+        self, endpoints: Sequence[Endpoint], timeout_s: float, stop: threading.Event
+    ) -> bool:
+        """Waits until it listens, and until it has said so; returns False if it is to end before.
+
+        Raises:
+            CommandError: It ended, or took too long.
+        """
+        give_up_at = time.monotonic() + timeout_s
+        silent = list(endpoints)
+        while not stop.is_set():
+            has_ended = self._process.poll() is not None
+            if has_ended and self._output is not None:
+                self._signal(signal.SIGKILL)  # what it has started may hold its output open
+                self._output.finish()
+            silent = [endpoint for endpoint in silent if not _listens(endpoint)]
+            if silent:
+                missing = f"listened at {silent[0]}"
+            elif self._output is not None and not self._output.has_matched:
+                missing = f"printed a line that matches {self._output.pattern.pattern!r}"
+            else:
+                return True
+            if has_ended:
+                raise self._error(f"{self._how_it_ended()} before it was ready: it never {missing}")
+            if time.monotonic() > give_up_at:
+                raise self._error(
+                    f"was not ready within ready_timeout_s={timeout_s:g}: it runs, but never {missing}"
+                )
+            stop.wait(_POLL_S)
+        return False
+
+    def wait(self, stop: threading.Event) -> None:
+        """Waits for its end; asks for it when the node is to end."""
+        # In small steps: in a thread, who is ended by force hears of it only between two of them.
+        while self._process.poll() is None and not stop.wait(_POLL_S):
+            pass
+        if stop.is_set() and self._is_alive():
+            self._ask()
+            # What it has started may have work to finish, too.
+            while self._is_alive():
+                time.sleep(_POLL_S)
+
+    def check(self) -> None:
+        """Raises what its end was, if that is a failure.
+
+        Raises:
+            CommandError: It ended with another code than 0, or by a signal, and was not asked to.
+        """
+        if self._process.returncode and not self._was_asked:
+            raise self._error(self._how_it_ended())
+
+    def _how_it_ended(self) -> str:
+        code = self._process.returncode
+        if code >= 0:
+            return f"ended with code {code}"
+        try:
+            return f"was ended by {signal.Signals(-code).name}"
+        except ValueError:  # those for real time have no names
+            return f"was ended by signal {-code}"
+
+    def _error(self, what: str) -> CommandError:
+        lines = self._output.last_lines() if self._output is not None else ()
+        last = "".join(f"\n  {line}" for line in lines)
+        return CommandError(f"the command {self._argv[0]!r} {what}" + (f":{last}" if last else ""))
+
+    def _ask(self) -> None:
+        # One that had ended by then did so by itself.
+        self._was_asked = self._process.poll() is None
+        self._signal(signal.SIGTERM)
+
+    def _is_alive(self) -> bool:
+        if self._process.poll() is None or _marked(self._mark):
+            return True
+        if sys.platform != "linux" and self._has_group:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, 0)
+                return True
+        return False
+
+    def _signal(self, signum: int) -> None:
+        found = set(_marked(self._mark))
+        if self._process.poll() is None:
+            # Between fork and exec it carries no mark.
+            found.add(self._process.pid)
+        if self._has_group and (signum == signal.SIGKILL or sys.platform != "linux"):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signum)
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signum)
+
+    def _end(self, grace_s: float) -> None:
+        if self._is_alive():
+            if grace_s and not self._was_asked:
+                self._ask()
+            self._await_end(grace_s)
+        # Again and again, since those that are to be ended may start others.
+        give_up_at = time.monotonic() + _TERMINATE_S
+        self._signal(signal.SIGKILL)
+        while self._is_alive() and time.monotonic() < give_up_at:
+            time.sleep(_POLL_S)
+            self._signal(signal.SIGKILL)
+        if self._output is not None:
+            self._output.finish()
+
+    def _await_end(self, grace_s: float) -> None:
+        give_up_at = time.monotonic() + grace_s
+        while self._is_alive() and time.monotonic() < give_up_at:
+            time.sleep(_POLL_S)
+
+
+class _Output:
+    """Passes output on as that of the node, and looks for a line in it."""
+
+    def __init__(self, stream: IO[bytes], pattern: "re.Pattern[str]") -> None:
+        self.pattern = pattern
+        self.has_matched = False
+        self._stream = stream
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._unfinished = bytearray()
+        self._lines: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
+        self._lock = threading.Lock()
+        self._is_finishing = threading.Event()
+        self._thread = threading.Thread(target=self._read, name="command-output", daemon=True)
+        self._thread.start()
+
+    def last_lines(self) -> Sequence[str]:
+        """Returns what was printed last, each line without its end."""
+        with self._lock:
+            return [*self._lines]
+
+    def finish(self) -> None:
+        """Takes in what is there. The command has ended; others may hold its output open."""
+        self._is_finishing.set()
+        self._thread.join()
+
+    def _read(self) -> None:
+        with self._stream, selectors.DefaultSelector() as selector:
+            selector.register(self._stream, selectors.EVENT_READ)
+            give_up_at = math.inf
+            while time.monotonic() < give_up_at:
+                is_finishing = self._is_finishing.is_set()
+                if is_finishing and give_up_at == math.inf:
+                    # A daemon of the command may go on printing for ever.
+                    give_up_at = time.monotonic() + _TERMINATE_S
+                if selector.select(_POLL_S):
+                    data = os.read(self._stream.fileno(), _READ_BYTES)
+                    if not data:
+                        break
+                    self._look_at(data)
+                    self._pass_on(data)
+                elif is_finishing:
+                    break
+        if self._unfinished:
+            self._keep(bytes(self._unfinished))
+
+    def _look_at(self, data: bytes) -> None:
+        self._unfinished += data
+        *complete, rest = self._unfinished.split(b"\n")
+        for line in complete:
+            self._keep(bytes(line))
+        while len(rest) > _LONGEST_LINE_BYTES:
+            self._keep(bytes(rest[:_LONGEST_LINE_BYTES]))
+            del rest[:_LONGEST_LINE_BYTES]
+        self._unfinished = rest
+
+    def _keep(self, data: bytes) -> None:
+        line = data.decode("utf-8", "replace").rstrip("\r")
+        if not self.has_matched and self.pattern.search(line):
+            self.has_matched = True
+        with self._lock:
+            self._lines.append(line[:_LONGEST_SHOWN])
+
+    def _pass_on(self, data: bytes) -> None:
+        # Nobody may see it, but the command must not wait for somebody who does.
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream = sys.stdout
+            if hasattr(stream, "buffer"):
+                stream.flush()
+                stream.buffer.write(data)
+            else:
+                stream.write(self._decode(data))
+            stream.flush()
+
+
+def _marked(mark: str) -> list[int]:
+    """Returns the processes that carry a mark in their environment (Linux)."""
+    if sys.platform != "linux":
+        return []
+    found = []
+    wanted = mark.encode()
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal():
+            with contextlib.suppress(OSError):
+                if wanted in (folder / "environ").read_bytes().split(b"\0"):
+                    found.append(int(folder.name))
+    return found
+
+
+def _listens(endpoint: Endpoint) -> bool:
+    try:
+        socket.create_connection((endpoint.host, endpoint.port), 1.0).close()
+    except OSError:
+        return False
+    return True
+
+
+def _make_die_with_parent() -> Callable[[], None] | None:
+    if sys.platform != "linux":
+        return None
+    # Looked up here: between fork and exec there is no time to.
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+    def die_with_parent() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+    return die_with_parent
+
+
+_die_with_parent = _make_die_with_parent()

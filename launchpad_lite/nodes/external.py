@@ -1,0 +1,76 @@
+"""Services that run already, outside of the program."""
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, cast
+
+import courier
+from launchpad_lite._runtime import keep_own_client
+from launchpad_lite.nodes.base import Handle, Node, PlanContext, Task
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class ExternalHandle(Handle[T]):
+    """A handle to a service outside of the program; dereferences to a client of it."""
+
+    def __init__(self, node: "ExternalNode[T]", make_client: Callable[[str], T]) -> None:
+        super().__init__(node)
+        self.address = node.address
+        self._make_client = make_client
+
+    def with_client(self, make_client: Callable[[str], R]) -> "ExternalHandle[R]":
+        """Returns a handle to the same service that dereferences to something else."""
+        twin: ExternalHandle[Any] = copy.copy(self)
+        twin._make_client = make_client
+        return twin
+
+    def dereference(self) -> T:
+        """Returns a client; anywhere, also without a running program."""
+        client = self._make_client(self.address)
+        if isinstance(client, courier.Client):
+            keep_own_client(client)
+        return client
+
+
+class ExternalNode(Node[T]):
+    """A service that runs already: nothing is started for it, and nothing ended.
+
+    Example:
+        database = program.add_node(
+            lp.ExternalNode("db.example.org:6379", client=connect_to_redis), label="database"
+        )
+    """
+
+    def __init__(self, address: str, *, client: Callable[[str], T] | None = None) -> None:
+        """Describes the service.
+
+        Args:
+            address: `host:port`.
+            client: Makes what other nodes find in the place of the handle; it is called in the
+                node with the address. None makes a `courier.Client` without a secret.
+
+        Raises:
+            TypeError: `client` cannot be called.
+            ValueError: `address` is not host:port.
+        """
+        super().__init__()
+        courier.Client(address)  # says what is wrong with it
+        if client is not None and not callable(client):
+            raise TypeError(f"client is a function that takes the address, not {client!r}")
+        self.address = address
+        self._make_client = client or cast("Callable[[str], Any]", courier.Client)
+
+    @property
+    def description(self) -> str:
+        """For people, like `ExternalNode(db.example.org:6379)`."""
+        return f"{type(self).__name__}({self.address})"
+
+    def create_handle(self) -> ExternalHandle[T]:
+        """Returns a new handle to the service."""
+        return ExternalHandle(self, self._make_client)
+
+    def to_executables(self, context: PlanContext) -> Sequence[Task]:  # noqa: ARG002
+        """Returns none: it runs already."""
+        return []

@@ -1,0 +1,602 @@
+"""Colocations that run: calls inside and from outside, ends, failures, stops, state."""
+
+import json
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import courier
+import launchpad_lite as lp
+from launchpad_lite.testing import poll_until
+
+LAUNCHERS = ["test_mt", "test_mp", "local_mt", "local_mp"]
+both = pytest.mark.parametrize("launcher", ["test_mt", "test_mp"])
+modes = pytest.mark.parametrize("mode", ["thread", "process"])
+
+
+class Replay:
+    """Serves."""
+
+    def __init__(self) -> None:
+        self._items: list[int] = []
+
+    def insert(self, item: int) -> int:
+        self._items.append(item)
+        return len(self._items)
+
+    def peer(self) -> str:
+        peer = courier.current_call().peer
+        return "inside" if peer == f"process {os.getpid()}, which is the server's own" else peer
+
+    def wait_long(self) -> None:
+        while not lp.stop_event().wait(0.02):
+            pass
+
+    def stop(self) -> None:
+        lp.stop()
+
+
+class Learner:
+    """Calls another, writes down what it finds, and ends when told."""
+
+    def __init__(self, replay: Any, folder: str, count: int = 3) -> None:
+        self._replay = replay
+        self._folder = Path(folder)
+        self._count = count
+
+    def ask(self) -> str:
+        return str(self._replay.peer())
+
+    def run(self) -> None:
+        for item in range(self._count):
+            self._replay.insert(item)
+        (self._folder / "learner").write_text(str(self._replay.insert(-1)))
+
+
+def _touch(folder: str, name: str) -> None:
+    (Path(folder) / name).touch()
+
+
+def _wait(folder: str, name: str = "asked") -> None:
+    _touch(folder, f"{name}.up")
+    lp.wait_for_stop()
+    _touch(folder, name)
+
+
+def _wait_for_file(folder: str, name: str) -> None:
+    while not (Path(folder) / name).exists():
+        if lp.wait_for_stop(0.01):
+            return
+
+
+def _fail(folder: str, *, after: str = "") -> None:
+    if after:
+        _wait_for_file(folder, after)
+    raise KeyError("broken inside")
+
+
+def _together(*nodes: Any, mode: Any = "thread", **options: Any) -> lp.Program:
+    program = lp.Program("together")
+    program.add_node(lp.ColocationNode(nodes, mode, **options), label="group")
+    return program
+
+
+def _states(running: Any) -> set[str]:
+    return {status.state for status in running.running.status()}
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+@modes
+def test_the_program_ends_when_the_inner_nodes_that_run_have_ended(
+    launch_program: Any, tmp_path: Path, launcher: str, mode: str
+) -> None:
+    replay = lp.CourierNode(Replay)
+    learner = lp.PyClassNode(Learner, replay.create_handle(), str(tmp_path))
+    result = launch_program(_together(learner, replay, mode=mode), launcher).wait()
+    assert result.outcome is lp.Outcome.COMPLETED
+    assert result.killed == ()
+    assert (tmp_path / "learner").read_text() == "4"
+
+
+@both
+def test_calls_inside_pass_no_socket_and_calls_from_outside_do_work(
+    launch_program: Any, tmp_path: Path, launcher: str
+) -> None:
+    replay = lp.CourierNode(Replay)
+    learner = lp.CourierNode(Learner, replay.create_handle(), str(tmp_path))
+    learner.disable_run()
+    program = _together(learner, replay)
+    outside = lp.CourierNode(Learner, replay.create_handle(), str(tmp_path))
+    outside.disable_run()
+    program.add_node(outside, label="outside")
+    running = launch_program(program, launcher)
+    inside = learner.create_handle().dereference().ask()
+    far = running.client("outside").ask()
+    assert inside == "inside"
+    assert (far == "inside") == (launcher == "test_mt")
+    assert replay.create_handle().dereference().insert(1) == 1
+
+
+@both
+@modes
+def test_inner_nodes_call_each_other_in_a_circle(
+    launch_program: Any, tmp_path: Path, launcher: str, mode: str
+) -> None:
+    first, second = lp.CourierNode(Learner), lp.CourierNode(Learner)
+    for node, other in ((first, second), (second, first)):
+        node.configure(other.create_handle(), str(tmp_path))
+        node.disable_run()
+    launch_program(_together(first, second, mode=mode), launcher)
+    for node in (first, second):
+        with pytest.raises((AttributeError, courier.CourierError)):
+            node.create_handle().dereference().ask()  # it has no `peer`; the call arrived
+
+
+@both
+def test_those_that_only_serve_go_on_until_the_program_ends(
+    launch_program: Any, tmp_path: Path, launcher: str
+) -> None:
+    replay = lp.CourierNode(Replay)
+    program = _together(lp.PyClassNode(Learner, replay.create_handle(), str(tmp_path)), replay)
+    program.add_node(lp.PyNode(_wait_for_file, str(tmp_path), "enough"), label="other")
+    running = launch_program(program, launcher)
+    poll_until(lambda: {"serving", "running"} == _states(running), 30)
+    assert replay.create_handle().dereference().insert(1) == 5
+    assert running.running.result is None
+    _touch(str(tmp_path), "enough")
+    assert running.wait().outcome is lp.Outcome.COMPLETED
+
+
+@both
+def test_all_inner_nodes_that_run_are_waited_for(
+    launch_program: Any, tmp_path: Path, launcher: str
+) -> None:
+    folder = str(tmp_path)
+    running = launch_program(
+        _together(
+            lp.PyNode(_touch, folder, "first"),
+            lp.PyNode(_wait_for_file, folder, "second"),
+            lp.PyNode(_wait_for_file, folder, "second"),
+        ),
+        launcher,
+    )
+    poll_until((tmp_path / "first").exists, 30)
+    with pytest.raises(TimeoutError):
+        running.wait(0.3)
+    _touch(folder, "second")
+    assert running.wait().outcome is lp.Outcome.COMPLETED
+
+
+@both
+@pytest.mark.parametrize("other", ["wait", "serve", "call", "step"])
+def test_the_first_end_ends_the_others_if_wanted(
+    launch_program: Any, tmp_path: Path, launcher: str, other: str
+) -> None:
+    folder = str(tmp_path)
+    replay = lp.CourierNode(Replay)
+    outside = lp.CourierNode(Replay)
+    others = {
+        "wait": lp.PyNode(_wait, folder),
+        "serve": lp.CourierNode(Replay),
+        "call": lp.PyClassNode(Caller, outside.create_handle(), "wait_long"),
+        "step": lp.PyClassNode(Caller, outside.create_handle(), "insert", 1),
+    }
+    program = _together(
+        lp.PyNode(_wait_for_file, folder, "first"),
+        others[other],
+        replay,
+        return_on_first_completed=True,
+    )
+    program.add_node(outside, label="outside")
+    # A call in flight may finish within the notice, and this one does not.
+    running = launch_program(program, launcher, notice_s=1 if other == "call" else 60)
+    poll_until(lambda: _states(running) == {"running", "serving"}, 30)
+    _touch(folder, "first")
+    assert running.wait(40).outcome is lp.Outcome.COMPLETED
+    assert (tmp_path / "asked").exists() == (other == "wait")
+
+
+class Caller:
+    """Calls for ever, and never looks at the stop."""
+
+    def __init__(self, other: Any, method: str, *args: Any) -> None:
+        self._call = getattr(other, method)
+        self._args = args
+
+    def run(self) -> None:
+        while True:
+            self._call(*self._args)
+
+
+class Handler:
+    """Ends when its stop handler is called."""
+
+    def __init__(self, folder: str) -> None:
+        self._called = threading.Event()
+        self._file = Path(folder) / "handler"
+
+    def _on_stop(self) -> None:
+        with self._file.open("a") as file:
+            file.write("called\n")
+        self._called.set()
+
+    def run(self) -> None:
+        lp.register_stop_handler(self._on_stop)
+        _touch(str(self._file.parent), "handler.up")
+        self._called.wait()
+
+
+class ThreadHandler(Handler):
+    """The same in a thread of its own that knows nothing of the node."""
+
+    def run(self) -> None:
+        thread = threading.Thread(target=super().run)
+        thread.start()
+        thread.join()
+
+
+@both
+@pytest.mark.parametrize("why", ["stop", "first"])
+def test_stop_handlers_of_inner_nodes_are_called_once(
+    launch_program: Any, tmp_path: Path, launcher: str, why: str
+) -> None:
+    program = _together(
+        lp.PyClassNode(Handler, str(tmp_path)),
+        lp.PyNode(_wait_for_file, str(tmp_path), "first"),
+        return_on_first_completed=True,
+    )
+    running = launch_program(program, launcher, notice_s=60)
+    poll_until((tmp_path / "handler.up").exists, 30)
+    if why == "stop":
+        assert running.stop(40).killed == ()
+    else:
+        _touch(str(tmp_path), "first")
+        assert running.wait(40).outcome is lp.Outcome.COMPLETED
+    assert (tmp_path / "handler").read_text() == "called\n"
+
+
+def test_stop_handlers_of_a_thread_that_belongs_to_no_inner_node_are_called(
+    launch_program: Any, tmp_path: Path
+) -> None:
+    program = _together(
+        lp.PyClassNode(ThreadHandler, str(tmp_path)), lp.PyNode(_wait, str(tmp_path))
+    )
+    running = launch_program(program, "test_mp", notice_s=60)
+    poll_until((tmp_path / "handler.up").exists, 30)
+    assert running.stop(40).killed == ()
+    assert (tmp_path / "handler").read_text() == "called\n"
+
+
+@both
+@modes
+@pytest.mark.parametrize("sibling", ["waits", "serves", "calls"])
+def test_a_failure_inside_fails_the_program_and_ends_the_others(
+    launch_program: Any, tmp_path: Path, launcher: str, mode: str, sibling: str
+) -> None:
+    folder = str(tmp_path)
+    replay = lp.CourierNode(Replay)
+    siblings = {
+        "waits": lp.PyNode(_wait, folder),
+        "serves": lp.CourierNode(Replay),
+        "calls": lp.PyClassNode(Caller, replay.create_handle(), "insert", 1),
+    }
+    nodes = [lp.PyNode(_fail, folder, after="go"), siblings[sibling], replay]
+    running = launch_program(_together(*nodes, mode=mode), launcher, notice_s=30)
+    poll_until(lambda: "starting" not in _states(running), 30)
+    _touch(folder, "go")
+    with pytest.raises(lp.NodeFailedError, match="broken inside") as failed:
+        running.wait(50)
+    assert isinstance(failed.value.__cause__, KeyError)
+    assert failed.value.failure.node == "group[0]"
+    assert "in _fail" in str(failed.value)
+    if sys.version_info >= (3, 11) and mode == "thread":
+        assert "in PyNode(_fail), one of the nodes of group[0]" in str(failed.value)
+    assert running.running.result.killed == ()
+
+
+class Broken:
+    def __init__(self, folder: str) -> None:
+        _wait_for_file(folder, "asked.up")
+        raise ValueError("broken constructor")
+
+
+@both
+@modes
+def test_a_constructor_that_fails_ends_the_inner_nodes_that_run_already(
+    launch_program: Any, tmp_path: Path, launcher: str, mode: str
+) -> None:
+    nodes = [lp.PyNode(_wait, str(tmp_path)), lp.CourierNode(Broken, str(tmp_path))]
+    running = launch_program(_together(*nodes, mode=mode), launcher, notice_s=30)
+    with pytest.raises(lp.NodeFailedError, match="broken constructor") as failed:
+        running.wait(50)
+    assert isinstance(failed.value.__cause__, ValueError)
+    assert (tmp_path / "asked").exists()
+
+
+class Fragile:
+    """Fails in `run`, which fails the calls that it has taken."""
+
+    def __init__(self) -> None:
+        self._called = threading.Event()
+
+    def wait_long(self) -> None:
+        self._called.set()
+        time.sleep(1000)
+
+    def run(self) -> None:
+        self._called.wait()
+        raise KeyError("broken inside")
+
+
+def test_the_cause_is_told_rather_than_what_followed(launch_program: Any) -> None:
+    fragile = lp.CourierNode(Fragile)
+    caller = lp.PyClassNode(Caller, fragile.create_handle(), "wait_long")
+    running = launch_program(_together(caller, fragile), "test_mp")
+    with pytest.raises(lp.NodeFailedError, match="broken inside"):
+        running.wait()
+
+
+@both
+def test_system_exit_0_of_an_inner_node_is_no_failure(
+    launch_program: Any, tmp_path: Path, launcher: str
+) -> None:
+    program = _together(
+        lp.PyNode(sys.exit, 0), lp.PyNode(sys.exit), lp.PyNode(_touch, str(tmp_path), "ran")
+    )
+    assert launch_program(program, launcher).wait().outcome is lp.Outcome.COMPLETED
+    assert (tmp_path / "ran").exists()
+    with pytest.raises(lp.NodeFailedError, match="SystemExit"):
+        launch_program(_together(lp.PyNode(sys.exit, 3)), launcher).wait()
+
+
+@both
+@modes
+def test_an_inner_node_can_stop_the_program(
+    launch_program: Any, tmp_path: Path, launcher: str, mode: str
+) -> None:
+    replay = lp.CourierNode(Replay)
+    program = _together(lp.PyNode(_wait, str(tmp_path)), replay, mode=mode)
+    running = launch_program(program, launcher)
+    poll_until((tmp_path / "asked.up").exists, 30)
+    replay.create_handle().dereference().stop()
+    result = running.wait()
+    assert result.outcome is lp.Outcome.STOPPED
+    assert result.killed == ()
+    assert (tmp_path / "asked").exists()
+
+
+@both
+def test_a_stop_ends_calls_between_inner_nodes_and_to_others(
+    launch_program: Any, launcher: str
+) -> None:
+    inside, outside = lp.CourierNode(Replay), lp.CourierNode(Replay)
+    program = _together(
+        lp.PyClassNode(Caller, inside.create_handle(), "wait_long"),
+        lp.PyClassNode(Caller, outside.create_handle(), "wait_long"),
+        lp.PyClassNode(Caller, inside.create_handle(), "insert", 1),
+        inside,
+    )
+    program.add_node(outside, label="outside")
+    running = launch_program(program, launcher, notice_s=60)
+    poll_until(lambda: _states(running) == {"running", "serving"}, 30)
+    result = running.stop(50)
+    assert result.outcome is lp.Outcome.STOPPED
+    assert result.killed == ()
+
+
+def _step(folder: str) -> None:
+    _touch(folder, "stepping")
+    while True:
+        time.sleep(0.01)
+
+
+@both
+def test_an_inner_node_that_never_looks_at_the_stop_is_ended_by_force(
+    launch_program: Any, tmp_path: Path, launcher: str
+) -> None:
+    program = _together(lp.PyNode(_step, str(tmp_path)), lp.PyNode(_wait, str(tmp_path)))
+    running = launch_program(program, launcher, notice_s=0.5)
+    poll_until(lambda: (tmp_path / "stepping").exists() and (tmp_path / "asked.up").exists(), 30)
+    result = running.stop(30)
+    assert result.outcome is lp.Outcome.STOPPED
+    assert result.killed == ("group[0]",)
+    assert (tmp_path / "asked").exists()
+
+
+def test_an_inner_node_that_is_stuck_is_killed_with_its_process(
+    launch_program: Any, tmp_path: Path
+) -> None:
+    program = _together(lp.PyNode(time.sleep, 1000), lp.PyNode(_wait, str(tmp_path)))
+    running = launch_program(program, "test_mp", notice_s=0.3)
+    poll_until((tmp_path / "asked.up").exists, 30)
+    assert running.stop(30).killed == ("group[0]",)
+
+
+def test_after_the_first_end_a_stuck_inner_node_is_left_when_the_notice_is_over(
+    launch_program: Any,
+) -> None:
+    program = _together(lp.PyNode(time.sleep, 1000), lp.PyNode(int), return_on_first_completed=True)
+    running = launch_program(program, "test_mp", notice_s=0.3)
+    assert running.wait().outcome is lp.Outcome.COMPLETED
+
+
+class Ends:
+    """Serves until it is told to end."""
+
+    def __init__(self) -> None:
+        self._end = threading.Event()
+
+    def end(self) -> None:
+        self._end.set()
+
+    def run(self) -> None:
+        self._end.wait()
+
+
+class Insists:
+    """Calls another that ends in between."""
+
+    def __init__(self, other: Any) -> None:
+        self._other = other
+
+    def run(self) -> None:
+        while True:
+            try:
+                self._other.end()
+            except courier.ServerLostError:
+                continue  # it was just about to end
+
+
+@both
+def test_an_inner_node_is_told_that_one_it_calls_has_ended(
+    launch_program: Any, tmp_path: Path, launcher: str
+) -> None:
+    ends = lp.CourierNode(Ends)
+    program = _together(
+        lp.PyClassNode(Insists, ends.create_handle()), lp.PyNode(_wait, str(tmp_path))
+    )
+    program.add_node(ends, label="ends")
+    running = launch_program(program, launcher)
+    with pytest.raises(lp.NodeFailedError, match=r"it calls ends\[0\], which had ended"):
+        running.wait()
+
+
+def _beat(folder: str) -> None:
+    while not lp.wait_for_stop(0.05):
+        lp.heartbeat()
+        if (Path(folder) / "enough").exists():
+            return
+
+
+def test_heartbeats_of_inner_nodes_are_those_of_the_whole(
+    launch_program: Any, tmp_path: Path
+) -> None:
+    program = _together(lp.PyNode(_beat, str(tmp_path)), lp.PyNode(_wait, str(tmp_path)))
+    running = launch_program(program, "test_mp", liveness=lp.Liveness(heartbeat_s=3))
+    with pytest.raises(TimeoutError):
+        running.wait(5)
+    assert running.stop().outcome is lp.Outcome.STOPPED
+
+
+class Counter:
+    """Its state is a number."""
+
+    def __init__(self) -> None:
+        self._value = 0
+
+    def add(self, by: int) -> int:
+        self._value += by
+        return self._value
+
+    def save(self, folder: Path) -> None:
+        (folder / "value.json").write_text(json.dumps(self._value))
+
+    def restore(self, folder: Path) -> None:
+        self._value = json.loads((folder / "value.json").read_text())
+
+
+@both
+@modes
+def test_each_inner_node_finds_its_own_state_again(
+    launch_program: Any, tmp_path: Path, launcher: str, mode: str
+) -> None:
+    for launch in (1, 2, 3):
+        program = lp.Program("state")
+        counters = [lp.CourierNode(Counter) for _ in range(4)]
+        nested: list[Any] = counters[2:] if mode == "process" else [lp.ColocationNode(counters[2:])]
+        with program.group("group"):
+            program.add_node(lp.ColocationNode([counters[0], *nested], mode))  # type: ignore[arg-type]
+            program.add_node(counters[1])
+        running = launch_program(program, launcher, checkpoints={"group": tmp_path})
+        for index, counter in enumerate(counters):
+            by = index + 1
+            assert counter.create_handle().dereference().add(by) == launch * by
+        running.stop()
+
+
+class FailsOnce:
+    """Fails the first few times."""
+
+    def __init__(self, folder: str, times: int) -> None:
+        self._folder = Path(folder)
+        self._times = times
+
+    def run(self) -> None:
+        if lp.restart_count() < self._times:
+            raise ValueError("once more")
+        (self._folder / "done").touch()
+
+
+@both
+def test_an_inner_process_is_started_anew_as_often_as_it_may(
+    launch_program: Any, tmp_path: Path, launcher: str
+) -> None:
+    def retried(times: int) -> lp.Program:
+        nodes = [lp.PyClassNode(FailsOnce, str(tmp_path), times), lp.CourierNode(Replay)]
+        program = lp.Program("retried")
+        program.add_node(lp.MultiProcessingColocation(nodes, 2), label="group")
+        return program
+
+    result = launch_program(retried(2), launcher).wait()
+    assert result.outcome is lp.Outcome.COMPLETED
+    assert [restart.node for restart in result.restarts] == ["group[0]", "group[0]"]
+    with pytest.raises(lp.NodeFailedError, match="once more"):
+        launch_program(retried(3), launcher).wait()
+    with pytest.raises(lp.NodeFailedError, match="once more"):
+        launch_program(retried(1), launcher, restart="never").wait()
+
+
+@both
+def test_threads_are_started_anew_together(
+    launch_program: Any, tmp_path: Path, launcher: str
+) -> None:
+    replay = lp.CourierNode(Replay)
+    program = _together(lp.PyClassNode(FailsOnce, str(tmp_path), 1), replay)
+    policy = lp.RestartPolicy(backoff_s=0.01)
+    result = launch_program(program, launcher, restart=policy).wait()
+    assert result.outcome is lp.Outcome.COMPLETED
+    assert len(result.restarts) == 1
+
+
+@both
+def test_nested_colocations_end_stop_and_fail_as_one(
+    launch_program: Any, tmp_path: Path, launcher: str
+) -> None:
+    folder = str(tmp_path)
+
+    def nest(*nodes: Any) -> lp.Program:
+        inner = lp.ColocationNode([*nodes, lp.CourierNode(Replay)])
+        return _together(lp.CourierNode(Replay), inner)
+
+    assert launch_program(nest(lp.PyNode(int)), launcher).wait().outcome is lp.Outcome.COMPLETED
+    running = launch_program(nest(lp.PyNode(_wait, folder)), launcher, notice_s=60)
+    poll_until((tmp_path / "asked.up").exists, 30)
+    assert running.stop(40).killed == ()
+    running = launch_program(nest(lp.PyNode(_step, folder)), launcher, notice_s=0.3)
+    poll_until((tmp_path / "stepping").exists, 30)
+    assert running.stop(40).killed == ("group[0]",)
+    with pytest.raises(lp.NodeFailedError, match="broken inside"):
+        launch_program(nest(lp.PyNode(_fail, folder)), launcher).wait()
+
+
+@both
+def test_colocations_of_all_kinds_and_plain_nodes_share_a_group(
+    launch_program: Any, tmp_path: Path, launcher: str
+) -> None:
+    inner = [lp.CourierNode(Replay) for _ in range(4)]
+    program = lp.Program("mixed")
+    with program.group("replay"):
+        program.add_node(lp.ColocationNode(inner[:2], "process"))
+        program.add_node(lp.ColocationNode(inner[2:]))
+        last = program.add_node(lp.CourierNode(Replay))
+    handles = [*(node.create_handle() for node in inner), last]
+    with program.group("learner"):
+        for handle in handles:
+            program.add_node(lp.PyClassNode(Learner, handle, str(tmp_path)))
+    running = launch_program(program, launcher)
+    assert running.wait().outcome is lp.Outcome.COMPLETED

@@ -1,0 +1,236 @@
+"""Arguments that are constructed in the node: `lp.Deferred`."""
+
+import copy
+import dataclasses
+import pickle
+import sys
+import threading
+from typing import Any
+
+import pytest
+
+import courier
+import launchpad_lite as lp
+
+LAUNCHERS = ["test_mt", "local_mt", "test_mp"]
+
+
+class Locked:
+    """Cannot be pickled; counts how many there are in this process."""
+
+    made = 0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.lock = threading.Lock()
+        self.args = args
+        self.kwargs = kwargs
+        type(self).made += 1
+
+
+@dataclasses.dataclass
+class Config:
+    content: Any
+    names: list[Any] = dataclasses.field(default_factory=list)
+
+
+class Server:
+    def ping(self) -> str:
+        return "pong"
+
+
+class Probe:
+    """Tells what it was given."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._args = args
+        self._kwargs = kwargs
+
+    def kinds(self) -> list[str]:
+        return [type(each).__name__ for each in self._args]
+
+    def is_same(self) -> bool:
+        first, second = self._args
+        return first is second.content is second.names[0]
+
+    def inner_is_same(self) -> bool:
+        outer, inner = self._args
+        return outer.args[0] is inner
+
+    def ping(self) -> list[str]:
+        """Calls what is in a Deferred: an argument, one by name, in a dataclass, in a list."""
+        made: Locked = self._kwargs["locked"]
+        direct, config = made.args
+        return [each.ping() for each in (direct, config.content, config.names[0])] + [
+            each.ping() for each in made.kwargs["more"]
+        ]
+
+
+def fail(text: str) -> None:
+    raise LookupError(text)
+
+
+def probe_of(launch_program: Any, launcher: str, *args: Any, **kwargs: Any) -> Any:
+    program = lp.Program("deferred")
+    program.add_node(lp.CourierNode(Probe, *args, **kwargs), label="probe")
+    return launch_program(program, launcher).client("probe")
+
+
+def plan_of(*args: Any, launcher: str = "test_mp") -> lp.LaunchPlan:
+    program = lp.Program("deferred")
+    program.add_node(lp.CourierNode(Probe, *args), label="probe")
+    return lp.plan(program, launcher)
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_what_cannot_be_pickled_is_made_in_the_node(launch_program: Any, launcher: str) -> None:
+    Locked.made = 0
+    deferred = lp.Deferred(Locked, 1, key=2)
+    probe = probe_of(launch_program, launcher, deferred, lp.Deferred(threading.Event))
+    assert probe.kinds() == ["Locked", "Event"]
+    assert Locked.made == (launcher != "test_mp")
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_one_that_is_used_twice_in_a_node_is_one_object(launch_program: Any, launcher: str) -> None:
+    deferred = lp.Deferred(Locked)
+    assert probe_of(launch_program, launcher, deferred, Config(deferred, [deferred])).is_same()
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_one_within_another_is_made_first_and_once(launch_program: Any, launcher: str) -> None:
+    inner = lp.Deferred(Locked)
+    probe = probe_of(launch_program, launcher, lp.Deferred(Locked, inner), inner)
+    assert probe.inner_is_same()
+
+
+def test_two_nodes_have_objects_of_their_own_even_in_one_process(launch_program: Any) -> None:
+    Locked.made = 0
+    deferred = lp.Deferred(Locked)
+    program = lp.Program("deferred")
+    for label in ("a", "b"):
+        program.add_node(lp.CourierNode(Probe, deferred), label=label)
+    running = launch_program(program, "test_mt")
+    for label in ("a", "b"):
+        assert running.client(label).kinds() == ["Locked"]
+    assert Locked.made == 2
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_handles_in_its_arguments_become_clients_and_edges(
+    launch_program: Any, launcher: str
+) -> None:
+    program = lp.Program("deferred")
+    first, second, third, fourth = (
+        program.add_node(lp.CourierNode(Server), label=label) for label in "abcd"
+    )
+    deferred = lp.Deferred(Locked, first, Config(second, [third]), more=(fourth, first))
+    program.add_node(lp.CourierNode(Probe, locked=deferred), label="probe")
+    plan = lp.plan(program, launcher)
+    assert sorted(plan.executables[-1].calls) == ["a[0]", "b[0]", "c[0]", "d[0]"]
+    assert launch_program(program, launcher).client("probe").ping() == ["pong"] * 5
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("deep", [False, True])
+def test_the_error_of_its_constructor_is_the_failure_of_the_node(
+    launch_program: Any, launcher: str, deep: bool
+) -> None:
+    deferred: Any = lp.Deferred(fail, "no such environment")
+    program = lp.Program("deferred")
+    argument = lp.Deferred(Locked, [deferred]) if deep else deferred
+    program.add_node(lp.CourierNode(Probe, argument), label="probe")
+    with pytest.raises(lp.NodeFailedError, match=r"probe\[0\].*no such environment") as caught:
+        launch_program(program, launcher).wait()
+    if sys.version_info >= (3, 11):
+        told = "".join(str(caught.value) + (courier.remote_traceback(caught.value) or ""))
+        told += "".join(str(cause) for cause in [caught.value.__cause__])
+        assert "lp.Deferred(fail)" in told
+
+
+@pytest.mark.parametrize(
+    ("deferred", "place"),
+    [
+        (lp.Deferred(Locked, 1, [threading.Lock()]), r"argument 1\.args\[1\]\[0\] \(a lock\)"),
+        (lp.Deferred(Locked, key=threading.Lock()), r"argument 1\.kwargs\['key'\] \(a lock\)"),
+        (lp.Deferred(Locked, lp.Deferred(Locked, threading.Lock())), r"argument 1\..*\(a lock\)"),
+        (lp.Deferred(Locked, lp.CourierNode(Server)), r"argument 1\.args\[0\].*is a node"),
+    ],
+)
+def test_arguments_that_cannot_be_pickled_are_named_with_their_place(
+    deferred: Any, place: str
+) -> None:
+    with pytest.raises(lp.ProgramError, match=place):
+        plan_of(0, deferred)
+
+
+def test_threads_share_arguments_that_cannot_be_pickled(launch_program: Any) -> None:
+    lock = threading.Lock()
+    probe = probe_of(launch_program, "local_mt", lp.Deferred(Locked, lock))
+    assert probe.kinds() == ["Locked"]
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_lost_handle_in_its_arguments_is_a_mistake(launcher: str) -> None:
+    handle = lp.CourierNode(Server).create_handle()
+    with pytest.raises(lp.ProgramError, match="never added"):
+        plan_of(lp.Deferred(Locked, [handle]), launcher=launcher)
+
+
+def test_a_local_constructor_is_fine(launch_program: Any) -> None:
+    text = "local"
+    probe = probe_of(launch_program, "test_mp", lp.Deferred(lambda: [text]))
+    assert probe.kinds() == ["list"]
+
+
+def test_it_takes_something_that_can_be_called() -> None:
+    with pytest.raises(TypeError, match="cannot be called"):
+        lp.Deferred(5)  # type: ignore[arg-type]
+    assert repr(lp.Deferred(Locked, 1)) == "Deferred(Locked)"
+
+
+def test_it_is_constructed_once_here_too_if_it_is_asked_for() -> None:
+    deferred = lp.Deferred(Locked, lp.Deferred(dict, a=1))
+    made = deferred.dereference()
+    assert made.args == ({"a": 1},)
+    assert deferred.dereference() is made is lp.maybe_dereference(deferred)
+    assert lp.maybe_dereference(made) is made
+    assert lp.maybe_dereference(None) is None
+    assert plan_of(deferred).executables
+
+
+def test_copies_construct_objects_of_their_own() -> None:
+    deferred = lp.Deferred(Locked, 1)
+    for made_before in (False, True):
+        if made_before:
+            deferred.dereference()
+        for other in (
+            copy.copy(deferred),
+            copy.deepcopy(deferred),
+            pickle.loads(pickle.dumps(deferred)),
+        ):
+            assert isinstance(other.dereference(), Locked)
+            assert other.dereference() is not deferred.dereference()
+
+
+def test_an_object_that_could_not_be_constructed_is_tried_again() -> None:
+    tries: list[int] = []
+
+    def construct() -> int:
+        tries.append(1)
+        if len(tries) == 1:
+            raise LookupError("not yet")
+        return 5
+
+    deferred = lp.Deferred(construct)
+    with pytest.raises(LookupError) as caught:
+        deferred.dereference()
+    if sys.version_info >= (3, 11):
+        assert "lp.Deferred(construct)" in caught.value.__notes__[0]
+    assert deferred.dereference() == 5
+
+
+def test_a_handle_in_it_is_not_dereferenced_before_the_launch() -> None:
+    handle = lp.CourierNode(Server).create_handle()
+    for thing in (handle, lp.Deferred(Locked, handle)):
+        with pytest.raises(lp.UnresolvedAddressError):
+            lp.maybe_dereference(thing)
