@@ -1844,10 +1844,21 @@ def test_a_program_does_not_end_as_long_as_nothing_ends_or_asks(
     terms: list[NodeTerms], steps: list[tuple[str, bool, float]]
 ) -> None:
     life = begun(*(NodeTerms(each.name, "host", each.calls, each.restart) for each in terms))
+    had_work: set[str] = set()
     for name, runs, seconds in steps:
         if name in life.terms:
-            assert life(Constructed(name, 0, runs)) == []
+            # One that ran and then only serves has ended its work.
+            had_work |= {name} if runs else set()
+            assert life(Constructed(name, 0, name in had_work)) == []
         assert life.wait(seconds) == []
+
+
+def test_a_program_ends_when_those_that_ran_only_serve() -> None:
+    life = begun(NodeTerms("a"), NodeTerms("b"), NodeTerms("c"))
+    for name, runs in (("a", True), ("b", True), ("c", False)):
+        assert life(Constructed(name, 0, runs)) == []
+    assert life(Constructed("a", 0, False)) == []
+    assert {type(action) for action in life(Constructed("b", 0, False))} == {RequestStop}
 
 
 @settings(max_examples=200, deadline=None)
