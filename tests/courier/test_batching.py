@@ -254,7 +254,7 @@ def test_a_batch_may_wait_very_long(timeout: Any) -> None:
     seen = Seen()
     handler = _handler(seen, 2, timeout=timeout)
     first = handler.submit(1)
-    with pytest.raises(TimeoutError):
+    with pytest.raises(concurrent.futures.TimeoutError):
         first.result(0.05)
     assert handler(2) == 2
     assert first.result(_PATIENCE_S) == 1

@@ -109,8 +109,9 @@ def test_keys_have_the_same_home_for_every_node(launch_program: Any, launcher: s
         program.add_node(lp.CourierNode(User, pool), label="user")
     running = launch_program(program, launcher)
     keys = [f"key {number}" for number in range(30)]
-    first, second = (running.client("user", index).homes(keys) for index in range(2))
-    assert first == second
+    first, second = (running.client("user", index) for index in range(2))
+    # While a program is young, one that seemed to be away is passed over for a second.
+    poll_until(lambda: first.homes(keys) == second.homes(keys), 30)
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
@@ -158,9 +159,8 @@ def test_without_a_restart_the_loss_of_a_replica_ends_the_program(launch_program
     program, pool = program_of(2)
     program.add_node(lp.CourierNode(User, pool), label="user")
     running = launch_program(program, "test_mp")
-    (home,) = running.client("user").homes(["x"])
     running.client("user").futures.kill("x")
-    with pytest.raises(lp.NodeFailedError, match=rf"replica\[{home}\].*SIGKILL"):
+    with pytest.raises(lp.NodeFailedError, match=r"replica\[[01]\].*SIGKILL"):
         running.wait()
 
 
