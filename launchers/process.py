@@ -1,8 +1,10 @@
 """Nodes as processes of this machine: one host agent, workers forked from it."""
 
 import sys
+from collections.abc import Sequence
 
 from courier import Secret
+from launchers._allotment import Machine, allot
 from launchers._console import Console
 from launchers._ports import endpoint
 from launchers._run_folder import make_run_folder
@@ -10,8 +12,10 @@ from launchers._supervisor import SupervisedProgram
 from launchers.host.remote import AgentHost
 from launchers.host.worker import Payload
 from launchpad_lite._flag_values import FlagSnapshot
+from launchpad_lite.errors import LaunchError
 from launchpad_lite.launching import (
     AddressTable,
+    Executable,
     Launcher,
     LaunchOptions,
     LaunchPlan,
@@ -29,12 +33,24 @@ class ProcessLauncher(Launcher):
     description = "processes of this machine"
     shows_output = True
 
+    def mistakes(self, executables: Sequence[Executable]) -> Sequence[str]:
+        """Says what this machine does not have, or not as often as is asked for."""
+        return allot(executables, Machine.here()).mistakes
+
+    def notes(self, executables: Sequence[Executable]) -> Sequence[str]:
+        """Says what this system cannot honour."""
+        return allot(executables, Machine.here()).notes
+
     def start(self, plan: LaunchPlan, options: LaunchOptions) -> RunningProgram:
         """Starts all nodes; returns when their ports are held.
 
         Raises:
-            LaunchError: A port that was asked for is taken, or the agent cannot be started.
+            LaunchError: A port that was asked for is taken, the agent cannot be started, or the
+                machine has less than when this was planned.
         """
+        allotment = allot(plan.executables, Machine.here())
+        if allotment.mistakes:  # the machine has changed since it was planned
+            raise LaunchError(f"program {plan.program!r}: {'; '.join(allotment.mistakes)}")
         console = Console() if self.shows_output and not options.quiet else None
         host = AgentHost("localhost", console)
         try:
@@ -44,7 +60,7 @@ class ProcessLauncher(Launcher):
             # The working directory of the agent is that of the launch, whatever comes later.
             log_dir = (options.log_dir or make_run_folder(plan.program)).absolute()
             program = SupervisedProgram(plan, options, table, log_dir)
-            host.listen(program, _payloads(plan, table, options), log_dir)
+            host.listen(program, _payloads(plan, table, options), allotment.grants, log_dir)
         except BaseException:  # an interrupt, too
             host.close()
             raise
@@ -67,8 +83,9 @@ def _payloads(plan: LaunchPlan, table: AddressTable, options: LaunchOptions) -> 
             work=each.work,
             endpoints=dict(table.endpoints),
             secret=table.secret.reveal(),
-            argv=list(sys.argv),
+            argv=[*sys.argv, *each.process.flags()],
             flags=flags,
+            own_flags=each.process.flags(),
         )
         for each in plan.executables
     }

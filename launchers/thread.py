@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 
 from courier import ExceptionReport, Secret
+from launchers._allotment import notes_of_threads
 from launchers._ports import PortReservations, PortTakenError, endpoint
 from launchers._supervisor import SupervisedProgram
 from launchpad_lite._events import (
@@ -51,6 +52,10 @@ class ThreadLauncher(Launcher):
 
     description = "threads of this process"
     shares_memory = True
+
+    def notes(self, executables: Sequence[Executable]) -> Sequence[str]:
+        """Says what threads cannot have of their own."""
+        return notes_of_threads(executables)
 
     def start(self, plan: LaunchPlan, options: LaunchOptions) -> RunningProgram:
         """Starts all nodes.

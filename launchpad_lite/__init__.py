@@ -17,6 +17,7 @@ from launchpad_lite._deferred import Deferred, maybe_dereference
 from launchpad_lite._launch import launch, plan
 from launchpad_lite._plan import LaunchPlan
 from launchpad_lite._policies import Liveness, RestartPolicy
+from launchpad_lite._process import PythonProcess
 from launchpad_lite._program import Program, make_program
 from launchpad_lite._render import render_mermaid, render_svg
 from launchpad_lite._resources import Resources
@@ -96,6 +97,7 @@ __all__ = [
     "ProgramResult",
     "PyClassNode",
     "PyNode",
+    "PythonProcess",
     "Resources",
     "Restart",
     "RestartPolicy",

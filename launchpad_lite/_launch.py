@@ -23,6 +23,7 @@ from launchpad_lite._plan import (
     LaunchPlan,
     LaunchSettings,
     LivenessChoice,
+    ProcessesByGroup,
     ResourcesByGroup,
     RestartChoice,
     make_plan,
@@ -42,6 +43,7 @@ def plan(
     restart: RestartChoice = None,
     liveness: LivenessChoice = None,
     checkpoints: CheckpointsChoice = None,
+    processes: ProcessesByGroup | None = None,
     **launcher_options: Any,
 ) -> LaunchPlan:
     """Returns what `launch` would start where; starts nothing.
@@ -53,6 +55,7 @@ def plan(
         restart: As for `launch`.
         liveness: As for `launch`.
         checkpoints: As for `launch`.
+        processes: As for `launch`.
         **launcher_options: As for `launch`.
 
     Raises:
@@ -60,7 +63,8 @@ def plan(
         UnknownLauncherError: No such launcher is installed.
     """
     chosen = _find_launcher(launcher, launcher_options)
-    return make_plan(program, chosen, _settings(resources, restart, liveness, checkpoints))
+    settings = _settings(resources, restart, liveness, checkpoints, processes)
+    return make_plan(program, chosen, settings)
 
 
 def launch(
@@ -72,6 +76,8 @@ def launch(
     restart: RestartChoice = None,
     liveness: LivenessChoice = None,
     checkpoints: CheckpointsChoice = None,
+    processes: ProcessesByGroup | None = None,
+    local_resources: ProcessesByGroup | None = None,
     notice_s: float | None = None,
     log_dir: str | os.PathLike[str] | None = None,
     **launcher_options: Any,
@@ -86,8 +92,9 @@ def launch(
         programs: What to run; a list of one program is fine too.
         launcher: Name of a launcher, or a launcher. By default what `--launcher` or
             `--lp_launch_type` on the command line say, and `local_mp` without them.
-        resources: What each node of a group needs, by label: `lp.Resources` or dicts like
-            `{"cpu": 2, "ram": 2, "gpu": 1}`. May also stand in the place of `launcher`.
+        resources: What each node of a group needs: `lp.Resources` or dicts like
+            `{"cpu": 2, "ram": 2, "gpu": 1}`, by group (`"actor"`) or single node (`"actor[3]"`).
+            May also stand in the place of `launcher`.
         launch_type: Another name for `launcher`.
         restart: When nodes that end are started anew: `"never"` (the default), `"on_failure"`,
             `"always"` or an `lp.RestartPolicy`, for all nodes or as a dict by group (`"actor"`)
@@ -97,6 +104,9 @@ def launch(
         checkpoints: Where the state of nodes is kept whose objects have `save(folder)` and
             `restore(folder)`: a folder or an `lp.Checkpoints`, for all nodes or as a dict by group
             and single node. By default what `--lp_checkpoints` says.
+        processes: What the processes of nodes are started with: `lp.PythonProcess`, or dicts like
+            `{"env": {"OMP_NUM_THREADS": "1"}}`, by group or single node.
+        local_resources: Another name for `processes`, the original's.
         notice_s: Seconds nodes have to end after they were asked; by default what
             `--lp_termination_notice_secs` says. 0 ends them by force at once, below 0 never.
         log_dir: Folder for the output of the nodes.
@@ -111,7 +121,8 @@ def launch(
         launcher, resources = None, launcher
     program = _one_program(programs)
     chosen = _find_launcher(launcher or launch_type, launcher_options)
-    ready = make_plan(program, chosen, _settings(resources, restart, liveness, checkpoints))
+    settings = _settings(resources, restart, liveness, checkpoints, processes or local_resources)
+    ready = make_plan(program, chosen, settings)
     options = LaunchOptions(
         TERMINATION_NOTICE_SECS.value if notice_s is None else notice_s,
         None if log_dir is None else Path(log_dir),
@@ -136,6 +147,7 @@ def _settings(
     restart: RestartChoice,
     liveness: LivenessChoice,
     checkpoints: CheckpointsChoice,
+    processes: ProcessesByGroup | None,
 ) -> LaunchSettings:
     """Fills in what the command line says where the call says nothing."""
     return LaunchSettings(
@@ -143,6 +155,7 @@ def _settings(
         chosen_restart() if restart is None else restart,
         liveness,
         CHECKPOINTS.value if checkpoints is None else checkpoints,
+        processes,
     )
 
 

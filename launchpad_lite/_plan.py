@@ -14,6 +14,7 @@ from launchpad_lite._address import Address
 from launchpad_lite._checkpoints import Checkpoints
 from launchpad_lite._freeze import FrozenWork, HandleSearch, UnfreezableError, freeze, locate
 from launchpad_lite._policies import NEVER, Liveness, RestartPolicy, RestartWhen
+from launchpad_lite._process import PLAIN, PythonProcess
 from launchpad_lite._program import Program
 from launchpad_lite._resources import Resources
 from launchpad_lite._runtime import NodeSetup
@@ -32,6 +33,7 @@ from launchpad_lite.nodes.python import SilentHandle
 T = TypeVar("T")
 
 ResourcesByGroup = Mapping[str, Resources | Mapping[str, Any]]
+ProcessesByGroup = Mapping[str, PythonProcess | Mapping[str, Any]]
 _Restart = RestartPolicy | RestartWhen | str
 _Folder = str | os.PathLike[str]
 RestartChoice = _Restart | Mapping[str, _Restart | Mapping[str, Any]] | None
@@ -44,19 +46,21 @@ class LaunchSettings:
     """What a user wants of nodes, as it was written down.
 
     Each is a mapping whose keys are groups (`"actor"`) or single nodes (`"actor[3]"`), which go
-    before their group; or, except for resources, one value for all nodes.
+    before their group; or, except for resources and processes, one value for all nodes.
 
     Attributes:
         resources: What they need of their host.
         restart: When they are started anew.
         liveness: How they show that they are not hung.
         checkpoints: Where their state is kept.
+        processes: How their processes are started.
     """
 
     resources: ResourcesByGroup | None = None
     restart: RestartChoice = None
     liveness: LivenessChoice = None
     checkpoints: CheckpointsChoice = None
+    processes: ProcessesByGroup | None = None
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,7 @@ class Executable:
         restart: Whether it is started anew.
         liveness: How it shows that it is not hung.
         checkpoints: Where its state is kept, if it is.
+        process: How its process is started.
     """
 
     label: str
@@ -86,6 +91,7 @@ class Executable:
     restart: RestartPolicy = NEVER
     liveness: Liveness = field(default_factory=Liveness)
     checkpoints: NodeCheckpoints | None = None
+    process: PythonProcess = PLAIN
 
     @property
     def name(self) -> str:
@@ -167,7 +173,12 @@ def _group_line(label: str, members: Sequence[Executable]) -> str:
 def _terms(member: Executable) -> str:
     """Returns what a node needs and what is promised to it."""
     kept = member.checkpoints
-    parts = [str(member.resources), str(member.restart), str(member.liveness)]
+    parts = [
+        str(member.resources),
+        str(member.process),
+        str(member.restart),
+        str(member.liveness),
+    ]
     if kept is not None:
         period = f" every {kept.period_s:g} s" if kept.period_s is not None else ""
         parts.append(f"checkpoints{period} in {kept.folder.parent.parent}")
@@ -237,6 +248,7 @@ class _Planner:
         #: The executable that stands for a node; planned nodes only.
         self._executable_names: dict[str, str] = {}
         self._resources = self._check("resources", settings.resources, Resources.of, Resources())
+        self._processes = self._check("processes", settings.processes, PythonProcess.of, PLAIN)
         self._restart = self._check("restart", settings.restart, RestartPolicy.of, NEVER)
         self._restarts_all = settings.restart is not None and not isinstance(
             settings.restart, Mapping
@@ -271,8 +283,8 @@ class _Planner:
         if given is None:
             return _ByNode(for_all, checked)
         if not isinstance(given, Mapping):
-            if what == "resources":  # users are not all checked by mypy
-                self._mistakes.append(f"resources are a dict by group, not {given!r}")
+            if what in ("resources", "processes"):  # users are not all checked by mypy
+                self._mistakes.append(f"{what} are a dict by group, not {given!r}")
                 return _ByNode(for_all, checked)
             return _ByNode(self._parse(what, given, parse, otherwise), checked)
         known = {*self._program.groups, *self._names.values()}
@@ -342,6 +354,7 @@ class _Planner:
                     restart=self._restart_of(label, name, task),
                     liveness=self._liveness.get(label, name),
                     checkpoints=self._checkpoints_of(label, name, replica),
+                    process=self._processes.get(label, name),
                 )
                 for key in (*task.stands_for, node.key):
                     self._executable_names.setdefault(key, executable.name)

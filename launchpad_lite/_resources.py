@@ -13,14 +13,15 @@ class Resources:
     """What each node of a group needs. None: no wish.
 
     Attributes:
-        cpu: Number of cores, may be fractional.
-        ram_gib: Main memory in GiB.
-        gpu: Number of accelerators.
+        cpu: Number of cores, may be fractional. Whole cores are for this node alone.
+        ram_gib: Main memory in GiB, of each process of the node; more is a MemoryError.
+        gpu: Number of accelerators, each for this node alone; below 1 it shares one with others,
+            who have asked for a part as well. Its memory is not divided.
     """
 
     cpu: float | None = None
     ram_gib: float | None = None
-    gpu: int | None = None
+    gpu: float | None = None
 
     def __post_init__(self) -> None:
         for name, value in dataclasses.asdict(self).items():
@@ -30,8 +31,8 @@ class Resources:
                 raise TypeError(f"{name} is a number, not {value!r}")
             if not math.isfinite(value) or value < 0:
                 raise ValueError(f"{name} cannot be {value}")
-            if name == "gpu" and not float(value).is_integer():
-                raise ValueError(f"gpu is a whole number, not {value}")
+            if name == "gpu" and float(value) > 1 and not float(value).is_integer():
+                raise ValueError(f"gpu is a whole number, or below 1 to share one, not {value}")
 
     @classmethod
     def of(cls, given: "Resources | Mapping[str, Any]") -> "Resources":

@@ -20,6 +20,7 @@ from typing import Any
 from launchpad_lite._address import Address, AddressTable
 from launchpad_lite._plan import Executable, LaunchPlan
 from launchpad_lite._policies import Liveness, RestartPolicy, RestartWhen
+from launchpad_lite._process import PythonProcess
 from launchpad_lite._resources import Resources
 from launchpad_lite._result import NodeFailure, Outcome, ProgramResult, Restart
 from launchpad_lite.errors import LauncherLoadError, NodeFailedError, UnknownLauncherError
@@ -36,6 +37,7 @@ __all__ = [
     "NodeStatus",
     "Outcome",
     "ProgramResult",
+    "PythonProcess",
     "Resources",
     "Restart",
     "RestartPolicy",

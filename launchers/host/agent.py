@@ -34,6 +34,8 @@ from typing import Any, NoReturn
 # Imported here so that every forked worker has it.
 import courier._engine.lane  # noqa: F401
 from launchers._ports import PortReservations, PortTakenError
+from launchers.host.grant import Grant
+from launchers.host.interpreter import begin_anew
 from launchers.host.link import Frame, FrameDecoder, Outbox
 from launchers.host.memory import count_memory_kills
 from launchers.host.stacks import STACKS_SIGNAL, open_stacks, read_stacks, write_stacks_on_signal
@@ -345,6 +347,10 @@ class Agent:
             os.dup2(out, 2)
             os.close(out)
             _reset_interpreter()
+            grant = Grant.decode(frame["grant"])
+            grant.apply()
+            if grant.needs_interpreter:
+                begin_anew(grant.interpreter, frame.body, control.fileno(), stacks_fd)
             write_stacks_on_signal(stacks_fd)
             code = run_worker(frame.body, control.fileno())
         finally:

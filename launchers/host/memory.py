@@ -1,9 +1,11 @@
-"""Tells whether the kernel ended a process since the machine, or its container, had no memory left."""
+"""How much memory there is, and whether the kernel ended a process since none was left."""
 
 import contextlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
+
+import psutil
 
 _CGROUPS = Path("/sys/fs/cgroup")
 
@@ -38,3 +40,26 @@ def _count(file: Path) -> int | None:
         if found:
             return int(found[1])
     return None
+
+
+def memory_bytes() -> int:
+    """Returns how much main memory the processes of this control group may have."""
+    limits = [psutil.virtual_memory().total]
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if not controllers:
+                # A limit of any group above holds as well.
+                group = _CGROUPS / path.strip("/")
+                for folder in (group, *group.parents):
+                    if folder.is_relative_to(_CGROUPS):
+                        limits += _limit(folder / "memory.max")
+            elif "memory" in controllers.split(","):
+                limits += _limit(_CGROUPS / "memory" / path.strip("/") / "memory.limit_in_bytes")
+    return min(limits)
+
+
+def _limit(file: Path) -> list[int]:
+    with contextlib.suppress(OSError, ValueError):
+        return [int(file.read_text())]  # "max" is none
+    return []

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from launchers._console import Console
 from launchers._supervisor import SupervisedProgram
+from launchers.host.grant import Grant
 from launchers.host.link import Frame, read_frames, write_all
 from launchers.host.sweep import MARK, end_marked
 from launchers.host.worker import Payload
@@ -64,6 +65,7 @@ class AgentHost:
         self._console = console
         self._mark = uuid.uuid4().hex
         self._payloads: Mapping[str, Payload] = {}
+        self._grants: Mapping[str, Grant] = {}
         self._log_dir = Path()
         self._pids: dict[str, int] = {}
         self._failures: dict[str, NodeFailure] = {}
@@ -114,16 +116,22 @@ class AgentHost:
         raise LaunchError(str(answer["text"]))
 
     def listen(
-        self, program: SupervisedProgram, payloads: Mapping[str, Payload], log_dir: Path
+        self,
+        program: SupervisedProgram,
+        payloads: Mapping[str, Payload],
+        grants: Mapping[str, Grant],
+        log_dir: Path,
     ) -> None:
         """Passes on, from now on, what the agent says.
 
         Args:
             program: Whom to tell.
             payloads: What the worker of each node must know, at its first start.
+            grants: What it gets of the host.
             log_dir: Folder on the host for the output of nodes: `<label>/<replica>.log`.
         """
         self._payloads = payloads
+        self._grants = grants
         self._log_dir = log_dir
         self._reader = threading.Thread(
             target=self._pass_on, args=(program,), name=f"launchpad-link-{self.name}", daemon=True
@@ -163,6 +171,9 @@ class AgentHost:
         elif frame.op == "failed":
             report: ExceptionReport = pickle.loads(frame.body)
             failure = NodeFailure.of_exception(node, self.name, report)
+            if (limit := self._grants[node].ram_bytes) and "MemoryError" in report.type_name:
+                asked = f"it asked for ram_gib={limit / (1 << 30):g}, and may have no more"
+                failure = dataclasses.replace(failure, summary=f"{failure.summary} ({asked})")
             self._failures[node] = failure
             program.post(Failed(node, frame["attempt"], failure))
         elif frame.op == "stacks":
@@ -214,6 +225,7 @@ class AgentHost:
         setup = dataclasses.replace(payload.setup, attempt=attempt)
         log = self._log_dir / setup.label / f"{setup.replica}.log"
         fields: dict[str, Any] = {"node": node, "attempt": attempt, "log": str(log)}
+        fields["grant"] = self._grants[node].encode()
         if attempt:
             why = "it is always restarted" if cause is None else cause.summary
             fields["note"] = f"[restart {attempt}: {why}]\n"

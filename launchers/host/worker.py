@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 import cloudpickle
+from absl import flags
 
 from courier import ExceptionReport, Secret
 from launchers.host.link import Frame, FrameDecoder, read_some, write_all
@@ -33,6 +34,8 @@ class Payload:
     secret: bytes = field(repr=False)
     argv: list[str]
     flags: FlagSnapshot | None
+    #: Those among `argv` that are for this node only.
+    own_flags: list[str] = field(default_factory=list)
 
     def encode(self) -> bytes:
         """Pickles it; classes of the user's script travel by value."""
@@ -206,6 +209,8 @@ class _WithFlags:
         work = self._payload.work.thaw()
         if self._payload.flags is not None:
             self._payload.flags.apply()
+            # What neither the script nor the user's modules define is left in sys.argv.
+            flags.FLAGS([sys.argv[0], *self._payload.own_flags], known_only=True)
         return work
 
 

@@ -68,7 +68,7 @@ def test_its_programs_run(folder: Path, name: str) -> None:
     assert _OUTPUT[name] in done.stdout
 
 
-_PAGES = ("docs/nodes.md",)
+_PAGES = ("docs/nodes.md", "docs/resources.md")
 
 
 @pytest.mark.parametrize(

@@ -160,7 +160,7 @@ def test_a_node_in_the_place_of_a_handle_is_a_mistake_under_each_launcher(launch
         ({"cpu": float("nan")}, "cpu cannot be nan"),
         ({"cpu": "2"}, "cpu is a number, not '2'"),
         ({"gpu": True}, "gpu is a number"),
-        ({"gpu": 0.5}, "whole number"),
+        ({"gpu": 1.5}, "whole number, or below 1 to share one"),
         ({"tpu": 1}, "unknown resource 'tpu'; known are cpu, ram_gib, gpu"),
         ({1: 1, "tpu": 1}, "unknown resource"),
         ({"ram": 1, "ram_gib": 2}, "mean the same"),
@@ -584,10 +584,10 @@ def test_a_plan_prints_as_a_tree() -> None:
         servers = [program.add_node(lp.CourierNode(Service)) for _ in range(8)]
     program.add_node(lp.PyClassNode(Service, servers[:2]), label="few")
     program.add_node(lp.PyNode(print, servers), label="all")
-    plan = lp.plan(program, "test_mp", {"server": {"cpu": 2, "gpu": 1}})
+    plan = lp.plan(program, "test_mp", {"server": {"cpu": 0.1, "gpu": 0}})
     lines = str(plan).splitlines()
     assert lines[0] == "tree  (test_mp: processes of this machine, silent)"
-    assert lines[1] == "├── server  8 nodes, each cpu=2, gpu=1"
+    assert lines[1] == "├── server  8 nodes, each cpu=0.1, gpu=0"
     assert lines[2] == "│   ├── server[0]  CourierNode(Service)"
     assert lines[9] == "│   └── server[7]  CourierNode(Service)"
     assert lines[10:13] == [

@@ -1,0 +1,237 @@
+"""Divides a machine among the nodes of a program. Pure: nothing is started or set."""
+
+import math
+import os
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from launchers.host.grant import Grant
+from launchers.host.memory import memory_bytes
+from launchpad_lite.launching import Executable
+
+#: What CUDA programs see; a list of indices or UUIDs.
+VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+_GIB = 1 << 30
+#: Parts of cores and devices are sums of floats.
+_EPSILON = 1e-9
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What there is to divide.
+
+    Attributes:
+        cores: Numbers of the cores that this process may use.
+        ram_bytes: Main memory.
+        gpus: Accelerators, as `CUDA_VISIBLE_DEVICES` names them.
+        gpus_from: Where these are known from; for messages.
+        binds: Whether processes can be bound to cores.
+        limits: Whether the memory of processes can be limited.
+    """
+
+    cores: tuple[int, ...]
+    ram_bytes: int
+    gpus: tuple[str, ...] = ()
+    gpus_from: str = "/dev"
+    binds: bool = True
+    limits: bool = True
+
+    @classmethod
+    def here(cls) -> "Machine":
+        """Returns this machine, as far as this process may use it."""
+        binds = hasattr(os, "sched_getaffinity")
+        cores = sorted(os.sched_getaffinity(0)) if binds else range(os.cpu_count() or 1)
+        gpus, source = _gpus()
+        # Elsewhere the limit is taken, and ignored.
+        limits = sys.platform == "linux"
+        return cls(tuple(cores), memory_bytes(), gpus, source, binds=binds, limits=limits)
+
+
+@dataclass
+class Allotment:
+    """How a machine is divided.
+
+    Attributes:
+        grants: What each executable gets, by its name.
+        mistakes: Why it cannot be done.
+        notes: What is not honoured.
+    """
+
+    grants: dict[str, Grant] = field(default_factory=dict)
+    mistakes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def allot(executables: Sequence[Executable], machine: Machine) -> Allotment:
+    """Divides a machine: each core and each device has one owner, unless parts were asked for."""
+    result = Allotment()
+    for each in executables:
+        interpreter = each.process.interpreter
+        if interpreter is not None and shutil.which(interpreter) is None:
+            result.mistakes.append(f"{each.name}: there is no interpreter {interpreter!r}")
+    wishes_cpu = _wishes(executables, lambda each: each.resources.cpu)
+    wishes_ram = _wishes(executables, lambda each: each.resources.ram_gib)
+    wishes_gpu = _wishes(executables, lambda each: each.resources.gpu)
+    result.mistakes += [
+        *_too_much(
+            "cpu", "cores", executables, wishes_cpu, len(machine.cores), "this process may use"
+        ),
+        *_too_much(
+            "ram", "GiB", executables, wishes_ram, machine.ram_bytes / _GIB, "this machine has"
+        ),
+        *_too_much("gpu", "devices", executables, wishes_gpu, len(machine.gpus), _shows(machine)),
+    ]
+    if result.mistakes:
+        return result
+    cores = _divide_cores(wishes_cpu, machine.cores)
+    try:
+        gpus = _divide_gpus(wishes_gpu, machine.gpus)
+    except _DoesNotFitError as error:
+        result.mistakes.append(str(error))
+        return result
+    if wishes_cpu and not machine.binds:
+        result.notes.append("cpu: this system cannot bind processes to cores")
+    if wishes_ram and not machine.limits:
+        result.notes.append("ram_gib: this system cannot limit the memory of processes")
+    for each in executables:
+        environment: dict[str, str | None] = {}
+        if wishes_gpu or each.resources.gpu is not None:
+            # A node that sees a device may take all its memory, whether it needs it or not.
+            environment[VISIBLE_DEVICES] = ",".join(gpus.get(each.name, ()))
+        environment.update(each.process.env)  # who names devices has asked for these
+        ram_gib = wishes_ram.get(each.name)
+        result.grants[each.name] = Grant(
+            cores.get(each.name, ()),
+            None if ram_gib is None else int(ram_gib * _GIB),
+            environment,
+            shutil.which(each.process.interpreter) if each.process.interpreter else None,
+        )
+    return result
+
+
+def notes_of_threads(executables: Sequence[Executable]) -> list[str]:
+    """Says what nodes asked for that share one process and so cannot have it."""
+    notes = []
+    if labels := _labels(executables, lambda each: bool(str(each.resources))):
+        notes.append(
+            f"resources of {labels}: threads of one process share all that it has; nothing is "
+            "assigned or limited"
+        )
+    if labels := _labels(executables, lambda each: bool(str(each.process))):
+        notes.append(
+            f"environment, flags and interpreter of {labels}: threads have those of this process"
+        )
+    return notes
+
+
+def _labels(executables: Sequence[Executable], choose: Callable[[Executable], bool]) -> str:
+    return ", ".join(dict.fromkeys(each.label for each in executables if choose(each)))
+
+
+def _wishes(
+    executables: Sequence[Executable], wish: Callable[[Executable], float | None]
+) -> dict[str, float]:
+    found = ((each.name, wish(each)) for each in executables)
+    return {name: float(wanted) for name, wanted in found if wanted}
+
+
+def _shows(machine: Machine) -> str:
+    return f"{machine.gpus_from} shows"
+
+
+def _too_much(
+    what: str,
+    unit: str,
+    executables: Sequence[Executable],
+    wishes: Mapping[str, float],
+    there: float,
+    who: str,
+) -> list[str]:
+    """Returns the arithmetic of what is asked for, if it is more than there is."""
+    total = sum(wishes.values())
+    if total <= there + _EPSILON:
+        return []
+    groups = Counter((each.label, wishes[each.name]) for each in executables if each.name in wishes)
+    terms = " + ".join(f"{label} {count} x {wish:g}" for (label, wish), count in groups.items())
+    arithmetic = f"{what}: {terms} = {total:g} {unit} are asked for, {who} {_floored(there)}"
+    return [
+        f"{arithmetic}; ask for less, start fewer nodes, or leave {what} out, which promises nothing"
+    ]
+
+
+def _floored(number: float) -> str:
+    return f"{math.floor(number * 10) / 10:g}"
+
+
+class _DoesNotFitError(Exception):
+    """The parts are small enough together, but no device has room for one of them."""
+
+
+def _divide_cores(wishes: Mapping[str, float], cores: Sequence[int]) -> dict[str, tuple[int, ...]]:
+    """Gives whole cores to one node each; what is left of wishes shares cores, and may span some."""
+    room = dict.fromkeys(cores, 1.0)
+    given: dict[str, list[int]] = {name: [] for name in wishes}
+    rest: dict[str, float] = {}
+    for name, wish in wishes.items():
+        whole = [core for core, left in room.items() if left == 1.0][: math.floor(wish + _EPSILON)]
+        for core in whole:
+            room[core] = 0.0
+        given[name] += whole
+        if (left := wish - len(whole)) > _EPSILON:
+            rest[name] = left
+    for name, wish in sorted(rest.items(), key=lambda item: -item[1]):
+        # The fullest core that has room for all of it, else the emptiest ones.
+        fitting = [core for core in cores if room[core] >= wish - _EPSILON]
+        ordered = (
+            [min(fitting, key=room.__getitem__)]
+            if fitting
+            else sorted(cores, key=lambda core: -room[core])
+        )
+        for core in ordered:
+            part = min(room[core], wish)
+            if part > _EPSILON:
+                room[core] -= part
+                wish -= part
+                given[name].append(core)
+    return {name: tuple(sorted(taken)) for name, taken in given.items()}
+
+
+def _divide_gpus(wishes: Mapping[str, float], gpus: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Gives whole devices to one node each; parts, below 1, share devices."""
+    free = list(gpus)
+    given: dict[str, tuple[str, ...]] = {}
+    for name, wish in wishes.items():
+        if wish >= 1:
+            count = int(wish)
+            given[name], free = tuple(free[:count]), free[count:]
+    room = dict.fromkeys(free, 1.0)
+    parts = {name: wish for name, wish in wishes.items() if wish < 1}
+    for name, wish in sorted(parts.items(), key=lambda item: -item[1]):
+        device = next((gpu for gpu, left in room.items() if left >= wish - _EPSILON), None)
+        if device is None:
+            raise _DoesNotFitError(
+                f"gpu: the parts {', '.join(f'{part:g}' for part in parts.values())} do not fit on "
+                f"{len(free)} devices, since each lies on one device"
+            )
+        room[device] -= wish
+        given[name] = (device,)
+    return given
+
+
+def _gpus() -> tuple[tuple[str, ...], str]:
+    """Returns the accelerators that programs of this process may see, and where that is said."""
+    listed = os.environ.get(VISIBLE_DEVICES)
+    if listed is not None:
+        names: list[str] = []
+        for name in listed.split(","):
+            # As CUDA reads it: what follows the first that is none does not count.
+            if not name.strip() or name.strip().startswith("-"):
+                break
+            names.append(name.strip())
+        return tuple(names), f"{VISIBLE_DEVICES}={listed}"
+    count = sum(1 for path in Path("/dev").glob("nvidia*") if path.name[6:].isdecimal())
+    return tuple(map(str, range(count))), "/dev"

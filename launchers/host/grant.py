@@ -1,0 +1,64 @@
+"""What a worker gets of its host, applied inside of it before any code of the user runs."""
+
+import contextlib
+import dataclasses
+import os
+import resource
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+#: What is read once, when an interpreter or the C library starts: a forked worker is too late.
+_READ_AT_START = ("PYTHON", "LD_", "DYLD_", "MALLOC_", "GLIBC_")
+
+
+@dataclass(frozen=True)
+class Grant:
+    """What one worker gets. Travels to the agent as JSON.
+
+    Attributes:
+        cores: Where its threads may run; empty: anywhere.
+        ram_bytes: How much memory of its own each of its processes may have; None: any.
+        environment: Variables to set; None removes one.
+        interpreter: Another Python than the agent's; None: the agent's.
+    """
+
+    cores: tuple[int, ...] = ()
+    ram_bytes: int | None = None
+    environment: Mapping[str, str | None] = field(default_factory=dict)
+    interpreter: str | None = None
+
+    def encode(self) -> dict[str, Any]:
+        """Returns it as JSON can hold it."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def decode(cls, fields: Mapping[str, Any]) -> "Grant":
+        """Returns what was encoded."""
+        return cls(**{**fields, "cores": tuple(fields["cores"])})
+
+    @property
+    def needs_interpreter(self) -> bool:
+        """Whether a fork of the agent cannot do: a new interpreter has to start."""
+        return self.interpreter is not None or any(
+            name.startswith(_READ_AT_START) for name in self.environment
+        )
+
+    def apply(self) -> None:
+        """Gives this process what was granted."""
+        for name, value in self.environment.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        if self.cores and hasattr(os, "sched_setaffinity"):
+            # A core may have gone since the plan was made; then the node runs where it can.
+            with contextlib.suppress(OSError):
+                os.sched_setaffinity(0, self.cores)
+        if self.ram_bytes is not None:
+            _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+            limit = self.ram_bytes
+            if hard != resource.RLIM_INFINITY:
+                limit = min(limit, hard)
+            # Of the address space as a whole, more is reserved than used: by CUDA, by threads.
+            resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))

@@ -1,0 +1,94 @@
+"""What a node's process is given besides its work: environment, flags, interpreter."""
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+
+@dataclass(frozen=True)
+class PythonProcess:
+    """How the processes of a group are started; the shape is the original Launchpad's.
+
+    Launchers that start no processes say in the plan that they cannot honour it.
+
+    Attributes:
+        args: Flags for these nodes only, as if their command line said so: `{"batch": 8}` is
+            `--batch=8`, True is `--batch`, False is `--nobatch`, a list repeats the flag.
+        env: Environment variables, added to those of the launch; None removes one. They are there
+            before any code of the node is imported.
+        interpreter: Path or name of another Python, of the same minor version as the launch's and
+            with launchpad-lite installed; None is the launch's own.
+    """
+
+    args: Mapping[str, Any] = field(default_factory=dict)
+    env: Mapping[str, str | None] = field(default_factory=dict)
+    interpreter: str | None = None
+
+    def __post_init__(self) -> None:
+        _check_names("args", self.args)
+        _check_names("env", self.env)
+        for name, value in self.env.items():
+            if value is not None:
+                _check_text(f"the environment variable {name}", value)
+        if self.interpreter is not None:
+            # Frozen, so that executables can be compared; a path is as good as its text.
+            object.__setattr__(self, "interpreter", os.fspath(self.interpreter))
+
+    @classmethod
+    def of(cls, given: "PythonProcess | Mapping[str, Any]") -> "PythonProcess":
+        """Takes what users write: `{"env": {"OMP_NUM_THREADS": "1"}}` too.
+
+        Raises:
+            TypeError: Neither PythonProcess nor a mapping, or a value is of the wrong type.
+            ValueError: An unknown setting, or a name that cannot be.
+        """
+        if isinstance(given, PythonProcess):
+            return given
+        if not isinstance(given, Mapping):
+            raise TypeError(f"expected lp.PythonProcess or a dict, got {given!r}")
+        known = [each.name for each in fields(cls)]
+        if unknown := sorted(set(given) - set(known), key=repr):
+            raise ValueError(f"unknown setting {unknown[0]!r}; known are {', '.join(known)}")
+        return cls(**given)
+
+    def flags(self) -> list[str]:
+        """Returns `args` as they stand on a command line."""
+        return [flag for name, value in self.args.items() for flag in _flags(name, value)]
+
+    def __str__(self) -> str:
+        # Names only: values may be secrets, and plans are printed.
+        parts = [f"env {', '.join(self.env)}" if self.env else "", " ".join(self.flags())]
+        parts.append(self.interpreter or "")
+        return "; ".join(part for part in parts if part)
+
+
+def _check_names(what: str, given: object) -> None:
+    if not isinstance(given, Mapping):
+        raise TypeError(f"{what} is a dict by name, not {given!r}")
+    for name in given:
+        if not isinstance(name, str) or not name or "=" in name or "\0" in name:
+            raise ValueError(f"{what} cannot have the name {name!r}")
+
+
+def _check_text(what: str, value: object) -> None:
+    if not isinstance(value, str):
+        raise TypeError(f"{what} is a str or None, not {value!r}")
+    if "\0" in value:
+        raise ValueError(f"{what} holds a zero byte")
+
+
+def _flags(name: str, value: object) -> Iterator[str]:
+    if value is True or value is None:
+        yield f"--{name}"
+    elif value is False:
+        yield f"--no{name}"
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield f"--{name}={item}"
+    else:
+        yield f"--{name}={value}"
+
+
+#: What holds for nodes nobody asked anything for.
+PLAIN = PythonProcess()

@@ -1,0 +1,264 @@
+"""What nodes ask of their host, and get: cores, memory, devices, environment, interpreter."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from absl import flags
+
+import launchpad_lite as lp
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="binds and limits processes")
+
+
+def look(folder: Path, name: str) -> None:
+    found: dict[str, Any] = {
+        "cores": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [],
+        "devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
+        "variable": os.environ.get("A_VARIABLE"),
+        "home": os.environ.get("HOME"),
+        "hash": hash("text"),
+        "interpreter": sys.executable,
+        "arguments": sys.argv[1:],
+        "pid": os.getpid(),
+        "path": sys.path,
+    }
+    (folder / name).write_text(json.dumps(found))
+
+
+def looking(folder: Path, **groups: int) -> lp.Program:
+    program = lp.Program("looking")
+    for label, count in groups.items():
+        with program.group(label):
+            for index in range(count):
+                program.add_node(lp.PyNode(look, folder, f"{label}{index}"))
+    return program
+
+
+def seen(folder: Path, name: str) -> dict[str, Any]:
+    return dict(json.loads((folder / name).read_text()))
+
+
+@linux
+def test_two_nodes_that_want_a_device_get_different_ones(
+    launch_program: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,GPU-7")
+    program = looking(tmp_path, learner=2, actor=1)
+    launch_program(program, "test_mp", resources={"learner": {"gpu": 1}}).wait()
+    devices = {seen(tmp_path, f"learner{index}")["devices"] for index in range(2)}
+    assert devices == {"5", "GPU-7"}
+    assert seen(tmp_path, "actor0")["devices"] == ""
+
+
+@linux
+def test_a_node_runs_on_its_cores_and_one_node_may_differ_from_its_group(
+    launch_program: Any, tmp_path: Path
+) -> None:
+    available = sorted(os.sched_getaffinity(0))
+    if len(available) < 2:
+        pytest.skip("one core cannot be divided")
+    resources = {"actor": {"cpu": 0.25}, "actor[1]": {"cpu": 1}}
+    launch_program(looking(tmp_path, actor=2, free=1), "test_mp", resources=resources).wait()
+    first, second = (seen(tmp_path, f"actor{index}")["cores"] for index in range(2))
+    assert len(first) == len(second) == 1
+    assert first != second
+    assert seen(tmp_path, "free0")["cores"] == available
+
+
+def take(mib: int, folder: Path) -> None:
+    _block = bytearray(mib << 20)
+    (folder / f"took{mib}").touch()
+
+
+@linux
+def test_a_node_that_takes_more_memory_than_it_asked_for_is_told_so(
+    launch_program: Any, tmp_path: Path
+) -> None:
+    program = lp.Program("memory")
+    program.add_node(lp.PyNode(take, 200, tmp_path), label="modest")
+    program.add_node(lp.PyNode(take, 900, tmp_path), label="greedy")
+    running = launch_program(program, "test_mp", resources={"greedy": {"ram": 0.5}})
+    with pytest.raises(lp.NodeFailedError, match=r"greedy\[0\].*MemoryError.*ram_gib=0.5"):
+        running.wait()
+    assert not (tmp_path / "took900").exists()
+
+
+def test_more_than_there_is_is_a_mistake_of_the_plan() -> None:
+    program = looking(Path(), actor=3)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    with pytest.raises(lp.ProgramError, match=rf"actor 3 x 1000 = 3000 cores.* may use {cores}"):
+        lp.plan(program, "test_mp", {"actor": {"cpu": 1000}})
+    with pytest.raises(lp.ProgramError, match=r"actor 3 x 1e\+06 = 3e\+06 GiB"):
+        lp.plan(program, "test_mp", {"actor": {"ram": 1e6}})
+    with pytest.raises(lp.ProgramError, match=r"actor 3 x 99 = 297 devices"):
+        lp.plan(program, "test_mp", {"actor": {"gpu": 99}})
+
+
+def test_threads_say_in_the_plan_that_they_cannot_have_their_own(tmp_path: Path) -> None:
+    plan = lp.plan(
+        looking(tmp_path, actor=1, other=1),
+        "test_mt",
+        {"actor": {"cpu": 1000}},
+        processes={"other": {"env": {"A": "1"}}},
+    )
+    resources, process = plan.notes
+    assert resources.startswith("resources of actor: threads of one process share all that it has")
+    assert process == (
+        "environment, flags and interpreter of other: threads have those of this process"
+    )
+
+
+def test_groups_and_single_nodes_have_an_environment_of_their_own(
+    launch_program: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    processes = {
+        "actor": {"env": {"A_VARIABLE": "group", "HOME": None}},
+        "actor[1]": lp.PythonProcess(env={"A_VARIABLE": "single"}),
+    }
+    launch_program(looking(tmp_path, actor=2, other=1), "test_mp", processes=processes).wait()
+    actor, single, other = (seen(tmp_path, name) for name in ("actor0", "actor1", "other0"))
+    assert (actor["variable"], actor["home"]) == ("group", None)
+    assert (single["variable"], single["home"]) == ("single", str(tmp_path))
+    assert (other["variable"], other["home"]) == (None, str(tmp_path))
+
+
+def test_what_an_interpreter_reads_when_it_starts_holds_too(
+    launch_program: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "beside").mkdir()
+    variables = {"PYTHONHASHSEED": "7", "PYTHONPATH": str(tmp_path / "beside")}
+    processes = {f"{label}": {"env": variables} for label in ("a", "b")}
+    launch_program(looking(tmp_path, a=1, b=1, c=1), "test_mp", processes=processes).wait()
+    first, second, other = (seen(tmp_path, f"{label}0") for label in "abc")
+    assert first["hash"] == second["hash"] != other["hash"]
+    assert str(tmp_path / "beside") in first["path"]
+    assert first["interpreter"] == other["interpreter"]
+
+
+def test_a_group_may_have_another_interpreter(launch_program: Any, tmp_path: Path) -> None:
+    # Of the same version and with the same packages, at another path.
+    other = tmp_path / "python"
+    other.write_text(f'#!/bin/sh\nA_VARIABLE=wrapped exec {sys.executable} "$@"\n')
+    other.chmod(0o755)
+    launch_program(
+        looking(tmp_path, actor=1), "test_mp", processes={"actor": {"interpreter": other}}
+    ).wait()
+    assert seen(tmp_path, "actor0")["variable"] == "wrapped"
+
+
+def test_an_interpreter_that_cannot_do_says_what_to_do(launch_program: Any, tmp_path: Path) -> None:
+    other = tmp_path / "python"
+    other.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
+    other.chmod(0o755)
+    running = launch_program(
+        looking(tmp_path, actor=1), "test_mp", processes={"actor": {"interpreter": str(other)}}
+    )
+    with pytest.raises(lp.NodeFailedError, match="-m pip install launchpad-lite"):
+        running.wait()
+
+
+def test_an_interpreter_that_is_not_there_is_a_mistake_of_the_plan(tmp_path: Path) -> None:
+    with pytest.raises(lp.ProgramError, match="no interpreter '/nowhere/python'"):
+        lp.plan(
+            looking(tmp_path, actor=1),
+            "test_mp",
+            processes={"actor": {"interpreter": "/nowhere/python"}},
+        )
+
+
+class Steadfast:
+    """Works in a new interpreter as in a forked one: it serves, hears the stop, and restarts."""
+
+    def __init__(self, folder: Path) -> None:
+        self._first = folder / "first"
+
+    def answer(self) -> int:
+        return os.getpid()
+
+    def run(self) -> None:
+        if not self._first.exists():
+            self._first.touch()
+            raise ValueError("once")
+        lp.wait_for_stop()
+
+
+def ask(steadfast: Any, folder: Path) -> None:
+    (folder / "answer").write_text(str(steadfast.answer()))
+    lp.stop()
+
+
+def test_a_new_interpreter_serves_restarts_and_stops_as_a_forked_worker_does(
+    launch_program: Any, tmp_path: Path
+) -> None:
+    program = lp.Program("steadfast")
+    node = lp.CourierNode(Steadfast, tmp_path)
+    handle = program.add_node(node, label="steadfast")
+    program.add_node(lp.PyNode(ask, handle, tmp_path), label="asking")
+    running = launch_program(
+        program,
+        "test_mp",
+        processes={"steadfast": {"env": {"PYTHONHASHSEED": "1"}}},
+        restart="on_failure",
+    )
+    running.wait()
+    assert int((tmp_path / "answer").read_text()) != os.getpid()
+
+
+def read_flag(folder: Path) -> None:
+    (folder / "flag").write_text(str(flags.FLAGS.a_test_flag))
+
+
+def test_flags_of_a_group_are_as_if_its_command_line_said_them(
+    launch_program: Any, tmp_path: Path
+) -> None:
+    flags.DEFINE_integer("a_test_flag", 1, "For this test.")
+    try:
+        program = looking(tmp_path, other=1)
+        program.add_node(lp.PyNode(read_flag, tmp_path), label="flagged")
+        # By the original's name of the argument.
+        launch_program(
+            program,
+            "test_mp",
+            local_resources={
+                "flagged": lp.PythonProcess(args={"a_test_flag": 5}),
+                "other": lp.PythonProcess(args={"on": True, "off": False, "many": ["1", "2"]}),
+            },
+        ).wait()
+    finally:
+        del flags.FLAGS.a_test_flag
+    assert (tmp_path / "flag").read_text() == "5"
+    assert seen(tmp_path, "other0")["arguments"][-4:] == ["--on", "--nooff", "--many=1", "--many=2"]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"environment": {}}, "unknown setting 'environment'; known are args, env, interpreter"),
+        ({"env": {"A": 1}}, "the environment variable A is a str or None, not 1"),
+        ({"env": {"A=B": "1"}}, "env cannot have the name 'A=B'"),
+        ({"env": "A=1"}, "env is a dict by name, not 'A=1'"),
+        ({"env": {"A": "\0"}}, "the environment variable A holds a zero byte"),
+        ("python3", "expected lp.PythonProcess or a dict, got 'python3'"),
+    ],
+)
+def test_settings_that_cannot_be_are_mistakes_of_the_plan(given: Any, message: str) -> None:
+    with pytest.raises(lp.ProgramError) as caught:
+        lp.plan(looking(Path(), actor=1), "test_mp", processes={"actor": given})
+    assert f"processes of group 'actor': {message}" in str(caught.value)
+
+
+def test_a_group_that_does_not_exist_is_a_mistake() -> None:
+    with pytest.raises(lp.ProgramError, match="processes for an unknown group 'nobody'"):
+        lp.plan(looking(Path(), actor=1), "test_mp", processes={"nobody": {}})
+
+
+def test_plans_show_the_names_of_variables_and_keep_their_values() -> None:
+    processes = {"actor": {"env": {"API_KEY": "secret"}, "args": {"batch": 8}}}
+    text = str(lp.plan(looking(Path(), actor=1), "test_mp", processes=processes))
+    assert "env API_KEY; --batch=8" in text
+    assert "secret" not in text
