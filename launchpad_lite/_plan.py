@@ -79,6 +79,7 @@ class Executable:
         liveness: How it shows that it is not hung.
         checkpoints: Where its state is kept, if it is.
         process: How its process is started.
+        services: Names of services that run already and that it holds handles to.
     """
 
     label: str
@@ -92,6 +93,7 @@ class Executable:
     liveness: Liveness = field(default_factory=Liveness)
     checkpoints: NodeCheckpoints | None = None
     process: PythonProcess = PLAIN
+    services: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -109,6 +111,21 @@ class Executable:
         return NodeSetup(
             program, self.label, self.replica, attempt, notice_s, self.liveness, self.checkpoints
         )
+
+
+@dataclass(frozen=True)
+class Service:
+    """What runs already, and is part of the graph: nothing is started for it.
+
+    Attributes:
+        label: Its group.
+        name: `label[index]`.
+        description: For people, like `ExternalNode(db.example.org:6379)`.
+    """
+
+    label: str
+    name: str
+    description: str
 
 
 class LauncherTraits(Protocol):
@@ -135,6 +152,7 @@ class LaunchPlan:
         where: What the launcher is, for people.
         executables: What it starts, group by group.
         notes: What the launcher cannot honour.
+        services: What runs already.
     """
 
     program: str
@@ -142,6 +160,7 @@ class LaunchPlan:
     where: str
     executables: tuple[Executable, ...]
     notes: tuple[str, ...] = ()
+    services: tuple[Service, ...] = ()
 
     @property
     def addresses(self) -> list[Address]:
@@ -155,11 +174,17 @@ class LaunchPlan:
 
     def __str__(self) -> str:
         lines = [f"{self.program}  ({self.launcher}: {self.where})"]
-        groups = self.groups()
-        for index, (label, members) in enumerate(groups.items()):
-            last = index == len(groups) - 1
-            lines.append(f"{'└' if last else '├'}── {_group_line(label, members)}")
-            lines += [f"{' ' if last else '│'}   {line}" for line in _member_lines(members)]
+        branches = [
+            (_group_line(label, members), _member_lines(members))
+            for label, members in self.groups().items()
+        ]
+        branches += [
+            (f"{each.name}  {each.description}  runs already", ()) for each in self.services
+        ]
+        for index, (line, below) in enumerate(branches):
+            last = index == len(branches) - 1
+            lines.append(f"{'└' if last else '├'}── {line}")
+            lines += [f"{' ' if last else '│'}   {each}" for each in below]
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
 
@@ -192,8 +217,8 @@ def _member_lines(members: Sequence[Executable]) -> Iterable[str]:
         line = f"{branch}── {member.name}  {member.description}"
         if differ and _terms(member):
             line += f"  {_terms(member)}"
-        if member.calls:
-            line += f"  calls {', '.join(_shortened(member.calls))}"
+        if callees := (*member.calls, *member.services):
+            line += f"  calls {', '.join(_shortened(callees))}"
         yield line
 
 
@@ -247,6 +272,8 @@ class _Planner:
         self._search = HandleSearch()
         #: The executable that stands for a node; planned nodes only.
         self._executable_names: dict[str, str] = {}
+        #: What runs already, by the key of its node.
+        self._services: dict[str, Service] = {}
         self._resources = self._check("resources", settings.resources, Resources.of, Resources())
         self._processes = self._check("processes", settings.processes, PythonProcess.of, PLAIN)
         self._restart = self._check("restart", settings.restart, RestartPolicy.of, NEVER)
@@ -275,6 +302,7 @@ class _Planner:
             self._launcher.description,
             executables,
             tuple(self._launcher.notes(executables)),
+            tuple(self._services.values()),
         )
 
     def _check(self, what: str, given: Any, parse: Callable[[Any], T], otherwise: T) -> _ByNode[T]:
@@ -330,6 +358,8 @@ class _Planner:
             except ValueError as error:
                 self._mistakes.append(f"{name}: {error}")
                 continue
+            if not tasks:
+                self._services[node.key] = Service(label, name, node.description)
             for task in tasks:
                 caller = f"{name} {task.description}"
                 try:
@@ -365,7 +395,10 @@ class _Planner:
         names = dict.fromkeys(
             self._executable_names[key] for key in callees if key in self._executable_names
         )
-        return dataclasses.replace(draft, calls=tuple(names))
+        services = dict.fromkeys(
+            self._services[key].name for key in callees if key in self._services
+        )
+        return dataclasses.replace(draft, calls=tuple(names), services=tuple(services))
 
     def _restart_of(self, label: str, name: str, task: Task) -> RestartPolicy:
         if task.restart is None or self._restarts_all or self._restart.names(label, name):

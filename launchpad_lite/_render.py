@@ -24,12 +24,14 @@ def _mermaid_groups(plan: LaunchPlan) -> Iterator[str]:
             text = f"{_mermaid_text(member.name)}<br/>{_mermaid_text(member.description)}"
             yield f'    {ids[member.name]}["{text}"]'
         yield "  end"
+    for service in plan.services:
+        text = f"{_mermaid_text(service.name)}<br/>{_mermaid_text(service.description)}"
+        yield f'  {_service_ids(plan)[service.name]}(["{text}"])'
 
 
 def _mermaid_edges(plan: LaunchPlan) -> Iterator[str]:
-    ids = _ids(plan)
     for caller, callee in _edges(plan):
-        yield f"  {ids[caller]} --> {ids[callee]}"
+        yield f"  {caller} --> {callee}"
 
 
 def _mermaid_text(text: str) -> str:
@@ -74,8 +76,13 @@ def render_svg(plan: LaunchPlan) -> str:
             )
             for member in members:
                 cluster.node(ids[member.name], _svg_text(f"{member.name}\n{member.description}"))
+    for service in plan.services:
+        text = _svg_text(f"{service.name}\n{service.description}")
+        graph.node(
+            _service_ids(plan)[service.name], text, style="filled", shape="box", penwidth="2"
+        )
     for caller, callee in _edges(plan):
-        graph.edge(ids[caller], ids[callee])
+        graph.edge(caller, callee)
     return str(graph.pipe(format="svg", encoding="utf-8"))
 
 
@@ -90,7 +97,15 @@ def _ids(plan: LaunchPlan) -> dict[str, str]:
     return {each.name: f"node{index}" for index, each in enumerate(plan.executables)}
 
 
+def _service_ids(plan: LaunchPlan) -> dict[str, str]:
+    return {each.name: f"service{index}" for index, each in enumerate(plan.services)}
+
+
 def _edges(plan: LaunchPlan) -> Iterator[tuple[str, str]]:
+    """Yields the ids of callers and of those that they call."""
+    ids, service_ids = _ids(plan), _service_ids(plan)
     for caller in plan.executables:
         for callee in caller.calls:
-            yield caller.name, callee
+            yield ids[caller.name], ids[callee]
+        for service in caller.services:
+            yield ids[caller.name], service_ids[service]

@@ -146,6 +146,11 @@ class Node(abc.ABC, Generic[T]):
         return ()
 
     @property
+    def description(self) -> str:
+        """For people, where nothing is run for the node: what it is."""
+        return type(self).__name__
+
+    @property
     def inner_nodes(self) -> "Sequence[Node[Any]]":
         """Nodes that are run as parts of this one."""
         return ()

@@ -565,7 +565,12 @@ def test_edges_are_right_where_nodes_have_several_executables_or_none() -> None:
     names = [each.name for each in plan.executables]
     assert names == ["group[0]", "group[1]", "group[2]", "caller[0]"]
     assert plan.executables[-1].calls == ("group[0]", "group[2]")
-    assert lp.render_mermaid(plan).count("-->") == 2
+    assert plan.executables[-1].services == ("group[0]",)
+    assert lp.render_mermaid(plan).splitlines()[-3:] == [
+        "  node3 --> node0",
+        "  node3 --> node2",
+        "  node3 --> service0",
+    ]
 
 
 def test_a_mistake_of_a_node_class_becomes_a_mistake_of_the_program() -> None:
@@ -663,3 +668,20 @@ def test_svg_without_dot_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(lp.MissingExtraError, match="apt install graphviz"):
         lp.render_svg(odd_plan())
+
+
+def test_services_that_run_already_are_part_of_the_picture() -> None:
+    program = lp.Program("outside")
+    database: Any = program.add_node(lp.ExternalNode("db.example.org:6379"), label="database")
+    program.add_node(lp.PyNode(print, database), label="user")
+    plan = lp.plan(program, "test_mp")
+    assert str(plan).splitlines()[1:] == [
+        "├── user  1 node",
+        "│   └── user[0]  PyNode(print)  calls database[0]",
+        "└── database[0]  ExternalNode(db.example.org:6379)  runs already",
+    ]
+    drawn = lp.render_mermaid(plan)
+    assert 'service0(["database#91;0#93;<br/>ExternalNode(db.example.org:6379)"])' in drawn
+    assert "node0 --> service0" in drawn
+    (user,) = plan.executables
+    assert (user.calls, user.services) == ((), ("database[0]",))
