@@ -11,7 +11,7 @@ OLDEST := 3.10
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint types fast-tests chaos fuzz test-pythons protos benchmark \
+.PHONY: help demo test lint types fast-tests chaos fuzz test-pythons test-reverb protos benchmark \
   benchmark-peers clean
 
 help: ## Show this list
@@ -33,6 +33,7 @@ demo: $(READY) ## Run map-reduce on local processes
 test: lint types ## Check everything: lint, types, contracts, all tests
 	$(BIN)/python -m pytest
 ifeq ($(CI),true)
+	@$(MAKE) --no-print-directory test-reverb
 	@$(MAKE) --no-print-directory test-pythons
 endif
 
@@ -53,6 +54,15 @@ chaos: $(READY) ## Run the long chaos test
 fuzz: $(READY) ## Fuzz courier for ten minutes, guided by coverage
 	$(BIN)/python -m pip install -qq atheris
 	$(BIN)/python -m pytest -m fuzz --capture=no -o faulthandler_timeout=0 -o timeout=0
+
+# An environment of its own: TensorFlow, which comes with it, wants older packages than we do.
+test-reverb: ## Run the tests that need Reverb: on Python 3.11, which they bring 2 GB to
+	@python=$$(.ci/find-python 3.11) || { echo "dm-reverb needs Python 3.11" >&2; exit 1; }; \
+	echo "== Reverb ($$python)"; \
+	{ test -x .venv-reverb/bin/python || $$python -m venv .venv-reverb; } && \
+	.venv-reverb/bin/python -m pip install -qq --editable '.[dev,reverb]' && \
+	REVERB=required .venv-reverb/bin/python -m pytest tests/launchpad_lite/test_reverb.py \
+	  tests/launchers/test_reverb.py tests/examples/test_replay.py
 
 # Goes through all versions before it fails, so that one run tells about each.
 test-pythons: $(READY) ## Run the fast tests on the other Pythons this machine has

@@ -55,13 +55,14 @@ class _Member:
         self.load = 0
         self.down_until = 0.0
         self._made_at = time.monotonic()
-        #: Whether it has ever answered.
-        self.was_there = False
+        #: When it answered last; -inf is never.
+        self._answered_at = -math.inf
 
     @property
     def is_starting(self) -> bool:
         """Whether it may be about to come for the first time."""
-        return self.waits and not self.was_there and time.monotonic() < self._made_at + _START_S
+        has_answered = self._answered_at > -math.inf
+        return self.waits and not has_answered and time.monotonic() < self._made_at + _START_S
 
     @property
     def waits(self) -> bool:
@@ -82,8 +83,16 @@ class _Member:
         """Says how much this server is responsible for a key: the greatest one is."""
         return hashlib.blake2b(key, key=self._digest, digest_size=16).digest()
 
-    def mark_down(self) -> None:
-        self.down_until = time.monotonic() + _DOWN_S
+    def mark_there(self) -> None:
+        """Takes note that it answered just now."""
+        self._answered_at = time.monotonic()
+        # Whoever did not reach it a moment ago, and waits, is to ask it again.
+        self.down_until = 0.0
+
+    def mark_down(self, asked_at: float) -> None:
+        """Takes note that it was not reached, unless it has answered others since it was asked."""
+        if self._answered_at <= asked_at:
+            self.down_until = time.monotonic() + _DOWN_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,6 +306,7 @@ class _Call:
         self._args = args
         self._kwargs = kwargs
         self._began_at = time.monotonic()
+        self._asked_at = self._began_at
         self._has_begun = False
 
     def ask(self, member: _Member, *, blocking: bool) -> PendingCall:
@@ -305,6 +315,7 @@ class _Call:
             # Only here, in the thread and context of the caller: one that began goes on.
             member.check_calling(self.method)
             self._has_begun = True
+        self._asked_at = time.monotonic()
         left_s = self._left_s(member)
         return member.connection.attempt(
             self.method,
@@ -319,18 +330,18 @@ class _Call:
         try:
             pending.wait()
         except ServerUnreachableError as error:
-            member.mark_down()
+            member.mark_down(self._asked_at)
             return error
         except ServerBusyError as error:
-            member.was_there = True
+            member.mark_there()
             return None if self._choice.is_keyed else error
         except ServerLostError:
-            member.was_there = True
-            member.mark_down()
+            member.mark_there()
+            member.mark_down(math.inf)
         except CourierError:
             pass
         else:
-            member.was_there = True
+            member.mark_there()
         return None  # whoever takes the answer raises what it is
 
     def run(self, future: "_PoolFuture | None" = None) -> Any:
@@ -348,6 +359,8 @@ class _Call:
                     )
                 if refusals and self._left_s(member) <= 0:
                     continue
+                # Before it is asked: the answer to another call may come while this one is refused.
+                is_starting = member.is_starting
                 with self.pool._counted(member):
                     pending = self.ask(member, blocking=future is None)
                     if future is not None:
@@ -356,7 +369,7 @@ class _Call:
                     if refusal is None:
                         return member.connection.finish(pending, self.method)
                     refusals.append(refusal)
-                if self._choice.is_keyed and member.is_starting:
+                if self._choice.is_keyed and is_starting:
                     break
             self._pause(refusals)
 

@@ -120,7 +120,7 @@ class _ThreadNode:
         self._report: ExceptionReport | None = None
         # They may block; the supervisor goes on.
         self._handlers = threading.Thread(
-            target=runtime.stop_handlers.call_all, name="launchpad-stop-handlers", daemon=True
+            target=runtime.run_stop_handlers, name="launchpad-stop-handlers", daemon=True
         )
         self._is_forced = False
 

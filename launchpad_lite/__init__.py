@@ -60,6 +60,7 @@ from launchpad_lite.nodes.courier import CourierHandle, CourierNode
 from launchpad_lite.nodes.external import ExternalNode
 from launchpad_lite.nodes.pool import Pool
 from launchpad_lite.nodes.python import PyClassNode, PyNode
+from launchpad_lite.nodes.reverb import ReverbNode
 
 __all__ = [
     "Address",
@@ -101,6 +102,7 @@ __all__ = [
     "Resources",
     "Restart",
     "RestartPolicy",
+    "ReverbNode",
     "RunningProgram",
     "UnknownLauncherError",
     "UnresolvedAddressError",

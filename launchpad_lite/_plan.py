@@ -352,7 +352,8 @@ class _Planner:
         for index, node in enumerate(nodes):
             name = f"{label}[{index}]"
             resources = self._resources.get(label, name)
-            context = PlanContext(self._launcher.name, label, index, resources)
+            keeps_state = self._checkpoints.get(label, name) is not None
+            context = PlanContext(self._launcher.name, label, index, resources, keeps_state)
             try:
                 tasks = node.to_executables(context)
             except ValueError as error:

@@ -161,6 +161,14 @@ class NodeRuntime:
         """Whether it runs as a part of another node."""
         return self._host is not None
 
+    def run_stop_handlers(self) -> None:
+        """Calls the node's stop handlers once it is asked to stop, which they can see. Blocks.
+
+        For a thread that is started before `request_stop`: the node may end at once then.
+        """
+        self.stop_event.wait()
+        self.stop_handlers.call_all()
+
     def request_stop(self) -> None:
         """Tells the node that it is to end. For supervisors. May be repeated."""
         self.stop_event.set()

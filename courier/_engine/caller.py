@@ -36,6 +36,8 @@ class Caller:
         #: Calls that run or wait, and generators that are open.
         self._calls: dict[int, CallContext] = {}
         self._streams: dict[int, _Stream] = {}
+        #: Calls whose answers come from threads that the host does not know.
+        self._settling: set[int] = set()
         self._lock = threading.Lock()
         self._watched = READ
         self._gone = False
@@ -46,7 +48,8 @@ class Caller:
     @property
     def is_busy(self) -> bool:
         """Whether a call of it is open, or an answer on its way."""
-        return not self._gone and bool(self._calls or self._channel.is_pending)
+        open_calls = self._calls or self._settling
+        return not self._gone and bool(open_calls or self._channel.is_pending)
 
     # Reading, by the poller only
 
@@ -127,10 +130,18 @@ class Caller:
             stream.grant(0)
             return
         if isinstance(outcome, Later):
-            outcome.then(lambda settled: self.answer(number, call, settled, at_once=True))
+            outcome.then(lambda settled: self._settle(number, call, settled))
             return
         kind, parcel = reports.describe(outcome)
         self.refuse(number, call, kind, parcel, at_once=at_once)
+
+    def _settle(self, number: int, call: CallContext, outcome: Outcome) -> None:
+        """Answers a call that was kept for later, from whatever thread."""
+        self._settling.add(number)
+        try:
+            self.answer(number, call, outcome, at_once=True)
+        finally:
+            self._settling.discard(number)
 
     def refuse(
         self, number: int, call: CallContext, kind: int, parcel: Parcel, *, at_once: bool

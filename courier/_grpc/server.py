@@ -100,6 +100,8 @@ class FrontDoor:
         self._sessions = Sessions(secret)
         self._lock = threading.Lock()
         self._parked: dict[bytes, _Parked] = {}
+        #: Our ends of the sockets that stand for streams of our own clients.
+        self._streams: set[socket.socket] = set()
         self._reaper: threading.Timer | None = None
         self._stopped = False
         self._control = HandlerPool("courier-control", _CONTROL_THREADS, 0)
@@ -182,6 +184,9 @@ class FrontDoor:
         stopped = self._server.stop(grace_s)
         was_idle = False
         while not stopped.wait(_FLUSH_S) and time.monotonic() < give_up_at:
+            # Streams last as long as their clients, who hang up when they please.
+            if self._engine.is_idle:
+                self._end_streams()
             # Seen twice, so that the last answer has left. Older grpc would wait until clients
             # hang up, and those that have no call at the moment do not even notice.
             is_idle = all(pool.is_idle for pool in pools)
@@ -197,6 +202,13 @@ class FrontDoor:
         return [
             name for pool in pools for name in pool.stop(max(0.0, give_up_at - time.monotonic()))
         ]
+
+    def _end_streams(self) -> None:
+        """Ends streams that carry no call any more, after what the engine has sent already."""
+        with self._lock:
+            for outer in self._streams:
+                with contextlib.suppress(OSError):  # the peer has ended it
+                    outer.shutdown(socket.SHUT_RD)
 
     def _empty_parked(self) -> None:
         with self._lock:
@@ -317,6 +329,8 @@ class FrontDoor:
     def _connect(self, pieces: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         """Carries the frames of one of our own clients: the engine sees a socket like any other."""
         outer, inner = socket.socketpair()
+        with self._lock:
+            self._streams.add(outer)
         self._engine.admit(inner, context.peer(), Way.GRPC)
 
         def bring() -> None:
@@ -335,9 +349,10 @@ class FrontDoor:
             return
         finally:
             _shut(outer)
-            with contextlib.suppress(concurrent.futures.CancelledError):
-                bringer.result()
-            outer.close()
+            with self._lock:
+                self._streams.discard(outer)
+            # Not waited for: a client that sends nothing is heard until it learns of this end.
+            bringer.add_done_callback(lambda _: outer.close())
 
     def _fetch(
         self, parked: _Parked, key: SessionKey, sequence: int, context: grpc.ServicerContext

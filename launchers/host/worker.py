@@ -161,7 +161,7 @@ class _Control:
         # node can end, and no daemon: the process ends when they have returned.
         with contextlib.suppress(RuntimeError):  # the interpreter ends already
             threading.Thread(
-                target=self._runtime.stop_handlers.call_all,
+                target=self._runtime.run_stop_handlers,
                 name="launchpad-stop-handlers",
                 daemon=False,
             ).start()

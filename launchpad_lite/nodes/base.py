@@ -89,12 +89,14 @@ class PlanContext:
         label: The node's group.
         replica: Its index in the group.
         resources: What each node of the group gets.
+        keeps_state: Whether the launch gives it a folder for checkpoints.
     """
 
     launcher: str
     label: str
     replica: int
     resources: Resources
+    keeps_state: bool = False
 
 
 @dataclass(frozen=True)

@@ -228,7 +228,7 @@ class _Member:
         self.is_over = False
         self.error: BaseException | None = None
         self._handlers = threading.Thread(
-            target=self.runtime.stop_handlers.call_all, name="launchpad-stop-handlers", daemon=True
+            target=self.runtime.run_stop_handlers, name="launchpad-stop-handlers", daemon=True
         )
         context = contextvars.copy_context()
         self.thread = threading.Thread(

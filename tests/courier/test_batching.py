@@ -558,7 +558,7 @@ def test_a_caller_that_leaves_is_dropped_from_the_batch_that_fills(
 
 def test_a_caller_that_times_out_is_dropped(serve: Serve, way: dict[str, Any]) -> None:  # noqa: F811
     node = Node(_echo, 2)
-    _, client = serve(node, client={"call_timeout": 0.5}, **way)
+    _, client = serve(node, client={"call_timeout": 0.2}, **way)
     with pytest.raises(courier.CallTimeoutError):
         client.act(1)
     wait_until(lambda: node.waiting == 0)

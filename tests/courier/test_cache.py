@@ -478,6 +478,7 @@ def test_callers_that_time_out_or_leave_do_not_pile_up(make: Callable[..., Room]
     courier.close(impatient)
     leaving = room.another()
     futures = [leaving.futures.held() for _ in range(3)]
+    wait_until(lambda: room.cache._entries)  # the impatient ones may not even have connected
     (entry,) = room.cache._entries.values()
     wait_until(lambda: len(entry.waiting) == 3)
     courier.close(leaving)

@@ -3,6 +3,7 @@
 import collections
 import concurrent.futures
 import copy
+import functools
 import pickle
 import signal
 import threading
@@ -456,6 +457,10 @@ def test_the_time_that_was_spent_on_waiting_is_missing_later(
     assert 0 < (given[2] or 0) < (given[0] or 0) <= 1000
 
 
+def _is_later(member: Any, down_until: float) -> bool:
+    return bool(member.down_until > down_until)
+
+
 def test_a_key_waits_for_its_server_while_that_may_be_starting(
     script: Script, connect: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -465,7 +470,13 @@ def test_a_key_waits_for_its_server_while_that_may_be_starting(
     first = started(script, ports[0])
     key = next(key for key in KEYS if str(ports[1]) in pool._order_of(key.encode())[0].name)
     assert pool.pid() == first.pid
-    waiting = [pool.by_key(key).futures.pid() for _ in range(2)]
+    home = pool._order_of(key.encode())[0]
+    waiting = []
+    for _ in range(5):
+        waiting.append(pool.by_key(key).futures.pid())
+        # One after the other, so that some have just been refused when another is answered.
+        refused_at = home.down_until
+        wait_until(functools.partial(_is_later, home, refused_at))
     assert not concurrent.futures.wait(waiting, 0.3).done
     second = started(script, ports[1])
     assert {future.result(20) for future in waiting} == {second.pid}

@@ -473,6 +473,7 @@ def _beat(folder: str) -> None:
             return
 
 
+@pytest.mark.slow
 def test_heartbeats_of_inner_nodes_are_those_of_the_whole(
     launch_program: Any, tmp_path: Path
 ) -> None:

@@ -486,7 +486,8 @@ def test_nothing_of_a_command_is_left_when_its_worker_is_killed(
     program.add_node(lp.PyNode(lp.wait_for_stop), label="long")
     running = launch_program(program, "test_mp")
     poll_until((tmp_path / "up").exists, 20)
-    pid = running.running.status()[0].pid
+    # The worker may be faster than the launcher takes note of it.
+    pid = poll_until(lambda: running.running.status()[0].pid, 20)
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(lp.NodeFailedError, match="SIGKILL"):
@@ -501,7 +502,8 @@ def test_children_of_a_command_whose_worker_is_killed_end_before_it_comes_back(
     program = _program(lp.CommandNode(command, cwd=tmp_path))
     running = launch_program(program, "test_mp", restart="on_failure")
     poll_until(lambda: (tmp_path / "pid0").exists() and (tmp_path / "pid0").read_text(), 20)
-    pid = running.running.status()[0].pid
+    # The worker may be faster than the launcher takes note of it.
+    pid = poll_until(lambda: running.running.status()[0].pid, 20)
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
     poll_until((tmp_path / "pid1").exists, 20)

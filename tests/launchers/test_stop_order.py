@@ -223,3 +223,22 @@ def test_stop_handlers_run_once_even_if_many_ask_for_the_stop(
         running.running.request_stop("again")
     running.stop()
     assert file.read_text() == "called\n"
+
+
+def _note_what_a_handler_sees(folder: Path, index: int) -> None:
+    stop = lp.stop_event()
+    lp.register_stop_handler(lambda: (folder / f"{index}.seen").write_text(str(stop.is_set())))
+    (folder / f"{index}.up").touch()
+    lp.wait_for_stop()
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_stop_handler_sees_the_stop(launch_program: Any, tmp_path: Path, launcher: str) -> None:
+    program = lp.Program("seeing")
+    with program.group("node"):
+        for index in range(10):
+            program.add_node(lp.PyNode(_note_what_a_handler_sees, tmp_path, index))
+    running = launch_program(program, launcher)
+    poll_until(lambda: len(list(tmp_path.glob("*.up"))) == 10)
+    running.stop()
+    assert [path.read_text() for path in tmp_path.glob("*.seen")] == ["True"] * 10

@@ -214,8 +214,8 @@ def test_resources_of_the_group_are_those_of_each_of_its_executables() -> None:
     program = lp.Program("resources")
     nodes = [lp.PyNode(_main), lp.PyNode(_main)]
     program.add_node(lp.ColocationNode(nodes, "process"), label="group")
-    plan = lp.plan(program, resources={"group": {"cpu": 2}})
-    assert [executable.resources.cpu for executable in plan.executables] == [2, 2]
+    plan = lp.plan(program, resources={"group": {"cpu": 0.5}})
+    assert [executable.resources.cpu for executable in plan.executables] == [0.5, 0.5]
 
 
 def test_nested_colocations_are_flattened_as_far_as_they_go() -> None:

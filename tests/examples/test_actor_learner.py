@@ -1,0 +1,267 @@
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import launchpad_lite as lp
+from examples.actor_learner.launch import CURVE_FILE, line
+from examples.actor_learner.ppo import (
+    PPO,
+    ActorCritic,
+    Batch,
+    Hyperparameters,
+    Segment,
+    advantages_of,
+)
+from examples.actor_learner.program import Progress, make_program, read_result, table
+from launchpad_lite.testing import poll_until
+
+_ROOT = Path(__file__).parents[2]
+_PNG = b"\x89PNG\r\n\x1a\n"
+
+#: A target that is reached after one update or two.
+EASY = {"target": 60.0, "episodes": 4, "max_seconds": 60.0, "steps_per_update": 1024}
+
+
+def make_agent(seed: int = 0) -> ActorCritic:
+    agent = ActorCritic(observation_size=3, num_actions=2, hidden=5, dtype=np.float64)
+    agent.parameters[:] = np.random.default_rng(seed).normal(0, 0.7, agent.parameters.shape)
+    return agent
+
+
+def make_batch(agent: ActorCritic, size: int = 40) -> Batch:
+    rng = np.random.default_rng(1)
+    observations = rng.normal(size=(size, 3))
+    actions = rng.integers(2, size=size)
+    # Ratios on both sides of the clip, advantages of both signs.
+    old = agent.log_probabilities(observations, actions) + rng.normal(0, 0.3, size)
+    return Batch(observations, actions, old, rng.normal(size=size), rng.normal(size=size))
+
+
+def make_segment(size: int) -> Segment:
+    rng = np.random.default_rng(2)
+    terminated = rng.random(size) < 0.15
+    truncated = (rng.random(size) < 0.15) & ~terminated
+    assert terminated.any()
+    assert truncated.any()
+    return Segment(
+        rng.normal(size=(size, 3)),
+        rng.integers(2, size=size),
+        rng.normal(size=size),
+        rng.normal(size=(size, 3)),
+        terminated,
+        truncated,
+    )
+
+
+def test_the_gradient_is_that_of_finite_differences() -> None:
+    agent = make_agent()
+    batch = make_batch(agent)
+    ratios = np.exp(
+        agent.log_probabilities(batch.observations, batch.actions) - batch.log_probabilities
+    )
+    assert (abs(ratios - 1) > 0.2).any()
+    assert (abs(ratios - 1) < 0.2).any()
+
+    _, gradient = agent.loss(batch, clip=0.2, entropy=0.1)
+    found = np.empty_like(gradient)
+    for index, value in enumerate(agent.parameters.copy()):
+        losses = []
+        for moved in (value + 1e-6, value - 1e-6):
+            agent.parameters[index] = moved
+            losses.append(agent.loss(batch, clip=0.2, entropy=0.1)[0])
+        agent.parameters[index] = value
+        found[index] = (losses[0] - losses[1]) / 2e-6
+    np.testing.assert_allclose(gradient, found, rtol=1e-5, atol=1e-8)
+
+
+def test_advantages_are_the_weighted_sums_of_their_definition() -> None:
+    segment = make_segment(60)
+    rng = np.random.default_rng(3)
+    values, next_values = rng.normal(size=60), rng.normal(size=60)
+    expected = []
+    for start in range(60):
+        total, weight = 0.0, 1.0
+        for step in range(start, 60):
+            following = 0.0 if segment.terminated[step] else next_values[step]
+            total += weight * (segment.rewards[step] + 0.9 * following - values[step])
+            weight *= 0.9 * 0.8
+            if segment.terminated[step] or segment.truncated[step]:
+                break
+        expected.append(total)
+    np.testing.assert_allclose(advantages_of(segment, values, next_values, 0.9, 0.8), expected)
+
+
+def test_actions_are_drawn_as_likely_as_the_policy_says() -> None:
+    agent, rng = make_agent(), np.random.default_rng(4)
+    observation = np.array([0.5, -1.0, 2.0])
+    logs = agent.log_probabilities(np.stack([observation] * 2), np.array([0, 1]))
+    share = np.mean([agent.sample(observation, rng) for _ in range(4000)])
+    assert share == pytest.approx(np.exp(logs[1]), abs=0.03)
+    assert np.exp(logs).sum() == pytest.approx(1)
+    assert agent.best(observation) == int(logs.argmax())
+
+
+def test_an_update_makes_good_actions_likelier_and_values_better() -> None:
+    agent = ActorCritic(3, 2, dtype=np.float64)
+    agent.initialise(np.random.default_rng(5))
+    segment = make_segment(512)
+    over = np.ones(512, np.bool_)  # each step is an episode
+    rewards = segment.actions.astype(np.float64)  # action 1 is the good one
+    segment = dataclasses.replace(segment, rewards=rewards, terminated=over, truncated=~over)
+    ones = np.ones(512, np.int64)
+
+    def chance() -> float:
+        return float(np.exp(agent.log_probabilities(segment.observations, ones)).mean())
+
+    def error() -> float:
+        return float(((agent.values(segment.observations) - rewards) ** 2).mean())
+
+    before = chance(), error()
+    learner = PPO(agent, Hyperparameters(), np.random.default_rng(6))
+    for _ in range(5):
+        learner.update([segment])
+    assert learner.steps == 5 * 512
+    assert chance() > before[0] + 0.05
+    assert error() < before[1]
+
+
+@pytest.mark.parametrize("launcher", ["test_mt", "test_mp"])
+def test_it_ends_by_itself_once_it_is_solved(
+    launch_program: Any, tmp_path: Path, launcher: str
+) -> None:
+    folder = tmp_path / "made" / "for it"
+    result = launch_program(make_program(output=folder, **EASY), launcher).wait()
+    assert (result.outcome, result.reason) == (lp.Outcome.STOPPED, "lp.stop() in evaluator[0]")
+    assert not result.killed
+    found = read_result(folder)
+    last = found.evaluations[-1]
+    assert (found.solved, last.episodes) == (True, 4)
+    assert last.mean_return >= 60
+    assert (found.updates, found.steps) == (last.updates, 1024 * last.updates)
+    assert [point.updates for point in found.curve] == list(range(1, len(found.curve) + 1))
+
+
+@pytest.mark.slow
+def test_the_same_seed_learns_the_same_as_threads_and_as_processes(
+    launch_program: Any, tmp_path: Path
+) -> None:
+    curves = []
+    for launcher in ("test_mt", "test_mp"):
+        program = make_program(2, seed=7, output=tmp_path / launcher, **EASY)
+        launch_program(program, launcher).wait()
+        curve = read_result(tmp_path / launcher).curve
+        curves.append([(point.steps, point.training_return) for point in curve])
+    common = min(map(len, curves))
+    assert common > 0
+    assert curves[0][:common] == curves[1][:common]
+
+
+def test_it_gives_up_when_the_time_is_over_and_prints_that(
+    launch_program: Any, capsys: Any
+) -> None:
+    options = {**EASY, "target": 500.0, "max_seconds": 0.5}
+    launch_program(make_program(**options), "test_mt").wait()
+    assert "500 NOT reached" in capsys.readouterr().out
+
+
+def test_a_stop_from_outside_keeps_what_was_found_and_ends_nobody_by_force(
+    launch_program: Any, tmp_path: Path
+) -> None:
+    running = launch_program(make_program(3, output=tmp_path, target=500.0), "test_mp")
+    learner = running.client("learner")
+    poll_until(lambda: learner.progress().updates > 1, 60)
+    assert not running.stop().killed
+    found = read_result(tmp_path)
+    assert not found.solved
+    assert found.updates > 1
+
+
+@pytest.mark.slow
+def test_an_actor_that_is_killed_is_replaced_and_learning_goes_on(
+    launch_program: Any, tmp_path: Path
+) -> None:
+    program = make_program(2, output=tmp_path, target=500.0)
+    restart = {"actor": lp.RestartPolicy(backoff_s=0.01)}
+    running = launch_program(program, "test_mp", restart=restart)
+    learner = running.client("learner")
+    poll_until(lambda: learner.progress().updates > 1, 60)
+    (actor,) = (each for each in running.running.status() if each.name == "actor[1]")
+    os.kill(actor.pid, signal.SIGKILL)
+    known = learner.progress().updates
+    # One update may be on its way; a second one needs the new actor.
+    poll_until(lambda: learner.progress().updates > known + 2, 60)
+    result = running.stop()
+    assert [each.node for each in result.restarts] == ["actor[1]"]
+
+
+@pytest.mark.parametrize(
+    ("options", "mistake"),
+    [
+        ({"num_actors": 0}, "at least one actor.*not 0 actors"),
+        ({"num_actors": 4, "steps_per_update": 3}, "a step of each"),
+        ({"episodes": 0}, "at least one episode"),
+        ({"max_seconds": float("nan")}, "some time"),
+        ({"target": 501}, "500 at most, never 501"),
+        ({"seed": -1}, "0 or more, not -1"),
+    ],
+)
+def test_mistakes_are_found_before_anything_starts(options: dict[str, Any], mistake: str) -> None:
+    with pytest.raises(ValueError, match=mistake):
+        make_program(**options)
+
+
+def test_progress_is_one_line() -> None:
+    words = " ".join(line(Progress(0, 0, None, None, 0.04)).split())
+    assert words == "update 0 0 steps training - greedy - 0.0 s"
+    words = " ".join(line(Progress(12, 24576, 210.34, 489.1, 3.4)).split())
+    assert words == "update 12 24,576 steps training 210.3 greedy 489.1 3.4 s"
+
+
+def run_script(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "examples.actor_learner.launch", *arguments],
+        cwd=_ROOT,
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+
+
+def test_the_script_shows_a_table_and_keeps_the_result(tmp_path: Path) -> None:
+    done = run_script("--actors=1", "--target=60", "--episodes=4", f"--output={tmp_path}")
+    assert (done.returncode, done.stderr) == (0, "")
+    found = read_result(tmp_path)
+    assert found.solved
+    assert f"\n\n{table(found)}\n\n" in done.stdout
+    assert str(tmp_path / CURVE_FILE) in done.stdout
+    assert (tmp_path / CURVE_FILE).read_bytes().startswith(_PNG)
+
+
+@pytest.mark.slow
+def test_the_script_says_that_the_target_was_not_reached() -> None:
+    done = run_script("--launcher=local_mt", "--target=500", "--max-seconds=0.5")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "500 NOT reached" in done.stdout
+
+
+def test_the_script_refuses_to_learn_without_actors() -> None:
+    done = run_script("--actors=0")
+    assert done.returncode == 2
+    assert "at least one actor" in done.stderr
+
+
+@pytest.mark.slow
+def test_it_solves_cartpole(launch_program: Any, tmp_path: Path) -> None:
+    launch_program(make_program(output=tmp_path, max_seconds=90.0), "test_mp").wait(100.0)
+    found = read_result(tmp_path)
+    assert found.solved
+    assert found.evaluations[-1].mean_return >= 475
+    assert found.evaluations[-1].episodes == 100
+    assert found.steps <= 200_000
