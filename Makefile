@@ -27,8 +27,8 @@ $(READY): pyproject.toml
 	$(BIN)/python -m pip install -qq --editable '.[dev]'
 	@touch $@
 
-demo: $(READY) ## Run map-reduce on local processes
-	$(BIN)/python -m examples.map_reduce.launch
+demo: $(READY) ## Learn to balance a pole with actors and a learner, each a process
+	$(BIN)/python -m examples.actor_learner.launch --max-seconds=50 --output=.cache/demo
 
 test: lint types ## Check everything: lint, types, contracts, all tests
 	$(BIN)/python -m pytest

@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 #: What a lock bears; who waits looks again.
 _LONGEST_S = 1e6
 #: A batched handler that nobody calls leaves no thread behind for long.
-_IDLE_S = 1.0
+_IDLE_S = 0.2
 
 
 def batched_handler(
