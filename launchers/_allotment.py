@@ -28,7 +28,7 @@ class Machine:
         cores: Numbers of the cores that this process may use.
         ram_bytes: Main memory.
         gpus: Accelerators, as `CUDA_VISIBLE_DEVICES` names them.
-        gpus_from: Where these are known from; for messages.
+        gpus_shown_by: Where these are known from; for messages.
         binds: Whether processes can be bound to cores.
         limits: Whether the memory of processes can be limited.
     """
@@ -36,7 +36,7 @@ class Machine:
     cores: tuple[int, ...]
     ram_bytes: int
     gpus: tuple[str, ...] = ()
-    gpus_from: str = "/dev"
+    gpus_shown_by: str = "/dev shows"
     binds: bool = True
     limits: bool = True
 
@@ -51,66 +51,70 @@ class Machine:
         return cls(tuple(cores), memory_bytes(), gpus, source, binds=binds, limits=limits)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Allotment:
     """How a machine is divided.
 
     Attributes:
-        grants: What each executable gets, by its name.
+        grants: What each executable gets, by its name; empty if there are mistakes.
         mistakes: Why it cannot be done.
         notes: What is not honoured.
     """
 
-    grants: dict[str, Grant] = field(default_factory=dict)
-    mistakes: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    grants: Mapping[str, Grant] = field(default_factory=dict)
+    mistakes: Sequence[str] = ()
+    notes: Sequence[str] = ()
 
 
 def allot(executables: Sequence[Executable], machine: Machine) -> Allotment:
     """Divides a machine: each core and each device has one owner, unless parts were asked for."""
-    result = Allotment()
-    for each in executables:
-        interpreter = each.process.interpreter
-        if interpreter is not None and shutil.which(interpreter) is None:
-            result.mistakes.append(f"{each.name}: there is no interpreter {interpreter!r}")
-    wishes_cpu = _wishes(executables, lambda each: each.resources.cpu)
-    wishes_ram = _wishes(executables, lambda each: each.resources.ram_gib)
-    wishes_gpu = _wishes(executables, lambda each: each.resources.gpu)
-    result.mistakes += [
-        *_too_much(
-            "cpu", "cores", executables, wishes_cpu, len(machine.cores), "this process may use"
-        ),
-        *_too_much(
-            "ram", "GiB", executables, wishes_ram, machine.ram_bytes / _GIB, "this machine has"
-        ),
-        *_too_much("gpu", "devices", executables, wishes_gpu, len(machine.gpus), _shows(machine)),
+    cpu, ram_gib, gpu = (_wishes(executables, name) for name in ("cpu", "ram_gib", "gpu"))
+    ram_there = machine.ram_bytes / _GIB
+    mistakes = [
+        *_missing_interpreters(executables),
+        *_too_much("cpu", "cores", executables, cpu, len(machine.cores), "this process may use"),
+        *_too_much("ram", "GiB", executables, ram_gib, ram_there, "this machine has"),
+        *_too_much("gpu", "devices", executables, gpu, len(machine.gpus), machine.gpus_shown_by),
     ]
-    if result.mistakes:
-        return result
-    cores = _divide_cores(wishes_cpu, machine.cores)
+    if mistakes:
+        return Allotment(mistakes=mistakes)
     try:
-        gpus = _divide_gpus(wishes_gpu, machine.gpus)
+        gpus = _divide_gpus(gpu, machine.gpus)
     except _DoesNotFitError as error:
-        result.mistakes.append(str(error))
-        return result
-    if wishes_cpu and not machine.binds:
-        result.notes.append("cpu: this system cannot bind processes to cores")
-    if wishes_ram and not machine.limits:
-        result.notes.append("ram_gib: this system cannot limit the memory of processes")
-    for each in executables:
-        environment: dict[str, str | None] = {}
-        if wishes_gpu or each.resources.gpu is not None:
-            # A node that sees a device may take all its memory, whether it needs it or not.
-            environment[VISIBLE_DEVICES] = ",".join(gpus.get(each.name, ()))
-        environment.update(each.process.env)  # who names devices has asked for these
-        ram_gib = wishes_ram.get(each.name)
-        result.grants[each.name] = Grant(
+        return Allotment(mistakes=[str(error)])
+    cores = _divide_cores(cpu, machine.cores)
+    notes = []
+    if cpu and not machine.binds:
+        notes.append("cpu: this system cannot bind processes to cores")
+    if ram_gib and not machine.limits:
+        notes.append("ram_gib: this system cannot limit the memory of processes")
+    grants = {
+        each.name: Grant(
             cores.get(each.name, ()),
-            None if ram_gib is None else int(ram_gib * _GIB),
-            environment,
-            shutil.which(each.process.interpreter) if each.process.interpreter else None,
+            int(ram_gib[each.name] * _GIB) if each.name in ram_gib else None,
+            # Who names devices in the environment has asked for these.
+            {**_visible(each, gpus), **each.process.env},
+            each.process.interpreter and shutil.which(each.process.interpreter),
         )
-    return result
+        for each in executables
+    }
+    return Allotment(grants, notes=notes)
+
+
+def _visible(each: Executable, gpus: Mapping[str, Sequence[str]]) -> dict[str, str | None]:
+    """Returns what says which devices an executable sees."""
+    if not gpus and each.resources.gpu is None:
+        return {}
+    # A node that sees a device may take all its memory, whether it needs it or not.
+    return {VISIBLE_DEVICES: ",".join(gpus.get(each.name, ()))}
+
+
+def _missing_interpreters(executables: Sequence[Executable]) -> list[str]:
+    return [
+        f"{each.name}: there is no interpreter {each.process.interpreter!r}"
+        for each in executables
+        if each.process.interpreter is not None and shutil.which(each.process.interpreter) is None
+    ]
 
 
 def notes_of_threads(executables: Sequence[Executable]) -> list[str]:
@@ -132,15 +136,10 @@ def _labels(executables: Sequence[Executable], choose: Callable[[Executable], bo
     return ", ".join(dict.fromkeys(each.label for each in executables if choose(each)))
 
 
-def _wishes(
-    executables: Sequence[Executable], wish: Callable[[Executable], float | None]
-) -> dict[str, float]:
-    found = ((each.name, wish(each)) for each in executables)
-    return {name: float(wanted) for name, wanted in found if wanted}
-
-
-def _shows(machine: Machine) -> str:
-    return f"{machine.gpus_from} shows"
+def _wishes(executables: Sequence[Executable], name: str) -> dict[str, float]:
+    """Returns what executables want of one resource; those that want none are left out."""
+    found = ((each.name, getattr(each.resources, name)) for each in executables)
+    return {executable: float(wish) for executable, wish in found if wish}
 
 
 def _too_much(
@@ -232,6 +231,6 @@ def _gpus() -> tuple[tuple[str, ...], str]:
             if not name.strip() or name.strip().startswith("-"):
                 break
             names.append(name.strip())
-        return tuple(names), f"{VISIBLE_DEVICES}={listed}"
+        return tuple(names), f"{VISIBLE_DEVICES}={listed} shows"
     count = sum(1 for path in Path("/dev").glob("nvidia*") if path.name[6:].isdecimal())
-    return tuple(map(str, range(count))), "/dev"
+    return tuple(map(str, range(count))), "/dev shows"

@@ -104,7 +104,7 @@ class ColocationNode(Node[Any]):
     @property
     def description(self) -> str:
         """For people, like `ColocationNode(CourierNode(Learner), PyNode(main))`."""
-        names = [getattr(node, "description", type(node).__name__) for node in self._nodes]
+        names = [node.description for node in self._nodes]
         return f"{type(self).__name__}({', '.join(names)})"
 
     def create_handle(self) -> SilentHandle:

@@ -15,7 +15,9 @@ from launchers.host.grant import Grant
 from launchers.host.memory import memory_bytes
 from launchpad_lite.launching import Executable
 
-MACHINE = Machine((0, 1, 2, 3), 8 << 30, ("0", "1", "GPU-c"), "CUDA_VISIBLE_DEVICES=0,1,GPU-c")
+MACHINE = Machine(
+    (0, 1, 2, 3), 8 << 30, ("0", "1", "GPU-c"), "CUDA_VISIBLE_DEVICES=0,1,GPU-c shows"
+)
 
 
 def executables(
@@ -172,7 +174,7 @@ def test_this_machine_has_the_devices_that_cuda_would_see(
     monkeypatch.setenv(VISIBLE_DEVICES, listed)
     machine = Machine.here()
     assert machine.gpus == gpus
-    assert machine.gpus_from == f"CUDA_VISIBLE_DEVICES={listed}"
+    assert machine.gpus_shown_by == f"CUDA_VISIBLE_DEVICES={listed} shows"
 
 
 def test_this_machine_has_what_this_process_may_use() -> None:
