@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import courier
+from courier._engine import dialing
 from tests.courier.scripts import started
 
 Serve = Callable[..., tuple[courier.Server, Any]]
@@ -73,6 +74,31 @@ def script(tmp_path: Path, secret: courier.Secret) -> Iterator[Script]:
 
     with started() as run:
         yield start
+
+
+def go_by(way: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Has clients connect by one way: unix, tcp, grpc, copy or share.
+
+    Returns:
+        Options that their servers need for it.
+    """
+    if way in ("copy", "share"):
+        return {"in_process": way}
+    if way != "unix":
+        monkeypatch.setattr(dialing, "_dial_local", lambda *_: None)
+    if way == "grpc":
+
+        def hang_up(*_: object) -> Any:
+            raise dialing.SpeechlessError("something in between hangs up")
+
+        monkeypatch.setattr(dialing, "_dial_directly", hang_up)
+    return {}
+
+
+@pytest.fixture(params=["unix", "tcp", "grpc", "copy", "share"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """By which way clients connect; options of the servers."""
+    return go_by(request.param, monkeypatch)
 
 
 def our_threads() -> set[threading.Thread]:

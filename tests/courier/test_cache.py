@@ -18,7 +18,6 @@ import courier
 from courier import _cache
 from courier._context import CallContext
 from courier._dispatch import Answer, Failure, Later, Value
-from courier._engine import dialing
 from courier._lane import PendingCall, Raised, Reply, Returned
 from courier._parcel import Parcel, pack, unpack
 from tests.courier.conftest import Serve
@@ -167,22 +166,6 @@ class Room:
 @pytest.fixture
 def make(serve: Serve, connect: Callable[..., Any]) -> Callable[..., Room]:
     return lambda **options: Room(serve, connect, **options)
-
-
-@pytest.fixture(params=["unix", "tcp", "grpc", "copy", "share"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """By which way all clients connect; options of the servers."""
-    if request.param in ("copy", "share"):
-        return {"in_process": request.param}
-    if request.param != "unix":
-        monkeypatch.setattr(dialing, "_dial_local", lambda *_: None)
-    if request.param == "grpc":
-
-        def hang_up(*_: object) -> Any:
-            raise dialing.SpeechlessError("something in between hangs up")
-
-        monkeypatch.setattr(dialing, "_dial_directly", hang_up)
-    return {}
 
 
 def _descriptors() -> int:

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import courier
-from courier._engine import dialing
 from tests.courier.conftest import Serve
 from tests.courier.grpc_client import GrpcClient, Refused
 from tests.courier.waiting import wait_until
@@ -84,22 +83,6 @@ def node() -> Iterator[Node]:
     yield node
     for future in node.opened:
         future.cancel()
-
-
-@pytest.fixture(params=["unix", "tcp", "grpc", "copy", "share"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """By which way clients connect; options of the server."""
-    if request.param in ("copy", "share"):
-        return {"in_process": request.param}
-    if request.param != "unix":
-        monkeypatch.setattr(dialing, "_dial_local", lambda *_: None)
-    if request.param == "grpc":
-
-        def hang_up(*_: object) -> Any:
-            raise dialing.SpeechlessError("something in between hangs up")
-
-        monkeypatch.setattr(dialing, "_dial_directly", hang_up)
-    return {}
 
 
 def _call_aside(call: Callable[[], Any]) -> "Future[Any]":

@@ -14,9 +14,8 @@ import pytest
 
 import courier
 from courier import _frozen
-from courier._engine import dialing
 from courier._shared import Shared
-from tests.courier.conftest import Script, Serve
+from tests.courier.conftest import Script, Serve, go_by
 from tests.courier.waiting import wait_until
 
 _SIZE = 1 << 17  # of eight bytes each: more than what is sent inline
@@ -68,17 +67,7 @@ def _count_anew() -> None:
 @pytest.fixture(params=["unix", "tcp", "grpc", "copy"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """By which way clients connect; options of the server."""
-    if request.param == "copy":
-        return {"in_process": "copy"}
-    if request.param != "unix":
-        monkeypatch.setattr(dialing, "_dial_local", lambda *_: None)
-    if request.param == "grpc":
-
-        def hang_up(*_: object) -> Any:
-            raise dialing.SpeechlessError("something in between hangs up")
-
-        monkeypatch.setattr(dialing, "_dial_directly", hang_up)
-    return {}
+    return go_by(request.param, monkeypatch)
 
 
 def _params() -> dict[str, Any]:
@@ -304,7 +293,7 @@ def test_readers_of_the_same_host_map_what_is_shared(serve: Serve) -> None:
 def test_readers_of_other_hosts_get_the_bytes(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dialing, "_dial_local", lambda *_: None)
+    go_by("tcp", monkeypatch)
     _, client = serve(Learner(_params()))
     client.params()
     before = _maps()

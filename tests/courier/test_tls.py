@@ -20,10 +20,9 @@ import numpy as np
 import pytest
 
 import courier
-from courier._engine import dialing
 from courier._engine.handshake import Purpose, prefix
 from tests.courier.certificates import Authority
-from tests.courier.conftest import Script, Serve
+from tests.courier.conftest import Script, Serve, go_by
 from tests.courier.grpc_client import GrpcClient
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -77,20 +76,13 @@ def tls(authority: Authority) -> courier.TlsCredentials:
 
 @pytest.fixture
 def over_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dialing, "_dial_local", lambda *_: None)
+    go_by("tcp", monkeypatch)
 
 
 @pytest.fixture(params=["unix", "tcp", "grpc"])
 def carrier(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """By which way clients connect."""
-    if request.param != "unix":
-        monkeypatch.setattr(dialing, "_dial_local", lambda *_: None)
-    if request.param == "grpc":
-
-        def hang_up(*_: object) -> Any:
-            raise dialing.SpeechlessError("something in between hangs up")
-
-        monkeypatch.setattr(dialing, "_dial_directly", hang_up)
+    go_by(request.param, monkeypatch)
     return str(request.param)
 
 
