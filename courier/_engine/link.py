@@ -89,6 +89,8 @@ class Link:
         self._on_end = on_end
         self._numbers = itertools.count(1)
         self._open: dict[int, Exchange] = {}
+        #: Those of them whose first frame is just being sent: only their senders know whether it was.
+        self._beginning: set[int] = set()
         #: Held by the leader.
         self._lead = threading.Lock()
         #: Who leads, as threads are numbered; 0 is nobody.
@@ -157,6 +159,7 @@ class Link:
         number = next(self._numbers)
         is_first = not self._open
         exchange.number = number
+        self._beginning.add(number)
         self._open[number] = exchange
         channel = self._channel
         try:
@@ -173,6 +176,8 @@ class Link:
             exchange.take_back(str(error))
         except OSError as error:
             self.fail(f"the connection broke: {error}")
+        finally:
+            self._beginning.discard(number)
         if self._lost is not None:
             self._settle_lost(number)
 
@@ -398,7 +403,8 @@ class Link:
         self._channel.shut()
         self._end()
         for number in list(self._open):
-            self._settle_lost(number)
+            if number not in self._beginning:
+                self._settle_lost(number)
         self._close_if_lost()
 
     def _close_if_lost(self) -> None:
