@@ -23,7 +23,6 @@ from courier._batching import BatchedHandler
 from courier._idempotence import is_idempotent
 from tests.courier.conftest import Script, Serve, our_threads
 from tests.courier.grpc_client import GrpcClient
-from tests.courier.test_later import way  # noqa: F401 - a fixture
 from tests.courier.waiting import wait_until
 
 Future = concurrent.futures.Future
@@ -462,7 +461,7 @@ class Proxy:
         return getattr(self._wrapped, name)
 
 
-def test_it_is_served_as_attribute_property_and_method(serve: Serve, way: dict[str, Any]) -> None:  # noqa: F811
+def test_it_is_served_as_attribute_property_and_method(serve: Serve, way: dict[str, Any]) -> None:
     server, client = serve(Node(), **way)
     assert {"act", "act_too", "method"} <= set(server.methods())
     futures = [client.futures.act(1), client.futures.act_too(2), client.futures.act(3)]
@@ -470,7 +469,7 @@ def test_it_is_served_as_attribute_property_and_method(serve: Serve, way: dict[s
     assert [future.result(_PATIENCE_S) for future in futures] == [1, 2, 3]
 
 
-def test_a_wrapper_that_forwards_attributes_serves_it(serve: Serve, way: dict[str, Any]) -> None:  # noqa: F811
+def test_a_wrapper_that_forwards_attributes_serves_it(serve: Serve, way: dict[str, Any]) -> None:
     server, client = serve(Proxy(Node()), thread_pool_size=1, **way)
     assert "act" in server.methods()
     futures = [client.futures.act(index) for index in range(4)]
@@ -479,7 +478,7 @@ def test_a_wrapper_that_forwards_attributes_serves_it(serve: Serve, way: dict[st
 
 def test_it_is_bound_alone_or_served_as_a_callable_object(
     serve: Serve,
-    way: dict[str, Any],  # noqa: F811
+    way: dict[str, Any],
 ) -> None:
     server, client = serve(_handler(_echo, 2), thread_pool_size=1, **way)
     server.bind("also", _handler(_echo, 2))
@@ -500,7 +499,7 @@ def test_a_decorated_method_has_batches_for_each_object() -> None:
     assert one.method.__name__ == "method"
 
 
-def test_callers_may_be_more_than_threads(serve: Serve, way: dict[str, Any]) -> None:  # noqa: F811
+def test_callers_may_be_more_than_threads(serve: Serve, way: dict[str, Any]) -> None:
     seen = Seen()
     _, client = serve(Node(seen, 40), thread_pool_size=1, **way)
     futures = [client.futures.act(index) for index in range(39)]
@@ -510,14 +509,14 @@ def test_callers_may_be_more_than_threads(serve: Serve, way: dict[str, Any]) -> 
     assert seen.sizes == [40]
 
 
-def test_large_results_reach_their_callers(serve: Serve, way: dict[str, Any]) -> None:  # noqa: F811
+def test_large_results_reach_their_callers(serve: Serve, way: dict[str, Any]) -> None:
     _, client = serve(Node(lambda x: x + 1, 3), **way)
     futures = [client.futures.act(np.full(1 << 17, index)) for index in range(3)]
     for index, future in enumerate(futures):
         np.testing.assert_array_equal(future.result(_PATIENCE_S), np.full(1 << 17, index + 1))
 
 
-def test_exceptions_reach_all_callers_as_themselves(serve: Serve, way: dict[str, Any]) -> None:  # noqa: F811
+def test_exceptions_reach_all_callers_as_themselves(serve: Serve, way: dict[str, Any]) -> None:
     def fail(_: Any) -> Any:
         raise KeyError("for all")
 
@@ -528,7 +527,7 @@ def test_exceptions_reach_all_callers_as_themselves(serve: Serve, way: dict[str,
         assert "in fail" in (courier.remote_traceback(caught.value) or "")
 
 
-def test_it_may_be_awaited(serve: Serve, way: dict[str, Any]) -> None:  # noqa: F811
+def test_it_may_be_awaited(serve: Serve, way: dict[str, Any]) -> None:
     _, client = serve(Node(), **way)
 
     async def call() -> Any:
@@ -541,7 +540,7 @@ def test_it_may_be_awaited(serve: Serve, way: dict[str, Any]) -> None:  # noqa: 
 
 def test_a_caller_that_leaves_is_dropped_from_the_batch_that_fills(
     serve: Serve,
-    way: dict[str, Any],  # noqa: F811
+    way: dict[str, Any],
 ) -> None:
     seen = Seen()
     node = Node(seen, 3)
@@ -556,7 +555,7 @@ def test_a_caller_that_leaves_is_dropped_from_the_batch_that_fills(
     assert [sorted(args[0].tolist()) for args, _ in seen.calls] == [[0, 1, 2]]
 
 
-def test_a_caller_that_times_out_is_dropped(serve: Serve, way: dict[str, Any]) -> None:  # noqa: F811
+def test_a_caller_that_times_out_is_dropped(serve: Serve, way: dict[str, Any]) -> None:
     node = Node(_echo, 2)
     _, client = serve(node, client={"call_timeout": 0.2}, **way)
     with pytest.raises(courier.CallTimeoutError):
@@ -564,7 +563,7 @@ def test_a_caller_that_times_out_is_dropped(serve: Serve, way: dict[str, Any]) -
     wait_until(lambda: node.waiting == 0)
 
 
-def test_a_server_stops_while_a_batch_fills(serve: Serve, way: dict[str, Any]) -> None:  # noqa: F811
+def test_a_server_stops_while_a_batch_fills(serve: Serve, way: dict[str, Any]) -> None:
     node = Node(_echo, 10)
     server, client = serve(node, **way)
     futures = [client.futures.act(index) for index in range(5)]
@@ -587,7 +586,7 @@ def test_plain_grpc_clients_meet(serve: Serve, secret: courier.Secret) -> None:
         assert [call.result(_PATIENCE_S) for call in calls] == list(range(4))
 
 
-def test_a_handler_may_call_it(serve: Serve, way: dict[str, Any]) -> None:  # noqa: F811
+def test_a_handler_may_call_it(serve: Serve, way: dict[str, Any]) -> None:
     class Outer:
         def __init__(self) -> None:
             self._act = _handler(_echo, 2)
@@ -600,7 +599,7 @@ def test_a_handler_may_call_it(serve: Serve, way: dict[str, Any]) -> None:  # no
     assert [future.result(_PATIENCE_S) for future in futures] == list(range(1, 7))
 
 
-def test_batches_may_feed_others(serve: Serve, way: dict[str, Any]) -> None:  # noqa: F811
+def test_batches_may_feed_others(serve: Serve, way: dict[str, Any]) -> None:
     inner = _handler(_echo, 1)
     node = Node(lambda values: [inner(int(value)) for value in values], 2)
     _, client = serve(node, **way)
