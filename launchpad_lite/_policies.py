@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from launchpad_lite._settings import checked_fields
+
 
 class RestartWhen(enum.Enum):
     """Which ends of a node lead to a new start."""
@@ -76,7 +78,7 @@ class RestartPolicy:
             return given
         if isinstance(given, RestartWhen | str):
             return cls(given)
-        return cls(**_checked_fields(cls, given, "lp.RestartPolicy, its name"))
+        return cls(**checked_fields(cls, given, "lp.RestartPolicy, its name"))
 
     def delay_s(self, failures: int, chance: float) -> float:
         """Returns how long to wait before a restart.
@@ -138,20 +140,11 @@ class Liveness:
         """
         if isinstance(given, Liveness):
             return given
-        return cls(**_checked_fields(cls, given, "lp.Liveness"))
+        return cls(**checked_fields(cls, given, "lp.Liveness"))
 
     def __str__(self) -> str:
         limits = dataclasses.asdict(self).items()
         return ", ".join(f"{name}={value:g}" for name, value in limits if value is not None)
-
-
-def _checked_fields(kind: type, given: object, expected: str) -> dict[str, Any]:
-    if not isinstance(given, Mapping):
-        raise TypeError(f"expected {expected} or a dict, got {given!r}")
-    known = [field.name for field in dataclasses.fields(kind)]
-    if unknown := sorted(set(given) - set(known), key=repr):
-        raise ValueError(f"unknown setting {unknown[0]!r}; known are {', '.join(known)}")
-    return dict(given)
 
 
 def _check_seconds(

@@ -2,8 +2,10 @@
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
+
+from launchpad_lite._settings import checked_fields
 
 
 @dataclass(frozen=True)
@@ -45,12 +47,7 @@ class PythonProcess:
         """
         if isinstance(given, PythonProcess):
             return given
-        if not isinstance(given, Mapping):
-            raise TypeError(f"expected lp.PythonProcess or a dict, got {given!r}")
-        known = [each.name for each in fields(cls)]
-        if unknown := sorted(set(given) - set(known), key=repr):
-            raise ValueError(f"unknown setting {unknown[0]!r}; known are {', '.join(known)}")
-        return cls(**given)
+        return cls(**checked_fields(cls, given, "lp.PythonProcess"))
 
     def flags(self) -> list[str]:
         """Returns `args` as they stand on a command line."""

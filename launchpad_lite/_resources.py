@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
+from launchpad_lite._settings import checked_fields
+
 
 @dataclass(frozen=True)
 class Resources:
@@ -44,18 +46,17 @@ class Resources:
         """
         if isinstance(given, Resources):
             return given
-        if not isinstance(given, Mapping):
-            raise TypeError(f"expected lp.Resources or a dict, got {given!r}")
-        wishes = dict(given)
-        if "ram" in wishes and "ram_gib" in wishes:
-            raise ValueError("ram and ram_gib mean the same; give one of them")
-        if "ram" in wishes:  # the spelling of the paper's Listing 1
-            wishes["ram_gib"] = wishes.pop("ram")
-        known = [field.name for field in dataclasses.fields(cls)]
-        if unknown := sorted(set(wishes) - set(known), key=repr):
-            raise ValueError(f"unknown resource {unknown[0]!r}; known are {', '.join(known)}")
-        return cls(**wishes)
+        return cls(**checked_fields(cls, _respelled(given), "lp.Resources", called="resource"))
 
     def __str__(self) -> str:
         wishes = dataclasses.asdict(self).items()
         return ", ".join(f"{name}={value:g}" for name, value in wishes if value is not None)
+
+
+def _respelled(given: object) -> object:
+    """Takes the spelling of the paper's Listing 1 as well: ram."""
+    if not isinstance(given, Mapping) or "ram" not in given:
+        return given
+    if "ram_gib" in given:
+        raise ValueError("ram and ram_gib mean the same; give one of them")
+    return {"ram_gib" if name == "ram" else name: given[name] for name in given}

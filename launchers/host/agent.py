@@ -16,7 +16,6 @@ import atexit
 import contextlib
 import ctypes
 import errno
-import faulthandler
 import gc
 import math
 import os
@@ -40,7 +39,7 @@ from launchers.host.link import Frame, FrameDecoder, Outbox
 from launchers.host.memory import count_memory_kills
 from launchers.host.stacks import STACKS_SIGNAL, open_stacks, read_stacks, write_stacks_on_signal
 from launchers.host.sweep import MARK, adopt_orphans, end_children, fork_under_warden
-from launchers.host.worker import leave, run_worker
+from launchers.host.worker import leave, prepare_output, run_worker
 from launchpad_lite._checkpoints import CheckpointStore
 from launchpad_lite.launching import Address
 
@@ -558,9 +557,7 @@ def _reset_interpreter() -> None:
     atexit._clear()
     gc.unfreeze()
     gc.enable()
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    faulthandler.enable()
+    prepare_output()
 
 
 def _allow_many_files() -> None:

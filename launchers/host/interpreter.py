@@ -3,7 +3,6 @@
 For nodes that want another Python, or variables that are read only when one starts.
 """
 
-import faulthandler
 import os
 import re
 import site
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from launchers.host.stacks import write_stacks_on_signal
-from launchers.host.worker import leave, run_worker
+from launchers.host.worker import leave, prepare_output, run_worker
 
 _ZIPPED_LIBRARY = re.compile(r"python\d+\.zip")
 #: Built-ins only before the two checks: what follows needs our packages, of the same version.
@@ -51,10 +50,9 @@ def begin_anew(
     Raises:
         OSError: It cannot be executed.
     """
-    with tempfile.TemporaryFile(buffering=0) as file:
-        view = memoryview(payload)
-        while view:
-            view = view[os.write(file.fileno(), view) :]
+    with tempfile.TemporaryFile() as file:
+        file.write(payload)
+        file.flush()
         payload_fd = os.dup(file.fileno())
     os.lseek(payload_fd, 0, os.SEEK_SET)
     for fd in (control_fd, payload_fd, stacks_fd):
@@ -87,9 +85,7 @@ def go_on(control_fd: int, payload_fd: int, stacks_fd: int) -> NoReturn:
     try:
         for fd in (control_fd, payload_fd, stacks_fd):
             os.set_inheritable(fd, False)
-        for stream in (sys.stdout, sys.stderr):
-            stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-        faulthandler.enable()
+        prepare_output()
         write_stacks_on_signal(stacks_fd)
         with open(payload_fd, "rb") as file:
             payload = file.read()

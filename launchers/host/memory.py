@@ -22,16 +22,21 @@ def count_memory_kills() -> int:
 
 
 def _counts() -> Iterator[int]:
+    for folder, is_unified in _own_groups():
+        count = _count(folder / ("memory.events" if is_unified else "memory.oom_control"))
+        if count is not None:
+            yield count
+
+
+def _own_groups() -> Iterator[tuple[Path, bool]]:
+    """Yields the folders of this process's groups that know of memory, and whether of version 2."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)
-            count = None
             if not controllers:  # version 2: one tree for all
-                count = _count(_CGROUPS / path.strip("/") / "memory.events")
+                yield _CGROUPS / path.strip("/"), True
             elif "memory" in controllers.split(","):
-                count = _count(_CGROUPS / "memory" / path.strip("/") / "memory.oom_control")
-            if count is not None:
-                yield count
+                yield _CGROUPS / "memory" / path.strip("/"), False
 
 
 def _count(file: Path) -> int | None:
@@ -45,17 +50,14 @@ def _count(file: Path) -> int | None:
 def memory_bytes() -> int:
     """Returns how much main memory the processes of this control group may have."""
     limits = [psutil.virtual_memory().total]
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/cgroup").read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            if not controllers:
-                # A limit of any group above holds as well.
-                group = _CGROUPS / path.strip("/")
-                for folder in (group, *group.parents):
-                    if folder.is_relative_to(_CGROUPS):
-                        limits += _limit(folder / "memory.max")
-            elif "memory" in controllers.split(","):
-                limits += _limit(_CGROUPS / "memory" / path.strip("/") / "memory.limit_in_bytes")
+    for group, is_unified in _own_groups():
+        if not is_unified:
+            limits += _limit(group / "memory.limit_in_bytes")
+            continue
+        # A limit of any group above holds as well.
+        for folder in (group, *group.parents):
+            if folder.is_relative_to(_CGROUPS):
+                limits += _limit(folder / "memory.max")
     return min(limits)
 
 

@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import faulthandler
 import os
 import pickle
 import selectors
@@ -166,6 +167,13 @@ class _Control:
                 daemon=False,
             ).start()
         self._runtime.request_stop()
+
+
+def prepare_output() -> None:
+    """Has output leave this process line by line, and crashes in C code leave their stacks."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    faulthandler.enable()
 
 
 def run_worker(data: bytes, control_fd: int) -> int:
