@@ -9,6 +9,9 @@ PYTHONS := 3.10 3.11 3.12 3.13
 # This one gets the oldest dependencies we promise, the others the newest.
 OLDEST := 3.10
 
+# Every process that a test starts would compile all of it again.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo test lint types fast-tests chaos fuzz test-pythons test-reverb protos benchmark \

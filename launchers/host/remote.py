@@ -43,13 +43,18 @@ _LOGGER = logging.getLogger(__name__)
 
 _QUIT_S = 5.0
 # With -c, the working directory stands in sys.path: nothing but built-in modules may be imported
-# before it is gone, or a json.py of the user's would be.
-_BOOT = (
-    "import sys\n"
-    "sys.path[:] = eval(sys.argv.pop())\n"
-    "from launchers.host.agent import main\n"
-    "main(int(sys.argv.pop()))\n"
-)
+# before it is gone, or a json.py of the user's would be. What follows takes its time, and a launcher
+# that has gone by now wants nothing of it.
+_BOOT = """\
+import sys
+sys.path[:] = eval(sys.argv.pop())
+launcher = int(sys.argv.pop())
+import os
+if os.getppid() != launcher:
+    sys.exit()
+from launchers.host.agent import main
+main(launcher)
+"""
 
 
 class AgentHost:

@@ -107,10 +107,10 @@ class Script:
         """Waits until nodes have written files of this name: `touch(name)` in the script."""
         poll_until(lambda: len(list(self.folder.glob(f"{name}*"))) >= count, 30)
 
-    def assert_gone(self, timeout_s: float = 5.0) -> None:
+    def assert_gone(self, timeout_s: float = 10.0) -> None:
         assert self.process is not None
         poll_until(lambda: not self.processes(), timeout_s, must=False)
-        left = [f"{each.pid} {each.ppid()} {each.cmdline()}" for each in self.processes()]
+        left = [_portrait(each) for each in self.processes()]
         assert not left, "\n".join(left)
 
 
@@ -121,6 +121,19 @@ class Ended:
         self.code = code
         self.stdout = stdout
         self.stderr = stderr
+
+
+def _portrait(process: psutil.Process) -> str:
+    """All that tells why a process is still there."""
+    with contextlib.suppress(psutil.Error, OSError):
+        where = Path(f"/proc/{process.pid}/wchan").read_text()
+        times = process.cpu_times()
+        return (
+            f"{process.pid} of {process.ppid()}: {process.status()} in {where}, "
+            f"{times.user + times.system:.2f} s of CPU, {process.num_threads()} threads, children "
+            f"{[child.pid for child in process.children()]}: {process.cmdline()}"
+        )
+    return f"{process.pid} has ended just now"
 
 
 def _tagged(tag: str) -> Iterator[psutil.Process]:
