@@ -9,7 +9,6 @@ import concurrent.futures
 import datetime as dt
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar, cast
 
 from courier._address import split_address
@@ -195,8 +194,12 @@ class Client(_View):
 
 def client_from_options(options: ClientOptions) -> Client:
     """Makes a client from what its pickle keeps."""
+    return _client_of(Connection(options))
+
+
+def _client_of(connection: Connection) -> Client:
     client = Client.__new__(Client)
-    _View.__init__(client, Connection(options))
+    _View.__init__(client, connection)
     return client
 
 
@@ -246,6 +249,50 @@ def stop_waiting(client: object) -> None:
     connection_of(client).stop_waiting()
 
 
+def move(client: object, address: str) -> None:
+    """Has a client follow its server to another address.
+
+    From now on `client.address` is the new one, and calls go there, or wait there until the server
+    answers; those that wait already do so, too. The connection to the old address is given up:
+    calls in flight, and generators that are read, raise ServerLostError at once, as when a server
+    is lost. Calls to methods marked `courier.idempotent` are repeated at the new address under the
+    same conditions as then: they came by a connection, and the client waits for servers.
+
+    What was asked of the client before holds at the new address: one that was told to
+    `stop_waiting` or `stop_calling`, or was closed, stays so. Clients that were made of it by
+    `with_timeout` move along; pickles that were made of it before do not. To move to where the
+    client is already does nothing. Safe from any thread; of two moves at a time one comes last.
+
+    Args:
+        client: A courier client.
+        address: `host:port` of the server from now on.
+
+    Raises:
+        TypeError: `client` is no courier client.
+        ValueError: `address` is not host:port.
+    """
+    connection = connection_of(client)
+    split_address(address)
+    connection.move(address)
+
+
+def reconnect(client: object) -> None:
+    """Gives the present connection of a client up, since its server is known to be gone.
+
+    For who knows more than the connection shows: a machine that is cut off leaves connections that
+    look alive for `keepalive_s`. Calls in flight, and generators that are read, raise
+    ServerLostError at once, as when a server is lost; the next call connects anew. Safe from any
+    thread.
+
+    Args:
+        client: A courier client.
+
+    Raises:
+        TypeError: `client` is no courier client.
+    """
+    connection_of(client).reconnect()
+
+
 def stop_calling(client: object) -> None:
     """Has a client begin no more calls: for when the node that makes them is to end.
 
@@ -276,7 +323,7 @@ def list_methods(client: object) -> list[str]:
 def with_timeout(client: R, call_timeout: Timeout) -> R:
     """Returns a client of the same server with another timeout."""
     connection = connection_of(client)
-    copy = client_from_options(replace(connection.options, timeout_s=timeout_seconds(call_timeout)))
+    copy = _client_of(connection.derive(timeout_s=timeout_seconds(call_timeout)))
     if connection.draining:
         stop_calling(copy)
     return cast("R", copy)
@@ -292,8 +339,8 @@ def wait_until_ready(client: object, timeout: Timeout = None) -> None:
     """
     connection = connection_of(client)
     connection.check_calling("wait_until_ready")
-    options = replace(connection.options, wait_for_ready=True, timeout_s=timeout_seconds(timeout))
-    waiting = client_from_options(options)
+    timeout_s = timeout_seconds(timeout)
+    waiting = _client_of(connection.derive(wait_for_ready=True, timeout_s=timeout_s))
     try:
         list_methods(waiting)
     finally:

@@ -56,6 +56,8 @@ class Connection:
         #: Whether new calls are refused outside of handlers.
         self.draining = False
         self._impatient: Connection | None = None
+        #: Of other clients of the same server, which follow this one when it moves.
+        self._derived: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._start_anew()
         _connections.add(self)
 
@@ -98,9 +100,17 @@ class Connection:
         with self._lock:
             if self._impatient is None:
                 self._impatient = Connection(replace(self.options, wait_for_ready=False))
+                self._derived.add(self._impatient)
                 if self._closed:
                     self._impatient.close()
             return self._impatient
+
+    def derive(self, **changes: Any) -> "Connection":
+        """Returns a connection with other options to the same server, wherever that moves."""
+        with self._lock:
+            derived = Connection(replace(self.options, **changes))
+            self._derived.add(derived)
+            return derived
 
     def close(self) -> None:
         with self._lock:
@@ -118,6 +128,28 @@ class Connection:
             lane = self._lane
         if lane is not None:
             lane.stop_waiting()
+
+    def move(self, address: str) -> None:
+        """Goes to the server at another address from now on, and all that derive from this do."""
+        for finish in self._redirect(address):
+            finish()
+
+    def reconnect(self) -> None:
+        """Gives the present connection up, as all do that derive from this."""
+        for finish in self._redirect(self.options.address, anew=True):
+            finish()
+
+    def _redirect(self, address: str, *, anew: bool = False) -> list[Callable[[], None]]:
+        # All of it under the lock, so that of two moves at a time the same one wins everywhere.
+        with self._lock:
+            finishes = []
+            if anew or address != self.options.address:
+                self.options = replace(self.options, address=address)
+                if self._lane is not None:
+                    finishes.append(self._lane.move(address))
+            for derived in list(self._derived):
+                finishes += derived._redirect(address, anew=anew)
+            return finishes
 
     def stop_calling(self) -> None:
         """Has new calls fail, except for those that a handler needs for its answer."""

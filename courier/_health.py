@@ -6,9 +6,10 @@ import time
 
 from courier._address import resolvable, split_address
 from courier._engine.handshake import Health, Purpose, prefix
+from courier._tls import TlsCredentials
 
 
-def is_healthy(address: str, timeout_s: float) -> bool:
+def is_healthy(address: str, timeout_s: float, *, tls: TlsCredentials | None = None) -> bool:
     """Asks a server, which takes no secret: a courier server, or the gRPC health service of another.
 
     A courier server answers also while all its handlers are busy; a process that is stopped or
@@ -19,6 +20,8 @@ def is_healthy(address: str, timeout_s: float) -> bool:
     Args:
         address: `host:port`, of a courier server or any gRPC server that has the health service.
         timeout_s: Seconds that all of it may take. Where nobody listens, the answer comes at once.
+        tls: Certificates, for gRPC that is spoken under TLS: by another server, or by what stands
+            before ours. A courier server with certificates answers those who have none, too.
 
     Returns:
         Whether the server says that it serves, in time.
@@ -46,4 +49,4 @@ def is_healthy(address: str, timeout_s: float) -> bool:
         return False
     from courier._grpc.health import ask  # grpc loads where a server speaks something else
 
-    return ask(address, left)
+    return ask(address, left, tls)

@@ -137,6 +137,14 @@ class Lane(Protocol):
     def stop_waiting(self) -> None:
         """From now on, calls fail with ServerUnreachableError where no server answers."""
 
+    def move(self, address: str) -> Callable[[], None]:
+        """From now on, calls go to the server at another address, those too that wait for one.
+
+        Returns:
+            Finishes the move: gives up the connection, whose calls hear ServerLostError. Not done
+            by `move` itself, since those who hear of it may call again; so call it without locks.
+        """
+
     def close(self) -> None:
         """Fails all pending calls with CallCancelledError and gives back what it holds."""
 

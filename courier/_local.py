@@ -14,6 +14,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Protocol
 
 from courier import _dispatch as outcomes
@@ -121,14 +122,19 @@ class LocalLane:
         *,
         blocking: bool,
     ) -> PendingCall:
-        if _servers:
-            server = _find(self._options.address, self._options.secret)
-            if server is not None and server.in_process is not InProcess.WIRE and not self._closed:
-                call = LocalCall(self._options.address, server, method, timeout_s)
-                with self._lock:
-                    self._calls.add(call)
-                if call.begin(args, kwargs, blocking=blocking):
-                    return call
+        while _servers:
+            options = self._options
+            server = _find(options.address, options.secret)
+            if server is None or server.in_process is InProcess.WIRE or self._closed:
+                break
+            call = LocalCall(options.address, server, method, timeout_s)
+            with self._lock:
+                if self._options.address != options.address:
+                    continue  # moved meanwhile
+                self._calls.add(call)
+            if call.begin(args, kwargs, blocking=blocking):
+                return call
+            break
         wire = self._wire or self._open_wire()
         return wire.submit(method, args, kwargs, timeout_s, blocking=blocking)
 
@@ -155,6 +161,21 @@ class LocalLane:
             wire = self._wire
         if wire is not None:
             wire.stop_waiting()
+
+    def move(self, address: str) -> Callable[[], None]:
+        with self._lock:
+            self._options = replace(self._options, address=address)
+            calls = list(self._calls)
+            self._calls.clear()
+            finish = self._wire.move(address) if self._wire is not None else None
+
+        def finish_all() -> None:
+            for call in calls:
+                call.lose(f"the server moved to {address}")
+            if finish is not None:
+                finish()
+
+        return finish_all
 
     def close(self) -> None:
         with self._lock:
@@ -310,9 +331,9 @@ class LocalCall:
     def cancel(self) -> bool:
         return self._give_up(CallCancelledError(f"{self._where}: the call was cancelled"))
 
-    def lose(self) -> None:
+    def lose(self, reason: str = "the server stops") -> None:
         """Says that the server has gone."""
-        self._give_up(ServerLostError(f"{self._where}: the server stops; the call may have run"))
+        self._give_up(ServerLostError(f"{self._where}: {reason}; the call may have run"))
 
     def expire(self) -> None:
         """Hears that its time is over."""

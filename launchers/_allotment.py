@@ -1,54 +1,18 @@
 """Divides a machine among the nodes of a program. Pure: nothing is started or set."""
 
 import math
-import os
 import shutil
-import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from launchers.host.grant import Grant
-from launchers.host.memory import memory_bytes
+from launchers.host.grant import VISIBLE_DEVICES, Grant
+from launchers.host.machine import Machine
 from launchpad_lite.launching import Executable
 
-#: What CUDA programs see; a list of indices or UUIDs.
-VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 _GIB = 1 << 30
 #: Parts of cores and devices are sums of floats.
 _EPSILON = 1e-9
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What there is to divide.
-
-    Attributes:
-        cores: Numbers of the cores that this process may use.
-        ram_bytes: Main memory.
-        gpus: Accelerators, as `CUDA_VISIBLE_DEVICES` names them.
-        gpus_shown_by: Where these are known from; for messages.
-        binds: Whether processes can be bound to cores.
-        limits: Whether the memory of processes can be limited.
-    """
-
-    cores: tuple[int, ...]
-    ram_bytes: int
-    gpus: tuple[str, ...] = ()
-    gpus_shown_by: str = "/dev shows"
-    binds: bool = True
-    limits: bool = True
-
-    @classmethod
-    def here(cls) -> "Machine":
-        """Returns this machine, as far as this process may use it."""
-        binds = hasattr(os, "sched_getaffinity")
-        cores = sorted(os.sched_getaffinity(0)) if binds else range(os.cpu_count() or 1)
-        gpus, source = _gpus()
-        # Elsewhere the limit is taken, and ignored.
-        limits = sys.platform == "linux"
-        return cls(tuple(cores), memory_bytes(), gpus, source, binds=binds, limits=limits)
 
 
 @dataclass(frozen=True)
@@ -71,9 +35,9 @@ def allot(executables: Sequence[Executable], machine: Machine) -> Allotment:
     cpu, ram_gib, gpu = (_wishes(executables, name) for name in ("cpu", "ram_gib", "gpu"))
     ram_there = machine.ram_bytes / _GIB
     mistakes = [
-        *_missing_interpreters(executables),
-        *_too_much("cpu", "cores", executables, cpu, len(machine.cores), "this process may use"),
-        *_too_much("ram", "GiB", executables, ram_gib, ram_there, "this machine has"),
+        *(_missing_interpreters(executables) if machine.is_here else ()),
+        *_too_much("cpu", "cores", executables, cpu, len(machine.cores), _who(machine)),
+        *_too_much("ram", "GiB", executables, ram_gib, ram_there, f"{machine.name} has"),
         *_too_much("gpu", "devices", executables, gpu, len(machine.gpus), machine.gpus_shown_by),
     ]
     if mistakes:
@@ -94,7 +58,7 @@ def allot(executables: Sequence[Executable], machine: Machine) -> Allotment:
             int(ram_gib[each.name] * _GIB) if each.name in ram_gib else None,
             # Who names devices in the environment has asked for these.
             {**_visible(each, gpus), **each.process.env},
-            each.process.interpreter and shutil.which(each.process.interpreter),
+            _found(each.process.interpreter, machine),
         )
         for each in executables
     }
@@ -107,6 +71,11 @@ def _visible(each: Executable, gpus: Mapping[str, Sequence[str]]) -> dict[str, s
         return {}
     # A node that sees a device may take all its memory, whether it needs it or not.
     return {VISIBLE_DEVICES: ",".join(gpus.get(each.name, ()))}
+
+
+def _found(interpreter: str | None, machine: Machine) -> str | None:
+    # On another machine it is looked for there, when the worker starts.
+    return interpreter and (shutil.which(interpreter) if machine.is_here else interpreter)
 
 
 def _missing_interpreters(executables: Sequence[Executable]) -> list[str]:
@@ -221,16 +190,5 @@ def _divide_gpus(wishes: Mapping[str, float], gpus: Sequence[str]) -> dict[str, 
     return given
 
 
-def _gpus() -> tuple[tuple[str, ...], str]:
-    """Returns the accelerators that programs of this process may see, and where that is said."""
-    listed = os.environ.get(VISIBLE_DEVICES)
-    if listed is not None:
-        names: list[str] = []
-        for name in listed.split(","):
-            # As CUDA reads it: what follows the first that is none does not count.
-            if not name.strip() or name.strip().startswith("-"):
-                break
-            names.append(name.strip())
-        return tuple(names), f"{VISIBLE_DEVICES}={listed} shows"
-    count = sum(1 for path in Path("/dev").glob("nvidia*") if path.name[6:].isdecimal())
-    return tuple(map(str, range(count))), "/dev shows"
+def _who(machine: Machine) -> str:
+    return "this process may use" if machine.is_here else f"{machine.name} has"

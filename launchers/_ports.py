@@ -20,11 +20,17 @@ class PortReservations:
     restarted finds its port still held.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, host: str = LOOPBACK) -> None:
+        """Holds nothing yet.
+
+        Args:
+            host: Number of the interface whose ports are held; 0.0.0.0 for all.
+        """
+        self._host = host
         self._sockets: list[socket.socket] = []
 
     def reserve(self, port: int | None, *, is_foreign: bool = False) -> int:
-        """Holds a port on loopback and returns it.
+        """Holds a port and returns it.
 
         Args:
             port: Which; None takes a free one.
@@ -42,7 +48,7 @@ class PortReservations:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if is_foreign:
             held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        held.bind((LOOPBACK, port or 0))
+        held.bind((self._host, port or 0))
         return int(held.getsockname()[1])
 
     def reserve_all(self, wanted: Iterable[Address]) -> dict[str, int]:
@@ -66,10 +72,10 @@ class PortReservations:
             # Connections of an earlier server that are still closing do not matter.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                probe.bind((LOOPBACK, port))
+                probe.bind((self._host, port))
                 probe.listen()
             except OSError as error:
-                raise PortTakenError(f"the port {LOOPBACK}:{port} is taken: {error}") from error
+                raise PortTakenError(f"the port {self._host}:{port} is taken: {error}") from error
 
     def close(self) -> None:
         """Gives all ports back."""
@@ -82,6 +88,6 @@ class PortReservations:
         return [held.fileno() for held in self._sockets]
 
 
-def endpoint(port: int) -> str:
-    """Returns what is published for a port on loopback."""
-    return f"{LOOPBACK}:{port}"
+def endpoint(port: int, host: str = LOOPBACK) -> str:
+    """Returns what is published for a port."""
+    return f"{host}:{port}"

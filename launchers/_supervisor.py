@@ -14,6 +14,7 @@ from typing import Protocol
 
 from courier import ExceptionReport
 from launchers._run_folder import make_run_folder
+from launchers.host.usage import Usage
 from launchpad_lite._checkpoints import CheckpointStore
 from launchpad_lite._crash import write_crash_report
 from launchpad_lite._events import (
@@ -33,7 +34,7 @@ from launchpad_lite._events import (
     Terminate,
     Tick,
 )
-from launchpad_lite._life import NodeTerms, ProgramLife
+from launchpad_lite._life import BLAME_S, NodeTerms, ProgramLife
 from launchpad_lite._stop_handlers import STOP_HANDLERS
 from launchpad_lite.launching import (
     AddressTable,
@@ -58,6 +59,9 @@ class Host(Protocol):
 
     name: str
 
+    def host_of(self, node: str) -> str:
+        """Returns the name of the host where a node runs. From any thread."""
+
     def start(self, node: str, attempt: int, cause: NodeFailure | None) -> None:
         """Starts a node's worker; the one before has ended. How it goes is told by events.
 
@@ -73,8 +77,20 @@ class Host(Protocol):
     def end_calls(self, node: str) -> None:
         """Has new calls of a node refused, unless it looks at the stop by now."""
 
-    def tell_ended(self, callers: Sequence[str], endpoints: Sequence[str]) -> None:
-        """Tells nodes, when they start again too, that nobody will answer at these any more."""
+    def tell_ended(self, callers: Sequence[str], keys: Sequence[str]) -> None:
+        """Tells nodes, when they start again too, that nobody will answer any more.
+
+        Args:
+            callers: Whom to tell.
+            keys: Of the addresses where nobody will.
+        """
+
+    def tell_lost(self, keys: Sequence[str]) -> None:
+        """Has calls in flight fail that nobody will answer: their host is lost.
+
+        Args:
+            keys: Of the addresses on it.
+        """
 
     def dump_stacks(self, node: str) -> None:
         """Has it written down where the threads of a node are."""
@@ -91,15 +107,23 @@ class Host(Protocol):
     def pids(self) -> Mapping[str, int]:
         """Returns the process of each node that was started. From any thread."""
 
+    def usage(self) -> Mapping[str, Usage]:
+        """Returns what nodes use of their hosts, as far as it is known. From any thread."""
+
     def stacks(self) -> Mapping[str, str]:
         """Returns what was written down of each node."""
 
 
 class SupervisedProgram(RunningProgram):
-    """A program whose nodes run on one host that this process looks after."""
+    """A program whose nodes run on a host, or several as one, that this process looks after."""
 
     def __init__(
-        self, plan: LaunchPlan, options: LaunchOptions, table: AddressTable, log_dir: Path | None
+        self,
+        plan: LaunchPlan,
+        options: LaunchOptions,
+        table: AddressTable,
+        log_dir: Path | None,
+        blame_s: float = BLAME_S,
     ) -> None:
         """Prepares it.
 
@@ -108,12 +132,15 @@ class SupervisedProgram(RunningProgram):
             options: How.
             table: Where its nodes listen.
             log_dir: Folder with the output of the nodes, if it is kept.
+            blame_s: Seconds within which the cause of a failure is known that others may have
+                felt before.
         """
         super().__init__(plan)
         self._table = table
         self._log_dir = log_dir
         self._crash_dir: Path | None = None
         self._options = options
+        self._blame_s = blame_s
         #: Put from any thread and from signal handlers: only a SimpleQueue allows that.
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._states = {executable.name: "starting" for executable in plan.executables}
@@ -182,18 +209,20 @@ class SupervisedProgram(RunningProgram):
         """Returns how each node is."""
         host = self._host
         assert host is not None
-        pids = host.pids()
+        pids, usage = host.pids(), host.usage()
+        unknown: Usage = {"cpu": None, "memory_mib": None}
         return [
             NodeStatus(
                 executable.name,
                 self._states[executable.name],
-                host.name,
+                host.host_of(executable.name),
                 pids.get(executable.name),
                 {
                     address.name: self._table.endpoints[address.key]
                     for address in executable.addresses
                 },
                 self._attempts[executable.name],
+                **usage.get(executable.name, unknown),
             )
             for executable in self.plan.executables
         ]
@@ -239,10 +268,12 @@ class SupervisedProgram(RunningProgram):
 
     def _live(self, host: Host) -> ProgramResult:
         terms = [
-            NodeTerms(each.name, host.name, each.calls, each.restart, each.liveness)
+            NodeTerms(each.name, host.host_of(each.name), each.calls, each.restart, each.liveness)
             for each in self.plan.executables
         ]
-        life = ProgramLife(terms, self._options.notice_s, now=time.monotonic())
+        life = ProgramLife(
+            terms, self._options.notice_s, blame_s=self._blame_s, now=time.monotonic()
+        )
         event: Event = Tick()
         while True:
             actions = life.handle(event, time.monotonic())
@@ -291,22 +322,39 @@ class SupervisedProgram(RunningProgram):
             if event.attempt == self._attempts[event.node]:
                 self._states[event.node] = "running" if event.runs else "serving"
         elif isinstance(event, Ended):
-            goes_on = life.restarts_of(event.node) > self._attempts[event.node]
-            self._states[event.node] = "restarting" if goes_on else "ended"
-            if not goes_on and not life.stopping and not life.over:
-                self._tell_ended(event.node, host)
+            self._note_end(event.node, life, host)
         elif isinstance(event, HostLost):
-            self._states.update(dict.fromkeys(event.nodes, "ended"))
+            self._tell_lost(event, host)
+            for node in event.nodes:
+                self._note_end(node, life, host)
+
+    def _note_end(self, node: str, life: ProgramLife, host: Host) -> None:
+        goes_on = life.restarts_of(node) > self._attempts[node]
+        self._states[node] = "restarting" if goes_on else "ended"
+        if not goes_on and not life.stopping and not life.over:
+            self._tell_ended(node, host)
+
+    def _tell_lost(self, event: HostLost, host: Host) -> None:
+        """Has calls to a lost host fail at once: its connections may look alive for long."""
+        keys = [
+            address.key
+            for executable in self.plan.executables
+            if executable.name in event.nodes and host.host_of(executable.name) == event.host
+            for address in executable.addresses
+        ]
+        if keys:
+            host.tell_lost(keys)
+            self._table.clients.note_lost({self._table.endpoints[key] for key in keys})
 
     def _tell_ended(self, node: str, host: Host) -> None:
         """Has calls to a node fail that would wait for it for ever."""
-        endpoints = [
-            self._table.endpoints[address.key]
+        keys = [
+            address.key
             for executable in self.plan.executables
             if executable.name == node
             for address in executable.addresses
         ]
-        if endpoints:
+        if keys:
             callers = [each.name for each in self.plan.executables if node in each.calls]
-            host.tell_ended(callers, endpoints)
-            self._table.clients.note_ended(endpoints)
+            host.tell_ended(callers, keys)
+            self._table.clients.note_ended([self._table.endpoints[key] for key in keys])

@@ -1,17 +1,16 @@
 """Nodes as processes of this machine: one host agent, workers forked from it."""
 
-import sys
 from collections.abc import Sequence
 
 from courier import Secret
-from launchers._allotment import Machine, allot
+from launchers._allotment import allot
 from launchers._console import Console
+from launchers._payloads import payloads
 from launchers._ports import endpoint
 from launchers._run_folder import make_run_folder
 from launchers._supervisor import SupervisedProgram
-from launchers.host.remote import AgentHost
-from launchers.host.worker import Payload
-from launchpad_lite._flag_values import FlagSnapshot
+from launchers.host.machine import Machine
+from launchers.host.remote import AgentHost, start_agent_here
 from launchpad_lite.errors import LaunchError
 from launchpad_lite.launching import (
     AddressTable,
@@ -52,7 +51,7 @@ class ProcessLauncher(Launcher):
         if allotment.mistakes:  # the machine has changed since it was planned
             raise LaunchError(f"program {plan.program!r}: {'; '.join(allotment.mistakes)}")
         console = Console() if self.shows_output and not options.quiet else None
-        host = AgentHost("localhost", console)
+        host = AgentHost("localhost", start_agent_here("localhost"), console)
         try:
             reserved = host.reserve(plan.addresses)
             endpoints = {key: endpoint(port) for key, port in reserved.items()}
@@ -60,7 +59,9 @@ class ProcessLauncher(Launcher):
             # The working directory of the agent is that of the launch, whatever comes later.
             log_dir = (options.log_dir or make_run_folder(plan.program)).absolute()
             program = SupervisedProgram(plan, options, table, log_dir)
-            host.listen(program, _payloads(plan, table, options), allotment.grants, log_dir)
+            for node, payload in payloads(plan, table, options).items():
+                host.take(node, payload, allotment.grants[node])
+            host.listen(program, log_dir, logs=None)
         except BaseException:  # an interrupt, too
             host.close()
             raise
@@ -73,19 +74,3 @@ class QuietProcessLauncher(ProcessLauncher):
 
     description = "processes of this machine, silent"
     shows_output = False
-
-
-def _payloads(plan: LaunchPlan, table: AddressTable, options: LaunchOptions) -> dict[str, Payload]:
-    flags = FlagSnapshot.take()
-    return {
-        each.name: Payload(
-            setup=each.setup(plan.program, 0, options.notice_s),
-            work=each.work,
-            endpoints=dict(table.endpoints),
-            secret=table.secret.reveal(),
-            argv=[*sys.argv, *each.process.flags()],
-            flags=flags,
-            own_flags=each.process.flags(),
-        )
-        for each in plan.executables
-    }

@@ -14,6 +14,7 @@ from courier import ExceptionReport, Secret
 from launchers._allotment import notes_of_threads
 from launchers._ports import PortReservations, PortTakenError, endpoint
 from launchers._supervisor import SupervisedProgram
+from launchers.host.usage import Usage
 from launchpad_lite._events import (
     Constructed,
     Ended,
@@ -206,7 +207,7 @@ class _ThreadHost:
         executable = self._executables[node]
         setup = executable.setup(self._plan.program, attempt, self._notice_s)
         runtime = NodeRuntime(setup, self._table, _Link(node, attempt, self._program))
-        runtime.clients.note_ended(self._ended)
+        runtime.note_ended(self._ended)
         self._nodes[node] = _ThreadNode(executable, runtime)
         self._stacks.pop(node, None)
         thread = threading.Thread(
@@ -232,11 +233,22 @@ class _ThreadHost:
     def end_calls(self, node: str) -> None:
         self._nodes[node].runtime.end_calls()
 
-    def tell_ended(self, callers: Sequence[str], endpoints: Sequence[str]) -> None:
-        self._ended += endpoints
+    def host_of(self, node: str) -> str:  # noqa: ARG002 - all are here
+        """Returns what all have for a host."""
+        return self.name
+
+    def usage(self) -> Mapping[str, Usage]:
+        """Threads of one process use it together."""
+        return {}
+
+    def tell_ended(self, callers: Sequence[str], keys: Sequence[str]) -> None:
+        self._ended += keys
         for caller in callers:
             if caller in self._nodes:
-                self._nodes[caller].runtime.clients.note_ended(endpoints)
+                self._nodes[caller].runtime.note_ended(keys)
+
+    def tell_lost(self, keys: Sequence[str]) -> None:
+        """Does nothing: this process is not lost while it runs."""
 
     def dump_stacks(self, node: str) -> None:
         self._stacks[node] = self._nodes[node].stack()

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from courier import Secret
+from courier import Secret, TlsCredentials
 from launchpad_lite._clients import Clients
 from launchpad_lite.errors import UnresolvedAddressError
 
@@ -99,14 +99,32 @@ class AddressTable:
     """Where everything of one launched program listens, and the secret to talk to it.
 
     Attributes:
-        endpoints: `host:port` by address key.
+        endpoints: `host:port` by address key, as this host reaches it.
         secret: Shared by all nodes of the program.
+        tls: Certificates of the program's own authority, where nodes run on several hosts.
+        listen_host: Where servers of this process listen.
     """
 
-    endpoints: Mapping[str, str]
+    endpoints: dict[str, str]
     secret: Secret = field(repr=False)
+    tls: TlsCredentials | None = field(default=None, repr=False)
+    listen_host: str = "127.0.0.1"
     #: Made in this process outside of nodes; they end with the program.
     clients: Clients = field(default_factory=Clients, repr=False, compare=False)
+
+    def move(self, endpoints: Mapping[str, str]) -> dict[str, str]:
+        """Publishes new endpoints; returns which old ones became which new ones.
+
+        Args:
+            endpoints: `host:port` by address key.
+        """
+        moves = {
+            old: new
+            for key, new in endpoints.items()
+            if (old := self.endpoints.get(key)) is not None and old != new
+        }
+        self.endpoints.update(endpoints)
+        return moves
 
 
 _current_table: contextvars.ContextVar[AddressTable | None] = contextvars.ContextVar(

@@ -2,7 +2,7 @@
 
 import threading
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
 import courier
 
@@ -12,16 +12,21 @@ class Clients:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._clients: weakref.WeakSet[courier.Client] = weakref.WeakSet()
+        #: Each with the address that it is to have: it may be on its way there in another thread.
+        self._clients: weakref.WeakKeyDictionary[courier.Client, str] = weakref.WeakKeyDictionary()
         self._done: list[Callable[[courier.Client], None]] = []
         #: Where nobody answers any more.
         self._ended: set[str] = set()
+        #: Where servers are now by where they were: followed once, not from entry to entry, since
+        #: another server may have an address that one has left.
+        self._moved: dict[str, str] = {}
 
     def keep(self, client: courier.Client) -> None:
         """Adds a client; what was done to the others is done to it, too."""
         with self._lock:
-            self._clients.add(client)
+            self._clients[client] = self._moved.get(client.address, client.address)
             done = list(self._done)
+        self._follow(client)
         for do in done:
             do(client)
 
@@ -45,5 +50,51 @@ class Clients:
         self.do(self._stop_waiting_if_ended)
 
     def _stop_waiting_if_ended(self, client: courier.Client) -> None:
-        if client.address in self._ended:
+        with self._lock:
+            has_ended = self._clients.get(client) in self._ended
+        if has_ended:
             courier.stop_waiting(client)
+
+    def note_lost(self, endpoints: Collection[str]) -> None:
+        """Has calls in flight fail to servers whose host is lost; they may come back elsewhere."""
+        with self._lock:
+            clients = [client for client, now in self._clients.items() if now in endpoints]
+        for client in clients:
+            courier.reconnect(client)
+
+    def note_moved(self, moves: Mapping[str, str]) -> None:
+        """Has clients follow servers that have moved; later clients, too, made of old addresses.
+
+        An address that moved is not one that ended any more, nor is the one it moved to. A client
+        that was told to wait no more stays so.
+
+        Args:
+            moves: New `host:port` by old one. They happen at once: two servers may swap places.
+
+        Raises:
+            ValueError: A new address is not host:port.
+        """
+        arrived = set(moves.values())
+        with self._lock:
+            self._ended -= arrived.union(moves)
+            moved = {first: moves.get(now, now) for first, now in self._moved.items()}
+            moved.update(moves)
+            # What somebody moved to is theirs, also where another one had left it before.
+            self._moved = {first: now for first, now in moved.items() if first not in arrived}
+            clients = []
+            for client, address in list(self._clients.items()):
+                if address in moves:
+                    self._clients[client] = moves[address]
+                    clients.append(client)
+        for client in clients:
+            self._follow(client)
+
+    def _follow(self, client: courier.Client) -> None:
+        # Not under the lock, since calls that fail thereby may make clients. So two threads may
+        # do this at a time, and whoever comes last must find all done.
+        while True:
+            with self._lock:
+                address = self._clients[client]
+            if client.address == address:
+                return
+            courier.move(client, address)

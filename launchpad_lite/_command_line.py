@@ -13,24 +13,41 @@ from typing import Any, NoReturn
 
 from absl import flags
 
-from launchpad_lite._flags import TERMINATION_NOTICE_SECS, parse_known
-from launchpad_lite._launch import launch, plan
+from launchpad_lite._flags import TERMINATION_NOTICE_SECS, chosen_launcher, parse_known
+from launchpad_lite._launch import find_launcher, launch, plan
 from launchpad_lite._program import Program
 from launchpad_lite._render import render_mermaid, render_svg
 from launchpad_lite.errors import LaunchError, LaunchpadError, NodeFailedError, ProgramPathError
-from launchpad_lite.launching import installed_launchers
+from launchpad_lite.launching import (
+    Launcher,
+    LaunchOptions,
+    LaunchPlan,
+    NodeStatus,
+    RunningProgram,
+    installed_launchers,
+    load_launcher,
+)
 
 _USAGE = """\
-usage: python -m launchpad_lite.launch [--launcher=NAME] [COMMAND] PROGRAM [--ARGUMENT=VALUE ...]
+usage: python -m launchpad_lite.launch [--launcher=NAME] [--OPTION=VALUE ...] [COMMAND]
+           PROGRAM [--ARGUMENT=VALUE ...]
 
 PROGRAM is module:function or path/to/file.py:function; the function returns an lp.Program
-(make_program, if none is named). Its arguments, and the flags its module defines, may follow.
+(make_program, if none is named). Its arguments, and the flags its module defines, may follow. What
+stands before it may be options of the launcher, as in --launcher=ssh --hosts=h1,h2.
 
 commands:
   run      start the program and wait for its end (the default)
   plan     show what would start where
   render   draw the graph; --output=graph.svg or --output=graph.mmd (Mermaid; to the screen
            without --output)
+  emit     write what the launcher would hand to others to --output=FOLDER: scripts and commands
+
+commands with a RUN instead of a program, for launchers whose programs outlive them (slurm: the number
+of the job or the folder of the run):
+  status   show how its nodes are
+  logs     show what they printed
+  stop     stop it in order, and wait for its end
 
 options:
   --launcher=NAME                     {launchers}
@@ -39,7 +56,10 @@ options:
   --lp_termination_notice_secs=N      seconds nodes have to end after they were asked ({notice:g})
 """
 _UNIONS = (types.UnionType, typing.Union)
-_COMMANDS = ("run", "plan", "render")
+_COMMANDS = ("run", "plan", "render", "emit")
+_COMMANDS_OF_RUNS = ("status", "logs", "stop")
+#: Seconds in which it is found out whether a program has ended already.
+_LOOK_S = 1.0
 #: How a command line ends that cannot be understood; as argparse does.
 _USAGE_ERROR = 2
 
@@ -67,17 +87,54 @@ def _run(arguments: list[str]) -> int:
         print(_usage())  # noqa: T201
         return 0 if arguments else _USAGE_ERROR
     _, *rest = parse_known(["launch", *arguments])
-    command = rest.pop(0) if rest and rest[0] in _COMMANDS else "run"
-    output = _take_option(rest, "output") if command == "render" else None
+    command = _take_command(rest)
+    output = _take_option(rest, "output") if command in ("render", "emit") else None
+    launcher = _take_launcher(rest)
     path = _take_path(rest)
+    if command in _COMMANDS_OF_RUNS:
+        _do_with_run(command, launcher.attach(path))
+        return 0
     program = make_program(path, rest)
     if command == "plan":
-        print(plan(program))  # noqa: T201
+        print(plan(program, launcher))  # noqa: T201
     elif command == "render":
-        _render(program, output)
+        _render(plan(program, launcher), output)
+    elif command == "emit":
+        _emit(plan(program, launcher), launcher, output)
     else:
-        launch(program).wait()
+        launch(program, launcher).wait()
     return 0
+
+
+def _take_command(rest: list[str]) -> str:
+    index = _first_word(rest)
+    if index < len(rest) and rest[index] in (*_COMMANDS, *_COMMANDS_OF_RUNS):
+        return rest.pop(index)
+    return "run"
+
+
+def _first_word(rest: Sequence[str]) -> int:
+    words = (index for index, argument in enumerate(rest) if not argument.startswith("-"))
+    return next(words, len(rest))
+
+
+def _take_launcher(rest: list[str]) -> Launcher:
+    """Makes the launcher, with those of its options that stand before the program."""
+    name = chosen_launcher()
+    known = inspect.signature(maker).parameters if callable(maker := load_launcher(name)) else {}
+    hints = _hints(maker.__init__ if inspect.isclass(maker) else maker)
+    options: dict[str, Any] = {}
+    for argument in rest[: _first_word(rest)]:
+        option, _, text = argument.removeprefix("--").partition("=")
+        option = option.replace("-", "_")
+        if argument.startswith("--") and option in known:
+            rest.remove(argument)
+            kind = hints.get(option, type(known[option].default))
+            options[option] = _convert(argument, text, kind)
+    try:
+        return find_launcher(name, options)
+    except (TypeError, ValueError) as error:
+        raise ProgramPathError(f"--launcher={name}: {error}") from error
 
 
 def _usage() -> str:
@@ -87,9 +144,8 @@ def _usage() -> str:
 
 
 def _take_path(rest: list[str]) -> str:
-    for index, argument in enumerate(rest):
-        if not argument.startswith("-"):
-            return rest.pop(index)
+    if (index := _first_word(rest)) < len(rest):
+        return rest.pop(index)
     raise ProgramPathError(f"no PROGRAM is named.\n\n{_usage()}")
 
 
@@ -100,13 +156,68 @@ def _take_option(rest: list[str], name: str) -> str | None:
     return None
 
 
-def _render(program: Program, output: str | None) -> None:
-    ready = plan(program)
+def _render(ready: LaunchPlan, output: str | None) -> None:
     if output is None:
         print(render_mermaid(ready), end="")  # noqa: T201
         return
     text = render_svg(ready) if output.endswith(".svg") else render_mermaid(ready)
     Path(output).write_text(text)
+
+
+def _emit(ready: LaunchPlan, launcher: Launcher, output: str | None) -> None:
+    if output is None:
+        raise ProgramPathError("emit writes files; say where: --output=FOLDER")
+    folder = Path(output).absolute()
+    files = launcher.emit(ready, LaunchOptions(TERMINATION_NOTICE_SECS.value, folder))
+    # Work of nodes may hold anything, so it is nobody else's to read.
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        path.touch(mode=0o600)
+        path.write_bytes(content)
+        print(path)  # noqa: T201
+
+
+def _do_with_run(command: str, running: RunningProgram) -> None:
+    if command == "stop":
+        ended = running.stop()
+        print(f"{running.plan.program}: {ended.outcome.value}, {ended.reason}")  # noqa: T201
+    elif command == "logs":
+        _print_logs(running.log_dir)
+    else:
+        running.join(_LOOK_S)
+        result = running.result
+        how = "running" if result is None else f"{result.outcome.value}, {result.reason}"
+        print(f"{running.plan.program}: {how}")  # noqa: T201
+        print(render_status(running.status()))  # noqa: T201
+
+
+def _print_logs(folder: Path | None) -> None:
+    for path in sorted(folder.glob("*/*.log")) if folder is not None else ():
+        node = f"[{path.parent.name}[{path.stem}]]"
+        with path.open(errors="replace") as lines:
+            for line in lines:
+                print(node, line.rstrip("\n"))  # noqa: T201
+
+
+def render_status(status: Sequence[NodeStatus]) -> str:
+    """Returns a table of how nodes are."""
+    rows: list[tuple[str, ...]] = [("node", "state", "host", "pid", "restarts", "cores", "MiB")]
+    for each in status:
+        cells = (each.name, each.state, each.host, each.pid, each.restarts)
+        usage = (each.cpu, each.memory_mib)
+        rows.append(
+            (
+                *("-" if cell is None else str(cell) for cell in cells),
+                *("-" if cell is None else f"{cell:.1f}" for cell in usage),
+            )
+        )
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )
 
 
 def make_program(path: str, arguments: Sequence[str]) -> Program:
@@ -186,9 +297,7 @@ def _factories(module: Any) -> list[str]:
 
 def _keyword_arguments(function: Callable[..., Any], arguments: list[str]) -> dict[str, Any]:
     parameters = inspect.signature(function).parameters
-    hints: dict[str, Any] = {}
-    with contextlib.suppress(Exception):  # annotations that cannot be evaluated help nobody
-        hints = typing.get_type_hints(function)
+    hints = _hints(function)
     keywords: dict[str, Any] = {}
     for argument in arguments:
         name, _, text = argument.removeprefix("--").partition("=")
@@ -198,6 +307,12 @@ def _keyword_arguments(function: Callable[..., Any], arguments: list[str]) -> di
         kind = hints.get(name, type(parameters[name].default))
         keywords[name] = _convert(argument, text, kind)
     return keywords
+
+
+def _hints(function: Any) -> dict[str, Any]:
+    with contextlib.suppress(Exception):  # annotations that cannot be evaluated help nobody
+        return typing.get_type_hints(function)
+    return {}
 
 
 def _refuse(function: Callable[..., Any], argument: str, known: list[str]) -> NoReturn:
@@ -216,5 +331,7 @@ def _convert(argument: str, text: str, kind: Any) -> Any:
             try:
                 return known(text)
             except ValueError:
+                if str in kinds:
+                    continue
                 raise ProgramPathError(f"{argument!r}: expected {known.__name__}") from None
     return text

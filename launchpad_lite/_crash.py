@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from launchpad_lite._plan import LaunchPlan
-from launchpad_lite._result import ProgramResult
+from launchpad_lite._result import ProgramResult, description, gathered
 from launchpad_lite._version import __version__
 
 
@@ -39,7 +39,7 @@ def write_crash_report(
 
 
 def _report(result: ProgramResult) -> str:
-    parts = [failure.describe() for failure in result.failures]
+    parts = [description(alike) for alike in gathered(result.failures)]
     if result.restarts:
         parts.append("\n".join(["Restarts:", *(each.describe() for each in result.restarts)]))
     if result.killed:

@@ -4,6 +4,7 @@ Events of a node say which start of it they mean by its `attempt`: 0, or the num
 What a worker said that is gone cannot be taken, so, for what its successor says.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from launchpad_lite._result import NodeFailure, ProgramResult
@@ -22,12 +23,21 @@ class Constructed:
 
 @dataclass(frozen=True)
 class Ended:
-    """A worker has ended, well if there is no failure; `stacks`: where it was before, if known."""
+    """A worker has ended, or could not be started.
+
+    Attributes:
+        node: Whose.
+        attempt: Which start of it.
+        failure: How it failed; None if it ended well.
+        stacks: Where its threads were before, if known.
+        for_good: Whether no restart can help, whatever its policy: no host is left for it.
+    """
 
     node: str
     attempt: int
     failure: NodeFailure | None = None
     stacks: str = ""
+    for_good: bool = False
 
 
 @dataclass(frozen=True)
@@ -96,11 +106,20 @@ class KillAsked:
 
 @dataclass(frozen=True)
 class HostLost:
-    """A host and everything on it is gone."""
+    """A host and everything on it is gone.
+
+    Attributes:
+        host: Its name.
+        nodes: Those that were started there last.
+        reason: What happened, for people; names the host.
+        attempts: Which start of each of them that was. With several hosts the loss of one may be
+            told when a node has been started elsewhere. None: the newest.
+    """
 
     host: str
     nodes: tuple[str, ...]
     reason: str
+    attempts: Mapping[str, int] | None = None
 
 
 @dataclass(frozen=True)

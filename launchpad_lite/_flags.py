@@ -27,6 +27,15 @@ CHECKPOINTS = flags.DEFINE_string(
     "lp_checkpoints", None, "Folder for the state of nodes that can save and restore theirs."
 )
 
+_HOSTS = flags.DEFINE_string(
+    "hosts",
+    None,
+    "Hosts, for launchers that use several: h1,h2:gpu=2,user@h3, or a TOML file.",
+    # A common word: a program may have a flag of this name, which then is the program's.
+    allow_override=True,
+)
+_OWN_HOSTS = flags.FLAGS["hosts"]
+
 DEFAULT_LAUNCHER = "local_mp"
 
 
@@ -47,6 +56,11 @@ def parse_script_arguments() -> None:
 def chosen_launcher() -> str:
     """Returns the launcher that the command line asks for."""
     return LAUNCHER.value or LAUNCH_TYPE.value or DEFAULT_LAUNCHER
+
+
+def chosen_hosts() -> str | None:
+    """Returns the hosts that the command line names."""
+    return _HOSTS.value if flags.FLAGS["hosts"] is _OWN_HOSTS else None
 
 
 def chosen_restart() -> str | dict[str, str] | None:

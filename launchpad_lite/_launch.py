@@ -14,6 +14,7 @@ from launchpad_lite._exit import report_at_exit
 from launchpad_lite._flags import (
     CHECKPOINTS,
     TERMINATION_NOTICE_SECS,
+    chosen_hosts,
     chosen_launcher,
     chosen_restart,
     parse_script_arguments,
@@ -29,7 +30,7 @@ from launchpad_lite._plan import (
     make_plan,
 )
 from launchpad_lite._program import Program
-from launchpad_lite.errors import ProgramError
+from launchpad_lite.errors import LaunchError, ProgramError
 from launchpad_lite.launching import Launcher, LaunchOptions, RunningProgram, get_launcher
 
 LauncherChoice = str | LaunchType | Launcher | None
@@ -62,7 +63,7 @@ def plan(
         ProgramError: The program has mistakes; all are listed.
         UnknownLauncherError: No such launcher is installed.
     """
-    chosen = _find_launcher(launcher, launcher_options)
+    chosen = find_launcher(launcher, launcher_options)
     settings = _settings(resources, restart, liveness, checkpoints, processes)
     return make_plan(program, chosen, settings)
 
@@ -116,11 +117,13 @@ def launch(
         ProgramError: The program has mistakes; all are listed and nothing was started.
         UnknownLauncherError: No such launcher is installed.
         LaunchError: It could not be started; nothing of it is left.
+        TypeError: The launcher does not take such options.
+        ValueError: A launcher's option has a value that cannot be.
     """
     if isinstance(launcher, Mapping):  # Listing 1 of the paper: launch(program, resources)
         launcher, resources = None, launcher
     program = _one_program(programs)
-    chosen = _find_launcher(launcher or launch_type, launcher_options)
+    chosen = find_launcher(launcher or launch_type, launcher_options)
     settings = _settings(resources, restart, liveness, checkpoints, processes or local_resources)
     ready = make_plan(program, chosen, settings)
     options = LaunchOptions(
@@ -159,13 +162,34 @@ def _settings(
     )
 
 
-def _find_launcher(choice: LauncherChoice, options: Mapping[str, Any]) -> Launcher:
+def find_launcher(choice: LauncherChoice, options: Mapping[str, Any]) -> Launcher:
+    """Returns a launcher, with the hosts that the command line names if it takes some.
+
+    Args:
+        choice: As for `launch`.
+        options: Arguments of its class.
+
+    Raises:
+        UnknownLauncherError: No such launcher is installed.
+        LaunchError: The hosts on the command line are malformed, or it takes none.
+        TypeError: It does not take such options.
+        ValueError: An option has a value that cannot be.
+    """
     parse_script_arguments()
     if isinstance(choice, Launcher):
         return choice
     if isinstance(choice, LaunchType):
         choice = choice.value
-    return get_launcher(choice or chosen_launcher(), options)
+    name = choice or chosen_launcher()
+    hosts = chosen_hosts()
+    if hosts is None or "hosts" in options:
+        return get_launcher(name, options)
+    try:
+        return get_launcher(name, {"hosts": hosts, **options})
+    except TypeError as error:
+        raise LaunchError(f"--hosts={hosts}: the launcher {name!r} takes no hosts") from error
+    except ValueError as error:
+        raise LaunchError(f"--hosts={hosts}: {error}") from error
 
 
 class _Signals:

@@ -12,7 +12,9 @@ restart policy, or by a signal.
 Each node goes through stages of its own: asked to end, after the notice SIGTERM,
 after another `TERMINATE_S` killed, after `GIVE_UP_S` given up. When the program
 stops all go that way, callers before those they call. A node that is hung, or
-that was told from outside to go, goes that way alone.
+that was told from outside to go, goes that way alone. When a host is lost, its
+nodes have ended without any of that; where they are started anew is the
+supervisor's business.
 """
 
 import collections
@@ -54,7 +56,8 @@ from launchpad_lite._result import NodeFailure, Outcome, ProgramResult, Restart
 TERMINATE_S = 1.0
 #: Seconds after SIGKILL until a worker that still has not ended is given up.
 GIVE_UP_S = 1.0
-#: Seconds to wait for the cause when all that is known are consequences.
+#: Seconds to wait for the cause when all that is known are consequences: on one host, where the end
+#: of a process is known at once.
 BLAME_S = 0.5
 #: Seconds for which the failure of a node that was started anew can be the cause of another's.
 CAUSE_S = 10.0
@@ -166,6 +169,7 @@ class ProgramLife:
         nodes: Iterable[NodeTerms],
         notice_s: float,
         *,
+        blame_s: float = BLAME_S,
         now: float = 0.0,
         chance: Callable[[], float] = random.random,
     ) -> None:
@@ -175,6 +179,9 @@ class ProgramLife:
             nodes: All of them.
             notice_s: Seconds nodes have to end after the program was asked to; 0 ends them by
                 force at once, below 0 never.
+            blame_s: Seconds to wait for the cause when all that is known are consequences, and
+                for the end of a worker that cannot be ended by force. With several hosts: longer
+                than it takes to notice that one of them has gone silent.
             now: Seconds of a clock that never goes back.
             chance: Returns numbers evenly distributed from 0 to 1.
         """
@@ -186,6 +193,7 @@ class ProgramLife:
         #: Whether any node ever said that it has something to run.
         self._had_work = False
         self._notice_s = math.inf if notice_s < 0 else notice_s
+        self._blame_s = blame_s
         self._launched_at = now
         self._chance = chance
         self._phase = _Phase.RUNNING
@@ -199,6 +207,8 @@ class ProgramLife:
         self._has_limits = any(node.terms.liveness != Liveness() for node in self._nodes.values())
         #: In the order in which they became known.
         self._failures: list[NodeFailure] = []
+        #: While the cause of a failure is waited for: the nodes it can be looked for in.
+        self._suspects: set[str] = set()
         # A node that always ends well is started again for as long as the program runs.
         self._restarts: collections.deque[Restart] = collections.deque(maxlen=MAX_RESTARTS_KEPT)
         self._killed: list[str] = []
@@ -339,6 +349,8 @@ class ProgramLife:
                 self._forget_restarts(node, now)
                 self._start_again(node, None, now)
             return self._stop_if_idle(now)
+        if event.for_good:
+            return self._note_failure(failure, now)
         if self._may_start_again(node, now):
             self._start_again(node, failure, now)
             return []
@@ -393,17 +405,27 @@ class ProgramLife:
             node.recent.append(restart)
         node.cause, node.told_to_go, node.failed = failure, False, None
         self._enter(node, _Stage.WAITING, now + delay_s)
+        if node.name in self._suspects and failure is not None and not failure.is_consequence:
+            self._blame_within(BLAME_S, now)
 
     def _note_failure(self, failure: NodeFailure, now: float) -> list[Action]:
-        if failure.is_consequence and (gone := self._gone_below(failure.node)):
+        gone = self._gone_below(failure.node) if failure.is_consequence else []
+        if gone:
             text = f"{failure.summary} (it calls {', '.join(gone)}, which had ended)"
             failure = replace(failure, summary=text)
         self._failures.append(failure)
-        if failure.is_consequence:
-            if self._phase is _Phase.RUNNING:
-                self._phase, self._phase_ends = _Phase.BLAMING, self._due(now + BLAME_S)
-            return []
-        return self._stop(now, Outcome.FAILED, failure.headline())
+        if not failure.is_consequence:
+            return self._stop(now, Outcome.FAILED, failure.headline())
+        if self._phase is _Phase.RUNNING:
+            self._phase = _Phase.BLAMING
+            self._suspects = self._order.below(failure.node)
+            is_explained = gone or self._causes_among_restarts(failure)
+            self._blame_within(BLAME_S if is_explained else self._blame_s, now)
+        return []
+
+    def _blame_within(self, seconds: float, now: float) -> None:
+        """Waits so long for the cause, and no longer than so far."""
+        self._phase_ends = self._due(min(self._phase_ends, now + min(seconds, self._blame_s)))
 
     def _gone_below(self, name: str) -> list[str]:
         """Returns the nodes that a node calls and that have ended well."""
@@ -429,7 +451,12 @@ class ProgramLife:
         if self.stopping:
             return []
         # Nodes that failed only since others were going already did not fail.
-        self._failures = [failure for failure in self._failures if not failure.is_consequence]
+        since = now - self._launched_at - BLAME_S
+        self._failures = [
+            failure
+            for failure in self._failures
+            if not failure.is_consequence or failure.at_s < since
+        ]
         self._signum = event.signum
         outcome = Outcome.STOPPED if event.signum is None else Outcome.INTERRUPTED
         return self._stop(now, outcome, event.reason)
@@ -444,19 +471,62 @@ class ProgramLife:
         ]
 
     def _note_host(self, event: HostLost, now: float) -> list[Action]:
-        lost = [self._nodes[name] for name in event.nodes if not self._nodes[name].ended]
-        for node in lost:
-            self._enter(node, _Stage.ENDED)
-        # While all stop as they should, hosts may go; if not, one that went may be the cause.
-        if not lost or (self.stopping and self._outcome is not Outcome.FAILED):
+        lost = [node for name in event.nodes if _was_there(node := self._nodes[name], event)]
+        if self.stopping:
+            # While all stop as they should, hosts may go; if not, one that went may be the cause.
+            if self._outcome is Outcome.FAILED:
+                self._failures += [
+                    self._loss(node, event, now) for node in lost if node.failed is None
+                ]
+            for node in lost:
+                self._enter(node, _Stage.ENDED)
             return []
-        at_s = now - self._launched_at
-        self._failures += [
-            NodeFailure(node.name, event.host, event.reason, attempt=node.attempt, at_s=at_s)
-            for node in lost
-            if node.failed is None
-        ]
-        return [] if self.stopping else self._stop(now, Outcome.FAILED, event.reason)
+        for node in lost:
+            if node.reported:
+                self._enter(node, _Stage.ENDED)
+        moving = [node for node in lost if not node.ended and self._may_move(node, now)]
+        bound = [node for node in lost if not node.ended and not self._may_move(node, now)]
+        if bound:
+            # Those that end the program before those that only end with it.
+            for node in bound + moving:
+                self._lose(node, event, now)
+            return self._stop(now, Outcome.FAILED, event.reason)
+        for node in moving:
+            if node.has_worker:
+                self._move(node, event, now)
+        return []
+
+    def _may_move(self, node: _Node, now: float) -> bool:
+        return node.terms.restart.moves and self._is_granted(node, now)
+
+    def _is_granted(self, node: _Node, now: float) -> bool:
+        return node.stage is _Stage.WAITING or self._may_start_again(node, now)
+
+    def _lose(self, node: _Node, event: HostLost, now: float) -> None:
+        """Ends a node with its host, and the program with it."""
+        if node.has_worker or not self._may_move(node, now):
+            failure = node.failed or self._loss(node, event, now)
+            is_granted = self._is_granted(node, now)
+            self._failures.append(
+                failure if is_granted else replace(failure, restarts=tuple(node.recent))
+            )
+        node.reported = True
+        self._enter(node, _Stage.ENDED)
+
+    def _move(self, node: _Node, event: HostLost, now: float) -> None:
+        verdict, node.verdict = node.verdict, None
+        if node.told_to_go and verdict is not None:
+            # A machine that is taken away gives its notice first.
+            failure = self._stamped(node, verdict, now)
+        else:
+            # One that looked hung did so since its host was silent.
+            failure = node.failed or self._loss(node, event, now)
+        self._start_again(node, failure, now)
+
+    def _loss(self, node: _Node, event: HostLost, now: float) -> NodeFailure:
+        return self._stamped(
+            node, NodeFailure(node.name, event.host, event.reason, host_lost=True), now
+        )
 
     def _stop_if_idle(self, now: float) -> list[Action]:
         if self._phase is not _Phase.RUNNING:
@@ -513,7 +583,9 @@ class ProgramLife:
         return Terminate(node.name)
 
     def _kill(self, node: _Node, now: float) -> Action:
-        self._enter(node, _Stage.KILLED, now + GIVE_UP_S)
+        # Its host may be gone, which becomes known later; then it can be started on another one.
+        give_up_s = GIVE_UP_S if self.stopping else max(GIVE_UP_S, self._blame_s)
+        self._enter(node, _Stage.KILLED, now + give_up_s)
         self._note_force(node)
         return Kill(node.name)
 
@@ -594,6 +666,8 @@ class ProgramLife:
             if node.stage in (_Stage.UP, _Stage.ASKED):
                 node.deadline = self._due(min(node.deadline, self._phase_ends))
                 node.holds = not node.calls_ended
+            elif node.stage is _Stage.KILLED:
+                node.deadline = self._due(min(node.deadline, now + GIVE_UP_S))
             if node.stage is _Stage.ASKED:
                 self._limit_hold(node, now)
             if node.has_worker and outcome is Outcome.FAILED:
@@ -663,15 +737,25 @@ class ProgramLife:
     def _causes_among_restarts(self, failure: NodeFailure) -> list[NodeFailure]:
         """Finds why a node failed that was called by it and started anew meanwhile."""
         below = self._order.below(failure.node)
+        within_s = max(CAUSE_S, self._blame_s)
         causes = [
             restart.failure
             for restart in self._restarts
             if restart.failure is not None
             and not restart.failure.is_consequence
             and restart.node in below
-            and abs(failure.at_s - restart.at_s) < CAUSE_S
+            and abs(failure.at_s - restart.at_s) < within_s
         ]
         return causes[-1:]
+
+
+def _was_there(node: _Node, event: HostLost) -> bool:
+    """Tells whether a node was on a lost host when it was last started, and has not ended."""
+    if node.ended or event.attempts is None:
+        return not node.ended
+    # One that waits has the number of the start that is to come, if it was started before.
+    last = node.attempt if node.has_worker else max(0, node.attempt - 1)
+    return event.attempts[node.name] == last
 
 
 def _hung(node: _Node) -> str:

@@ -44,16 +44,17 @@ class SignsOfLife:
             self._reported_at = now
             self._report_heartbeat()
 
-    def start(self, endpoint: str | None) -> None:
+    def start(self, endpoint: str | None, tls: courier.TlsCredentials | None = None) -> None:
         """Begins to report health.
 
         Args:
             endpoint: Where the node's courier listens; None if it serves nothing.
+            tls: The program's certificates, if its nodes have some.
         """
         if self._liveness.health_s is None:
             return
         self._thread = threading.Thread(
-            target=self._check, args=(endpoint,), name="launchpad-health", daemon=True
+            target=self._check, args=(endpoint, tls), name="launchpad-health", daemon=True
         )
         self._thread.start()
 
@@ -63,10 +64,10 @@ class SignsOfLife:
         if self._thread is not None:
             self._thread.join()
 
-    def _check(self, endpoint: str | None) -> None:
+    def _check(self, endpoint: str | None, tls: courier.TlsCredentials | None) -> None:
         assert self._liveness.health_s is not None
         period_s = self._liveness.health_s / _SIGNS_PER_LIMIT
         # Through the front door, as the others do: that it opens is what is to be shown.
         while not self._ended.wait(period_s):
-            if endpoint is None or courier.is_healthy(endpoint, period_s):
+            if endpoint is None or courier.is_healthy(endpoint, period_s, tls=tls):
                 self._report_health()

@@ -80,6 +80,7 @@ class Executable:
         checkpoints: Where its state is kept, if it is.
         process: How its process is started.
         services: Names of services that run already and that it holds handles to.
+        together: Executables with the same word run on one host.
     """
 
     label: str
@@ -94,6 +95,7 @@ class Executable:
     checkpoints: NodeCheckpoints | None = None
     process: PythonProcess = PLAIN
     services: tuple[str, ...] = ()
+    together: str | None = None
 
     @property
     def name(self) -> str:
@@ -141,6 +143,9 @@ class LauncherTraits(Protocol):
     def mistakes(self, executables: Sequence[Executable]) -> Sequence[str]:
         """Says what makes the start impossible."""
 
+    def placement(self, executables: Sequence[Executable]) -> Mapping[str, str]:
+        """Says on which host each runs."""
+
 
 @dataclass(frozen=True)
 class LaunchPlan:
@@ -153,6 +158,7 @@ class LaunchPlan:
         executables: What it starts, group by group.
         notes: What the launcher cannot honour.
         services: What runs already.
+        hosts: Where each executable runs, by its name; empty if there is only one place.
     """
 
     program: str
@@ -161,6 +167,7 @@ class LaunchPlan:
     executables: tuple[Executable, ...]
     notes: tuple[str, ...] = ()
     services: tuple[Service, ...] = ()
+    hosts: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def addresses(self) -> list[Address]:
@@ -175,7 +182,7 @@ class LaunchPlan:
     def __str__(self) -> str:
         lines = [f"{self.program}  ({self.launcher}: {self.where})"]
         branches = [
-            (_group_line(label, members), _member_lines(members))
+            (self._group_line(label, members), self._member_lines(members))
             for label, members in self.groups().items()
         ]
         branches += [
@@ -187,12 +194,24 @@ class LaunchPlan:
             lines += [f"{' ' if last else '│'}   {each}" for each in below]
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
+    def _group_line(self, label: str, members: Sequence[Executable]) -> str:
+        count = f"{len(members)} node{'s' if len(members) > 1 else ''}"
+        terms = {_terms(member) for member in members}
+        common = terms.pop() if len(terms) == 1 else ""
+        return f"{label}  {count}" + (f", each {common}" if common else "")
 
-def _group_line(label: str, members: Sequence[Executable]) -> str:
-    count = f"{len(members)} node{'s' if len(members) > 1 else ''}"
-    terms = {_terms(member) for member in members}
-    common = terms.pop() if len(terms) == 1 else ""
-    return f"{label}  {count}" + (f", each {common}" if common else "")
+    def _member_lines(self, members: Sequence[Executable]) -> Iterable[str]:
+        differ = len({_terms(member) for member in members}) > 1
+        for index, member in enumerate(members):
+            branch = "└" if index == len(members) - 1 else "├"
+            line = f"{branch}── {member.name}  {member.description}"
+            if member.name in self.hosts:
+                line += f"  on {self.hosts[member.name]}"
+            if differ and _terms(member):
+                line += f"  {_terms(member)}"
+            if callees := (*member.calls, *member.services):
+                line += f"  calls {', '.join(_shortened(callees))}"
+            yield line
 
 
 def _terms(member: Executable) -> str:
@@ -208,18 +227,6 @@ def _terms(member: Executable) -> str:
         period = f" every {kept.period_s:g} s" if kept.period_s is not None else ""
         parts.append(f"checkpoints{period} in {kept.folder.parent.parent}")
     return "; ".join(part for part in parts if part)
-
-
-def _member_lines(members: Sequence[Executable]) -> Iterable[str]:
-    differ = len({_terms(member) for member in members}) > 1
-    for index, member in enumerate(members):
-        branch = "└" if index == len(members) - 1 else "├"
-        line = f"{branch}── {member.name}  {member.description}"
-        if differ and _terms(member):
-            line += f"  {_terms(member)}"
-        if callees := (*member.calls, *member.services):
-            line += f"  calls {', '.join(_shortened(callees))}"
-        yield line
 
 
 def _shortened(names: Sequence[str], most: int = 6) -> list[str]:
@@ -303,6 +310,7 @@ class _Planner:
             executables,
             tuple(self._launcher.notes(executables)),
             tuple(self._services.values()),
+            self._launcher.placement(executables),
         )
 
     def _check(self, what: str, given: Any, parse: Callable[[Any], T], otherwise: T) -> _ByNode[T]:
@@ -386,6 +394,7 @@ class _Planner:
                     liveness=self._liveness.get(label, name),
                     checkpoints=self._checkpoints_of(label, name, replica),
                     process=self._processes.get(label, name),
+                    together=task.together,
                 )
                 for key in (*task.stands_for, node.key):
                     self._executable_names.setdefault(key, executable.name)

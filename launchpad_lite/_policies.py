@@ -39,6 +39,8 @@ class RestartPolicy:
         max_backoff_s: Seconds beyond which it is not doubled.
         jitter: Part of the delay by which it varies at random, so that nodes which fell together
             do not come back together: 0.2 means 80 % to 120 %.
+        moves: Whether, when its host is lost, it is started on another one. If not, the program
+            fails: what the node left on its host is out of reach.
     """
 
     when: RestartWhen | str = RestartWhen.ON_FAILURE
@@ -47,6 +49,7 @@ class RestartPolicy:
     backoff_s: float = 0.1
     max_backoff_s: float = 30.0
     jitter: float = 0.2
+    moves: bool = True
 
     def __post_init__(self) -> None:
         try:
@@ -65,6 +68,8 @@ class RestartPolicy:
         _check_seconds("jitter", self.jitter)
         if self.jitter > 1:
             raise ValueError(f"jitter is a part of the delay, 0 to 1, not {self.jitter}")
+        if not isinstance(self.moves, bool):
+            raise TypeError(f"moves is True or False, not {self.moves!r}")
 
     @classmethod
     def of(cls, given: "RestartPolicy | RestartWhen | str | Mapping[str, Any]") -> "RestartPolicy":
@@ -94,7 +99,8 @@ class RestartPolicy:
     def __str__(self) -> str:
         if self.when is RestartWhen.NEVER:
             return ""
-        return f"restart={RestartWhen(self.when).value}, at most {self.max_restarts} in {self.window_s:g} s"
+        text = f"restart={RestartWhen(self.when).value}, at most {self.max_restarts} in {self.window_s:g} s"
+        return text if self.moves else f"{text}, moves=False"
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 import enum
 import signal
 import textwrap
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import courier
@@ -34,6 +35,7 @@ class NodeFailure:
         attempt: How many restarts of the node came before.
         at_s: Seconds after the launch.
         restarts: Those it had used up when its policy allowed no more.
+        host_lost: Whether all that is known is that its host was lost; `summary` says how.
     """
 
     node: str
@@ -47,6 +49,7 @@ class NodeFailure:
     attempt: int = 0
     at_s: float = 0.0
     restarts: "tuple[Restart, ...]" = ()
+    host_lost: bool = False
 
     @classmethod
     def of_exception(cls, node: str, host: str, report: ExceptionReport) -> "NodeFailure":
@@ -93,7 +96,11 @@ class NodeFailure:
 
     def describe(self) -> str:
         """The headline, and all that is known of the cause."""
-        parts = [self.headline()]
+        return "\n\n".join([self.headline(), *self.details()])
+
+    def details(self) -> list[str]:
+        """All that is known of the cause, in paragraphs."""
+        parts = []
         if self.report is not None:
             parts.append(_indented(self.report.traceback))
         if self.stacks:
@@ -106,7 +113,47 @@ class NodeFailure:
                 f"Its restart policy allows no more than {len(self.restarts)}; they were after:\n\n"
                 f"{lines}"
             )
-        return "\n\n".join(parts)
+        return parts
+
+
+#: Nodes of a lost host that a headline names.
+_MAX_NAMED = 3
+
+
+def gathered(failures: Iterable[NodeFailure]) -> list[list[NodeFailure]]:
+    """Puts nodes that were lost with one host together, at the first of them; others stay alone."""
+    groups: dict[object, list[NodeFailure]] = {}
+    for number, each in enumerate(failures):
+        key = (each.host, each.summary) if each.host_lost else number
+        groups.setdefault(key, []).append(each)
+    return list(groups.values())
+
+
+def headline(group: Sequence[NodeFailure]) -> str:
+    """Returns one line for people, for failures that belong together."""
+    first, *others = group
+    if not others:
+        return first.headline()
+    named = ", ".join(each.node for each in group[:_MAX_NAMED])
+    more = f" and {len(group) - _MAX_NAMED} more" if len(group) > _MAX_NAMED else ""
+    return f"{named}{more} on {first.host} failed: {first.summary}"
+
+
+def description(group: Sequence[NodeFailure]) -> str:
+    """Returns the headline, and all that is known of the cause, once."""
+    first, *others = group
+    if not others:
+        return first.describe()
+    names = textwrap.fill(
+        ", ".join(each.node for each in group), 98, break_long_words=False, break_on_hyphens=False
+    )
+    parts = [
+        f"{len(group)} nodes on {first.host} failed: {first.summary}",
+        f"They were:\n\n{_indented(names)}",
+    ]
+    for each in group:
+        parts += [f"{each.node}: {detail}" for detail in each.details()]
+    return "\n\n".join(parts)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ have none, and fall back to the only program that runs in the process.
 import contextlib
 import contextvars
 import threading
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -119,7 +119,9 @@ class NodeRuntime:
         self._link.constructed(runs)
         if self.stop_event.is_set():
             self._tell_heard()  # what was said before its code began does not hold any more
-        self._signs.start(None if serves is None else self.table.endpoints[serves.key])
+        self._signs.start(
+            None if serves is None else self.table.endpoints[serves.key], self.table.tls
+        )
 
     def only_serves(self) -> None:
         """Says that what the node had to run has ended, and that it goes on to serve."""
@@ -177,6 +179,35 @@ class NodeRuntime:
         self._tell_heard()
         for hosted in list(self._hosted):
             hosted.request_stop()
+
+    def note_ended(self, keys: Iterable[str]) -> None:
+        """Tells the node where nobody will answer any more. For supervisors.
+
+        Args:
+            keys: Of addresses.
+        """
+        self.clients.note_ended([self.table.endpoints[key] for key in keys])
+
+    def note_lost(self, keys: Iterable[str]) -> None:
+        """Tells the node that servers are lost with their host. For supervisors.
+
+        Args:
+            keys: Of their addresses.
+        """
+        endpoints = {self.table.endpoints[key] for key in keys}
+        for runtime in (self, *self._hosted):
+            runtime.clients.note_lost(endpoints)
+
+    def note_moved(self, endpoints: Mapping[str, str]) -> None:
+        """Tells the node where services of the program listen from now on. For supervisors.
+
+        Args:
+            endpoints: `host:port` by address key.
+        """
+        moves = self.table.move(endpoints)
+        self.clients.note_moved(moves)
+        for hosted in list(self._hosted):
+            hosted.clients.note_moved(moves)
 
     def _tell_heard(self) -> None:
         with self._hearing:  # so that what is said last is what holds
@@ -250,9 +281,11 @@ class NodeRuntime:
         host, _, port = endpoint.rpartition(":")
         return courier.Server(
             obj,
-            host=host,
+            host=self.table.listen_host,
+            advertised_host=host,
             port=int(port),
             secret=self.table.secret,
+            tls=self.table.tls,
             hidden=hidden,
             # The supervisor holds the port, so that nobody takes it before we come or come back.
             share_port=True,

@@ -16,10 +16,8 @@ Calls between nodes raise the errors of `courier.errors`.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from launchpad_lite._result import NodeFailure
+from launchpad_lite._result import NodeFailure, description, gathered, headline
 
 __all__ = [
     "CheckpointError",
@@ -105,7 +103,7 @@ class NodeFailedError(LaunchpadError, RuntimeError):
     """
 
     def __init__(
-        self, failure: "NodeFailure", consequences: "Sequence[NodeFailure]" = (), folder: str = ""
+        self, failure: NodeFailure, consequences: Sequence[NodeFailure] = (), folder: str = ""
     ) -> None:
         super().__init__(failure, tuple(consequences), folder)
         self.failure = failure
@@ -113,9 +111,10 @@ class NodeFailedError(LaunchpadError, RuntimeError):
         self.folder = folder
 
     def __str__(self) -> str:
-        text = self.failure.describe()
-        if self.consequences:
-            followed = "".join(f"\n  {failure.headline()}" for failure in self.consequences)
+        first, *rest = gathered((self.failure, *self.consequences))
+        text = description(first)
+        if rest:
+            followed = "".join(f"\n  {headline(each)}" for each in rest)
             text += f"\n\nWhat followed:{followed}"
         if self.folder:
             text += f"\n\nCrash folder: {self.folder}"

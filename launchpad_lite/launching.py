@@ -23,7 +23,12 @@ from launchpad_lite._policies import Liveness, RestartPolicy, RestartWhen
 from launchpad_lite._process import PythonProcess
 from launchpad_lite._resources import Resources
 from launchpad_lite._result import NodeFailure, Outcome, ProgramResult, Restart
-from launchpad_lite.errors import LauncherLoadError, NodeFailedError, UnknownLauncherError
+from launchpad_lite.errors import (
+    LauncherLoadError,
+    LaunchError,
+    NodeFailedError,
+    UnknownLauncherError,
+)
 
 __all__ = [
     "Address",
@@ -73,11 +78,14 @@ class NodeStatus:
 
     Attributes:
         name: `label[replica]`.
-        state: `starting`, `running`, `serving`, `restarting` or `ended`.
+        state: `pending` (its job waits for hosts), `starting`, `running`, `serving`, `restarting`
+            or `ended`.
         host: Where it runs.
         pid: Its process; None before it started.
         endpoints: Where it listens: `host:port` by name of the address.
         restarts: How often it was started anew.
+        cpu: Cores that it kept busy lately, with the processes that it started; None: not known.
+        memory_mib: Main memory that they hold; None: not known.
     """
 
     name: str
@@ -86,6 +94,8 @@ class NodeStatus:
     pid: int | None
     endpoints: Mapping[str, str]
     restarts: int = 0
+    cpu: float | None = None
+    memory_mib: float | None = None
 
 
 class RunningProgram(abc.ABC):
@@ -228,6 +238,13 @@ class Launcher(abc.ABC):
         """Says what the launcher cannot honour; shown with the plan."""
         return ()
 
+    def placement(self, executables: Sequence[Executable]) -> Mapping[str, str]:  # noqa: ARG002
+        """Says on which host each runs, by its name; nothing if there is only one place.
+
+        Asked only if there are no mistakes.
+        """
+        return {}
+
     @abc.abstractmethod
     def start(self, plan: LaunchPlan, options: LaunchOptions) -> RunningProgram:
         """Starts a program; returns as soon as its addresses are known and bound.
@@ -236,10 +253,71 @@ class Launcher(abc.ABC):
             LaunchError: It could not be started; nothing of it is left.
         """
 
+    def emit(self, plan: LaunchPlan, options: LaunchOptions) -> Mapping[str, bytes]:  # noqa: ARG002
+        """Returns what `start` would hand to others, for review: content by name of a file.
+
+        Args:
+            plan: What to launch.
+            options: How; `log_dir` is the folder that the files are going to be in.
+
+        Raises:
+            LaunchError: There is nothing to review, or it cannot be made.
+        """
+        raise LaunchError(f"the launcher {self.name!r} hands nothing to others that it could write")
+
+    def attach(self, reference: str) -> RunningProgram:  # noqa: ARG002
+        """Returns a program that was launched before and goes on without its launcher.
+
+        Args:
+            reference: What the launch said the program is found by.
+
+        Raises:
+            LaunchError: There is no such program, or programs end with their launcher.
+        """
+        raise LaunchError(
+            f"programs of the launcher {self.name!r} end with the process that launched them, so "
+            "there is none to find again"
+        )
+
 
 def installed_launchers() -> list[str]:
     """Returns the names of all launchers, sorted."""
     return sorted({entry.name for entry in importlib.metadata.entry_points(group=GROUP)})
+
+
+def _find_entry(name: str) -> importlib.metadata.EntryPoint:
+    entries = importlib.metadata.entry_points(group=GROUP, name=name)
+    found = {entry.value: entry for entry in entries}
+    if not found:
+        known = ", ".join(installed_launchers())
+        hint = known or "none; install the package: pip install -e ."
+        raise UnknownLauncherError(f"no launcher named {name!r}. Installed: {hint}")
+    if len(found) > 1:
+        raise UnknownLauncherError(
+            f"several launchers are named {name!r}: {', '.join(sorted(found))}; remove one of "
+            "the packages"
+        )
+    (entry,) = found.values()
+    return entry
+
+
+def load_launcher(name: str) -> Any:
+    """Returns what makes a launcher: most often its class. Only its own code is loaded.
+
+    Args:
+        name: Its name in the entry points.
+
+    Raises:
+        UnknownLauncherError: None of this name is installed, or several are.
+        LauncherLoadError: Its code does not import.
+    """
+    entry = _find_entry(name)
+    try:
+        return entry.load()
+    except Exception as error:
+        raise LauncherLoadError(
+            f"the launcher {name!r} ({entry.value}) cannot be imported: {error}"
+        ) from error
 
 
 def get_launcher(name: str, options: Mapping[str, Any] | None = None) -> Launcher:
@@ -254,28 +332,11 @@ def get_launcher(name: str, options: Mapping[str, Any] | None = None) -> Launche
         LauncherLoadError: Its code does not import.
         TypeError: It does not take such options.
     """
-    entries = importlib.metadata.entry_points(group=GROUP, name=name)
-    found = {entry.value: entry for entry in entries}
-    if not found:
-        known = ", ".join(installed_launchers())
-        hint = known or "none; install the package: pip install -e ."
-        raise UnknownLauncherError(f"no launcher named {name!r}. Installed: {hint}")
-    if len(found) > 1:
-        raise UnknownLauncherError(
-            f"several launchers are named {name!r}: {', '.join(sorted(found))}; remove one of "
-            "the packages"
-        )
-    (entry,) = found.values()
-    try:
-        launcher_class = entry.load()
-    except Exception as error:
-        raise LauncherLoadError(
-            f"the launcher {name!r} ({entry.value}) cannot be imported: {error}"
-        ) from error
+    launcher_class = load_launcher(name)
     launcher = launcher_class(**(options or {})) if callable(launcher_class) else launcher_class
     if not isinstance(launcher, Launcher):
         raise LauncherLoadError(
-            f"the launcher {name!r} ({entry.value}) is no launchpad_lite.launching.Launcher but "
+            f"the launcher {name!r} ({_find_entry(name).value}) is no launchpad_lite.launching.Launcher but "
             f"{launcher!r}"
         )
     launcher.name = name

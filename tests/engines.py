@@ -5,7 +5,26 @@ import os
 
 import pytest
 
+from tests.beds.ssh_hosts import find_program
+
+_ON_CI = os.environ.get("CI") == "true"  # where what is missing is a failure
+
+
+def _root_has(*programs: str) -> bool:
+    return os.geteuid() == 0 and all(map(find_program, programs))
+
+
 needs_reverb = pytest.mark.skipif(
     importlib.util.find_spec("reverb") is None and os.environ.get("REVERB") != "required",
     reason="dm-reverb is not installed (make test-reverb); there is none for Python 3.12 and newer",
+)
+
+needs_ssh_hosts = pytest.mark.skipif(
+    not _ON_CI and not _root_has("sshd", "ip", "iptables"),
+    reason="needs root, sshd, iproute2 and iptables",
+)
+
+needs_slurm = pytest.mark.skipif(
+    not _ON_CI and not _root_has("sshd", "ip", "slurmctld", "slurmd", "srun", "munged"),
+    reason="needs root, sshd, iproute2, Slurm and munge",
 )

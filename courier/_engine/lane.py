@@ -3,6 +3,8 @@
 import threading
 import time
 import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from courier._engine.attendant import ATTENDANT
@@ -38,11 +40,13 @@ class WireLane:
         self.compresses = options.compress
         self._lock = threading.Lock()
         self._link: Link | None = None
+        #: That one, and those where no new calls begin but old ones may still be open.
+        self._links: weakref.WeakSet[Link] = weakref.WeakSet()
         #: Calls that wait for a connection.
         self._unsent: list[WireCall] = []
-        self._dials = False
-        #: Wakes the thread that dials from its pause.
-        self._changed = threading.Event()
+        #: Of the thread that dials for them: wakes it from its pause. One that finds another's
+        #: here dials an address that has been left; it may not know for seconds, and is not awaited.
+        self._dialler: threading.Event | None = None
         self._waits = options.wait_for_ready
         self._closed = False
 
@@ -100,18 +104,28 @@ class WireLane:
             closed = self._closed
             if not closed:
                 self._unsent.append(call)
-                starts, self._dials = not self._dials, True
         if closed:
             call.settle(CallCancelledError(f"{call.where}: the client was closed"))
-        elif starts:
-            # A thread of its own: a Ctrl-C cannot break off a handshake, and calls that nobody
-            # waits for need none.
-            try:
-                threading.Thread(target=self._dial, name="courier-dial", daemon=True).start()
-            except BaseException:
-                with self._lock:
-                    self._dials = False
-                raise
+        else:
+            self._have_dialled()
+
+    def _have_dialled(self) -> None:
+        """Sees to it that somebody dials, if a call waits."""
+        with self._lock:
+            if self._dialler is not None or not self._unsent or self._closed:
+                return
+            dialler = self._dialler = threading.Event()
+        # A thread of its own: a Ctrl-C cannot break off a handshake, and calls that nobody
+        # waits for need none.
+        try:
+            threading.Thread(
+                target=self._dial, args=(dialler,), name="courier-dial", daemon=True
+            ).start()
+        except BaseException:
+            with self._lock:
+                if self._dialler is dialler:
+                    self._dialler = None
+            raise
 
     def wait_for_link(self, call: WireCall, deadline: float | None) -> None:
         """Waits until a call has been sent, was settled, or a monotonic time has come."""
@@ -133,38 +147,40 @@ class WireLane:
 
     # The thread that dials
 
-    def _dial(self) -> None:
+    def _dial(self, own: threading.Event) -> None:
         began_at = time.monotonic()
         pause_s = _FIRST_PAUSE_S
         speechless = 0
-        while self._goes_on():
+        while self._goes_on(own):
+            options = self.options
             try:
-                dialled = dial(self.options, self._time_left(), over_grpc=speechless > 0)
+                dialled = dial(options, self._time_left(), over_grpc=speechless > 0)
                 self._use(
                     Link(
                         dialled.channel,
                         frozenset(dialled.introduction.idempotent),
                         _weakly(self),
-                    )
+                    ),
+                    own,
                 )
             except SpeechlessError as error:
                 speechless += 1
                 if not self._waits or speechless >= _MAX_SPEECHLESS:
-                    self._fail(error)
+                    self._fail(error, own)
             except ServerUnreachableError as error:
                 if not self._waits:
-                    self._fail(error)
+                    self._fail(error, own)
             except CourierError as error:
-                self._fail(error)
+                self._fail(error, own)
             except Exception as error:  # noqa: BLE001 - those who wait must hear of it
-                self._fail(CourierError(f"{self.options.address}: {type(error).__name__}: {error}"))
+                self._fail(CourierError(f"{options.address}: {type(error).__name__}: {error}"), own)
             else:
                 continue
             away_s = time.monotonic() - began_at
             pause_s = min(pause_s * 1.5, _PAUSE_S if away_s < _STAYS_AWAY_S else _LONG_PAUSE_S)
-            self._pause(pause_s)
+            self._pause(pause_s, own)
 
-    def _goes_on(self) -> bool:
+    def _goes_on(self, own: threading.Event) -> bool:
         """Tells whether anybody waits for a connection; ends those that have waited too long."""
         now = time.monotonic()
         with self._lock:
@@ -172,8 +188,11 @@ class WireLane:
         for call in late:
             call.expire()
         with self._lock:
+            if self._dialler is not own:
+                return False
             goes_on = bool(self._unsent) and not self._closed
-            self._dials = goes_on
+            if not goes_on:
+                self._dialler = None
             return goes_on
 
     def _time_left(self) -> float | None:
@@ -181,20 +200,22 @@ class WireLane:
             deadlines = [c.deadline for c in self._unsent if c.deadline is not None]
         return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
 
-    def _pause(self, pause_s: float) -> None:
+    def _pause(self, pause_s: float, own: threading.Event) -> None:
         left = self._time_left()
-        self._changed.wait(pause_s if left is None else min(pause_s, left))
-        self._changed.clear()
+        own.wait(pause_s if left is None else min(pause_s, left))
+        own.clear()
 
-    def _use(self, link: Link) -> None:
+    def _use(self, link: Link, own: threading.Event) -> None:
         ATTENDANT.admit(link)
         with self._lock:
-            waiting, self._unsent = self._unsent, []
-            if not self._closed:
+            is_wanted = self._dialler is own and not self._closed
+            if is_wanted:
+                waiting, self._unsent = self._unsent, []
                 self._link = link
-            closed = self._closed
-        if closed:
-            link.close(CallCancelledError("the client was closed"))
+                self._links.add(link)
+        if not is_wanted:
+            link.close(CallCancelledError("the client was closed, or has moved"))
+            return
         for call in waiting:
             call.send(link, at_once=False)
         link.send_out()
@@ -203,9 +224,15 @@ class WireLane:
         for call in waiting:
             call.wake()
 
-    def _fail(self, error: CourierError) -> None:
+    def _fail(self, error: CourierError, own: threading.Event) -> None:
+        """Fails all calls that wait, unless they wait for another address by now."""
         with self._lock:
+            if self._dialler is not own:
+                return
             waiting, self._unsent = self._unsent, []
+        self._fail_all(waiting, error)
+
+    def _fail_all(self, waiting: Sequence[WireCall], error: CourierError) -> None:
         for call in waiting:
             if call.may_have_run and isinstance(error, ServerUnreachableError):
                 call.settle(ServerLostError(f"{call.where}: {call.what_ran()} ({error})"))
@@ -223,19 +250,50 @@ class WireLane:
     def stop_waiting(self) -> None:
         with self._lock:
             self._waits = False
-        self._changed.set()
-        self._fail(ServerUnreachableError(f"{self.options.address}: no server answers any more"))
+            waiting, self._unsent = self._unsent, []
+            if self._dialler is not None:
+                self._dialler.set()
+        error = ServerUnreachableError(f"{self.options.address}: no server answers any more")
+        self._fail_all(waiting, error)
+
+    def move(self, address: str) -> Callable[[], None]:
+        with self._lock:
+            left = self.options.address
+            self.options = replace(self.options, address=address)
+            links = self._take_links()
+            if self._dialler is not None:
+                self._dialler.set()
+                self._dialler = None
+
+        def finish() -> None:
+            reason = (
+                f"the server at {address} is lost"
+                if left == address
+                else f"the server moved from {left} to {address}"
+            )
+            for link in links:
+                link.fail(reason)
+            self._have_dialled()
+
+        return finish
+
+    def _take_links(self) -> list[Link]:
+        links = list(self._links)
+        self._links.clear()
+        self._link = None
+        return links
 
     def close(self) -> None:
         with self._lock:
             self._closed = True
-            link, self._link = self._link, None
+            links = self._take_links()
             waiting, self._unsent = self._unsent, []
-        self._changed.set()
+            if self._dialler is not None:
+                self._dialler.set()
         error = CallCancelledError("the client was closed")
         for call in waiting:
             call.end(error)
-        if link is not None:
+        for link in links:
             link.close(error)
 
     def drop(self) -> None:

@@ -7,6 +7,7 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
 
 from courier._grpc.wire import COMMON_OPTIONS, grpc_target
+from courier._tls import TlsCredentials
 
 _METHOD = "/grpc.health.v1.Health/Check"
 _REQUEST = health_pb2.HealthCheckRequest().SerializeToString()
@@ -17,13 +18,21 @@ _OPTIONS = (
 )
 
 
-def ask(address: str, timeout_s: float) -> bool:
+def ask(address: str, timeout_s: float, tls: TlsCredentials | None) -> bool:
     """Tells whether a server says SERVING within `timeout_s`."""
     # A channel of its own costs 1 ms and has nothing to close, to fork or to reconnect.
-    with grpc.insecure_channel(grpc_target(address), options=_OPTIONS) as channel:
+    with _open_channel(address, tls) as channel:
         check: Any = channel.unary_unary(_METHOD)
         try:
             reply = health_pb2.HealthCheckResponse.FromString(check(_REQUEST, timeout=timeout_s))
         except (grpc.RpcError, DecodeError):
             return False
     return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+def _open_channel(address: str, tls: TlsCredentials | None) -> grpc.Channel:
+    target = grpc_target(address)
+    if tls is None:
+        return grpc.insecure_channel(target, options=_OPTIONS)
+    credentials = grpc.ssl_channel_credentials(tls.authority, tls.key, tls.certificate)
+    return grpc.secure_channel(target, credentials, options=_OPTIONS)

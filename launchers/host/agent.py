@@ -3,13 +3,16 @@
 A single thread with an event loop. Commands come in as frames on one
 descriptor, events go out on another:
 
-    in    reserve, start, stop, end_calls, ended, dump, terminate, kill, quit
-    out   reserved or taken, started or refused, output, stacks, exited, terminated, and what
-          workers say: constructed, leaving, failed, stop, heard, preempted, healthy, heartbeat
+    in    survey, probe, relay, reserve, start, stop, end_calls, ended, lost, moved, dump, terminate,
+          kill, ping, quit, and of relayed connections relay_*
+    out   surveyed, probed, relaying, reserved or taken, started or refused, output, stacks, exited,
+          terminated, alive, abandoned, relay_*, and what workers say: constructed, leaving, failed,
+          stop, heard, preempted, healthy, heartbeat
 
 It imports what workers share and forks them from itself, so a worker costs
-milliseconds. When its input ends (the launcher is gone, however), it ends all
-workers and itself. It ends nothing that it did not start.
+milliseconds. When its input ends (the launcher is gone, however), or is silent
+for too long (the link is cut), it ends all workers and itself. It ends nothing
+that it did not start.
 """
 
 import atexit
@@ -36,9 +39,13 @@ from launchers._ports import PortReservations, PortTakenError
 from launchers.host.grant import Grant
 from launchers.host.interpreter import begin_anew
 from launchers.host.link import Frame, FrameDecoder, Outbox
+from launchers.host.machine import Machine
 from launchers.host.memory import count_memory_kills
+from launchers.host.probe import Doorbell, Target, candidate_addresses, reach
+from launchers.host.relay import RELAYED, Relay
 from launchers.host.stacks import STACKS_SIGNAL, open_stacks, read_stacks, write_stacks_on_signal
 from launchers.host.sweep import MARK, adopt_orphans, end_children, fork_under_warden
+from launchers.host.usage import UsageMeter
 from launchers.host.worker import leave, prepare_output, run_worker
 from launchpad_lite._checkpoints import CheckpointStore
 from launchpad_lite.launching import Address
@@ -67,7 +74,8 @@ class _Worker:
     pid: int
     control: socket.socket
     output_fd: int
-    log_fd: int
+    #: None where the launcher keeps its output.
+    log_fd: int | None
     stacks_fd: int
     #: Where it may leave half a checkpoint.
     checkpoints: Path | None
@@ -88,14 +96,30 @@ class _Worker:
     def close(self) -> None:
         self.control.close()
         for fd in (self.output_fd, self.log_fd, self.stacks_fd):
-            os.close(fd)
+            if fd is not None:
+                os.close(fd)
 
 
 class Agent:
     """The event loop and its state."""
 
-    def __init__(self, input_fd: int, output_fd: int, launcher: int) -> None:
+    def __init__(
+        self, input_fd: int, output_fd: int, launcher: int | None, silence_s: float = math.inf
+    ) -> None:
+        """Takes its place.
+
+        Args:
+            input_fd: Where commands come from.
+            output_fd: Where events go.
+            launcher: The launcher's process, if it is on this machine.
+            silence_s: Seconds after which a launcher that says nothing is taken for gone.
+        """
         self._pid = os.getpid()
+        self._silence_s = silence_s
+        self._heard_at = time.monotonic()
+        self._doorbell: Doorbell | None = None
+        self._usage = UsageMeter()
+        self._relay: Relay | None = None
         self._input_fd = input_fd
         self._commands = FrameDecoder()
         self._out = Outbox(output_fd)
@@ -107,7 +131,7 @@ class Agent:
         self._quitting = False
         self._terminated_by = 0
         self._memory_kills = count_memory_kills()
-        self._launcher_fd = self._watch_launcher(launcher)
+        self._launcher_fd = None if launcher is None else self._watch_launcher(launcher)
         self._wake_read, self._wake_write = os.pipe()
         for fd in (input_fd, output_fd, self._wake_read, self._wake_write):
             os.set_blocking(fd, False)
@@ -146,11 +170,18 @@ class Agent:
         """Works until told to quit or left alone."""
         try:
             while not self._quitting:
-                self._step(math.inf)
+                self._step(max(0.0, self._heard_at + self._silence_s - time.monotonic()))
+                # Only now: what was said while this machine slept has been heard.
+                if time.monotonic() - self._heard_at >= self._silence_s:
+                    self._abandon(f"it heard nothing from here for {self._silence_s:g} s")
         finally:
             self._end_all()
             end_children(os.getpid())
             self._ports.close()
+            if self._doorbell is not None:
+                self._doorbell.close()
+            if self._relay is not None:
+                self._relay.close()
             self._out.flush()
 
     def _step(self, timeout_s: float) -> None:
@@ -179,13 +210,27 @@ class Agent:
         if data is None:
             return
         if not data:
-            self._quitting = True
+            self._abandon("its end of the link was closed")
             return
+        self._heard_at = time.monotonic()
         for frame in self._commands.feed(data):
             self._obey(frame)
 
+    def _abandon(self, why: str) -> None:
+        """Ends all without having been told to."""
+        # Should the launcher hear of it, it must not take the ends of workers for good ones.
+        self._out.put(Frame("abandoned", {"text": why}))
+        self._quitting = True
+
     def _obey(self, frame: Frame) -> None:
         commands: dict[str, Callable[[Frame], None]] = {
+            "survey": self._survey,
+            "probe": self._probe,
+            "relay": self._listen_for,
+            **dict.fromkeys(RELAYED, self._on_relayed),
+            "ping": self._ping,
+            "moved": self._note_moved,
+            "lost": self._note_lost,
             "reserve": self._reserve,
             "start": self._start,
             "stop": self._stop,
@@ -197,6 +242,53 @@ class Agent:
             "quit": self._quit,
         }
         commands[frame.op](frame)
+
+    def _survey(self, frame: Frame) -> None:
+        """Tells what this machine has, and where others may reach it."""
+        self._doorbell = Doorbell(frame["word"])
+        self._selector.register(self._doorbell, selectors.EVENT_READ, self._doorbell.answer)
+        self._ports = PortReservations(frame["listen_host"])
+        found = {
+            "machine": Machine.here().encode(),
+            "addresses": candidate_addresses(),
+            "port": self._doorbell.port,
+        }
+        self._out.put(Frame("surveyed", found))
+
+    def _probe(self, frame: Frame) -> None:
+        targets = [
+            Target(each["name"], tuple(each["addresses"]), each["port"], each["word"])
+            for each in frame["targets"]
+        ]
+        # The launcher waits for all, so there is nothing else to do.
+        self._out.put(Frame("probed", {"reached": reach(targets, self._doorbell)}))
+
+    def _listen_for(self, frame: Frame) -> None:
+        """Opens ports that stand for those of a host which this one does not reach."""
+        ports = self._relays().listen(frame["host"], frame["ports"])
+        self._out.put(Frame("relaying", {"ports": ports}))
+
+    def _on_relayed(self, frame: Frame) -> None:
+        self._relays().handle(frame)
+
+    def _relays(self) -> Relay:
+        if self._relay is None:
+            self._relay = Relay(self._selector, self._out.put)
+        return self._relay
+
+    def _ping(self, frame: Frame) -> None:  # noqa: ARG002 - all commands look alike
+        living = {
+            worker.name: worker.pid for worker in self._workers.values() if worker.status is None
+        }
+        self._out.put(Frame("alive", {"usage": self._usage.look(living)}))
+
+    def _note_lost(self, frame: Frame) -> None:
+        for worker in self._workers.values():
+            self._tell(worker, "lost", keys=frame["keys"])
+
+    def _note_moved(self, frame: Frame) -> None:
+        for worker in self._workers.values():
+            self._tell(worker, "moved", endpoints=frame["endpoints"])
 
     def _reserve(self, frame: Frame) -> None:
         addresses = []
@@ -230,9 +322,9 @@ class Agent:
 
     def _note_ended(self, frame: Frame) -> None:
         for caller in frame["callers"]:
-            self._ended.setdefault(caller, []).extend(frame["endpoints"])
+            self._ended.setdefault(caller, []).extend(frame["keys"])
             if (worker := self._workers.get(caller)) is not None:
-                self._tell(worker, "ended", endpoints=frame["endpoints"])
+                self._tell(worker, "ended", keys=frame["keys"])
 
     def _dump(self, frame: Frame) -> None:
         worker = self._living(frame)
@@ -276,8 +368,10 @@ class Agent:
 
     def _fork(self, frame: Frame) -> None:
         with contextlib.ExitStack() as undo:
-            log_fd = _open_log(Path(frame["log"]))
-            undo.callback(os.close, log_fd)
+            log_fd = None
+            if frame["log"] is not None:
+                log_fd = _open_log(Path(frame["log"]))
+                undo.callback(os.close, log_fd)
             stacks_fd = open_stacks()
             undo.callback(os.close, stacks_fd)
             ours, theirs = map(undo.enter_context, socket.socketpair())
@@ -313,8 +407,8 @@ class Agent:
             ours.fileno(), selectors.EVENT_READ, lambda: self._on_control(worker)
         )
         self._selector.register(output_read, selectors.EVENT_READ, lambda: self._on_output(worker))
-        if endpoints := self._ended.get(worker.name):
-            self._tell(worker, "ended", endpoints=endpoints)
+        if keys := self._ended.get(worker.name):
+            self._tell(worker, "ended", keys=keys)
         self._say(worker, "started", {"pid": pid})
         if note := frame.fields.get("note"):
             self._keep_output(worker, note.encode(errors="backslashreplace"))
@@ -332,7 +426,7 @@ class Agent:
         control: socket.socket,
         other: socket.socket,
         out: int,
-        log_fd: int,
+        log_fd: int | None,
         stacks_fd: int,
     ) -> NoReturn:
         code = 1
@@ -341,7 +435,8 @@ class Agent:
             _die_with_parent(self._pid)
             self._forget_all()
             other.close()
-            os.close(log_fd)
+            if log_fd is not None:
+                os.close(log_fd)
             os.dup2(out, 1)
             os.dup2(out, 2)
             os.close(out)
@@ -366,6 +461,10 @@ class Agent:
         for worker in self._workers.values():
             worker.close()
         self._ports.close()
+        if self._doorbell is not None:
+            self._doorbell.close()
+        if self._relay is not None:
+            self._relay.close()
 
     def _on_control(self, worker: _Worker) -> bool:
         """Takes in what the worker says; returns whether there may be more."""
@@ -395,8 +494,9 @@ class Agent:
             self._selector.unregister(fd)
 
     def _keep_output(self, worker: _Worker, data: bytes) -> None:
-        with contextlib.suppress(OSError):  # a full disk must not end the program
-            os.write(worker.log_fd, data)
+        if worker.log_fd is not None:
+            with contextlib.suppress(OSError):  # a full disk must not end the program
+                os.write(worker.log_fd, data)
         worker.last_output = (worker.last_output + data)[-_LAST_OUTPUT_BYTES:]
         if len(self._out) > _MAX_WAITING_BYTES:
             worker.skipped_bytes += len(data)
@@ -406,7 +506,8 @@ class Agent:
 
     def _tell_skipped(self, worker: _Worker) -> None:
         if worker.skipped_bytes:
-            note = f"\n[{worker.skipped_bytes} bytes are only in the log file]\n"
+            lot = "are only in the log file" if worker.log_fd is not None else "were lost"
+            note = f"\n[{worker.skipped_bytes} bytes {lot}: they came too fast to be passed on]\n"
             worker.skipped_bytes = 0
             self._say(worker, "output", body=note.encode())
 
@@ -570,11 +671,12 @@ def _allow_many_files() -> None:
     )
 
 
-def main(launcher: int) -> None:
+def main(launcher: int | None, silence_s: float = math.inf) -> None:
     """The agent's process: its link is where standard input and output were.
 
     Args:
-        launcher: Process without which there is nothing to do.
+        launcher: Process without which there is nothing to do, if it is on this machine.
+        silence_s: Seconds after which a launcher that says nothing is taken for gone.
     """
     fork_under_warden(os.environ[MARK])
     input_fd, output_fd = os.dup(0), os.dup(1)
@@ -588,5 +690,5 @@ def main(launcher: int) -> None:
     # Workers share these pages with the agent; a collection would copy them.
     gc.collect()
     gc.freeze()
-    Agent(input_fd, output_fd, launcher).run()
+    Agent(input_fd, output_fd, launcher, silence_s).run()
     leave(0)

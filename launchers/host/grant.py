@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+#: What CUDA programs see; a list of indices or UUIDs.
+VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 #: What is read once, when an interpreter or the C library starts: a forked worker is too late.
 _READ_AT_START = ("PYTHON", "LD_", "DYLD_", "MALLOC_", "GLIBC_")
 
@@ -36,6 +38,12 @@ class Grant:
     def decode(cls, fields: Mapping[str, Any]) -> "Grant":
         """Returns what was encoded."""
         return cls(**{**fields, "cores": tuple(fields["cores"])})
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The accelerators that it names."""
+        visible = self.environment.get(VISIBLE_DEVICES) or ""
+        return tuple(device for device in visible.split(",") if device)
 
     @property
     def needs_interpreter(self) -> bool:

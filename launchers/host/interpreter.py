@@ -5,6 +5,7 @@ For nodes that want another Python, or variables that are read only when one sta
 
 import os
 import re
+import shutil
 import site
 import subprocess
 import sys
@@ -57,7 +58,7 @@ def begin_anew(
     os.lseek(payload_fd, 0, os.SEEK_SET)
     for fd in (control_fd, payload_fd, stacks_fd):
         os.set_inheritable(fd, True)
-    program = interpreter or sys.executable
+    program = (interpreter and shutil.which(interpreter)) or interpreter or sys.executable
     numbers = [str(fd) for fd in (control_fd, payload_fd, stacks_fd)]
     known = [repr(_local_path()), repr(sys.version_info[:2])]
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]

@@ -7,9 +7,13 @@ the ends understand: pickled work, output. Both ends belong to one program and
 share a private pipe, so there is nothing to prove.
 """
 
+import collections
 import json
+import math
 import os
+import selectors
 import struct
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -71,6 +75,53 @@ def read_frames(fd: int) -> Iterator[Frame]:
     decoder = FrameDecoder()
     while data := read_some(fd):
         yield from decoder.feed(data)
+
+
+class FrameReader:
+    """Frames from a blocking descriptor, waited for no longer than one likes. For one thread."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._decoder = FrameDecoder()
+        self._frames: collections.deque[Frame] = collections.deque()
+
+    def read(self, give_up_at: float = math.inf) -> Frame | None:
+        """Returns the next frame; None when the other end is closed.
+
+        Args:
+            give_up_at: Monotonic time.
+
+        Raises:
+            TimeoutError: None has come by then.
+        """
+        while not self._frames:
+            if not (data := self._read_some(give_up_at)):
+                return None
+            self._frames += self._decoder.feed(data)
+        return self._frames.popleft()
+
+    def skip_to(self, marker: bytes, give_up_at: float) -> None:
+        """Passes over all up to a marker, and over that.
+
+        Raises:
+            EOFError: The other end was closed before.
+            TimeoutError: It has not come by then.
+        """
+        seen = b""
+        while marker not in seen:
+            if not (data := self._read_some(give_up_at)):
+                raise EOFError
+            seen = seen[-len(marker) :] + data
+        self._frames += self._decoder.feed(seen.partition(marker)[2])
+
+    def _read_some(self, give_up_at: float) -> bytes:
+        left = give_up_at - time.monotonic()
+        if not math.isinf(left):
+            with selectors.DefaultSelector() as selector:
+                selector.register(self._fd, selectors.EVENT_READ)
+                if not selector.select(max(0.0, left)):
+                    raise TimeoutError
+        return read_some(self._fd)
 
 
 def read_some(fd: int) -> bytes:

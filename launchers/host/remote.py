@@ -1,28 +1,36 @@
-"""The launcher's side of a host: starts its agent and speaks with it."""
+"""The launcher's side of a host: speaks with its agent."""
 
 import contextlib
 import dataclasses
 import logging
+import math
 import os
 import pickle
+import queue
+import signal
 import subprocess
 import sys
 import threading
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launchers._console import Console
+from launchers._logs import NodeLogs, log_path
 from launchers._supervisor import SupervisedProgram
 from launchers.host.grant import Grant
-from launchers.host.link import Frame, read_frames, write_all
+from launchers.host.link import Frame, FrameReader, write_all
+from launchers.host.relay import RELAYED
 from launchers.host.sweep import MARK, end_marked
+from launchers.host.usage import Usage
 from launchers.host.worker import Payload
 from launchpad_lite._events import (
     Constructed,
     Ended,
+    Event,
     Failed,
     Healthy,
     Heard,
@@ -42,6 +50,19 @@ if TYPE_CHECKING:
 _LOGGER = logging.getLogger(__name__)
 
 _QUIT_S = 5.0
+#: How often an agent is asked for a sign of life and what its workers use.
+_PING_S = 2.0
+#: Pings within the time after which silence means that the link is cut.
+_PINGS_PER_SILENCE = 4
+#: Who wakes up later than this was stopped, or asleep.
+_OVERSLEPT_S = 1.0
+#: In the place of a frame that did not come.
+_NOTHING = Frame("")
+_ANSWERS = ("surveyed", "probed", "relaying", "reserved", "taken")
+#: Seconds in which an agent answers questions about its host.
+_ANSWER_S = 20.0
+#: What ssh ends with when the connection is the trouble.
+_LINK_BROKE = 255
 # With -c, the working directory stands in sys.path: nothing but built-in modules may be imported
 # before it is gone, or a json.py of the user's would be. What follows takes its time, and a launcher
 # that has gone by now wants nothing of it.
@@ -57,122 +78,302 @@ main(launcher)
 """
 
 
+@dataclass(frozen=True)
+class AgentLink:
+    """How the launcher reaches an agent.
+
+    Attributes:
+        process: Its input and output are the agent's; it ends with the agent.
+        frames: What comes from there.
+        silence_s: Seconds after which an agent that says nothing is taken for lost.
+        via: Command that reaches the host, and ends when its connection does; "" for this machine.
+        keeps_logs: Whether the agent keeps the output of nodes in files that are the launcher's too.
+        tidy: Called after an agent that could not clean up.
+        explain: Says what was complained of on the way, if anything.
+        release: Called at the very end.
+    """
+
+    process: "subprocess.Popen[bytes]"
+    frames: FrameReader
+    silence_s: float = math.inf
+    via: str = ""
+    keeps_logs: bool = True
+    tidy: Callable[[], None] = lambda: None
+    explain: Callable[[], str] = lambda: ""
+    release: Callable[[], None] = lambda: None
+
+
+def start_agent_here(name: str) -> AgentLink:
+    """Starts the agent of this machine; it comes up while the caller goes on.
+
+    Raises:
+        LaunchError: It cannot be started.
+    """
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    path = repr([str(folder) for folder in sys.path])
+    command = [sys.executable, *flags, "-c", _BOOT, str(os.getpid()), path]
+    mark = uuid.uuid4().hex
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, MARK: mark},
+            # Ctrl-C in the terminal is for the launcher, which stops the program in order.
+            start_new_session=True,
+            bufsize=0,
+        )
+    except OSError as error:
+        raise LaunchError(f"cannot start the agent of {name}: {error}") from error
+    assert process.stdout is not None
+    frames = FrameReader(process.stdout.fileno())
+    return AgentLink(process, frames, tidy=lambda: end_marked(mark))
+
+
 class AgentHost:
-    """One host with its agent. Implements `launchers._supervisor.Host`."""
+    """One host with its agent. Implements `launchers._supervisor.Host`, from any thread."""
 
-    def __init__(self, name: str, console: Console | None) -> None:
-        """Starts the agent; it comes up while the caller goes on.
+    def __init__(self, name: str, link: AgentLink, console: Console | None) -> None:
+        """Takes over the link to the agent.
 
-        Raises:
-            LaunchError: It cannot be started.
+        Args:
+            name: What the host is called.
+            link: How its agent is reached.
+            console: Where to show the output of nodes, if it is shown.
         """
         self.name = name
+        self._link = link
+        self._process = link.process
         self._console = console
-        self._mark = uuid.uuid4().hex
-        self._payloads: Mapping[str, Payload] = {}
-        self._grants: Mapping[str, Grant] = {}
+        self._logs: NodeLogs | None = None
+        self._program: SupervisedProgram | None = None
+        self._payloads: dict[str, Payload] = {}
+        self._grants: dict[str, Grant] = {}
         self._log_dir = Path()
+        #: The last start of each node.
+        self._attempts: dict[str, int] = {}
         self._pids: dict[str, int] = {}
+        self._usage: Mapping[str, Usage] = {}
         self._failures: dict[str, NodeFailure] = {}
         self._stacks: dict[str, str] = {}
         self._closing = False
-        self._process = self._start_agent()
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._to_agent = self._process.stdin.fileno()
-        self._from_agent = read_frames(self._process.stdout.fileno())
-        self._reader: threading.Thread | None = None
+        self._close_by = math.inf
+        #: Whether its agent can be spoken to no more.
+        self.is_lost = False
+        self._lost_since = ""
+        self._asking = threading.Lock()
+        #: Answers to questions; None at the end of the link.
+        self._answers: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
+        #: What is to be sent; None at the end.
+        self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._writer = threading.Thread(
+            target=self._write_all, name=f"launchpad-send-{name}", daemon=True
+        )
+        self._on_relayed: Callable[[Frame | None], None] = lambda _: None
+        self._reader = threading.Thread(
+            target=self._read_all, name=f"launchpad-link-{name}", daemon=True
+        )
+        self._writer.start()
+        self._reader.start()
 
-    def _start_agent(self) -> subprocess.Popen[bytes]:
-        flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-        path = repr([str(folder) for folder in sys.path])
-        command = [sys.executable, *flags, "-c", _BOOT, str(os.getpid()), path]
+    # Before there is a program
+
+    def ask(self, question: Frame) -> Frame:
+        """Asks the agent something and waits for the answer.
+
+        Raises:
+            LaunchError: It has ended, or does not answer.
+        """
+        with self._asking:
+            self._send(question)
+            try:
+                answer = self._answers.get(timeout=_ANSWER_S)
+            except queue.Empty:
+                raise LaunchError(
+                    f"the agent of {self.name} did not answer within {_ANSWER_S:g} s"
+                ) from None
+        if answer is None:
+            self._answers.put(None)  # for whoever asks next
+            raise LaunchError(self._how_it_ended())
+        return answer
+
+    def _how_it_ended(self) -> str:
+        if self._link.via:
+            return self._lost_since
         try:
-            return subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                env={**os.environ, MARK: self._mark},
-                # Ctrl-C in the terminal is for the launcher, which stops the program in order.
-                start_new_session=True,
-                bufsize=0,
-            )
-        except OSError as error:
-            raise LaunchError(f"cannot start the agent of {self.name}: {error}") from error
+            code = self._process.wait(_QUIT_S)
+        except subprocess.TimeoutExpired:
+            return f"the agent of {self.name} hung up"
+        said = self._link.explain() or "; its message is above"
+        return f"the agent of {self.name} ended at once with exit code {code}{said}"
 
     def reserve(self, addresses: Sequence[Address]) -> dict[str, int]:
         """Has the agent hold a port for each address; returns them by address key.
 
         Raises:
-            LaunchError: A port is taken, or the agent did not come up. The host is closed then.
+            LaunchError: A port is taken, or the agent did not come up.
         """
         wanted = [[each.key, each.port, each.is_foreign] for each in addresses]
-        self._send(Frame("reserve", {"addresses": wanted}))
-        answer = next(self._from_agent, None)
-        if answer is not None and answer.op == "reserved":
+        answer = self.ask(Frame("reserve", {"addresses": wanted}))
+        if answer.op == "reserved":
             ports: dict[str, int] = answer["ports"]
             return ports
-        self.close()
-        if answer is None:
-            raise LaunchError(
-                f"the agent of {self.name} ended at once with exit code "
-                f"{self._process.returncode}; its message is above"
-            )
         raise LaunchError(str(answer["text"]))
 
-    def listen(
-        self,
-        program: SupervisedProgram,
-        payloads: Mapping[str, Payload],
-        grants: Mapping[str, Grant],
-        log_dir: Path,
-    ) -> None:
+    def listen(self, program: SupervisedProgram, log_dir: Path, logs: NodeLogs | None) -> None:
         """Passes on, from now on, what the agent says.
 
         Args:
             program: Whom to tell.
-            payloads: What the worker of each node must know, at its first start.
-            grants: What it gets of the host.
-            log_dir: Folder on the host for the output of nodes: `<label>/<replica>.log`.
+            log_dir: Folder for the output of nodes, if the agent keeps it.
+            logs: Where to keep it, if the agent does not.
         """
-        self._payloads = payloads
-        self._grants = grants
         self._log_dir = log_dir
-        self._reader = threading.Thread(
-            target=self._pass_on, args=(program,), name=f"launchpad-link-{self.name}", daemon=True
-        )
-        self._reader.start()
+        self._logs = logs
+        self._program = program
+        if self.is_lost:
+            self._tell_lost()
+
+    def take(self, node: str, payload: Payload, grant: Grant) -> None:
+        """Makes a node one of this host.
+
+        Args:
+            node: `label[replica]`.
+            payload: What its worker must know, at its first start.
+            grant: What it gets of the host.
+        """
+        self._payloads[node] = payload
+        self._grants[node] = grant
+
+    def give_up(self, node: str) -> tuple[Payload, Grant]:
+        """Takes back what `take` did; returns what was given."""
+        return self._payloads.pop(node), self._grants.pop(node)
+
+    @property
+    def grants(self) -> Mapping[str, Grant]:
+        """What its nodes were given."""
+        return dict(self._grants)
+
+    def pass_relayed_to(self, listener: Callable[[Frame | None], None]) -> None:
+        """Has somebody else hear of relayed connections; None at the end of the link."""
+        self._on_relayed = listener
+
+    def relay(self, frame: Frame) -> bool:
+        """Tells the agent something about a relayed connection; returns whether it could be told."""
+        self._send(frame)
+        return not self.is_lost
+
+    # The link
 
     def _send(self, frame: Frame) -> None:
         # An agent that is gone cannot be told; the reader sees that it is.
-        write_all(self._to_agent, frame.encode())
+        self._outgoing.put(frame.encode())
 
-    def _pass_on(self, program: SupervisedProgram) -> None:
-        reason = f"the agent of {self.name} died"
+    def _write_all(self) -> None:
+        """Writes what is to be sent; a link that is stuck holds up nobody but this thread."""
+        assert self._process.stdin is not None
+        while (data := self._outgoing.get()) is not None:
+            write_all(self._process.stdin.fileno(), data)
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+
+    def _read_all(self) -> None:
         try:
-            for frame in self._from_agent:
-                self._take_in(frame, program)
+            self._lost_since = self._read_until_lost()
         except Exception as error:
             # A mistake of ours must not become a wait without end.
             _LOGGER.exception("the link to %s failed", self.name)
-            reason = f"the link to {self.name} failed: {error!r}"
-        if not self._closing:
-            lost = tuple(each.name for each in program.plan.executables)
-            program.post(HostLost(self.name, lost, reason))
+            self._lost_since = f"the link to {self.name} failed: {error!r}"
+        self.is_lost = True
+        self._answers.put(None)
+        self._on_relayed(None)
+        if self._program is not None:
+            self._tell_lost()
 
-    def _take_in(self, frame: Frame, program: SupervisedProgram) -> None:
+    def _tell_lost(self) -> None:
+        if not self._closing:
+            assert self._program is not None
+            # A copy: nodes may be moving from here or to here.
+            attempts = {node: self._attempts.get(node, 0) for node in tuple(self._payloads)}
+            self._program.post(HostLost(self.name, tuple(attempts), self._lost_since, attempts))
+
+    def _read_until_lost(self) -> str:
+        """Takes in what the agent says; returns why it says no more."""
+        silence_s = self._link.silence_s
+        period_s = min(_PING_S, silence_s / _PINGS_PER_SILENCE)
+        heard_at = ping_at = time.monotonic()
+        slept_s = 0.0
+        while True:
+            if time.monotonic() >= ping_at:
+                ping_at = time.monotonic() + period_s
+                self._send(Frame("ping"))
+            give_up_at = min(ping_at, heard_at + silence_s)
+            try:
+                frame = self._link.frames.read(give_up_at)
+            except TimeoutError:
+                frame = _NOTHING
+            if (late_s := time.monotonic() - give_up_at) > _OVERSLEPT_S:
+                # This process was stopped, or its machine slept: the host may tell how it is.
+                heard_at, slept_s = time.monotonic(), late_s
+            if frame is _NOTHING:
+                # Not before it was looked: what came meanwhile has been heard.
+                if time.monotonic() - heard_at >= silence_s:
+                    self._process.kill()
+                    return f"{self.name} is lost: nothing was heard of it for {silence_s:g} s"
+                continue
+            if frame is None:
+                return self._why_it_ended()
+            if frame.op == "abandoned":
+                self._process.kill()
+                why = (
+                    f" (this process was stopped for {slept_s:.1f} s)"
+                    if slept_s > silence_s / 2
+                    else ""
+                )
+                return f"{self.name} is lost: {frame['text']}{why}"
+            heard_at = time.monotonic()
+            self._take_in(frame)
+
+    def _why_it_ended(self) -> str:
+        lost = f"{self.name} is lost: "
+        via, said = self._link.via, self._link.explain()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = self._process.wait(0.5)
+            if via and code < 0:
+                return f"{lost}{via} was killed here by {signal.Signals(-code).name}{said}"
+            if code == _LINK_BROKE:
+                return f"{lost}the link to it broke{said}"
+        return f"the agent of {self.name} died{said}"
+
+    def post(self, event: Event) -> None:
+        """Tells the program of something that happened to this host's nodes."""
+        if self._program is not None:
+            self._program.post(event)
+
+    def _take_in(self, frame: Frame) -> None:
+        if frame.op == "alive":
+            self._usage = frame["usage"]
+            return
         if frame.op == "terminated":
-            program.post(StopAsked(f"the agent of {self.name} got a signal", frame["signum"]))
+            self.post(StopAsked(f"the agent of {self.name} got a signal", frame["signum"]))
+            return
+        if frame.op in _ANSWERS:
+            self._answers.put(frame)
+            return
+        if frame.op in RELAYED:
+            self._on_relayed(frame)
             return
         node: str = frame["node"]
         if frame.op == "output":
+            if self._logs is not None:
+                self._logs.write(node, frame.body)
             if self._console is not None:
                 self._console.show(node, frame.body)
         elif frame.op == "started":
             self._pids[node] = frame["pid"]
             self._stacks.pop(node, None)
         elif frame.op == "stop":
-            program.post(StopAsked(f"lp.stop() in {node}"))
+            self.post(StopAsked(f"lp.stop() in {node}"))
         elif frame.op == "failed":
             report: ExceptionReport = pickle.loads(frame.body)
             failure = NodeFailure.of_exception(node, self.name, report)
@@ -180,11 +381,11 @@ class AgentHost:
                 asked = f"it asked for ram_gib={limit / (1 << 30):g}, and may have no more"
                 failure = dataclasses.replace(failure, summary=f"{failure.summary} ({asked})")
             self._failures[node] = failure
-            program.post(Failed(node, frame["attempt"], failure))
+            self.post(Failed(node, frame["attempt"], failure))
         elif frame.op == "stacks":
             self._stacks[node] = frame.body.decode(errors="replace")
         else:
-            program.post(self._event(node, frame))
+            self.post(self._event(node, frame))
 
     def _event(self, node: str, frame: Frame) -> NodeEvent:
         attempt: int = frame["attempt"]
@@ -224,12 +425,21 @@ class AgentHost:
 
     # What the supervisor asks for
 
+    def host_of(self, node: str) -> str:  # noqa: ARG002 - all are here
+        """Returns the name of the host."""
+        return self.name
+
     def start(self, node: str, attempt: int, cause: NodeFailure | None) -> None:
         """Starts a worker; its output begins with why it is started anew, if it is."""
+        self._attempts[node] = attempt
+        if self.is_lost:
+            failure = NodeFailure(node, self.name, self._lost_since, host_lost=True)
+            self.post(Ended(node, attempt, failure, for_good=True))
+            return
         payload = self._payloads[node]
         setup = dataclasses.replace(payload.setup, attempt=attempt)
-        log = self._log_dir / setup.label / f"{setup.replica}.log"
-        fields: dict[str, Any] = {"node": node, "attempt": attempt, "log": str(log)}
+        log = str(log_path(self._log_dir, node)) if self._link.keeps_logs else None
+        fields: dict[str, Any] = {"node": node, "attempt": attempt, "log": log}
         fields["grant"] = self._grants[node].encode()
         if attempt:
             why = "it is always restarted" if cause is None else cause.summary
@@ -247,9 +457,9 @@ class AgentHost:
         """Has new calls of a node refused, unless it looks at the stop by now."""
         self._send(Frame("end_calls", {"node": node}))
 
-    def tell_ended(self, callers: Sequence[str], endpoints: Sequence[str]) -> None:
-        """Tells workers, later ones too, that nobody will answer at these any more."""
-        self._send(Frame("ended", {"callers": list(callers), "endpoints": list(endpoints)}))
+    def tell_ended(self, callers: Sequence[str], keys: Sequence[str]) -> None:
+        """Tells workers, later ones too, that nobody will answer at these addresses any more."""
+        self._send(Frame("ended", {"callers": list(callers), "keys": list(keys)}))
 
     def dump_stacks(self, node: str) -> None:
         """Has a worker write down where its threads are."""
@@ -263,36 +473,58 @@ class AgentHost:
         """Ends a worker, and then what it started, by SIGKILL."""
         self._send(Frame("kill", {"node": node}))
 
+    def tell_lost(self, keys: Sequence[str]) -> None:
+        """Has calls in flight fail to these addresses, whose host is lost."""
+        self._send(Frame("lost", {"keys": list(keys)}))
+
+    def tell_moved(self, endpoints: Mapping[str, str]) -> None:
+        """Tells workers, later ones too, where services listen from now on.
+
+        Args:
+            endpoints: `host:port` by address key, as this host reaches them.
+        """
+        for node, payload in self._payloads.items():
+            self._payloads[node] = dataclasses.replace(
+                payload, endpoints={**payload.endpoints, **endpoints}
+            )
+        self._send(Frame("moved", {"endpoints": dict(endpoints)}))
+
     def pids(self) -> Mapping[str, int]:
         """Returns the process of each node that was started."""
         return dict(self._pids)
+
+    def usage(self) -> Mapping[str, Usage]:
+        """Returns what workers use, as it was told last."""
+        return dict(self._usage)
 
     def stacks(self) -> Mapping[str, str]:
         """Returns where the threads of workers were that were asked for it."""
         return dict(self._stacks)
 
+    def begin_to_close(self) -> None:
+        """Asks the agent to end all that is left of its workers, and itself. May be repeated."""
+        if not self._closing:
+            self._closing = True
+            self._close_by = time.monotonic() + _QUIT_S
+            self._send(Frame("quit"))
+            self._outgoing.put(None)
+
     def close(self) -> None:
         """Ends the agent and all that is left of its workers. May be repeated."""
-        assert self._process.stdin is not None
         assert self._process.stdout is not None
         if self._process.stdout.closed:
             return
-        self._closing = True
-        self._send(Frame("quit"))
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()
-        give_up_at = time.monotonic() + _QUIT_S
-        if self._reader is not None:
-            # The link ends with the agent. Its warden, the process started here, may be gone before.
-            self._reader.join(_QUIT_S)
+        self.begin_to_close()
+        # The link ends with the agent. The process that was started here may be gone before.
+        self._reader.join(max(0.0, self._close_by - time.monotonic()))
         try:
-            code = self._process.wait(max(0.0, give_up_at - time.monotonic()))
+            code = self._process.wait(max(0.0, self._close_by - time.monotonic()))
         except subprocess.TimeoutExpired:
             self._process.kill()
             code = self._process.wait()
         if code != 0:
-            # It could not clean up.
-            end_marked(self._mark)
-        if self._reader is not None:
-            self._reader.join()
+            self._link.tidy()
+        self._reader.join()
+        self._writer.join()
         self._process.stdout.close()
+        self._link.release()

@@ -15,7 +15,8 @@ from typing import NoReturn
 import cloudpickle
 from absl import flags
 
-from courier import ExceptionReport, Secret
+from courier import ExceptionReport, Secret, TlsCredentials
+from launchers._ports import LOOPBACK
 from launchers.host.link import Frame, FrameDecoder, read_some, write_all
 from launchpad_lite._flag_values import FlagSnapshot
 from launchpad_lite._freeze import FrozenWork
@@ -37,10 +38,22 @@ class Payload:
     flags: FlagSnapshot | None
     #: Those among `argv` that are for this node only.
     own_flags: list[str] = field(default_factory=list)
+    #: Where its servers listen.
+    listen_host: str = LOOPBACK
+    #: Certificate, key and authority, as PEM: credentials themselves do not travel.
+    certificates: tuple[bytes, bytes, bytes] | None = field(default=None, repr=False)
 
     def encode(self) -> bytes:
         """Pickles it; classes of the user's script travel by value."""
         return bytes(cloudpickle.dumps(self, protocol=5))
+
+    def table(self) -> AddressTable:
+        """Returns where everything of the program listens, and what it takes to talk to it."""
+        tls = None
+        if self.certificates is not None:
+            certificate, key, authority = self.certificates
+            tls = TlsCredentials(certificate=certificate, key=key, authority=authority)
+        return AddressTable(self.endpoints, Secret(self.secret), tls, self.listen_host)
 
 
 class _Link:
@@ -155,7 +168,11 @@ class _Control:
             elif frame.op == "leave":
                 self._termination.force()
             elif frame.op == "ended":
-                self._runtime.clients.note_ended(frame["endpoints"])
+                self._runtime.note_ended(frame["keys"])
+            elif frame.op == "lost":
+                self._runtime.note_lost(frame["keys"])
+            elif frame.op == "moved":
+                self._runtime.note_moved(frame["endpoints"])
 
     def _request_stop(self) -> None:
         # They may block; the end of the agent must be noticed all the same. Started before the
@@ -187,8 +204,7 @@ def run_worker(data: bytes, control_fd: int) -> int:
     try:
         payload: Payload = pickle.loads(data)
         sys.argv[:] = payload.argv
-        table = AddressTable(payload.endpoints, Secret(payload.secret))
-        runtime = NodeRuntime(payload.setup, table, link)
+        runtime = NodeRuntime(payload.setup, payload.table(), link)
         _Control(link, runtime, _Termination()).start()
     except BaseException as error:  # noqa: BLE001 - the launcher reports it
         _send_failure(link, error)

@@ -94,7 +94,9 @@ class EndpointHandle(Handle[Endpoint]):
             )
         if self._waits:
             table = self._control.table()
-            client: Any = courier.Client(self._control.resolve(), secret=table.secret)
+            client: Any = courier.Client(
+                self._control.resolve(), secret=table.secret, tls=table.tls
+            )
             keep_client(client, table)
             try:
                 _wait_until_ready(client)

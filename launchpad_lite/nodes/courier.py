@@ -58,7 +58,9 @@ class CourierHandle(Handle[T]):
             UnresolvedAddressError: The program does not run (yet).
         """
         table = self._address.table()
-        client = courier.Client(self._address.resolve(), secret=table.secret, **self._options)
+        client = courier.Client(
+            self._address.resolve(), secret=table.secret, tls=table.tls, **self._options
+        )
         keep_client(client, table)
         return cast("T", client)
 

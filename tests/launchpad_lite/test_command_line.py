@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 import launchpad_lite as lp
-from launchpad_lite._command_line import main, make_program
+from launchpad_lite._command_line import main, make_program, render_status
+from launchpad_lite.launching import NodeStatus
 
 PROGRAM = """
 import enum
@@ -101,6 +102,46 @@ def test_restarts_and_checkpoints_are_chosen_by_flags(run_command: Any, tmp_path
     assert "restart: a restart policy is one of 'never', 'on_failure', 'always'" in done.stderr
 
 
+def test_what_stands_before_a_program_may_be_options_of_its_launcher(
+    run_command: Any, tmp_path: Path
+) -> None:
+    options = ("--launcher=slurm", "--time=1:00:00", "--requeue", "--nodes=1")
+    done = run_command(*options, "emit", "dir/prog.py", "--times=2", "--output=review")
+    assert (done.returncode, done.stderr) == (0, "")
+    script = (tmp_path / "review" / "job.sh").read_text()
+    assert "#SBATCH --time=1:00:00\n" in script
+    assert "#SBATCH --requeue\n" in script
+    assert (tmp_path / "review").stat().st_mode & 0o777 == 0o700
+    written = [Path(line) for line in done.stdout.splitlines()]
+    assert tmp_path / "review" / "work.pickle" in written
+    assert {path.stat().st_mode & 0o777 for path in written} == {0o600}
+
+
+@pytest.mark.parametrize("command", ["status", "logs", "stop"])
+def test_programs_that_end_with_their_launcher_are_not_found_again(
+    run_command: Any, command: str
+) -> None:
+    done = run_command(command, "4711", "--launcher=local_mp")
+    assert done.returncode == 1
+    assert "end with the process that launched them" in done.stderr
+
+
+def test_a_launcher_that_hands_out_nothing_emits_nothing(run_command: Any) -> None:
+    done = run_command("emit", "dir/prog.py:ready", "--output=review")
+    assert done.returncode == 1
+    assert "'local_mp' hands nothing to others" in done.stderr
+
+
+def test_the_status_of_nodes_is_a_table() -> None:
+    known = NodeStatus("a[0]", "running", "h1", 4711, {}, 2, 0.51, 100.04)
+    unknown = NodeStatus("longer[0]", "starting", "", None, {})
+    assert render_status([known, unknown]).splitlines() == [
+        "node       state     host  pid   restarts  cores  MiB",
+        "a[0]       running   h1    4711  2         0.5    100.0",
+        "longer[0]  starting        -     0         -      -",
+    ]
+
+
 def test_a_module_is_found_in_the_current_folder(run_command: Any, tmp_path: Path) -> None:
     source = PROGRAM.replace("from helper_beside import greeting\n", "")
     (tmp_path / "module_here.py").write_text(source)
@@ -157,6 +198,9 @@ def lp_can_draw() -> bool:
         (["prog", "--launcher=nonsense"], "Installed: local_mp, local_mt"),
         (["--lp_termination_notice_secs=soon", "prog"], "lp_termination_notice_secs"),
         (["plan"], "no PROGRAM is named"),
+        (["emit", "--launcher=slurm", "prog:ready"], "--output=FOLDER"),
+        (["--launcher=slurm", "--nodes=0", "prog"], "--launcher=slurm: nodes is a number"),
+        (["--launcher=slurm", "--nodes=many", "prog"], "'--nodes=many': expected int"),
     ],
 )
 def test_mistakes_on_the_command_line_give_exit_code_2(

@@ -1,5 +1,7 @@
 """The state machine of a program's life: by example, and by property in worlds that misbehave."""
 
+import dataclasses
+import functools
 import heapq
 import itertools
 import math
@@ -51,6 +53,7 @@ from launchpad_lite._life import (
 )
 from launchpad_lite._policies import NEVER, Liveness, RestartPolicy, RestartWhen
 from launchpad_lite._result import NodeFailure, Outcome, ProgramResult
+from launchpad_lite.errors import NodeFailedError
 
 #: Floats are not exact.
 EPS = 1e-6
@@ -111,13 +114,15 @@ class Life:
         self,
         *terms: NodeTerms,
         notice_s: float = 10.0,
+        blame_s: float = BLAME_S,
         chance: Callable[[], float] = lambda: 0.5,
         now: float = 100.0,
     ) -> None:
         self.terms = {each.name: each for each in terms}
         self.notice_s = math.inf if notice_s < 0 else notice_s
         self.launched_at = self.now = now
-        self.machine = ProgramLife(terms, notice_s, now=now, chance=chance)
+        self.blame_s = blame_s
+        self.machine = ProgramLife(terms, notice_s, blame_s=blame_s, now=now, chance=chance)
         self.workers: dict[str, Worker] = {}
         self.started: dict[tuple[str, int], float] = {}
         #: Whether no check has failed.
@@ -136,6 +141,8 @@ class Life:
         #: Those of workers that had not ended yet.
         self.reported: set[tuple[str, int]] = set()
         self.dumped: set[tuple[str, int]] = set()
+        #: Nodes whose host was lost and that may be started elsewhere; the attempt that was lost.
+        self.moving: dict[str, int] = {}
         self._waves = _Waves(self.terms)
         self._result: ProgramResult | None = None
 
@@ -167,6 +174,7 @@ class Life:
         if self.stop_at is None and (self.machine.stopping or self.machine.over):
             self.stop_at = self.now
         self._check_waiting()
+        self._check_moving()
         self.sound = True
         return actions
 
@@ -205,12 +213,36 @@ class Life:
                 self.kill_at = self.now
         elif isinstance(event, HostLost):
             for name in event.nodes:
-                if name in self.workers:
-                    self.workers[name].gone = True
+                worker = self.workers.get(name)
+                attempt = None if event.attempts is None else event.attempts[name]
+                if worker is not None and not worker.gone and attempt in (None, worker.attempt):
+                    self._see_loss(name, worker, was_stopping=was_stopping)
         elif not isinstance(event, Tick):
             worker = self.workers.get(event.node)
             if worker is not None and worker.attempt == event.attempt and not worker.gone:
                 self._see_worker(worker, event, was_stopping=was_stopping)
+
+    def _see_loss(self, name: str, worker: Worker, *, was_stopping: bool) -> None:
+        worker.gone = True
+        policy = self.terms[name].restart
+        if was_stopping or self.over or worker.failed_at is not None:
+            return
+        if policy.when is RestartWhen.NEVER or not policy.moves:
+            self.doomed_at = -math.inf  # nothing is to be waited for
+        else:
+            self.moving[name] = worker.attempt
+
+    def _check_moving(self) -> None:
+        """Who was lost and may move is restarted, or the program ends."""
+        goes_on = not (self.machine.stopping or self.over)
+        for name, attempt in self.moving.items():
+            assert not goes_on or self.machine.restarts_of(name) > attempt, f"{name} is lost"
+        waiting = [
+            name
+            for name, worker in self.workers.items()
+            if self.machine.restarts_of(name) > worker.attempt
+        ]
+        assert not (goes_on and waiting) or self.machine.deadline is not None, "nobody starts them"
 
     def _see_worker(self, worker: Worker, event: Any, *, was_stopping: bool) -> None:
         if isinstance(event, Ended):
@@ -391,7 +423,7 @@ class Life:
             assert deadline is not None or (math.isinf(self.notice_s) and not forced)
             self._check_waiting_in_turn()
             return
-        assert self.now < self.doomed_at + BLAME_S + self.slept_s + EPS, (
+        assert self.now < self.doomed_at + self.blame_s + self.slept_s + EPS, (
             "it has failed, and goes on"
         )
         for name, worker in self.workers.items():
@@ -417,8 +449,12 @@ class Life:
 
     def _is_over(self, worker: Worker) -> bool:
         """Whether a worker is gone, or given up."""
-        given_up = worker.killed_at is not None and self.now >= worker.killed_at + GIVE_UP_S - EPS
-        return worker.gone or given_up
+        if worker.gone or worker.killed_at is None:
+            return worker.gone
+        given_up_at = worker.killed_at + max(GIVE_UP_S, self.blame_s)
+        if self.stop_at is not None:
+            given_up_at = min(given_up_at, max(worker.killed_at, self.stop_at) + GIVE_UP_S)
+        return self.now >= given_up_at - EPS
 
     def _check_result(self, result: ProgramResult) -> None:
         stop_at = self.now if self.stop_at is None else self.stop_at
@@ -480,6 +516,7 @@ class Life:
                 recent.append(each.at_s)
                 since = each.at_s - policy.window_s
                 assert sum(at_s > since for at_s in recent) <= policy.max_restarts
+                assert policy.moves or not each.failure.host_lost, "moved what is to stay"
             if (started_at := self.started.get((each.node, each.attempt))) is not None:
                 waited_s = started_at - self.launched_at - each.at_s
                 assert each.delay_s - EPS <= waited_s <= each.delay_s + self.slept_s + EPS
@@ -948,15 +985,166 @@ def test_errors_of_calls_to_lost_nodes_are_consequences(error: Any, is_consequen
 # Hosts
 
 
-def test_a_lost_host_fails_its_nodes_and_stops_the_others() -> None:
-    life = begun("a", NodeTerms("b", restart=AT_ONCE), "c")
+#: Stays on its host.
+BOUND = dataclasses.replace(AT_ONCE, moves=False)
+GONE = "the host far is gone"
+
+
+@pytest.mark.parametrize("policy", [NEVER, BOUND, RestartPolicy("always", max_restarts=0)])
+def test_a_lost_host_fails_nodes_that_cannot_be_restarted_and_stops_the_others(
+    policy: RestartPolicy,
+) -> None:
+    life = begun("a", NodeTerms("b", restart=policy), "c")
     life(Ended("a", 0))
-    lost = HostLost("far", ("a", "b"), "the host far is gone")
+    lost = HostLost("far", ("a", "b"), GONE)
     assert life(lost) == [DumpStacks("c"), RequestStop("c")]
     assert life(lost) == []
     result = finish_of(life, Ended("c", 0))
-    assert result.failures == (NodeFailure("b", "far", "the host far is gone"),)
-    assert result.reason == "the host far is gone"
+    assert result.failures == (NodeFailure("b", "far", GONE, host_lost=True),)
+    assert result.reason == GONE
+
+
+def test_nodes_of_a_lost_host_are_started_anew_like_those_that_failed() -> None:
+    policy = RestartPolicy("on_failure", max_restarts=1, backoff_s=1.0, jitter=0.0)
+    life = begun(NodeTerms("a", restart=policy), "b")
+    assert life(HostLost("far", ("a",), GONE)) == []
+    assert life(Ended("a", 0, failure("a"))) == []  # said by the worker that was lost
+    (start,) = life.wait(1.0)
+    assert start == Start("a", 1)
+    assert start.cause == NodeFailure("a", "far", GONE, host_lost=True)
+    life(Ended("a", 1, failure("a")))  # that is one too many
+    result = finish_of(life, Ended("b", 0))
+    assert [each.summary for each in result.failures] == ["a broke"]
+    assert [each.failure for each in result.failures[0].restarts] == [start.cause]
+
+
+def test_a_program_that_ends_with_a_host_names_first_what_could_not_be_restarted() -> None:
+    nodes = [NodeTerms("a", restart=AT_ONCE), NodeTerms("b", restart=BOUND), NodeTerms("c")]
+    life = begun(*nodes, "d")
+    life(Ended("d", 0, failure("d", consequence=True)))
+    life(HostLost("far", ("a", "b", "c"), GONE))
+    assert [each.node for each in life.result.failures] == ["b", "c", "a", "d"]
+    assert life.result.restarts == ()
+
+
+def test_nothing_is_done_to_workers_of_a_lost_host() -> None:
+    slow = RestartPolicy(backoff_s=1000.0, max_backoff_s=1000.0)
+    life = begun(NodeTerms("a", restart=slow), "b")
+    life(HostLost("far", ("a",), GONE))
+    assert life(KillAsked()) == [Kill("b")]
+    assert finish_of(life, Ended("b", 0)).outcome is Outcome.STOPPED
+
+
+def test_the_loss_of_a_host_does_not_touch_nodes_that_were_started_elsewhere_since() -> None:
+    life = begun(NodeTerms("a", restart=AT_ONCE), "b")
+    assert life(Ended("a", 0, failure("a"))) == [Start("a", 1)]
+    assert life(HostLost("far", ("a",), GONE, {"a": 0})) == []
+    assert life(HostLost("far", ("a",), GONE, {"a": 1})) == [Start("a", 2)]
+
+
+@pytest.mark.parametrize(("policy", "goes_on"), [(True, True), (False, False)])
+def test_a_node_that_waits_for_its_restart_when_its_host_is_lost_needs_no_other(
+    policy: bool, goes_on: bool
+) -> None:
+    slow = RestartPolicy(max_restarts=1, backoff_s=5.0, jitter=0.0, moves=policy)
+    life = begun(NodeTerms("a", restart=slow), "b")
+    life(Ended("a", 0, failure("a")))
+    life(HostLost("far", ("a",), GONE, {"a": 0}))
+    assert life.machine.stopping is not goes_on
+    if goes_on:
+        assert life.wait(5.0) == [Start("a", 1)]
+    else:
+        (failed,) = finish_of(life, Ended("b", 0)).failures
+        assert (failed.summary, failed.restarts) == (GONE, ())
+
+
+def test_a_node_for_which_no_host_is_left_fails_the_program_whatever_its_policy() -> None:
+    life = begun(NodeTerms("a", restart=RestartPolicy("always", 1000, backoff_s=0.0)), "b")
+    assert life(HostLost("far", ("a",), GONE)) == [Start("a", 1)]
+    life(Ended("a", 1, failure("a", text="fits no host"), for_good=True))
+    (failed,) = finish_of(life, Ended("b", 0)).failures
+    assert failed.summary == "a fits no host"
+    assert failed.restarts == ()
+
+
+def test_nodes_that_were_told_to_go_before_their_host_went_did_not_fail() -> None:
+    life = begun(NodeTerms("a", restart=RestartPolicy(max_restarts=1, backoff_s=0.0)), "b")
+    life(Preempted("a", 0, 15))
+    assert life(HostLost("far", ("a",), GONE)) == [Start("a", 1)]
+    assert life(HostLost("near", ("a",), GONE)) == [Start("a", 2)]
+    why = [
+        each.failure.summary for each in finish_of(life, StopAsked("x")).restarts if each.failure
+    ]
+    assert why == ["it was told from outside to end, by SIGTERM", GONE]
+
+
+def test_a_node_that_looked_hung_since_its_host_was_silent_is_started_elsewhere() -> None:
+    terms = NodeTerms("a", restart=AT_ONCE, liveness=Liveness(startup_s=2.0))
+    life = begun(terms, "b", blame_s=10.0)
+    life.wait(8.0)
+    (start,) = life(HostLost("far", ("a",), GONE))
+    assert start == Start("a", 1)
+    assert start.cause == NodeFailure("a", "far", GONE, at_s=8.0, host_lost=True)
+
+
+def test_a_host_whose_loss_becomes_known_seconds_after_calls_to_it_fail_is_the_cause() -> None:
+    life = begun("a", "b", "c", blame_s=10.0)
+    life(Ended("a", 0, failure("a", consequence=True)))
+    assert life.wait(8.0) == []
+    life(HostLost("far", ("b",), GONE))
+    result = finish_of(life, Ended("c", 0))
+    assert [each.node for each in result.failures] == ["b", "a"]
+    assert result.reason == GONE
+
+
+def test_the_cause_is_not_waited_for_once_it_is_known_to_have_been_mended() -> None:
+    life = begun(NodeTerms("a", calls=("b",)), NodeTerms("b", restart=AT_ONCE), blame_s=10.0)
+    life(Ended("a", 0, failure("a", consequence=True)))
+    assert life.wait(8.0) == []
+    assert life(HostLost("far", ("b",), GONE)) == [Start("b", 1)]
+    assert RequestStop("b") in life.wait(BLAME_S)
+    result = finish_of(life, Ended("b", 1))
+    assert [each.node for each in result.failures] == ["b", "a"]
+    assert GONE in result.reason
+
+
+def test_a_stop_does_not_excuse_a_failure_whose_cause_was_waited_for_long() -> None:
+    life = begun("a", "b", blame_s=10.0)
+    life(Ended("a", 0, failure("a", consequence=True)))
+    life.wait(5.0)
+    result = finish_of(life, StopAsked("x", 2), Ended("b", 0))
+    assert [each.node for each in result.failures] == ["a"]
+
+
+# How it reads
+
+
+def test_the_loss_of_a_host_is_told_once_however_many_nodes_were_on_it() -> None:
+    nodes = [f"actor[{index}]" for index in range(20)]
+    life = begun(*nodes, "learner[0]")
+    life(HostLost("far", tuple(nodes), GONE))
+    failures = finish_of(life, Ended("learner[0]", 0, failure("learner[0]"))).failures
+    text = str(NodeFailedError(failures[0], failures[1:]))
+    assert text.startswith(f"20 nodes on far failed: {GONE}\n")
+    assert text.count(GONE) == 1
+    assert all(node in text for node in nodes)
+    followed = str(NodeFailedError(failures[-1], failures[:-1])).partition("What followed:")[2]
+    assert followed == f"\n  actor[0], actor[1], actor[2] and 17 more on far failed: {GONE}"
+
+
+def test_one_node_of_a_lost_host_reads_like_any_other_failure() -> None:
+    lost = NodeFailure("a[0]", "far", GONE, host_lost=True)
+    assert str(NodeFailedError(lost)) == f"a[0] on far failed: {GONE}"
+
+
+def test_nodes_that_are_lost_with_their_last_restart_show_their_history() -> None:
+    once = RestartPolicy(max_restarts=1, backoff_s=0.0)
+    life = begun(NodeTerms("a", restart=once), "b")
+    life(Ended("a", 0, failure("a")))
+    life(HostLost("far", ("a", "b"), GONE))
+    text = str(NodeFailedError(life.result.failures[0], life.result.failures[1:]))
+    assert "a: Its restart policy allows no more than 1" in text
+    assert "a broke" in text
 
 
 def test_a_host_that_is_lost_while_stopping_is_no_failure() -> None:
@@ -1194,10 +1382,12 @@ def test_a_node_that_fails_before_it_is_asked_to_end_holds_up_others_for_its_sha
 def test_a_failed_node_whose_host_is_lost_counts_once() -> None:
     life = begun(NodeTerms("a", restart=AT_ONCE), "b")
     life(Failed("a", 0, failure("a")))
-    life(HostLost("far", ("a",), "the host far is gone"))
-    result = finish_of(life, Ended("b", 0))
-    assert [each.summary for each in result.failures] == ["a broke"]
-    assert result.reason == "the host far is gone"
+    assert life(HostLost("far", ("a",), GONE)) == [Start("a", 1)]
+    life(Failed("a", 1, failure("a", text="broke again")))
+    life(HostLost("near", ("a", "b"), GONE))
+    result = life.result
+    assert [each.summary for each in result.failures] == [GONE, "a broke again"]
+    assert [each.failure.summary for each in result.restarts if each.failure] == ["a broke"]
 
 
 @pytest.mark.parametrize("why", [Preempted("a", 0, 15), Tick()])
@@ -1491,12 +1681,39 @@ policies = st.one_of(
         backoff_s=st.sampled_from([0.1, 0.0, 1.0]),
         max_backoff_s=st.sampled_from([30.0, 0.5]),
         jitter=st.sampled_from([0.2, 0.0, 1.0]),
+        moves=st.sampled_from([True, True, False]),
     ),
 )
 limits = st.sampled_from([None, None, 0.3, 2.0, 8.0])
 livenesses = st.builds(Liveness, health_s=limits, heartbeat_s=limits, startup_s=limits)
 notices = st.sampled_from([10.0, 0.0, 0.3, -1.0, 2.0])
 signals = st.sampled_from([None, 2, 15])
+blames = st.sampled_from([BLAME_S, 10.0])
+HOSTS = ("h1", "h2", "h3")
+
+
+class Places:
+    """On which host each worker is: on one that is not lost, as long as there is one."""
+
+    def __init__(self) -> None:
+        self._left = list(HOSTS)
+        self._host: dict[str, str] = {}
+
+    def place(self, start: Start) -> bool:
+        """Finds a host; tells whether there is one."""
+        if self._left:
+            self._host[start.node] = self._left[(ord(start.node) + start.attempt) % len(self._left)]
+        return bool(self._left)
+
+    def lose(self, host: str, living: dict[str, int]) -> HostLost:
+        """Returns what is told of the loss of a host; `living`: the attempts of all workers."""
+        self._left = [each for each in self._left if each != host]
+        lost = {name: attempt for name, attempt in living.items() if self._host[name] == host}
+        return HostLost(host, tuple(lost), f"{host} is gone", lost)
+
+
+def no_host(start: Start) -> Ended:
+    return Ended(start.node, start.attempt, failure(start.node, text="no host"), for_good=True)
 
 
 @st.composite
@@ -1515,9 +1732,11 @@ class AnyOrder(RuleBasedStateMachine):
     `Life` checks; so does the world that no second worker of a node lives beside the first.
     """
 
-    @initialize(terms=programs(), notice_s=notices, seed=st.integers(0, 3))
-    def begin(self, terms: list[NodeTerms], notice_s: float, seed: int) -> None:
-        self.life = Life(*terms, notice_s=notice_s, chance=random.Random(seed).random)
+    @initialize(terms=programs(), notice_s=notices, blame_s=blames, seed=st.integers(0, 3))
+    def begin(self, terms: list[NodeTerms], notice_s: float, blame_s: float, seed: int) -> None:
+        chance = random.Random(seed).random
+        self.life = Life(*terms, notice_s=notice_s, blame_s=blame_s, chance=chance)
+        self.places = Places()
         self.names = [each.name for each in terms]
         #: The attempt of each node of which a worker really lives.
         self.living: dict[str, int] = {}
@@ -1530,7 +1749,10 @@ class AnyOrder(RuleBasedStateMachine):
         for action in actions:
             if isinstance(action, Start):
                 assert action.node not in self.living, "two live workers for one node"
-                self.living[action.node] = action.attempt
+                if self.places.place(action):
+                    self.living[action.node] = action.attempt
+                else:
+                    self.unheard.append(no_host(action))
 
     def _tell(self, event: Event) -> None:
         self.heard.append(event)
@@ -1615,16 +1837,16 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(index=st.integers(0, 1000))
     def news_arrive_again(self, index: int) -> None:
         event = self.heard[index % len(self.heard)]
-        if not isinstance(event, StopAsked | KillAsked | HostLost):
+        if not isinstance(event, StopAsked | KillAsked):
             self._obey(self.life(event))
 
-    @rule(chosen=st.sets(names, min_size=1, max_size=2), rare=st.integers(0, 3))
-    def a_host_is_lost(self, chosen: set[str], rare: int) -> None:
-        lost = sorted(chosen & set(self.names))
+    @rule(host=st.sampled_from(HOSTS), rare=st.integers(0, 3), at_once=st.booleans())
+    def a_host_is_lost(self, host: str, rare: int, at_once: bool) -> None:
         if rare == 0:
-            for name in lost:
-                self.living.pop(name, None)
-            self._tell(HostLost("host", tuple(lost), "gone"))
+            event = self.places.lose(host, self.living)
+            for name in event.nodes:
+                del self.living[name]
+            self._say(event, at_once)
 
     @rule(signum=signals, rare=st.integers(0, 3))
     def somebody_stops_the_program(self, signum: int | None, rare: int) -> None:
@@ -1719,6 +1941,7 @@ class World:
         self._ahead: list[tuple[float, int, Callable[[], None]]] = []
         self._count = itertools.count()
         self._living: dict[str, tuple[int, Behaviour]] = {}
+        self._places = Places()
 
     def at(self, when: float, do: Callable[[], None]) -> None:
         heapq.heappush(self._ahead, (when, next(self._count), do))
@@ -1747,9 +1970,20 @@ class World:
                 if behaviour is not None:
                     self._obey(action, attempt, behaviour)
 
+    def lose(self, host: str, silent_s: float) -> None:
+        """Takes a host away, which is told later."""
+        living = {name: attempt for name, (attempt, _) in self._living.items()}
+        event = self._places.lose(host, living)
+        for name in event.nodes:
+            del self._living[name]
+        self.at(self.life.now + silent_s, lambda: self.tell(event))
+
     def _start(self, action: Start) -> None:
         node, attempt = action.node, action.attempt
         assert node not in self._living, "two live workers for one node"
+        if not self._places.place(action):
+            self.at(self.life.now, lambda: self.tell(no_host(action)))
+            return
         does = next(self._behaviours)
         self._living[node] = (attempt, does)
         now = self.life.now
@@ -1818,12 +2052,27 @@ class World:
     notice_s=notices,
     behaviours=st.lists(behaviours, min_size=1, max_size=8),
     stops_at_s=st.sampled_from([0.0, 1.0, 7.3, 25.0]),
+    blame_s=blames,
+    losses=st.lists(
+        st.tuples(
+            st.sampled_from(HOSTS), st.sampled_from([0.1, 1.0, 6.0]), st.sampled_from([0.0, 8.0])
+        ),
+        max_size=3,
+        unique_by=lambda loss: loss[0],
+    ),
 )
-def test_no_behaviour_of_workers_leads_to_a_wait_without_end(
-    terms: list[NodeTerms], notice_s: float, behaviours: list[Behaviour], stops_at_s: float
+def test_no_behaviour_of_workers_and_hosts_leads_to_a_wait_without_end(
+    terms: list[NodeTerms],
+    notice_s: float,
+    behaviours: list[Behaviour],
+    stops_at_s: float,
+    blame_s: float,
+    losses: list[tuple[str, float, float]],
 ) -> None:
-    life = Life(*terms, notice_s=notice_s)
+    life = Life(*terms, notice_s=notice_s, blame_s=blame_s)
     world = World(life, behaviours)
+    for host, at_s, silent_s in losses:
+        world.at(life.now + at_s, functools.partial(world.lose, host, silent_s))
     world.tell(Tick())
     world.run_until(life.launched_at + stops_at_s)
     world.tell(StopAsked("enough"))

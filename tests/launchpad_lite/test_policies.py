@@ -76,6 +76,7 @@ def test_policies_that_cannot_be_are_refused(given_: Any, text: str) -> None:
         ({"window_s": "10"}, "window_s is a number, not '10'"),
         ({"backoff_s": None}, "backoff_s is a number, not None"),
         ({"jitter": False}, "jitter is a number, not False"),
+        ({"moves": "h2"}, "moves is True or False, not 'h2'"),
     ],
 )
 def test_policies_of_the_wrong_type_are_refused(given_: Any, text: str) -> None:
@@ -90,6 +91,8 @@ def test_a_window_may_be_without_end() -> None:
 def test_policies_tell_what_they_are() -> None:
     assert str(NEVER) == ""
     assert str(RestartPolicy("always", 5, 60)) == "restart=always, at most 5 in 60 s"
+    bound = RestartPolicy("always", 5, 60, moves=False)
+    assert str(bound) == "restart=always, at most 5 in 60 s, moves=False"
 
 
 @settings(max_examples=300, deadline=None)

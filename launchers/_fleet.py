@@ -1,0 +1,142 @@
+"""Several hosts as one: each node is on one of them, and may move when that is lost."""
+
+import contextlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from launchers.host.remote import AgentHost
+from launchers.host.usage import Usage
+from launchpad_lite._events import Ended
+from launchpad_lite.errors import LaunchError
+from launchpad_lite.launching import NodeFailure, RunningProgram
+
+_LOGGER = logging.getLogger(__name__)
+
+
+class Mover(Protocol):
+    """Finds another host for a node."""
+
+    def move(self, node: str, fleet: "Fleet") -> None:
+        """Makes a node that has lost its host one of another, and tells all where it listens.
+
+        Raises:
+            LaunchError: No host has room for it, or the one that has cannot take it.
+        """
+
+
+class Fleet:
+    """Hosts with their agents. Implements `launchers._supervisor.Host`."""
+
+    def __init__(
+        self,
+        hosts: Sequence[AgentHost],
+        placement: Mapping[str, str],
+        mover: Mover,
+        release: Sequence[Callable[[], None]],
+    ) -> None:
+        """Puts them together.
+
+        Args:
+            hosts: All hosts; their names differ.
+            placement: Name of the host of each node.
+            mover: Finds a new host for a node whose host is lost.
+            release: Called when all have ended.
+        """
+        self.name = ", ".join(host.name for host in hosts)
+        self.hosts = {host.name: host for host in hosts}
+        self._placement = dict(placement)
+        self._mover = mover
+        self._release = release
+        self._program: RunningProgram | None = None
+
+    @property
+    def placement(self) -> Mapping[str, str]:
+        """Name of the host of each node."""
+        return dict(self._placement)
+
+    def place(self, node: str, host: str) -> None:
+        """Notes that a node is on a host now."""
+        self._placement[node] = host
+
+    def living(self) -> list[AgentHost]:
+        """Returns the hosts that are not lost."""
+        return [host for host in self.hosts.values() if not host.is_lost]
+
+    def host_of(self, node: str) -> str:
+        """Returns the name of the host where a node runs."""
+        return self._placement[node]
+
+    def _of(self, node: str) -> AgentHost:
+        return self.hosts[self._placement[node]]
+
+    def start(self, node: str, attempt: int, cause: NodeFailure | None) -> None:
+        """Starts a worker, on another host if its own is lost."""
+        while (host := self._of(node)).is_lost:
+            try:
+                self._mover.move(node, self)
+            except LaunchError as error:
+                lost = f"{host.name} is lost" if cause is None else cause.summary
+                failure = NodeFailure(node, host.name, f"{lost}; it cannot move: {error}")
+                host.post(Ended(node, attempt, failure, for_good=True))
+                return
+            _LOGGER.warning("%s moves from %s to %s", node, host.name, self._of(node).name)
+        self._of(node).start(node, attempt, cause)
+
+    def request_stop(self, node: str) -> None:
+        """Tells a node to end."""
+        self._of(node).request_stop(node)
+
+    def end_calls(self, node: str) -> None:
+        """Has new calls of a node refused, unless it looks at the stop by now."""
+        self._of(node).end_calls(node)
+
+    def tell_ended(self, callers: Sequence[str], keys: Sequence[str]) -> None:
+        """Tells workers, later ones too, that nobody will answer at these addresses any more."""
+        for host in self.living():
+            mine = [caller for caller in callers if self._placement[caller] == host.name]
+            if mine:
+                host.tell_ended(mine, keys)
+
+    def tell_lost(self, keys: Sequence[str]) -> None:
+        """Has calls in flight fail to these addresses, whose host is lost."""
+        for host in self.living():
+            host.tell_lost(keys)
+
+    def dump_stacks(self, node: str) -> None:
+        """Has a worker write down where its threads are."""
+        self._of(node).dump_stacks(node)
+
+    def terminate(self, node: str) -> None:
+        """Sends a node's process group SIGTERM."""
+        self._of(node).terminate(node)
+
+    def kill(self, node: str) -> None:
+        """Ends a worker, and then what it started, by SIGKILL."""
+        self._of(node).kill(node)
+
+    def pids(self) -> Mapping[str, int]:
+        """Returns the process of each node that was started, on its host."""
+        return {
+            node: pid
+            for host in self.hosts.values()
+            for node, pid in host.pids().items()
+            if self._placement[node] == host.name
+        }
+
+    def usage(self) -> Mapping[str, Usage]:
+        """Returns what workers use, as it was told last."""
+        return {node: usage for host in self.living() for node, usage in host.usage().items()}
+
+    def stacks(self) -> Mapping[str, str]:
+        """Returns where the threads of workers were that were asked for it."""
+        return {node: text for host in self.hosts.values() for node, text in host.stacks().items()}
+
+    def close(self) -> None:
+        """Ends all agents, and all that is left of their workers. May be repeated."""
+        with contextlib.ExitStack() as stack:
+            for release in self._release:
+                stack.callback(release)
+            for host in self.hosts.values():
+                stack.callback(host.close)
+                host.begin_to_close()  # all at once, then one is waited for after the other

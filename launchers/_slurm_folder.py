@@ -1,0 +1,344 @@
+"""The folder of a run, which both sides see: what is submitted, and what the job writes there.
+
+It belongs to the user alone (0700, files 0600). What the job writes is complete as soon as it is
+there: it is written aside and renamed.
+"""
+
+import contextlib
+import json
+import os
+import pickle
+import secrets
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+from courier import Secret, TlsCredentials
+from launchers._deployment import Tunnel
+from launchers._placement import PlacementChoice, Strategy
+from launchers._shipping import Shipment, Tree
+from launchers._slurm_script import Component
+from launchers.host import boot
+from launchpad_lite._flag_values import FlagSnapshot
+from launchpad_lite._freeze import FrozenWork
+from launchpad_lite.errors import LaunchError
+from launchpad_lite.launching import (
+    AddressTable,
+    LaunchOptions,
+    LaunchPlan,
+    NodeStatus,
+    ProgramResult,
+)
+
+#: Seconds between two notes of the supervisor how the nodes are.
+NOTE_S = 2.0
+#: Put behind the text of `launchers.host.boot`, whose cache of code it uses: all that runs before
+#: our packages are there.
+_BEGIN = '''
+
+def begin(folder):
+    """Makes the code of the program importable, and becomes its supervisor."""
+    try:
+        with open(os.path.join(folder, "order.json")) as file:
+            order = json.load(file)
+        if list(sys.version_info[:2]) != order["python"]:
+            raise RuntimeError(
+                "%s is Python %d.%d, the program was launched by %d.%d: name another interpreter, "
+                "python=" % ((sys.executable,) + sys.version_info[:2] + tuple(order["python"]))
+            )
+        cache = _Cache(order["cache"])
+        for key in order["trees"]:
+            if not cache.has_tree(key):
+                with open(os.path.join(folder, "code", key + ".tar.gz"), "rb") as file:
+                    cache.add_tree(key, file.read())
+        trees = [cache.tree(key) for key in order["trees"]]
+        sys.path[:1] = trees
+        from launchers._slurm_job import main as supervise
+    except Exception as error:
+        os.makedirs(os.path.join(folder, "run"), exist_ok=True)
+        with open(os.path.join(folder, "run", "failure"), "w") as file:
+            file.write("%s: %s" % (type(error).__name__, error))
+        raise
+    sys.exit(supervise(folder, trees))
+
+
+begin(os.path.dirname(os.path.abspath(__file__)))
+'''
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a job is to run. The work of the nodes is beside it: it needs the user's code.
+
+    Attributes:
+        plan: What is launched, without work.
+        options: How.
+        argv: Command line of the launching process.
+        flags: Its absl flags.
+        components: Hosts of the job, and what is to run on which.
+        choice: Which nodes may run where.
+        strategy: How others are placed.
+        tunnel: When calls between hosts go by way of the supervisor.
+        silence_s: Seconds after which a host that says nothing is lost.
+        python: Interpreter on the hosts.
+        requirements: What to install there.
+        cache: Folder there for code.
+        requeue: Whether the job may run again.
+        trees: Keys of the code, in the order of the path; names of files and size of each.
+        requires: Packages that are needed there.
+    """
+
+    plan: LaunchPlan
+    options: LaunchOptions
+    argv: tuple[str, ...]
+    flags: FlagSnapshot | None
+    components: tuple[Component, ...]
+    choice: PlacementChoice
+    strategy: Strategy
+    tunnel: Tunnel
+    silence_s: float
+    python: str
+    requirements: str | None
+    cache: str | None
+    requeue: bool
+    trees: Mapping[str, tuple[tuple[str, ...], int]]
+    requires: Mapping[str, str]
+
+    def shipment(self, folders: Mapping[str, str]) -> Shipment:
+        """Returns the code as it is in these folders, by key."""
+        return Shipment(
+            tuple(
+                Tree(key, {name: Path(folders[key]) / name for name in names}, size)
+                for key, (names, size) in self.trees.items()
+            ),
+            self.requires,
+        )
+
+
+@dataclass(frozen=True)
+class End:
+    """How a run of a job ended.
+
+    Attributes:
+        result: Of the program.
+        crash_dir: Folder with all that is known of a failure.
+    """
+
+    result: ProgramResult
+    crash_dir: Path | None = None
+
+
+@dataclass
+class RunFolder:
+    """The folder of a run.
+
+    Attributes:
+        path: Absolute.
+    """
+
+    path: Path
+    _seen: tuple[int, int] | None = field(default=None, repr=False)
+
+    @property
+    def script(self) -> Path:
+        """What sbatch is given."""
+        return self.path / "job.sh"
+
+    @property
+    def output(self) -> Path:
+        """What the script prints."""
+        return self.path / "job.out"
+
+    @property
+    def logs(self) -> Path:
+        """Output of the nodes."""
+        return self.path / "logs"
+
+    # What is submitted
+
+    def write_submission(self, files: Mapping[str, bytes]) -> None:
+        """Makes the folder, with these files in it.
+
+        Raises:
+            LaunchError: It cannot be made, or another run is in it.
+        """
+        if (self.path / "run").exists():
+            raise LaunchError(
+                f"{self.path} holds a run already; name another folder in log_dir=, or remove it"
+            )
+        try:
+            self.path.mkdir(parents=True, mode=0o700, exist_ok=True)
+            self.path.chmod(0o700)
+            for name, content in files.items():
+                path = self.path / name
+                path.parent.mkdir(mode=0o700, exist_ok=True)
+                _write(path, content)
+            (self.path / "run").mkdir(mode=0o700)
+        except OSError as error:
+            raise LaunchError(
+                f"cannot write the folder of the run: {error}. Name one that all hosts of the "
+                "cluster see, in folder="
+            ) from error
+
+    def check_owner(self) -> None:
+        """Refuses a folder that is not the user's own: what is in it is unpickled.
+
+        Raises:
+            LaunchError: There is no run in it, or others may write there.
+        """
+        try:
+            status = (self.path / "order.pickle").stat()
+        except OSError as error:
+            raise LaunchError(f"there is no run of a Slurm job in {self.path}: {error}") from error
+        if status.st_uid != os.geteuid() or self.path.stat().st_mode & 0o022:
+            raise LaunchError(f"others may write to {self.path}; nothing is read from there")
+
+    def read_order(self) -> Order:
+        """Returns what the job is to run."""
+        order: Order = pickle.loads((self.path / "order.pickle").read_bytes())
+        return order
+
+    def read_work(self) -> LaunchPlan:
+        """Returns the plan with its work; the user's code is importable by now."""
+        works: dict[str, FrozenWork] = pickle.loads((self.path / "work.pickle").read_bytes())
+        plan = self.read_order().plan
+        executables = tuple(replace(each, work=works[each.name]) for each in plan.executables)
+        return replace(plan, executables=executables)
+
+    # What the job writes, and the launcher reads
+
+    def clear(self) -> None:
+        """Removes what an earlier run of the job has written; called as it begins anew."""
+        self._state("job").parent.mkdir(mode=0o700, exist_ok=True)
+        for name in ("addresses", "status", "result", "failure", "stop"):
+            self._state(name).unlink(missing_ok=True)
+        self.write("job", os.environ["SLURM_JOB_ID"].encode())
+        self.write("begun", b"")
+
+    def _state(self, name: str) -> Path:
+        return self.path / "run" / name
+
+    def write(self, name: str, content: bytes) -> None:
+        """Writes a file of the run's state."""
+        _write(self._state(name), content)
+
+    def read(self, name: str) -> bytes | None:
+        """Returns a file of the run's state; None if it is not there."""
+        with contextlib.suppress(OSError):
+            return self._state(name).read_bytes()
+        return None
+
+    def stamp(self, name: str) -> int | None:
+        """Returns when a file of the run's state was written, by whatever clock; None: not yet."""
+        with contextlib.suppress(OSError):
+            return self._state(name).stat().st_mtime_ns
+        return None
+
+    def write_end(self, end: End) -> None:
+        """Writes how the program ended."""
+        self.write("result", pickle.dumps(end))
+
+    def read_end(self) -> End | None:
+        """Returns how the program ended; None if it has not."""
+        data = self.read("result")
+        if data is None:
+            return None
+        end: End = pickle.loads(data)
+        return end
+
+    def write_status(self, status: list[NodeStatus]) -> None:
+        """Writes how each node is."""
+        self.write("status", json.dumps([asdict(each) for each in status]).encode())
+
+    def read_status(self) -> list[NodeStatus]:
+        """Returns how each node is; none before they start."""
+        return [NodeStatus(**each) for each in json.loads(self.read("status") or b"[]")]
+
+    def write_addresses(self, table: AddressTable) -> None:
+        """Writes where nodes listen, and what it takes to talk to them."""
+        tls = table.tls
+        content = {
+            "endpoints": dict(table.endpoints),
+            "secret": table.secret.reveal(),
+            "tls": tls
+            and {"certificate": tls.certificate, "key": tls.key, "authority": tls.authority},
+        }
+        self.write("addresses", pickle.dumps(content))
+
+    def read_new_addresses(self) -> AddressTable | None:
+        """Returns where nodes listen, if that is known and was not returned before."""
+        try:
+            with self._state("addresses").open("rb") as file:
+                status = os.fstat(file.fileno())
+                seen = (status.st_ino, status.st_mtime_ns)
+                if seen == self._seen:
+                    return None
+                content: dict[str, Any] = pickle.load(file)
+        except OSError:
+            return None
+        self._seen = seen
+        tls = content["tls"] and TlsCredentials(**content["tls"])
+        return AddressTable(content["endpoints"], Secret(content["secret"]), tls)
+
+    def write_stop(self, reason: str, signum: int | None) -> None:
+        """Leaves word why the program is to end."""
+        self.write("stop", json.dumps({"reason": reason, "signum": signum}).encode())
+
+    def read_stop(self) -> tuple[str, int | None]:
+        """Returns why the program is to end."""
+        found = json.loads(self.read("stop") or b"{}")
+        return found.get("reason", "SIGINT"), found.get("signum")
+
+
+def submission_files(
+    script: str, order: Order, plan: LaunchPlan, shipment: Shipment
+) -> dict[str, bytes]:
+    """Returns all files of a submission by their names.
+
+    Args:
+        script: For sbatch.
+        order: What is to run.
+        plan: With the work.
+        shipment: The code.
+
+    Raises:
+        LaunchError: Code cannot be read.
+    """
+    works = {each.name: each.work for each in plan.executables}
+    begin = {
+        "python": sys.version_info[:2],
+        "trees": [tree.key for tree in shipment.trees],
+        "cache": order.cache,
+    }
+    return {
+        "job.sh": script.encode(),
+        "begin.py": (Path(boot.__file__).read_text() + _BEGIN).encode(),
+        "order.json": json.dumps(begin, indent=2).encode(),
+        "order.pickle": cloudpickle.dumps(order),
+        "work.pickle": cloudpickle.dumps(works),
+        **{f"code/{tree.key}.tar.gz": tree.archive() for tree in shipment.trees},
+    }
+
+
+def outline(plan: LaunchPlan) -> LaunchPlan:
+    """Returns a plan without the work of its nodes, which needs none of the user's code to read."""
+    nothing = FrozenWork(b"", ())
+    return replace(
+        plan, executables=tuple(replace(each, work=nothing) for each in plan.executables)
+    )
+
+
+def _write(path: Path, content: bytes) -> None:
+    aside = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
+    try:
+        descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+        aside.replace(path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise

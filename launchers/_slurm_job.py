@@ -1,0 +1,222 @@
+"""The supervisor of a program, inside its job: what the batch script becomes."""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+
+from launchers import _slurm_client as slurm
+from launchers._deployment import Deployment, deploy
+from launchers._hosts import HostSpec
+from launchers._slurm_folder import NOTE_S, End, Order, RunFolder
+from launchers._slurm_script import Component, node_lists, srun_command, unique_names
+from launchers.host.arrival import Arrival, Hello, shell_command
+from launchpad_lite.errors import LaunchpadError
+from launchpad_lite.launching import Outcome, ProgramResult, RunningProgram
+
+#: Seconds in which Slurm starts the agent on a host. A host that is not well makes srun wait.
+_ARRIVE_S = 60.0
+#: Seconds in which Slurm ends a job that it is to begin anew.
+_REQUEUE_S = 60.0
+#: How a script ends that could not do its work.
+_FAILED = 1
+
+
+class Allocation:
+    """The hosts that Slurm has given to this process."""
+
+    def __init__(
+        self, pythons: Sequence[str], components: Sequence[Component] | None = None
+    ) -> None:
+        """Asks Slurm for their names.
+
+        Args:
+            pythons: Interpreters to try there.
+            components: What was asked for, if that is known.
+
+        Raises:
+            SlurmError: Slurm does not tell.
+        """
+        self._pythons = pythons
+        self._components = components
+        self._places = unique_names(
+            (group, name)
+            for group, expression in node_lists(os.environ)
+            for name in slurm.host_names(expression)
+        )
+
+    def _component(self, group: int | None) -> Component | None:
+        return self._components[group or 0] if self._components is not None else None
+
+    @property
+    def specs(self) -> tuple[HostSpec, ...]:
+        """The hosts, with what was asked for on each."""
+        found = []
+        for name, (group, _) in self._places.items():
+            component = self._component(group)
+            found.append(
+                HostSpec(name)
+                if component is None
+                else HostSpec(
+                    name, cpu=component.cpu, ram_gib=component.limit_gib, gpu=component.gpu
+                )
+            )
+        return tuple(found)
+
+    def choice(self) -> dict[str, list[str]]:
+        """Returns on which hosts each executable may run: those of its component."""
+        return {
+            node: [name for name, (group, _) in self._places.items() if (group or 0) == number]
+            for number, component in enumerate(self._components or ())
+            for node in component.executables
+        }
+
+    def reach(self, spec: HostSpec, hello: Hello) -> Arrival:
+        """Starts an interpreter on a host."""
+        return Arrival(spec.name, self.command(spec), hello)
+
+    def command(self, spec: HostSpec) -> list[str]:
+        """Returns the command that reaches a host. Pure."""
+        group, name = self._places[spec.name]
+        component = self._component(group)
+        shell = ["sh", "-c", shell_command(self._pythons)]
+        return srun_command(name, group, component.cpu if component else None, shell)
+
+
+def pythons(python: str | None) -> list[str]:
+    """Returns interpreters to try on hosts.
+
+    Args:
+        python: The one that the user wants.
+    """
+    return [python] if python else [sys.executable, f"python3.{sys.version_info.minor}", "python3"]
+
+
+def main(folder: str, trees: Sequence[str]) -> int:
+    """Runs the program and returns the exit code of the job.
+
+    Args:
+        folder: Of the run.
+        trees: Folders with the code, in the order of the path.
+    """
+    run = RunFolder(Path(folder))
+    run.clear()
+    order = run.read_order()
+    signals = _Signals(run)
+    try:
+        sys.argv[:] = order.argv
+        if order.flags is not None:
+            order.flags.apply()
+        program = _launch(order, run, trees)
+    except LaunchpadError as error:
+        run.write("failure", str(error).encode())
+        print(error, file=sys.stderr)  # noqa: T201 - goes to the job's own output
+        return _FAILED
+    signals.guard(program)
+    _look_after(program, run)
+    result = program.result
+    assert result is not None
+    if order.requeue and _is_slurms(result) and _begins_anew():
+        return 0
+    run.write_status(program.status())
+    run.write_end(End(result, program.crash_dir))
+    if result.outcome is Outcome.FAILED:
+        print(program.failure(), file=sys.stderr)  # noqa: T201
+    return result.exit_code
+
+
+def _launch(order: Order, run: RunFolder, trees: Sequence[str]) -> RunningProgram:
+    allocation = Allocation([order.python], order.components)
+    # A user who names hosts knows the cluster; other nodes stay with their component.
+    choice = {**allocation.choice(), **_by_node(order)}
+    deployment = Deployment(
+        plan=run.read_work(),
+        options=order.options,
+        specs=allocation.specs,
+        choice=choice,
+        strategy=order.strategy,
+        shipment=order.shipment(dict(zip(order.trees, trees, strict=True))),
+        tunnel=order.tunnel,
+        silence_s=order.silence_s,
+        requirements=order.requirements,
+        cache=order.cache,
+    )
+    return deploy(deployment, allocation.reach, _ARRIVE_S)
+
+
+def _by_node(order: Order) -> Mapping[str, str | Sequence[str]]:
+    choice = order.choice or {}
+    return {
+        each.name: choice.get(each.name, choice.get(each.label, ()))
+        for each in order.plan.executables
+        if each.name in choice or each.label in choice
+    }
+
+
+def _look_after(program: RunningProgram, run: RunFolder) -> None:
+    """Keeps the launcher informed until the program has ended."""
+    published: dict[str, str] = {}
+    while True:
+        addresses = program.plan.addresses
+        if addresses and (table := addresses[0].table()).endpoints != published:
+            run.write_addresses(table)
+            published = dict(table.endpoints)
+        run.write_status(program.status())
+        if program.join(NOTE_S):
+            return
+
+
+def _is_slurms(result: ProgramResult) -> bool:
+    """Tells whether a program ended by its notice or since a host was lost: it may do better anew."""
+    return result.signum == signal.SIGTERM or any(each.host_lost for each in result.failures[:1])
+
+
+def _begins_anew() -> bool:
+    """Has Slurm run the job again after its notice, and waits until it does.
+
+    A job that somebody cancelled ends as well by SIGTERM, and so does one that Slurm itself begins
+    anew: both are not running any more.
+    """
+    job = os.environ["SLURM_JOB_ID"]
+    try:
+        state = slurm.look_at(job)
+        if state is None or state.state != "RUNNING":
+            return state is not None and state.waits
+        slurm.requeue(job)
+    except slurm.SlurmError as error:
+        print(f"the job is not run again: {error}", file=sys.stderr)  # noqa: T201
+        return False
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    threading.Event().wait(_REQUEUE_S)
+    return True
+
+
+class _Signals:
+    """What this process does when it is told to end.
+
+    SIGTERM is Slurm's notice. The launcher sends SIGINT and leaves word why, or SIGQUIT: at once.
+    """
+
+    def __init__(self, run: RunFolder) -> None:
+        self._run = run
+        self._program: RunningProgram | None = None
+        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
+            signal.signal(signum, self._handle)
+
+    def guard(self, program: RunningProgram) -> None:
+        """Has signals stop a program, no longer its start."""
+        self._program = program
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:  # noqa: ARG002 - as Python calls it
+        if self._program is None:
+            # What was started so far is undone on the way out.
+            sys.exit(128 + signum)
+        elif signum == signal.SIGQUIT:
+            self._program.kill()
+        elif signum == signal.SIGINT:
+            self._program.request_stop(*self._run.read_stop())
+        else:
+            self._program.handle_signal(signum)

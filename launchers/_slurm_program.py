@@ -1,0 +1,384 @@
+"""A program in a Slurm job, as seen from outside of it: from the process that submitted it, or later.
+
+All that this process knows comes from the folder of the run and from Slurm. The program does not
+depend on it: when it goes, the job goes on.
+"""
+
+import contextlib
+import dataclasses
+import logging
+import math
+import queue
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from launchers import _slurm_client as slurm
+from launchers._console import Console
+from launchers._logs import log_path
+from launchers._slurm_folder import NOTE_S, End, RunFolder
+from launchpad_lite.errors import LaunchError
+from launchpad_lite.launching import (
+    AddressTable,
+    LaunchOptions,
+    LaunchPlan,
+    NodeFailure,
+    NodeStatus,
+    Outcome,
+    ProgramResult,
+    RunningProgram,
+)
+
+if TYPE_CHECKING:
+    from launchers._slurm_script import JobState
+
+#: Seconds between two looks into the folder.
+_LOOK_S = 0.25
+#: Seconds between two questions to Slurm, whose controller serves the whole cluster: at first, later,
+#: and while the supervisor shows that it is well.
+_FIRST_QUESTION_S, _QUESTION_S, _RARE_QUESTION_S = 1.0, 10.0, 30.0
+#: Seconds after which a supervisor that writes nothing may have ended.
+_SILENT_S = 3 * NOTE_S
+#: Seconds until a network drive shows what a job has written that is over.
+_FOLDER_S = 5.0
+#: Seconds that a program may take beyond its notice, or to be killed, until Slurm ends the job.
+_PATIENCE_S = 20.0
+_KILL_S = 5.0
+#: Seconds for a job to end that is cancelled since its launch was interrupted.
+_CANCEL_S = 10.0
+#: How much of the job's own output is told with a failure.
+_LAST_BYTES = 2000
+
+_LOGGER = logging.getLogger(__name__)
+
+
+class SlurmProgram(RunningProgram):
+    """A program in a job.
+
+    Attributes:
+        job: Its number.
+        folder: Of the run.
+    """
+
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        options: LaunchOptions,
+        folder: RunFolder,
+        job: str,
+        *,
+        is_launch: bool = True,
+    ) -> None:
+        """Prepares to watch it.
+
+        Args:
+            plan: Work is not needed.
+            options: How it was launched.
+            folder: Of the run.
+            job: Its number.
+            is_launch: Whether this process launched it: it tells what happens, and its end waits
+                for that of the program.
+        """
+        super().__init__(plan)
+        self.job = job
+        self.folder = folder
+        self._options = options
+        self._is_launch = is_launch
+        self._output = _Output(folder, plan) if is_launch and not options.quiet else None
+        self._result: ProgramResult | None = None
+        self._crash_dir: Path | None = None
+        self._failure: str | None = None
+        self._table: AddressTable | None = None
+        self._state: JobState | None = None
+        #: Put from signal handlers, too: only a SimpleQueue allows that.
+        self._asked: queue.SimpleQueue[tuple[str, int | None] | None] = queue.SimpleQueue()
+        self._stop: tuple[str, int | None] | None = None
+        self._cancel_at = math.inf
+        self._is_known = threading.Event()
+        self._ended = threading.Event()
+        # An interpreter that has nothing else to do waits for programs that it launched.
+        self._thread = threading.Thread(
+            target=self._watch, name=f"launchpad-{plan.program}", daemon=not is_launch
+        )
+
+    def watch(self) -> None:
+        """Begins to watch."""
+        self._thread.start()
+
+    def await_addresses(self) -> None:
+        """Waits until the program runs, however long the job is pending.
+
+        Raises:
+            LaunchError: It ended before; says how.
+            KeyboardInterrupt: It was interrupted, and the job is cancelled.
+        """
+        try:
+            self._is_known.wait()
+        except BaseException:
+            self._asked.put(("the launch was interrupted", None))
+            self._ended.wait(_CANCEL_S)
+            raise
+        if self._failure is not None:
+            self.join()
+            self.collected = True
+            raise LaunchError(self._failure)
+
+    # What a RunningProgram can do
+
+    @property
+    def result(self) -> ProgramResult | None:
+        """How the program ended; None while it runs or is pending."""
+        return self._result
+
+    @property
+    def log_dir(self) -> Path:
+        """Where the output of the nodes is kept."""
+        return self.folder.logs
+
+    @property
+    def crash_dir(self) -> Path | None:
+        """Folder with all that is known of a failure; None without one."""
+        return self._crash_dir
+
+    def request_stop(self, reason: str, signum: int | None = None) -> None:
+        """Asks all nodes to end; a job that is pending is cancelled."""
+        self._asked.put((reason, signum))
+
+    def kill(self) -> None:
+        """Ends all nodes by force."""
+        self._asked.put(None)
+
+    def status(self) -> list[NodeStatus]:
+        """Returns how each node was a few seconds ago."""
+        if (state := self._state) is not None and state.waits:
+            known = []  # those of an earlier run of the job
+        else:
+            known = self.folder.read_status()
+        before = "pending" if state is not None and state.waits else "starting"
+        return known or [
+            NodeStatus(each.name, before, "", None, {}) for each in self.plan.executables
+        ]
+
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Waits until all is over."""
+        return self._ended.wait(timeout_s)
+
+    # Its thread
+
+    def _watch(self) -> None:
+        try:
+            self._result = self._follow()
+        except BaseException as error:
+            _LOGGER.exception("watching job %s", self.job)
+            self._result = self._failed(f"{type(error).__name__}: {error}")
+        finally:
+            if self._output is not None:
+                self._output.finish()
+            if self._table is not None:
+                self._table.clients.close()
+            self._ended.set()
+            self._is_known.set()
+
+    def _follow(self) -> ProgramResult:
+        ask_at, pause_s, over_at = 0.0, _FIRST_QUESTION_S, math.inf
+        stamp, heard_at = None, -math.inf
+        while True:
+            if self._output is not None:
+                self._output.show()
+            self._learn_addresses()
+            now = time.monotonic()
+            if stamp != (stamp := self.folder.stamp("status")):
+                heard_at = now
+            elif heard_at != -math.inf and now > heard_at + _SILENT_S:
+                heard_at, ask_at, pause_s = -math.inf, now, _FIRST_QUESTION_S
+            if now >= ask_at:
+                before = self._state
+                self._ask()
+                if self._state != before:
+                    self._tell_state()
+                    pause_s = _FIRST_QUESTION_S
+                ask_at = now + pause_s
+                is_well = heard_at != -math.inf
+                pause_s = min(pause_s * 1.5, _RARE_QUESTION_S if is_well else _QUESTION_S)
+                if self._state is None or self._state.is_over:
+                    over_at = min(over_at, now)
+                else:
+                    over_at = math.inf
+            if (end := self.folder.read_end()) is not None:
+                if (result := self._result_of(end)) is not None:
+                    return result
+                ask_at = min(ask_at, now + _FIRST_QUESTION_S)
+            if (failure := self.folder.read("failure")) is not None and self._table is None:
+                self._failure = self._explained(failure.decode(errors="replace"))
+                return self._failed(self._failure)
+            if now > over_at + _FOLDER_S:
+                return self._conclude()
+            if now > self._cancel_at:
+                self._cancel_at = math.inf
+                self._attempt(lambda: slurm.cancel(self.job))
+            with contextlib.suppress(queue.Empty):
+                self._obey(self._asked.get(timeout=_LOOK_S))
+                ask_at = 0.0
+
+    def _ask(self) -> None:
+        try:
+            self._state = slurm.look_at(self.job)
+        except slurm.SlurmError as error:
+            # A controller that restarts is no end of the program.
+            _LOGGER.debug("job %s: %s", self.job, error)
+
+    def _tell_state(self) -> None:
+        state = self._state
+        if state is not None and state.waits:
+            self._tell(f"job {self.job} is {state.state.lower()} ({state.reason})")
+        elif state is not None and state.is_over and state.state != "COMPLETED":
+            self._tell(f"job {self.job} ended: {state.describe()}")
+        elif state is not None and state.state == "RUNNING":
+            self._tell(f"job {self.job} runs; its first host is {state.batch_host}")
+
+    def _tell(self, text: str) -> None:
+        if self._output is not None:
+            with contextlib.suppress(OSError, ValueError):
+                sys.stderr.write(f"launchpad: {text}\n")
+
+    def _learn_addresses(self) -> None:
+        table = self.folder.read_new_addresses()
+        if table is None:
+            return
+        if self._table is not None and self._table.secret == table.secret:
+            self._table.clients.note_moved(self._table.move(table.endpoints))
+            return
+        if self._table is not None:
+            # The job has begun anew: what listened there is gone, and so is its secret.
+            self._table.clients.close()
+        self._table = table
+        for address in self.plan.addresses:
+            address.bind(table)
+        self._is_known.set()
+
+    def _result_of(self, end: End) -> ProgramResult | None:
+        """Returns how the program ended; None if it is not known whether that is for good."""
+        result, state = end.result, self._state
+        if result.signum == signal.SIGTERM and self._stop is None and state is not None:
+            # Slurm's own doing: it may be about to begin the job anew.
+            if not state.is_over:
+                return None
+            reason = f"{result.reason}: job {self.job} is {state.describe()}"
+            result = dataclasses.replace(result, reason=reason)
+        self._crash_dir = end.crash_dir
+        return result
+
+    def _obey(self, asked: tuple[str, int | None] | None) -> None:
+        """Passes on to the job that it is to end."""
+        now = time.monotonic()
+        self._ask()
+        if asked is not None and self._stop is None:
+            self._stop = asked
+            self.folder.write_stop(*asked)
+        if self._state is None or self._state.is_over:
+            return
+        if self._state.waits or self.folder.read("begun") is None:
+            self._attempt(lambda: slurm.cancel(self.job))
+        elif asked is None:
+            self._stop = self._stop or ("kill() was called", None)
+            self._attempt(lambda: slurm.signal_script(self.job, "QUIT"))
+            self._cancel_at = min(self._cancel_at, now + _KILL_S)
+        else:
+            self._attempt(lambda: slurm.signal_script(self.job, "INT"))
+            if self._options.notice_s >= 0:
+                limit = now + self._options.notice_s + _PATIENCE_S
+                self._cancel_at = min(self._cancel_at, limit)
+
+    def _attempt(self, do: Callable[[], None]) -> None:
+        try:
+            do()
+        except slurm.SlurmError as error:
+            _LOGGER.warning("job %s: %s", self.job, error)
+            self._cancel_at = time.monotonic() + _KILL_S  # and again, until it is gone
+
+    def _conclude(self) -> ProgramResult:
+        """Says how a program ended of which there is no word."""
+        state = self._state
+        if self._stop is not None:
+            reason, signum = self._stop
+            outcome = Outcome.STOPPED if signum is None else Outcome.INTERRUPTED
+            if self._table is None:
+                self._failure = f"{reason}; job {self.job} was cancelled"
+            return ProgramResult(outcome, reason=reason, signum=signum)
+        if state is None:
+            how = "Slurm does not know it any more, and it left no result"
+        elif self.folder.read("begun") is None:
+            how = (
+                f"{state.describe()}. Its script did not begin: does every host of the cluster see "
+                f"{self.folder.path}, and the Python that it names? Name another folder in folder=, "
+                "another interpreter in python="
+            )
+        else:
+            how = f"Slurm ended it: {state.describe()}"
+        text = self._explained(f"job {self.job}: {how}")
+        if self._table is None:
+            self._failure = text
+        return self._failed(text)
+
+    def _failed(self, text: str) -> ProgramResult:
+        host = self._state.batch_host if self._state is not None else ""
+        summary = text.splitlines()[0]
+        failure = NodeFailure(
+            f"job {self.job}", host or "Slurm", summary, last_output=self._last_words()
+        )
+        return ProgramResult(Outcome.FAILED, (failure,), summary)
+
+    def _explained(self, text: str) -> str:
+        return f"{text}\nThe job's own output is in {self.folder.output}"
+
+    def _last_words(self) -> str:
+        with contextlib.suppress(OSError):
+            return self.folder.output.read_bytes()[-_LAST_BYTES:].decode(errors="replace")
+        return ""
+
+
+class DetachedProgram(SlurmProgram):
+    """A program whose launch ends with its submission. Signals of this process are not for it."""
+
+    def __init__(
+        self, plan: LaunchPlan, options: LaunchOptions, folder: RunFolder, job: str
+    ) -> None:
+        """Prepares it; nothing watches it."""
+        super().__init__(plan, options, folder, job, is_launch=False)
+        self._result = ProgramResult(Outcome.COMPLETED, reason=f"it goes on as job {job}")
+        self._ended.set()
+
+    def request_stop(self, reason: str, signum: int | None = None) -> None:
+        """Does nothing: ask `SlurmLauncher.attach`."""
+
+    def kill(self) -> None:
+        """Does nothing: ask `SlurmLauncher.attach`."""
+
+
+class _Output:
+    """Shows what nodes print as their files grow."""
+
+    def __init__(self, folder: RunFolder, plan: LaunchPlan) -> None:
+        self._paths = {each.name: log_path(folder.logs, each.name) for each in plan.executables}
+        self._files: dict[str, BinaryIO] = {}
+        self._console = Console()
+
+    def show(self) -> None:
+        """Shows what is new."""
+        for node, path in self._paths.items():
+            with contextlib.suppress(OSError):
+                if node not in self._files:
+                    self._files[node] = path.open("rb")
+                while data := self._files[node].read(1 << 20):
+                    self._console.show(node, data)
+
+    def finish(self) -> None:
+        """Shows the rest."""
+        self.show()
+        for node, file in self._files.items():
+            self._console.finish(node)
+            file.close()

@@ -1,0 +1,447 @@
+"""What Slurm is told, and how its answers read. Pure: nothing runs here."""
+
+import math
+import re
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from launchpad_lite.launching import Executable
+
+#: Memory beside that of the nodes, for the agent and, on the first host, the supervisor, in MiB.
+_OWN_MIB = 512
+#: What stands for itself in a line that sbatch reads, and in a file name in which it replaces %.
+_PLAIN_PATH = re.compile(r"/[A-Za-z0-9_./+@:,=-]*")
+_OPTION = re.compile(r"--[a-z][a-z0-9-]*(=.*)?")
+#: States after which Slurm has nothing more to do with a job.
+_OVER = frozenset(
+    [
+        "BOOT_FAIL",
+        "CANCELLED",
+        "COMPLETED",
+        "DEADLINE",
+        "FAILED",
+        "NODE_FAIL",
+        "OUT_OF_MEMORY",
+        "PREEMPTED",
+        "REVOKED",
+        "TIMEOUT",
+    ]
+)
+
+
+# Shapes
+
+
+@dataclass(frozen=True)
+class Component:
+    """Hosts of one kind, and what runs on them.
+
+    Attributes:
+        executables: Names of what runs there.
+        nodes: Number of hosts (Slurm calls them nodes).
+        cpu: Cores of each; None: Slurm's default.
+        ram_gib: Memory of each for nodes, in GiB; None: Slurm's default.
+        gpu: Accelerators of each; None: no wish.
+    """
+
+    executables: tuple[str, ...]
+    nodes: int
+    cpu: int | None = None
+    ram_gib: float | None = None
+    gpu: int | None = None
+
+    @property
+    def limit_gib(self) -> float | None:
+        """Memory of each host, so that what is asked for fits when bytes are counted."""
+        return None if self.ram_gib is None else self.ram_gib + 1 / 1024
+
+
+@dataclass(frozen=True)
+class _Unit:
+    """Executables that share a host."""
+
+    names: tuple[str, ...]
+    labels: frozenset[str]
+    wishes: tuple[tuple[float | None, float | None, float | None], ...]
+
+    @property
+    def shape(self) -> tuple[float | None, ...]:
+        return tuple(
+            None if (known := [wish[i] for wish in self.wishes if wish[i] is not None]) == []
+            else sum(filter(None, known))
+            for i in range(3)
+        )  # fmt: skip
+
+
+def components_of(
+    executables: Sequence[Executable], nodes: int | Mapping[str, int] | None
+) -> list[Component]:
+    """Divides a program into components of a heterogeneous job: one for each resource shape.
+
+    Args:
+        executables: What is to run.
+        nodes: How many hosts: in all, or by group. A group that is named has hosts of its own. None:
+            one for each shape.
+
+    Raises:
+        ValueError: Groups or numbers do not fit the program.
+    """
+    by_group = nodes if isinstance(nodes, Mapping) else {}
+    labels = list(dict.fromkeys(each.label for each in executables))
+    if unknown := [label for label in by_group if label not in labels]:
+        raise ValueError(
+            f"nodes= names {', '.join(map(repr, unknown))}; the groups are: {', '.join(labels)}"
+        )
+    shapes: dict[object, list[_Unit]] = {}
+    for unit in _units(executables):
+        named = [label for label in by_group if label in unit.labels]
+        if len(named) > 1:
+            raise ValueError(
+                f"nodes= gives {' and '.join(named)} hosts of their own, but {unit.names[0]} and "
+                "others of these groups run together on one host; name one of the groups"
+            )
+        shapes.setdefault((*named, unit.shape), []).append(unit)
+    if by_group:
+        counts = [by_group.get(str(key[0]), 1) for key in shapes]  # type: ignore[index]
+    else:
+        assert nodes is None or isinstance(nodes, int)
+        counts = _divided(len(shapes) if nodes is None else nodes, list(shapes.values()))
+    for units, count in zip(shapes.values(), counts, strict=True):
+        if not 1 <= count <= len(units):
+            raise ValueError(
+                f"nodes={nodes!r} gives {count} hosts to {len(units)} that are to be placed there "
+                f"({units[0].names[0]}{', ...' if len(units) > 1 else ''}); it must be 1 to "
+                f"{len(units)}"
+            )
+    return [_component(units, count) for units, count in zip(shapes.values(), counts, strict=True)]
+
+
+def _units(executables: Sequence[Executable]) -> list[_Unit]:
+    members: dict[object, list[Executable]] = {}
+    for number, each in enumerate(executables):
+        members.setdefault(number if each.together is None else each.together, []).append(each)
+    return [
+        _Unit(
+            tuple(each.name for each in unit),
+            frozenset(each.label for each in unit),
+            tuple(
+                (each.resources.cpu, each.resources.ram_gib, each.resources.gpu) for each in unit
+            ),
+        )
+        for unit in members.values()
+    ]
+
+
+def _divided(total: int, shapes: Sequence[Sequence[_Unit]]) -> list[int]:
+    """Divides hosts: one for each shape, then always one where most would share a host."""
+    if total < len(shapes):
+        raise ValueError(
+            f"nodes={total}, but the program has {len(shapes)} groups of nodes that ask for "
+            f"different resources, and each needs hosts of its own; ask for {len(shapes)} or more, "
+            "or for the same resources"
+        )
+    if total > (most := sum(map(len, shapes))):
+        raise ValueError(f"nodes={total}, but there are only {most} nodes to place on them")
+    counts = [1] * len(shapes)
+    for _ in range(total - len(shapes)):
+        fullest = max(range(len(shapes)), key=lambda i: len(shapes[i]) / counts[i])
+        counts[fullest] += 1
+    return counts
+
+
+def _component(units: Sequence[_Unit], nodes: int) -> Component:
+    share = math.ceil(len(units) / nodes)
+    cpu, ram_gib, gpu = units[0].shape
+    return Component(
+        tuple(name for unit in units for name in unit.names),
+        nodes,
+        # A host without a core runs nothing.
+        None if cpu is None else max(1, math.ceil(share * cpu)),
+        None if ram_gib is None else share * ram_gib,
+        None if gpu is None else _devices(share, gpu),
+    )
+
+
+def _devices(count: int, each: float) -> int:
+    if 0 < each < 1:  # several share a device, none has parts of two
+        return math.ceil(count / int(1 / each + 1e-9))
+    return math.ceil(count * each)
+
+
+# The script
+
+
+@dataclass(frozen=True)
+class Submission:
+    """What a user wants of the batch system, for all components alike.
+
+    Attributes:
+        partition: As of sbatch; so are account, time, constraint, gres and qos.
+        account: See there.
+        time: See there.
+        constraint: See there.
+        gres: Instead of `gpu:N`, what to ask for on hosts whose nodes want accelerators.
+        qos: See there.
+        notice_s: Seconds before the time limit at which the program is told.
+        requeue: Whether Slurm may start it again.
+        extra: Further options of sbatch, like `--exclusive`.
+    """
+
+    partition: str | None = None
+    account: str | None = None
+    time: str | None = None
+    constraint: str | None = None
+    gres: str | None = None
+    qos: str | None = None
+    notice_s: int = 30
+    requeue: bool = False
+    extra: tuple[str, ...] = ()
+
+    def mistakes(self) -> list[str]:
+        """Says what sbatch would not take, or would take for something else."""
+        found = [
+            f"{name} is a text for sbatch's --{name}, on one line, not {value!r}"
+            for name in ("partition", "account", "time", "constraint", "gres", "qos")
+            if (value := getattr(self, name)) is not None and not _is_value(value)
+        ]
+        if not 1 <= self.notice_s <= 65535:  # Slurm's own limit
+            found.append(f"signal_s is 1 to 65535 seconds, not {self.notice_s}")
+        found += [
+            f"extra: {option!r} is no option of sbatch; write them like '--exclusive' or "
+            "'--mail-user=me@example.org', without quotes"
+            for option in self.extra
+            if not _OPTION.fullmatch(option) or not _is_value(option)
+        ]
+        return found
+
+    def lines(self, component: Component) -> list[str]:
+        """Returns the options of one component."""
+        wishes: dict[str, object] = {
+            "partition": self.partition,
+            "account": self.account,
+            "qos": self.qos,
+            "time": self.time,
+            "constraint": self.constraint,
+            "nodes": component.nodes,
+            "ntasks-per-node": 1,
+            "cpus-per-task": component.cpu,
+            "mem": _memory(component),
+            "gres": (self.gres or f"gpu:{component.gpu}") if component.gpu else self._other_gres,
+        }
+        options = [f"--{name}={value}" for name, value in wishes.items() if value is not None]
+        return [_directive(option) for option in (*options, *self.extra)]
+
+    @property
+    def _other_gres(self) -> str | None:
+        # Licences of a device are for those that want it; what is no device is for all.
+        return None if self.gres is None or self.gres.startswith("gpu") else self.gres
+
+
+def _memory(component: Component) -> str | None:
+    if component.ram_gib is None:
+        return None
+    return f"{math.ceil(component.ram_gib * 1024) + _OWN_MIB}M"
+
+
+def _is_value(value: object) -> bool:
+    return (
+        isinstance(value, str)
+        and bool(value)
+        and value.isprintable()
+        and not set(value) & set("\"'\\`$")
+    )
+
+
+def _directive(option: str) -> str:
+    # Behind a blank or a # sbatch would read something else.
+    if set(option) & set(" #"):
+        name, equals, value = option.partition("=")
+        option = f'{name}{equals}"{value}"'
+    return f"#SBATCH {option}"
+
+
+def path_mistake(path: Path) -> str | None:
+    """Says why a path cannot stand in a script; None if it can."""
+    if _PLAIN_PATH.fullmatch(str(path)):
+        return None
+    return (
+        f"{str(path)!r} has characters in it that sbatch reads as something else; name a folder of "
+        "letters, digits and . _ - + @ : , ="
+    )
+
+
+def batch_script(
+    program: str,
+    folder: Path,
+    directory: Path,
+    python: str,
+    components: Sequence[Component],
+    submission: Submission,
+) -> str:
+    """Returns the script for sbatch.
+
+    Args:
+        program: Its name.
+        folder: Of the run, absolute; all hosts see it.
+        directory: Where the nodes run.
+        python: Interpreter of the supervisor.
+        components: Not empty.
+        submission: The rest.
+    """
+    first, *others = (submission.lines(component) for component in components)
+    common = [
+        # Whatever a program is called; sbatch takes less.
+        f"--job-name={re.sub(r'[^A-Za-z0-9_.-]', '_', program)}",
+        f"--chdir={directory}",
+        f"--output={folder}/job.out",
+        "--open-mode=append",
+        f"--signal=B:TERM@{submission.notice_s}",
+        "--requeue" if submission.requeue else "--no-requeue",
+    ]
+    lines = [*(f"#SBATCH {option}" for option in common), *first]
+    for other in others:
+        lines += ["#SBATCH hetjob", *other]
+    begin = shlex.quote(f"{folder}/begin.py")
+    return "\n".join(["#!/bin/sh", *lines, f"exec {shlex.quote(python)} {begin}", ""])
+
+
+# Hosts of an allocation
+
+
+def node_lists(environment: Mapping[str, str]) -> list[tuple[int | None, str]]:
+    """Returns the hosts of the allocation that a process is in: an expression for each component.
+
+    Args:
+        environment: Of the process.
+
+    Returns:
+        Number of the component, None if there is only one, and its hosts as Slurm writes them.
+    """
+    count = int(environment.get("SLURM_HET_SIZE") or 0)
+    if count:
+        return [(k, environment[f"SLURM_JOB_NODELIST_HET_GROUP_{k}"]) for k in range(count)]
+    return [(None, environment["SLURM_JOB_NODELIST"])]
+
+
+def srun_command(
+    host: str, het_group: int | None, cpu: int | None, command: Sequence[str]
+) -> list[str]:
+    """Returns the command that runs another one on a host, with our input and output.
+
+    Args:
+        host: Slurm's name of it.
+        het_group: Its component, if there are several.
+        cpu: Cores that the component has there; None: all that the allocation has.
+        command: What to run there.
+    """
+    return [
+        "srun",
+        *(() if het_group is None else (f"--het-group={het_group}",)),
+        "--nodes=1",
+        "--ntasks=1",
+        f"--nodelist={host}",
+        *(() if cpu is None else (f"--cpus-per-task={cpu}",)),
+        # Beside the supervisor, and with all the memory that the job has there.
+        "--overlap",
+        "--mem=0",
+        # Else what comes from there waits for the end of a line, and frames have none.
+        "--unbuffered",
+        "--input=0",
+        "--kill-on-bad-exit=0",
+        "--quiet",
+        "--job-name=agent",
+        *command,
+    ]
+
+
+# Answers
+
+
+@dataclass(frozen=True)
+class JobState:
+    """What Slurm says of a job.
+
+    Attributes:
+        state: Like RUNNING.
+        reason: Why it is in this state; "None" if there is nothing to say.
+        exit_code: Exit code and signal of the script, like 0:9.
+        batch_host: Where the script runs or ran; empty before.
+        output: File with what the script printed.
+    """
+
+    state: str
+    reason: str = "None"
+    exit_code: str = "0:0"
+    batch_host: str = ""
+    output: str = ""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the job has ended for good."""
+        return self.state in _OVER
+
+    @property
+    def waits(self) -> bool:
+        """Whether it has not begun, or is to begin again."""
+        return self.state in ("PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT")
+
+    def describe(self) -> str:
+        """Returns a phrase for people."""
+        parts = [] if self.reason in ("None", "(null)", "") else [self.reason]
+        if self.exit_code != "0:0":
+            parts.append(f"exit code {self.exit_code}")
+        return f"{self.state} ({', '.join(parts)})" if parts else self.state
+
+
+def read_job(answer: str) -> JobState:
+    """Reads what `scontrol --oneliner show job` says: a line for each component.
+
+    Of several components the first runs the script; that another one failed is what matters more.
+
+    Raises:
+        ValueError: This is no such answer.
+    """
+    states = [_read_line(line) for line in answer.splitlines() if line.strip()]
+    if not states:
+        raise ValueError("Slurm said nothing of the job")
+    first = states[0]
+    unlike = Counter(each.state for each in states if each.is_over)
+    if first.is_over and len(unlike) > 1:
+        telling = (each for each in states if each.state not in ("COMPLETED", "CANCELLED"))
+        return next(telling, first)
+    return first
+
+
+def _read_line(line: str) -> JobState:
+    def field(name: str, default: str = "") -> str:
+        found = re.search(rf"(?:^|\s){name}=(\S*)", line)
+        return found[1] if found else default
+
+    state = field("JobState")
+    if not state:
+        raise ValueError(f"this is no job: {line!r}")
+    return JobState(
+        state,
+        field("Reason", "None"),
+        field("ExitCode", "0:0"),
+        field("BatchHost"),
+        field("StdOut"),
+    )
+
+
+def names_of(answer: str) -> list[str]:
+    """Reads what `scontrol show hostnames` says."""
+    return answer.split()
+
+
+def unique_names(hosts: Iterable[tuple[int | None, str]]) -> dict[str, tuple[int | None, str]]:
+    """Gives each host of each component a name: its own, if it is in one component only."""
+    hosts = list(hosts)
+    counts = Counter(name for _, name in hosts)
+    return {
+        name if counts[name] == 1 else f"{name}-component{group}": (group, name)
+        for group, name in hosts
+    }

@@ -1,0 +1,263 @@
+"""The first that runs on a host: says what is there, takes what is missing, becomes the agent.
+
+It is sent as text to an interpreter that has none of our packages, and of which nobody knows the
+version yet. So it imports the standard library only, and can be read by Python 3.6.
+
+    in    hello, ship
+    out   facts, note, ready or failed
+
+Frames look as in `launchers.host.link`. Once it is ready, the agent goes on at the same
+descriptors.
+"""
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import io
+import json
+import os
+import platform
+import select
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from typing import Any
+
+#: Before it, shells may print what they like.
+MARKER = b"\0launchpad-lite agent\0"
+_HEADER = struct.Struct("!IQ")
+#: Seconds after which trees that nobody used are removed.
+_KEEP_S = 30 * 24 * 3600
+#: The text of this module, put in by whoever sent it: it is no file on the host.
+SOURCE = ""
+#: How much is told of an installation that failed.
+_LAST_LINES = 20
+#: Seconds in which the first word of the launcher comes.
+_HELLO_S = 60.0
+#: How often an installation is looked at.
+_LOOK_S = 0.1
+
+
+def main(hello: "dict[str, Any] | None" = None) -> None:
+    """Speaks with the launcher, then becomes the agent."""
+    link = _Link()
+    is_first = hello is None
+    if hello is None:
+        os.write(link.output, MARKER)
+        hello = link.read("hello")
+    link.silence_s = hello["silence_s"]
+    try:
+        if is_first and hello["requirements"] is not None:
+            _go_on_in_environment(link, hello)
+        cache = _Cache(hello["cache"])
+        missing = [key for key in hello["trees"] if not cache.has_tree(key)]
+        link.write("facts", missing=missing, **_facts(hello))
+        shipped = link.read("ship")
+        for key, size in shipped["sizes"].items():
+            cache.add_tree(key, link.take(size))
+        folders = [cache.tree(key) for key in hello["trees"]]
+        sys.path[:0] = folders
+        cache.prune()
+        os.environ[hello["mark_variable"]] = hello["mark"]
+        # Where all hosts see the same files, nodes find there what the script finds.
+        os.chdir(hello["folder"] if os.path.isdir(hello["folder"]) else os.path.expanduser("~"))
+        from launchers.host.agent import main as become_agent
+    except OSError as error:
+        link.write("failed", text=_explain(error, hello))
+        sys.exit(1)
+    except Exception as error:  # noqa: BLE001 - the launcher tells the user
+        link.write("failed", text="%s: %s" % (type(error).__name__, error))
+        sys.exit(1)
+    link.write("ready")
+    link.restore()
+    become_agent(None, hello["silence_s"])
+
+
+class _Link:
+    """The launcher, at standard input and output, which nobody else writes to meanwhile."""
+
+    def __init__(self) -> None:
+        self.output = os.dup(1)
+        os.dup2(2, 1)
+        #: Seconds after which a launcher that says nothing is gone.
+        self.silence_s = _HELLO_S
+
+    def read(self, op: str) -> "dict[str, Any]":
+        while True:
+            length, _ = _HEADER.unpack(self.take(_HEADER.size))
+            fields: "dict[str, Any]" = json.loads(self.take(length).decode())
+            if fields["op"] == op:
+                return fields
+            if fields["op"] != "ping":  # a sign of life, while other hosts come up
+                raise ValueError("the launcher said %r instead of %r" % (fields["op"], op))
+
+    def take(self, size: int) -> bytes:
+        """Reads so many bytes and not one more: the agent reads the next."""
+        data = bytearray()
+        while len(data) < size:
+            # The launcher is gone, or the link is cut, of which sshd does not tell for hours.
+            is_there = select.select([0], [], [], self.silence_s)[0]
+            piece = os.read(0, min(size - len(data), 1 << 20)) if is_there else b""
+            if not piece:
+                sys.exit(0)
+            data += piece
+        return bytes(data)
+
+    def write(self, op: str, **fields: Any) -> None:
+        head = json.dumps(dict(fields, op=op)).encode()
+        data = _HEADER.pack(len(head), 0) + head
+        while data:
+            data = data[os.write(self.output, data) :]
+
+    def restore(self) -> None:
+        os.dup2(self.output, 1)
+        os.close(self.output)
+
+
+def _facts(hello: "dict[str, Any]") -> "dict[str, Any]":
+    return {
+        "python": list(sys.version_info[:3]),
+        "implementation": platform.python_implementation(),
+        "executable": sys.executable,
+        "platform": [sys.platform, platform.machine(), platform.libc_ver()[0]],
+        "host": socket.gethostname(),
+        "packages": {name: _version_of(name) for name in hello["packages"]},
+    }
+
+
+def _version_of(name: str) -> "str | None":
+    try:
+        import importlib.metadata as metadata
+    except ImportError:  # before 3.8; the version of Python is what will be told
+        return None
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        return metadata.version(name)
+    return None
+
+
+def _explain(error: OSError, hello: "dict[str, Any]") -> str:
+    where = error.filename or hello["cache"] or "the home folder"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return (
+            "no space is left for code in %s: free some, or name another folder in cache=" % where
+        )
+    return "%s: %s" % (where, error.strerror or error)
+
+
+class _Cache:
+    """Folder of this user with code that was sent before, each under its digest."""
+
+    def __init__(self, folder: "str | None") -> None:
+        base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+        self._root = os.path.expanduser(folder) if folder else os.path.join(base, "launchpad_lite")
+        os.makedirs(self._root, mode=0o700, exist_ok=True)
+        status = os.stat(self._root)
+        if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+            raise PermissionError(
+                errno.EPERM, "others may write there: code is not taken from it", self._root
+            )
+
+    def tree(self, key: str) -> str:
+        return os.path.join(self._root, "trees", key)
+
+    def has_tree(self, key: str) -> bool:
+        return os.path.isdir(self.tree(key))
+
+    def add_tree(self, key: str, archive: bytes) -> None:
+        os.makedirs(os.path.dirname(self.tree(key)), mode=0o700, exist_ok=True)
+        aside = tempfile.mkdtemp(prefix=".new-", dir=os.path.dirname(self.tree(key)))
+        try:
+            with tarfile.open(fileobj=io.BytesIO(archive), mode="r:gz") as tar:
+                for member in tar:
+                    parts = member.name.split("/")
+                    if not member.isfile() or ".." in parts or member.name.startswith("/"):
+                        raise ValueError("%r has no place in an archive of code" % member.name)
+                    path = os.path.join(aside, *parts)
+                    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+                    content = tar.extractfile(member)
+                    assert content is not None
+                    with open(path, "wb") as file:
+                        shutil.copyfileobj(content, file)
+                    os.chmod(path, 0o700 if member.mode & 0o100 else 0o600)
+            os.rename(aside, self.tree(key))
+        except BaseException as error:
+            shutil.rmtree(aside, ignore_errors=True)
+            # Another agent of the same home was faster.
+            if not (isinstance(error, OSError) and self.has_tree(key)):
+                raise
+
+    def prune(self) -> None:
+        """Removes what nobody used for long; takes note of what is used now."""
+        for folder in sys.path:
+            if folder.startswith(self._root):
+                with contextlib.suppress(OSError):
+                    os.utime(folder)
+        trees = os.path.join(self._root, "trees")
+        for name in os.listdir(trees):
+            path = os.path.join(trees, name)
+            with contextlib.suppress(OSError):
+                if time.time() - os.stat(path).st_mtime > _KEEP_S:
+                    shutil.rmtree(path, ignore_errors=True)
+
+    def environment(self, requirements: str) -> str:
+        version = "%d.%d" % sys.version_info[:2]
+        digest = hashlib.sha256((version + "\n" + requirements).encode()).hexdigest()
+        return os.path.join(self._root, "environments", digest[:32])
+
+
+def _go_on_in_environment(link: _Link, hello: "dict[str, Any]") -> None:
+    """Replaces this process by one whose environment has what is required, made if it is not there."""
+    folder = _Cache(hello["cache"]).environment(hello["requirements"])
+    python = os.path.join(folder, "bin", "python")
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    with open(os.path.join(folder, "lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # agents of other hosts may share this home
+        done = os.path.join(folder, "complete")
+        if not os.path.exists(done):
+            link.write("note", text="installing what is required, in %s" % folder)
+            _install(folder, python, hello["requirements"])
+            with open(done, "w"):
+                pass
+    with tempfile.TemporaryFile() as file:
+        source = SOURCE + "\nSOURCE = %r\nmain(json.loads(%r))\n" % (SOURCE, json.dumps(hello))
+        file.write(source.encode())
+        file.seek(0)
+        descriptor = os.dup(file.fileno())
+    os.set_inheritable(descriptor, True)
+    os.dup2(link.output, 1)
+    loader = "import os, sys; sys.path[:] = filter(None, sys.path); exec(os.fdopen(%d).read())"
+    os.execv(python, [python, "-c", loader % descriptor])  # noqa: S606 - no shell is wanted
+
+
+def _install(folder: str, python: str, requirements: str) -> None:
+    path = os.path.join(folder, "requirements.txt")
+    with open(path, "w") as file:
+        file.write(requirements)
+    for command in (
+        [sys.executable, "-m", "venv", folder],
+        [python, "-m", "pip", "install", "--quiet", "--requirement", path],
+    ):
+        with tempfile.TemporaryFile() as output:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            while process.poll() is None:
+                # The launcher says nothing before it was told the facts: this is its end.
+                if select.select([0], [], [], _LOOK_S)[0]:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    sys.exit(0)
+            if process.returncode:
+                output.seek(0)
+                lines = output.read().decode(errors="replace").splitlines()[-_LAST_LINES:]
+                raise RuntimeError("%s failed:\n%s" % (" ".join(command), "\n".join(lines)))

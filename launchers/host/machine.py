@@ -1,0 +1,95 @@
+"""What a machine has that can be divided among the nodes of a program."""
+
+import dataclasses
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launchers.host.grant import VISIBLE_DEVICES, Grant
+from launchers.host.memory import memory_bytes
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What there is to divide.
+
+    Attributes:
+        cores: Numbers of the cores that this process may use.
+        ram_bytes: Main memory.
+        gpus: Accelerators, as `CUDA_VISIBLE_DEVICES` names them.
+        gpus_shown_by: Where these are known from; for messages.
+        binds: Whether processes can be bound to cores.
+        limits: Whether the memory of processes can be limited.
+        name: What it is called in messages.
+        is_here: Whether this process runs on it.
+    """
+
+    cores: tuple[int, ...]
+    ram_bytes: int
+    gpus: tuple[str, ...] = ()
+    gpus_shown_by: str = "/dev shows"
+    binds: bool = True
+    limits: bool = True
+    name: str = "this machine"
+    is_here: bool = True
+
+    @classmethod
+    def here(cls) -> "Machine":
+        """Returns this machine, as far as this process may use it."""
+        binds = hasattr(os, "sched_getaffinity")
+        cores = sorted(os.sched_getaffinity(0)) if binds else range(os.cpu_count() or 1)
+        gpus, source = _gpus()
+        # Elsewhere the limit is taken, and ignored.
+        limits = sys.platform == "linux"
+        return cls(tuple(cores), memory_bytes(), gpus, source, binds=binds, limits=limits)
+
+    def encode(self) -> dict[str, Any]:
+        """Returns it as JSON can hold it."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def decode(cls, fields: Mapping[str, Any], name: str) -> "Machine":
+        """Returns what was encoded, on a host of this name."""
+        lists = {each: tuple(fields[each]) for each in ("cores", "gpus")}
+        shown_by = f"on {name} {fields['gpus_shown_by']}"
+        rest = {"gpus_shown_by": shown_by, "name": name, "is_here": False}
+        return cls(**{**fields, **lists, **rest})
+
+    def without(self, grants: Iterable[Grant]) -> "Machine":
+        """Returns what is left of it beside what some workers were granted."""
+        granted = list(grants)
+        cores = {core for grant in granted for core in grant.cores}
+        gpus = {gpu for grant in granted for gpu in grant.devices}
+        return dataclasses.replace(
+            self,
+            cores=tuple(core for core in self.cores if core not in cores),
+            ram_bytes=self.ram_bytes - sum(grant.ram_bytes or 0 for grant in granted),
+            gpus=tuple(gpu for gpu in self.gpus if gpu not in gpus),
+        )
+
+    def limited(self, *, cpu: float | None, ram_gib: float | None, gpu: float | None) -> "Machine":
+        """Returns the part of it that may be used; None: all."""
+        return dataclasses.replace(
+            self,
+            cores=self.cores if cpu is None else self.cores[: max(1, round(cpu))],
+            ram_bytes=self.ram_bytes if ram_gib is None else int(ram_gib * (1 << 30)),
+            gpus=self.gpus if gpu is None else self.gpus[: int(gpu)],
+        )
+
+
+def _gpus() -> tuple[tuple[str, ...], str]:
+    """Returns the accelerators that programs of this process may see, and where that is said."""
+    listed = os.environ.get(VISIBLE_DEVICES)
+    if listed is not None:
+        names: list[str] = []
+        for name in listed.split(","):
+            # As CUDA reads it: what follows the first that is none does not count.
+            if not name.strip() or name.strip().startswith("-"):
+                break
+            names.append(name.strip())
+        return tuple(names), f"{VISIBLE_DEVICES}={listed} shows"
+    count = sum(1 for path in Path("/dev").glob("nvidia*") if path.name[6:].isdecimal())
+    return tuple(map(str, range(count))), "/dev shows"

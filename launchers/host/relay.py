@@ -1,0 +1,178 @@
+"""Calls between hosts that do not reach each other, through the links of their agents.
+
+At one end a port of loopback stands for a port of another host. What comes there goes as frames to
+the launcher, which passes them on to the other end, which connects to the port that is meant:
+
+    relay_open   somebody has connected: to which host and port
+    relay_data   bytes of a connection
+    relay_taken  so many bytes were delivered, and as many more may follow
+    relay_end    the connection is over
+
+Each direction of a connection has a window, so that a slow reader fills nobody's memory, and does
+not hold up what else uses the link.
+"""
+
+import contextlib
+import errno
+import secrets
+import selectors
+import socket
+from collections.abc import Callable, Sequence
+
+from launchers._ports import LOOPBACK
+from launchers.host.link import Frame
+
+#: What the two ends say to each other.
+RELAYED = ("relay_open", "relay_data", "relay_taken", "relay_end")
+#: Bytes of one direction of a connection that are on their way.
+_WINDOW_BYTES = 1 << 20
+_READ_BYTES = 1 << 16
+
+
+class _Connection:
+    """One end of a relayed connection."""
+
+    def __init__(self, key: str, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.key = key
+        self.socket = sock
+        self.undelivered = bytearray()
+        self.credit = _WINDOW_BYTES
+        #: Whether the other end has nothing more to say.
+        self.ends = False
+
+
+class Relay:
+    """One end of all relayed connections of a process. For one thread, with its selector.
+
+    What is registered there has a function without arguments, to be called when it is ready.
+    """
+
+    def __init__(self, selector: selectors.BaseSelector, send: Callable[[Frame], None]) -> None:
+        """Relays nothing yet.
+
+        Args:
+            selector: Of the event loop.
+            send: Sends a frame to the other end.
+        """
+        self._selector = selector
+        self._send = send
+        self._listeners: list[socket.socket] = []
+        self._connections: dict[str, _Connection] = {}
+
+    def listen(self, host: str, ports: Sequence[int]) -> list[int]:
+        """Opens a port of loopback for each port of another host; returns them.
+
+        Raises:
+            OSError: None is free.
+        """
+        return [self._listen(host, port) for port in ports]
+
+    def _listen(self, host: str, port: int) -> int:
+        listener = socket.create_server((LOOPBACK, 0), backlog=256)
+        listener.setblocking(False)
+        self._listeners.append(listener)
+        self._selector.register(
+            listener, selectors.EVENT_READ, lambda: self._accept(listener, host, port)
+        )
+        return int(listener.getsockname()[1])
+
+    def _accept(self, listener: socket.socket, host: str, port: int) -> None:
+        with contextlib.suppress(OSError):
+            sock, _ = listener.accept()
+            key = secrets.token_hex(8)
+            self._send(Frame("relay_open", {"key": key, "host": host, "port": port}))
+            self._add(key, sock)
+
+    def _add(self, key: str, sock: socket.socket) -> None:
+        connection = self._connections[key] = _Connection(key, sock)
+        self._selector.register(sock, selectors.EVENT_READ, lambda: self._work_on(connection))
+
+    def handle(self, frame: Frame) -> None:
+        """Takes in what the other end says."""
+        key: str = frame["key"]
+        if frame.op == "relay_open":
+            # Not waited for: whoever listens there may be stuck, with a full queue. A connection that
+            # fails is ready to be read, and then ends.
+            sock = socket.socket()
+            sock.setblocking(False)
+            if sock.connect_ex((LOOPBACK, frame["port"])) in (0, errno.EINPROGRESS):
+                self._add(key, sock)
+            else:  # nobody listens there, or not any more
+                sock.close()
+                self._send(Frame("relay_end", {"key": key}))
+            return
+        connection = self._connections.get(key)
+        if connection is None:
+            return  # it is over here
+        if frame.op == "relay_data":
+            connection.undelivered += frame.body
+        elif frame.op == "relay_taken":
+            connection.credit += frame["bytes"]
+        elif frame.op == "relay_end":
+            connection.ends = True
+        self._work_on(connection)
+
+    def _work_on(self, connection: _Connection) -> None:
+        """Delivers and fetches what can be without waiting."""
+        try:
+            self._deliver(connection)
+            self._fetch(connection)
+        except OSError:
+            self._end(connection, tell=True)
+            return
+        if connection.ends and not connection.undelivered:
+            self._end(connection, tell=False)
+        elif connection.key in self._connections:
+            self._watch(connection)
+
+    def _deliver(self, connection: _Connection) -> None:
+        delivered = 0
+        with contextlib.suppress(BlockingIOError):
+            while connection.undelivered:
+                sent = connection.socket.send(connection.undelivered[:_READ_BYTES])
+                del connection.undelivered[:sent]
+                delivered += sent
+        if delivered:
+            self._send(Frame("relay_taken", {"key": connection.key, "bytes": delivered}))
+
+    def _fetch(self, connection: _Connection) -> None:
+        if not connection.credit:
+            return
+        with contextlib.suppress(BlockingIOError):
+            data = connection.socket.recv(min(connection.credit, _READ_BYTES))
+            if not data:
+                self._end(connection, tell=True)
+                return
+            connection.credit -= len(data)
+            self._send(Frame("relay_data", {"key": connection.key}, data))
+
+    def _watch(self, connection: _Connection) -> None:
+        events = selectors.EVENT_READ if connection.credit else 0
+        events |= selectors.EVENT_WRITE if connection.undelivered else 0
+        key = self._selector.get_map().get(connection.socket.fileno())
+        if not events:
+            if key is not None:
+                self._selector.unregister(connection.socket)
+        elif key is None:
+            self._selector.register(connection.socket, events, lambda: self._work_on(connection))
+        elif key.events != events:
+            self._selector.modify(connection.socket, events, key.data)
+
+    def _end(self, connection: _Connection, *, tell: bool) -> None:
+        if self._connections.pop(connection.key, None) is None:
+            return
+        if connection.socket.fileno() in self._selector.get_map():
+            self._selector.unregister(connection.socket)
+        connection.socket.close()
+        if tell:
+            self._send(Frame("relay_end", {"key": connection.key}))
+
+    def close(self) -> None:
+        """Ends all connections without a word, and closes the ports. May be repeated."""
+        for sock in (*self._listeners, *(each.socket for each in self._connections.values())):
+            sock.close()
+        self._listeners.clear()
+        self._connections.clear()

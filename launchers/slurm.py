@@ -1,0 +1,308 @@
+"""Nodes on the hosts of a Slurm cluster."""
+
+import dataclasses
+import datetime as dt
+import os
+import shlex
+import sys
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from launchers import _slurm_client as slurm
+from launchers._deployment import Deployment, Tunnel, deploy
+from launchers._placement import PlacementChoice, Strategy
+from launchers._shipping import Shipment, pack_up
+from launchers._slurm_folder import Order, RunFolder, outline, submission_files
+from launchers._slurm_job import Allocation, pythons
+from launchers._slurm_program import DetachedProgram, SlurmProgram
+from launchers._slurm_script import Component, Submission, batch_script, components_of, path_mistake
+from launchpad_lite._flag_values import FlagSnapshot
+from launchpad_lite.errors import LaunchError
+from launchpad_lite.launching import (
+    Executable,
+    Launcher,
+    LaunchOptions,
+    LaunchPlan,
+    RunningProgram,
+)
+
+#: In the environment of all that runs in an allocation.
+_IN_ALLOCATION = "SLURM_JOB_ID"
+#: Where run folders are made, below the working directory.
+_RUNS = "launchpad_runs"
+#: Seconds, beside the program's notice, that are left before Slurm's time limit.
+_SPARE_S = 20
+#: Seconds in which Slurm starts the agent on a host of an allocation.
+_ARRIVE_S = 60.0
+
+
+class SlurmLauncher(Launcher):
+    """Runs nodes in a job of Slurm.
+
+    From a login node it submits a job, in which the program is supervised: this process only
+    watches. Inside an allocation (`salloc`, a script of the user's own) it uses that, and
+    supervises itself. As over SSH, hosts need nothing but Python, and all connections between nodes
+    are under TLS.
+
+    The folder of the run must be the same on all hosts: the job reads there what it is to run, and
+    writes there the output of each node, as `logs/<label>/<replica>.log`.
+    """
+
+    def __init__(
+        self,
+        nodes: int | Mapping[str, int] | None = None,
+        *,
+        partition: str | None = None,
+        account: str | None = None,
+        time: str | int | None = None,
+        constraint: str | None = None,
+        gres: str | None = None,
+        qos: str | None = None,
+        signal_s: int | None = None,
+        requeue: bool = False,
+        extra: str | Sequence[str] = (),
+        detach: bool = False,
+        folder: str | Path | None = None,
+        python: str | None = None,
+        requirements: str | Path | None = None,
+        cache: str | None = None,
+        placement: PlacementChoice = None,
+        strategy: str = "spread",
+        tunnel: str = "auto",
+        silence_s: float = 8.0,
+    ) -> None:
+        """Prepares it; asks Slurm nothing yet.
+
+        What stands before `python` is for
+        jobs that are submitted, and means nothing inside an allocation.
+
+        Args:
+            nodes: How many hosts, which Slurm calls nodes: in all, or by group (`{"actor": 4}`). By
+                default one for each resource shape: nodes that ask for the same `resources=`.
+                Each shape becomes a component of one heterogeneous job.
+            partition: As of `sbatch`, for all components.
+            account: As of `sbatch`.
+            time: Limit, as of `sbatch`: minutes, or like `"1-12:00:00"`.
+            constraint: As of `sbatch`.
+            gres: As of `sbatch`, where nodes ask for accelerators; by default `gpu:N`.
+            qos: As of `sbatch`.
+            signal_s: Seconds before the time limit at which nodes are asked to end; by default 20
+                more than the program's notice. Slurm may be up to 60 s early.
+            requeue: Whether the job may run again: after its time limit, preemption or the loss of
+                a host. Nodes go on from their checkpoints.
+            extra: Further options of `sbatch`, like `["--exclusive"]` or `"--exclusive --nice"`.
+            detach: Return as soon as the job is submitted; it goes on without this process.
+            folder: Where the folder of the run is made; by default `launchpad_runs` below the
+                working directory. A launch with `log_dir=` uses exactly that one.
+            python: Interpreter on the hosts; by default this process's.
+            requirements: File for `pip install --requirement`, for the nodes.
+            cache: Folder for code; by default `~/.cache/launchpad_lite`.
+            placement: Which nodes may run where, by Slurm's names of the hosts.
+            strategy: `"spread"` the others over the hosts, or `"pack"` them onto few.
+            tunnel: When calls between hosts go by way of the supervisor: `"auto"` where a host does
+                not reach another, `"always"` or `"never"`.
+            silence_s: Seconds after which a host that says nothing is lost.
+
+        Raises:
+            ValueError: Options are malformed; all mistakes are listed.
+        """
+        self._nodes = nodes
+        self._signal_s = signal_s
+        options = shlex.split(extra) if isinstance(extra, str) else tuple(extra)
+        limit = str(time) if isinstance(time, int) else time
+        self._submission = Submission(
+            partition,
+            account,
+            limit,
+            constraint,
+            gres,
+            qos,
+            notice_s=signal_s if signal_s is not None else _SPARE_S,
+            requeue=requeue,
+            extra=tuple(options),
+        )
+        self._detach = detach
+        self._folder = Path(_RUNS if folder is None else folder)
+        self._python = python
+        self._requirements = None if requirements is None else Path(requirements)
+        self._cache = cache
+        self._choice = placement
+        self._strategy = Strategy(strategy)
+        self._tunnel = Tunnel(tunnel)
+        self._silence_s = silence_s
+        if mistakes := list(self._mistakes()):
+            raise ValueError("; ".join(mistakes))
+        self.description = (
+            f"the allocation of job {os.environ[_IN_ALLOCATION]}"
+            if _IN_ALLOCATION in os.environ
+            else "a job of Slurm"
+        )
+
+    def _mistakes(self) -> list[str]:
+        found = self._submission.mistakes()
+        counts = self._nodes.values() if isinstance(self._nodes, Mapping) else [self._nodes]
+        found += [
+            f"nodes is a number of hosts, 1 or more, or such numbers by group, not {self._nodes!r}"
+            for count in counts
+            if count is not None and (type(count) is not int or count < 1)
+        ][:1]
+        if not self._silence_s >= 1:
+            found.append(f"silence_s is at least 1 s, not {self._silence_s}")
+        if self._python is not None and not (self._python and self._python.isprintable()):
+            found.append(f"python is a path or a command, not {self._python!r}")
+        return found
+
+    def mistakes(self, executables: Sequence[Executable]) -> Sequence[str]:
+        """Says what no job can be made of."""
+        if _IN_ALLOCATION in os.environ:
+            return ()
+        try:
+            components_of(executables, self._nodes)
+        except ValueError as error:
+            return [str(error)]
+        return ()
+
+    def start(self, plan: LaunchPlan, options: LaunchOptions) -> RunningProgram:
+        """Starts all nodes; returns when their addresses are known and bound.
+
+        From a login node that is when the job has begun, however long it is pending; what it waits
+        for is told. Ctrl-C cancels it. With `detach` it returns at once.
+
+        Raises:
+            LaunchError: Slurm does not take the job, or the program cannot be started in it.
+        """
+        if _IN_ALLOCATION in os.environ:
+            return self._start_here(plan, options)
+        folder = RunFolder(self._run_folder(plan, options))
+        folder.write_submission(self.emit(plan, dataclasses.replace(options, log_dir=folder.path)))
+        job = slurm.submit(folder.script)
+        folder.write("job", job.encode())
+        if self._detach:
+            sys.stdout.write(_DETACHED.format(job=job, folder=folder.path))
+            return DetachedProgram(plan, options, folder, job)
+        program = SlurmProgram(plan, options, folder, job)
+        program.watch()
+        program.await_addresses()
+        return program
+
+    def _start_here(self, plan: LaunchPlan, options: LaunchOptions) -> RunningProgram:
+        allocation = Allocation(pythons(self._python))
+        deployment = Deployment(
+            plan=plan,
+            options=options,
+            specs=allocation.specs,
+            choice=self._choice,
+            strategy=self._strategy,
+            shipment=pack_up(plan.executables),
+            tunnel=self._tunnel,
+            silence_s=self._silence_s,
+            requirements=self._read_requirements(),
+            cache=self._cache,
+        )
+        return deploy(deployment, allocation.reach, _ARRIVE_S)
+
+    def emit(self, plan: LaunchPlan, options: LaunchOptions) -> Mapping[str, bytes]:
+        """Returns what `start` would submit: `job.sh` for sbatch, and the files beside it.
+
+        Args:
+            plan: What to launch.
+            options: How; `log_dir` is where the files are going to be.
+
+        Raises:
+            LaunchError: No job can be made of it.
+        """
+        folder = self._run_folder(plan, options)
+        directory = Path.cwd()
+        if mistakes := [text for path in (folder, directory) if (text := path_mistake(path))]:
+            raise LaunchError("; ".join(mistakes))
+        try:
+            components = tuple(components_of(plan.executables, self._nodes))
+        except ValueError as error:
+            raise LaunchError(str(error)) from error
+        shipment = pack_up(plan.executables)
+        python = self._python or sys.executable
+        notice_s = self._signal_s
+        if notice_s is None:
+            notice_s = _SPARE_S + max(0, round(options.notice_s))
+        submission = dataclasses.replace(self._submission, notice_s=notice_s)
+        script = batch_script(plan.program, folder, directory, python, components, submission)
+        return submission_files(
+            script, self._order(plan, options, folder, components, shipment), plan, shipment
+        )
+
+    def _order(
+        self,
+        plan: LaunchPlan,
+        options: LaunchOptions,
+        folder: Path,
+        components: tuple[Component, ...],
+        shipment: Shipment,
+    ) -> Order:
+        return Order(
+            plan=outline(plan),
+            # What nodes print is shown by whoever watches the files.
+            options=dataclasses.replace(options, log_dir=RunFolder(folder).logs, quiet=True),
+            argv=tuple(sys.argv),
+            flags=FlagSnapshot.take(),
+            components=components,
+            choice=self._choice,
+            strategy=self._strategy,
+            tunnel=self._tunnel,
+            silence_s=self._silence_s,
+            python=self._python or sys.executable,
+            requirements=self._read_requirements(),
+            cache=self._cache,
+            requeue=self._submission.requeue,
+            trees={tree.key: (tuple(sorted(tree.files)), tree.size) for tree in shipment.trees},
+            requires=shipment.requires,
+        )
+
+    def _run_folder(self, plan: LaunchPlan, options: LaunchOptions) -> Path:
+        if options.log_dir is not None:
+            return options.log_dir.absolute()
+        now = dt.datetime.now(dt.timezone.utc).astimezone()
+        name = f"{plan.program}-{now:%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:6]}"
+        return (self._folder / name).absolute()
+
+    def _read_requirements(self) -> str | None:
+        if self._requirements is None:
+            return None
+        try:
+            return self._requirements.read_text()
+        except OSError as error:
+            raise LaunchError(f"cannot read the requirements: {error}") from error
+
+    def attach(self, reference: str) -> RunningProgram:
+        """Returns a program that was launched before, by this process or another.
+
+        Args:
+            reference: Number of its job, or folder of its run.
+
+        Raises:
+            LaunchError: There is none.
+        """
+        folder = RunFolder(Path(reference).absolute())
+        if reference.isdecimal():
+            state = slurm.look_at(reference)
+            if state is None or not state.output:
+                raise LaunchError(
+                    f"Slurm does not know a job {reference} (any more); give the folder of its run"
+                )
+            folder = RunFolder(Path(state.output).parent)
+        folder.check_owner()
+        job = (folder.read("job") or b"").decode()
+        if not job:
+            raise LaunchError(f"the run in {folder.path} was not submitted; sbatch {folder.script}")
+        order = folder.read_order()
+        program = SlurmProgram(order.plan, order.options, folder, job, is_launch=False)
+        program.watch()
+        return program
+
+
+_DETACHED = """\
+job {job} is submitted; its folder is {folder}
+  python -m launchpad_lite.launch --launcher=slurm status {job}
+  python -m launchpad_lite.launch --launcher=slurm logs {job}
+  python -m launchpad_lite.launch --launcher=slurm stop {job}
+"""

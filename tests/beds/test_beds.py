@@ -1,0 +1,233 @@
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from launchpad_lite.testing import poll_until
+from tests.beds.slurm import SlurmCluster
+from tests.beds.ssh_hosts import SshHosts, lend
+from tests.engines import needs_slurm, needs_ssh_hosts
+
+_CHECKOUT = Path(__file__).resolve().parents[2]
+_BRIDGE_ADDRESS = "172.17.0.1"
+
+pytestmark = needs_ssh_hosts
+
+
+@pytest.fixture(scope="module")
+def bed() -> Iterator[SshHosts]:
+    with SshHosts(extra_addresses=[f"{_BRIDGE_ADDRESS}/16"]) as hosts:
+        yield hosts
+
+
+@pytest.fixture
+def hosts(bed: SshHosts) -> Iterator[SshHosts]:
+    yield from lend(bed)
+
+
+@pytest.fixture(scope="module")
+def cluster(bed: SshHosts) -> Iterator[SlurmCluster]:
+    with SlurmCluster(bed) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def slurm(cluster: SlurmCluster) -> Iterator[SlurmCluster]:
+    yield from lend(cluster)
+
+
+def ssh(hosts: SshHosts, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    command = ["ssh", "-o", "ConnectTimeout=1", *arguments]
+    pipe = subprocess.PIPE
+    with hosts.run(command, stdout=pipe, stderr=pipe, text=True) as client:
+        output, errors = client.communicate(timeout=20)
+    return subprocess.CompletedProcess(command, client.returncode, output, errors)
+
+
+def asleep(hosts: SshHosts, name: str) -> "subprocess.Popen[bytes]":
+    """An ssh client whose command sleeps on a host."""
+    client = hosts.run(["ssh", name, "sleep 600"], stderr=subprocess.DEVNULL)
+    poll_until(lambda: any("sleep" in one.cmdline() for one in hosts.processes(name)))
+    return client
+
+
+def reaches(hosts: SshHosts, source: str, target: str) -> bool:
+    dial = f"exec 3<>/dev/tcp/{target}/22"
+    return ssh(hosts, source, f"timeout 0.5 bash -c '{dial}'").returncode == 0
+
+
+def test_ssh_reaches_each_host_by_its_name(hosts: SshHosts) -> None:
+    assert [ssh(hosts, name, "hostname").stdout for name in hosts.names] == ["h1\n", "h2\n", "h3\n"]
+
+
+def test_hosts_have_the_interpreter_and_nothing_else_of_ours(hosts: SshHosts) -> None:
+    seen = ssh(hosts, "h1", f"ls {_CHECKOUT} /tmp ~; {sys.executable} -c 'import grpc'")
+    assert seen.returncode == 0, seen.stderr
+    assert "pyproject.toml" not in seen.stdout
+    assert "pytest" not in seen.stdout
+
+
+def test_hosts_are_machines_of_their_own(hosts: SshHosts) -> None:
+    commands = "cat /proc/sys/kernel/random/boot_id; readlink /proc/self/ns/pid; hostname -I"
+    seen = [ssh(hosts, name, commands).stdout.split() for name in ("h1", "h2")]
+    assert not {*seen[0]} & {*seen[1]} - {_BRIDGE_ADDRESS}
+    with hosts.run(["cat", "/proc/sys/kernel/random/boot_id"], stdout=subprocess.PIPE) as cat:
+        assert cat.communicate()[0].decode().strip() not in (seen[0][0], seen[1][0])
+
+
+def test_what_runs_at_the_launcher_is_the_command_itself(hosts: SshHosts, tmp_path: Path) -> None:
+    with hosts.run(
+        ["sh", "-c", "echo $$; pwd"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    ) as shell:
+        assert shell.communicate()[0] == f"{shell.pid}\n{tmp_path}\n"
+
+
+def test_a_crash_ends_ssh_at_once_and_homes_survive_it(hosts: SshHosts) -> None:
+    ssh(hosts, "h2", "touch ~/kept /tmp/lost")
+    with asleep(hosts, "h2") as client:
+        began = time.monotonic()
+        hosts.crash("h2")
+        assert client.wait(5) == 255
+        assert time.monotonic() - began < 1.0
+    assert ssh(hosts, "h2", "true").returncode == 255
+    hosts.boot("h2")
+    assert ssh(hosts, "h2", "ls ~ /tmp").stdout.split().count("kept") == 1
+    assert "lost" not in ssh(hosts, "h2", "ls /tmp").stdout
+
+
+def test_a_cut_host_is_silent_until_it_is_healed(hosts: SshHosts) -> None:
+    with asleep(hosts, "h2") as client:
+        hosts.cut("h2")
+        assert "timed out" in ssh(hosts, "h2", "true").stderr
+        assert client.poll() is None
+        hosts.heal("h2")
+        poll_until(lambda: ssh(hosts, "h2", "true").returncode == 0)
+        assert client.poll() is None
+        (sleep,) = hosts.processes("h2")
+        sleep.kill()
+        client.wait(5)
+
+
+def test_a_block_is_between_two_hosts_one_way(hosts: SshHosts) -> None:
+    hosts.block("h1", "h2")
+    assert not reaches(hosts, "h1", "h2")
+    assert reaches(hosts, "h2", "h1")
+    assert reaches(hosts, "h3", "h2")
+    hosts.heal("h2")
+    assert reaches(hosts, "h1", "h2")
+
+
+def test_a_wrong_host_key_is_refused(hosts: SshHosts) -> None:
+    hosts.forget_key("h2")
+    assert "IDENTIFICATION HAS CHANGED" in ssh(hosts, "h2", "true").stderr
+    assert ssh(hosts, "h1", "true").returncode == 0
+
+
+def test_a_full_disk_takes_no_byte_until_the_next_boot(hosts: SshHosts) -> None:
+    hosts.fill_disk("h2")
+    assert "No space left" in ssh(hosts, "h2", "echo 1 > ~/file").stderr
+    assert ssh(hosts, "h2", f"{sys.executable} -c 1").returncode == 0
+    hosts.crash("h2")
+    hosts.boot("h2")
+    assert ssh(hosts, "h2", "echo 1 > ~/file").returncode == 0
+
+
+def test_an_address_that_all_hosts_have_leads_to_oneself(hosts: SshHosts) -> None:
+    # sshd listens at another address, so that h1 refuses; elsewhere it would time out.
+    assert "refused" in ssh(hosts, "-J", "h1", _BRIDGE_ADDRESS, "hostname").stderr
+
+
+def test_leftovers_are_told_and_ended(bed: SshHosts) -> None:
+    with asleep(bed, "h3") as client:
+        client.kill()
+    try:
+        (left,) = bed.leftovers()
+        assert left.startswith("h3: ")
+        assert left.endswith("sleep 600")
+        lent = lend(bed, within_s=0.1)
+        next(lent)
+        with pytest.raises(AssertionError, match=r"h3: .* sleep 600"):
+            next(lent)
+        assert bed.leftovers() == []
+    finally:
+        bed.restore()
+
+
+def test_files_are_told_and_removed(bed: SshHosts) -> None:
+    ssh(bed, "h1", "mkdir -p ~/.cache/a; touch ~/.cache/a/b /tmp/c /dev/shm/d")
+    assert bed.files("h1") == ["/dev/shm/d", "/tmp/c", "~/.cache/a/b"]
+    bed.restore()
+    assert bed.files("h1") == []
+
+
+def test_beds_do_not_meet_and_leave_nothing(hosts: SshHosts) -> None:
+    descriptors = len(list(Path("/proc/self/fd").iterdir()))
+    with SshHosts(1) as other:
+        ssh(other, "h1", "touch ~/other")
+        assert "other" not in ssh(hosts, "h1", "ls ~").stdout
+        folder = other.shared.parent
+        daemons = other.daemons("h1")
+        assert daemons
+    assert not folder.exists()
+    assert not any(daemon.is_running() for daemon in daemons)
+    assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
+
+
+def test_a_killed_test_run_leaves_nothing() -> None:
+    source = (
+        f"import sys; sys.path.insert(0, {str(_CHECKOUT)!r})\n"
+        "from tests.beds.ssh_hosts import SshHosts\n"
+        "with SshHosts(1) as hosts:\n"
+        "    hosts.run_service(['sleep', '600'])\n"
+        "    print(hosts.shared.parent, flush=True)\n"
+        "    sys.stdin.read()\n"
+    )
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", source], stdin=pipe, stdout=pipe) as run:
+        assert run.stdout is not None
+        folder = Path(run.stdout.readline().decode().strip())
+        begun = psutil.Process(run.pid).children(recursive=True)
+        assert folder.is_dir()
+        run.kill()
+    poll_until(lambda: not folder.exists())
+    poll_until(lambda: not any(process.is_running() for process in begun))
+
+
+@needs_slurm
+def test_slurm_runs_on_all_hosts(slurm: SlurmCluster) -> None:
+    with slurm.run(["srun", "-N3", "hostname"], stdout=subprocess.PIPE, text=True) as srun:
+        assert sorted(srun.communicate(timeout=20)[0].split()) == slurm.hosts.names
+
+
+@needs_slurm
+def test_a_node_of_slurm_comes_back(slurm: SlurmCluster) -> None:
+    slurm.crash("h2")
+    slurm.boot("h2")
+    with slurm.run(["srun", "-w", "h2", "hostname"], stdout=subprocess.PIPE, text=True) as srun:
+        assert srun.communicate(timeout=20)[0] == "h2\n"
+
+
+@needs_slurm
+def test_jobs_are_leftovers_and_ended(cluster: SlurmCluster) -> None:
+    script = ["sbatch", "--wrap", "sleep 600", "-o", f"{cluster.hosts.shared}/%j"]
+    with cluster.run(script, stdout=subprocess.DEVNULL) as sbatch:
+        assert sbatch.wait() == 0
+    poll_until(lambda: any("RUNNING wrap" in left for left in cluster.leftovers()))
+    cluster.restore()
+    assert cluster.leftovers() == []
+
+
+@needs_slurm
+def test_slurm_ends_with_all_its_daemons(hosts: SshHosts) -> None:
+    with SshHosts(1) as other:
+        with SlurmCluster(other) as cluster:
+            names = {daemon.name() for daemon in other.daemons("h1")}
+            assert "slurmd" in names
+            folder = Path(cluster.environment["SLURM_CONF"]).parent
+        assert not folder.exists()
+        assert {daemon.name() for daemon in other.daemons("h1")} == {"sshd"}
+        assert other.leftovers() == []

@@ -1,0 +1,520 @@
+"""Which executable runs on which host, and why some programs fit on none."""
+
+import itertools
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+import launchpad_lite as lp
+from launchers._allotment import allot
+from launchers._placement import Placement, PlacementChoice, Room, Strategy, place
+from launchers.host.machine import Machine
+from launchpad_lite.launching import Executable
+
+SPREAD, PACK = Strategy.SPREAD, Strategy.PACK
+Wish = Mapping[str, Any]
+
+
+def executables(groups: Mapping[str, Sequence[Wish]]) -> list[Executable]:
+    """Returns what a program of these groups would be; each entry is what one node asks for."""
+    return [
+        Executable(
+            label,
+            replica,
+            None,  # type: ignore[arg-type] - nobody runs it
+            (),
+            lp.Resources.of({name: value for name, value in wish.items() if name != "together"}),
+            "",
+            together=wish.get("together"),
+        )
+        for label, wishes in groups.items()
+        for replica, wish in enumerate(wishes)
+    ]
+
+
+def placed(
+    groups: Mapping[str, Sequence[Wish]],
+    rooms: Sequence[Room],
+    strategy: Strategy = SPREAD,
+    choice: PlacementChoice = None,
+) -> dict[str, str]:
+    """Returns the hosts of the nodes of each group, in the order of the replicas."""
+    nodes = executables(groups)
+    placement = place(nodes, rooms, choice, strategy)
+    assert not placement.mistakes
+    return {
+        label: " ".join(placement.hosts[each.name] for each in nodes if each.label == label)
+        for label in groups
+    }
+
+
+def mistakes(
+    groups: Mapping[str, Sequence[Wish]],
+    rooms: Sequence[Room],
+    choice: Any = None,
+    strategy: Strategy = SPREAD,
+) -> Sequence[str]:
+    placement = place(executables(groups), rooms, choice, strategy)
+    assert not placement.hosts
+    assert placement.mistakes
+    return placement.mistakes
+
+
+H1, H2, H3 = Room("h1"), Room("h2"), Room("h3")
+BIG = Room("big", cpu=16, ram_gib=64, gpu=4)
+SMALL = Room("small", cpu=4, ram_gib=8, gpu=0)
+
+
+@pytest.mark.parametrize(
+    ("groups", "rooms", "strategy", "choice", "expected"),
+    [
+        # Nothing is asked for.
+        ({"a": [{}] * 5}, [H1, H2], SPREAD, None, {"a": "h1 h2 h1 h2 h1"}),
+        ({"a": [{}] * 3}, [H1, H2], PACK, None, {"a": "h1 h1 h1"}),
+        (
+            {"learner": [{}], "actor": [{}] * 4},
+            [H1, H2, H3],
+            SPREAD,
+            None,
+            {"learner": "h1", "actor": "h2 h3 h1 h2"},
+        ),
+        # What is asked for.
+        (
+            {"actor": [{"cpu": 1}] * 4, "learner": [{"gpu": 1}]},
+            [SMALL, BIG],
+            SPREAD,
+            None,
+            # Most cores are free on the big one, also when the learner is there.
+            {"actor": "big big big big", "learner": "big"},
+        ),
+        (
+            {"actor": [{}] * 4, "learner": [{"gpu": 1}]},
+            [SMALL, BIG],
+            SPREAD,
+            None,
+            {"actor": "small small big small", "learner": "big"},
+        ),
+        (
+            {"learner": [{"gpu": 1}] * 4},
+            [Room("h1", gpu=2), Room("h2", gpu=2)],
+            SPREAD,
+            None,
+            {"learner": "h1 h2 h1 h2"},
+        ),
+        (
+            {"learner": [{"gpu": 1}] * 3},
+            [Room("h1", gpu=2), Room("h2", gpu=2)],
+            PACK,
+            None,
+            {"learner": "h1 h1 h2"},
+        ),
+        ({"a": [{"cpu": 3}] * 3}, [SMALL, BIG], PACK, None, {"a": "small big big"}),
+        ({"a": [{"ram": 6}] * 3}, [SMALL, BIG], PACK, None, {"a": "small big big"}),
+        # What is not known does not limit.
+        ({"a": [{"cpu": 99, "gpu": 9}] * 2}, [H1, H2], SPREAD, None, {"a": "h1 h2"}),
+        ({"a": [{"cpu": 3}] * 3}, [SMALL, H1], SPREAD, None, {"a": "small h1 h1"}),
+        # Big ones first, small ones where they are left room.
+        (
+            {"small": [{"cpu": 1}] * 2, "large": [{"cpu": 4}]},
+            [Room("h1", cpu=2), Room("h2", cpu=4)],
+            SPREAD,
+            None,
+            {"small": "h1 h1", "large": "h2"},
+        ),
+        # Parts share devices, and lie on one each.
+        (
+            {"part": [{"gpu": 0.5}] * 2, "whole": [{"gpu": 1}]},
+            [Room("h1", gpu=2)],
+            SPREAD,
+            None,
+            {"part": "h1 h1", "whole": "h1"},
+        ),
+        (
+            {"part": [{"gpu": 0.6}] * 4},
+            [Room("h1", gpu=2), Room("h2", gpu=2)],
+            PACK,
+            None,
+            {"part": "h1 h1 h2 h2"},
+        ),
+        # Those that run together.
+        (
+            {"a": [{"together": "x"}, {}], "b": [{"together": "x"}, {}]},
+            [H1, H2],
+            SPREAD,
+            None,
+            {"a": "h1 h2", "b": "h1 h2"},
+        ),
+        (
+            {"a": [{"together": "x", "cpu": 3}], "b": [{"together": "x", "cpu": 3}]},
+            [SMALL, BIG],
+            PACK,
+            None,
+            {"a": "big", "b": "big"},
+        ),
+        # A user's choice: of a group, of a node, of several hosts.
+        ({"a": [{}] * 3}, [H1, H2], SPREAD, {"a": "h2"}, {"a": "h2 h2 h2"}),
+        (
+            {"a": [{}] * 3},
+            [H1, H2],
+            SPREAD,
+            {"a": "h2", "a[1]": "h1"},
+            {"a": "h2 h1 h2"},
+        ),
+        ({"a": [{}] * 3}, [H1, H2, H3], SPREAD, {"a": ["h3", "h2"]}, {"a": "h2 h3 h2"}),
+        (
+            {"a": [{}] * 4, "b": [{}] * 2},
+            [H1, H2],
+            SPREAD,
+            {"b": "h1"},
+            # Those that have no choice come first, so that the others can make up for it.
+            {"a": "h2 h2 h1 h2", "b": "h1 h1"},
+        ),
+        (
+            {"a": [{"together": "x"}], "b": [{"together": "x"}]},
+            [H1, H2, H3],
+            SPREAD,
+            {"a": ["h1", "h2"], "b": ["h2", "h3"]},
+            {"a": "h2", "b": "h2"},
+        ),
+        # Where big ones first fails: 3 + 3 + 2 + 2 + 2 in two times 6.
+        (
+            {"a": [{"cpu": 3}] * 2, "b": [{"cpu": 2}] * 3},
+            [Room("h1", cpu=6), Room("h2", cpu=6)],
+            SPREAD,
+            None,
+            {"a": "h1 h1", "b": "h2 h2 h2"},
+        ),
+        # Hosts of different sizes do not stand for each other.
+        (
+            {"a": [{"cpu": 5}] * 2, "b": [{"cpu": 3}] * 3},
+            [Room("h1", cpu=10), Room("h2", cpu=9)],
+            SPREAD,
+            None,
+            {"a": "h1 h1", "b": "h2 h2 h2"},
+        ),
+        # Best fit decreasing fails, too: it begins with 5 + 4 of 10.
+        (
+            {"a": [{"cpu": 5}], "b": [{"cpu": 4}] * 2, "c": [{"cpu": 3}, {"cpu": 2}, {"cpu": 2}]},
+            [Room("h1", cpu=10), Room("h2", cpu=10)],
+            PACK,
+            None,
+            {"a": "h1", "b": "h2 h2", "c": "h1 h1 h2"},
+        ),
+    ],
+)
+def test_nodes_are_placed_as_recorded(
+    groups: Mapping[str, Sequence[Wish]],
+    rooms: Sequence[Room],
+    strategy: Strategy,
+    choice: PlacementChoice,
+    expected: Mapping[str, str],
+) -> None:
+    assert placed(groups, rooms, strategy, choice) == expected
+
+
+def test_a_program_without_nodes_is_placed() -> None:
+    assert place([], [H1], None, SPREAD) == Placement({})
+
+
+def test_hosts_are_told_in_the_order_of_the_nodes() -> None:
+    nodes = executables({"a": [{}], "b": [{"cpu": 1}], "c": [{"cpu": 2}]})
+    assert list(place(nodes, [BIG], None, PACK).hosts) == ["a[0]", "b[0]", "c[0]"]
+
+
+@pytest.mark.parametrize(
+    ("groups", "rooms", "choice", "expected"),
+    [
+        ({"a": [{}]}, [], None, ["there are no hosts to place nodes on"]),
+        (
+            {"learner": [{"gpu": 2}]},
+            [Room("h1", gpu=1), Room("h2", gpu=0), Room("h3", gpu=1)],
+            None,
+            [
+                (
+                    "learner[0] wants gpu=2; h1 has gpu=1 left of 1, h2 has gpu=0 left of 0, h3 has "
+                    "gpu=1 left of 1; ask for less, or choose a host that has more"
+                )
+            ],
+        ),
+        (
+            {"a": [{"cpu": 5, "ram": 9}] * 2, "b": [{"gpu": 1}]},
+            [SMALL, BIG],
+            {"a": "small", "b": "small"},
+            [
+                (
+                    "a[0], a[1] each want cpu=5, ram_gib=9; small has cpu=4 left of 4, ram_gib=8 left "
+                    "of 8; ask for less, or choose a host that has more"
+                ),
+                (
+                    "b[0] wants gpu=1; small has gpu=0 left of 0; ask for less, or choose a host that "
+                    "has more"
+                ),
+            ],
+        ),
+        (
+            {"a": [{"cpu": 3, "together": "x"}], "b": [{"cpu": 2, "together": "x"}]},
+            [SMALL],
+            None,
+            [
+                (
+                    "a[0] (with b[0]) wants cpu=5; small has cpu=4 left of 4; ask for less, or choose "
+                    "a host that has more"
+                ),
+                (
+                    "cpu: a 1 x 3 + b 1 x 2 = 5 cores are asked for, the hosts have 4 (small 4); ask "
+                    "for less, start fewer nodes, or add hosts"
+                ),
+            ],
+        ),
+        (
+            {"learner": [{"cpu": 4}], "actor": [{"cpu": 1, "ram": 4}] * 8},
+            [Room("h1", cpu=4, ram_gib=15.6219), Room("h2", cpu=4, ram_gib=8)],
+            None,
+            [
+                (
+                    "cpu: learner 1 x 4 + actor 8 x 1 = 12 cores are asked for, the hosts have 8 "
+                    "(h1 4, h2 4); ask for less, start fewer nodes, or add hosts"
+                ),
+                (
+                    "ram_gib: actor 8 x 4 = 32 GiB are asked for, the hosts have 23.62 (h1 15.62, "
+                    "h2 8); ask for less, start fewer nodes, or add hosts"
+                ),
+            ],
+        ),
+        (
+            {"a": [{"cpu": 3}] * 3},
+            [Room("h1", cpu=5), Room("h2", cpu=5)],
+            None,
+            [
+                (
+                    "a[0], a[1], a[2] each want cpu=3; there is room for 2 of these 3 (h1 1, h2 "
+                    "1); ask for less, start fewer nodes, or add hosts"
+                )
+            ],
+        ),
+        (
+            {"a": [{"cpu": 3}] * 2, "b": [{"cpu": 4}]},
+            [Room("h1", cpu=5), Room("h2", cpu=5)],
+            None,
+            [
+                (
+                    "a[1] wants cpu=3; h1 has cpu=1 left of 5, h2 has cpu=2 left of 5; no way to "
+                    "divide the nodes among the hosts works: ask for less, choose the hosts by "
+                    "placement, or add some"
+                )
+            ],
+        ),
+        (
+            {"a": [{"gpu": 0.6}, {"gpu": 0.6}, {"gpu": 0.5}]},
+            [Room("h1", gpu=2)],
+            None,
+            [
+                (
+                    "a[2] wants gpu=0.5; h1 has gpu=2 x 0.4 left of 2; no way to divide the nodes "
+                    "among the hosts works: ask for less, choose the hosts by placement, or add "
+                    "some"
+                )
+            ],
+        ),
+        (
+            {"a": [{"gpu": 0.7}, {"gpu": 2}]},
+            [Room("h1", gpu=2), Room("h2", gpu=2)],
+            {"a": "h2"},
+            [
+                (
+                    "a[0] wants gpu=0.7; h2 has gpu=0 left of 2; no way to divide the nodes among "
+                    "the hosts works: ask for less, choose the hosts by placement, or add some"
+                )
+            ],
+        ),
+        (
+            {"a": [{}], "b": [{}]},
+            [H1, H2],
+            {"c": "h1", "a[1]": "h1", "b": "h9", "a": []},
+            [
+                "placement of an unknown group 'c'; the groups are: a, b",
+                "placement of an unknown node 'a[1]'; the groups are: a, b",
+                "placement of group 'b': there is no host 'h9'; the hosts are: h1, h2",
+                "placement of group 'a': expected the name of a host, or several, got []",
+            ],
+        ),
+        ({"a": [{}]}, [H1], "h1", ["placement is a dict of hosts by group or node, not 'h1'"]),
+        (
+            {"a": [{}]},
+            [H1],
+            {"a": 1},
+            ["placement of group 'a': expected the name of a host, or several, got 1"],
+        ),
+        (
+            {"a": [{"together": "x"}], "b": [{"together": "x"}], "c": [{"together": "x"}]},
+            [H1, H2, H3],
+            {"a": "h1", "b": ["h2", "h3"]},
+            [
+                (
+                    "a[0], b[0], c[0] run together, but the placement leaves them no common host: "
+                    "a[0] may run on h1; b[0] may run on h2, h3; name the same host for all of them"
+                )
+            ],
+        ),
+    ],
+)
+def test_what_cannot_be_placed_is_explained(
+    groups: Mapping[str, Sequence[Wish]], rooms: Sequence[Room], choice: Any, expected: list[str]
+) -> None:
+    assert mistakes(groups, rooms, choice) == expected
+
+
+def test_messages_about_many_hosts_and_nodes_stay_short() -> None:
+    rooms = [Room(f"h{number}", gpu=0) for number in range(30)]
+    told = mistakes({"a": [{"gpu": 1}] * 50}, rooms)
+    assert told[0].startswith("a[0], a[1], a[2], a[3], a[4], and 45 more each want gpu=1; h0 has")
+    assert "h4 has gpu=0 left of 0, and 25 more; " in told[0]
+    told = [*told, *mistakes({"a": [{"gpu": i} for i in range(50)]}, [BIG])]
+    assert max(map(len, told)) < 300
+
+
+def test_a_search_that_gives_up_says_so() -> None:
+    # Two of them fit on a host, so one is left; but which is with which, there are too many ways.
+    rooms = [Room(f"h{number}", cpu=100) for number in range(6)]
+    told = mistakes({"a": [{"cpu": 33.5 + number * 0.37} for number in range(13)]}, rooms)
+    assert told[0].startswith("a[0] wants cpu=33.5; h0 has cpu=")
+    assert (
+        "attempts found no way to divide the nodes among the hosts, though there may be"
+        in (told[0])
+    )
+
+
+def test_hosts_that_are_alike_are_not_tried_one_by_one() -> None:
+    rooms = [Room(f"h{number}", cpu=8) for number in range(20)]
+    told = mistakes({"a": [{"cpu": 3}] * 40, "b": [{"cpu": 2.5}]}, rooms)
+    assert told[0].startswith("b[0] wants cpu=2.5; h0 has cpu=2 left of 8, ")
+    assert "no way to divide the nodes among the hosts works" in told[0]
+
+
+def test_many_nodes_go_where_they_leave_least_when_nothing_else_works() -> None:
+    large = [Room(f"large{number}", cpu=20) for number in range(12)]
+    small = [Room(f"small{number}", cpu=9) for number in range(12)]
+    groups = {"a": [{"cpu": 9}] * 12, "b": [{"cpu": 6}] * 36}
+    hosts = Counter(placed(groups, [*large, *small], PACK)["a"].split())
+    assert hosts == {room.name: 1 for room in small}
+
+
+def test_a_large_program_is_placed_soon() -> None:
+    rooms = [Room(f"h{number}", cpu=64, ram_gib=256, gpu=8) for number in range(30)]
+    groups = {"learner": [{"gpu": 1, "cpu": 4}] * 200, "actor": [{"cpu": 1, "gpu": 0.1}] * 390}
+    nodes = executables(groups)
+    assert not place(nodes, rooms, None, SPREAD).mistakes
+
+
+# Properties
+
+_AMOUNTS = st.none() | st.sampled_from([0, 0.5, 1, 1.5, 2, 3, 4])
+_GPUS = st.none() | st.sampled_from([0, 0.25, 0.4, 0.5, 0.6, 1, 2])
+
+
+@st.composite
+def _programs(draw: st.DrawFn, most: int = 10) -> list[Executable]:
+    wish = st.fixed_dictionaries(
+        {"cpu": _AMOUNTS, "ram_gib": _AMOUNTS, "gpu": _GPUS},
+        optional={"together": st.sampled_from(["x", "y"])},
+    )
+    wishes = draw(st.lists(wish, min_size=1, max_size=most))
+    cut = draw(st.integers(0, len(wishes)))
+    return executables({"a": wishes[:cut], "b": wishes[cut:]})
+
+
+@st.composite
+def _some_rooms(draw: st.DrawFn, most: int = 4) -> list[Room]:
+    amount = st.none() | st.integers(0, 8)
+    count = draw(st.integers(1, most))
+    return [
+        Room(f"h{number}", draw(amount), draw(amount), draw(st.none() | st.integers(0, 4)))
+        for number in range(count)
+    ]
+
+
+_STRATEGIES = st.sampled_from(Strategy)
+
+
+def _fits(nodes: Sequence[Executable], room: Room) -> bool:
+    """Asks who divides a host among its nodes, whether that can be done."""
+    plenty = 1000
+    machine = Machine(
+        tuple(range(plenty if room.cpu is None else int(room.cpu))),
+        (plenty if room.ram_gib is None else int(room.ram_gib)) << 30,
+        tuple(map(str, range(plenty if room.gpu is None else int(room.gpu)))),
+    )
+    return not allot(nodes, machine).mistakes
+
+
+def _is_right(
+    hosts: Mapping[str, str],
+    nodes: Sequence[Executable],
+    rooms: Sequence[Room],
+    allowed: Mapping[str, Sequence[str]],
+) -> bool:
+    by_word: dict[str | None, set[str]] = {}
+    for each in nodes:
+        by_word.setdefault(each.together, set()).add(hosts[each.name])
+    return (
+        all(len(there) == 1 for word, there in by_word.items() if word is not None)
+        and all(hosts[each.name] in allowed.get(each.label, hosts.values()) for each in nodes)
+        and all(
+            _fits([each for each in nodes if hosts[each.name] == room.name], room) for room in rooms
+        )
+    )
+
+
+@given(_programs(), _some_rooms(), _STRATEGIES, st.data())
+def test_placements_fit_as_hosts_are_divided_and_are_as_users_chose(
+    nodes: list[Executable], rooms: list[Room], strategy: Strategy, data: st.DataObject
+) -> None:
+    names = [room.name for room in rooms]
+    some = st.lists(st.sampled_from(names), min_size=1, unique=True)
+    labels = {each.label for each in nodes}
+    choice = {
+        label: chosen
+        for label in sorted(labels)
+        if (chosen := data.draw(st.none() | some)) is not None
+    }
+    placement = place(nodes, rooms, choice, strategy)
+    assert bool(placement.hosts) != bool(placement.mistakes)
+    if placement.hosts:
+        assert list(placement.hosts) == [each.name for each in nodes]
+        assert _is_right(placement.hosts, nodes, rooms, choice)
+
+
+@given(_programs(most=5), _some_rooms(most=3), _STRATEGIES)
+@settings(deadline=None)  # it tries all ways of some examples
+def test_small_programs_are_placed_whenever_that_can_be_done(
+    nodes: list[Executable], rooms: list[Room], strategy: Strategy
+) -> None:
+    names = [room.name for room in rooms]
+    ways = (
+        dict(zip([each.name for each in nodes], way, strict=True))
+        for way in itertools.product(names, repeat=len(nodes))
+    )
+    possible = any(_is_right(way, nodes, rooms, {}) for way in ways)
+    assert bool(place(nodes, rooms, None, strategy).hosts) == possible
+
+
+@given(_programs(), _some_rooms(), _STRATEGIES)
+def test_the_same_program_is_placed_the_same_way(
+    nodes: list[Executable], rooms: list[Room], strategy: Strategy
+) -> None:
+    first = place(nodes, rooms, None, strategy)
+    assert place(list(nodes), list(rooms), None, strategy) == first
+
+
+@given(st.integers(0, 30), st.integers(0, 30), st.integers(1, 6))
+def test_nodes_that_ask_for_nothing_are_spread_evenly(first: int, second: int, count: int) -> None:
+    rooms = [Room(f"h{number}", cpu=number) for number in range(count)]
+    nodes = executables({"a": [{}] * first, "b": [{}] * second})
+    hosts = place(nodes, rooms, None, SPREAD).hosts
+    for label in ("a", "b", ""):
+        load = Counter(hosts[each.name] for each in nodes if each.label.startswith(label))
+        each_has = [load[room.name] for room in rooms]
+        assert max(each_has) - min(each_has) <= 1

@@ -1,0 +1,303 @@
+"""One run's certificates: they work with each other, with nothing else, and stay in memory."""
+
+import concurrent.futures
+import os
+import pickle
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID
+
+import courier
+from launchers._trust import Authority
+from launchpad_lite._liveness import SignsOfLife
+from launchpad_lite._policies import Liveness
+from launchpad_lite.errors import MissingExtraError
+
+_PATIENCE_S = 20.0
+
+
+class Echo:
+    def echo(self, value: Any) -> Any:
+        return value
+
+
+@pytest.fixture(scope="module")
+def authority() -> Authority:
+    return Authority("program")
+
+
+@pytest.fixture
+def server(authority: Authority) -> Iterator[courier.Server]:
+    tls = authority.issue("server")
+    with courier.Server(Echo(), secret=_SECRET, tls=tls, in_process="wire") as server:
+        yield server
+
+
+_SECRET = courier.Secret.generate()
+
+
+def _certificate(tls: courier.TlsCredentials) -> x509.Certificate:
+    return x509.load_pem_x509_certificate(tls.certificate)
+
+
+def _call(server: courier.Server, tls: courier.TlsCredentials | None) -> Any:
+    client: Any = courier.Client(
+        server.address, secret=_SECRET, tls=tls, call_timeout=_PATIENCE_S, wait_for_ready=False
+    )
+    try:
+        return client.echo(1)
+    finally:
+        courier.close(client)
+
+
+def test_those_who_have_credentials_of_one_authority_talk(
+    authority: Authority, server: courier.Server
+) -> None:
+    assert _call(server, authority.issue("client")) == 1
+
+
+def test_a_client_of_another_authority_is_refused(server: courier.Server) -> None:
+    # Of the same name: nothing but the keys tells the two apart.
+    with pytest.raises(courier.AuthenticationError, match="authority"):
+        _call(server, Authority("program").issue("client"))
+
+
+def test_a_client_without_credentials_is_refused(server: courier.Server) -> None:
+    with pytest.raises(courier.AuthenticationError, match="certificates"):
+        _call(server, None)
+
+
+def test_a_server_refuses_clients_that_would_take_it_but_are_of_another_authority(
+    authority: Authority, server: courier.Server
+) -> None:
+    strangers = Authority("program").issue("client")
+    # Trusts the server, so that it is the server who must refuse.
+    mixed = courier.TlsCredentials(
+        certificate=strangers.certificate,
+        key=strangers.key,
+        authority=authority.issue("any").authority,
+    )
+    with pytest.raises((courier.AuthenticationError, courier.ServerUnreachableError)):
+        _call(server, mixed)
+
+
+def test_a_client_refuses_servers_of_another_authority(authority: Authority) -> None:
+    strangers = Authority("program").issue("server")
+    # Takes any client of ours, so that it is the client who must refuse.
+    mixed = courier.TlsCredentials(
+        certificate=strangers.certificate,
+        key=strangers.key,
+        authority=authority.issue("any").authority,
+    )
+    with (
+        courier.Server(Echo(), secret=_SECRET, tls=mixed, in_process="wire") as impostor,
+        pytest.raises(courier.AuthenticationError, match="authority"),
+    ):
+        _call(impostor, authority.issue("client"))
+
+
+def test_a_leaf_cannot_issue_certificates(authority: Authority) -> None:
+    leaf = authority.issue("node")
+    constraints = _certificate(leaf).extensions.get_extension_for_class(x509.BasicConstraints)
+    assert not constraints.value.ca
+    assert constraints.critical
+    usage = _certificate(leaf).extensions.get_extension_for_class(x509.KeyUsage).value
+    assert usage.digital_signature
+    assert not usage.key_cert_sign
+
+
+def test_certificates_hold_under_the_strictest_rules_and_check_of_names(
+    authority: Authority,
+) -> None:
+    tls = authority.issue("server", ["host-1.cluster"])
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.verify_flags |= ssl.VERIFY_X509_STRICT
+    context.load_verify_locations(cadata=tls.authority.decode())
+    accepting = tls.server_context()
+    accepting.verify_mode = ssl.CERT_NONE  # what the server asks of clients is shown elsewhere
+
+    def peer_of(name: str) -> Any:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+
+            def serve() -> None:
+                sock, _ = listener.accept()
+                try:
+                    accepting.wrap_socket(sock, server_side=True).close()
+                except OSError:  # an SSLError is one: the client leaves
+                    sock.close()
+
+            thread = threading.Thread(target=serve)
+            thread.start()
+            try:
+                with (
+                    socket.create_connection(listener.getsockname(), _PATIENCE_S) as raw,
+                    context.wrap_socket(raw, server_hostname=name) as sock,
+                ):
+                    return sock.version()
+            finally:
+                thread.join(_PATIENCE_S)
+
+    assert peer_of("host-1.cluster") == "TLSv1.3"
+    assert peer_of("127.0.0.1") == "TLSv1.3"
+    with pytest.raises(ssl.SSLCertVerificationError, match="host-2"):
+        peer_of("host-2.cluster")
+
+
+def test_grpc_clients_which_check_names_come_in(
+    authority: Authority, server: courier.Server
+) -> None:
+    assert courier.is_healthy(server.address, _PATIENCE_S)
+    tls = authority.issue("client")
+    credentials = grpc.ssl_channel_credentials(tls.authority, tls.key, tls.certificate)
+    with grpc.secure_channel(server.address, credentials) as channel:
+        grpc.channel_ready_future(channel).result(_PATIENCE_S)
+
+
+@pytest.fixture
+def foreign(authority: Authority) -> Iterator[str]:
+    """The address of a gRPC server that is none of ours, and is well."""
+    tls = authority.issue("server")
+    handler = grpc.unary_unary_rpc_method_handler(lambda *_: b"\x08\x01")  # SERVING
+    service = grpc.method_handlers_generic_handler("grpc.health.v1.Health", {"Check": handler})
+    server = grpc.server(concurrent.futures.ThreadPoolExecutor(1))
+    server.add_generic_rpc_handlers((service,))
+    credentials = grpc.ssl_server_credentials(
+        [(tls.key, tls.certificate)], tls.authority, require_client_auth=True
+    )
+    port = server.add_secure_port("127.0.0.1:0", credentials)
+    server.start()
+    yield f"127.0.0.1:{port}"
+    server.stop(None).wait(_PATIENCE_S)
+
+
+def test_grpc_servers_that_want_certificates_are_checked_with_those(
+    authority: Authority, foreign: str
+) -> None:
+    assert courier.is_healthy(foreign, _PATIENCE_S, tls=authority.issue("client"))
+    assert not courier.is_healthy(foreign, 1, tls=Authority("program").issue("client"))
+    assert not courier.is_healthy(foreign, 1)
+
+
+@pytest.mark.parametrize("served", ["foreign", "ours"])
+def test_a_node_under_tls_shows_that_it_lives(
+    served: str, authority: Authority, foreign: str, server: courier.Server
+) -> None:
+    shown = threading.Event()
+    signs = SignsOfLife(Liveness(health_s=2), shown.set, lambda: None)
+    signs.start(foreign if served == "foreign" else server.address, authority.issue("node"))
+    assert shown.wait(_PATIENCE_S)
+    signs.stop()
+
+
+def test_a_certificate_bears_all_its_names_once(authority: Authority) -> None:
+    tls = authority.issue("node", ["h1", "10.0.0.7", "fe80::1", "localhost", "gpu_3.example.org"])
+    names = _certificate(tls).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["h1", "localhost", "gpu_3.example.org"]
+    numbers = [str(number) for number in names.get_values_for_type(x509.IPAddress)]
+    assert numbers == ["10.0.0.7", "fe80::1", "127.0.0.1", "::1"]
+
+
+@pytest.mark.parametrize("address", ["h1:4711", "", "hööst", "a b", "-x"])
+def test_what_is_no_address_is_refused_by_name(authority: Authority, address: str) -> None:
+    with pytest.raises(ValueError, match="neither a DNS name") as caught:
+        authority.issue("node", [address])
+    assert repr(address) in str(caught.value)
+
+
+def test_certificates_serve_both_sides_with_fresh_keys_of_p256(authority: Authority) -> None:
+    first, second = authority.issue("node"), authority.issue("node")
+    assert first.key != second.key
+    certificate = _certificate(first)
+    key = certificate.public_key()
+    assert isinstance(key, ec.EllipticCurvePublicKey)
+    assert isinstance(key.curve, ec.SECP256R1)
+    purposes = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    assert set(purposes) == {ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH}
+
+
+def test_clocks_may_be_wrong_by_hours_and_runs_may_take_weeks(authority: Authority) -> None:
+    tls = authority.issue("node")
+    for pem in (tls.certificate, tls.authority):
+        certificate = x509.load_pem_x509_certificate(pem)
+        begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+        assert begins.timestamp() <= time.time() - 23 * 3600
+        assert ends.timestamp() >= time.time() + 60 * 24 * 3600
+
+
+def test_long_names_of_programs_and_hosts_are_cut(authority: Authority) -> None:
+    assert Authority("p" * 300).issue("n" * 300).certificate
+
+
+def test_an_authority_is_not_pickled(authority: Authority) -> None:
+    with pytest.raises(TypeError):
+        pickle.dumps(authority)
+
+
+_WRITES = """
+import sys
+opened = []
+def note(event, args):
+    if event == "open" and (isinstance(args[1], str) and set(args[1]) & set("wax+")
+                            or args[2] & 0o3):  # O_WRONLY, O_RDWR
+        opened.append(args[0])
+    elif event in ("tempfile.mkstemp", "os.mkdir", "os.rename"):
+        opened.append(event)
+sys.dont_write_bytecode = True
+from launchers._trust import Authority
+sys.addaudithook(note)
+Authority("program").issue("node", ["h1"]).server_context()
+print(opened)
+with open("control", "w"):
+    pass
+print(opened)
+"""
+
+
+def test_nothing_is_written_to_disk(tmp_path: Any) -> None:
+    if not hasattr(os, "memfd_create"):
+        pytest.skip("without memfd, `ssl` reads keys from a file that is removed at once")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", _WRITES],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["[]", "['control']"]
+
+
+def test_without_the_package_one_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'launchpad-lite\[ssh\]'"):
+        Authority("program")
+
+
+def test_the_module_imports_no_cryptography_by_itself() -> None:
+    source = "import sys, launchers._trust; print('cryptography' in sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", source], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.strip() == "False", done.stderr
+
+
+def test_certificates_for_many_hosts_take_no_time() -> None:
+    began = time.perf_counter()
+    authority = Authority("program")
+    issued = [authority.issue(f"host-{number}", [f"10.0.0.{number}"]) for number in range(30)]
+    print(f"an authority and 30 certificates: {time.perf_counter() - began:.3f} s")
+    assert len({tls.certificate for tls in issued}) == 30
