@@ -28,10 +28,13 @@ Timeout = float | dt.timedelta | None
 class _View:
     """One way to call the methods of an object; each attribute is a method."""
 
-    __slots__ = ("_connection",)
+    __slots__ = ("_connection", "_origin")
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, origin: "Client | None" = None) -> None:
         self._connection = connection
+        #: The client that this was made of. It stays while this is used: whoever knows clients
+        #: weakly, to tell them something, knows that one.
+        self._origin = origin
 
     def _call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         raise NotImplementedError
@@ -175,12 +178,12 @@ class Client(_View):
     @property
     def futures(self) -> Any:
         """The same methods, each returning a `concurrent.futures.Future`."""
-        return _Futures(self._connection)
+        return _Futures(self._connection, self)
 
     @property
     def aio(self) -> Any:
         """The same methods, each awaitable."""
-        return _Aio(self._connection)
+        return _Aio(self._connection, self)
 
     def _call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return self._connection.finish(self._connection.submit(method, args, kwargs), method)
@@ -197,9 +200,9 @@ def client_from_options(options: ClientOptions) -> Client:
     return _client_of(Connection(options))
 
 
-def _client_of(connection: Connection) -> Client:
+def _client_of(connection: Connection, origin: Client | None = None) -> Client:
     client = Client.__new__(Client)
-    _View.__init__(client, connection)
+    _View.__init__(client, connection, origin)
     return client
 
 
@@ -323,7 +326,8 @@ def list_methods(client: object) -> list[str]:
 def with_timeout(client: R, call_timeout: Timeout) -> R:
     """Returns a client of the same server with another timeout."""
     connection = connection_of(client)
-    copy = _client_of(connection.derive(timeout_s=timeout_seconds(call_timeout)))
+    derived = connection.derive(timeout_s=timeout_seconds(call_timeout))
+    copy = _client_of(derived, cast("Client", client))
     if connection.draining:
         stop_calling(copy)
     return cast("R", copy)

@@ -58,6 +58,7 @@ class Connection:
         self._impatient: Connection | None = None
         #: Of other clients of the same server, which follow this one when it moves.
         self._derived: weakref.WeakSet[Connection] = weakref.WeakSet()
+        self._stopped_waiting = False
         self._start_anew()
         _connections.add(self)
 
@@ -108,6 +109,8 @@ class Connection:
     def derive(self, **changes: Any) -> "Connection":
         """Returns a connection with other options to the same server, wherever that moves."""
         with self._lock:
+            if self._stopped_waiting:
+                changes["wait_for_ready"] = False
             derived = Connection(replace(self.options, **changes))
             self._derived.add(derived)
             return derived
@@ -125,9 +128,13 @@ class Connection:
         """Has calls fail, instead of wait, where no server answers."""
         with self._lock:
             self.options = replace(self.options, wait_for_ready=False)
+            self._stopped_waiting = True
             lane = self._lane
+            derived = list(self._derived)
         if lane is not None:
             lane.stop_waiting()
+        for each in derived:
+            each.stop_waiting()
 
     def move(self, address: str) -> None:
         """Goes to the server at another address from now on, and all that derive from this do."""
@@ -136,19 +143,21 @@ class Connection:
 
     def reconnect(self) -> None:
         """Gives the present connection up, as all do that derive from this."""
-        for finish in self._redirect(self.options.address, anew=True):
+        for finish in self._redirect(None):
             finish()
 
-    def _redirect(self, address: str, *, anew: bool = False) -> list[Callable[[], None]]:
+    def _redirect(self, address: str | None) -> list[Callable[[], None]]:
+        """Gives the connection up; None stays at the address, whichever that is by now."""
         # All of it under the lock, so that of two moves at a time the same one wins everywhere.
         with self._lock:
             finishes = []
-            if anew or address != self.options.address:
-                self.options = replace(self.options, address=address)
+            target = address or self.options.address
+            if address is None or target != self.options.address:
+                self.options = replace(self.options, address=target)
                 if self._lane is not None:
-                    finishes.append(self._lane.move(address))
+                    finishes.append(self._lane.move(target))
             for derived in list(self._derived):
-                finishes += derived._redirect(address, anew=anew)
+                finishes += derived._redirect(address)
             return finishes
 
     def stop_calling(self) -> None:

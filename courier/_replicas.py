@@ -45,12 +45,14 @@ PoolChoice = Literal["round_robin", "least_loaded"]
 class _Member:
     """One of the servers."""
 
-    def __init__(self, client: object) -> None:
+    def __init__(self, client: object, place: int) -> None:
         self._own = connection_of(client)
         # To find out at once that a server is away, and to ask another one.
         self.connection: Connection = self._own.impatient()
         self.name = self._own.options.address
-        self._digest = hashlib.blake2b(self.name.encode()).digest()
+        # Of its place, not of its address: that differs from host to host behind tunnels, and from
+        # run to run, when a server has got its state back.
+        self._digest = hashlib.blake2b(str(place).encode()).digest()
         #: Calls on their way.
         self.load = 0
         self.down_until = 0.0
@@ -113,8 +115,9 @@ class Pool:
     """Calls servers that do the same as if they were one.
 
     `pool.m(...)` and `pool.futures.m(...)` call one of them, chosen as was asked for;
-    `pool.by_key(key).m(...)` always the same one for the same key, as long as it can be reached;
-    `pool.all.m(...)` and `pool.futures.all.m(...)` call all, and give a list in their order.
+    `pool.by_key(key).m(...)` always the same one for the same key, as long as it can be reached (the
+    same place in the list, whatever its address: pools of the same servers list them in the same
+    order); `pool.all.m(...)` and `pool.futures.all.m(...)` call all, and give a list in their order.
 
     A server that cannot be reached is passed over for a second, and the call goes to another one:
     it was not run. So does one that a busy server did not take, except for `by_key`, which also waits
@@ -150,7 +153,7 @@ class Pool:
         for client in self.clients:
             connection_of(client)
         self._choose: PoolChoice = choose
-        self._members = [_Member(client) for client in self.clients]
+        self._members = [_Member(client, place) for place, client in enumerate(self.clients)]
         self._turns = itertools.count()
         self._lock = threading.Lock()
         _pools.add(self)

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import enum
 import secrets
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -52,10 +53,13 @@ R = TypeVar("R")
 #: Servers listen on all interfaces: which one is called was found out by trying. Whoever comes must
 #: have a certificate of the program, and prove its secret.
 _LISTEN_HOST = "0.0.0.0"  # noqa: S104
+#: Seconds after which a host is taken for out of reach: a first packet that was lost is sent again
+#: after one.
+_REACH_S = 3.2
 #: Seconds after the loss of a host was to be noticed until all know of it.
 _LATER_S = 1.0
 #: Hosts that are spoken with at the same time, each by a thread that mostly waits.
-_MOST_AT_ONCE = 32
+_MOST_AT_ONCE = 1024
 #: Seconds in which the agent comes up once its code is there.
 _AGENT_S = 60.0
 
@@ -120,6 +124,8 @@ def deploy(
     Raises:
         LaunchError: It cannot be started; nothing of it is left.
     """
+    # First, since the package for it may be missing.
+    authority = Authority(deployment.plan.program)
     with contextlib.ExitStack() as undo:
         hello = deployment.hello()
         arrivals = []
@@ -134,8 +140,8 @@ def deploy(
             hosts[arrival.name] = AgentHost(arrival.name, link, console)
             undo.callback(hosts[arrival.name].close)
         undo.callback(_begin_to_close, hosts.values())
-        survey = _survey(deployment.specs, hosts)
-        program = _Starter(deployment, hosts, survey).start(undo)
+        survey = _survey(deployment, hosts)
+        program = _Starter(deployment, hosts, survey, authority).start(undo)
         undo.pop_all()
     return program
 
@@ -211,9 +217,12 @@ class _Archives(dict[str, bytes]):
     def __init__(self, trees: Mapping[str, Tree]) -> None:
         super().__init__()
         self._trees = trees
+        self._lock = threading.Lock()
 
     def __missing__(self, key: str) -> bytes:
-        self[key] = self._trees[key].archive()
+        with self._lock:
+            if key not in self:
+                self[key] = self._trees[key].archive()
         return self[key]
 
 
@@ -268,7 +277,7 @@ class _Survey:
     views: Views
 
 
-def _survey(specs: Sequence[HostSpec], hosts: Mapping[str, AgentHost]) -> _Survey:
+def _survey(deployment: Deployment, hosts: Mapping[str, AgentHost]) -> _Survey:
     words = {name: secrets.token_hex(WORD_BYTES) for name in hosts}
     answers = _on_all(
         lambda host: host.ask(
@@ -278,23 +287,26 @@ def _survey(specs: Sequence[HostSpec], hosts: Mapping[str, AgentHost]) -> _Surve
     )
     found = dict(zip(hosts, answers, strict=True))
     machines, targets = {}, {}
-    for spec in specs:
+    for spec in deployment.specs:
         answer = found[spec.name]
         machine = Machine.decode(answer["machine"], spec.name)
         machines[spec.name] = machine.limited(cpu=spec.cpu, ram_gib=spec.ram_gib, gpu=spec.gpu)
         addresses = (spec.address,) if spec.address else tuple(answer["addresses"])
         targets[spec.name] = Target(spec.name, addresses, answer["port"], words[spec.name])
-    return _Survey(machines, _probe(targets, hosts))
+    # Agents that try to reach others say nothing meanwhile.
+    timeout_s = max(1.0, min(_REACH_S, deployment.silence_s / 2))
+    return _Survey(machines, _probe(targets, hosts, timeout_s))
 
 
-def _probe(targets: Mapping[str, Target], hosts: Mapping[str, AgentHost]) -> Views:
+def _probe(
+    targets: Mapping[str, Target], hosts: Mapping[str, AgentHost], timeout_s: float
+) -> Views:
     def probe(host: AgentHost | None) -> Mapping[str, Sequence[str]]:
         if host is None:
-            return reach(list(targets.values()), None)
+            return reach(list(targets.values()), None, timeout_s)
         others = [dataclasses.asdict(each) for each in targets.values() if each.name != host.name]
-        reached: Mapping[str, Sequence[str]] = host.ask(Frame("probe", {"targets": others}))[
-            "reached"
-        ]
+        question = Frame("probe", {"targets": others, "timeout_s": timeout_s})
+        reached: Mapping[str, Sequence[str]] = host.ask(question)["reached"]
         return reached
 
     reached = _on_all(probe, [None, *hosts.values()])
@@ -311,7 +323,11 @@ class _Starter:
     """Places nodes and starts them; later, finds new hosts for those that lost theirs."""
 
     def __init__(
-        self, deployment: Deployment, hosts: Mapping[str, AgentHost], survey: _Survey
+        self,
+        deployment: Deployment,
+        hosts: Mapping[str, AgentHost],
+        survey: _Survey,
+        authority: Authority,
     ) -> None:
         self._deployment = deployment
         self._plan = deployment.plan
@@ -320,7 +336,7 @@ class _Starter:
         self._executables = {each.name: each for each in self._plan.executables}
         self._ports: dict[str, int] = {}
         self._table: AddressTable | None = None
-        self._authority = Authority(self._plan.program)
+        self._authority = authority
         self._tunnels = Tunnels(hosts)
 
     def start(self, undo: contextlib.ExitStack) -> SupervisedProgram:
@@ -360,7 +376,6 @@ class _Starter:
         self._table = tables[LAUNCHER]
         folder = (deployment.options.log_dir or make_run_folder(plan.program)).absolute()
         logs = NodeLogs(folder, list(self._executables))
-        undo.callback(logs.close)
         plan = dataclasses.replace(plan, hosts=placement.hosts)
         program = SupervisedProgram(
             plan, deployment.options, self._table, folder, deployment.silence_s + _LATER_S
@@ -371,9 +386,7 @@ class _Starter:
                     host.take(node, payload, allotments[name].grants[node])
             host.listen(program, folder, logs)
         program.supervise(
-            Fleet(
-                list(self._hosts.values()), placement.hosts, self, (self._tunnels.close, logs.close)
-            )
+            Fleet(list(self._hosts.values()), placement.hosts, self, (self._tunnels.close,))
         )
         return program
 
@@ -462,7 +475,8 @@ class _Starter:
 
     def _settle(self, executable: Executable, host: AgentHost, grant: Grant, fleet: Fleet) -> None:
         node, target = executable.name, host.name
-        payload, _ = fleet.hosts[fleet.host_of(node)].give_up(node)
+        before = fleet.hosts[fleet.host_of(node)]
+        payload = before.payload(node)
         fleet.place(node, target)
         assert self._table is not None
         table = AddressTable(
@@ -477,6 +491,7 @@ class _Starter:
             self._deployment.options,
         ).values()
         host.take(node, dataclasses.replace(moved, setup=payload.setup), grant)
+        before.give_up(node)
         keys = [address.key for address in executable.addresses]
         for each in fleet.living():
             try:

@@ -76,6 +76,8 @@ class Fleet:
             try:
                 self._mover.move(node, self)
             except LaunchError as error:
+                if self._of(node) is not host and self._of(node).is_lost:
+                    continue  # the new one was lost meanwhile, too; there may be others
                 lost = f"{host.name} is lost" if cause is None else cause.summary
                 failure = NodeFailure(node, host.name, f"{lost}; it cannot move: {error}")
                 host.post(Ended(node, attempt, failure, for_good=True))

@@ -10,6 +10,8 @@ from launchpad_lite.errors import LaunchError
 
 #: Seconds that a command has. Slurm's wait long for a controller that is busy.
 _ANSWER_S = 60.0
+#: The same for a submission, which goes on trying by itself; ended, it may have happened or not.
+_SUBMIT_S = 300.0
 
 
 class SlurmError(LaunchError):
@@ -22,7 +24,7 @@ def submit(script: Path) -> str:
     Raises:
         SlurmError: Slurm does not take it.
     """
-    answer = _call("sbatch", "--parsable", str(script))
+    answer = _call("sbatch", "--parsable", str(script), limit_s=_SUBMIT_S)
     # Warnings stand before, and the name of the cluster behind it.
     return answer.split()[-1].partition(";")[0]
 
@@ -79,15 +81,15 @@ def host_names(expression: str) -> list[str]:
     return names_of(_call("scontrol", "show", "hostnames", expression))
 
 
-def _call(*command: str) -> str:
-    done = _run(command)
+def _call(*command: str, limit_s: float = _ANSWER_S) -> str:
+    done = _run(command, limit_s)
     if done.returncode:
         said = (done.stderr or done.stdout).strip()
         raise SlurmError(f"{command[0]} failed with exit code {done.returncode}: {said}")
     return done.stdout
 
 
-def _run(command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
+def _run(command: Sequence[str], limit_s: float) -> "subprocess.CompletedProcess[str]":
     try:
         return subprocess.run(
             command,
@@ -95,7 +97,7 @@ def _run(command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=_ANSWER_S,
+            timeout=limit_s,
             # Ctrl-C is for the launcher.
             start_new_session=True,
             check=False,
@@ -105,7 +107,9 @@ def _run(command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
             f"there is no {command[0]} on the PATH: launch from a login node of the cluster, or "
             "inside an allocation"
         ) from None
+    except OSError as error:  # too many files or processes
+        raise SlurmError(f"{command[0]} cannot be started: {error}") from error
     except subprocess.TimeoutExpired:
         raise SlurmError(
-            f"{command[0]} did not answer within {_ANSWER_S:.0f} s: is Slurm's controller up?"
+            f"{command[0]} did not answer within {limit_s:.0f} s: is Slurm's controller up?"
         ) from None

@@ -9,6 +9,7 @@ import json
 import os
 import pickle
 import secrets
+import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -166,23 +167,34 @@ class RunFolder:
         Raises:
             LaunchError: It cannot be made, or another run is in it.
         """
-        if (self.path / "run").exists():
-            raise LaunchError(
-                f"{self.path} holds a run already; name another folder in log_dir=, or remove it"
-            )
         try:
             self.path.mkdir(parents=True, mode=0o700, exist_ok=True)
             self.path.chmod(0o700)
+            # First, so that of two launches with one folder one is refused.
+            (self.path / "run").mkdir(mode=0o700)
             for name, content in files.items():
                 path = self.path / name
                 path.parent.mkdir(mode=0o700, exist_ok=True)
                 _write(path, content)
-            (self.path / "run").mkdir(mode=0o700)
+        except FileExistsError:
+            raise LaunchError(
+                f"{self.path} holds a run already; name another folder in log_dir=, or remove it"
+            ) from None
         except OSError as error:
+            self.forget()
             raise LaunchError(
                 f"cannot write the folder of the run: {error}. Name one that all hosts of the "
                 "cluster see, in folder="
             ) from error
+
+    def forget(self) -> None:
+        """Takes the run back, which did not begin: another one may have the folder."""
+        shutil.rmtree(self.path / "run", ignore_errors=True)
+
+    def refresh(self) -> None:
+        """Has a network drive look for what is new."""
+        with contextlib.suppress(OSError):
+            list((self.path / "run").iterdir())
 
     def check_owner(self) -> None:
         """Refuses a folder that is not the user's own: what is in it is unpickled.
@@ -191,10 +203,11 @@ class RunFolder:
             LaunchError: There is no run in it, or others may write there.
         """
         try:
-            status = (self.path / "order.pickle").stat()
+            # No link to a file of the user's, which could be another one a moment later.
+            found = [self.path.stat(), (self.path / "order.pickle").lstat()]
         except OSError as error:
             raise LaunchError(f"there is no run of a Slurm job in {self.path}: {error}") from error
-        if status.st_uid != os.geteuid() or self.path.stat().st_mode & 0o022:
+        if any(each.st_uid != os.geteuid() or each.st_mode & 0o022 for each in found):
             raise LaunchError(f"others may write to {self.path}; nothing is read from there")
 
     def read_order(self) -> Order:

@@ -1,9 +1,12 @@
 """The supervisor of a program, inside its job: what the batch script becomes."""
 
+import contextlib
 import os
+import resource
 import signal
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
@@ -21,6 +24,8 @@ from launchpad_lite.launching import Outcome, ProgramResult, RunningProgram
 _ARRIVE_S = 60.0
 #: Seconds in which Slurm ends a job that it is to begin anew.
 _REQUEUE_S = 60.0
+#: Seconds between attempts to write down how the program ended.
+_END_PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0)
 #: How a script ends that could not do its work.
 _FAILED = 1
 
@@ -102,6 +107,7 @@ def main(folder: str, trees: Sequence[str]) -> int:
         folder: Of the run.
         trees: Folders with the code, in the order of the path.
     """
+    _allow_many_files()
     run = RunFolder(Path(folder))
     run.clear()
     order = run.read_order()
@@ -119,10 +125,11 @@ def main(folder: str, trees: Sequence[str]) -> int:
     _look_after(program, run)
     result = program.result
     assert result is not None
-    if order.requeue and _is_slurms(result) and _begins_anew():
+    if order.requeue and not signals.was_asked and _is_slurms(result) and _begins_anew():
         return 0
-    run.write_status(program.status())
-    run.write_end(End(result, program.crash_dir))
+    with contextlib.suppress(OSError):
+        run.write_status(program.status())
+    _write_end(run, End(result, program.crash_dir))
     if result.outcome is Outcome.FAILED:
         print(program.failure(), file=sys.stderr)  # noqa: T201
     return result.exit_code
@@ -160,13 +167,32 @@ def _look_after(program: RunningProgram, run: RunFolder) -> None:
     """Keeps the launcher informed until the program has ended."""
     published: dict[str, str] = {}
     while True:
-        addresses = program.plan.addresses
-        if addresses and (table := addresses[0].table()).endpoints != published:
-            run.write_addresses(table)
-            published = dict(table.endpoints)
-        run.write_status(program.status())
+        # A disk that is full for a while must not end what it is told of.
+        with contextlib.suppress(OSError):
+            addresses = program.plan.addresses
+            if addresses and (table := addresses[0].table()).endpoints != published:
+                run.write_addresses(table)
+                published = dict(table.endpoints)
+            run.write_status(program.status())
         if program.join(NOTE_S):
             return
+
+
+def _write_end(run: RunFolder, end: End) -> None:
+    """Writes how the program ended, if need be when the disk has room again."""
+    for pause_s in _END_PAUSES_S:
+        with contextlib.suppress(OSError):
+            run.write_end(end)
+            return
+        time.sleep(pause_s)
+    run.write_end(end)
+
+
+def _allow_many_files() -> None:
+    """Raises the soft limit, which is for programs that use select: each node may hold some open."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _is_slurms(result: ProgramResult) -> bool:
@@ -203,6 +229,8 @@ class _Signals:
     def __init__(self, run: RunFolder) -> None:
         self._run = run
         self._program: RunningProgram | None = None
+        #: Whether a user has asked for the end.
+        self.was_asked = False
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
             signal.signal(signum, self._handle)
 
@@ -211,6 +239,7 @@ class _Signals:
         self._program = program
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:  # noqa: ARG002 - as Python calls it
+        self.was_asked |= signum != signal.SIGTERM
         if self._program is None:
             # What was started so far is undone on the way out.
             sys.exit(128 + signum)

@@ -45,6 +45,8 @@ _FIRST_QUESTION_S, _QUESTION_S, _RARE_QUESTION_S = 1.0, 10.0, 30.0
 _SILENT_S = 3 * NOTE_S
 #: Seconds until a network drive shows what a job has written that is over.
 _FOLDER_S = 5.0
+#: The same where Slurm says that it ended well, so that there is a result: NFS may take so long.
+_RESULT_S = 35.0
 #: Seconds that a program may take beyond its notice, or to be killed, until Slurm ends the job.
 _PATIENCE_S = 20.0
 _KILL_S = 5.0
@@ -94,6 +96,8 @@ class SlurmProgram(RunningProgram):
         self._failure: str | None = None
         self._table: AddressTable | None = None
         self._state: JobState | None = None
+        #: Whether Slurm said that it does not know the job (any more).
+        self._is_forgotten = False
         #: Put from signal handlers, too: only a SimpleQueue allows that.
         self._asked: queue.SimpleQueue[tuple[str, int | None] | None] = queue.SimpleQueue()
         self._stop: tuple[str, int | None] | None = None
@@ -191,6 +195,8 @@ class SlurmProgram(RunningProgram):
                 self._output.show()
             self._learn_addresses()
             now = time.monotonic()
+            if stamp is not None and not self.plan.addresses:
+                self._is_known.set()  # it runs, and nobody can call it
             if stamp != (stamp := self.folder.stamp("status")):
                 heard_at = now
             elif heard_at != -math.inf and now > heard_at + _SILENT_S:
@@ -204,10 +210,12 @@ class SlurmProgram(RunningProgram):
                 ask_at = now + pause_s
                 is_well = heard_at != -math.inf
                 pause_s = min(pause_s * 1.5, _RARE_QUESTION_S if is_well else _QUESTION_S)
-                if self._state is None or self._state.is_over:
+                if self._is_over:
                     over_at = min(over_at, now)
                 else:
                     over_at = math.inf
+            if over_at < math.inf:
+                self.folder.refresh()
             if (end := self.folder.read_end()) is not None:
                 if (result := self._result_of(end)) is not None:
                     return result
@@ -215,7 +223,8 @@ class SlurmProgram(RunningProgram):
             if (failure := self.folder.read("failure")) is not None and self._table is None:
                 self._failure = self._explained(failure.decode(errors="replace"))
                 return self._failed(self._failure)
-            if now > over_at + _FOLDER_S:
+            ended_well = self._state is not None and self._state.state == "COMPLETED"
+            if now > over_at + (_RESULT_S if ended_well else _FOLDER_S):
                 return self._conclude()
             if now > self._cancel_at:
                 self._cancel_at = math.inf
@@ -227,9 +236,14 @@ class SlurmProgram(RunningProgram):
     def _ask(self) -> None:
         try:
             self._state = slurm.look_at(self.job)
+            self._is_forgotten = self._state is None
         except slurm.SlurmError as error:
             # A controller that restarts is no end of the program.
             _LOGGER.debug("job %s: %s", self.job, error)
+
+    @property
+    def _is_over(self) -> bool:
+        return self._is_forgotten or (self._state is not None and self._state.is_over)
 
     def _tell_state(self) -> None:
         state = self._state
@@ -278,10 +292,11 @@ class SlurmProgram(RunningProgram):
         self._ask()
         if asked is not None and self._stop is None:
             self._stop = asked
-            self.folder.write_stop(*asked)
-        if self._state is None or self._state.is_over:
+            with contextlib.suppress(OSError):
+                self.folder.write_stop(*asked)
+        if self._is_over:
             return
-        if self._state.waits or self.folder.read("begun") is None:
+        if (self._state is not None and self._state.waits) or self.folder.read("begun") is None:
             self._attempt(lambda: slurm.cancel(self.job))
         elif asked is None:
             self._stop = self._stop or ("kill() was called", None)
@@ -317,6 +332,8 @@ class SlurmProgram(RunningProgram):
                 f"{self.folder.path}, and the Python that it names? Name another folder in folder=, "
                 "another interpreter in python="
             )
+        elif (failure := self.folder.read("failure")) is not None:
+            how = failure.decode(errors="replace")  # of a job that could not begin anew
         else:
             how = f"Slurm ended it: {state.describe()}"
         text = self._explained(f"job {self.job}: {how}")
@@ -380,5 +397,9 @@ class _Output:
         """Shows the rest."""
         self.show()
         for node, file in self._files.items():
+            # Opened again, since a network drive may know of more only then.
+            with contextlib.suppress(OSError), self._paths[node].open("rb") as again:
+                again.seek(file.tell())
+                self._console.show(node, again.read())
             self._console.finish(node)
             file.close()

@@ -342,6 +342,8 @@ def srun_command(
         *(() if het_group is None else (f"--het-group={het_group}",)),
         "--nodes=1",
         "--ntasks=1",
+        # Whatever the job was told about that: the PATH leads to what nodes need.
+        "--export=ALL",
         f"--nodelist={host}",
         *(() if cpu is None else (f"--cpus-per-task={cpu}",)),
         # Beside the supervisor, and with all the memory that the job has there.

@@ -326,7 +326,9 @@ class SupervisedProgram(RunningProgram):
         elif isinstance(event, HostLost):
             self._tell_lost(event, host)
             for node in event.nodes:
-                self._note_end(node, life, host)
+                # One that has been started elsewhere meanwhile lives.
+                if event.attempts is None or event.attempts[node] == self._attempts[node]:
+                    self._note_end(node, life, host)
 
     def _note_end(self, node: str, life: ProgramLife, host: Host) -> None:
         goes_on = life.restarts_of(node) > self._attempts[node]
@@ -336,10 +338,11 @@ class SupervisedProgram(RunningProgram):
 
     def _tell_lost(self, event: HostLost, host: Host) -> None:
         """Has calls to a lost host fail at once: its connections may look alive for long."""
+        lost = set(event.nodes)
         keys = [
             address.key
             for executable in self.plan.executables
-            if executable.name in event.nodes and host.host_of(executable.name) == event.host
+            if executable.name in lost and host.host_of(executable.name) == event.host
             for address in executable.addresses
         ]
         if keys:

@@ -137,7 +137,8 @@ def _name(text: str) -> "x509.Name":
     from cryptography import x509
     from cryptography.x509.oid import NameOID
 
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text[:_MAX_NAME])])
+    short = text.encode()[:_MAX_NAME].decode(errors="ignore")
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, short)])
 
 
 def _key_usage(*, signs_certificates: bool) -> "x509.KeyUsage":

@@ -1,13 +1,19 @@
 """Nodes on the hosts of a Slurm cluster."""
 
+import contextlib
 import dataclasses
 import datetime as dt
 import os
+import re
 import shlex
+import signal
 import sys
+import threading
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import FrameType
 
 from launchers import _slurm_client as slurm
 from launchers._deployment import Deployment, Tunnel, deploy
@@ -157,6 +163,13 @@ class SlurmLauncher(Launcher):
         """Says what no job can be made of."""
         if _IN_ALLOCATION in os.environ:
             return ()
+        choice: object = self._choice  # users are not all checked by mypy
+        if choice is not None and not isinstance(choice, Mapping):
+            return [f"placement is a dict of hosts by group or node, not {choice!r}"]
+        groups = dict.fromkeys(each.label for each in executables)
+        known = {*groups, *(each.name for each in executables)}
+        if wrong := [repr(key) for key in self._choice or () if key not in known]:
+            return [f"placement of unknown {', '.join(wrong)}; the groups are: {', '.join(groups)}"]
         try:
             components_of(executables, self._nodes)
         except ValueError as error:
@@ -176,14 +189,14 @@ class SlurmLauncher(Launcher):
             return self._start_here(plan, options)
         folder = RunFolder(self._run_folder(plan, options))
         folder.write_submission(self.emit(plan, dataclasses.replace(options, log_dir=folder.path)))
-        job = slurm.submit(folder.script)
-        folder.write("job", job.encode())
-        if self._detach:
-            sys.stdout.write(_DETACHED.format(job=job, folder=folder.path))
-            return DetachedProgram(plan, options, folder, job)
-        program = SlurmProgram(plan, options, folder, job)
-        program.watch()
-        program.await_addresses()
+        with _ended_by_signals():
+            job = _submit(folder)
+            if self._detach:
+                sys.stdout.write(_DETACHED.format(job=job, folder=folder.path))
+                return DetachedProgram(plan, options, folder, job)
+            program = SlurmProgram(plan, options, folder, job)
+            program.watch()
+            program.await_addresses()
         return program
 
     def _start_here(self, plan: LaunchPlan, options: LaunchOptions) -> RunningProgram:
@@ -262,7 +275,8 @@ class SlurmLauncher(Launcher):
         if options.log_dir is not None:
             return options.log_dir.absolute()
         now = dt.datetime.now(dt.timezone.utc).astimezone()
-        name = f"{plan.program}-{now:%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:6]}"
+        program = re.sub(r"[^A-Za-z0-9_.-]", "_", plan.program)
+        name = f"{program}-{now:%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:6]}"
         return (self._folder / name).absolute()
 
     def _read_requirements(self) -> str | None:
@@ -298,6 +312,51 @@ class SlurmLauncher(Launcher):
         program = SlurmProgram(order.plan, order.options, folder, job, is_launch=False)
         program.watch()
         return program
+
+
+def _submit(folder: RunFolder) -> str:
+    """Submits what is in a folder; returns the number of the job, of which nothing is lost.
+
+    Raises:
+        LaunchError: Slurm does not take it.
+    """
+    with ThreadPoolExecutor(1) as pool:
+        # A thread of its own: a Ctrl-C must not make us forget a job that is being submitted.
+        submission = pool.submit(slurm.submit, folder.script)
+        try:
+            job = submission.result()
+            folder.write("job", job.encode())
+        except BaseException:
+            with contextlib.suppress(LaunchError):
+                slurm.cancel(submission.result())
+            folder.forget()
+            raise
+    return job
+
+
+@contextlib.contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Has SIGTERM and the end of the terminal raise SystemExit, unless somebody handles them.
+
+    A job may be pending for hours, in which nobody else would cancel it.
+    """
+
+    def leave(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001 - as Python calls it
+        raise SystemExit(128 + signum)
+
+    is_main = threading.current_thread() is threading.main_thread()
+    ours = [
+        signum
+        for signum in (signal.SIGTERM, signal.SIGHUP)
+        if is_main and signal.getsignal(signum) == signal.SIG_DFL
+    ]
+    for signum in ours:
+        signal.signal(signum, leave)
+    try:
+        yield
+    finally:
+        for signum in ours:
+            signal.signal(signum, signal.SIG_DFL)
 
 
 _DETACHED = """\

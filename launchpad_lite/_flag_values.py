@@ -29,7 +29,7 @@ class FlagSnapshot:
         values: dict[str, bytes] = {}
         definitions: dict[str, bytes] = {}
         for name in flags.FLAGS:
-            if (value := _dumps(flags.FLAGS[name].value)) is not None:
+            if (value := _dumps((flags.FLAGS[name].value,))) is not None:
                 values[name] = value
                 if (flag := _dumps(_parts_of(flags.FLAGS[name]))) is not None:
                     definitions[name] = flag
@@ -38,8 +38,8 @@ class FlagSnapshot:
     def apply(self) -> None:
         """Gives this process the flags, those of modules that it has not imported too."""
         for name, definition in self.definitions.items():
-            if name not in flags.FLAGS:
-                kind, state = pickle.loads(definition)
+            if name not in flags.FLAGS and (parts := _loads(definition)) is not None:
+                kind, state = parts
                 flag = kind.__new__(kind)
                 flag.__dict__.update(state)
                 # The module that defines it may do so again, and the value stays.
@@ -47,13 +47,20 @@ class FlagSnapshot:
                 flags.FLAGS[name] = flag
         flags.FLAGS.mark_as_parsed()
         for name, value in self.values.items():
-            if name in flags.FLAGS:
-                flags.FLAGS[name].value = pickle.loads(value)
+            if name in flags.FLAGS and (loaded := _loads(value)) is not None:
+                flags.FLAGS[name].value = loaded[0]
                 flags.FLAGS[name].using_default_value = False
 
 
 def _parts_of(flag: Any) -> tuple[type, dict[str, Any]]:
     return type(flag), dict(flag.__dict__)
+
+
+def _loads(data: bytes) -> Any:
+    try:
+        return pickle.loads(data)
+    except Exception:  # noqa: BLE001 - of a module that nodes do not import, and may not have
+        return None
 
 
 def _dumps(value: object) -> bytes | None:

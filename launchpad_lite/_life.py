@@ -474,7 +474,7 @@ class ProgramLife:
         lost = [node for name in event.nodes if _was_there(node := self._nodes[name], event)]
         if self.stopping:
             # While all stop as they should, hosts may go; if not, one that went may be the cause.
-            if self._outcome is Outcome.FAILED:
+            if self._outcome is Outcome.FAILED or self._failures:
                 self._failures += [
                     self._loss(node, event, now) for node in lost if node.failed is None
                 ]

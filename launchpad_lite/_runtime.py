@@ -186,7 +186,9 @@ class NodeRuntime:
         Args:
             keys: Of addresses.
         """
-        self.clients.note_ended([self.table.endpoints[key] for key in keys])
+        endpoints = [self.table.endpoints[key] for key in keys]
+        for runtime in (self, *self._hosted):
+            runtime.clients.note_ended(endpoints)
 
     def note_lost(self, keys: Iterable[str]) -> None:
         """Tells the node that servers are lost with their host. For supervisors.

@@ -78,7 +78,11 @@ class WireLane:
             if not blocking:
                 ATTENDANT.attend(link, soon=False)
         else:
-            self._wait_in_line(call)
+            try:
+                self._wait_in_line(call)
+            except BaseException:  # as above
+                call.cancel()
+                raise
         return call
 
     def hurry(self, call: WireCall) -> None:
@@ -111,13 +115,14 @@ class WireLane:
 
     def _have_dialled(self) -> None:
         """Sees to it that somebody dials, if a call waits."""
-        with self._lock:
-            if self._dialler is not None or not self._unsent or self._closed:
-                return
-            dialler = self._dialler = threading.Event()
-        # A thread of its own: a Ctrl-C cannot break off a handshake, and calls that nobody
-        # waits for need none.
+        dialler = threading.Event()
         try:
+            with self._lock:
+                if self._dialler is not None or not self._unsent or self._closed:
+                    return
+                self._dialler = dialler
+            # A thread of its own: a Ctrl-C cannot break off a handshake, and calls that nobody
+            # waits for need none.
             threading.Thread(
                 target=self._dial, args=(dialler,), name="courier-dial", daemon=True
             ).start()
@@ -188,6 +193,8 @@ class WireLane:
         for call in late:
             call.expire()
         with self._lock:
+            if self._dialler is None:
+                self._dialler = own  # whoever started this thread was interrupted
             if self._dialler is not own:
                 return False
             goes_on = bool(self._unsent) and not self._closed
@@ -217,7 +224,10 @@ class WireLane:
             link.close(CallCancelledError("the client was closed, or has moved"))
             return
         for call in waiting:
-            call.send(link, at_once=False)
+            if not link.is_lost:
+                call.send(link, at_once=False)
+            elif not call.is_settled:  # given up by now; nothing of the call went out
+                call.take_back("the connection broke")
         link.send_out()
         if waiting:
             ATTENDANT.attend(link, soon=False)

@@ -52,6 +52,8 @@ from launchpad_lite.launching import Address
 
 #: When the launcher is gone: seconds workers have between the request and the end by force.
 _ORPHAN_NOTICE_S = 1.0
+#: Signs of life that are given within the time after which the launcher takes this host for lost.
+_SIGNS_PER_SILENCE = 4
 #: Output that waits for a slow launcher; beyond it, only the log files get more.
 _MAX_WAITING_BYTES = 16 << 20
 _READ_BYTES = 1 << 16
@@ -116,7 +118,7 @@ class Agent:
         """
         self._pid = os.getpid()
         self._silence_s = silence_s
-        self._heard_at = time.monotonic()
+        self._heard_at = self._told_at = time.monotonic()
         self._doorbell: Doorbell | None = None
         self._usage = UsageMeter()
         self._relay: Relay | None = None
@@ -210,11 +212,15 @@ class Agent:
         if data is None:
             return
         if not data:
+            self._unwatch(self._input_fd)
             self._abandon("its end of the link was closed")
             return
         self._heard_at = time.monotonic()
         for frame in self._commands.feed(data):
             self._obey(frame)
+        if self._heard_at - self._told_at >= self._silence_s / _SIGNS_PER_SILENCE:
+            # A ping may wait behind much that is on its way here.
+            self._tell_alive()
 
     def _abandon(self, why: str) -> None:
         """Ends all without having been told to."""
@@ -261,7 +267,10 @@ class Agent:
             for each in frame["targets"]
         ]
         # The launcher waits for all, so there is nothing else to do.
-        self._out.put(Frame("probed", {"reached": reach(targets, self._doorbell)}))
+        reached = reach(targets, self._doorbell, frame["timeout_s"])
+        self._out.put(Frame("probed", {"reached": reached}))
+        # What was said meanwhile was not looked at yet.
+        self._heard_at = time.monotonic()
 
     def _listen_for(self, frame: Frame) -> None:
         """Opens ports that stand for those of a host which this one does not reach."""
@@ -277,6 +286,10 @@ class Agent:
         return self._relay
 
     def _ping(self, frame: Frame) -> None:  # noqa: ARG002 - all commands look alike
+        self._tell_alive()
+
+    def _tell_alive(self) -> None:
+        self._told_at = time.monotonic()
         living = {
             worker.name: worker.pid for worker in self._workers.values() if worker.status is None
         }

@@ -35,7 +35,7 @@ LOADER = (
 )
 #: Starts the first interpreter among the arguments that is there, with argument 0 as its program.
 _SCRIPT = (
-    'for p; do command -v "$p" >/dev/null 2>&1 && exec "$p" -c "$0"; done; '
+    'for p; do case $p in "~/"*) p=$HOME/${p#"~/"};; esac; command -v "$p" >/dev/null 2>&1 && exec "$p" -c "$0"; done; '
     'echo "there is no $*" >&2; exit 127'
 )
 #: Lines of what a host's programs complained of, for messages.
@@ -43,6 +43,8 @@ _MESSAGES = 20
 #: Seconds for them to arrive. What ssh leaves in the background for other sessions (ControlPersist)
 #: holds its end open.
 _LAST_WORDS_S = 0.5
+#: Seconds that the command has to end by SIGTERM.
+_END_S = 5.0
 #: Signs of life within the time after which an agent takes the launcher for gone.
 _PINGS_PER_SILENCE = 4
 #: What the shell of a host says to a program that is not there.
@@ -287,13 +289,19 @@ class Arrival:
         """Ends it. May be repeated."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        self._stop_pinging()
-        # At the host, the end of its input ends all.
-        with contextlib.suppress(OSError):
-            self.process.stdin.close()
+        self._taken_over.set()
+        # At the host, the end of its input ends all. First of all, since whoever writes there may be
+        # held up by a link that is slow, or stuck.
         with contextlib.suppress(ProcessLookupError):
             self.process.terminate()
-        self.process.wait()
+        try:
+            self.process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self._stop_pinging()
+        with self._sending, contextlib.suppress(OSError):
+            self.process.stdin.close()
         # Whoever still reads there sees the end now; closed before, it would be waited for in vain.
         with self._reading, contextlib.suppress(OSError):
             self.process.stdout.close()

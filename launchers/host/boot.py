@@ -168,6 +168,8 @@ class _Cache:
         return os.path.join(self._root, "trees", key)
 
     def has_tree(self, key: str) -> bool:
+        with contextlib.suppress(OSError):
+            os.utime(self.tree(key))  # it is needed: another agent must not take it for old
         return os.path.isdir(self.tree(key))
 
     def add_tree(self, key: str, archive: bytes) -> None:
@@ -204,11 +206,16 @@ class _Cache:
             path = os.path.join(trees, name)
             with contextlib.suppress(OSError):
                 if time.time() - os.stat(path).st_mtime > _KEEP_S:
-                    shutil.rmtree(path, ignore_errors=True)
+                    # Away in one piece: half a tree would be taken for a whole one.
+                    aside = tempfile.mkdtemp(prefix=".old-", dir=trees)
+                    os.rename(path, os.path.join(aside, name))
+                    shutil.rmtree(aside, ignore_errors=True)
 
     def environment(self, requirements: str) -> str:
+        # A home may be shared by hosts whose interpreters differ.
         version = "%d.%d" % sys.version_info[:2]
-        digest = hashlib.sha256((version + "\n" + requirements).encode()).hexdigest()
+        parts = (version, os.path.realpath(sys.executable), platform.machine(), requirements)
+        digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()
         return os.path.join(self._root, "environments", digest[:32])
 
 

@@ -84,6 +84,8 @@ class FrameReader:
         self._fd = fd
         self._decoder = FrameDecoder()
         self._frames: collections.deque[Frame] = collections.deque()
+        #: Monotonic time at which anything came last.
+        self.heard_at = -math.inf
 
     def read(self, give_up_at: float = math.inf) -> Frame | None:
         """Returns the next frame; None when the other end is closed.
@@ -121,7 +123,9 @@ class FrameReader:
                 selector.register(self._fd, selectors.EVENT_READ)
                 if not selector.select(max(0.0, left)):
                     raise TimeoutError
-        return read_some(self._fd)
+        data = read_some(self._fd)
+        self.heard_at = time.monotonic()
+        return data
 
 
 def read_some(fd: int) -> bytes:

@@ -19,7 +19,8 @@ import psutil
 #: Tells apart the hosts of one launch; it guards nothing.
 WORD_BYTES = 16
 _ANY = "0.0.0.0"  # noqa: S104 - which address is the right one is what is to be found out
-_LONGEST_S = 1.0
+#: Seconds after which an address that is silent is given up if the host was reached by another one.
+_SOON_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -125,16 +126,17 @@ class _Attempt:
 
 
 def reach(
-    targets: Sequence[Target], doorbell: Doorbell | None, timeout_s: float = _LONGEST_S
+    targets: Sequence[Target], doorbell: Doorbell | None, timeout_s: float
 ) -> dict[str, list[str]]:
     """Tries all addresses of all hosts at once; returns those that answered, by host.
 
     Args:
         targets: The others.
         doorbell: Of this host; the others try it at the same time.
-        timeout_s: Seconds after which those that are silent are given up.
+        timeout_s: Seconds after which hosts that are silent are given up. TCP sends a first packet
+            that was lost again after one second.
     """
-    give_up_at = time.monotonic() + timeout_s
+    began_at = time.monotonic()
     reached: dict[str, set[str]] = {target.name: set() for target in targets}
     with selectors.DefaultSelector() as selector, contextlib.ExitStack() as stack:
         if doorbell is not None:
@@ -145,7 +147,10 @@ def reach(
             if not attempt.failed:
                 selector.register(attempt.socket, selectors.EVENT_READ, attempt)
                 open_attempts += 1
-        while open_attempts and (left := give_up_at - time.monotonic()) > 0:
+        while open_attempts:
+            limit_s = min(_SOON_S, timeout_s) if all(reached.values()) else timeout_s
+            if (left := began_at + limit_s - time.monotonic()) <= 0:
+                break
             for key, _ in selector.select(left):
                 if key.data is None:
                     assert doorbell is not None

@@ -61,6 +61,8 @@ _NOTHING = Frame("")
 _ANSWERS = ("surveyed", "probed", "relaying", "reserved", "taken")
 #: Seconds in which an agent answers questions about its host.
 _ANSWER_S = 20.0
+#: The start of a node that was not started here: it is not lost with the host.
+_NEVER = -1
 #: What ssh ends with when the connection is the trouble.
 _LINK_BROKE = 255
 # With -c, the working directory stands in sys.path: nothing but built-in modules may be imported
@@ -162,6 +164,8 @@ class AgentHost:
         self.is_lost = False
         self._lost_since = ""
         self._asking = threading.Lock()
+        #: Seconds after which a sign of life is sent if there is nothing else.
+        self._period_s = min(_PING_S, link.silence_s / _PINGS_PER_SILENCE)
         #: Answers to questions; None at the end of the link.
         self._answers: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
         #: What is to be sent; None at the end.
@@ -189,6 +193,8 @@ class AgentHost:
             try:
                 answer = self._answers.get(timeout=_ANSWER_S)
             except queue.Empty:
+                # What it answers later would be taken for the answer to something else.
+                self._process.kill()
                 raise LaunchError(
                     f"the agent of {self.name} did not answer within {_ANSWER_S:g} s"
                 ) from None
@@ -245,9 +251,13 @@ class AgentHost:
         self._payloads[node] = payload
         self._grants[node] = grant
 
-    def give_up(self, node: str) -> tuple[Payload, Grant]:
-        """Takes back what `take` did; returns what was given."""
-        return self._payloads.pop(node), self._grants.pop(node)
+    def payload(self, node: str) -> Payload:
+        """Returns what the worker of a node of this host must know."""
+        return self._payloads[node]
+
+    def give_up(self, node: str) -> None:
+        """Takes back what `take` did."""
+        del self._payloads[node], self._grants[node]
 
     @property
     def grants(self) -> Mapping[str, Grant]:
@@ -272,10 +282,20 @@ class AgentHost:
     def _write_all(self) -> None:
         """Writes what is to be sent; a link that is stuck holds up nobody but this thread."""
         assert self._process.stdin is not None
-        while (data := self._outgoing.get()) is not None:
+        while (data := self._next_outgoing()) is not None:
             write_all(self._process.stdin.fileno(), data)
         with contextlib.suppress(OSError):
             self._process.stdin.close()
+
+    def _next_outgoing(self) -> bytes | None:
+        """Waits for what is to be sent; a sign of life while there is nothing.
+
+        From here, since the reader may be held up by a terminal or a disk.
+        """
+        try:
+            return self._outgoing.get(timeout=self._period_s)
+        except queue.Empty:
+            return Frame("ping").encode()
 
     def _read_all(self) -> None:
         try:
@@ -294,20 +314,19 @@ class AgentHost:
         if not self._closing:
             assert self._program is not None
             # A copy: nodes may be moving from here or to here.
-            attempts = {node: self._attempts.get(node, 0) for node in tuple(self._payloads)}
+            attempts = {node: self._attempts.get(node, _NEVER) for node in tuple(self._payloads)}
             self._program.post(HostLost(self.name, tuple(attempts), self._lost_since, attempts))
 
     def _read_until_lost(self) -> str:
         """Takes in what the agent says; returns why it says no more."""
         silence_s = self._link.silence_s
-        period_s = min(_PING_S, silence_s / _PINGS_PER_SILENCE)
-        heard_at = ping_at = time.monotonic()
+        heard_at = time.monotonic()
         slept_s = 0.0
         while True:
-            if time.monotonic() >= ping_at:
-                ping_at = time.monotonic() + period_s
-                self._send(Frame("ping"))
-            give_up_at = min(ping_at, heard_at + silence_s)
+            give_up_at = heard_at + silence_s
+            if not math.isinf(silence_s):
+                # Often enough to notice that this process was stopped.
+                give_up_at = min(give_up_at, time.monotonic() + self._period_s)
             try:
                 frame = self._link.frames.read(give_up_at)
             except TimeoutError:
@@ -315,6 +334,8 @@ class AgentHost:
             if (late_s := time.monotonic() - give_up_at) > _OVERSLEPT_S:
                 # This process was stopped, or its machine slept: the host may tell how it is.
                 heard_at, slept_s = time.monotonic(), late_s
+            # Much of a long frame may have come without its end.
+            heard_at = max(heard_at, self._link.frames.heard_at)
             if frame is _NOTHING:
                 # Not before it was looked: what came meanwhile has been heard.
                 if time.monotonic() - heard_at >= silence_s:

@@ -26,6 +26,7 @@ import launchpad_lite as lp
 from courier import Secret
 from launchers._supervisor import SupervisedProgram
 from launchers.host.sweep import MARK
+from launchers.host.usage import Usage
 from launchpad_lite._events import Constructed, Ended, Event
 from launchpad_lite.launching import AddressTable, LaunchOptions
 from launchpad_lite.testing import poll_until
@@ -618,6 +619,9 @@ class BrokenHost:
             assert self.program is not None
             self.program.post(event)
 
+    def host_of(self, node: str) -> str:
+        return self.name
+
     def start(self, node: str, attempt: int, cause: lp.NodeFailure | None) -> None:
         self._do("start", Constructed(node, attempt, runs=True))
 
@@ -627,8 +631,11 @@ class BrokenHost:
     def end_calls(self, node: str) -> None:
         self._do("end_calls")
 
-    def tell_ended(self, callers: Sequence[str], endpoints: Sequence[str]) -> None:
+    def tell_ended(self, callers: Sequence[str], keys: Sequence[str]) -> None:
         self._do("tell_ended")
+
+    def tell_lost(self, keys: Sequence[str]) -> None:
+        self._do("tell_lost")
 
     def dump_stacks(self, node: str) -> None:
         self._do("dump_stacks")
@@ -643,6 +650,9 @@ class BrokenHost:
         self._do("close")
 
     def pids(self) -> Mapping[str, int]:
+        return {}
+
+    def usage(self) -> Mapping[str, Usage]:
         return {}
 
     def stacks(self) -> Mapping[str, str]:

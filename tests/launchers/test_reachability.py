@@ -113,27 +113,27 @@ def target(doorbell: Doorbell, *addresses: str, word: str = _WORD) -> Target:
 
 
 def test_an_address_that_answers_is_reached(doorbell: Doorbell) -> None:
-    assert reach([target(doorbell, "127.0.0.1")], None) == {"h1": ["127.0.0.1"]}
+    assert reach([target(doorbell, "127.0.0.1")], None, 1.0) == {"h1": ["127.0.0.1"]}
 
 
 def test_addresses_that_answer_keep_their_order(doorbell: Doorbell) -> None:
     addresses = ("127.0.0.3", "127.0.0.1", "127.0.0.2")
-    assert reach([target(doorbell, *addresses)], None) == {"h1": list(addresses)}
+    assert reach([target(doorbell, *addresses)], None, 1.0) == {"h1": list(addresses)}
 
 
 def test_another_host_at_the_same_address_is_not_reached(doorbell: Doorbell) -> None:
-    assert reach([target(doorbell, "127.0.0.1", word="0e" * 16)], None) == {"h1": []}
+    assert reach([target(doorbell, "127.0.0.1", word="0e" * 16)], None, 1.0) == {"h1": []}
 
 
 def test_what_is_no_address_is_not_reached_and_harms_no_other(doorbell: Doorbell) -> None:
     addresses = ("no such name.invalid", "127.0.0.1", "999.1.1.1")
-    assert reach([target(doorbell, *addresses)], None) == {"h1": ["127.0.0.1"]}
+    assert reach([target(doorbell, *addresses)], None, 1.0) == {"h1": ["127.0.0.1"]}
 
 
 def test_a_port_that_refuses_or_hangs_up_is_not_reached() -> None:
     with socket.create_server(("127.0.0.1", 0)) as gone:
         port = gone.getsockname()[1]
-    assert reach([Target("h1", ("127.0.0.1",), port, _WORD)], None) == {"h1": []}
+    assert reach([Target("h1", ("127.0.0.1",), port, _WORD)], None, 1.0) == {"h1": []}
 
 
 def test_who_is_silent_is_given_up() -> None:
@@ -160,7 +160,7 @@ def test_who_tries_others_answers_them_meanwhile() -> None:
 def test_a_visitor_who_hangs_up_at_once_harms_nobody(doorbell: Doorbell) -> None:
     for _ in range(50):
         socket.create_connection(("127.0.0.1", doorbell.port)).close()
-    assert reach([target(doorbell, "127.0.0.1")], None) == {"h1": ["127.0.0.1"]}
+    assert reach([target(doorbell, "127.0.0.1")], None, 1.0) == {"h1": ["127.0.0.1"]}
 
 
 def test_loopback_is_no_candidate() -> None:

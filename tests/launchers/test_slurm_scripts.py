@@ -132,6 +132,7 @@ def test_the_command_that_reaches_a_host() -> None:
         "--het-group=1",
         "--nodes=1",
         "--ntasks=1",
+        "--export=ALL",
         "--nodelist=h3",
         "--cpus-per-task=4",
         "--overlap",

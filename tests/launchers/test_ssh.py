@@ -193,6 +193,7 @@ def test_nodes_run_on_their_hosts_and_call_one_another(desk: Desk) -> None:
     ("example", "last_line"),
     [("consumer_producers", "total: 190"), ("map_reduce", "24/24 files")],
 )
+@pytest.mark.slow
 def test_examples_run_unchanged_from_the_command_line(
     desk: Desk, example: str, last_line: str
 ) -> None:
@@ -336,6 +337,7 @@ _TOGETHER = """
 """
 
 
+@pytest.mark.slow
 def test_all_kinds_of_nodes_work_together_on_three_hosts(desk: Desk) -> None:
     folder = str(desk.hosts.shared / "state")
     desk.write(textwrap.dedent(_SQUARES), "squares.py")
@@ -370,6 +372,7 @@ def test_a_bare_interpreter_on_the_hosts_is_enough(desk: Desk) -> None:
     assert all("/.cache/launchpad_lite/trees/" in path for _, path in found)
 
 
+@pytest.mark.slow
 def test_code_is_sent_once_and_what_was_edited_is_sent_anew(desk: Desk) -> None:
     desk.write("VALUE = 1\n", "constants.py")
     source = """
@@ -430,6 +433,7 @@ def prepend_to_ssh_config(hosts: SshHosts, text: str) -> None:
     hosts.ssh_config.write_text(textwrap.dedent(text) + hosts.ssh_config.read_text())
 
 
+@pytest.mark.slow
 def test_a_host_that_nobody_knows_is_refused(desk: Desk) -> None:
     ended = desk.launch(hosts="h1,nowhere")
     assert re.search(
@@ -440,6 +444,7 @@ def test_a_host_that_nobody_knows_is_refused(desk: Desk) -> None:
     assert_untouched(desk.hosts)
 
 
+@pytest.mark.slow
 def test_a_host_with_another_key_is_refused(desk: Desk) -> None:
     desk.hosts.forget_key("h2")
     ended = desk.launch(hosts="h1,h2")
@@ -449,6 +454,7 @@ def test_a_host_with_another_key_is_refused(desk: Desk) -> None:
     assert_untouched(desk.hosts)
 
 
+@pytest.mark.slow
 def test_a_host_that_wants_a_password_is_refused_at_once(desk: Desk) -> None:
     prepend_to_ssh_config(desk.hosts, "Host h2\n    PubkeyAuthentication no\n")
     ended = desk.launch(hosts="h1,h2")
@@ -458,6 +464,7 @@ def test_a_host_that_wants_a_password_is_refused_at_once(desk: Desk) -> None:
     assert_untouched(desk.hosts)
 
 
+@pytest.mark.slow
 def test_a_host_that_is_down_is_refused_in_time(desk: Desk) -> None:
     desk.hosts.cut("h3")
     ended = desk.launch(hosts="h1,h3", connect_s=4)
@@ -467,6 +474,7 @@ def test_a_host_that_is_down_is_refused_in_time(desk: Desk) -> None:
     assert_untouched(desk.hosts)
 
 
+@pytest.mark.slow
 def test_a_host_without_sshd_is_refused(desk: Desk) -> None:
     desk.hosts.crash("h3")
     ended = desk.launch(hosts="h1,h3")
@@ -476,6 +484,7 @@ def test_a_host_without_sshd_is_refused(desk: Desk) -> None:
     assert_untouched(desk.hosts)
 
 
+@pytest.mark.slow
 def test_a_host_without_python_is_refused(desk: Desk) -> None:
     ended = desk.launch(hosts="h1,h2:python=/no/python")
     assert ended.refusal.strip() == (
@@ -495,6 +504,7 @@ def test_a_host_with_another_minor_version_is_refused(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("version", ["3.6", "2.7"])
+@pytest.mark.slow
 def test_a_host_with_an_old_python_is_refused(desk: Desk, version: str) -> None:
     python = find_python(version)
     if python is None:
@@ -506,6 +516,7 @@ def test_a_host_with_an_old_python_is_refused(desk: Desk, version: str) -> None:
     assert_untouched(desk.hosts)
 
 
+@pytest.mark.slow
 def test_packages_that_a_host_lacks_are_told(desk: Desk) -> None:
     source = """
         import numpy
@@ -523,6 +534,7 @@ def test_packages_that_a_host_lacks_are_told(desk: Desk) -> None:
     assert_untouched(desk.hosts)
 
 
+@pytest.mark.slow
 def test_a_host_with_a_full_disk_is_refused(desk: Desk) -> None:
     desk.hosts.fill_disk("h2")
     ended = desk.launch(hosts="h1,h2")
@@ -532,11 +544,13 @@ def test_a_host_with_a_full_disk_is_refused(desk: Desk) -> None:
     assert not desk.hosts.files("h2")
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_no_harm_where_another_folder_is_named(desk: Desk) -> None:
     desk.hosts.fill_disk("h2")
     desk.launch(hosts="h1,h2", cache="/tmp/code").check()
 
 
+@pytest.mark.slow
 def test_mistakes_of_all_hosts_are_told_together(desk: Desk) -> None:
     desk.hosts.forget_key("h2")
     desk.hosts.crash("h3")
@@ -551,6 +565,7 @@ def test_mistakes_of_all_hosts_are_told_together(desk: Desk) -> None:
     assert_untouched(desk.hosts)
 
 
+@pytest.mark.slow
 def test_what_start_up_files_print_does_no_harm(desk: Desk) -> None:
     noise = "echo Welcome to h1; printf '\\\\0\\\\0'; echo careful >&2"
     desk.hosts.run_on("h1", "sh", "-c", f'echo "{noise}" > ~/.bashrc')
@@ -558,6 +573,7 @@ def test_what_start_up_files_print_does_no_harm(desk: Desk) -> None:
     assert "Welcome" not in ended.stdout
 
 
+@pytest.mark.slow
 def test_an_interrupt_while_hosts_are_awaited_ends_the_launch_at_once(desk: Desk) -> None:
     desk.hosts.cut("h2")
     script = desk.write(textwrap.dedent(_STORE) + textwrap.dedent(_LAUNCH))
@@ -583,6 +599,7 @@ _VISIBLE = """
 """
 
 
+@pytest.mark.slow
 def test_accelerators_are_divided_among_nodes(desk: Desk) -> None:
     desk.hosts.run_on("h2", "sh", "-c", "echo 'export CUDA_VISIBLE_DEVICES=4,5,6' > ~/.bashrc")
     ended = desk.launch(
@@ -594,6 +611,7 @@ def test_accelerators_are_divided_among_nodes(desk: Desk) -> None:
     assert sorted(re.findall(r"(\d) sees \[(\d)\] on h2", ended.stdout)) == [("0", "4"), ("2", "5")]
 
 
+@pytest.mark.slow
 def test_more_accelerators_than_there_are_is_explained_before_anything_starts(desk: Desk) -> None:
     ended = desk.launch(hosts=["h1", "h2:gpu=2"], resources={"worker[0]": {"gpu": 2}})
     assert "worker[0]" in ended.refusal
@@ -633,6 +651,7 @@ def endpoints(ended: Ended) -> dict[str, str]:
     return {node: address.rpartition(":")[0] for node, address in found.items()}
 
 
+@pytest.mark.slow
 def test_of_many_addresses_one_that_works_is_chosen_and_shown(tmp_path: Path) -> None:
     with lent(SshHosts(2, extra_addresses=[f"{_BRIDGE}/16", "192.168.9.1/24"])) as hosts:
         ended = Desk(hosts, tmp_path).launch(_STATUS, hosts="h1,h2", tunnel="never").check()
@@ -644,6 +663,7 @@ def test_of_many_addresses_one_that_works_is_chosen_and_shown(tmp_path: Path) ->
         }
 
 
+@pytest.mark.slow
 def test_an_address_that_leads_elsewhere_is_not_believed(tmp_path: Path) -> None:
     with lent(SshHosts(2, extra_addresses=[f"{_BRIDGE}/16"])) as hosts:
         choice = [f"h1:address={_BRIDGE}", "h2"]
@@ -651,6 +671,7 @@ def test_an_address_that_leads_elsewhere_is_not_believed(tmp_path: Path) -> None
         assert f"h2 does not reach h1 (tried {_BRIDGE})" in ended.refusal
 
 
+@pytest.mark.slow
 def test_an_address_that_is_named_is_taken(desk: Desk) -> None:
     ended = desk.launch(_STATUS, hosts=["h1:address=10.77.0.11", "h2:address=h2"]).check()
     assert {*endpoints(ended).values()} == {"10.77.0.11", "h2"}
@@ -664,6 +685,7 @@ def separate(hosts: SshHosts, *names: str) -> None:
 
 
 @pytest.mark.parametrize("tunnel", ["auto", "always"])
+@pytest.mark.slow
 def test_hosts_that_do_not_reach_each_other_call_through_the_launcher(
     desk: Desk, tunnel: str
 ) -> None:
@@ -672,6 +694,7 @@ def test_hosts_that_do_not_reach_each_other_call_through_the_launcher(
     assert len(re.findall(r"\d on h\d called h1", ended.stdout)) == 3
 
 
+@pytest.mark.slow
 def test_without_tunnels_it_is_told_who_does_not_reach_whom(desk: Desk) -> None:
     separate(desk.hosts, "h1", "h2")
     ended = desk.launch(hosts="h1,h2,h3", tunnel="never")
@@ -684,6 +707,7 @@ def test_without_tunnels_it_is_told_who_does_not_reach_whom(desk: Desk) -> None:
     poll_until(lambda: not desk.hosts.leftovers())
 
 
+@pytest.mark.slow
 def test_the_script_calls_nodes_through_the_tunnel_as_well(desk: Desk) -> None:
     source = """
         if __name__ == "__main__":
@@ -698,6 +722,7 @@ def test_the_script_calls_nodes_through_the_tunnel_as_well(desk: Desk) -> None:
     assert "HOST h1" in ended.stdout
 
 
+@pytest.mark.slow
 def test_large_arrays_and_many_calls_pass_the_tunnel(desk: Desk) -> None:
     source = """
         class Worker(Worker):
@@ -724,6 +749,7 @@ def test_large_arrays_and_many_calls_pass_the_tunnel(desk: Desk) -> None:
     print(ended.stdout)
 
 
+@pytest.mark.slow
 def test_a_server_that_does_not_read_holds_up_nobody_and_not_the_stop(desk: Desk) -> None:
     source = """
         import signal, threading
@@ -774,6 +800,7 @@ def test_a_server_that_does_not_read_holds_up_nobody_and_not_the_stop(desk: Desk
 # What is seen of it
 
 
+@pytest.mark.slow
 def test_output_of_all_hosts_is_merged_and_kept_here(desk: Desk) -> None:
     source = """
         class Worker(Worker):
@@ -793,6 +820,7 @@ def test_output_of_all_hosts_is_merged_and_kept_here(desk: Desk) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_the_status_shows_host_process_use_and_restarts(desk: Desk) -> None:
     source = """
         class Busy:
@@ -966,6 +994,7 @@ def serving(desk: Desk, **options: Any) -> Iterator[tuple[str, str]]:
         process.communicate()
 
 
+@pytest.mark.slow
 def test_nobody_without_secret_and_certificate_is_heard(desk: Desk) -> None:
     # From a third host, which sees no more of ours than what the attacker brings along.
     brought = desk.hosts.shared / "attack"
@@ -981,6 +1010,7 @@ def test_nobody_without_secret_and_certificate_is_heard(desk: Desk) -> None:
         assert not Path("/tmp/exploded").exists()
 
 
+@pytest.mark.slow
 def test_nothing_secret_is_in_arguments_environments_or_files_of_others(desk: Desk) -> None:
     with serving(desk, hosts="h1,h2") as (_, secret):
         assert len(secret) >= 32
@@ -996,7 +1026,12 @@ def test_nothing_secret_is_in_arguments_environments_or_files_of_others(desk: De
         assert seen >= 6  # launcher, ssh twice, wardens, agents, the store
         for name in ("h1", "h2"):
             open_to_all = desk.hosts.run_on(
-                name, "sh", "-c", "find ~/.cache /tmp /dev/shm -type f -perm /077"
+                # The interpreter of these tests may lie in /tmp; what it writes has the user's modes.
+                name,
+                "sh",
+                "-c",
+                f"find ~/.cache /tmp /dev/shm -path {sys.prefix} -prune -o -name __pycache__ -prune "
+                "-o -type f -perm /077 -print",
             )
             assert not open_to_all
             kept = desk.hosts.run_on(

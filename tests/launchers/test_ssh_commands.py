@@ -93,7 +93,8 @@ def test_the_interpreter_of_a_host_goes_before_that_of_all() -> None:
 
 def test_what_a_host_runs_is_written_out_like_this() -> None:
     script = (
-        'for p; do command -v "$p" >/dev/null 2>&1 && exec "$p" -c "$0"; done; '
+        'for p; do case $p in "~/"*) p=$HOME/${p#"~/"};; esac; '
+        'command -v "$p" >/dev/null 2>&1 && exec "$p" -c "$0"; done; '
         'echo "there is no $*" >&2; exit 127'
     )
     assert shell_command(["/a/python", "b c"]) == (

@@ -23,7 +23,7 @@ from launchpad_lite.testing import poll_until
 from tests.beds.ssh_hosts import LAUNCHER, SshHosts
 from tests.engines import needs_ssh_hosts
 
-pytestmark = needs_ssh_hosts
+pytestmark = [needs_ssh_hosts, pytest.mark.slow]
 
 #: The aim is 10 s; the rest is for a machine that is busy.
 WITHIN_S = 15.0
@@ -374,7 +374,6 @@ def test_a_node_that_may_not_move_ends_the_program_with_its_host(
     assert run.said(explanation)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["crash", "cut"])
 def test_calls_through_tunnels_follow_as_well(launch: Launch, hosts: SshHosts, fault: str) -> None:
     placement = {**ONE_EACH, "store": ["h1", "h3"], "caller[0]": ["h1", "h2"]}
@@ -447,7 +446,6 @@ def test_a_host_may_crash_while_all_stop(launch: Launch, hosts: SshHosts) -> Non
 # A link is cut
 
 
-@pytest.mark.slow
 def test_a_short_cut_loses_no_call(launch: Launch, hosts: SshHosts) -> None:
     run = launch(silence_s=8)
     run.strike()
@@ -535,7 +533,6 @@ def test_a_worker_that_was_killed_starts_again_where_it_was(launch: Launch) -> N
 
 
 @pytest.mark.parametrize("victim", ["ssh", "agent", "warden", "sshd"])
-@pytest.mark.slow
 def test_nodes_move_when_a_process_between_is_killed(launch: Launch, victim: str) -> None:
     placement = {**ONE_EACH, "caller[1]": ["h2", "h3"]}
     run = launch(restart="on_failure", patient=True, placement=placement)
@@ -598,7 +595,6 @@ def test_a_full_disk_ends_no_program(launch: Launch, hosts: SshHosts) -> None:
     assert run.end() == 0
 
 
-@pytest.mark.slow
 def test_a_launcher_that_is_stopped_for_a_while_does_no_harm(launch: Launch) -> None:
     run = launch(silence_s=8)
     run.process.send_signal(signal.SIGSTOP)
@@ -627,7 +623,6 @@ def test_hosts_do_not_wait_for_a_launcher_that_is_stopped(launch: Launch, hosts:
 # During the start
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "fault",
     # A cut is noticed late, so these take their time.
@@ -637,11 +632,11 @@ def test_hosts_do_not_wait_for_a_launcher_that_is_stopped(launch: Launch, hosts:
     ("interpreters", "later_s"),
     [
         pytest.param(0, 0.05, id="connecting"),
-        pytest.param(1, 0.0, id="telling facts"),
+        pytest.param(1, 0.0, id="telling facts", marks=pytest.mark.chaos),
         pytest.param(1, 0.15, id="shipping"),
-        pytest.param(2, 0.0, id="agent is up"),
-        pytest.param(2, 0.1, id="probing"),
-        pytest.param(2, 0.2, id="reserving"),
+        pytest.param(2, 0.0, id="agent is up", marks=pytest.mark.chaos),
+        pytest.param(2, 0.1, id="probing", marks=pytest.mark.chaos),
+        pytest.param(2, 0.2, id="reserving", marks=pytest.mark.chaos),
         pytest.param(3, 0.0, id="workers start"),
     ],
 )

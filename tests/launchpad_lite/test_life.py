@@ -1992,7 +1992,8 @@ class World:
             self.at(now + does.constructs_s, lambda: self._show_life(node, attempt, 0.0))
         if does.is_told_s is not None:
             self._say(now + does.is_told_s, Preempted(node, attempt, 15))
-            self._end(node, attempt, does.obeys_stop_s, "well")
+            if does.obeys_stop_s is not None:
+                self._end(node, attempt, does.is_told_s + does.obeys_stop_s, "well")
         if does.ends_s is None or does.lingers_s == 0.0:
             self._end(node, attempt, does.ends_s, does.ends)
             return
