@@ -53,6 +53,16 @@ class Component:
     ram_gib: float | None = None
     gpu: int | None = None
 
+    def __str__(self) -> str:
+        wishes = {"cpu": self.cpu, "ram_gib": self.ram_gib, "gpu": self.gpu}
+        asked = ", ".join(
+            f"{name}={value:g}" for name, value in wishes.items() if value is not None
+        )
+        hosts = f"{self.nodes} host{'s' if self.nodes > 1 else ''}"
+        counts = Counter(name.partition("[")[0] for name in self.executables)
+        nodes = ", ".join(f"{count} x {label}" for label, count in counts.items())
+        return f"{hosts}{f', each {asked}' if asked else ''}: {nodes}"
+
     @property
     def limit_gib(self) -> float | None:
         """Memory of each host, so that what is asked for fits when bytes are counted."""

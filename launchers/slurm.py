@@ -176,6 +176,12 @@ class SlurmLauncher(Launcher):
             return [str(error)]
         return ()
 
+    def notes(self, executables: Sequence[Executable]) -> Sequence[str]:
+        """Says what Slurm is asked for."""
+        if _IN_ALLOCATION in os.environ:
+            return ()
+        return [f"Slurm is asked for {each}" for each in components_of(executables, self._nodes)]
+
     def start(self, plan: LaunchPlan, options: LaunchOptions) -> RunningProgram:
         """Starts all nodes; returns when their addresses are known and bound.
 

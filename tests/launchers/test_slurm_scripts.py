@@ -153,6 +153,20 @@ def test_the_command_that_reaches_a_host() -> None:
 # Shapes
 
 
+def test_the_plan_shows_what_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    program = lp.Program("shown")
+    for label, count in (("actor", 3), ("learner", 1)):
+        with program.group(label):
+            for _ in range(count):
+                program.add_node(lp.PyNode(print))
+    plan = lp.plan(program, "slurm", resources={"learner": {"cpu": 4, "gpu": 1}}, nodes=3)
+    assert plan.notes == (
+        "Slurm is asked for 2 hosts: 3 x actor",
+        "Slurm is asked for 1 host, each cpu=4, gpu=1: 1 x learner",
+    )
+
+
 def test_nodes_that_ask_for_the_same_are_one_component() -> None:
     found = executables({"actor": 5, "learner": 1}, {"actor": {"cpu": 2, "ram": 1.5}})
     assert components_of(found, 3) == [
