@@ -70,6 +70,8 @@ class Tunnels:
         if ends is not None:
             target = ends[1] if ends[0] == source else ends[0]
             if not self._send(target, frame) and frame.op != "relay_end":
+                with self._lock:
+                    self._ends.pop(key, None)
                 self._send(source, Frame("relay_end", {"key": key}))
 
     def _send(self, target: str, frame: Frame) -> bool:
