@@ -63,6 +63,8 @@ _ANSWERS = ("surveyed", "probed", "relaying", "reserved", "taken")
 _ANSWER_S = 20.0
 #: The start of a node that was not started here: it is not lost with the host.
 _NEVER = -1
+#: Seconds within which a worker that was asked has written down its stacks.
+_DUMP_S = 2.0
 #: What ssh ends with when the connection is the trouble.
 _LINK_BROKE = 255
 # With -c, the working directory stands in sys.path: nothing but built-in modules may be imported
@@ -158,6 +160,8 @@ class AgentHost:
         self._usage: Mapping[str, Usage] = {}
         self._failures: dict[str, NodeFailure] = {}
         self._stacks: dict[str, str] = {}
+        #: When each was last asked for its stacks.
+        self._dumped_at: dict[str, float] = {}
         self._closing = False
         self._close_by = math.inf
         #: Whether its agent can be spoken to no more.
@@ -435,6 +439,11 @@ class AgentHost:
         failure = self._failures.pop(node, None)
         if failure is not None or frame["status"] == 0:
             return failure
+        asked_s = time.monotonic() - self._dumped_at.get(node, -math.inf)
+        if frame["status"] == -signal.SIGSEGV and asked_s < _DUMP_S:
+            # faulthandler looks at other threads while they go on, and seldom falls: our doing.
+            _LOGGER.warning("%s crashed while it wrote down its stacks", node)
+            return None
         return NodeFailure.of_exit(
             node,
             self.name,
@@ -484,6 +493,7 @@ class AgentHost:
 
     def dump_stacks(self, node: str) -> None:
         """Has a worker write down where its threads are."""
+        self._dumped_at[node] = time.monotonic()
         self._send(Frame("dump", {"node": node}))
 
     def terminate(self, node: str) -> None:

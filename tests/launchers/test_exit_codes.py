@@ -106,3 +106,34 @@ def test_a_failure_is_1_and_says_who_and_why(tmp_path: Path, kind: str, words: l
             assert log == "before the end\n"
         if kind == "raises":
             assert "ValueError: the cause" in log
+
+
+def test_a_node_that_crashes_while_it_writes_down_its_stacks_is_not_blamed(tmp_path: Path) -> None:
+    source = """
+        import ctypes, pathlib, signal, time
+        import launchpad_lite as lp
+        from launchers.host.stacks import STACKS_SIGNAL
+
+        def other():
+            # As faulthandler does, seldom, when other threads go on while it looks at them.
+            signal.signal(STACKS_SIGNAL, lambda *_: ctypes.string_at(0))
+            pathlib.Path("up").touch()
+            while True:
+                time.sleep(0.01)
+
+        def node():
+            while not pathlib.Path("up").exists():
+                time.sleep(0.01)
+            raise ValueError("the cause")
+
+        program = lp.Program("ends")
+        program.add_node(lp.PyNode(other), label="other")
+        program.add_node(lp.PyNode(node), label="node")
+        lp.launch(program, "test_mp").wait()
+    """
+    with Script(tmp_path, source) as script:
+        ended = script.run()
+        assert ended.code == 1
+        assert "ValueError: the cause" in ended.stderr
+        assert "other[0] crashed while it wrote down its stacks" in ended.stderr
+        assert "other[0] on localhost failed" not in ended.stderr
