@@ -442,7 +442,7 @@ class AgentHost:
         asked_s = time.monotonic() - self._dumped_at.get(node, -math.inf)
         if frame["status"] == -signal.SIGSEGV and asked_s < _DUMP_S:
             # faulthandler looks at other threads while they go on, and seldom falls: our doing.
-            _LOGGER.warning("%s crashed while it wrote down its stacks", node)
+            _LOGGER.info("%s crashed while it wrote down its stacks", node)
             return None
         return NodeFailure.of_exit(
             node,

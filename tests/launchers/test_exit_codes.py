@@ -135,5 +135,5 @@ def test_a_node_that_crashes_while_it_writes_down_its_stacks_is_not_blamed(tmp_p
         ended = script.run()
         assert ended.code == 1
         assert "ValueError: the cause" in ended.stderr
-        assert "other[0] crashed while it wrote down its stacks" in ended.stderr
-        assert "other[0] on localhost failed" not in ended.stderr
+        assert "other[0]" not in ended.stderr
+        assert "SIGSEGV" not in ended.stderr
