@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from courier import Secret
@@ -144,6 +145,20 @@ def deploy(
         program = _Starter(deployment, hosts, survey, authority).start(undo)
         undo.pop_all()
     return program
+
+
+def read_requirements(path: Path | None) -> str | None:
+    """Returns the text of a file of requirements, if there is one.
+
+    Raises:
+        LaunchError: It cannot be read.
+    """
+    if path is None:
+        return None
+    try:
+        return path.read_text()
+    except OSError as error:
+        raise LaunchError(f"cannot read the requirements: {error}") from error
 
 
 def _begin_to_close(hosts: Iterable[AgentHost]) -> None:
@@ -381,9 +396,9 @@ class _Starter:
             plan, deployment.options, self._table, folder, deployment.silence_s + _LATER_S
         )
         for name, host in self._hosts.items():
-            for node, payload in payloads(plan, tables[name], deployment.options).items():
-                if placement.hosts[node] == name:
-                    host.take(node, payload, allotments[name].grants[node])
+            part = dataclasses.replace(plan, executables=tuple(by_host[name]))
+            for node, payload in payloads(part, tables[name], deployment.options).items():
+                host.take(node, payload, allotments[name].grants[node])
             host.listen(program, folder, logs)
         program.supervise(
             Fleet(list(self._hosts.values()), placement.hosts, self, (self._tunnels.close,))

@@ -21,8 +21,7 @@ def make_run_folder(program: str) -> Path:
     """
     base = os.environ.get(LOG_DIR_VARIABLE)
     root = Path(base) if base else Path(tempfile.gettempdir()) / f"launchpad_lite-{_user()}"
-    now = dt.datetime.now(dt.timezone.utc).astimezone()
-    folder = root / f"{program}-{now:%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:6]}"
+    folder = root / run_name(program)
     # Output may hold anything, so it is nobody else's to read.
     try:
         folder.mkdir(parents=True, mode=0o700)
@@ -32,6 +31,12 @@ def make_run_folder(program: str) -> Path:
             "pass log_dir="
         ) from error
     return folder
+
+
+def run_name(program: str) -> str:
+    """Returns a name for the folder of a new run of a program."""
+    now = dt.datetime.now(dt.timezone.utc).astimezone()
+    return f"{program}-{now:%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:6]}"
 
 
 def _user() -> str:

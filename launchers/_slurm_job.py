@@ -16,7 +16,7 @@ from launchers._deployment import Deployment, deploy
 from launchers._hosts import HostSpec
 from launchers._slurm_folder import NOTE_S, End, Order, RunFolder
 from launchers._slurm_script import Component, node_lists, srun_command, unique_names
-from launchers.host.arrival import Arrival, Hello, shell_command
+from launchers.host.arrival import Arrival, Hello, host_command
 from launchpad_lite.errors import LaunchpadError
 from launchpad_lite.launching import Outcome, ProgramResult, RunningProgram
 
@@ -87,17 +87,8 @@ class Allocation:
         """Returns the command that reaches a host. Pure."""
         group, name = self._places[spec.name]
         component = self._component(group)
-        shell = ["sh", "-c", shell_command(self._pythons)]
-        return srun_command(name, group, component.cpu if component else None, shell)
-
-
-def pythons(python: str | None) -> list[str]:
-    """Returns interpreters to try on hosts.
-
-    Args:
-        python: The one that the user wants.
-    """
-    return [python] if python else [sys.executable, f"python3.{sys.version_info.minor}", "python3"]
+        cpu = component.cpu if component else None
+        return srun_command(name, group, cpu, host_command(self._pythons))
 
 
 def main(folder: str, trees: Sequence[str]) -> int:

@@ -2,27 +2,27 @@
 
 import contextlib
 import dataclasses
-import datetime as dt
 import os
 import re
 import shlex
 import signal
 import sys
 import threading
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
 
 from launchers import _slurm_client as slurm
-from launchers._deployment import Deployment, Tunnel, deploy
+from launchers._deployment import Deployment, Tunnel, deploy, read_requirements
 from launchers._placement import PlacementChoice, Strategy
+from launchers._run_folder import run_name
 from launchers._shipping import Shipment, pack_up
 from launchers._slurm_folder import Order, RunFolder, outline, submission_files
-from launchers._slurm_job import Allocation, pythons
+from launchers._slurm_job import Allocation
 from launchers._slurm_program import DetachedProgram, SlurmProgram
 from launchers._slurm_script import Component, Submission, batch_script, components_of, path_mistake
+from launchers.host.arrival import pythons
 from launchpad_lite._flag_values import FlagSnapshot
 from launchpad_lite.errors import LaunchError
 from launchpad_lite.launching import (
@@ -216,7 +216,7 @@ class SlurmLauncher(Launcher):
             shipment=pack_up(plan.executables),
             tunnel=self._tunnel,
             silence_s=self._silence_s,
-            requirements=self._read_requirements(),
+            requirements=read_requirements(self._requirements),
             cache=self._cache,
         )
         return deploy(deployment, allocation.reach, _ARRIVE_S)
@@ -270,7 +270,7 @@ class SlurmLauncher(Launcher):
             tunnel=self._tunnel,
             silence_s=self._silence_s,
             python=self._python or sys.executable,
-            requirements=self._read_requirements(),
+            requirements=read_requirements(self._requirements),
             cache=self._cache,
             requeue=self._submission.requeue,
             trees={tree.key: (tuple(sorted(tree.files)), tree.size) for tree in shipment.trees},
@@ -280,18 +280,8 @@ class SlurmLauncher(Launcher):
     def _run_folder(self, plan: LaunchPlan, options: LaunchOptions) -> Path:
         if options.log_dir is not None:
             return options.log_dir.absolute()
-        now = dt.datetime.now(dt.timezone.utc).astimezone()
-        program = re.sub(r"[^A-Za-z0-9_.-]", "_", plan.program)
-        name = f"{program}-{now:%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:6]}"
+        name = run_name(re.sub(r"[^A-Za-z0-9_.-]", "_", plan.program))
         return (self._folder / name).absolute()
-
-    def _read_requirements(self) -> str | None:
-        if self._requirements is None:
-            return None
-        try:
-            return self._requirements.read_text()
-        except OSError as error:
-            raise LaunchError(f"cannot read the requirements: {error}") from error
 
     def attach(self, reference: str) -> RunningProgram:
         """Returns a program that was launched before, by this process or another.

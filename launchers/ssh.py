@@ -1,17 +1,15 @@
 """Nodes on several hosts, over plain OpenSSH."""
 
 import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from launchers._deployment import Deployment, Tunnel, deploy
+from launchers._deployment import Deployment, Tunnel, deploy, read_requirements
 from launchers._hosts import HostsChoice, HostSpec, parse_hosts
 from launchers._placement import Placement, PlacementChoice, Room, Strategy, place
 from launchers._shipping import pack_up
 from launchers.host import boot
-from launchers.host.arrival import Arrival, Hello, shell_command
-from launchpad_lite.errors import LaunchError
+from launchers.host.arrival import Arrival, Hello, pythons, shell_command
 from launchpad_lite.launching import (
     Executable,
     Launcher,
@@ -153,25 +151,16 @@ class SshLauncher(Launcher):
             pack_up(plan.executables),
             self._tunnel,
             self._silence_s,
-            self._read_requirements(),
+            read_requirements(self._requirements),
             self._cache,
         )
         return deploy(deployment, self._reach, self._connect_s)
-
-    def _read_requirements(self) -> str | None:
-        if self._requirements is None:
-            return None
-        try:
-            return self._requirements.read_text()
-        except OSError as error:
-            raise LaunchError(f"cannot read the requirements: {error}") from error
 
     def _reach(self, spec: HostSpec, hello: Hello) -> Arrival:
         return Arrival(spec.name, self.command(spec), hello)
 
     def command(self, spec: HostSpec) -> list[str]:
         """Returns the command that reaches a host. Pure."""
-        pythons = [spec.python or self._python] if spec.python or self._python else _pythons()
         options = {
             # A question would wait for an answer that nobody is asked for.
             "BatchMode": "yes",
@@ -186,9 +175,5 @@ class SshLauncher(Launcher):
             *(("-p", str(spec.port)) if spec.port is not None else ()),
             "--",
             spec.destination,
-            shell_command([each for each in pythons if each]),
+            shell_command(pythons(spec.python or self._python)),
         ]
-
-
-def _pythons() -> list[str]:
-    return [sys.executable, f"python3.{sys.version_info.minor}", "python3"]

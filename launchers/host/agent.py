@@ -38,7 +38,7 @@ import courier._engine.lane  # noqa: F401
 from launchers._ports import PortReservations, PortTakenError
 from launchers.host.grant import Grant
 from launchers.host.interpreter import begin_anew
-from launchers.host.link import Frame, FrameDecoder, Outbox
+from launchers.host.link import SIGNS_PER_SILENCE, Frame, FrameDecoder, Outbox
 from launchers.host.machine import Machine
 from launchers.host.memory import count_memory_kills
 from launchers.host.probe import Doorbell, Target, candidate_addresses, reach
@@ -52,8 +52,6 @@ from launchpad_lite.launching import Address
 
 #: When the launcher is gone: seconds workers have between the request and the end by force.
 _ORPHAN_NOTICE_S = 1.0
-#: Signs of life that are given within the time after which the launcher takes this host for lost.
-_SIGNS_PER_SILENCE = 4
 #: Output that waits for a slow launcher; beyond it, only the log files get more.
 _MAX_WAITING_BYTES = 16 << 20
 _READ_BYTES = 1 << 16
@@ -218,7 +216,7 @@ class Agent:
         self._heard_at = time.monotonic()
         for frame in self._commands.feed(data):
             self._obey(frame)
-        if self._heard_at - self._told_at >= self._silence_s / _SIGNS_PER_SILENCE:
+        if self._heard_at - self._told_at >= self._silence_s / SIGNS_PER_SILENCE:
             # A ping may wait behind much that is on its way here.
             self._tell_alive()
 

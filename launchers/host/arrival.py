@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from launchers.host import boot
-from launchers.host.link import Frame, FrameReader, write_all
+from launchers.host.link import SIGNS_PER_SILENCE, Frame, FrameReader, write_all
 from launchers.host.remote import AgentLink
 from launchers.host.sweep import MARK
 from launchpad_lite.errors import LaunchError
@@ -35,7 +35,8 @@ LOADER = (
 )
 #: Starts the first interpreter among the arguments that is there, with argument 0 as its program.
 _SCRIPT = (
-    'for p; do case $p in "~/"*) p=$HOME/${p#"~/"};; esac; command -v "$p" >/dev/null 2>&1 && exec "$p" -c "$0"; done; '
+    'for p; do case $p in "~/"*) p=$HOME/${p#"~/"};; esac; '
+    'command -v "$p" >/dev/null 2>&1 && exec "$p" -c "$0"; done; '
     'echo "there is no $*" >&2; exit 127'
 )
 #: Lines of what a host's programs complained of, for messages.
@@ -45,8 +46,6 @@ _MESSAGES = 20
 _LAST_WORDS_S = 0.5
 #: Seconds that the command has to end by SIGTERM.
 _END_S = 5.0
-#: Signs of life within the time after which an agent takes the launcher for gone.
-_PINGS_PER_SILENCE = 4
 #: What the shell of a host says to a program that is not there.
 _NO_PYTHON = 127
 
@@ -116,6 +115,15 @@ class HostError(LaunchError):
     """A host cannot be reached, or cannot run nodes."""
 
 
+def pythons(python: str | None) -> list[str]:
+    """Returns interpreters to try on hosts.
+
+    Args:
+        python: The one that the user wants.
+    """
+    return [python] if python else [sys.executable, f"python3.{sys.version_info.minor}", "python3"]
+
+
 def host_command(pythons: Sequence[str]) -> list[str]:
     """Returns what a host is to run: the first of these interpreters that is there.
 
@@ -151,7 +159,7 @@ class Arrival:
         self.name = name
         self.command = tuple(command)
         self._installs = hello.requirements is not None
-        self._ping_s = hello.silence_s / _PINGS_PER_SILENCE
+        self._ping_s = hello.silence_s / SIGNS_PER_SILENCE
         self._taken_over = threading.Event()
         self._sending = threading.Lock()
         self._pinger = threading.Thread(

@@ -20,6 +20,8 @@ from typing import Any
 
 _HEADER = struct.Struct("!IQ")
 _READ_BYTES = 1 << 18
+#: Signs of life that both ends give within the time after which silence means that the link is cut.
+SIGNS_PER_SILENCE = 4
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from launchers._console import Console
 from launchers._logs import NodeLogs, log_path
 from launchers._supervisor import SupervisedProgram
 from launchers.host.grant import Grant
-from launchers.host.link import Frame, FrameReader, write_all
+from launchers.host.link import SIGNS_PER_SILENCE, Frame, FrameReader, write_all
 from launchers.host.relay import RELAYED
 from launchers.host.sweep import MARK, end_marked
 from launchers.host.usage import Usage
@@ -52,8 +52,6 @@ _LOGGER = logging.getLogger(__name__)
 _QUIT_S = 5.0
 #: How often an agent is asked for a sign of life and what its workers use.
 _PING_S = 2.0
-#: Pings within the time after which silence means that the link is cut.
-_PINGS_PER_SILENCE = 4
 #: Who wakes up later than this was stopped, or asleep.
 _OVERSLEPT_S = 1.0
 #: In the place of a frame that did not come.
@@ -169,7 +167,7 @@ class AgentHost:
         self._lost_since = ""
         self._asking = threading.Lock()
         #: Seconds after which a sign of life is sent if there is nothing else.
-        self._period_s = min(_PING_S, link.silence_s / _PINGS_PER_SILENCE)
+        self._period_s = min(_PING_S, link.silence_s / SIGNS_PER_SILENCE)
         #: Answers to questions; None at the end of the link.
         self._answers: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
         #: What is to be sent; None at the end.
