@@ -213,17 +213,24 @@ class Server:
         Raises:
             ServerStateError: It was never started.
         """
-        with self._lock:
-            if self._stage is _Stage.NEW:
-                raise ServerStateError("the server was not started")
-            first, self._stage = self._stage is _Stage.STARTED, _Stage.STOPPED
-        if not first:
-            self._stopped.wait()
-            return []
+        first = False
         try:
+            with self._lock:
+                if self._stage is _Stage.NEW:
+                    raise ServerStateError("the server was not started")
+                first, self._stage = self._stage is _Stage.STARTED, _Stage.STOPPED
+            if not first:
+                self._stopped.wait()
+                return []
             return self._stop(grace_s)
+        except BaseException:
+            # A thread that is ended by force in here leaves no threads and no port either.
+            if first:
+                self._stop(0.0)
+            raise
         finally:
-            self._stopped.set()
+            if first:
+                self._stopped.set()
 
     def _stop(self, grace_s: float) -> list[str]:
         assert self._host is not None

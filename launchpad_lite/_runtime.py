@@ -98,6 +98,8 @@ class NodeRuntime:
         self.stop_handlers = StopHandlers()
         #: End with the node.
         self.clients = Clients()
+        #: They end with it, too, if its thread is forced out before it stops them.
+        self._servers: list[courier.Server] = []
         #: Of nodes that run as parts of this one.
         self._hosted: list[NodeRuntime] = []
         #: Of the node that this one runs as a part of.
@@ -281,7 +283,7 @@ class NodeRuntime:
         """Returns a server, not started, for one of the node's addresses."""
         endpoint = self.table.endpoints[address.key]
         host, _, port = endpoint.rpartition(":")
-        return courier.Server(
+        server = courier.Server(
             obj,
             host=self.table.listen_host,
             advertised_host=host,
@@ -293,6 +295,8 @@ class NodeRuntime:
             share_port=True,
             **options,
         )
+        self._servers.append(server)
+        return server
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
@@ -307,6 +311,9 @@ class NodeRuntime:
             with _active_lock:
                 _active.remove(self)
             self._signs.stop()
+            for server in self._servers:
+                if server.has_started:
+                    server.stop(0.0)
             self.clients.close()
             _current.reset(token)
 

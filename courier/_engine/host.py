@@ -126,6 +126,8 @@ class Host:
         self._costs = costs
         self._stopping = False
         self._over = False
+        #: What it watched with is given back, and its descriptors may be somebody else's.
+        self._is_closed = False
         # The poller's:
         self._watcher = make_watcher()
         self._watched: dict[int, Pollable] = {}
@@ -423,7 +425,9 @@ class Host:
     # The end
 
     def begin_stop(self) -> None:
-        """Takes no more connections and calls; those that run go on."""
+        """Takes no more connections and calls; those that run go on. May be repeated."""
+        if self._is_closed:
+            return
         self.is_healthy = False
         self._stopping = True
         for listener in (self._listener, self._local):
@@ -445,9 +449,12 @@ class Host:
             caller.cancel_all()
 
     def end(self) -> list[str]:
-        """Hangs up on everybody; returns names of threads that still run."""
-        HASTE.end()
-        self._over = True
+        """Hangs up on everybody; returns names of threads that still run. May be repeated."""
+        if self._is_closed:
+            return []
+        if not self._over:
+            self._over = True
+            HASTE.end()
         self._watch_wakes.set()
         self._watcher.wake()
         threads = [t for t in (self._poller, self._watch_thread) if t is not None]
@@ -463,6 +470,7 @@ class Host:
         alive = [thread.name for thread in threads if thread.is_alive()]
         _frozen.tidy(0.0)
         if not alive:
+            self._is_closed = True
             self._watcher.close()
         return alive
 

@@ -15,6 +15,9 @@ import psutil
 #: no call.
 _NOT_OURS = ("grpc", "pytest_timeout", "ThreadPoolExecutor", "asyncio_", "Dummy-", "pydevd")
 
+#: How the folder begins where runs log by default; the user's name follows.
+_LOGS = "launchpad_lite-"
+
 
 @dataclass(frozen=True)
 class Leftovers:
@@ -25,7 +28,7 @@ class Leftovers:
         processes: Children, grandchildren included: pid and command line.
         ports: Listening TCP ports of this process.
         files: Files that this process holds open, and entries of the folder for temporary files
-            that carry our name.
+            that carry our name; not that of logs, which stay.
     """
 
     threads: Mapping[str, str]
@@ -99,7 +102,8 @@ def _connections(process: psutil.Process) -> list[Any]:
 def _files(process: psutil.Process) -> set[str]:
     open_files = {file.path for file in process.open_files()}
     temporary = Path(tempfile.gettempdir()).glob("launchpad_lite*")
-    return open_files | {str(entry) for entry in temporary}
+    # What another program of this user logs comes and goes there, too.
+    return open_files | {str(each) for each in temporary if not each.name.startswith(_LOGS)}
 
 
 def _is_alive(process: psutil.Process) -> bool:

@@ -16,7 +16,7 @@ R = TypeVar("R")
 #: Nodes in tests that do not listen to the stop are not worth waiting for.
 _NOTICE_S = 2.0
 #: How long after the end the system may take to show that something is gone.
-_SETTLE_S = 3.0
+_SETTLE_S = 10.0
 _POLL_S = 0.01
 
 
@@ -112,7 +112,7 @@ def call_until_answered(method: Callable[[], R]) -> R:
             continue
 
 
-def poll_until(condition: Callable[[], R], timeout_s: float = 10.0, *, must: bool = True) -> R:
+def poll_until(condition: Callable[[], R], timeout_s: float = 30.0, *, must: bool = True) -> R:
     """Waits until a condition holds and returns its value.
 
     Args:

@@ -1,6 +1,7 @@
 import concurrent.futures
 import contextlib
 import contextvars
+import ctypes
 import os
 import socket
 import threading
@@ -184,6 +185,47 @@ def test_no_thread_of_ours_remains_after_stop_and_close(serve: Serve) -> None:
     courier.close(client)
     assert server.stop(0) == []
     wait_until(lambda: our_threads() <= before)
+
+
+def test_a_thread_that_is_ended_by_force_while_it_stops_a_server_ends_that(serve: Serve) -> None:
+    class Forced(BaseException):
+        pass
+
+    before = our_threads()
+    entered, release = threading.Event(), threading.Event()
+
+    def work() -> None:
+        entered.set()
+        release.wait(20)
+
+    server, client = serve(work)
+    ended: list[BaseException] = []
+
+    def stop() -> None:
+        try:
+            server.stop(60)
+        except Forced as error:
+            ended.append(error)
+
+    future = client.futures()
+    assert entered.wait(20)
+    stopping = threading.Thread(target=stop)
+    stopping.start()
+    wait_until(lambda: not server.has_started)
+    time.sleep(0.1)  # it waits for the handler
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(
+        ctypes.c_ulong(stopping.ident or 0), ctypes.py_object(Forced)
+    )
+    stopping.join(20)
+    assert ended
+    assert server.join(0)
+    assert server.stop() == []
+    assert isinstance(future.exception(20), courier.ServerLostError)
+    release.set()
+    courier.close(client)
+    wait_until(lambda: our_threads() <= before)
+    with socket.create_server(("127.0.0.1", int(server.address.rpartition(":")[2]))):
+        pass
 
 
 def test_a_process_with_a_stuck_handler_can_exit(script: Script) -> None:

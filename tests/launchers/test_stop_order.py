@@ -134,6 +134,43 @@ def test_a_caller_that_takes_its_time_has_a_share_of_the_notice(
     assert f"chain: ended by force after the notice: {', '.join(result.killed)}" in caplog.text
 
 
+class Deaf:
+    """Answers, and lets itself be stopped, later than anybody waits for."""
+
+    def __init__(self, answers_for_s: float) -> None:
+        self._answers_for_s = answers_for_s
+        lp.register_stop_handler(lambda: time.sleep(1.5))
+
+    def answer(self) -> None:
+        time.sleep(self._answers_for_s)
+
+
+class CallsAlways:
+    def __init__(self, deaf: Deaf, log: str) -> None:
+        self._deaf, self._log = deaf, Path(log)
+
+    def run(self) -> None:
+        self._log.touch()
+        while True:
+            self._deaf.answer()
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("notice_s", [0.0, 0.3, 1.0])
+def test_a_server_that_is_ended_by_force_leaves_nothing(
+    launch_program: Any, tmp_path: Path, launcher: str, notice_s: float
+) -> None:
+    program = lp.Program("deaf")
+    deaf = program.add_node(lp.CourierNode(Deaf, 2.0), label="deaf")
+    for index in range(2):
+        caller = lp.PyClassNode(CallsAlways, deaf, str(tmp_path / f"up-{index}"))
+        program.add_node(caller, label="caller")
+    running = launch_program(program, launcher, notice_s=notice_s)
+    poll_until(lambda: len(list(tmp_path.glob("up-*"))) == 2)
+    time.sleep(0.2)  # in the middle of calls
+    assert "caller[0]" in running.stop().killed
+
+
 class Circle:
     """Calls one that calls it."""
 

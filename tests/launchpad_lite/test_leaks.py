@@ -7,6 +7,7 @@ import tempfile
 import threading
 from pathlib import Path
 
+import launchpad_lite as lp
 from launchpad_lite.testing import take_inventory
 
 
@@ -50,3 +51,13 @@ def test_an_open_file_and_a_temporary_folder_are_seen(tmp_path):
         assert before.leftovers().files == {str(tmp_path / "open"), folder}
     assert not before.leftovers()
     assert not Path(folder).exists()
+
+
+def test_the_folder_of_logs_is_none(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before = take_inventory()
+    program = lp.Program("logs")
+    program.add_node(lp.PyNode(print, "hello"), label="node")
+    lp.launch(program, "test_mp").wait()
+    assert list(tmp_path.iterdir())
+    assert not before.leftovers().files
