@@ -4,18 +4,37 @@ PYTHON ?= python3
 BIN := .venv/bin
 # Touched when the environment is complete; older than pyproject.toml means: install again.
 READY := .venv/.ready
-# Also tested in CI, each where the machine has it.
-PYTHONS := 3.10 3.11 3.12 3.13
+# Also tested in CI, where the machine has them: the oldest and the newest. Each takes a quarter of an
+# hour; what lies between: make test-pythons PYTHONS=3.12
+PYTHONS := 3.10 3.13
 # This one gets the oldest dependencies we promise, the others the newest.
 OLDEST := 3.10
+
+# Of `make image`: what it is called, what it is built on, what is installed besides (empty: what
+# nodes of the examples import), and what builds it. With a tag: clusters would pull one without it
+# each time, even where it was loaded by hand.
+IMAGE ?= launchpad-lite:$(shell sed -n 's/^__version__ = "\(.*\)"$$/\1/p' launchpad_lite/_version.py)
+BASE ?= docker.io/library/python:$(or $(MINOR),$(error '$(LAUNCHING)' is no Python that runs. Say \
+  which one you launch with: make image PYTHON=python3.12))-slim
+PACKAGES ?=
+ENGINE ?= $(shell command -v docker >/dev/null && echo docker || echo podman)
+
+# Code travels to the same minor version of Python only: that of the environment here, unless another
+# Python is named.
+LAUNCHING = $(or $(if $(filter file,$(origin PYTHON)),$(wildcard $(BIN)/python)),$(PYTHON))
+MINOR = $(shell $(LAUNCHING) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
+
+# Tests of programs on several hosts, which need root.
+BEDS := tests/beds $(addprefix tests/launchers/test_,ssh.py ssh_faults.py slurm.py kubernetes.py \
+  kubernetes_faults.py)
 
 # Every process that a test starts would compile all of it again.
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint types fast-tests chaos fuzz test-pythons test-reverb protos benchmark \
-  benchmark-peers clean
+.PHONY: help demo test test-here test-beds lint types fast-tests chaos fuzz test-pythons test-reverb \
+  protos image benchmark benchmark-peers clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -34,11 +53,19 @@ demo: $(READY) ## Learn to balance a pole with actors and a learner, each a proc
 	$(BIN)/python -m examples.actor_learner.launch --max-seconds=50 --output=.cache/demo
 
 test: lint types ## Check everything: lint, types, contracts, all tests
-	$(BIN)/python -m pytest
+	@$(MAKE) --no-print-directory --keep-going --jobs=2 test-here test-beds
 ifeq ($(CI),true)
 	@$(MAKE) --no-print-directory test-reverb
 	@$(MAKE) --no-print-directory test-pythons
 endif
+
+test-here: $(READY) # What needs this machine only
+	$(BIN)/python -m pytest $(addprefix --ignore=,$(BEDS))
+
+# They mostly wait, so they run beside the others; what they say is shown at their end.
+test-beds: $(READY) # What needs hosts or a cluster, which these tests make
+	@mkdir -p .cache; $(BIN)/python -m pytest $(BEDS) >.cache/test-beds.txt 2>&1; code=$$?; \
+	echo; echo "== Hosts and clusters"; cat .cache/test-beds.txt; exit $$code
 
 lint: $(READY) ## Check style, format and the import contracts
 	$(BIN)/ruff check
@@ -85,6 +112,10 @@ test-pythons: $(READY) ## Run the fast tests on the other Pythons this machine h
 
 protos: $(READY) ## Regenerate courier/_proto from protos/
 	$(BIN)/python protos/generate.py
+
+image: ## Build an image for pods, to be pushed: make image IMAGE=registry/name:tag
+	$(ENGINE) build --build-arg BASE=$(BASE) $(if $(PACKAGES),--build-arg PACKAGES='$(PACKAGES)') \
+	  --tag $(IMAGE) --file examples/Dockerfile .
 
 benchmark: $(READY) ## Measure how fast programs start, restart, stop and fan out; prints tables
 	$(BIN)/python -m benchmarks.start

@@ -2,10 +2,21 @@
 
 import sys
 import threading
+from typing import Protocol
 
 #: A longer line is shown in pieces: progress bars may never end theirs.
 _MAX_LINE_BYTES = 1 << 20
 _COLOURS = (36, 33, 32, 35, 34, 31, 96, 93, 92, 95, 94, 91)
+
+
+class Output(Protocol):
+    """Shows what nodes print. Thread-safe."""
+
+    def show(self, node: str, data: bytes) -> None:
+        """Takes in output of a node."""
+
+    def finish(self, node: str) -> None:
+        """Shows what a node said without ending the line."""
 
 
 class Console:

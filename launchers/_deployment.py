@@ -9,6 +9,7 @@ told together.
 import contextlib
 import dataclasses
 import enum
+import resource
 import secrets
 import threading
 import time
@@ -18,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from courier import Secret
+from courier import Secret, TlsCredentials
 from launchers._allotment import allot
-from launchers._console import Console
+from launchers._console import Console, Output
 from launchers._fleet import Fleet
 from launchers._hosts import HostSpec
 from launchers._logs import NodeLogs
@@ -61,8 +62,16 @@ _REACH_S = 3.2
 _LATER_S = 1.0
 #: Hosts that are spoken with at the same time, each by a thread that mostly waits.
 _MOST_AT_ONCE = 1024
+#: What to do about a Python of another version.
+_OTHER_PYTHON = "Name another interpreter, as in hosts=['h1:python=/path/to/python{0}'], or python= for all hosts"
+_OTHER_IMAGE = "Use an image that has Python {0}, or launch with the Python of the image"
 #: Seconds in which the agent comes up once its code is there.
 _AGENT_S = 60.0
+
+
+MakeFleet = Callable[["Starter", SupervisedProgram], Fleet]
+ReachHost = Callable[[HostSpec, Hello], Arrival]
+Issue = Callable[[str, Sequence[str]], TlsCredentials]
 
 
 class Tunnel(enum.Enum):
@@ -88,6 +97,12 @@ class Deployment:
         silence_s: Seconds after which a host that says nothing is lost, and ends what it runs.
         requirements: What to install there, as `pip install --requirement` takes it.
         cache: Folder there for code; None: the user's.
+        ways: How hosts reach each other, where that is known; None: it is tried.
+        issue: Makes certificates for who is called by these names; None: an authority is made for
+            the run.
+        output: Shows what nodes print; None: this process's output, unless it is to be quiet.
+        keeps_logs: Whether what nodes print is kept in files.
+        in_pods: Whether each host is the pod of one node.
     """
 
     plan: LaunchPlan
@@ -100,6 +115,11 @@ class Deployment:
     silence_s: float
     requirements: str | None = None
     cache: str | None = None
+    ways: Views | None = None
+    issue: Issue | None = None
+    output: Output | None = None
+    keeps_logs: bool = True
+    in_pods: bool = False
 
     def hello(self) -> Hello:
         """Returns what a host must know first."""
@@ -109,11 +129,15 @@ class Deployment:
             self.silence_s,
             self.requirements,
             self.cache,
+            self.in_pods,
         )
 
 
 def deploy(
-    deployment: Deployment, reach_host: Callable[[HostSpec, Hello], Arrival], limit_s: float
+    deployment: Deployment,
+    reach_host: ReachHost,
+    limit_s: float,
+    make_fleet: MakeFleet | None = None,
 ) -> RunningProgram:
     """Starts a program on several hosts; returns when its addresses are known and bound.
 
@@ -121,30 +145,51 @@ def deploy(
         deployment: What is wanted.
         reach_host: Starts a bare interpreter on a host.
         limit_s: Seconds within which each must have answered.
+        make_fleet: Puts the hosts together, once their nodes are placed.
 
     Raises:
         LaunchError: It cannot be started; nothing of it is left.
     """
     # First, since the package for it may be missing.
-    authority = Authority(deployment.plan.program)
+    issue = deployment.issue or Authority(deployment.plan.program).issue
+    if deployment.output is None and not deployment.options.quiet:
+        deployment = dataclasses.replace(deployment, output=Console())
     with contextlib.ExitStack() as undo:
-        hello = deployment.hello()
-        arrivals = []
-        for spec in deployment.specs:
-            arrivals.append(reach_host(spec, hello))
-            undo.callback(arrivals[-1].close)
-        _ship(deployment, arrivals, time.monotonic() + limit_s)
-        console = None if deployment.options.quiet else Console()
-        hosts = {}
-        for arrival in arrivals:
-            link = arrival.link(deployment.silence_s)
-            hosts[arrival.name] = AgentHost(arrival.name, link, console)
-            undo.callback(hosts[arrival.name].close)
-        undo.callback(_begin_to_close, hosts.values())
+        hosts = _bring_up(deployment, deployment.specs, reach_host, limit_s, undo)
         survey = _survey(deployment, hosts)
-        program = _Starter(deployment, hosts, survey, authority).start(undo)
+        program = Starter(deployment, hosts, survey, issue, reach_host).start(undo, make_fleet)
         undo.pop_all()
     return program
+
+
+def _bring_up(
+    deployment: Deployment,
+    specs: Iterable[HostSpec],
+    reach_host: ReachHost,
+    limit_s: float,
+    undo: contextlib.ExitStack,
+) -> dict[str, AgentHost]:
+    """Returns hosts with their agents, by name."""
+    hello = deployment.hello()
+    arrivals = []
+    for spec in specs:
+        arrivals.append(reach_host(spec, hello))
+        undo.callback(arrivals[-1].close)
+    _ship(deployment, arrivals, time.monotonic() + limit_s)
+    hosts = {}
+    for arrival in arrivals:
+        link = arrival.link(deployment.silence_s)
+        hosts[arrival.name] = AgentHost(arrival.name, link, deployment.output)
+        undo.callback(hosts[arrival.name].close)
+    undo.callback(_begin_to_close, hosts.values())
+    return hosts
+
+
+def allow_many_files() -> None:
+    """Raises the soft limit, which is for programs that use select: each host holds some open."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def read_requirements(path: Path | None) -> str | None:
@@ -213,7 +258,9 @@ def _ship(deployment: Deployment, arrivals: Sequence[Arrival], give_up_at: float
     mistakes += [
         f"{name}: {mistake}"
         for name, there in facts.items()
-        for mistake in mismatches(here, there, deployment.shipment.requires)
+        for mistake in mismatches(
+            here, there, deployment.shipment.requires, in_pods=deployment.in_pods
+        )
     ]
     _refuse(mistakes)
     trees = {tree.key: tree for tree in deployment.shipment.trees}
@@ -241,25 +288,29 @@ class _Archives(dict[str, bytes]):
         return self[key]
 
 
-def mismatches(here: Facts, there: Facts, requires: Mapping[str, str]) -> Iterator[str]:
+def mismatches(
+    here: Facts, there: Facts, requires: Mapping[str, str], *, in_pods: bool = False
+) -> Iterator[str]:
     """Says why code of this process cannot run at a host.
 
     Args:
         here: Facts of this process.
         there: Facts of the host.
         requires: Packages that are needed there, in the versions of this process.
+        in_pods: Whether the host is a pod. What its image has is its maker's choice: another
+            version of a package, or another platform, is none of the mistakes.
     """
     wanted = f"{here.implementation} {_dotted(here.python[:2])}"
     found = f"{there.implementation} {_dotted(there.python[:2])}"
     if found != wanted:
+        remedy = (_OTHER_IMAGE if in_pods else _OTHER_PYTHON).format(_dotted(here.python[:2]))
         yield (
             f"{there.executable} is {there.implementation} {_dotted(there.python)}, the program is "
             f"launched by {_dotted(here.python)}: code travels between the same minor versions "
-            "only. Name another interpreter, as in hosts=['h1:python=/path/to/python"
-            f"{_dotted(here.python[:2])}'], or python= for all hosts"
+            f"only. {remedy}"
         )
         return
-    if there.platform != here.platform:
+    if there.platform != here.platform and not in_pods:
         yield (
             f"it is a {'-'.join(filter(None, there.platform))}, the program is launched from a "
             f"{'-'.join(filter(None, here.platform))}; what is shipped would not run there"
@@ -267,9 +318,14 @@ def mismatches(here: Facts, there: Facts, requires: Mapping[str, str]) -> Iterat
     differing = [
         f"{name} {version} ({there.packages.get(name) or 'none'} there)"
         for name, version in requires.items()
-        if there.packages.get(name) != version
+        if there.packages.get(name) != version and not (in_pods and there.packages.get(name))
     ]
-    if differing:
+    if differing and in_pods:
+        yield (
+            f"the program needs {', '.join(differing)} in {there.executable} of its image. Install "
+            "them there (as examples/Dockerfile does), or name another image"
+        )
+    elif differing:
         yield (
             f"the program needs {', '.join(differing)} in {there.executable}. Install the same "
             "versions there, name an interpreter that has them (python=), or let the launcher "
@@ -293,6 +349,7 @@ class _Survey:
 
 
 def _survey(deployment: Deployment, hosts: Mapping[str, AgentHost]) -> _Survey:
+    """Asks hosts what they have, and how they reach each other unless that is known."""
     words = {name: secrets.token_hex(WORD_BYTES) for name in hosts}
     answers = _on_all(
         lambda host: host.ask(
@@ -303,11 +360,15 @@ def _survey(deployment: Deployment, hosts: Mapping[str, AgentHost]) -> _Survey:
     found = dict(zip(hosts, answers, strict=True))
     machines, targets = {}, {}
     for spec in deployment.specs:
+        if spec.name not in hosts:
+            continue
         answer = found[spec.name]
         machine = Machine.decode(answer["machine"], spec.name)
         machines[spec.name] = machine.limited(cpu=spec.cpu, ram_gib=spec.ram_gib, gpu=spec.gpu)
         addresses = (spec.address,) if spec.address else tuple(answer["addresses"])
         targets[spec.name] = Target(spec.name, addresses, answer["port"], words[spec.name])
+    if deployment.ways is not None:
+        return _Survey(machines, deployment.ways)
     # Agents that try to reach others say nothing meanwhile.
     timeout_s = max(1.0, min(_REACH_S, deployment.silence_s / 2))
     return _Survey(machines, _probe(targets, hosts, timeout_s))
@@ -334,7 +395,7 @@ def _probe(
 # The program
 
 
-class _Starter:
+class Starter:
     """Places nodes and starts them; later, finds new hosts for those that lost theirs."""
 
     def __init__(
@@ -342,8 +403,10 @@ class _Starter:
         deployment: Deployment,
         hosts: Mapping[str, AgentHost],
         survey: _Survey,
-        authority: Authority,
+        issue: Issue,
+        reach_host: ReachHost,
     ) -> None:
+        """Made by `deploy`."""
         self._deployment = deployment
         self._plan = deployment.plan
         self._hosts = hosts
@@ -351,10 +414,28 @@ class _Starter:
         self._executables = {each.name: each for each in self._plan.executables}
         self._ports: dict[str, int] = {}
         self._table: AddressTable | None = None
-        self._authority = authority
+        self._issue = issue
+        self._reach_host = reach_host
         self._tunnels = Tunnels(hosts)
+        self._placement: Mapping[str, str] = {}
+        self._logs: tuple[Path, NodeLogs | None] = (Path(), None)
 
-    def start(self, undo: contextlib.ExitStack) -> SupervisedProgram:
+    @property
+    def hosts(self) -> Sequence[AgentHost]:
+        """All hosts."""
+        return list(self._hosts.values())
+
+    @property
+    def placement(self) -> Mapping[str, str]:
+        """Name of the first host of each node."""
+        return self._placement
+
+    def release(self) -> None:
+        """Gives back what is neither a host's nor the program's."""
+        self._tunnels.close()
+
+    def start(self, undo: contextlib.ExitStack, make_fleet: MakeFleet | None) -> SupervisedProgram:
+        """Starts the nodes, on hosts that have passed all else."""
         rooms = [_room(self._survey.machines[spec.name]) for spec in self._deployment.specs]
         plan, deployment = self._plan, self._deployment
         placement = place(plan.executables, rooms, deployment.choice, deployment.strategy)
@@ -383,14 +464,16 @@ class _Starter:
             name: AddressTable(
                 self._endpoints(name, placement.hosts),
                 secret,
-                self._authority.issue(name or "launcher", self._names(name)),
+                self._issue(name or "launcher", self._names(name)),
                 _LISTEN_HOST,
             )
             for name in (LAUNCHER, *self._hosts)
         }
         self._table = tables[LAUNCHER]
+        self._placement = placement.hosts
         folder = (deployment.options.log_dir or make_run_folder(plan.program)).absolute()
-        logs = NodeLogs(folder, list(self._executables))
+        logs = NodeLogs(folder, list(self._executables)) if deployment.keeps_logs else None
+        self._logs = folder, logs
         plan = dataclasses.replace(plan, hosts=placement.hosts)
         program = SupervisedProgram(
             plan, deployment.options, self._table, folder, deployment.silence_s + _LATER_S
@@ -400,10 +483,38 @@ class _Starter:
             for node, payload in payloads(part, tables[name], deployment.options).items():
                 host.take(node, payload, allotments[name].grants[node])
             host.listen(program, folder, logs)
-        program.supervise(
-            Fleet(list(self._hosts.values()), placement.hosts, self, (self._tunnels.close,))
-        )
+        program.supervise((make_fleet or _make_fleet)(self, program))
         return program
+
+    def readmit(self, host: AgentHost, program: SupervisedProgram, limit_s: float) -> AgentHost:
+        """Returns a host that was lost and has come back under its name and address.
+
+        Its nodes are its own again, at the same ports, and may be started there.
+
+        Args:
+            host: As it was.
+            program: Who hears of it.
+            limit_s: Seconds within which it must have come back.
+
+        Raises:
+            LaunchError: It has not, or cannot take its nodes.
+        """
+        (spec,) = (each for each in self._deployment.specs if each.name == host.name)
+        with contextlib.ExitStack() as undo:
+            (again,) = _bring_up(self._deployment, [spec], self._reach_host, limit_s, undo).values()
+            # Told to quit, its pod would have ended well, and no other would come in its place.
+            undo.callback(again.hang_up)
+            machine = _survey(self._deployment, {again.name: again}).machines[again.name]
+            executables = [self._executables[node] for node in host.grants]
+            allotment = allot(executables, machine)
+            _refuse([f"{host.name}: {mistake}" for mistake in allotment.mistakes])
+            addresses = [address for each in executables for address in each.addresses]
+            again.reserve(addresses)
+            for node in host.grants:
+                again.take(node, host.payload(node), allotment.grants[node])
+            again.listen(program, *self._logs)
+            undo.pop_all()
+        return again
 
     def _names(self, host: str) -> list[str]:
         """Returns all that a host may be called by, for its certificate."""
@@ -497,7 +608,7 @@ class _Starter:
         table = AddressTable(
             self._endpoints(target, fleet.placement),
             self._table.secret,
-            self._authority.issue(target, self._names(target)),
+            self._issue(target, self._names(target)),
             _LISTEN_HOST,
         )
         (moved,) = payloads(
@@ -546,6 +657,10 @@ class _Starter:
         if not left:
             raise LaunchError(f"it may run on {', '.join(names)} only")
         return {executable.name: left}
+
+
+def _make_fleet(starter: Starter, program: SupervisedProgram) -> Fleet:  # noqa: ARG001
+    return Fleet(starter.hosts, starter.placement, starter, (starter.release,))
 
 
 def _room(machine: Machine) -> Room:

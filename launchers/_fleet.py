@@ -9,7 +9,7 @@ from launchers.host.remote import AgentHost
 from launchers.host.usage import Usage
 from launchpad_lite._events import Ended
 from launchpad_lite.errors import LaunchError
-from launchpad_lite.launching import NodeFailure, RunningProgram
+from launchpad_lite.launching import NodeFailure
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -48,7 +48,8 @@ class Fleet:
         self._placement = dict(placement)
         self._mover = mover
         self._release = release
-        self._program: RunningProgram | None = None
+        #: Where nobody answers any more, by the nodes that call there.
+        self._ended: dict[str, list[str]] = {}
 
     @property
     def placement(self) -> Mapping[str, str]:
@@ -83,7 +84,13 @@ class Fleet:
                 host.post(Ended(node, attempt, failure, for_good=True))
                 return
             _LOGGER.warning("%s moves from %s to %s", node, host.name, self._of(node).name)
+            self._tell_ended_before(node)
         self._of(node).start(node, attempt, cause)
+
+    def _tell_ended_before(self, node: str) -> None:
+        """Has a host that is new to a node know what the one before did."""
+        if keys := self._ended.get(node):
+            self._of(node).tell_ended([node], keys)
 
     def request_stop(self, node: str) -> None:
         """Tells a node to end."""
@@ -95,6 +102,8 @@ class Fleet:
 
     def tell_ended(self, callers: Sequence[str], keys: Sequence[str]) -> None:
         """Tells workers, later ones too, that nobody will answer at these addresses any more."""
+        for caller in callers:
+            self._ended.setdefault(caller, []).extend(keys)
         for host in self.living():
             mine = [caller for caller in callers if self._placement[caller] == host.name]
             if mine:

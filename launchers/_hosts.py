@@ -4,7 +4,6 @@ What a host turns out to have, and what runs on it, is said elsewhere.
 """
 
 import dataclasses
-import importlib
 import ipaddress
 import itertools
 import math
@@ -15,6 +14,8 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
+
+from launchers._toml import read_toml
 
 #: What ssh is told goes through its command line, the user's configuration and sometimes a shell
 #: (ProxyCommand, `Match exec`), so nothing that means something to one of them may be in it. What
@@ -149,13 +150,9 @@ class _Reading:
     def read_file(self, path: Path) -> None:
         """Reads a TOML file: options of all hosts, and a table for each host."""
         try:
-            content: dict[str, Any] = _toml().loads(path.read_text(encoding="utf-8"))
-        except (OSError, ImportError) as error:
-            reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-            self._mistakes.append(f"{path} cannot be read: {reason}")
-            return
-        except ValueError as error:  # neither TOML nor, perhaps, text
-            self._mistakes.append(f"{path} is no TOML file: {error}")
+            content = read_toml(path)
+        except ValueError as error:
+            self._mistakes.append(str(error))
             return
         tables = content.pop("hosts", {})
         defaults = self._options(str(path), content)
@@ -250,16 +247,6 @@ class _Reading:
                 self._found.append(HostSpec(each, **{**(defaults or {}), **options}))
         except ValueError as error:
             self._mistakes.append(f"{where}: {error}")
-
-
-def _toml() -> Any:
-    """Returns the module that reads TOML."""
-    for name in ("tomllib", "tomli"):  # the first is part of Python since 3.11
-        try:
-            return importlib.import_module(name)
-        except ModuleNotFoundError:
-            continue
-    raise ImportError("this needs tomli: pip install 'launchpad-lite[ssh]'")
 
 
 def _mistakes_in(fields: Mapping[str, Any]) -> Iterator[str]:

@@ -36,6 +36,9 @@ from launchpad_lite.launching import Executable
 #: What an agent and its workers import, outside the standard library. Without grpc and protobuf:
 #: our own clients do not need them.
 _RUNTIME = ("absl", "cloudpickle", "courier", "launchers", "launchpad_lite", "psutil")
+#: Our own, and the distributions that the others come in.
+_OURS = ("courier", "launchers", "launchpad_lite")
+_DEPENDENCIES = ("absl-py", "cloudpickle", "psutil")
 #: Folders that stand for "installed", also in environments other than the one that runs.
 _INSTALLED = frozenset(("site-packages", "dist-packages"))
 _STDLIB = tuple(
@@ -110,7 +113,7 @@ class Shipment:
     requires: Mapping[str, str]
 
 
-def pack_up(executables: Sequence[Executable]) -> Shipment:
+def pack_up(executables: Sequence[Executable], *, is_installed: bool = False) -> Shipment:
     """Returns the code that the nodes of a program need on other hosts.
 
     Modules that are found at run time only (`importlib.import_module(name)`) travel if they are in
@@ -120,6 +123,8 @@ def pack_up(executables: Sequence[Executable]) -> Shipment:
 
     Args:
         executables: All that is to run anywhere; hosts share what they keep.
+        is_installed: Whether this package is installed there, for another platform perhaps. It
+            travels all the same, so that both sides are of one version; what it imports does not.
 
     Raises:
         LaunchError: A file cannot be read, links form a loop, or there is too much of it.
@@ -127,19 +132,28 @@ def pack_up(executables: Sequence[Executable]) -> Shipment:
     search = _Search()
     search.add_pickles(itertools.chain.from_iterable(map(_pickles, executables)))
     trees = _user_trees(search.files)
-    return Shipment((*trees, runtime_tree()), dict(sorted(search.requires.items())))
+    runtime = runtime_tree(_OURS if is_installed else _RUNTIME)
+    requires = {**search.requires, **(_versions(_DEPENDENCIES) if is_installed else {})}
+    return Shipment((*trees, runtime), dict(sorted(requires.items())))
 
 
-def runtime_tree() -> Tree:
+def _versions(distributions: Iterable[str]) -> dict[str, str]:
+    return {name: importlib.metadata.version(name) for name in distributions}
+
+
+def runtime_tree(packages: Sequence[str] = _RUNTIME) -> Tree:
     """Returns what an agent needs: our packages and what these import, as they are installed here.
 
     One of them is compiled (psutil), so the host must be of the same platform.
+
+    Args:
+        packages: Names of those.
 
     Raises:
         LaunchError: A file cannot be read.
     """
     files = dict[str, Path]()
-    for name in _RUNTIME:
+    for name in packages:
         # Without importing them: absl and psutil are loaded where they are used.
         spec = importlib.util.find_spec(name)
         assert spec is not None, f"{name} is a dependency of this package"

@@ -12,7 +12,7 @@ import secrets
 import shutil
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ from launchers._shipping import Shipment, Tree
 from launchers._slurm_script import Component
 from launchers.host import boot
 from launchpad_lite._flag_values import FlagSnapshot
-from launchpad_lite._freeze import FrozenWork
 from launchpad_lite.errors import LaunchError
 from launchpad_lite.launching import (
     AddressTable,
@@ -217,10 +216,8 @@ class RunFolder:
 
     def read_work(self) -> LaunchPlan:
         """Returns the plan with its work; the user's code is importable by now."""
-        works: dict[str, FrozenWork] = pickle.loads((self.path / "work.pickle").read_bytes())
-        plan = self.read_order().plan
-        executables = tuple(replace(each, work=works[each.name]) for each in plan.executables)
-        return replace(plan, executables=executables)
+        works = pickle.loads((self.path / "work.pickle").read_bytes())
+        return self.read_order().plan.with_works(works)
 
     # What the job writes, and the launcher reads
 
@@ -321,7 +318,6 @@ def submission_files(
     Raises:
         LaunchError: Code cannot be read.
     """
-    works = {each.name: each.work for each in plan.executables}
     begin = {
         "python": sys.version_info[:2],
         "trees": [tree.key for tree in shipment.trees],
@@ -332,17 +328,9 @@ def submission_files(
         "begin.py": (Path(boot.__file__).read_text() + _BEGIN).encode(),
         "order.json": json.dumps(begin, indent=2).encode(),
         "order.pickle": cloudpickle.dumps(order),
-        "work.pickle": cloudpickle.dumps(works),
+        "work.pickle": cloudpickle.dumps(plan.works),
         **{f"code/{tree.key}.tar.gz": tree.archive() for tree in shipment.trees},
     }
-
-
-def outline(plan: LaunchPlan) -> LaunchPlan:
-    """Returns a plan without the work of its nodes, which needs none of the user's code to read."""
-    nothing = FrozenWork(b"", ())
-    return replace(
-        plan, executables=tuple(replace(each, work=nothing) for each in plan.executables)
-    )
 
 
 def _write(path: Path, content: bytes) -> None:

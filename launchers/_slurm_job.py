@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import resource
 import signal
 import sys
 import threading
@@ -12,7 +11,7 @@ from pathlib import Path
 from types import FrameType
 
 from launchers import _slurm_client as slurm
-from launchers._deployment import Deployment, deploy
+from launchers._deployment import Deployment, allow_many_files, deploy
 from launchers._hosts import HostSpec
 from launchers._slurm_folder import NOTE_S, End, Order, RunFolder
 from launchers._slurm_script import Component, node_lists, srun_command, unique_names
@@ -98,7 +97,7 @@ def main(folder: str, trees: Sequence[str]) -> int:
         folder: Of the run.
         trees: Folders with the code, in the order of the path.
     """
-    _allow_many_files()
+    allow_many_files()
     run = RunFolder(Path(folder))
     run.clear()
     order = run.read_order()
@@ -177,13 +176,6 @@ def _write_end(run: RunFolder, end: End) -> None:
             return
         time.sleep(pause_s)
     run.write_end(end)
-
-
-def _allow_many_files() -> None:
-    """Raises the soft limit, which is for programs that use select: each node may hold some open."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _is_slurms(result: ProgramResult) -> bool:

@@ -164,8 +164,14 @@ class SupervisedProgram(RunningProgram):
         self._host = host
         for address in self.plan.addresses:
             address.bind(self._table)
-        self._handlers.start()
-        self._thread.start()
+        try:
+            self._handlers.start()
+            self._thread.start()
+        except BaseException:
+            # An interrupt: the thread may run all the same, and would wait for nodes of a host that
+            # is about to be closed.
+            self.kill()
+            raise
 
     def post(self, event: Event) -> None:
         """Takes in what happened on the host. From any thread."""

@@ -29,7 +29,7 @@ _MAX_NAME = 64
 #: Where a node is reached on its own host, whatever else it is called.
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 #: Underscores are no part of host names, and yet used for them.
-_DNS_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?")
+_DNS_NAME = re.compile(r"(\*\.)?[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?")
 
 
 class Authority:
@@ -59,7 +59,7 @@ class Authority:
         except ImportError as error:
             raise MissingExtraError(
                 "certificates for a program on several hosts need the package 'cryptography', on "
-                "the machine that launches. Run: pip install 'launchpad-lite[ssh]'"
+                "the machine that launches. Run: pip install 'launchpad-lite[ssh]' (or [kubernetes])"
             ) from error
         self._key = ec.generate_private_key(ec.SECP256R1())
         public = self._key.public_key()
@@ -81,7 +81,8 @@ class Authority:
         Args:
             name: Whom they are for, for people who look at certificates.
             addresses: DNS names and IP addresses by which servers that use them are reached,
-                without ports; `localhost`, `127.0.0.1` and `::1` are always among them.
+                without ports; `*.name` for all directly below a name. `localhost`, `127.0.0.1` and
+                `::1` are always among them.
 
         Raises:
             ValueError: An address can be neither a DNS name nor an IP address.

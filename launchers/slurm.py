@@ -5,20 +5,18 @@ import dataclasses
 import os
 import re
 import shlex
-import signal
 import sys
-import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import FrameType
 
 from launchers import _slurm_client as slurm
 from launchers._deployment import Deployment, Tunnel, deploy, read_requirements
 from launchers._placement import PlacementChoice, Strategy
 from launchers._run_folder import run_name
 from launchers._shipping import Shipment, pack_up
-from launchers._slurm_folder import Order, RunFolder, outline, submission_files
+from launchers._signals import ended_by_signals
+from launchers._slurm_folder import Order, RunFolder, submission_files
 from launchers._slurm_job import Allocation
 from launchers._slurm_program import DetachedProgram, SlurmProgram
 from launchers._slurm_script import Component, Submission, batch_script, components_of, path_mistake
@@ -195,7 +193,7 @@ class SlurmLauncher(Launcher):
             return self._start_here(plan, options)
         folder = RunFolder(self._run_folder(plan, options))
         folder.write_submission(self.emit(plan, dataclasses.replace(options, log_dir=folder.path)))
-        with _ended_by_signals():
+        with ended_by_signals():
             job = _submit(folder)
             if self._detach:
                 sys.stdout.write(_DETACHED.format(job=job, folder=folder.path))
@@ -259,7 +257,7 @@ class SlurmLauncher(Launcher):
         shipment: Shipment,
     ) -> Order:
         return Order(
-            plan=outline(plan),
+            plan=plan.outline(),
             # What nodes print is shown by whoever watches the files.
             options=dataclasses.replace(options, log_dir=RunFolder(folder).logs, quiet=True),
             argv=tuple(sys.argv),
@@ -328,31 +326,6 @@ def _submit(folder: RunFolder) -> str:
             folder.forget()
             raise
     return job
-
-
-@contextlib.contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """Has SIGTERM and the end of the terminal raise SystemExit, unless somebody handles them.
-
-    A job may be pending for hours, in which nobody else would cancel it.
-    """
-
-    def leave(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001 - as Python calls it
-        raise SystemExit(128 + signum)
-
-    is_main = threading.current_thread() is threading.main_thread()
-    ours = [
-        signum
-        for signum in (signal.SIGTERM, signal.SIGHUP)
-        if is_main and signal.getsignal(signum) == signal.SIG_DFL
-    ]
-    for signum in ours:
-        signal.signal(signum, leave)
-    try:
-        yield
-    finally:
-        for signum in ours:
-            signal.signal(signum, signal.SIG_DFL)
 
 
 _DETACHED = """\

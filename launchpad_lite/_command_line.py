@@ -41,10 +41,11 @@ commands:
   plan     show what would start where
   render   draw the graph; --output=graph.svg or --output=graph.mmd (Mermaid; to the screen
            without --output)
-  emit     write what the launcher would hand to others to --output=FOLDER: scripts and commands
+  emit     write what the launcher would hand to others to --output=FOLDER, or -o FOLDER: scripts,
+           commands, objects. It may be told the launcher first: emit kubernetes PROGRAM -o FOLDER
 
 commands with a RUN instead of a program, for launchers whose programs outlive them (slurm: the number
-of the job or the folder of the run):
+of the job or the folder of the run; kubernetes: the name of the run):
   status   show how its nodes are
   logs     show what they printed
   stop     stop it in order, and wait for its end
@@ -89,7 +90,7 @@ def _run(arguments: list[str]) -> int:
     _, *rest = parse_known(["launch", *arguments])
     command = _take_command(rest)
     output = _take_option(rest, "output") if command in ("render", "emit") else None
-    launcher = _take_launcher(rest)
+    launcher = _take_launcher(rest, command)
     path = _take_path(rest)
     if command in _COMMANDS_OF_RUNS:
         _do_with_run(command, launcher.attach(path))
@@ -118,9 +119,10 @@ def _first_word(rest: Sequence[str]) -> int:
     return next(words, len(rest))
 
 
-def _take_launcher(rest: list[str]) -> Launcher:
+def _take_launcher(rest: list[str], command: str) -> Launcher:
     """Makes the launcher, with those of its options that stand before the program."""
-    name = chosen_launcher()
+    name = _take_name(rest) if command == "emit" else None
+    name = name or chosen_launcher()
     known = inspect.signature(maker).parameters if callable(maker := load_launcher(name)) else {}
     hints = _hints(maker.__init__ if inspect.isclass(maker) else maker)
     options: dict[str, Any] = {}
@@ -137,6 +139,15 @@ def _take_launcher(rest: list[str]) -> Launcher:
         raise ProgramPathError(f"--launcher={name}: {error}") from error
 
 
+def _take_name(rest: list[str]) -> str | None:
+    """Returns the launcher that stands before the program, if there is one."""
+    words = [argument for argument in rest if not argument.startswith("-")]
+    if len(words) < 2 or words[0] not in installed_launchers():
+        return None
+    rest.remove(words[0])
+    return words[0]
+
+
 def _usage() -> str:
     return _USAGE.format(
         launchers=", ".join(installed_launchers()), notice=TERMINATION_NOTICE_SECS.default
@@ -150,9 +161,13 @@ def _take_path(rest: list[str]) -> str:
 
 
 def _take_option(rest: list[str], name: str) -> str | None:
+    """Takes `--name=VALUE`, or `-n VALUE` as other tools have it."""
     for index, argument in enumerate(rest):
         if argument.startswith(f"--{name}="):
             return rest.pop(index).partition("=")[2]
+        if argument == f"-{name[0]}" and index + 1 < len(rest):
+            del rest[index]
+            return rest.pop(index)
     return None
 
 
@@ -184,21 +199,15 @@ def _do_with_run(command: str, running: RunningProgram) -> None:
         ended = running.stop()
         print(f"{running.plan.program}: {ended.outcome.value}, {ended.reason}")  # noqa: T201
     elif command == "logs":
-        _print_logs(running.log_dir)
+        for node, lines in running.output():
+            for line in lines.decode(errors="replace").splitlines():
+                print(f"[{node}]", line)  # noqa: T201
     else:
         running.join(_LOOK_S)
         result = running.result
         how = "running" if result is None else f"{result.outcome.value}, {result.reason}"
         print(f"{running.plan.program}: {how}")  # noqa: T201
         print(render_status(running.status()))  # noqa: T201
-
-
-def _print_logs(folder: Path | None) -> None:
-    for path in sorted(folder.glob("*/*.log")) if folder is not None else ():
-        node = f"[{path.parent.name}[{path.stem}]]"
-        with path.open(errors="replace") as lines:
-            for line in lines:
-                print(node, line.rstrip("\n"))  # noqa: T201
 
 
 def render_status(status: Sequence[NodeStatus]) -> str:

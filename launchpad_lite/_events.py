@@ -31,6 +31,8 @@ class Ended:
         failure: How it failed; None if it ended well.
         stacks: Where its threads were before, if known.
         for_good: Whether no restart can help, whatever its policy: no host is left for it.
+        dead_s: Seconds for which it was dead already; what it had started had time to end.
+        unasked: Whether it certainly died before it could hear that it is to end.
     """
 
     node: str
@@ -38,6 +40,8 @@ class Ended:
     failure: NodeFailure | None = None
     stacks: str = ""
     for_good: bool = False
+    dead_s: float = 0.0
+    unasked: bool = False
 
 
 @dataclass(frozen=True)
@@ -50,11 +54,19 @@ class Leaving:
 
 @dataclass(frozen=True)
 class Failed:
-    """A node has failed, and its worker is on its way out; `Ended` follows."""
+    """A node has failed, and its worker is on its way out; `Ended` follows.
+
+    Attributes:
+        node: Which.
+        attempt: Which start of it.
+        failure: How.
+        unasked: Whether it certainly failed before it could hear that it is to end.
+    """
 
     node: str
     attempt: int
     failure: NodeFailure
+    unasked: bool = False
 
 
 @dataclass(frozen=True)
@@ -127,7 +139,24 @@ class Tick:
     """Time has passed."""
 
 
-NodeEvent = Constructed | Leaving | Failed | Ended | Healthy | Heartbeat | Preempted | Heard
+@dataclass(frozen=True)
+class Placed:
+    """A node that was to be started has no host, or has one now.
+
+    Attributes:
+        node: `label[replica]`.
+        attempt: Which start.
+        is_there: Whether its worker is being started. Until then its constructor takes no time.
+    """
+
+    node: str
+    attempt: int
+    is_there: bool
+
+
+NodeEvent = (
+    Constructed | Leaving | Failed | Ended | Healthy | Heartbeat | Preempted | Heard | Placed
+)
 Event = NodeEvent | StopAsked | KillAsked | HostLost | Tick
 
 

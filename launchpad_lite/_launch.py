@@ -131,7 +131,7 @@ def launch(
         None if log_dir is None else Path(log_dir),
     )
     running = chosen.start(ready, options)
-    _SIGNALS.watch(running)
+    SIGNALS.watch(running)
     report_at_exit(running)
     return running
 
@@ -212,13 +212,20 @@ class _Signals:
             if current not in (self._on_signal, None) and not stays:
                 self._previous[signum] = signal.signal(signum, self._on_signal)
 
-    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
-        alive = [program for ref in self._running if _is_running(program := ref())]
-        if not alive:
-            self._pass_on(signum, frame)
+    def is_handler(self, handler: object) -> bool:
+        """Tells whether a handler of a signal is ours, which stays when no program runs any more."""
+        return handler == self._on_signal
+
+    def stop(self, signum: int) -> bool:
+        """Has what runs stopped by a signal; returns whether anything does."""
+        alive = [program for ref in self._running if (program := ref()) and _is_running(program)]
         for program in alive:
-            assert program is not None
             program.handle_signal(signum)
+        return bool(alive)
+
+    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
+        if not self.stop(signum):
+            self._pass_on(signum, frame)
 
     def _pass_on(self, signum: int, frame: FrameType | None) -> None:
         previous = self._previous.get(signum)
@@ -233,4 +240,4 @@ def _is_running(program: RunningProgram | None) -> bool:
     return program is not None and program.result is None
 
 
-_SIGNALS = _Signals()
+SIGNALS = _Signals()

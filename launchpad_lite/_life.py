@@ -41,6 +41,7 @@ from launchpad_lite._events import (
     KillAsked,
     Leaving,
     NodeEvent,
+    Placed,
     Preempted,
     RequestStop,
     Start,
@@ -57,7 +58,8 @@ TERMINATE_S = 1.0
 #: Seconds after SIGKILL until a worker that still has not ended is given up.
 GIVE_UP_S = 1.0
 #: Seconds to wait for the cause when all that is known are consequences: on one host, where the end
-#: of a process is known at once.
+#: of a process is known at once. Also, how far the failure of a node may be from that of one that
+#: calls it to be its cause, if that one does not say what it follows from.
 BLAME_S = 0.5
 #: Seconds for which the failure of a node that was started anew can be the cause of another's.
 CAUSE_S = 10.0
@@ -135,6 +137,11 @@ class _Node:
     failed: NodeFailure | None = None
     #: Whether that is known to all.
     reported: bool = False
+    #: Whether we have asked it to end, or somebody else has: it may fail of that.
+    asked: bool = False
+    warned: bool = False
+    #: Whether it failed of neither.
+    fell: bool = False
     #: Why it alone is being ended.
     verdict: NodeFailure | None = None
     #: Whether that is since it was told so from outside, which is no fault of its own.
@@ -155,6 +162,11 @@ class _Node:
     @property
     def has_worker(self) -> bool:
         return self.stage not in (_Stage.WAITING, _Stage.ENDED)
+
+    def falls(self, *, unasked: bool) -> bool:
+        """Tells whether it fails of its own, not since it is to end; `unasked`: as it was told."""
+        # What we ask may have been on its way.
+        return not self.warned and (unasked or not self.asked)
 
     def next_deadline(self) -> float:
         signs = self.signs.values() if self.stage is _Stage.UP else ()
@@ -280,7 +292,7 @@ class ProgramLife:
         if isinstance(event, Preempted):
             return self._note_preemption(node, event, now)
         if isinstance(event, Failed):
-            return self._note_report(node, event.failure, now)
+            return self._note_report(node, event, now)
         if isinstance(event, Leaving):
             node.leaving = True
             node.signs.clear()
@@ -294,7 +306,11 @@ class ProgramLife:
             self._expect(node, "health", liveness.health_s, now)
             self._expect(node, "heartbeat", liveness.heartbeat_deadline_s, now)
             return self._stop_if_idle(now)
-        if isinstance(event, Healthy):
+        if isinstance(event, Placed):
+            node.signs.pop("startup", None)
+            if event.is_there:
+                self._expect(node, "startup", liveness.startup_s, now)
+        elif isinstance(event, Healthy):
             self._expect(node, "health", liveness.health_s, now)
         elif isinstance(event, Heartbeat):
             self._expect(node, "heartbeat", liveness.heartbeat_deadline_s, now)
@@ -304,7 +320,7 @@ class ProgramLife:
             node.holds_until = self._due(until)
         return []
 
-    def _note_report(self, node: _Node, failure: NodeFailure, now: float) -> list[Action]:
+    def _note_report(self, node: _Node, event: Failed, now: float) -> list[Action]:
         """Takes in how a node failed whose worker may take long to end: threads, exit functions."""
         if (
             node.stage not in (_Stage.UP, _Stage.ASKED)
@@ -312,7 +328,9 @@ class ProgramLife:
             or node.failed is not None
         ):
             return []
+        failure = event.failure
         node.leaving, node.failed = True, self._stamped(node, failure, now)
+        node.fell = node.falls(unasked=event.unasked)
         if self.stopping and node.stage is _Stage.UP:
             self._limit_hold(node, now)  # nobody asks it any more
         self._enter(node, _Stage.ASKED, min(node.deadline, now + self._notice_s))
@@ -331,14 +349,16 @@ class ProgramLife:
             self._note_late_failure(node, node.failed, is_verdict=False)
 
     def _note_end(self, node: _Node, event: Ended, now: float) -> list[Action]:
-        by_force = node.stage in (_Stage.TERMINATED, _Stage.KILLED)
+        node.fell = node.fell or node.falls(unasked=event.unasked)
+        by_force = node.stage in (_Stage.TERMINATED, _Stage.KILLED) and not node.fell
         failure = self._judge(node, event.failure, event.stacks)
         verdict, node.verdict = node.verdict, None
         self._enter(node, _Stage.ENDED)
         if node.reported:
             return []
+        died_at = now - event.dead_s
         if failure is not None and node.failed is None:
-            failure = self._stamped(node, failure, now)
+            failure = self._stamped(node, failure, died_at)
         if self.stopping:
             # A worker that we ended by force did not fail, unless that was the reason.
             if failure is not None and (verdict is not None or not by_force):
@@ -354,7 +374,7 @@ class ProgramLife:
         if self._may_start_again(node, now):
             self._start_again(node, failure, now)
             return []
-        return self._note_failure(self._with_history(node, failure, now), now)
+        return self._note_failure(self._with_history(node, failure, died_at), now)
 
     def _judge(self, node: _Node, failure: NodeFailure | None, stacks: str) -> NodeFailure | None:
         """Returns how a node failed; why we ended it says more than how it then went."""
@@ -404,6 +424,7 @@ class ProgramLife:
         if counts:
             node.recent.append(restart)
         node.cause, node.told_to_go, node.failed = failure, False, None
+        node.asked = node.warned = node.fell = False
         self._enter(node, _Stage.WAITING, now + delay_s)
         if node.name in self._suspects and failure is not None and not failure.is_consequence:
             self._blame_within(BLAME_S, now)
@@ -415,11 +436,11 @@ class ProgramLife:
             failure = replace(failure, summary=text)
         self._failures.append(failure)
         if not failure.is_consequence:
-            return self._stop(now, Outcome.FAILED, failure.headline())
+            return self._stop(now, Outcome.FAILED, "")  # its cause may yet become known
         if self._phase is _Phase.RUNNING:
             self._phase = _Phase.BLAMING
             self._suspects = self._order.below(failure.node)
-            is_explained = gone or self._causes_among_restarts(failure)
+            is_explained = gone or self._cause_among_restarts(failure)
             self._blame_within(BLAME_S if is_explained else self._blame_s, now)
         return []
 
@@ -436,6 +457,7 @@ class ProgramLife:
     def _note_preemption(self, node: _Node, event: Preempted, now: float) -> list[Action]:
         if node.stage is not _Stage.UP:
             return []
+        node.warned = True
         told = signal.Signals(event.signum).name
         if self.stopping or node.terms.restart.when is RestartWhen.NEVER:
             # It asks itself.
@@ -578,12 +600,14 @@ class ProgramLife:
         return self._give_up(node, now)
 
     def _terminate(self, node: _Node, now: float) -> Action:
+        node.asked = True
         self._enter(node, _Stage.TERMINATED, now + TERMINATE_S)
         self._note_force(node)
         return Terminate(node.name)
 
     def _kill(self, node: _Node, now: float) -> Action:
         # Its host may be gone, which becomes known later; then it can be started on another one.
+        node.asked = True
         give_up_s = GIVE_UP_S if self.stopping else max(GIVE_UP_S, self._blame_s)
         self._enter(node, _Stage.KILLED, now + give_up_s)
         self._note_force(node)
@@ -684,6 +708,7 @@ class ProgramLife:
         return [self._ask(node, now) for node in free if node.stage is _Stage.UP]
 
     def _ask(self, node: _Node, now: float) -> Action:
+        node.asked = True
         self._enter(node, _Stage.ASKED, node.deadline)
         self._limit_hold(node, now)
         return RequestStop(node.name)
@@ -728,25 +753,56 @@ class ProgramLife:
 
     def _first_cause_first(self) -> list[NodeFailure]:
         """Orders failures: one that is none of another's consequences comes first."""
-        failures = sorted(self._failures, key=lambda failure: failure.is_consequence)
-        if failures and failures[0].is_consequence:
-            causes = self._causes_among_restarts(failures[0])
-            return [*causes, *failures]
-        return failures
+        consequences = [each for each in self._failures if each.is_consequence]
+        failures = self._callees_first([each for each in self._failures if not each.is_consequence])
+        failures += consequences
+        cause = self._cause_among_restarts(failures[0]) if failures else None
+        return failures if cause is None else [cause, *failures]
 
-    def _causes_among_restarts(self, failure: NodeFailure) -> list[NodeFailure]:
-        """Finds why a node failed that was called by it and started anew meanwhile."""
+    def _callees_first(self, failures: list[NodeFailure]) -> list[NodeFailure]:
+        """Puts nodes that fell before those that call them and failed then, in words of their own.
+
+        That a connection is lost is known sooner than that a process has ended, and with it all
+        that it had started. Others stay in the order in which they became known.
+        """
+        fallen = {each.node: each for each in failures if self._nodes[each.node].fell}
+        below = {each.node: self._order.below(each.node) | {each.node} for each in failures}
+        place = {each.node: at for at, each in enumerate(failures)}
+        # Whoever calls a node, and is not called by it, has more below itself. Callers first, so
+        # that a node takes the place of the first that failed of it, however far away.
+        for each in sorted(failures, key=lambda each: -len(below[each.node])):
+            for name in below[each.node] & fallen.keys():
+                if each.node not in below[name] and _may_have_caused(fallen[name], each):
+                    place[name] = min(place[name], place[each.node])
+        return sorted(failures, key=lambda each: (place[each.node], len(below[each.node])))
+
+    def _cause_among_restarts(self, failure: NodeFailure) -> NodeFailure | None:
+        """Finds why a node failed last that was called by it and started anew meanwhile."""
         below = self._order.below(failure.node)
         within_s = max(CAUSE_S, self._blame_s)
-        causes = [
-            restart.failure
-            for restart in self._restarts
-            if restart.failure is not None
-            and not restart.failure.is_consequence
-            and restart.node in below
-            and abs(failure.at_s - restart.at_s) < within_s
-        ]
-        return causes[-1:]
+        for restart in reversed(self._restarts):
+            cause = restart.failure
+            if cause is None or cause.is_consequence or restart.node not in below:
+                continue
+            if failure.is_consequence:
+                is_cause = abs(failure.at_s - restart.at_s) < within_s
+            else:
+                is_cause = _may_have_caused(cause, failure) and (
+                    failure.node not in self._order.below(restart.node)
+                )
+            if is_cause:
+                return cause
+        return None
+
+
+def _may_have_caused(cause: NodeFailure, failure: NodeFailure) -> bool:
+    """Tells whether a node may have failed since one that it calls did, without saying so."""
+    if failure.host_lost:
+        return False
+    was_killed = failure.exit_status is not None and failure.exit_status < 0
+    # Who answers the loss of a connection may be heard first; a signal is no such answer.
+    earliest_s = 0.0 if was_killed else -BLAME_S
+    return earliest_s <= failure.at_s - cause.at_s < BLAME_S
 
 
 def _was_there(node: _Node, event: HostLost) -> bool:

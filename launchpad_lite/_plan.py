@@ -179,6 +179,27 @@ class LaunchPlan:
         grouped = itertools.groupby(self.executables, key=lambda each: each.label)
         return {label: list(members) for label, members in grouped}
 
+    def outline(self) -> "LaunchPlan":
+        """Returns the plan without the work of its nodes: none of the user's code is needed to read it."""
+        nothing = FrozenWork(b"", ())
+        return self.with_works({each.name: nothing for each in self.executables})
+
+    @property
+    def works(self) -> dict[str, FrozenWork]:
+        """The work of each node, by its name: what `outline` leaves out."""
+        return {each.name: each.work for each in self.executables}
+
+    def with_works(self, works: Mapping[str, FrozenWork]) -> "LaunchPlan":
+        """Returns the plan with other work.
+
+        Args:
+            works: By name of the node, for all of them.
+        """
+        executables = tuple(
+            dataclasses.replace(each, work=works[each.name]) for each in self.executables
+        )
+        return dataclasses.replace(self, executables=executables)
+
     def __str__(self) -> str:
         lines = [f"{self.program}  ({self.launcher}: {self.where})"]
         branches = [

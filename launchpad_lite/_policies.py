@@ -96,6 +96,11 @@ class RestartPolicy:
         delay = self.backoff_s * 2.0 ** min(max(0, failures - 1), 1023)
         return min(delay, self.max_backoff_s) * (1 + self.jitter * (2 * chance - 1))
 
+    @property
+    def outlives_host(self) -> bool:
+        """Whether a node is started anew when its host is lost."""
+        return self.when is not RestartWhen.NEVER and self.moves
+
     def __str__(self) -> str:
         if self.when is RestartWhen.NEVER:
             return ""

@@ -12,10 +12,10 @@ Test it by subclassing `launchpad_lite.testing.LauncherContract`.
 import abc
 import importlib.metadata
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from launchpad_lite._address import Address, AddressTable
 from launchpad_lite._plan import Executable, LaunchPlan
@@ -144,6 +144,18 @@ class RunningProgram(abc.ABC):
     def join(self, timeout_s: float | None = None) -> bool:
         """Waits until all is over and cleaned up; returns whether it is. Raises nothing of it."""
 
+    def output(self) -> Iterator[tuple[str, bytes]]:
+        """Yields what nodes printed so far: `label[replica]` and lines of it.
+
+        Raises:
+            LaunchError: It cannot be had.
+        """
+        folder = self.log_dir
+        for path in sorted(folder.glob("*/*.log")) if folder is not None else ():
+            with path.open("rb") as lines:
+                for line in lines:
+                    yield f"{path.parent.name}[{path.stem}]", line
+
     # What users call
 
     def wait(self, timeout_s: float | None = None) -> ProgramResult:
@@ -220,11 +232,18 @@ class RunningProgram(abc.ABC):
             self.collected = True
 
 
+class _NameOfType:
+    """What an attribute of text reads as that nobody has set: the name of the type."""
+
+    def __get__(self, instance: object, owner: type) -> str:
+        return owner.__name__
+
+
 class Launcher(abc.ABC):
     """Where and how programs run."""
 
-    #: Its name in the entry points.
-    name: str
+    #: Its name in the entry points; of one that was not found by that, the name of its type.
+    name: str = cast("str", _NameOfType())
     #: For people: what it starts where.
     description: str
     #: Whether nodes live in this process, so that their arguments need not be copied.

@@ -28,3 +28,8 @@ needs_slurm = pytest.mark.skipif(
     not _ON_CI and not _root_has("sshd", "ip", "slurmctld", "slurmd", "srun", "munged"),
     reason="needs root, sshd, iproute2, Slurm and munge",
 )
+
+needs_kubernetes = pytest.mark.skipif(
+    not _ON_CI and not _root_has("podman", "runc", "ip", "iptables"),
+    reason="needs root, podman, runc, iproute2 and iptables",
+)

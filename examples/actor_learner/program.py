@@ -453,6 +453,7 @@ def make_program(
 
     Raises:
         ValueError: A number is too small, or the target cannot be reached.
+        ImportError: Gymnasium is not installed.
     """
     if num_actors < 1 or steps_per_update < num_actors:
         raise ValueError(
@@ -468,6 +469,10 @@ def make_program(
         raise ValueError(f"{ENVIRONMENT} returns {HIGHEST_RETURN:g} at most, never {target:g}")
     if seed < 0:
         raise ValueError(f"a seed is 0 or more, not {seed}")
+    # Of what nodes import inside of functions, launchers ask hosts and images for that which this
+    # process has loaded: so who lacks it is refused before anything starts.
+    import gymnasium  # noqa: F401 - for its being loaded
+
     program = lp.Program("actor_learner")
     # All actors may wait at the same time, each in a thread, while others want something, too.
     threads = {"thread_pool_size": num_actors + 4}

@@ -160,15 +160,20 @@ class Search:
         )
 
     def _begin(self, population: int) -> None:
-        with warnings.catch_warnings():
-            # Without matplotlib it warns that it cannot plot.
-            warnings.simplefilter("ignore")
-            import cma
         start = self._rng.uniform(-3, 3, self.problem.dimension)
         # -10: no output, and no options from a file in the working directory.
         options = {"popsize": population, "randn": self._rng.randn, "verbose": -10}
-        self._cma = cma.CMAEvolutionStrategy(start, 1.5, options)
+        self._cma = import_cma().CMAEvolutionStrategy(start, 1.5, options)
         self._asked = self._cma.ask()
+
+
+def import_cma() -> Any:
+    """Returns the package; imported late, so that this module can be read without it."""
+    with warnings.catch_warnings():
+        # Without matplotlib it warns that it cannot plot.
+        warnings.simplefilter("ignore")
+        import cma
+    return cma
 
 
 class Evaluator:
@@ -349,10 +354,14 @@ def make_program(
 
     Raises:
         ValueError: There is no such function, or a number is too small.
+        ImportError: `cma` is not installed.
     """
     if num_evaluators < 1:
         raise ValueError("evolution_strategies needs at least one evaluator")
     problem = Problem(function, dimension, seed, population, tolerance, max_evaluations)
+    # Of what nodes import inside of functions, launchers ask hosts and images for that which this
+    # process has loaded: so who lacks it is refused before anything starts.
+    import_cma()
     program = lp.Program("evolution_strategies")
     with program.group("evaluator"):
         evaluators = [

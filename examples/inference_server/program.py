@@ -211,6 +211,7 @@ def make_program(
 
     Raises:
         ValueError: A number is too small.
+        ImportError: Gymnasium is not installed.
     """
     batch_size = num_actors if batch_size is None else batch_size
     counts = {"actor": num_actors, "episode": episodes, "observation in a batch": batch_size}
@@ -221,6 +222,10 @@ def make_program(
         raise ValueError(f"an observation cannot wait for {timeout_ms:g} ms")
     if not cost_ms >= 0:
         raise ValueError(f"a batch cannot take {cost_ms:g} ms")
+    # Of what nodes import inside of functions, launchers ask hosts and images for that which this
+    # process has loaded: so who lacks it is refused before anything starts.
+    import gymnasium  # noqa: F401 - for its being loaded
+
     program = lp.Program("inference_server")
     inference = program.add_node(
         lp.CourierNode(Inference, batch_size, timeout_ms, cost_ms), label="inference"

@@ -1,9 +1,10 @@
 """Counts words with mappers and reducers: Listings 5 and 9 of the Launchpad paper.
 
-The text is that of the Python standard library, which every machine has. Each
-file has a mapper, which counts its words and sends the counts, by batches, to
-the reducer that is responsible for the word. A reducer that has heard the end
-of all mappers sends what it has to the reporter.
+The text is that of the Python standard library, which every machine has, if
+not in the same folder: mappers are told names in it. Each file has a mapper,
+which counts its words and sends the counts, by batches, to the reducer that is
+responsible for the word. A reducer that has heard the end of all mappers sends
+what it has to the reporter.
 """
 
 import collections
@@ -11,6 +12,7 @@ import concurrent.futures
 import json
 import queue
 import re
+import sys
 import sysconfig
 import threading
 import zlib
@@ -29,6 +31,17 @@ SHOWN_WORDS = 20
 #: Two letters or more: single ones are mostly names in code.
 _WORD = re.compile(r"[^\W\d_]{2,}")
 _NOT_TEXT = {"__pycache__", "dist-packages", "site-packages", "test", "tests"}
+#: Parts of the library that Linux distributions leave out, or have in packages of their own.
+_NOT_EVERYWHERE = {
+    "distutils",
+    "ensurepip",
+    "idlelib",
+    "lib2to3",
+    "msilib",
+    "tkinter",
+    "turtle",
+    "turtledemo",
+}
 
 
 @dataclass(frozen=True)
@@ -118,11 +131,19 @@ class Reducer:
 
 
 class Mapper:
-    """Counts the words of a file."""
+    """Counts the words of a file.
+
+    Args:
+        path: Of the file; below the standard library of the Python that runs the mapper, unless
+            it is absolute.
+        reducers: Who adds up the counts.
+        reporter: Who is told at the end.
+    """
 
     # Handles become clients; annotated with the classes they stand for, each call is checked.
     def __init__(self, path: Path, reducers: Sequence[Reducer], reporter: Reporter) -> None:
-        self._path = path
+        # An absolute path stays as it is.
+        self._path = library() / path
         self._reducers = reducers
         self._reporter = reporter
         self._batch: collections.Counter[str] = collections.Counter()
@@ -184,19 +205,33 @@ def table(counts: dict[str, int]) -> str:
     return "\n".join([f"rank  {'word':<{width}}    count", *rows])
 
 
+def library() -> Path:
+    """Returns the folder of the standard library, of the Python that runs here."""
+    return Path(sysconfig.get_path("stdlib"))
+
+
 def default_paths(num_files: int) -> list[Path]:
-    """Returns the largest sources of the standard library.
+    """Returns the largest sources of the standard library, as paths below its folder.
+
+    Only what every Python of this minor version has: hosts and images may have another build.
 
     Args:
         num_files: How many.
     """
-    root = Path(sysconfig.get_paths()["stdlib"])
-    sources = [
-        path
+    root = library()
+    sizes = {
+        path.relative_to(root): path.stat().st_size
         for path in root.rglob("*.py")
-        if _NOT_TEXT.isdisjoint(path.relative_to(root).parts) and path.is_file()
-    ]
-    return sorted(sources, key=lambda path: (-path.stat().st_size, path.as_posix()))[:num_files]
+        if _is_everywhere(path.relative_to(root)) and path.is_file()
+    }
+    return sorted(sizes, key=lambda path: (-sizes[path], path.as_posix()))[:num_files]
+
+
+def _is_everywhere(path: Path) -> bool:
+    top = path.parts[0].removesuffix(".py")
+    # Besides modules there is what was written when this Python was built or installed.
+    is_module = top in sys.stdlib_module_names and top not in _NOT_EVERYWHERE
+    return is_module and _NOT_TEXT.isdisjoint(path.parts)
 
 
 def make_program(
@@ -211,9 +246,9 @@ def make_program(
         num_files: How many files of the standard library to read, the largest first.
         num_reducers: Among how many reducers the words are divided.
         output: Where all counts are written as JSON; None prints the most frequent words.
-        paths: Files to read instead.
+        paths: Files to read instead, which must have the same paths wherever a mapper may run.
     """
-    paths = list(paths) or default_paths(num_files)
+    paths = [path.absolute() for path in paths] or default_paths(num_files)
     if not paths or num_reducers < 1:
         raise ValueError("map_reduce needs at least one file and one reducer")
     program = lp.Program("map_reduce")

@@ -311,11 +311,16 @@ def make_program(
 
     Raises:
         ValueError: A number is too small, or the target out of reach.
+        ImportError: Gymnasium is not installed.
     """
     if num_actors < 1 or episodes < 1 or samples_per_insert <= 0:
         raise ValueError("replay needs at least one actor, one episode and a ratio above 0")
     if target > 500:
         raise ValueError(f"CartPole ends an episode at a return of 500; {target} is out of reach")
+    # Of what nodes import inside of functions, launchers ask hosts and images for that which this
+    # process has loaded: so who lacks it is refused before anything starts.
+    import gymnasium  # noqa: F401 - for its being loaded
+
     program = lp.Program("replay")
     tables = functools.partial(make_tables, samples_per_insert)
     replay = program.add_node(lp.ReverbNode(tables), label="replay")

@@ -6,7 +6,7 @@ descriptor, events go out on another:
     in    survey, probe, relay, reserve, start, stop, end_calls, ended, lost, moved, dump, terminate,
           kill, ping, quit, and of relayed connections relay_*
     out   surveyed, probed, relaying, reserved or taken, started or refused, output, stacks, exited,
-          terminated, alive, abandoned, relay_*, and what workers say: constructed, leaving, failed,
+          terminated, departing, alive, abandoned, relay_*, and what workers say: constructed, leaving, failed,
           stop, heard, preempted, healthy, heartbeat
 
 It imports what workers share and forks them from itself, so a worker costs
@@ -23,6 +23,7 @@ import gc
 import math
 import os
 import resource
+import select
 import selectors
 import signal
 import socket
@@ -41,10 +42,11 @@ from launchers.host.interpreter import begin_anew
 from launchers.host.link import SIGNS_PER_SILENCE, Frame, FrameDecoder, Outbox
 from launchers.host.machine import Machine
 from launchers.host.memory import count_memory_kills
+from launchers.host.pod import MAY_COME_BACK
 from launchers.host.probe import Doorbell, Target, candidate_addresses, reach
 from launchers.host.relay import RELAYED, Relay
 from launchers.host.stacks import STACKS_SIGNAL, open_stacks, read_stacks, write_stacks_on_signal
-from launchers.host.sweep import MARK, adopt_orphans, end_children, fork_under_warden
+from launchers.host.sweep import MARK, adopt_orphans, end_children, fork_under_warden, is_exiting
 from launchers.host.usage import UsageMeter
 from launchers.host.worker import leave, prepare_output, run_worker
 from launchpad_lite._checkpoints import CheckpointStore
@@ -54,6 +56,8 @@ from launchpad_lite.launching import Address
 _ORPHAN_NOTICE_S = 1.0
 #: Output that waits for a slow launcher; beyond it, only the log files get more.
 _MAX_WAITING_BYTES = 16 << 20
+#: Seconds in which what is left of it is taken, at the end, by whoever keeps the log of a pod.
+_LOG_S = 2.0
 _READ_BYTES = 1 << 16
 #: Seconds that what a worker started has to end by itself when the worker has, and as many again
 #: between SIGTERM and SIGKILL: a tracker of shared memory, which ignores SIGTERM, gives the memory
@@ -88,6 +92,9 @@ class _Worker:
     status: int | None = None
     peak_mib: float = 0.0
     out_of_memory: bool = False
+    #: Whether it was told to end while it lived.
+    told: bool = False
+    died_at: float = math.inf
     #: When what it started is ended, or ended by force, once it has ended itself.
     bury_at: float = math.inf
     #: Whether what it started got SIGTERM.
@@ -100,11 +107,68 @@ class _Worker:
                 os.close(fd)
 
 
+class _PodLog:
+    """Output of nodes on its way to that of their pod, which must not hold up anybody.
+
+    Its descriptor blocks: it is not the agent's alone. But what can be written to at all takes as
+    much as a pipe takes in one piece.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self._buffer = bytearray()
+        self._skipped_bytes = 0
+        self._room = select.poll()
+        self._room.register(fd, select.POLLOUT)
+
+    def __len__(self) -> int:
+        return len(self._buffer)
+
+    def put(self, data: bytes) -> None:
+        """Adds output and writes what fits."""
+        if len(self._buffer) > _MAX_WAITING_BYTES:
+            self._skipped_bytes += len(data)
+            return
+        self._note_skipped()
+        self._buffer += data
+        self.flush()
+
+    def _note_skipped(self) -> None:
+        if self._skipped_bytes:
+            note = f"\n[{self._skipped_bytes} bytes are missing: they came too fast for this log]\n"
+            self._skipped_bytes = 0
+            self._buffer += note.encode()
+
+    def flush(self) -> None:
+        """Writes what fits; drops everything if it cannot be written."""
+        try:
+            while self._buffer and self._room.poll(0):
+                written = os.write(self.fd, memoryview(self._buffer)[: select.PIPE_BUF])
+                del self._buffer[:written]
+        except BlockingIOError:
+            pass
+        except OSError:  # a full disk must not end the program
+            self._buffer.clear()
+
+    def finish(self, give_up_at: float) -> None:
+        """Writes what is left, as far as it is taken by then."""
+        self._note_skipped()
+        while self._buffer and (left_s := give_up_at - time.monotonic()) > 0:
+            self._room.poll(1000 * left_s)
+            self.flush()
+
+
 class Agent:
     """The event loop and its state."""
 
     def __init__(
-        self, input_fd: int, output_fd: int, launcher: int | None, silence_s: float = math.inf
+        self,
+        input_fd: int,
+        output_fd: int,
+        launcher: int | None,
+        silence_s: float = math.inf,
+        *,
+        in_pod: bool = False,
     ) -> None:
         """Takes its place.
 
@@ -113,7 +177,13 @@ class Agent:
             output_fd: Where events go.
             launcher: The launcher's process, if it is on this machine.
             silence_s: Seconds after which a launcher that says nothing is taken for gone.
+            in_pod: Whether it is for the nodes of one pod: they and the pod end together, and what
+                they print is the pod's output, too.
         """
+        self._in_pod = in_pod
+        self._pod_log = _PodLog(2) if in_pod else None
+        #: How its process ends; unless it is told to quit, it may be begun anew.
+        self.exit_code = MAY_COME_BACK if in_pod else 0
         self._pid = os.getpid()
         self._silence_s = silence_s
         self._heard_at = self._told_at = time.monotonic()
@@ -129,6 +199,8 @@ class Agent:
         #: Where nobody answers any more, by the nodes that call there.
         self._ended: dict[str, list[str]] = {}
         self._quitting = False
+        #: Whether its pod was told to end: nodes get their notice, and none is started any more.
+        self._departing = False
         self._terminated_by = 0
         self._memory_kills = count_memory_kills()
         self._launcher_fd = None if launcher is None else self._watch_launcher(launcher)
@@ -183,6 +255,8 @@ class Agent:
             if self._relay is not None:
                 self._relay.close()
             self._out.flush()
+            if self._pod_log is not None:
+                self._pod_log.finish(time.monotonic() + _LOG_S)
 
     def _step(self, timeout_s: float) -> None:
         self._watch_for_room()
@@ -196,12 +270,15 @@ class Agent:
             self._bury_the_dead()
 
     def _watch_for_room(self) -> None:
-        """Wakes up when the launcher takes more, if there is more."""
-        watched = self._out.fd in self._selector.get_map()
-        if len(self._out) and not watched:
-            self._selector.register(self._out.fd, selectors.EVENT_WRITE, self._out.flush)
-        elif watched and not len(self._out):
-            self._selector.unregister(self._out.fd)
+        """Wakes up when the launcher, or the pod's log, takes more, if there is more."""
+        for box in (self._out, self._pod_log):
+            if box is None:
+                continue
+            watched = box.fd in self._selector.get_map()
+            if len(box) and not watched:
+                self._selector.register(box.fd, selectors.EVENT_WRITE, box.flush)
+            elif watched and not len(box):
+                self._selector.unregister(box.fd)
 
     # What comes in
 
@@ -314,7 +391,17 @@ class Agent:
 
     def _stop(self, frame: Frame) -> None:
         if (worker := self._workers.get(frame["node"])) is not None:
+            self._note_told(worker)
             self._tell(worker, "stop")
+
+    def _note_told(self, worker: _Worker) -> None:
+        """Takes note that a worker is told to end, after all that it had done before."""
+        self._on_control(worker)
+        if worker.status is None:
+            self._note_death(worker, *os.wait4(worker.pid, os.WNOHANG))
+        # Its connections are closed, and its callers know, before it can be waited for.
+        if worker.status is None and not is_exiting(worker.pid):
+            worker.told = True
 
     def _tell(self, worker: _Worker, op: str, **fields: Any) -> None:
         worker.unheard.put(Frame(op, fields))
@@ -347,12 +434,15 @@ class Agent:
     def _terminate(self, frame: Frame) -> None:
         worker = self._living(frame)
         if worker is not None:
+            self._note_told(worker)
             # It sends its group SIGTERM itself: from here it would be taken for a notice.
             self._tell(worker, "leave")
 
     def _kill(self, frame: Frame) -> None:
         worker = self._living(frame)
         if worker is not None:
+            self._note_told(worker)
+        if worker is not None and worker.status is None:
             # What it started follows when it is buried.
             _signal(worker.pid, signal.SIGKILL)
 
@@ -360,7 +450,8 @@ class Agent:
         worker = self._workers.get(frame["node"])
         return worker if worker is not None and worker.status is None else None
 
-    def _quit(self, frame: Frame) -> None:  # noqa: ARG002 - all commands look alike
+    def _quit(self, frame: Frame) -> None:
+        self.exit_code = frame.fields.get("code", 0)
         self._quitting = True
 
     def _on_terminate(self, signum: int, stack: object) -> None:  # noqa: ARG002
@@ -370,6 +461,8 @@ class Agent:
     # Workers
 
     def _start(self, frame: Frame) -> None:
+        if self._departing:
+            return  # it starts elsewhere, as soon as this end of the link is gone
         try:
             self._fork(frame)
         except OSError as error:  # no such folder, too many files, too many processes
@@ -483,7 +576,8 @@ class Agent:
         self._watch_control(worker)
         data = self._take(worker.control.fileno())
         for frame in worker.decoder.feed(data):
-            self._say(worker, frame.op, frame.fields, frame.body)
+            more = {"unasked": not worker.told} if frame.op == "failed" else {}
+            self._say(worker, frame.op, {**frame.fields, **more}, frame.body)
         return bool(data)
 
     def _on_output(self, worker: _Worker) -> bool:
@@ -508,6 +602,8 @@ class Agent:
         if worker.log_fd is not None:
             with contextlib.suppress(OSError):  # a full disk must not end the program
                 os.write(worker.log_fd, data)
+        if self._pod_log is not None:
+            self._pod_log.put(data)
         worker.last_output = (worker.last_output + data)[-_LAST_OUTPUT_BYTES:]
         if len(self._out) > _MAX_WAITING_BYTES:
             worker.skipped_bytes += len(data)
@@ -524,23 +620,46 @@ class Agent:
 
     def _on_wake(self) -> None:
         _read(self._wake_read)
-        if self._terminated_by:
+        if self._terminated_by and self._in_pod:
+            self._depart()
+        elif self._terminated_by:
             self._out.put(Frame("terminated", {"signum": self._terminated_by}))
-            self._terminated_by = 0
+        self._terminated_by = 0
         self._reap()
+
+    def _depart(self) -> None:
+        """Passes a notice on: the pod goes with its nodes."""
+        self._departing = True
+        self._out.put(Frame("departing"))
+        for worker in self._workers.values():
+            self._note_told(worker)
+            if worker.status is None:
+                _signal(worker.pid, signal.SIGTERM)
+        self._leave_if_departed()
+
+    def _leave_if_departed(self) -> None:
+        if self._departing and not self._workers:
+            self._abandon("its pod was told to end")
 
     def _reap(self) -> None:
         by_pid = {worker.pid: worker for worker in self._workers.values() if worker.status is None}
         with contextlib.suppress(ChildProcessError):
             # Orphans of workers, too: they become ours.
             while (ended := os.wait4(-1, os.WNOHANG))[0]:
-                pid, status, usage = ended
-                if (worker := by_pid.get(pid)) is not None:
-                    worker.status = os.waitstatus_to_exitcode(status)
-                    worker.peak_mib = usage.ru_maxrss / 1024
-                    worker.out_of_memory = self._was_memory_kill(worker.status)
-                    worker.bury_at = time.monotonic() + _CHILDREN_S
+                if (worker := by_pid.get(ended[0])) is not None:
+                    self._note_death(worker, *ended)
         self._bury_the_dead()
+
+    def _note_death(
+        self, worker: _Worker, pid: int, status: int, usage: resource.struct_rusage
+    ) -> None:
+        """Takes in what `os.wait4` says of a worker."""
+        if pid:
+            worker.status = os.waitstatus_to_exitcode(status)
+            worker.peak_mib = usage.ru_maxrss / 1024
+            worker.out_of_memory = self._was_memory_kill(worker.status)
+            worker.died_at = time.monotonic()
+            worker.bury_at = worker.died_at + _CHILDREN_S
 
     def _was_memory_kill(self, status: int) -> bool:
         """Tells whether the kernel ended a worker, once for each that it did."""
@@ -560,6 +679,7 @@ class Agent:
                 worker.children_told = True
                 worker.bury_at = now + _CHILDREN_S
                 _signal_group(worker.pid, signal.SIGTERM)
+        self._leave_if_departed()
 
     def _bury(self, worker: _Worker) -> None:
         if not _is_empty(worker.pid):
@@ -576,6 +696,8 @@ class Agent:
             "status": worker.status,
             "peak_mib": worker.peak_mib,
             "out_of_memory": worker.out_of_memory,
+            "dead_s": time.monotonic() - worker.died_at,
+            "unasked": not worker.told,
         }
         lines = worker.last_output.splitlines(keepends=True)[-_LAST_OUTPUT_LINES:]
         self._say(worker, "exited", how, b"".join(lines) if worker.status else b"")
@@ -682,12 +804,13 @@ def _allow_many_files() -> None:
     )
 
 
-def main(launcher: int | None, silence_s: float = math.inf) -> None:
+def main(launcher: int | None, silence_s: float = math.inf, *, in_pod: bool = False) -> None:
     """The agent's process: its link is where standard input and output were.
 
     Args:
         launcher: Process without which there is nothing to do, if it is on this machine.
         silence_s: Seconds after which a launcher that says nothing is taken for gone.
+        in_pod: Whether it is for the nodes of one pod, and ends with it.
     """
     fork_under_warden(os.environ[MARK])
     input_fd, output_fd = os.dup(0), os.dup(1)
@@ -701,5 +824,6 @@ def main(launcher: int | None, silence_s: float = math.inf) -> None:
     # Workers share these pages with the agent; a collection would copy them.
     gc.collect()
     gc.freeze()
-    Agent(input_fd, output_fd, launcher, silence_s).run()
-    leave(0)
+    agent = Agent(input_fd, output_fd, launcher, silence_s, in_pod=in_pod)
+    agent.run()
+    leave(agent.exit_code)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from launchers.host import boot
-from launchers.host.link import SIGNS_PER_SILENCE, Frame, FrameReader, write_all
+from launchers.host.link import SIGNS_PER_SILENCE, Frame, FrameReader, Reach, write_all
 from launchers.host.remote import AgentLink
 from launchers.host.sweep import MARK
 from launchpad_lite.errors import LaunchError
@@ -86,6 +86,7 @@ class Hello:
         silence_s: Seconds after which it takes a launcher that says nothing for gone.
         requirements: Text for `pip install --requirement`; None: its Python has what is needed.
         cache: Folder there for code; None: the user's.
+        in_pod: Whether it is the pod of one node.
     """
 
     trees: tuple[str, ...]
@@ -93,6 +94,7 @@ class Hello:
     silence_s: float
     requirements: str | None = None
     cache: str | None = None
+    in_pod: bool = False
 
     def encode(self) -> bytes:
         """Returns the program and what it reads first."""
@@ -104,6 +106,7 @@ class Hello:
             "silence_s": self.silence_s,
             "requirements": self.requirements,
             "cache": self.cache,
+            "in_pod": self.in_pod,
             "folder": str(Path.cwd()),
             "mark_variable": MARK,
             "mark": uuid.uuid4().hex,
@@ -142,41 +145,48 @@ def shell_command(pythons: Sequence[str]) -> str:
     return f"exec {shlex.join(host_command(pythons))}"
 
 
+def _start(name: str, command: Sequence[str]) -> "subprocess.Popen[bytes]":
+    try:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            # Ctrl-C in the terminal is for the launcher, which stops the program in order.
+            start_new_session=True,
+            bufsize=0,
+        )
+    except OSError as error:
+        raise HostError(f"{name}: {command[0]!r} cannot be started: {error}") from error
+
+
 class Arrival:
     """A host on which the agent is coming up."""
 
-    def __init__(self, name: str, command: Sequence[str], hello: Hello) -> None:
+    def __init__(
+        self, name: str, command: Sequence[str], hello: Hello, process: Reach | None = None
+    ) -> None:
         """Starts the command; it comes up while the caller goes on.
 
         Args:
             name: The host.
             command: Starts an interpreter there and passes bytes on.
             hello: What to tell it.
+            process: What does so already, in the place of the command.
 
         Raises:
             HostError: There is no such command.
         """
         self.name = name
         self.command = tuple(command)
-        self._installs = hello.requirements is not None
+        self._hello = hello
         self._ping_s = hello.silence_s / SIGNS_PER_SILENCE
         self._taken_over = threading.Event()
         self._sending = threading.Lock()
         self._pinger = threading.Thread(
             target=self._keep_awake, name=f"launchpad-ping-{name}", daemon=True
         )
-        try:
-            self.process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                # Ctrl-C in the terminal is for the launcher, which stops the program in order.
-                start_new_session=True,
-                bufsize=0,
-            )
-        except OSError as error:
-            raise HostError(f"{name}: {command[0]!r} cannot be started: {error}") from error
+        self.process = _start(name, command) if process is None else process
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         assert self.process.stderr is not None
@@ -207,7 +217,8 @@ class Arrival:
         with self._failures():
             self.frames.skip_to(boot.MARKER, give_up_at)
         # An installation takes as long as it takes. A link that breaks meanwhile ends the command.
-        fields = self._read("facts", math.inf if self._installs else give_up_at).fields
+        installs = self._hello.requirements is not None
+        fields = self._read("facts", math.inf if installs else give_up_at).fields
         self._pinger.start()
         lists = {name: tuple(fields[name]) for name in ("python", "platform", "missing")}
         return Facts(**{**fields, **lists})
@@ -268,6 +279,8 @@ class Arrival:
         code = self.process.wait()
         self._complaints.join(_LAST_WORDS_S)
         said = self.explanation()
+        if self._hello.in_pod:
+            return f"its pod ended{said}"
         if code == _NO_PYTHON:
             return f"no Python was found{said}. Say which one to use: python="
         return f"{self.command[0]} ended with exit code {code}{said}"
@@ -291,6 +304,7 @@ class Arrival:
             keeps_logs=False,
             explain=self.explanation,
             release=self.close,
+            failure_code=1 if self._hello.in_pod else 0,
         )
 
     def close(self) -> None:

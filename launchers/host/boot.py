@@ -66,8 +66,7 @@ def main(hello: "dict[str, Any] | None" = None) -> None:
         sys.path[:0] = folders
         cache.prune()
         os.environ[hello["mark_variable"]] = hello["mark"]
-        # Where all hosts see the same files, nodes find there what the script finds.
-        os.chdir(hello["folder"] if os.path.isdir(hello["folder"]) else os.path.expanduser("~"))
+        os.chdir(_folder(hello))
         from launchers.host.agent import main as become_agent
     except OSError as error:
         link.write("failed", text=_explain(error, hello))
@@ -77,7 +76,7 @@ def main(hello: "dict[str, Any] | None" = None) -> None:
         sys.exit(1)
     link.write("ready")
     link.restore()
-    become_agent(None, hello["silence_s"])
+    become_agent(None, hello["silence_s"], in_pod=hello["in_pod"])
 
 
 class _Link:
@@ -119,6 +118,24 @@ class _Link:
     def restore(self) -> None:
         os.dup2(self.output, 1)
         os.close(self.output)
+
+
+def _folder(hello: "dict[str, Any]") -> str:
+    """Returns where nodes begin."""
+    # Where all hosts see the same files, nodes find there what the script finds.
+    folder = str(hello["folder"])
+    if os.path.isdir(folder) and (not hello["in_pod"] or _takes_files(folder)):
+        return folder
+    return os.path.expanduser("~")
+
+
+def _takes_files(folder: str) -> bool:
+    # Permissions do not tell: most of a pod's files are read-only, whoever they belong to.
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False
 
 
 def _facts(hello: "dict[str, Any]") -> "dict[str, Any]":

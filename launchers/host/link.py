@@ -16,12 +16,32 @@ import struct
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import IO, Any, Protocol
 
 _HEADER = struct.Struct("!IQ")
 _READ_BYTES = 1 << 18
 #: Signs of life that both ends give within the time after which silence means that the link is cut.
 SIGNS_PER_SILENCE = 4
+
+
+class Reach(Protocol):
+    """What reaches an agent and passes bytes on: a process, or what behaves as one.
+
+    As `subprocess.Popen`, of which it is a part. `wait` raises `subprocess.TimeoutExpired`.
+    """
+
+    stdin: IO[bytes] | None
+    stdout: IO[bytes] | None
+    stderr: IO[bytes] | None
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Waits for its end; returns its exit code."""
+
+    def terminate(self) -> None:
+        """Has it end."""
+
+    def kill(self) -> None:
+        """Ends it at once."""
 
 
 @dataclass(frozen=True)

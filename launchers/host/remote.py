@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launchers._console import Console
+from launchers._console import Output
 from launchers._logs import NodeLogs, log_path
 from launchers._supervisor import SupervisedProgram
 from launchers.host.grant import Grant
-from launchers.host.link import SIGNS_PER_SILENCE, Frame, FrameReader, write_all
+from launchers.host.link import SIGNS_PER_SILENCE, Frame, FrameReader, Reach, write_all
 from launchers.host.relay import RELAYED
-from launchers.host.sweep import MARK, end_marked
+from launchers.host.sweep import FORCE_SIGNAL, MARK, end_marked
 from launchers.host.usage import Usage
 from launchers.host.worker import Payload
 from launchpad_lite._events import (
@@ -50,6 +50,11 @@ if TYPE_CHECKING:
 _LOGGER = logging.getLogger(__name__)
 
 _QUIT_S = 5.0
+#: Seconds for which an agent whose workers are all being ended by force may leave a question without
+#: an answer: less than there is between SIGTERM and SIGKILL, and between that and giving up.
+_MUTE_S = 0.9
+#: Seconds in which the warden ends what its agent left.
+_SWEEP_S = 5.0
 #: How often an agent is asked for a sign of life and what its workers use.
 _PING_S = 2.0
 #: Who wakes up later than this was stopped, or asleep.
@@ -91,18 +96,22 @@ class AgentLink:
         via: Command that reaches the host, and ends when its connection does; "" for this machine.
         keeps_logs: Whether the agent keeps the output of nodes in files that are the launcher's too.
         tidy: Called after an agent that could not clean up.
+        force: Has the agent end by force, and all that it leaves; None where nobody else is there.
         explain: Says what was complained of on the way, if anything.
         release: Called at the very end.
+        failure_code: How the agent ends if a node of it has failed, where somebody looks at that.
     """
 
-    process: "subprocess.Popen[bytes]"
+    process: Reach
     frames: FrameReader
     silence_s: float = math.inf
     via: str = ""
     keeps_logs: bool = True
     tidy: Callable[[], None] = lambda: None
+    force: Callable[[], None] | None = None
     explain: Callable[[], str] = lambda: ""
     release: Callable[[], None] = lambda: None
+    failure_code: int = 0
 
 
 def start_agent_here(name: str) -> AgentLink:
@@ -129,13 +138,18 @@ def start_agent_here(name: str) -> AgentLink:
         raise LaunchError(f"cannot start the agent of {name}: {error}") from error
     assert process.stdout is not None
     frames = FrameReader(process.stdout.fileno())
-    return AgentLink(process, frames, tidy=lambda: end_marked(mark))
+    return AgentLink(
+        process,
+        frames,
+        tidy=lambda: end_marked(mark),
+        force=lambda: process.send_signal(FORCE_SIGNAL),
+    )
 
 
 class AgentHost:
     """One host with its agent. Implements `launchers._supervisor.Host`, from any thread."""
 
-    def __init__(self, name: str, link: AgentLink, console: Console | None) -> None:
+    def __init__(self, name: str, link: AgentLink, console: Output | None) -> None:
         """Takes over the link to the agent.
 
         Args:
@@ -157,13 +171,24 @@ class AgentHost:
         self._pids: dict[str, int] = {}
         self._usage: Mapping[str, Usage] = {}
         self._failures: dict[str, NodeFailure] = {}
+        #: Whose last worker failed.
+        self._failed: set[str] = set()
         self._stacks: dict[str, str] = {}
         #: When each was last asked for its stacks.
         self._dumped_at: dict[str, float] = {}
+        #: Nodes that were started and have not ended, and those that are being ended by SIGKILL.
+        self._living: set[str] = set()
+        self._killed: set[str] = set()
+        #: Whether all nodes are to end.
+        self._stopping = False
+        #: When the agent was asked for a sign of life to which the answer matters.
+        self._questioned_at = math.inf
         self._closing = False
         self._close_by = math.inf
         #: Whether its agent can be spoken to no more.
         self.is_lost = False
+        #: Whether it was told from outside to end, and starts nothing any more.
+        self.is_departing = False
         self._lost_since = ""
         self._asking = threading.Lock()
         #: Seconds after which a sign of life is sent if there is nothing else.
@@ -380,6 +405,9 @@ class AgentHost:
         if frame.op == "terminated":
             self.post(StopAsked(f"the agent of {self.name} got a signal", frame["signum"]))
             return
+        if frame.op == "departing":
+            self.is_departing = True
+            return
         if frame.op in _ANSWERS:
             self._answers.put(frame)
             return
@@ -395,6 +423,7 @@ class AgentHost:
         elif frame.op == "started":
             self._pids[node] = frame["pid"]
             self._stacks.pop(node, None)
+            self._failed.discard(node)
         elif frame.op == "stop":
             self.post(StopAsked(f"lp.stop() in {node}"))
         elif frame.op == "failed":
@@ -404,7 +433,7 @@ class AgentHost:
                 asked = f"it asked for ram_gib={limit / (1 << 30):g}, and may have no more"
                 failure = dataclasses.replace(failure, summary=f"{failure.summary} ({asked})")
             self._failures[node] = failure
-            self.post(Failed(node, frame["attempt"], failure))
+            self.post(Failed(node, frame["attempt"], failure, frame["unasked"]))
         elif frame.op == "stacks":
             self._stacks[node] = frame.body.decode(errors="replace")
         else:
@@ -424,10 +453,18 @@ class AgentHost:
             return Healthy(node, attempt)
         if frame.op == "heartbeat":
             return Heartbeat(node, attempt)
+        self._living.discard(node)
         if frame.op == "refused":
             return Ended(node, attempt, NodeFailure(node, self.name, str(frame["text"])))
         if frame.op == "exited":
-            return Ended(node, attempt, self._failure(node, frame), self._stacks.get(node, ""))
+            return Ended(
+                node,
+                attempt,
+                self._failure(node, frame),
+                self._stacks.get(node, ""),
+                dead_s=frame["dead_s"],
+                unasked=frame["unasked"],
+            )
         raise ValueError(f"the agent said {frame.op!r}")
 
     def _failure(self, node: str, frame: Frame) -> NodeFailure | None:
@@ -435,6 +472,8 @@ class AgentHost:
         if self._console is not None:
             self._console.finish(node)
         failure = self._failures.pop(node, None)
+        if failure is not None or frame["status"] != 0:
+            self._failed.add(node)
         if failure is not None or frame["status"] == 0:
             return failure
         asked_s = time.monotonic() - self._dumped_at.get(node, -math.inf)
@@ -460,6 +499,11 @@ class AgentHost:
     def start(self, node: str, attempt: int, cause: NodeFailure | None) -> None:
         """Starts a worker; its output begins with why it is started anew, if it is."""
         self._attempts[node] = attempt
+        self._living.add(node)
+        if self.is_lost and self._link.via:
+            # It was lost since somebody looked: there may be another one for the node.
+            self.post(HostLost(self.name, (node,), self._lost_since, {node: attempt}))
+            return
         if self.is_lost:
             failure = NodeFailure(node, self.name, self._lost_since, host_lost=True)
             self.post(Ended(node, attempt, failure, for_good=True))
@@ -479,6 +523,7 @@ class AgentHost:
 
     def request_stop(self, node: str) -> None:
         """Tells a node to end."""
+        self._stopping = True
         self._send(Frame("stop", {"node": node}))
 
     def end_calls(self, node: str) -> None:
@@ -497,10 +542,33 @@ class AgentHost:
     def terminate(self, node: str) -> None:
         """Sends a node's process group SIGTERM."""
         self._send(Frame("terminate", {"node": node}))
+        if self._stopping:
+            self._question()
 
     def kill(self, node: str) -> None:
         """Ends a worker, and then what it started, by SIGKILL."""
         self._send(Frame("kill", {"node": node}))
+        if self._stopping:
+            self._question()
+            self._killed.add(node)
+            # That of the agent harms nobody now.
+            if self._killed.issuperset(tuple(self._living)):
+                self._force_if_mute()
+
+    def _question(self) -> None:
+        """Asks the agent for a sign of life, unless an answer is waited for."""
+        if math.isinf(self._questioned_at) or self._has_answered():
+            self._questioned_at = time.monotonic()
+            self._send(Frame("ping"))
+
+    def _has_answered(self) -> bool:
+        return self._link.frames.heard_at > self._questioned_at
+
+    def _force_if_mute(self) -> None:
+        """Ends an agent by force that was asked long ago and says nothing: stopped, or stuck."""
+        mute_s = time.monotonic() - self._questioned_at
+        if self._link.force is not None and mute_s >= _MUTE_S and not self._has_answered():
+            self._link.force()
 
     def tell_lost(self, keys: Sequence[str]) -> None:
         """Has calls in flight fail to these addresses, whose host is lost."""
@@ -535,7 +603,15 @@ class AgentHost:
         if not self._closing:
             self._closing = True
             self._close_by = time.monotonic() + _QUIT_S
-            self._send(Frame("quit"))
+            self._send(Frame("quit", {"code": self._link.failure_code if self._failed else 0}))
+            self._outgoing.put(None)
+
+    def hang_up(self) -> None:
+        """Leaves the agent alone, which ends all by itself. May be repeated."""
+        if not self._closing:
+            self._closing = True
+            self._close_by = time.monotonic() + _QUIT_S
+            self._process.terminate()
             self._outgoing.put(None)
 
     def close(self) -> None:
@@ -544,11 +620,14 @@ class AgentHost:
         if self._process.stdout.closed:
             return
         self.begin_to_close()
-        # The link ends with the agent. The process that was started here may be gone before.
-        self._reader.join(max(0.0, self._close_by - time.monotonic()))
-        try:
-            code = self._process.wait(max(0.0, self._close_by - time.monotonic()))
-        except subprocess.TimeoutExpired:
+        self._force_if_mute()
+        code = self._await_end(self._close_by)
+        if code is None and self._link.force is not None:
+            # The process that was started here is the warden: without it, nobody finds all that the
+            # agent leaves.
+            self._link.force()
+            code = self._await_end(time.monotonic() + _SWEEP_S)
+        if code is None:
             self._process.kill()
             code = self._process.wait()
         if code != 0:
@@ -557,3 +636,12 @@ class AgentHost:
         self._writer.join()
         self._process.stdout.close()
         self._link.release()
+
+    def _await_end(self, give_up_at: float) -> int | None:
+        """Waits for the end of the agent; returns its exit code, None if it has not ended."""
+        # The link ends with the agent. The process that was started here may be gone before.
+        self._reader.join(max(0.0, give_up_at - time.monotonic()))
+        try:
+            return self._process.wait(max(0.0, give_up_at - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            return None

@@ -26,8 +26,13 @@ _GIVE_UP_S = 2.0
 _TERMINATE_S = 0.25
 _PAUSE_S = 0.01
 _PR_SET_CHILD_SUBREAPER = 36
+#: Where these stand in `/proc/PID/stat`, after the name; and what the flags of a dying process have.
+_PARENT, _FLAGS = 1, 6
+_PF_EXITING = 0x4
+#: Has the warden end its agent by force: one that was stopped, or is stuck.
+FORCE_SIGNAL = signal.SIGQUIT
 #: Signals that the warden takes one at a time.
-_AWAITED = frozenset((signal.SIGCHLD, signal.SIGTERM))
+_AWAITED = frozenset((signal.SIGCHLD, signal.SIGTERM, FORCE_SIGNAL))
 
 
 def end_marked(mark: str, *, spare: tuple[int, ...] = ()) -> None:
@@ -102,13 +107,25 @@ def _signal_all(pids: set[int], signum: int) -> None:
             os.kill(pid, signum)
 
 
+def is_exiting(pid: int) -> bool:
+    """Tells whether a process is on its way out (Linux): it cannot be waited for yet, and is lost."""
+    try:
+        fields = _status(pid)
+    except OSError:
+        return False
+    return bool(int(fields[_FLAGS]) & _PF_EXITING)
+
+
+def _status(pid: int) -> list[bytes]:
+    """Returns what the system tells of a process, after its name, which may hold anything."""
+    return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+
+
 def _children(parent: int) -> Iterator[int]:
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal():
             with contextlib.suppress(OSError):
-                # After the name, which may hold anything: state, parent, ...
-                fields = (folder / "stat").read_bytes().rpartition(b")")[2].split()
-                if int(fields[1]) == parent:
+                if int(_status(int(folder.name))[_PARENT]) == parent:
                     yield int(folder.name)
 
 
@@ -147,9 +164,12 @@ def _keep_watch(agent: int, mark: str) -> int:
 
 
 def _await(agent: int) -> int:
-    """Waits for the agent and passes on to it what asks for the end; returns its status."""
+    """Waits for the agent, tells it to end or ends it as asked, and returns its status."""
     # One at a time, so that the number of a process that was waited for is never signalled.
     while (ended := os.waitpid(agent, os.WNOHANG))[0] == 0:
-        if signal.sigwait(_AWAITED) == signal.SIGTERM:
+        signum = signal.sigwait(_AWAITED)
+        if signum == signal.SIGTERM:
             os.kill(agent, signal.SIGTERM)
+        elif signum == FORCE_SIGNAL:
+            os.kill(agent, signal.SIGKILL)
     return ended[1]

@@ -11,12 +11,13 @@ from typing import Any
 import psutil
 
 from launchpad_lite.testing import poll_until
+from tests.beds.bed import Bed
 from tests.beds.ssh_hosts import LAUNCHER, SshHosts, end, find_program
 
 _DAEMONS = ("slurmd", "slurmstepd")
 
 
-class SlurmCluster:
+class SlurmCluster(Bed):
     """Slurm with one partition, `main`, of all hosts; a context manager. Needs the hosts' root.
 
     Each node claims 4 CPUs and 4000 MB, whatever the machine has. Clients run on h0; as on a network
@@ -31,16 +32,7 @@ class SlurmCluster:
     def __init__(self, hosts: SshHosts) -> None:
         self.hosts = hosts
         self._folder = hosts.shared.parent / "slurm"
-        self._cleanup = contextlib.ExitStack()
-
-    def __enter__(self) -> "SlurmCluster":
-        with contextlib.ExitStack() as stack:
-            self._build(stack)
-            self._cleanup = stack.pop_all()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._cleanup.close()
+        super().__init__()
 
     @property
     def environment(self) -> dict[str, str]:

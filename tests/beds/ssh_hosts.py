@@ -26,6 +26,7 @@ from typing import Any, Protocol, TypeVar
 import psutil
 
 from launchpad_lite.testing import poll_until
+from tests.beds.bed import Bed
 
 LAUNCHER = "h0"
 """The name of the launcher's side, which runs no sshd."""
@@ -83,7 +84,7 @@ class _Host:
         return self.folder / "sshd.log"
 
 
-class SshHosts:
+class SshHosts(Bed):
     """Hosts h1 to hN, reached by ssh from h0; a context manager. Needs root, sshd and iproute2.
 
     Hosts see this machine's files, with these exceptions, so that what a launcher forgets to ship is
@@ -113,16 +114,7 @@ class SshHosts:
         self._extra_addresses = extra_addresses
         self._hosts: dict[str, _Host] = {}
         self._services: list[subprocess.Popen[Any]] = []
-        self._cleanup = contextlib.ExitStack()
-
-    def __enter__(self) -> "SshHosts":
-        with contextlib.ExitStack() as stack:
-            self._build(stack)
-            self._cleanup = stack.pop_all()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._cleanup.close()
+        super().__init__()
 
     @property
     def ssh_config(self) -> Path:

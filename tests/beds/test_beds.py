@@ -174,7 +174,7 @@ def test_beds_do_not_meet_and_leave_nothing(hosts: SshHosts) -> None:
         assert daemons
     assert not folder.exists()
     assert not any(daemon.is_running() for daemon in daemons)
-    assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
+    assert len(list(Path("/proc/self/fd").iterdir())) <= descriptors
 
 
 def test_a_killed_test_run_leaves_nothing() -> None:

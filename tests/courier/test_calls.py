@@ -188,6 +188,7 @@ def test_the_callers_array_is_not_changed_by_the_method(serve: Serve) -> None:
         assert not array.any()
 
 
+@pytest.mark.slow
 def test_many_small_arrays_cost_few_messages(serve: Serve) -> None:
     _, client = serve(Calculator())
     sent = [np.full(9, index) for index in range(70_000)]

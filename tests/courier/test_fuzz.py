@@ -253,6 +253,7 @@ def test_what_is_only_announced_takes_no_memory(
 
 @given(st.lists(messages(), min_size=1, max_size=3), st.randoms(use_true_random=False), _CUTS)
 @settings(max_examples=80, deadline=None)
+@pytest.mark.slow
 def test_a_seal_covers_every_byte_of_head_and_pickle(
     sent: list[Message], chance: random.Random, cuts: list[int]
 ) -> None:
@@ -272,6 +273,7 @@ def test_a_seal_covers_every_byte_of_head_and_pickle(
     _CUTS,
 )
 @some
+@pytest.mark.slow
 def test_sealed_frames_cannot_be_left_out_repeated_or_swapped(
     sent: list[Message], order: list[int], cuts: list[int]
 ) -> None:
@@ -335,6 +337,7 @@ _FIELDS = st.dictionaries(
     )
 )
 @settings(max_examples=200, deadline=None)
+@pytest.mark.slow
 def test_junk_is_no_introduction(data: bytes) -> None:
     try:
         made = Introduction.decode(data)

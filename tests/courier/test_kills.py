@@ -118,6 +118,7 @@ threading.Event().wait()
 """
 
 
+@pytest.mark.slow
 def test_a_killed_client_leaves_no_memory_and_its_handlers_hear_of_it(
     serve: Serve, script: Script
 ) -> None:
@@ -166,6 +167,7 @@ threading.Event().wait()
 """
 
 
+@pytest.mark.slow
 def test_a_killed_server_is_noticed_at_once_and_its_successor_found(
     script: Script, connect: Callable[..., Any]
 ) -> None:
@@ -226,6 +228,7 @@ def test_a_call_waits_for_the_successor_of_a_killed_server(
     assert patient.alive() == hasty.alive() == "yes"
 
 
+@pytest.mark.slow
 def test_a_client_killed_in_the_middle_of_sending_leaves_no_descriptor(
     serve: Serve, script: Script
 ) -> None:

@@ -211,6 +211,7 @@ def test_a_slice_keeps_its_memory_and_gives_it_back_when_it_goes(client: Any) ->
     np.testing.assert_array_equal(parts[0], expected)
 
 
+@pytest.mark.slow
 def test_views_in_a_cycle_give_their_memory_back_when_it_is_collected(client: Any) -> None:
     def echo_into_a_cycle() -> None:
         holder: list[Any] = [client.echo(_random(1 << 20))]

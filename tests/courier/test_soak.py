@@ -230,7 +230,7 @@ def soak(script: Script, seconds: float) -> None:
 
 @pytest.mark.slow
 def test_every_answer_is_its_calls_and_nothing_is_left(script: Script) -> None:
-    soak(script, 30)
+    soak(script, 15)
 
 
 @pytest.mark.chaos

@@ -217,6 +217,21 @@ def test_mistakes_are_found_before_anything_starts(options: dict[str, Any], mist
         make_program(**options)
 
 
+def test_hosts_must_have_what_only_some_nodes_import(tmp_path: Path) -> None:
+    # In a process of its own: here other tests may have loaded it.
+    command = ["-m", "launchpad_lite.launch", "--launcher=ssh", "--hosts=h1", "emit"]
+    done = subprocess.run(
+        [sys.executable, *command, "examples.actor_learner.program", f"--output={tmp_path}"],
+        cwd=_ROOT,
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    packages = (tmp_path / "packages.txt").read_text().splitlines()
+    assert [line.partition("==")[0] for line in packages] == ["gymnasium", "numpy"]
+
+
 def test_progress_is_one_line() -> None:
     words = " ".join(line(Progress(0, 0, None, None, 0.04)).split())
     assert words == "update 0 0 steps training - greedy - 0.0 s"

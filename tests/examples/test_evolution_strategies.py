@@ -251,6 +251,7 @@ def test_a_restored_search_has_only_the_rest_of_its_evaluations(tmp_path: Path) 
     assert search_alone(evolver._search).evaluations == 400
 
 
+@pytest.mark.slow
 def test_checkpoints_taken_during_the_search_all_lead_to_the_same_end(
     launch_program: Any, tmp_path: Path
 ) -> None:
@@ -295,6 +296,7 @@ def _has_any(folder: Path, name: str) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_an_evolver_and_an_evaluator_that_are_killed_change_nothing(
     launch_program: Any, tmp_path: Path
 ) -> None:
@@ -330,6 +332,7 @@ def test_mistakes_are_found_before_anything_starts(options: dict[str, Any], mist
         make_program(**options)
 
 
+@pytest.mark.slow
 def test_the_script_shows_progress_and_a_table() -> None:
     done = run_script("--evaluators=2", "--dimension=3", "--cost=0")
     assert (done.returncode, done.stderr) == (0, "")
@@ -343,6 +346,7 @@ def test_the_script_takes_a_function_and_a_launcher() -> None:
     assert "sphere with 8 evaluators (threads of this process" in done.stdout
 
 
+@pytest.mark.slow
 def test_the_script_goes_on_from_its_checkpoints(tmp_path: Path) -> None:
     options = ["--evaluators=2", "--dimension=2", "--cost=0", f"--checkpoints={tmp_path}"]
     first, second = run_script(*options), run_script(*options)
@@ -353,6 +357,7 @@ def test_the_script_goes_on_from_its_checkpoints(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="the monkey is a tool for Linux")
+@pytest.mark.slow
 def test_the_script_survives_a_monkey_and_says_what_that_did() -> None:
     done = run_script("--chaos=4", "--dimension=4")
     assert (done.returncode, done.stderr) == (0, "")

@@ -1,5 +1,7 @@
 import collections
 import json
+import os
+import site
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +11,14 @@ import psutil
 import pytest
 
 import launchpad_lite as lp
-from examples.map_reduce.program import default_paths, make_program, reducer_of, table, words_of
+from examples.map_reduce.program import (
+    default_paths,
+    library,
+    make_program,
+    reducer_of,
+    table,
+    words_of,
+)
 
 _ROOT = Path(__file__).parents[2]
 
@@ -17,18 +26,68 @@ _ROOT = Path(__file__).parents[2]
 def count_alone(paths: list[Path]) -> dict[str, int]:
     counts: collections.Counter[str] = collections.Counter()
     for path in paths:
-        counts.update(words_of(path.read_text(encoding="utf-8", errors="replace")))
+        counts.update(words_of((library() / path).read_text(encoding="utf-8", errors="replace")))
     return dict(counts)
+
+
+def make_library(folder: Path, changed: Path, text: str) -> Path:
+    """Makes a home for Python, whose library is this one's but for a comment in one file."""
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    copy = folder / sys.platlibdir / version
+    # A folder of its own, or bytecode of the file that differs would go to the real library.
+    (copy / "__pycache__").mkdir(parents=True)
+    if sys.platlibdir != "lib":
+        (folder / "lib").symlink_to(sys.platlibdir)
+    for entry in [*library().glob("*"), *library().glob("__pycache__/*")]:
+        if entry.name not in ("__pycache__", changed.name):
+            (copy / entry.relative_to(library())).symlink_to(entry)
+    original = (library() / changed).read_text(encoding="utf-8")
+    (copy / changed).write_text(f"{original}\n# {text}\n", encoding="utf-8")
+    return folder
 
 
 @pytest.mark.parametrize("launcher", ["test_mt", "test_mp"])
 def test_it_counts_as_a_single_process_does(
     launch_program: Any, tmp_path: Path, launcher: str
 ) -> None:
-    paths, output = default_paths(4), tmp_path / "counts.json"
-    program = make_program(num_reducers=2, output=output, paths=paths)
+    output = tmp_path / "counts.json"
+    program = make_program(num_files=4, num_reducers=2, output=output)
     assert launch_program(program, launcher).wait().outcome is lp.Outcome.COMPLETED
-    assert json.loads(output.read_text(encoding="utf-8")) == count_alone(paths)
+    assert json.loads(output.read_text(encoding="utf-8")) == count_alone(default_paths(4))
+
+
+def test_a_mapper_reads_the_library_of_the_python_that_runs_it(
+    launch_program: Any, tmp_path: Path
+) -> None:
+    output = tmp_path / "counts.json"
+    program = make_program(num_files=2, num_reducers=1, output=output)
+    changed = next(path for path in default_paths(2) if len(path.parts) == 1)
+    home = make_library(tmp_path / "elsewhere", changed, "zyzzyva zyzzyva")
+    packages = os.pathsep.join([str(_ROOT), *site.getsitepackages()])
+    elsewhere = {"PYTHONHOME": str(home), "PYTHONPATH": packages}
+    launch_program(program, "test_mp", processes={"mapper": {"env": elsewhere}}).wait()
+    expected = collections.Counter(count_alone(default_paths(2)))
+    expected["zyzzyva"] += 2
+    assert json.loads(output.read_text(encoding="utf-8")) == expected
+
+
+def test_only_files_are_read_that_every_build_of_this_python_has() -> None:
+    names = {path.parts[0].removesuffix(".py") for path in default_paths(10_000)}
+    assert names <= sys.stdlib_module_names
+    # Apart in Debian and others.
+    assert not names & {"tkinter", "idlelib", "turtle", "lib2to3", "distutils", "ensurepip"}
+    assert not any(path.is_absolute() for path in default_paths(10_000))
+
+
+def test_files_of_the_user_are_where_they_were_named(
+    launch_program: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    (tmp_path / "text").write_text("two words")
+    monkeypatch.chdir(tmp_path)
+    program = make_program(output=tmp_path / "counts.json", paths=[Path("text")])
+    monkeypatch.chdir(_ROOT)
+    launch_program(program, "test_mt").wait()
+    assert json.loads((tmp_path / "counts.json").read_text()) == {"two": 1, "words": 1}
 
 
 def test_files_may_be_empty_and_not_utf8(launch_program: Any, tmp_path: Path) -> None:
@@ -43,7 +102,7 @@ def test_files_may_be_empty_and_not_utf8(launch_program: Any, tmp_path: Path) ->
 def test_a_file_that_is_missing_ends_the_program_and_is_named(
     launch_program: Any, tmp_path: Path
 ) -> None:
-    paths = [*default_paths(1), tmp_path / "nothing.py"]
+    paths = [library() / "inspect.py", tmp_path / "nothing.py"]
     with pytest.raises(lp.NodeFailedError, match=r"mapper\[1\].*nothing\.py"):
         launch_program(make_program(paths=paths), "test_mp").wait()
 

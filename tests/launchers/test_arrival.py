@@ -254,6 +254,7 @@ def test_nobody_else_can_read_what_is_kept(runtime: tuple[Tree, bytes], cache: P
     ]
 
 
+@pytest.mark.slow
 def test_several_at_once_share_a_home(runtime: tuple[Tree, bytes], cache: Path) -> None:
     tree, packed = runtime
     with contextlib.ExitStack() as stack:

@@ -534,6 +534,7 @@ class FailsOnce:
 
 
 @both
+@pytest.mark.slow
 def test_an_inner_process_is_started_anew_as_often_as_it_may(
     launch_program: Any, tmp_path: Path, launcher: str
 ) -> None:
@@ -565,6 +566,7 @@ def test_threads_are_started_anew_together(
 
 
 @both
+@pytest.mark.slow
 def test_nested_colocations_end_stop_and_fail_as_one(
     launch_program: Any, tmp_path: Path, launcher: str
 ) -> None:

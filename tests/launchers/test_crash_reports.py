@@ -1,7 +1,9 @@
 """A failure is reported with its first cause first, and all that is known of it is kept."""
 
+import itertools
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -35,8 +37,25 @@ class Actor:
             self._learner.step(batch)
 
 
-class Sleeper:
+class LastActor(Actor):
+    """Begins when others have."""
+
+    def __init__(self, learner: Any, marks: str, count: int) -> None:
+        super().__init__(learner)
+        self._marks = Path(marks)
+        self._count = count
+
     def run(self) -> None:
+        poll_until(lambda: len(list(self._marks.iterdir())) == self._count, 30)
+        super().run()
+
+
+class Sleeper:
+    def __init__(self, mark: str) -> None:
+        self._mark = Path(mark)
+
+    def run(self) -> None:
+        self._mark.touch()
         while not lp.stop_event().is_set():
             self.nap_deep_down()
 
@@ -85,17 +104,19 @@ def test_the_crash_folder_is_named_and_holds_all_that_is_known(
 ) -> None:
     program = lp.Program("crash")
     learner = program.add_node(lp.CourierNode(Learner), label="learner")
+    marks = tmp_path / "marks"
+    marks.mkdir()
     with program.group("sleeper"):
-        for _ in range(2):
-            program.add_node(lp.PyClassNode(Sleeper))
-    program.add_node(lp.PyClassNode(Actor, learner), label="actor")
+        for index in range(2):
+            program.add_node(lp.PyClassNode(Sleeper, str(marks / str(index))))
+    program.add_node(lp.PyClassNode(LastActor, learner, str(marks), 2), label="actor")
     running = launch_program(program, launcher, log_dir=tmp_path / "run")
     error = _failed(running)
     folder = tmp_path / "run"
     assert running.running.crash_dir == folder
     assert f"Crash folder: {folder}" in str(error)
     assert "the gradient vanished" in (folder / "report.txt").read_text()
-    assert "actor[0]  PyClassNode(Actor)  calls learner[0]" in (folder / "plan.txt").read_text()
+    assert "actor[0]  PyClassNode(LastActor)  calls learner[0]" in (folder / "plan.txt").read_text()
     versions = (folder / "versions.txt").read_text()
     assert f"launchpad-lite {lp.__version__}" in versions
     assert f"Python {sys.version}" in versions
@@ -168,6 +189,104 @@ class Breaks:
     def run(self) -> None:
         poll_until(lambda: self._steps > 3, 30)
         raise ValueError("broke")
+
+
+class Perishes:
+    """Serves until it has been called some times, then fails, perhaps with a child that lives."""
+
+    def __init__(self, how: str, *, has_child: bool) -> None:
+        self._how = how
+        self._has_child = has_child
+        self._calls = 0
+
+    def ping(self) -> None:
+        self._calls += 1
+
+    def run(self) -> None:
+        if self._has_child:
+            subprocess.Popen(["sleep", "1000"])
+        poll_until(lambda: self._calls > 20, 30)
+        if self._how == "SIGKILL":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self._how == "os._exit":
+            os._exit(5)
+        raise ValueError("the cause")
+
+
+class Answers:
+    """Calls a server until that fails, and has an answer of its own to it."""
+
+    def __init__(self, server: Any, how: str) -> None:
+        self._server = server
+        self._how = how
+
+    def run(self) -> None:
+        while True:
+            try:
+                self._server.ping()
+            except courier.CourierError:
+                if self._how == "os._exit":
+                    os._exit(3)
+                if self._how == "sys.exit":
+                    sys.exit(3)
+                if self._how == "from None":
+                    raise RuntimeError("my own words") from None
+                raise RuntimeError("my own words")  # noqa: B904 - as people write it
+
+
+_HOWS = ("SIGKILL", "os._exit", "raise")
+
+
+@pytest.mark.parametrize(
+    ("callers", "has_child", "how", "answer"),
+    [
+        *itertools.product([3], [True], _HOWS, ["raise", "from None", "sys.exit", "os._exit"]),
+        *itertools.product([1], [False], _HOWS, ["from None", "os._exit"]),
+    ],
+)
+def test_a_server_is_named_before_callers_that_answer_its_loss_in_words_of_their_own(
+    launch_program: Any, callers: int, has_child: bool, how: str, answer: str
+) -> None:
+    program = lp.Program("answers")
+    node = lp.CourierNode(Perishes, how, has_child=has_child)
+    server = program.add_node(node, label="server")
+    with program.group("caller"):
+        for _ in range(callers):
+            program.add_node(lp.PyClassNode(Answers, server, answer))
+    running = launch_program(program, "test_mp", notice_s=2.0)
+    error = _failed(running)
+    assert error.failure.node == "server[0]", str(error)
+    assert running.running.result.reason == error.failure.headline()
+    assert {each.node.partition("[")[0] for each in error.consequences} <= {"caller"}
+
+
+def test_a_caller_that_fails_first_is_named_before_a_server_that_fails_of_the_stop(
+    launch_program: Any,
+) -> None:
+    program = lp.Program("stops")
+    server = program.add_node(lp.CourierNode(FailsWhenAsked), label="server")
+    program.add_node(lp.PyClassNode(CallsOnce, server), label="caller")
+    error = _failed(launch_program(program, "test_mp", notice_s=5.0))
+    assert error.failure.node == "caller[0]"
+    assert [each.node for each in error.consequences] == ["server[0]"]
+
+
+class FailsWhenAsked:
+    def ping(self) -> None:
+        pass
+
+    def run(self) -> None:
+        lp.wait_for_stop()
+        os._exit(5)
+
+
+class CallsOnce:
+    def __init__(self, server: Any) -> None:
+        self._server = server
+
+    def run(self) -> None:
+        self._server.ping()
+        raise RuntimeError("my own fault")
 
 
 def test_the_report_of_a_script_names_the_crash_folder(tmp_path: Path) -> None:

@@ -123,6 +123,7 @@ def _open_descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
+@pytest.mark.slow
 def test_the_launcher_keeps_no_descriptors(launch_program: Any) -> None:
     def launch_once() -> int:
         program = lp.Program("descriptors")
@@ -133,4 +134,4 @@ def test_the_launcher_keeps_no_descriptors(launch_program: Any) -> None:
     before = launch_once()
     for _ in range(20):
         launch_once()
-    poll_until(lambda: _open_descriptors() <= before, 5)
+    poll_until(lambda: _open_descriptors() <= before)

@@ -340,6 +340,11 @@ def _asleep(run: Faulty) -> None:
     run.go()
 
 
+def _agent_stopped(run: Faulty) -> None:
+    run.signal(signal.SIGSTOP, run.agent())
+    run.signal(signal.SIGTERM)
+
+
 def _without_warden(run: Faulty) -> None:
     run.signal(signal.SIGKILL, run.warden())
     run.go()
@@ -396,6 +401,7 @@ _PROCESSES: Mapping[str, Fault] = {
     "SIGKILL of the launcher, deaf node": Fault(
         _stuck_and_killed(lambda _: None), (-signal.SIGKILL,), act="is_deaf"
     ),
+    "SIGSTOP of the agent, SIGTERM": Fault(_agent_stopped, (143,), forced="server[0]"),
     "SIGKILL of the warden": Fault(_without_warden, (0,), act="returns"),
     "SIGKILL of a worker": Fault(
         lambda run: run.signal(signal.SIGKILL, run.worker()),

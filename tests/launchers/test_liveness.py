@@ -51,6 +51,7 @@ def _program(how: str, label: str = "stuck") -> lp.Program:
 
 
 @pytest.mark.parametrize("how", ["gil", "stopped"])
+@pytest.mark.slow
 def test_a_process_that_answers_no_health_check_is_restarted(launch_program: Any, how: str) -> None:
     running = launch_program(_program(how), "test_mp", liveness=HEALTH, restart=ONCE)
     result = running.wait()
@@ -92,6 +93,7 @@ def test_without_a_policy_a_hung_node_ends_the_program_with_its_stack(
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.slow
 def test_a_node_that_shows_its_life_is_left_alone(launch_program: Any, launcher: str) -> None:
     program = lp.Program("alive")
     program.add_node(lp.CourierNode(Busy), label="busy")

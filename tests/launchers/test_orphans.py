@@ -183,7 +183,7 @@ def test_nothing_is_left_if_a_child_of_the_killed_launcher_holds_its_pipes(tmp_p
         )
         kill(process)
         process.wait()
-        poll_until(lambda: {each.pid for each in script.processes()} == {own[0].pid}, 5)
+        poll_until(lambda: {each.pid for each in script.processes()} == {own[0].pid})
 
 
 def test_ports_of_a_killed_program_are_free(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Nodes that fail come back, as far as their policy allows."""
 
+import contextlib
 import os
 import signal
 import threading
@@ -223,7 +224,8 @@ def test_a_thread_of_a_test_may_restart_while_others_call(
     running = launch_program(program, "test_mt", restart=QUICK)
     client = running.client("crashing")
     assert client.attempt() == 0
-    client.crash()
+    with contextlib.suppress(courier.ServerLostError):  # it may end before it has answered
+        client.crash()
 
     def came_back() -> bool:
         try:

@@ -3,11 +3,13 @@
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
+import launchpad_lite as lp
 from launchpad_lite.testing import poll_until
 from tests.launchers.scripts import Script
 
@@ -35,6 +37,48 @@ _WAITING = """
     if "waits" in sys.argv:
         running.wait()
 """
+
+
+_LAUNCHING = """
+    import pathlib, signal, sys, time
+    import launchpad_lite as lp
+    from launchers._signals import ended_by_signals
+
+    def wait():
+        pathlib.Path("up").touch()
+        lp.wait_for_stop()
+
+    program = lp.Program("before")
+    node = lp.PyNode(wait) if "runs" in sys.argv else lp.PyNode(print, "hello")
+    program.add_node(node, label="node")
+    if "first" not in sys.argv:
+        running = lp.launch(program, launcher="test_mp", notice_s=60)
+        if "runs" not in sys.argv:
+            running.wait()
+    try:
+        with ended_by_signals():
+            pathlib.Path("launching").touch()
+            time.sleep(60)
+    finally:
+        pathlib.Path("cancelled").touch()
+"""
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("before", ["first", "ended", "runs"])
+def test_a_launch_that_waits_is_cancelled_whatever_was_launched_before(
+    tmp_path: Path, signum: signal.Signals, before: str
+) -> None:
+    with Script(tmp_path, _LAUNCHING) as script:
+        process = script.start(before)
+        script.wait_for("launching")
+        if before == "runs":
+            script.wait_for("up")
+        process.send_signal(signum)
+        process.communicate(timeout=20)
+        assert process.returncode == 128 + signum
+        assert (tmp_path / "cancelled").exists()
+        script.assert_gone()
 
 
 @pytest.mark.parametrize("how", ["waits", "ends"])
@@ -116,6 +160,24 @@ def test_the_end_of_the_terminal_is_nothing_to_who_ignores_it(tmp_path: Path) ->
         process.communicate(timeout=20)
         assert process.returncode == 143
         script.assert_gone()
+
+
+def test_an_interrupt_while_the_supervisor_is_started_ends_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    start = threading.Thread.start
+
+    def start_interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        if thread.name == "launchpad-interrupted":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", start_interrupted)
+    program = lp.Program("interrupted")
+    program.add_node(lp.PyNode(lp.wait_for_stop), label="node")
+    with pytest.raises(KeyboardInterrupt):
+        lp.launch(program, "test_mp", notice_s=60)
+    poll_until(lambda: "launchpad-interrupted" not in {t.name for t in threading.enumerate()}, 20)
 
 
 @pytest.mark.parametrize("moment", range(4))

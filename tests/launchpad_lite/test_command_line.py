@@ -117,6 +117,12 @@ def test_what_stands_before_a_program_may_be_options_of_its_launcher(
     assert {path.stat().st_mode & 0o777 for path in written} == {0o600}
 
 
+def test_emit_may_be_told_its_launcher_as_a_word(run_command: Any, tmp_path: Path) -> None:
+    done = run_command("emit", "slurm", "--nodes=1", "dir/prog.py", "-o", "review")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "review" / "job.sh").exists()
+
+
 @pytest.mark.parametrize("command", ["status", "logs", "stop"])
 def test_programs_that_end_with_their_launcher_are_not_found_again(
     run_command: Any, command: str
@@ -195,7 +201,7 @@ def lp_can_draw() -> bool:
         (["prog", "--times=two"], "'--times=two': expected int"),
         (["prog", "--loud=maybe"], "expected true or false"),
         (["prog:wrong"], "never added"),
-        (["prog", "--launcher=nonsense"], "Installed: local_mp, local_mt"),
+        (["prog", "--launcher=nonsense"], "Installed: kubernetes, local_mp, local_mt"),
         (["--lp_termination_notice_secs=soon", "prog"], "lp_termination_notice_secs"),
         (["plan"], "no PROGRAM is named"),
         (["emit", "--launcher=slurm", "prog:ready"], "--output=FOLDER"),

@@ -33,6 +33,7 @@ from launchpad_lite._events import (
     Kill,
     KillAsked,
     Leaving,
+    Placed,
     Preempted,
     RequestStop,
     Start,
@@ -101,6 +102,10 @@ class Worker:
         return self.terminated_at is not None or self.killed_at is not None
 
     @property
+    def was_asked(self) -> bool:
+        return self.asked_at is not None or self.is_forced
+
+    @property
     def leaves_at(self) -> float | None:
         """Since when it leaves, or should."""
         ends = (self.asked_at, self.told_at, self.failed_at)
@@ -140,6 +145,8 @@ class Life:
         self.late: dict[tuple[str, int], NodeFailure] = {}
         #: Those of workers that had not ended yet.
         self.reported: set[tuple[str, int]] = set()
+        #: Those that came of themselves, before the worker could know that it is to end.
+        self.fell: set[tuple[str, int]] = set()
         self.dumped: set[tuple[str, int]] = set()
         #: Nodes whose host was lost and that may be started elsewhere; the attempt that was lost.
         self.moving: dict[str, int] = {}
@@ -247,11 +254,15 @@ class Life:
     def _see_worker(self, worker: Worker, event: Any, *, was_stopping: bool) -> None:
         if isinstance(event, Ended):
             worker.gone = True
-            may_be_forced = was_stopping and (worker.is_forced or worker.has_verdict)
+            falls = self._see_fall(worker, event)
+            may_be_forced = was_stopping and (
+                (worker.is_forced and not falls) or worker.has_verdict
+            )
             if event.failure is not None and not may_be_forced:
                 self._see_failure(event, was_stopping=was_stopping)
         elif isinstance(event, Failed):
             if not (worker.is_forced or worker.has_verdict or worker.failed_at is not None):
+                self._see_fall(worker, event)
                 worker.failed_at = self.now
                 self._see_failure(event, was_stopping=was_stopping)
                 self.reported.add((event.node, event.attempt))
@@ -282,11 +293,20 @@ class Life:
         if not was_stopping and self.terms[event.node].restart.when is RestartWhen.NEVER:
             self.doomed_at = min(self.doomed_at, self.now)
 
+    def _see_fall(self, worker: Worker, event: Ended | Failed) -> bool:
+        key = event.node, event.attempt
+        if worker.told_at is None and (event.unasked or not worker.was_asked):
+            self.fell.add(key)
+        return key in self.fell
+
     def _see_leaving(self, worker: Worker) -> None:
         worker.leaving = True
         worker.signs.clear()
 
-    def _see_sign(self, worker: Worker, event: Constructed | Healthy | Heartbeat) -> None:
+    def _see_sign(self, worker: Worker, event: Constructed | Healthy | Heartbeat | Placed) -> None:
+        if isinstance(event, Placed):
+            worker.signs = {"startup": self.now} if event.is_there else {}
+            return
         is_first = isinstance(event, Constructed)
         if is_first:
             worker.constructed = True
@@ -471,6 +491,7 @@ class Life:
         self._check_outcome(result)
         self._check_restarts(result)
         self._check_failures(result)
+        self._check_callees_first(result.failures)
 
     def _check_failures(self, result: ProgramResult) -> None:
         keys = [(each.node, each.attempt) for each in result.failures]
@@ -492,6 +513,16 @@ class Life:
             assert len(said) == 1 or (
                 len(again) == 1 and kept == [result.failures[0]] == [again[0].failure]
             ), "a failure is lost, or counted twice"
+
+    def _check_callees_first(self, failures: tuple[NodeFailure, ...]) -> None:
+        """A node that fell never comes after one that calls it and failed just then, or later."""
+        own = [each for each in failures if not each.is_consequence]
+        for caller, callee in itertools.combinations(own, 2):  # as they are listed
+            if (callee.node, callee.attempt) in self.fell and not caller.host_lost:
+                earliest_s = 0.0 if caller.exit_status is not None else -BLAME_S
+                is_close = earliest_s + EPS < caller.at_s - callee.at_s < BLAME_S - EPS
+                is_below = self._waves.is_below(callee.node, caller.node)
+                assert not (is_close and is_below), "a caller stands before its callee"
 
     def _check_outcome(self, result: ProgramResult) -> None:
         assert (result.outcome is Outcome.FAILED) == bool(result.failures)
@@ -537,6 +568,10 @@ class _Waves:
 
     def _circle(self, name: str) -> set[str]:
         return {name} | {each for each in self._below[name] if name in self._below[each]}
+
+    def is_below(self, name: str, caller: str) -> bool:
+        """Tells whether a node is called by another, however far, and does not call it."""
+        return name in self._below[caller] and caller not in self._below[name]
 
     def callers(self, name: str) -> set[str]:
         """Returns who calls a node, or one of its circle, and is not of it."""
@@ -956,6 +991,168 @@ def test_the_failure_of_a_restarted_callee_long_ago_is_no_cause() -> None:
     life(Ended("actor", 0, failure("actor", consequence=True)))
     life.wait(BLAME_S)
     assert [each.node for each in life.tick_to_the_end().failures] == ["actor"]
+
+
+# Callers that answer the loss of a node in words of their own
+
+CALLS = (NodeTerms("caller", calls=("server",)), NodeTerms("server"))
+
+
+def named(result: ProgramResult) -> list[str]:
+    return [each.node for each in result.failures]
+
+
+def test_a_callee_whose_end_becomes_known_late_is_named_before_its_caller() -> None:
+    life = begun(*CALLS)
+    life.wait(5.0)
+    life(Ended("caller", 0, failure("caller")))
+    life.wait(2.0)  # what it started would not end
+    result = finish_of(life, Ended("server", 0, failure("server"), dead_s=2.1, unasked=True))
+    assert named(result) == ["server", "caller"]
+    assert result.reason == result.failures[0].headline()
+    assert result.failures[0].at_s == pytest.approx(4.9)
+
+
+def test_a_callee_that_died_of_the_stop_is_named_after_its_caller() -> None:
+    life = begun(*CALLS)
+    assert RequestStop("server") in life(Ended("caller", 0, failure("caller")))
+    result = finish_of(life, Ended("server", 0, failure("server")))
+    assert named(result) == ["caller", "server"]
+    assert "caller broke" in result.reason
+
+
+@pytest.mark.parametrize("unasked", [True, False])
+def test_what_is_asked_may_still_be_on_its_way_when_a_node_reports_its_failure(
+    unasked: bool,
+) -> None:
+    life = begun(*CALLS)
+    life(Ended("caller", 0, failure("caller")))
+    life(Failed("server", 0, failure("server"), unasked))
+    result = finish_of(life, Ended("server", 0, failure("server")))
+    assert named(result) == (["server", "caller"] if unasked else ["caller", "server"])
+
+
+def test_a_callee_that_fell_before_it_was_asked_needs_no_word_of_its_host() -> None:
+    life = begun(*CALLS)
+    assert RequestStop("server") not in life(Failed("caller", 0, failure("caller")))
+    result = finish_of(
+        life, Ended("server", 0, failure("server")), Ended("caller", 0, failure("caller"))
+    )
+    assert named(result) == ["server", "caller"]
+
+
+@pytest.mark.parametrize("since_s", [BLAME_S - EPS, BLAME_S + EPS])
+def test_a_callee_that_fell_long_after_or_before_its_caller_failed_is_not_the_cause(
+    since_s: float,
+) -> None:
+    is_close = since_s < BLAME_S
+    life = begun(*CALLS, notice_s=30.0)
+    life(Failed("caller", 0, failure("caller")))
+    life.wait(since_s)
+    result = finish_of(life, Ended("server", 0, failure("server"), unasked=True))
+    assert named(result) == (["server", "caller"] if is_close else ["caller", "server"])
+    life = begun(*CALLS)
+    life(Ended("caller", 0, failure("caller")))
+    fell = Ended("server", 0, failure("server"), dead_s=since_s, unasked=True)
+    assert named(finish_of(life, fell)) == (
+        ["server", "caller"] if is_close else ["caller", "server"]
+    )
+
+
+@pytest.mark.parametrize(("dead_s", "is_cause"), [(0.1, True), (0.0, False)])
+def test_a_caller_that_was_killed_by_a_signal_follows_only_from_what_was_before(
+    dead_s: float, is_cause: bool
+) -> None:
+    life = begun(*CALLS)
+    life(Ended("caller", 0, NodeFailure.of_exit("caller", "host", -9)))
+    life.wait(0.05)
+    fell = Ended("server", 0, failure("server"), dead_s=dead_s, unasked=True)
+    expected = ["server", "caller"] if is_cause else ["caller", "server"]
+    assert named(finish_of(life, fell)) == expected
+
+
+def test_of_a_row_of_callers_the_last_callee_is_named_first_and_strangers_keep_their_place() -> (
+    None
+):
+    life = begun(*CHAIN, "stranger")
+    for name in ("a", "stranger", "b", "c"):
+        life(Failed(name, 0, failure(name), unasked=True))
+    result = finish_of(life, *(Ended(name, 0, failure(name)) for name in "abc"))
+    assert named(result) == ["c", "b", "a", "stranger"]
+
+
+def test_a_callee_stands_before_its_caller_even_if_another_caller_failed_long_before() -> None:
+    life = begun(*CHAIN, notice_s=30.0)
+    for name in "abc":
+        life(Failed(name, 0, failure(name), unasked=True))
+        life.wait(0.8 * BLAME_S)
+    result = finish_of(life, *(Ended(name, 0, failure(name)) for name in "abc"))
+    assert named(result) == ["c", "b", "a"]
+
+
+def test_a_callee_that_followed_itself_from_something_is_no_cause() -> None:
+    life = begun(*CALLS)
+    life(Ended("caller", 0, failure("caller")))
+    follows = failure("server", consequence=True)
+    assert named(finish_of(life, Ended("server", 0, follows, unasked=True))) == ["caller", "server"]
+
+
+def test_nodes_that_call_each_other_are_named_in_the_order_in_which_they_failed() -> None:
+    life = begun(NodeTerms("a", calls=("b",)), NodeTerms("b", calls=("a",)))
+    life(Ended("a", 0, failure("a")))
+    result = finish_of(life, Ended("b", 0, failure("b"), dead_s=0.1, unasked=True))
+    assert named(result) == ["a", "b"]
+
+
+def test_a_node_that_was_ended_by_force_is_no_cause() -> None:
+    life = begun(*CALLS, notice_s=0.0)
+    assert Terminate("server") in life(Ended("caller", 0, failure("caller")))
+    assert named(finish_of(life, Ended("server", 0, failure("server")))) == ["caller"]
+
+
+def test_a_node_that_fell_before_it_was_ended_by_force_is_a_cause_like_any_other() -> None:
+    life = begun(*CALLS, notice_s=0.0)
+    life(Ended("caller", 0, failure("caller")))
+    result = finish_of(life, Ended("server", 0, failure("server"), unasked=True))
+    assert named(result) == ["server", "caller"]
+
+
+def test_a_node_that_was_told_from_outside_to_end_and_then_fails_is_no_cause() -> None:
+    life = begun(*CALLS)
+    life(Preempted("server", 0, 15))
+    life(Failed("caller", 0, failure("caller")))
+    result = finish_of(life, Ended("server", 0, failure("server"), unasked=True))
+    assert named(result) == ["caller", "server"]
+
+
+@pytest.mark.parametrize(("later_s", "is_cause"), [(0.0, True), (BLAME_S + EPS, False)])
+def test_the_failure_of_a_callee_that_is_started_anew_is_the_cause_of_one_just_after_it(
+    later_s: float, is_cause: bool
+) -> None:
+    life = begun(CALLS[0], NodeTerms("server", restart=AT_ONCE))
+    life(Ended("server", 0, failure("server"), unasked=True))
+    life.wait(later_s)
+    life(Ended("caller", 0, failure("caller")))
+    result = finish_of(life, Ended("server", 1))
+    assert named(result) == (["server", "caller"] if is_cause else ["caller"])
+    assert result.reason == result.failures[0].headline()
+
+
+def test_that_an_earlier_worker_fell_says_nothing_of_the_new_one() -> None:
+    life = begun(CALLS[0], NodeTerms("server", restart=AT_ONCE))
+    life(Ended("server", 0, failure("server", text="fell"), unasked=True))
+    life.wait(60.0)
+    life(Ended("caller", 0, failure("caller")))
+    result = finish_of(life, Ended("server", 1, failure("server", raised=True)))
+    assert named(result) == ["caller", "server"]
+
+
+def test_a_lost_host_is_named_before_callees_that_fall_meanwhile() -> None:
+    life = begun(*CALLS)
+    life(HostLost("far", ("caller",), GONE))
+    result = finish_of(life, Ended("server", 0, failure("server"), dead_s=0.1, unasked=True))
+    assert named(result) == ["caller", "server"]
+    assert result.reason == GONE
 
 
 def test_failures_know_their_attempt_and_time() -> None:
@@ -1540,6 +1737,15 @@ def test_signs_of_life_of_a_constructor_start_no_limit(sign: Event) -> None:
     assert DumpStacks("a") in life.wait(0.2)
 
 
+def test_a_constructor_takes_no_time_while_its_node_has_no_host() -> None:
+    life = begun(limited("a", AT_ONCE, startup_s=5.0))
+    life(Placed("a", 0, is_there=False))
+    assert life.wait(100.0) == []
+    life(Placed("a", 0, is_there=True))
+    assert life.wait(4.9) == []
+    assert DumpStacks("a") in life.wait(0.2)
+
+
 @pytest.mark.parametrize("awake_s", [0.0, 3.0, 4.9])
 @pytest.mark.parametrize("asleep_s", [4.5, 5.05, 5.5, 60.0, 1e6])
 def test_a_supervisor_that_overslept_takes_no_node_for_hung(
@@ -1771,16 +1977,18 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(
         name=names,
         how=st.sampled_from(["well", "failed", "raised", "consequence"]),
+        dead_s=st.sampled_from([0.0, 0.1, 0.6]),
         at_once=st.booleans(),
     )
-    def a_worker_ends(self, name: str, how: str, at_once: bool) -> None:
+    def a_worker_ends(self, name: str, how: str, dead_s: float, at_once: bool) -> None:
         if (picked := self._pick(name)) is not None:
             node, attempt = picked
             del self.living[node]
             failed = None
             if how != "well":
                 failed = failure(node, consequence=how == "consequence", raised=how == "raised")
-            self._say(Ended(node, attempt, failed), at_once)
+            unasked = not self.life.workers[node].was_asked
+            self._say(Ended(node, attempt, failed, dead_s=dead_s, unasked=unasked), at_once)
 
     @rule(name=names, consequence=st.booleans(), raised=st.booleans(), at_once=st.booleans())
     def a_worker_reports_its_failure_and_lingers(
@@ -1788,7 +1996,8 @@ class AnyOrder(RuleBasedStateMachine):
     ) -> None:
         if (picked := self._pick(name)) is not None:
             failed = failure(picked[0], consequence=consequence, text="broke early", raised=raised)
-            self._say(Failed(*picked, failed), at_once)
+            unasked = not self.life.workers[picked[0]].was_asked
+            self._say(Failed(*picked, failed, unasked), at_once)
 
     @rule(name=names, at_once=st.booleans())
     def a_worker_has_done_its_work_and_lingers(self, name: str, at_once: bool) -> None:
@@ -2029,7 +2238,11 @@ class World:
             attempt, does = self._living.get(event.node, (-1, None))
             if does is not None and attempt == event.attempt:
                 late_s = does.late_s[next(self._count) % len(does.late_s)]
-                self.at(self.life.now + late_s, lambda: self.tell(event))
+                said = event
+                if isinstance(event, Failed):
+                    unasked = not self.life.workers[event.node].was_asked
+                    said = dataclasses.replace(event, unasked=unasked)
+                self.at(self.life.now + late_s, lambda: self.tell(said))
 
         self.at(when, say)
 
@@ -2041,7 +2254,9 @@ class World:
             failed = None
             if how != "well":
                 failed = failure(node, consequence=how == "consequence", raised=how == "raised")
-            self.at(self.life.now + late_s, lambda: self.tell(Ended(node, attempt, failed)))
+            unasked = not self.life.workers[node].was_asked
+            ended = Ended(node, attempt, failed, dead_s=late_s, unasked=unasked)
+            self.at(self.life.now + late_s, lambda: self.tell(ended))
 
         if after_s is not None:
             self.at(self.life.now + after_s, end)
@@ -2113,6 +2328,7 @@ def test_a_program_ends_when_those_that_ran_only_serve() -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(terms=programs(), lively=st.booleans())
+@pytest.mark.slow
 def test_nodes_without_a_policy_that_say_nothing_are_hung_if_they_have_limits(
     terms: list[NodeTerms], lively: bool
 ) -> None:

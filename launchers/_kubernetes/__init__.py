@@ -1,0 +1,1 @@
+"""What the Kubernetes launcher is made of."""

@@ -1,0 +1,42 @@
+"""What the objects of a run, its supervisor, and those who watch from outside have agreed on."""
+
+import math
+
+RUN_LABEL = "launchpad-lite/run"
+GROUP_LABEL = "launchpad-lite/group"
+ROLE_LABEL = "launchpad-lite/role"
+TOGETHER_LABEL = "launchpad-lite/together"
+#: Of the first object: what the run consists of.
+PLAN_ANNOTATION = "launchpad-lite/plan"
+#: Of each object that a launch creates: whose creation it was, as a random word.
+CREATED_BY_ANNOTATION = "launchpad-lite/created-by"
+#: Of the supervisor's pod: shows it that somebody waits for the program, or that nobody does.
+LAUNCHER_ANNOTATION = "launchpad-lite/launcher"
+DETACHED = "detached"
+#: Roles of pods, and names of their containers.
+NODE, SUPERVISOR = "node", "supervisor"
+#: Port of the supervisor, which pods call.
+LINK_PORT = 4250
+#: First port of a node; further addresses have the next ones.
+FIRST_PORT = 4251
+#: Where pods find what is the launcher's; `/launchpad/trust` and others.
+MOUNTS = "/launchpad"
+#: Seconds beside the notice in which a pod ends.
+SPARE_S = 10
+#: Seconds that Kubernetes waits at most before it makes a pod in the place of one that failed: 10,
+#: doubled with each, for as long as the Job exists.
+LONGEST_BACKOFF_S = 600.0
+#: Seconds; what stands for "until it ends by itself".
+_ENDLESS_S = 30 * 24 * 3600
+
+
+def grace_s(notice_s: float) -> int:
+    """Returns the seconds from a pod's SIGTERM to its SIGKILL.
+
+    Args:
+        notice_s: Seconds nodes have to end after they were asked; below 0, or infinite: as long as
+            they want.
+    """
+    if notice_s < 0 or math.isinf(notice_s):
+        return _ENDLESS_S
+    return math.ceil(notice_s) + SPARE_S

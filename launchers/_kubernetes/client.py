@@ -1,0 +1,833 @@
+"""What the launcher asks of a Kubernetes API server, with errors in our words.
+
+Objects are plain JSON objects, as a manifest has them. Nothing here knows of programs.
+"""
+
+import contextlib
+import json
+import os
+import random
+import re
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+from urllib.parse import quote, urlencode
+
+from launchers._kubernetes.agreed import CREATED_BY_ANNOTATION
+from launchpad_lite.errors import LaunchError, MissingExtraError
+
+Json = dict[str, Any]
+Objects = list[Json]
+T = TypeVar("T")
+ChangeKind = Literal["ADDED", "MODIFIED", "DELETED"]
+
+#: Seconds for a connection, and for an answer.
+_CONNECT_S, _ANSWER_S = 10.0, 30.0
+#: Seconds between attempts, at first and at most, and those that a server may ask for.
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S, _LONGEST_ASKED_S = 0.25, 4.0, 30.0
+#: How often a request is tried: for some 12 s, in which a server restarts or another takes over.
+_ATTEMPTS = 7
+#: Seconds after which a server ends a watch, and those after which one that says nothing has broken.
+_WATCH_S, _WATCH_SILENCE_S = 60, 75.0
+#: Seconds between attempts to watch what cannot be watched now.
+_WATCH_PAUSE_S, _LONGEST_WATCH_PAUSE_S = 0.5, 10.0
+#: Seconds after which a log that says nothing is read anew: its connection may be gone.
+_LOG_SILENCE_S = 45.0
+#: Answers after which the same request may succeed. Besides 429 nobody knows whether it has.
+_PASSING = frozenset({429, 500, 502, 503, 504})
+_METHODS = {"create": "POST", "patch": "PATCH", "delete": "DELETE"}
+#: Characters of an answer that is not Kubernetes', but of something on the way.
+_MOST_SAID = 500
+_NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """Where objects of a kind are, and what rules call them.
+
+    Attributes:
+        api_version: As objects have it.
+        plural: As in addresses and in rules.
+    """
+
+    api_version: str
+    plural: str
+
+    @property
+    def group(self) -> str:
+        """Of the API; empty for the core."""
+        return self.api_version.rpartition("/")[0]
+
+    def path(self, namespace: str, name: str = "", part: str = "") -> str:
+        """Returns the address of all objects of the kind, of one, or of a part of it."""
+        root = "apis" if self.group else "api"
+        parts = (root, self.api_version, "namespaces", namespace, self.plural, name, part)
+        return "".join(f"/{quote(each)}" for each in parts if each)
+
+
+_KINDS = {
+    "Pod": _Kind("v1", "pods"),
+    "Service": _Kind("v1", "services"),
+    "Secret": _Kind("v1", "secrets"),
+    "Event": _Kind("v1", "events"),
+    "Job": _Kind("batch/v1", "jobs"),
+    "NetworkPolicy": _Kind("networking.k8s.io/v1", "networkpolicies"),
+    "JobSet": _Kind("jobset.x-k8s.io/v1alpha2", "jobsets"),
+}
+
+
+class ApiError(LaunchError):
+    """The API server refused a request, or could not be asked.
+
+    Attributes:
+        status: HTTP status; None if there was no answer.
+        reason: Kubernetes' word for it, like `AlreadyExists`.
+    """
+
+    def __init__(self, message: str, status: int | None = None, reason: str = "") -> None:
+        super().__init__(message)
+        self.status = status
+        self.reason = reason
+
+
+def new_author() -> str:
+    """Returns a word for `Api.create` that nobody else has."""
+    return secrets.token_hex(16)
+
+
+def created_by(obj: Mapping[str, Any]) -> str | None:
+    """Returns the word of whoever created an object by `Api.create`; None if nobody did."""
+    annotations: Mapping[str, str] = obj["metadata"].get("annotations") or {}
+    return annotations.get(CREATED_BY_ANNOTATION)
+
+
+class Cancellation:
+    """Ends watches and logs that other threads read. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self._lock = threading.Lock()
+        self._open: set[Any] = set()
+
+    @property
+    def is_set(self) -> bool:
+        """Whether it was cancelled."""
+        return self._event.is_set()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Waits until it is cancelled; returns whether it is."""
+        return self._event.wait(timeout_s)
+
+    def cancel(self) -> None:
+        """Ends all that is read under it, now and later."""
+        with self._lock:
+            self._event.set()
+            for response in self._open:
+                _shut(response)
+
+    @contextlib.contextmanager
+    def guarding(self, response: Any) -> Iterator[None]:
+        """Has a response end when this is cancelled."""
+        with self._lock:
+            if self._event.is_set():
+                _shut(response)
+            self._open.add(response)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._open.discard(response)
+
+
+def _shut(response: Any) -> None:
+    """Ends a response that another thread reads: to close it would wait for that thread."""
+    connection = getattr(response, "connection", None)
+    sock = getattr(connection, "sock", None)
+    if sock is not None:
+        with contextlib.suppress(OSError):  # it has ended by itself
+            sock.shutdown(socket.SHUT_RDWR)
+
+
+class Api:
+    """A namespace of a cluster. Thread-safe.
+
+    Requests are tried again, for some seconds, where the same request may succeed: when the server
+    is busy, restarts or cannot be reached for a moment. Each has a time limit.
+
+    The official client finds the cluster, proves who we are and holds the connections. Its methods
+    for kinds of objects are not used: they check objects by the fields that their own release knows,
+    and leave out others, which a cluster may know.
+
+    Attributes:
+        server: Its address, for people.
+        namespace: All requests are about this one.
+    """
+
+    def __init__(self, client: Any, namespace: str) -> None:
+        """Prepares it.
+
+        Args:
+            client: A `kubernetes.client.ApiClient`, this one's from now on.
+            namespace: Of all requests.
+        """
+        self._client = client
+        # The pool of connections is for many threads; what renews tokens is not.
+        self._credentials = threading.Lock()
+        self.server: str = client.configuration.host
+        self.namespace = namespace
+
+    @classmethod
+    def connect(cls, context: str | None = None, namespace: str | None = None) -> "Api":
+        """Returns the cluster that kubectl would speak with, once it has answered.
+
+        Args:
+            context: Of the kubeconfig; by default its current one. Inside of a cluster, where there
+                is no kubeconfig, that cluster is meant.
+            namespace: By default that of the context, and `default` if it names none.
+
+        Raises:
+            MissingExtraError: The official client is not installed.
+            ApiError: The server does not answer, or does not let us list pods.
+            LaunchError: There is no usable configuration.
+        """
+        try:
+            import kubernetes.client
+            import kubernetes.config
+        except ImportError as error:
+            raise MissingExtraError(
+                "the launcher 'kubernetes' needs the official client: pip install "
+                "'launchpad-lite[kubernetes]'"
+            ) from error
+        configuration = kubernetes.client.Configuration()
+        default = _configure(configuration, context)
+        # We try again ourselves: the connection pool would do so without a word, as often as the
+        # server says, and not for everything.
+        configuration.retries = False
+        # Watches are idle for long; machines between us and the server forget idle connections.
+        configuration.keep_alive = True
+        # One for each thread: others are made and thrown away, with a warning.
+        configuration.connection_pool_maxsize = 32
+        api = cls(kubernetes.client.ApiClient(configuration), namespace or default)
+        try:
+            api._demand("list", "Pod", query={"limit": 1})
+        except BaseException:
+            api.close()
+            raise
+        return api
+
+    def close(self) -> None:
+        """Closes all connections that nobody uses. Later requests open new ones."""
+        # To clear them, all that the client does, leaves connections to the garbage collector, and
+        # has those kept that are in use.
+        pools = self._client.rest_client.pool_manager.pools
+        for pool in [pools.get(key) for key in pools.keys()]:  # noqa: SIM118 - no dict
+            if pool is not None:
+                pool.close()
+        pools.clear()
+        self._client.close()
+
+    # Objects
+
+    def create(self, obj: Mapping[str, Any], *, author: str | None = None) -> Json:
+        """Creates an object and returns it as the server has it.
+
+        Unknown fields are mistakes. What has an owner need not be readable for us: whether it was
+        made by an attempt whose answer got lost is then taken for granted, and what was sent is
+        returned.
+
+        Args:
+            obj: With its kind and name.
+            author: Word that is written on it, by which `created_by` knows later whose it is; by
+                default one that nobody else has.
+
+        Raises:
+            ApiError: It is refused; there is one of this name already.
+        """
+        kind, meta = obj["kind"], obj["metadata"]
+        author = author or new_author()
+        annotations = {**(meta.get("annotations") or {}), CREATED_BY_ANNOTATION: author}
+        signed = {**obj, "metadata": {**meta, "annotations": annotations}}
+        query = {"fieldValidation": "Strict"}
+        tries = _Tries()
+        try:
+            return self._demand("create", kind, meta["name"], query=query, body=signed, tries=tries)
+        except ApiError as error:
+            if error.reason != "AlreadyExists" or tries.count == 1:
+                raise
+            # An earlier attempt may have succeeded, and only its answer got lost.
+            try:
+                found = self.get(kind, meta["name"])
+            except ApiError as refused:
+                if refused.status == 403 and meta.get("ownerReferences"):
+                    return signed
+                raise error from refused
+            if found is None or created_by(found) != author:
+                raise
+            return found
+
+    def get(self, kind: str, name: str) -> Json | None:
+        """Returns an object; None if there is none.
+
+        Raises:
+            ApiError: The server cannot be asked.
+        """
+        try:
+            return self._demand("get", kind, name)
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    def list(self, kind: str, selector: str = "", *, fields: str = "") -> Objects:
+        """Returns all objects of a kind that have certain labels.
+
+        Args:
+            kind: Like `Pod`.
+            selector: Of labels, like `launchpad-lite/run=demo-x2x4z`.
+            fields: Selector of fields, like `involvedObject.name=demo-x2x4z`.
+
+        Raises:
+            ApiError: The server cannot be asked.
+        """
+        items, _ = self._list(kind, selector, fields)
+        return items
+
+    def patch(self, kind: str, name: str, body: Mapping[str, Any]) -> Json:
+        """Changes fields of an object: maps are merged, None removes.
+
+        Raises:
+            ApiError: It is refused, or there is none.
+        """
+        return self._demand("patch", kind, name, body=body)
+
+    def delete(
+        self,
+        kind: str,
+        name: str,
+        *,
+        grace_s: int | None = None,
+        uid: str | None = None,
+    ) -> bool:
+        """Has an object deleted, which takes as long as what it owns does; returns whether it was there.
+
+        Args:
+            kind: Like `Job`.
+            name: Its name.
+            grace_s: Seconds that a pod has to end; by default what it says itself.
+            uid: Of the only one that is meant; by default whichever has the name.
+
+        Raises:
+            ApiError: It is refused.
+        """
+        options: Json = {"propagationPolicy": "Background"}
+        if grace_s is not None:
+            options["gracePeriodSeconds"] = grace_s
+        try:
+            if uid is None:
+                self._demand("delete", kind, name, query=options)
+            else:
+                # Only a body can say so, and beside one, parameters are not looked at.
+                head = {"kind": "DeleteOptions", "apiVersion": "v1"}
+                body = {**head, **options, "preconditions": {"uid": uid}}
+                self._demand("delete", kind, name, body=body)
+        except ApiError as error:
+            if error.status == 404 or (uid is not None and error.reason == "Conflict"):
+                return False
+            raise
+        return True
+
+    def serves(self, api_version: str) -> bool:
+        """Returns whether the cluster has an API that is no part of Kubernetes itself.
+
+        Args:
+            api_version: Like `jobset.x-k8s.io/v1alpha2`.
+
+        Raises:
+            ApiError: The server cannot be asked.
+        """
+        request = _Request("discover", "GET", f"/apis/{api_version}")
+        try:
+            self._try(request, lambda: _decoded(self._send(request)))
+            return True
+        except ApiError as error:
+            if error.status == 404:
+                return False
+            raise
+
+    def has_jobset(self) -> bool:
+        """Returns whether the cluster knows JobSets. Raises as `serves`."""
+        return self.serves(_KINDS["JobSet"].api_version)
+
+    # Streams
+
+    def watch(
+        self, kind: str, selector: str = "", *, fields: str = "", cancellation: Cancellation
+    ) -> Iterator[tuple[ChangeKind, Json]]:
+        """Yields each change of objects of a kind, at first all that are there as `ADDED`.
+
+        It goes on through lost connections, servers that restart and credentials that have run out,
+        however long; what changed meanwhile is made up for, though not each step of it.
+
+        Args:
+            kind: Like `Pod`.
+            selector: Of labels.
+            fields: Selector of fields.
+            cancellation: Ends it.
+
+        Raises:
+            ApiError: We may not, from the beginning: neither list nor watch them.
+        """
+        known: dict[str, Json] = {}
+        version: str | None = None
+        pause_s = _WATCH_PAUSE_S
+        was_listed = was_watched = False
+        while not cancellation.is_set:
+            try:
+                if version is None:
+                    items, version = self._list(kind, selector, fields, cancellation)
+                    was_listed = True
+                    yield from _changes(known, items)
+                for change, obj in self._watch_once(kind, selector, fields, version, cancellation):
+                    # That it can be listed says nothing of whether it can be watched.
+                    pause_s = _WATCH_PAUSE_S
+                    version = obj["metadata"]["resourceVersion"]
+                    if change == "DELETED":
+                        known.pop(_uid(obj), None)
+                    elif change in ("ADDED", "MODIFIED"):
+                        known[_uid(obj)] = obj
+                    else:
+                        continue  # a bookmark
+                    was_watched = True
+                    yield change, obj
+                was_watched = True
+                pause_s = _WATCH_PAUSE_S
+            except ApiError as error:
+                if error.status in (400, 401, 403, 404, 405) and not was_listed:
+                    raise
+                if error.status == 403 and not was_watched:
+                    raise
+                if error.status is not None:
+                    version = None  # 410, most often: it has forgotten what came next
+                if cancellation.wait(pause_s * random.uniform(0.7, 1.0)):  # noqa: S311 - no secret
+                    return
+                pause_s = min(pause_s * 2, _LONGEST_WATCH_PAUSE_S)
+
+    def logs(
+        self,
+        pod: str,
+        container: str,
+        *,
+        follow: bool = False,
+        since_s: int | None = None,
+        tail: int | None = None,
+        timestamps: bool = False,
+        cancellation: Cancellation | None = None,
+    ) -> Iterator[str]:
+        """Yields what a container printed, line by line; bytes that are no UTF-8 as `surrogateescape`.
+
+        One that follows ends with the container, when it is cancelled, or when the connection
+        breaks: ask again. It leaves out a last line without an end, which may be cut.
+
+        Args:
+            pod: Its name.
+            container: In it.
+            follow: Go on with what it prints later.
+            since_s: Only what it printed in these last seconds.
+            tail: Only that many lines.
+            timestamps: Begin each line with when it was printed.
+            cancellation: Ends it.
+
+        Raises:
+            ApiError: There is no such log (yet).
+        """
+        query: Json = {"container": container}
+        query |= {"follow": follow, "timestamps": timestamps}
+        if since_s is not None:
+            query["sinceSeconds"] = max(1, since_s)
+        if tail is not None:
+            query["tailLines"] = tail
+        request = self._request("get", "Pod", pod, "log", query=query)
+        response = self._try(
+            request, lambda: self._send(request, _LOG_SILENCE_S), cancellation=cancellation
+        )
+        rest = b""
+        for line in _lines(response, cancellation or Cancellation()):
+            if not line.endswith(b"\n"):
+                rest = line
+                break
+            yield line[:-1].decode(errors="surrogateescape")
+        if rest and not follow:
+            yield rest.decode(errors="surrogateescape")
+
+    def _watch_once(
+        self, kind: str, selector: str, fields: str, version: str, cancellation: Cancellation
+    ) -> Iterator[tuple[Any, Json]]:
+        """Yields changes until the server ends the watch, or its connection breaks."""
+        query = {
+            **_selectors(selector, fields),
+            "watch": True,
+            "resourceVersion": version,
+            "allowWatchBookmarks": True,
+            "timeoutSeconds": _WATCH_S,
+        }
+        request = self._request("watch", kind, query=query)
+        began = time.monotonic()
+        response = self._try(
+            request, lambda: self._send(request, _WATCH_SILENCE_S), cancellation=cancellation
+        )
+        for line in _lines(response, cancellation):
+            try:
+                found = json.loads(line)
+                change, obj = found["type"], found["object"]
+            except (ValueError, KeyError, TypeError):
+                break  # the end of a connection that broke
+            if change == "ERROR":
+                status = obj.get("code", 500)
+                raise ApiError(str(obj.get("message", "")), status, str(obj.get("reason", "")))
+            yield change, obj
+        if not cancellation.is_set and time.monotonic() < began + 1:
+            # Something between us and the server breaks each connection: no haste.
+            cancellation.wait(_WATCH_PAUSE_S)
+
+    # Requests
+
+    def _list(
+        self, kind: str, selector: str, fields: str, cancellation: Cancellation | None = None
+    ) -> tuple[Objects, str]:
+        query = _selectors(selector, fields)
+        found = self._demand("list", kind, query=query, cancellation=cancellation)
+        items: Objects = found.get("items") or []
+        for item in items:  # lists leave out what is the same for all
+            item.setdefault("kind", kind)
+            item.setdefault("apiVersion", _KINDS[kind].api_version)
+        return items, found["metadata"].get("resourceVersion", "")
+
+    def _demand(
+        self,
+        verb: str,
+        kind: str,
+        name: str = "",
+        *,
+        query: Mapping[str, Any] | None = None,
+        body: Mapping[str, Any] | None = None,
+        tries: "_Tries | None" = None,
+        cancellation: Cancellation | None = None,
+    ) -> Json:
+        request = self._request(verb, kind, name, query=query, body=body)
+        return self._try(request, lambda: _decoded(self._send(request)), tries, cancellation)
+
+    def _request(
+        self,
+        verb: str,
+        kind: str,
+        name: str = "",
+        part: str = "",
+        *,
+        query: Mapping[str, Any] | None = None,
+        body: Mapping[str, Any] | None = None,
+    ) -> "_Request":
+        known = _KINDS[kind]
+        resource = f"{known.plural}/{part}" if part else known.plural
+        path = known.path(self.namespace, "" if verb == "create" else name, part)
+        return _Request(
+            verb,
+            _METHODS.get(verb, "GET"),
+            path,
+            f"{kind} {name}",
+            known.group,
+            resource,
+            query,
+            body,
+        )
+
+    def _send(self, request: "_Request", silence_s: float = _ANSWER_S) -> Any:
+        """Sends a request; returns the answer, of which nothing has been read.
+
+        Raises:
+            _Refused: It was refused.
+        """
+        import urllib3
+
+        address = self.server + request.path
+        if query := {name: _text(value) for name, value in (request.query or {}).items()}:
+            address += f"?{urlencode(query)}"
+        with self._credentials:
+            ways = self._client.configuration.auth_settings().values()
+        headers = dict(self._client.default_headers, Accept="application/json")
+        headers |= {way["key"]: way["value"] for way in ways if way["in"] == "header"}
+        body = None
+        if request.body is not None:
+            body = json.dumps(request.body).encode()
+            kind = "merge-patch+json" if request.method == "PATCH" else "json"
+            headers["Content-Type"] = f"application/{kind}"
+        response = self._client.rest_client.pool_manager.request(
+            request.method,
+            address,
+            body=body,
+            headers=headers,
+            timeout=urllib3.Timeout(connect=_CONNECT_S, read=silence_s),
+            preload_content=False,
+        )
+        if not 200 <= response.status < 300:
+            raise _Refused(response.status, response.data, response.headers)
+        return response
+
+    def _try(
+        self,
+        request: "_Request",
+        attempt: Callable[[], T],
+        tries: "_Tries | None" = None,
+        cancellation: Cancellation | None = None,
+    ) -> T:
+        """Sends a request until there is an answer that will not change by itself."""
+        import kubernetes.config
+        import urllib3.exceptions
+
+        tries = tries or _Tries()
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            tries.count += 1
+            asked_s = 0.0
+            try:
+                return attempt()
+            except _Refused as refused:
+                failure = self._refusal(refused, request)
+                passes = refused.status in _PASSING or failure.reason == "Conflict"
+                asked_s = _asked_pause(refused.headers)
+            except urllib3.exceptions.SSLError as error:
+                failure = ApiError(
+                    f"{request.attempted}: no secure connection to the API server {self.server}: "
+                    f"{_plain(error)}. Has the kubeconfig the right certificate-authority?"
+                )
+                passes = "CERTIFICATE" not in str(error).upper()
+            except (urllib3.exceptions.HTTPError, OSError, json.JSONDecodeError) as error:
+                failure = ApiError(
+                    f"{request.attempted}: the API server {self.server} does not answer: "
+                    f"{_plain(error)}. Is the address right, and does this machine reach it?"
+                )
+                passes = True
+            except kubernetes.config.ConfigException as error:
+                raise ApiError(
+                    f"{request.attempted}: the kubeconfig's way to get credentials failed: "
+                    f"{_plain(error)}. Log in again"
+                ) from error
+            if not passes or tries.count >= _ATTEMPTS:
+                raise failure
+            # Not all launchers of a cluster at the same time.
+            own_s = pause_s * random.uniform(0.7, 1.0)  # noqa: S311 - no secret
+            wait_s = min(asked_s, _LONGEST_ASKED_S) or own_s
+            if cancellation is None:
+                time.sleep(wait_s)
+            elif cancellation.wait(wait_s):
+                raise failure
+            pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+
+    def _refusal(self, refused: "_Refused", request: "_Request") -> ApiError:
+        """Says in our words what the server said."""
+        status = refused.status
+        try:
+            said = json.loads(refused.body)
+            message, reason = str(said["message"]), str(said.get("reason", ""))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            message, reason = _flat(refused.body.decode(errors="replace"))[:_MOST_SAID], ""
+        if status == 401:
+            text = (
+                f"{request.attempted}: the API server {self.server} does not know who we are "
+                f"({message}). Log in again, or name another context= of the kubeconfig"
+            )
+        elif status == 403 and "system:anonymous" in message:
+            text = (
+                f"{request.attempted}: the API server {self.server} does not know who we are: the "
+                "kubeconfig gave no credentials. Does `kubectl auth whoami` work?"
+            )
+        elif status == 403 and " cannot " in message:
+            rule = {
+                "apiGroups": [request.group],
+                "resources": [request.resource],
+                "verbs": [request.verb],
+            }
+            text = (
+                f"we may not {request.verb} {request.resource} in namespace {self.namespace!r}: "
+                f"{message}. A Role of this namespace must have the rule {json.dumps(rule)}"
+            )
+        else:
+            text = f"{request.attempted} in namespace {self.namespace!r}: {message} (HTTP {status})"
+        return ApiError(text, status, reason)
+
+
+@dataclass(frozen=True)
+class _Request:
+    """What is asked for.
+
+    Attributes:
+        verb: As rules have it.
+        method: Of HTTP.
+        path: Of the address.
+        object: For people.
+        group: Of the API, as rules have it.
+        resource: As rules have it.
+        query: Parameters.
+        body: JSON.
+    """
+
+    verb: str
+    method: str
+    path: str
+    object: str = ""
+    group: str = ""
+    resource: str = ""
+    query: Mapping[str, Any] | None = None
+    body: Mapping[str, Any] | None = None
+
+    @property
+    def attempted(self) -> str:
+        """The beginning of a message."""
+        return f"cannot {self.verb} {self.object or self.path}".rstrip()
+
+
+@dataclass
+class _Tries:
+    """How often a request was sent."""
+
+    count: int = 0
+
+
+class _Refused(Exception):  # noqa: N818 - never leaves this module
+    """A server answered that it will not."""
+
+    def __init__(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
+        super().__init__(status)
+        self.status = status
+        self.body = body
+        self.headers = headers
+
+
+# Configuration
+
+
+def _configure(configuration: Any, context: str | None) -> str:
+    """Sets where the cluster is, and who we are; returns the namespace of the context."""
+    import kubernetes.config
+
+    loader: Any = kubernetes.config  # has no types
+    # As kubectl has it now: the package remembers what the variable was when it was imported.
+    files = os.environ.get("KUBECONFIG") or str(Path("~/.kube/config"))
+    paths = [Path(each).expanduser() for each in files.split(os.pathsep) if each]
+    if any(path.exists() for path in paths):
+        try:
+            # As `load_kube_config` does, which does not tell the context's namespace.
+            found = loader.kube_config._get_kube_config_loader(
+                filename=files, active_context=context
+            )
+            found.load_and_set(configuration)
+            current = found.current_context
+        except Exception as error:
+            # It may be any, since a file of the user's may hold anything.
+            raise LaunchError(
+                f"the kubeconfig {files} cannot be used: {type(error).__name__}: {_plain(error)}. "
+                "Does `kubectl get pods` work, with the same KUBECONFIG and context?"
+            ) from error
+        return str(current["context"].get("namespace") or "default")
+    if context is not None:
+        raise LaunchError(
+            f"there is no kubeconfig that could have the context {context!r}: {files} is not there"
+        )
+    if "KUBERNETES_SERVICE_HOST" not in os.environ:
+        raise LaunchError(
+            f"no Kubernetes cluster is known: there is no kubeconfig in {files}, and this is no pod "
+            "of a cluster. Set KUBECONFIG, or get a kubeconfig from whoever runs the cluster"
+        )
+    try:
+        loader.load_incluster_config(configuration)
+    except (loader.ConfigException, OSError) as error:
+        raise LaunchError(
+            f"this pod cannot speak with its cluster: {error}. Give it a service account that may "
+            "create Jobs, with automountServiceAccountToken, or a kubeconfig"
+        ) from error
+    with contextlib.suppress(OSError):
+        return _NAMESPACE_FILE.read_text().strip() or "default"
+    return "default"
+
+
+# Answers
+
+
+def _selectors(labels: str, fields: str) -> Json:
+    found = {"labelSelector": labels, "fieldSelector": fields}
+    return {name: value for name, value in found.items() if value}
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _decoded(response: Any) -> Json:
+    found: Json = json.loads(response.data)
+    return found
+
+
+def _lines(response: Any, cancellation: Cancellation) -> Iterator[bytes]:
+    """Yields lines with their ends as they come, until the stream ends or breaks."""
+    import urllib3.exceptions
+
+    rest = bytearray()
+    with cancellation.guarding(response):
+        try:
+            for chunk in response.stream(amt=None, decode_content=False):
+                rest += chunk
+                if b"\n" in chunk:
+                    *lines, last = rest.split(b"\n")
+                    rest = last
+                    for line in lines:
+                        yield bytes(line) + b"\n"
+                if cancellation.is_set:
+                    return
+        except (urllib3.exceptions.HTTPError, OSError, ValueError):
+            return  # broken, silent for too long, or shut while it was read
+        finally:
+            response.close()
+    if rest:
+        yield bytes(rest)
+
+
+def _changes(known: dict[str, Json], items: Objects) -> Iterator[tuple[ChangeKind, Json]]:
+    """Brings what is known up to date, and yields what differs."""
+    now = {_uid(item): item for item in items}
+    for uid in [*known]:
+        if uid not in now:
+            yield "DELETED", known.pop(uid)
+    for uid, item in now.items():
+        before = known.get(uid)
+        if before is None or _version(before) != _version(item):
+            known[uid] = item
+            yield ("ADDED" if before is None else "MODIFIED"), item
+
+
+def _uid(obj: Mapping[str, Any]) -> str:
+    return str(obj["metadata"]["uid"])
+
+
+def _version(obj: Mapping[str, Any]) -> str:
+    return str(obj["metadata"].get("resourceVersion"))
+
+
+def _asked_pause(headers: Mapping[str, str]) -> float:
+    """Returns how many seconds a server asks to wait; 0 if it does not say."""
+    try:
+        return max(0.0, float(headers.get("Retry-After", 0)))
+    except ValueError:  # a date
+        return 0.0
+
+
+def _plain(error: BaseException) -> str:
+    """Returns what went wrong, without the objects that it happened to."""
+    return re.sub(r"<[^<>]*>: ?|\w*Connection\(host=[^)]*\): ?", "", _flat(str(error)))
+
+
+def _flat(text: str) -> str:
+    return " ".join(text.split())

@@ -1,0 +1,899 @@
+"""A program in a cluster, as seen from outside of it: from the process that launched it, or later.
+
+All that this process knows comes from the API server: the objects of the run, and what its
+supervisor prints. The one that launched the program shows the supervisor that it lives; who attaches
+later does not. So a program whose launching process has died ends after `launcher_silence_s`, whoever
+watches it.
+"""
+
+import contextlib
+import dataclasses
+import itertools
+import logging
+import math
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from launchers._console import Console
+from launchers._kubernetes import reasons
+from launchers._kubernetes.agreed import (
+    LAUNCHER_ANNOTATION,
+    NODE,
+    RUN_LABEL,
+    SPARE_S,
+    SUPERVISOR,
+    grace_s,
+)
+from launchers._kubernetes.client import Api, ApiError, Cancellation, ChangeKind, Json
+from launchers._kubernetes.names import Names
+from launchers._kubernetes.reasons import Sight
+from launchers._kubernetes.records import (
+    End,
+    Note,
+    Output,
+    Record,
+    RecordReader,
+    Status,
+    Up,
+)
+from launchers._kubernetes.removal import Departures, Fate
+from launchers._logs import NodeLogs
+from launchers._run_folder import make_run_folder
+from launchpad_lite._crash import write_crash_report
+from launchpad_lite.errors import LaunchError
+from launchpad_lite.launching import (
+    LaunchOptions,
+    LaunchPlan,
+    NodeFailure,
+    NodeStatus,
+    Outcome,
+    ProgramResult,
+    RunningProgram,
+)
+
+#: By this finalizer a Job holds its pods until it has counted them.
+_JOB_TRACKING = "batch.kubernetes.io/job-tracking"
+#: Seconds between two words that this process waits.
+_BEAT_S = 20.0
+#: Seconds in which all is gone that was told to end.
+_GONE_S = 30.0
+#: Seconds within which a cluster tells what became of a pod that is lost, if its machine is not.
+_EXPLAIN_S = 5.0
+#: Seconds until what was asked of the cluster is asked again, which has not answered.
+_ASK_AGAIN_S = 5.0
+#: Seconds between two looks at what remains, and between two attempts to read a log.
+_LOOK_S = 0.5
+_LOG_PAUSE_S = 1.0
+#: Seconds that threads have to end which ask the cluster; one that it does not answer may take longer.
+_LEAVE_S = 1.0
+#: Objects that are listed each second, at most.
+_LISTED_RATE = 200.0
+#: Seconds in which pods that wait for the same are gathered into one line.
+_GATHER_S = 0.5
+#: Seconds of a log that are read again after a break: what was printed then may have come late.
+_OVERLAP_S = 60
+#: Seconds that a shell waits that attaches, until it knows how nodes are.
+_FIRST_STATUS_S = 5.0
+#: Lines of the supervisor's own output that are told with its end.
+_LAST_LINES = 20
+_KINDS_OF_RUN = ("Pod", "Job", "Service", "Secret", "NetworkPolicy")
+
+_LOGGER = logging.getLogger(__name__)
+
+
+# What the threads of a program tell the one that decides
+
+
+@dataclass(frozen=True)
+class _Changed:
+    change: ChangeKind
+    obj: Json
+
+
+@dataclass(frozen=True)
+class _Said:
+    uid: str
+    record: Record
+
+
+@dataclass(frozen=True)
+class _LogEnded:
+    uid: str
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """Somebody wants the end; None: at once."""
+
+    stop: tuple[str, int | None] | None
+
+
+@dataclass(frozen=True)
+class _Broken:
+    """Without this thread the program cannot be watched."""
+
+    failure: Exception
+
+
+_Event = _Changed | _Said | _LogEnded | _Asked | _Broken
+
+
+class KubernetesProgram(RunningProgram):
+    """A program in a cluster.
+
+    Attributes:
+        names: Of its objects.
+    """
+
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        options: LaunchOptions,
+        api: Api,
+        names: Names,
+        key: bytes | None,
+        *,
+        schedule_s: float,
+        is_launch: bool,
+        log_dir: Path | None,
+        silence_s: float = math.inf,
+        launcher_silence_s: float = math.inf,
+        take_back: Callable[[], str] = str,
+    ) -> None:
+        """Prepares to watch it.
+
+        Args:
+            plan: Work is not needed.
+            options: How it was launched.
+            api: Where its objects are; this closes it in the end.
+            names: Of the objects.
+            key: For the seal of its end; None: nothing of the cluster is unpickled.
+            schedule_s: Seconds until all nodes are to be placed; for the launch only.
+            is_launch: Whether this process launched it: it tells what happens, its end waits for
+                that of the program, and it removes what is left.
+            log_dir: Where to keep the output of the nodes; None: nowhere.
+            silence_s: Seconds after which a pod ends that hears nothing of its supervisor.
+            launcher_silence_s: Seconds after which a supervisor ends the program that sees nothing of
+                this process.
+            take_back: Removes what was put elsewhere for it; returns what is left there, for people.
+
+        Raises:
+            LaunchError: Logs cannot be written.
+        """
+        super().__init__(plan)
+        self.names = names
+        self._options = options
+        self._api = api
+        self._key = key
+        self._schedule_s = schedule_s
+        self._is_launch = is_launch
+        self._take_back = take_back
+        self._log_dir = log_dir
+        self._nodes = {each.name for each in plan.executables} | {SUPERVISOR}
+        self._logs = NodeLogs(log_dir, sorted(self._nodes)) if log_dir is not None else None
+        self._console = Console() if is_launch and not options.quiet else None
+        self._sight = Sight(names, [(each.label, each.replica) for each in plan.executables])
+        self._result: ProgramResult | None = None
+        self._crash_dir: Path | None = None
+        self._failure: str | None = None
+        self._status: tuple[NodeStatus, ...] = ()
+        #: Put from signal handlers, too: only a SimpleQueue allows that.
+        self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
+        self._cancellation = Cancellation()
+        #: Whether all nodes are placed, as the supervisor says.
+        self._is_up = False
+        self._end: End | None = None
+        self._stop: tuple[str, int | None] | None = None
+        self._is_killed = False
+        self._root_deleted = False
+        self._pods_killed = False
+        #: The supervisor's pod whose log is followed, and whether there is more of it.
+        self._followed: Json | None = None
+        self._log_ended = False
+        self._last_lines: deque[bytes] = deque(maxlen=_LAST_LINES)
+        self._told = set[tuple[str, str]]()
+        self._tell_at = math.inf
+        self._stop_limit = math.inf
+        self._departures = Departures(
+            {names.host(each.label, each.replica): each for each in plan.executables},
+            silence_s=silence_s,
+            launcher_silence_s=launcher_silence_s,
+            schedule_s=schedule_s,
+            notice_s=options.notice_s,
+        )
+        #: Whether the cluster may yet say what became of lost pods, and until when that counts.
+        self._may_explain = False
+        self._explain_limit = math.inf
+        #: When pods that nobody replaces are the end of the launch.
+        self._fail_limit = math.inf
+        self._ask_at = math.inf
+        #: What other threads may know of what was seen.
+        self._supervisor: Json | None = None
+        self._missing: frozenset[str] = frozenset()
+        self._is_known = threading.Event()
+        self._has_status = threading.Event()
+        self._ended = threading.Event()
+        #: Those that ask the cluster for what is to be decided about.
+        self._threads: list[threading.Thread] = []
+        # An interpreter that has nothing else to do waits for programs that it launched.
+        self._thread = threading.Thread(
+            target=self._watch, name=f"launchpad-{plan.program}", daemon=not is_launch
+        )
+
+    def watch(self) -> None:
+        """Begins to watch. Its objects exist by now, or are being created."""
+        self._thread.start()
+
+    def await_up(self) -> None:
+        """Waits until all nodes are placed.
+
+        Raises:
+            LaunchError: The program ended before, or waited for too long; says why. Nothing of it
+                is left, or the message names it.
+            KeyboardInterrupt: It was interrupted, and nothing of it is left.
+        """
+        try:
+            self._is_known.wait()
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):
+                self.handle_signal(signal.SIGINT)  # so that the next one is the second
+            else:
+                self.request_stop("the launch was interrupted")
+            limit_s = self._notice_limit_s() + 2 * _GONE_S + SPARE_S
+            self._join_through_interrupts(min(limit_s, threading.TIMEOUT_MAX))
+            raise
+        if self._failure is not None:
+            self.join()
+            self.collected = True
+            raise LaunchError(self._failure)
+
+    # What a RunningProgram can do
+
+    @property
+    def result(self) -> ProgramResult | None:
+        """How the program ended; None while it runs or waits for its pods."""
+        return self._result
+
+    @property
+    def log_dir(self) -> Path | None:
+        """Where the output of the nodes is kept; None if it is only in the cluster."""
+        return self._log_dir
+
+    @property
+    def crash_dir(self) -> Path | None:
+        """Folder with all that is known of a failure; None without one."""
+        return self._crash_dir
+
+    def request_stop(self, reason: str, signum: int | None = None) -> None:
+        """Asks all nodes to end; before all are placed, everything is deleted."""
+        self._events.put(_Asked((reason, signum)))
+
+    def kill(self) -> None:
+        """Ends all nodes by force."""
+        self._events.put(_Asked(None))
+
+    def status(self) -> list[NodeStatus]:
+        """Returns how each node was a few seconds ago."""
+        if not self._is_launch:
+            self._has_status.wait(_FIRST_STATUS_S)
+        if known := self._status:
+            return list(known)
+        return [
+            NodeStatus(
+                each.name,
+                "pending" if each.name in self._missing else "starting",
+                self.names.host(each.label, each.replica),
+                None,
+                {},
+            )
+            for each in self.plan.executables
+        ]
+
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Waits until all is over."""
+        return self._ended.wait(timeout_s)
+
+    def output(self) -> Iterator[tuple[str, bytes]]:
+        """Yields what nodes printed: `label[replica]` and lines of it.
+
+        Of a program that was launched here, that is all; else what the cluster has kept, and between
+        it what the supervisor has to tell, under the name `supervisor`.
+
+        Raises:
+            ApiError: It cannot be had.
+        """
+        if self._log_dir is not None:
+            yield from super().output()
+            return
+        pods = self._api.list("Pod", f"{RUN_LABEL}={self.names.run}")
+        found = [pod for pod in pods if self._sight.is_supervisor(pod)]
+        for pod in sorted(found, key=lambda pod: str(pod["metadata"].get("creationTimestamp"))):
+            reader = RecordReader(None, is_stamped=True)
+            for line in self._api.logs(pod["metadata"]["name"], SUPERVISOR, timestamps=True):
+                for record in reader.feed(line):
+                    if isinstance(record, Output):
+                        yield record.node, record.data
+                    elif isinstance(record, Note):
+                        yield SUPERVISOR, f"{record.text}\n".encode()
+
+    # Its thread
+
+    def _watch(self) -> None:
+        try:
+            self._start("pods", lambda: self._mirror("Pod", f"{RUN_LABEL}={self.names.run}"))
+            self._start("jobs", lambda: self._mirror("Job", f"{RUN_LABEL}={self.names.run}"))
+            self._start("events", lambda: self._mirror("Event", "", "type=Warning"))
+            if self._is_launch:
+                self._start("beat", self._show_life)
+            try:
+                result = self._follow()
+            except ApiError as error:
+                result = self._failed(str(error))
+            self._result = self._conclude(result)
+        except BaseException as error:
+            _LOGGER.exception("watching the run %s", self.names.run)
+            text = f"{type(error).__name__}: {error}"
+            if self._is_launch:
+                text += self._remove_all() + self._take_back()
+            self._result = self._failed(text)
+        finally:
+            self._cancellation.cancel()
+            if self._console is not None:
+                for node in sorted(self._nodes):
+                    self._console.finish(node)
+            if not self._is_up and self._failure is None and self._result is not None:
+                self._failure = self._result.reason or "it ended before all nodes were placed"
+            limit = time.monotonic() + _LEAVE_S
+            for thread in self._threads:
+                thread.join(max(0.0, limit - time.monotonic()))
+            self._api.close()
+            self._has_status.set()
+            self._ended.set()
+            self._is_known.set()
+
+    def _start(self, what: str, target: Callable[[], None]) -> None:
+        def run() -> None:
+            try:
+                target()
+            except Exception as error:  # noqa: BLE001 - the thread that decides raises it
+                self._events.put(_Broken(error))
+
+        name = f"launchpad-{what}-{self.names.run}"
+        thread = threading.Thread(target=run, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _follow(self) -> ProgramResult:
+        """Returns how the program ended; its objects may still be there."""
+        place_limit = math.inf
+        if self._is_launch:
+            place_limit = time.monotonic() + self._schedule_s
+        while True:
+            if place_limit < math.inf and self._sight.is_suspended:
+                # Whoever admits it decides when it may begin.
+                place_limit = time.monotonic() + self._schedule_s
+            limits = (
+                self._tell_at,
+                self._stop_limit,
+                self._explain_limit,
+                self._ask_at,
+                self._departures.look_at,
+                math.inf if self._is_up else self._fail_limit,
+                math.inf if self._is_up else place_limit,
+            )
+            with contextlib.suppress(queue.Empty):
+                timeout_s = min(limits) - time.monotonic()
+                # A notice of centuries is fine; a wait that long is not.
+                self._take_in(self._events.get(timeout=min(max(timeout_s, 0.0), 3600.0)))
+            now = time.monotonic()
+            if now >= self._tell_at:
+                self._tell_waits()
+            if now >= self._departures.look_at and (lost := self._look_at_stuck(now)) is not None:
+                return lost
+            if now >= self._explain_limit:
+                self._explain_limit, self._may_explain = math.inf, False
+            if (result := self._verdict()) is not None:
+                return result
+            if not self._is_up and now >= self._fail_limit:
+                return self._failed(self._early())
+            if not self._is_up and now >= place_limit:
+                return self._failed(self._late())
+            if now >= self._ask_at:
+                self._ask_at = math.inf
+                self._ask_for_end()
+            if now >= self._stop_limit:
+                how = "the cluster does not answer"
+                if not self._is_killed:
+                    self._is_killed, how = True, "it did not end within its notice"
+                return self._stopped(f"{self._stop_reason()}; {how}")
+
+    def _take_in(self, event: _Event) -> None:
+        if isinstance(event, _Changed):
+            self._sight.take_in(event.change, event.obj)
+            self._tell_at = min(self._tell_at, time.monotonic() + _GATHER_S)
+            if event.obj["kind"] == "Pod" and self._is_launch:
+                container = self._sight.container(event.obj)
+                self._departures.take_in(event.change, event.obj, container, time.monotonic())
+            self._follow_newest()
+        elif isinstance(event, _Said):
+            if self._followed is not None and event.uid == self._followed["metadata"]["uid"]:
+                self._take_in_record(event.record)
+        elif isinstance(event, _LogEnded):
+            if self._followed is not None and event.uid == self._followed["metadata"]["uid"]:
+                self._log_ended = True
+        elif isinstance(event, _Asked):
+            self._obey(event.stop)
+        else:
+            raise event.failure
+
+    def _look_at_stuck(self, now: float) -> ProgramResult | None:
+        """Sees to pods of machines that do not answer; returns a result if the program is lost."""
+        for pod, fate in self._departures.fates(now):
+            if self._stop is not None or self._root_deleted:
+                continue  # all goes
+            name = pod["metadata"]["name"]
+            if fate is Fate.PROGRAM_LOST:
+                how = reasons.supervisor_loss(pod, self._sight.events_of(pod))
+                self._tell(how)  # the removal of what is left may take a while
+                return self._failed(how)
+            if fate is not Fate.REMOVED:
+                how = (
+                    "is replaced when it is back, or once it is certain that nothing of the pod runs"
+                    if fate is Fate.REPLACED_LATER
+                    else "ends when it is back"
+                )
+                machine = pod["spec"].get("nodeName", "")
+                self._tell(f"machine {machine} does not answer; pod {name} {how}")
+                continue
+            try:
+                found = self._api.get("Pod", name)
+                is_there = found is not None and found["metadata"]["uid"] == pod["metadata"]["uid"]
+                if found is not None and is_there:
+                    if reasons.has_ended(found, self._sight.container(found)):
+                        continue
+                    self._remove_pod(found)
+                    self._tell(f"pod {name} is removed, since its machine does not answer")
+                self._departures.forget(pod)
+            except ApiError as error:
+                _LOGGER.info("pod %s cannot be removed: %s", name, error)
+        return None
+
+    def _remove_pod(self, pod: Json) -> None:
+        meta = pod["metadata"]
+        self._api.delete("Pod", meta["name"], grace_s=0)
+        # Its Job holds it until its machine has said how it ended.
+        finalizers = meta.get("finalizers") or []
+        if _JOB_TRACKING in finalizers:
+            others = [each for each in finalizers if each != _JOB_TRACKING]
+            self._api.patch("Pod", meta["name"], {"metadata": {"finalizers": others or None}})
+
+    def _take_in_record(self, record: Record) -> None:
+        if isinstance(record, Up):
+            self._is_up = True
+            self._departures.note_up()
+            self._is_known.set()
+        elif isinstance(record, Status):
+            self._status = record.nodes
+            self._departures.take_in_status(record.nodes, time.monotonic())
+            self._has_status.set()
+        elif isinstance(record, Note):
+            self._tell(record.text)
+        elif isinstance(record, End):
+            self._end = record
+            self._has_status.set()
+            self._explain_limit, self._may_explain = time.monotonic() + _EXPLAIN_S, True
+
+    def _follow_newest(self) -> None:
+        """Follows the log of the supervisor's newest pod, once it may have one."""
+        pod = self._supervisor = self._sight.supervisor
+        if pod is None or self._root_deleted:
+            return
+        uid = pod["metadata"]["uid"]
+        if self._followed is not None and self._followed["metadata"]["uid"] == uid:
+            self._followed = pod
+            return
+        has_begun = reasons.is_running(pod, SUPERVISOR) or reasons.has_ended(pod, SUPERVISOR)
+        if not has_begun or self._sight.is_gone(pod):
+            return
+        if self._followed is not None:
+            if self._stop is not None:
+                return  # it is about to be deleted
+            self._tell(f"the program begins anew, in {pod['metadata']['name']}")
+        self._followed, self._log_ended, self._end = pod, False, None
+        self._explain_limit = math.inf
+        self._status = ()
+        self._departures.begin(time.monotonic())
+        self._start("log", lambda: self._follow_log(pod))
+
+    def _unexplained(self) -> bool:
+        """Tells whether the cluster may still say what became of a lost pod."""
+        losses = self._sight.losses
+        failures = self._end.result.failures if self._end is not None else ()
+        return any(each.host_lost and each.host not in losses for each in failures)
+
+    def _verdict(self) -> ProgramResult | None:
+        """Returns how the program ended, once that is known for good."""
+        is_over = self._sight.is_over or self._root_deleted
+        if self._end is not None:
+            if self._may_explain and self._unexplained():
+                return None
+            # Where the cluster has ended it, it may be about to begin it anew.
+            is_foreign = self._end.result.signum == signal.SIGTERM and self._stop is None
+            return None if is_foreign and not is_over else self._result_of(self._end)
+        if self._root_deleted:
+            return self._stopped(self._stop_reason())
+        if self._log_ended and self._stop is not None:
+            return self._stopped(self._stop_reason())
+        if is_over and self._followed is None:
+            self._find_supervisor()  # what is said of Jobs may come before what is said of pods
+        if is_over and (self._log_ended or self._followed is None):
+            return self._lost()
+        return None
+
+    def _result_of(self, end: End) -> ProgramResult:
+        result = reasons.explained(end.result, self._sight.losses, self._sight.machine)
+        if self._stop is not None and result.outcome is Outcome.INTERRUPTED:
+            reason, signum = self._stop
+            outcome = Outcome.STOPPED if signum is None else Outcome.INTERRUPTED
+            result = dataclasses.replace(result, outcome=outcome, reason=reason, signum=signum)
+        elif result.signum == signal.SIGTERM:
+            reason = self._sight.interruption(result.reason)
+            result = dataclasses.replace(result, reason=reason)
+        return result
+
+    # What is asked of it
+
+    def _obey(self, stop: tuple[str, int | None] | None) -> None:
+        if stop is None:
+            self._is_killed = True
+            # Who kills waits no longer for a cluster that does not answer.
+            self._stop_limit = min(self._stop_limit, time.monotonic() + _GONE_S)
+        elif self._stop is not None:
+            return
+        self._stop = self._stop or stop or ("kill() was called", None)
+        self._ask_for_end()
+
+    def _ask_for_end(self) -> None:
+        """Passes on to the cluster that the program is to end, now or as soon as it answers."""
+        try:
+            pod = self._who_is_to_end()
+            limit_s = grace_s(self._options.notice_s)
+            if pod is None or not self._api.delete("Pod", pod["metadata"]["name"], grace_s=limit_s):
+                self._delete_root()
+                return
+            if self._options.notice_s >= 0:
+                self._stop_limit = time.monotonic() + limit_s + _GONE_S
+        except ApiError as error:
+            if error.status in (401, 403):
+                raise
+            self._tell(f"the program cannot be stopped yet: {error}")
+            self._ask_at = time.monotonic() + _ASK_AGAIN_S
+
+    def _who_is_to_end(self) -> Json | None:
+        """Returns the supervisor's pod if it is to stop all in order; None: all is to be deleted."""
+        if self._is_killed or (self._is_launch and not self._is_up):
+            return None
+        pod = self._supervisor or self._find_supervisor()
+        if pod is None or self._sight.is_gone(pod) or not reasons.is_running(pod, SUPERVISOR):
+            return None
+        return pod
+
+    def _find_supervisor(self) -> Json | None:
+        """Returns the supervisor's pod, also before a watch has shown it."""
+        pods = self._api.list("Pod", f"{RUN_LABEL}={self.names.run}")
+        for pod in pods:
+            self._sight.take_in("ADDED", pod)
+        self._follow_newest()
+        return self._sight.supervisor
+
+    def _stop_reason(self) -> str:
+        return self._stop[0] if self._stop is not None else "it was deleted"
+
+    # What becomes of it
+
+    def _conclude(self, result: ProgramResult) -> ProgramResult:
+        """Removes what is left, if that is ours to do; writes down what is known of a failure."""
+        if not self._is_up and self._is_launch:
+            self._failure = self._failure or self._reason_of(result)
+        elif result.outcome is Outcome.INTERRUPTED and self._stop is None:
+            self._tell(f"the program was ended: {result.reason}")
+        if self._is_launch or self._stop is not None:
+            if left := self._remove_all() + self._take_back():
+                result = dataclasses.replace(result, reason=f"{result.reason}{left}")
+                if self._failure is not None:
+                    self._failure += left
+        if result.outcome is Outcome.FAILED and self._is_launch and self._is_up:
+            stacks = self._end.stacks if self._end is not None else {}
+            try:
+                folder = (
+                    self._log_dir or self._options.log_dir or make_run_folder(self.plan.program)
+                )
+                write_crash_report(folder, self.plan, result, stacks)
+                self._crash_dir = folder
+            except (OSError, LaunchError):
+                _LOGGER.exception("the crash folder of %s", self.names.run)
+        return result
+
+    def _reason_of(self, result: ProgramResult) -> str:
+        if result.failures:
+            first = result.failures[0]
+            text = result.reason or first.headline()
+            if first.last_output:
+                text += f"\nWhat was printed last:\n{first.last_output}"
+            return text
+        return result.reason or "it ended before all nodes were placed"
+
+    def _remove_all(self) -> str:
+        """Deletes all objects and waits until they are gone; returns what remains, for people."""
+        limit = time.monotonic() + _GONE_S
+        if not self._is_killed:
+            limit += self._notice_limit_s()
+        left: list[Json] | None = None
+        failure: ApiError | None = None
+        while left != []:
+            try:
+                self._delete_root()
+                left, failure = self._left(), None
+            except ApiError as error:
+                failure = error
+                if error.status in (401, 403) and not self._root_deleted:
+                    break
+            # A list of many pods is much to ask for.
+            if left != [] and self._is_kill_asked(max(_LOOK_S, len(left or ()) / _LISTED_RATE)):
+                limit = min(limit, time.monotonic())
+            if left and time.monotonic() >= limit and not self._is_killed:
+                self._is_killed = True
+                limit = time.monotonic() + _GONE_S
+            elif left != [] and time.monotonic() >= limit:
+                break
+        if failure is not None:
+            return (
+                f"; whether anything is left of it is not known: {failure}. See for yourself: "
+                f"kubectl get pods,jobs -n {self._api.namespace} -l "
+                f"{RUN_LABEL}={self.names.run}"
+            )
+        return (
+            f"; still there, until the cluster removes it: {reasons.remaining(left)}"
+            if left
+            else ""
+        )
+
+    def _notice_limit_s(self) -> float:
+        """Returns the seconds that pods have until they must end."""
+        notice_s = self._options.notice_s
+        return notice_s + SPARE_S if notice_s > 0 else 0.0
+
+    def _is_kill_asked(self, timeout_s: float) -> bool:
+        """Waits, and tells whether somebody wants all to end at once meanwhile."""
+        limit = time.monotonic() + timeout_s
+        with contextlib.suppress(queue.Empty):
+            while (left_s := limit - time.monotonic()) > 0:
+                if self._events.get(timeout=left_s) == _Asked(None):
+                    return True
+        return False
+
+    def _delete_root(self) -> None:
+        """Deletes all objects; by force, pods as well, once that is what is wanted."""
+        if not self._root_deleted:
+            self._api.delete("JobSet" if self.names.jobset else "Job", self.names.run)
+            self._root_deleted = True
+        if self._is_killed and not self._pods_killed:
+            for pod in self._api.list("Pod", f"{RUN_LABEL}={self.names.run}"):
+                self._api.delete("Pod", pod["metadata"]["name"], grace_s=0)
+            self._pods_killed = True
+
+    def _left(self) -> list[Json]:
+        """Returns the objects that are there."""
+        found: list[Json] = []
+        for kind in _KINDS_OF_RUN:
+            try:
+                found += self._api.list(kind, f"{RUN_LABEL}={self.names.run}")
+            except ApiError as error:
+                if error.status != 403:  # who creates secrets may not be let to list them
+                    raise
+            if found:
+                break  # pods go first, and the others are many questions
+        return found
+
+    def _failed(self, text: str) -> ProgramResult:
+        summary, _, details = text.partition("\n")
+        failure = NodeFailure(
+            SUPERVISOR, f"run {self.names.run}", summary, last_output=details or self._last_words()
+        )
+        return ProgramResult(Outcome.FAILED, (failure,), summary)
+
+    def _lost(self) -> ProgramResult:
+        """Says how a program ended of which there is no word."""
+        pod = self._sight.supervisor
+        events = self._sight.events_of(pod) if pod is not None else ()
+        job = self._sight.jobs.get(self.names.supervisor_job)
+        text = reasons.supervisor_end(pod, job, events)
+        if not self._is_up and (said := self._last_words().strip()):
+            text += f". It said: {said.splitlines()[-1]}"
+        if job is None:  # somebody has deleted it
+            return ProgramResult(Outcome.INTERRUPTED, reason=text, signum=signal.SIGTERM)
+        return self._failed(text)
+
+    def _stopped(self, reason: str) -> ProgramResult:
+        signum = self._stop[1] if self._stop is not None else None
+        outcome = Outcome.STOPPED if signum is None else Outcome.INTERRUPTED
+        return ProgramResult(outcome, reason=reason, signum=signum)
+
+    def _early(self) -> str:
+        """Says which pods ended before all nodes were placed, and what the first one printed."""
+        failed = self._sight.failed()
+        if not failed:  # somebody has removed them meanwhile
+            return self._late()
+        lines = [
+            f"{node}: its pod {reasons.failure_of(pod, self._sight.events_of(pod))}"
+            for node, pod in failed.items()
+        ]
+        text = f"program {self.plan.program!r} cannot start: {reasons.named(lines)}"
+        name = next(iter(failed.values()))["metadata"]["name"]
+        with contextlib.suppress(ApiError):
+            printed = [*self._api.logs(name, NODE, tail=_LAST_LINES)]
+            text += "".join(f"\n{line}" for line in printed)
+        return text
+
+    def _late(self) -> str:
+        lines = reasons.waiting_lines(self._sight.waits())
+        if not lines:
+            missing = self._sight.missing()
+            lines = [
+                f"{reasons.named(missing)}: its pod does not run, and the cluster does not say why"
+                if missing
+                else "all pods run, but not all have reached the supervisor. Does the cluster's "
+                "network let pods of the run talk, and has its DNS their names?"
+            ]
+        return (
+            f"program {self.plan.program!r}: not all nodes were placed within {self._schedule_s:g} s: "
+            f"{'; '.join(lines)}"
+        )
+
+    def _last_words(self) -> str:
+        return b"".join(self._last_lines).decode(errors="replace")
+
+    # What it tells
+
+    def _tell_waits(self) -> None:
+        """Tells of what pods wait for that was not told before."""
+        self._tell_at = math.inf
+        self._missing = frozenset(self._sight.missing())
+        if self._is_launch and self._sight.failed():
+            # It may be that they began, and failed: the supervisor's word for it comes later.
+            self._fail_limit = min(self._fail_limit, time.monotonic() + _EXPLAIN_S)
+        new: dict[str, list[str]] = {}
+        for what, nodes in self._sight.waits().items():
+            fresh = [node for node in nodes if (node, what) not in self._told]
+            self._told.update((node, what) for node in fresh)
+            if fresh:
+                new[what] = fresh
+        for line in reasons.waiting_lines(new):
+            self._tell(line)
+
+    def _tell(self, text: str) -> None:
+        if self._console is not None:
+            with contextlib.suppress(OSError, ValueError):
+                sys.stderr.write(f"launchpad: {text}\n")
+                sys.stderr.flush()
+
+    # Other threads
+
+    def _mirror(self, kind: str, selector: str, fields: str = "") -> None:
+        """Has changes of objects taken in."""
+        changes = self._api.watch(kind, selector, fields=fields, cancellation=self._cancellation)
+        try:
+            for change, obj in changes:
+                obj.setdefault("kind", kind)
+                self._events.put(_Changed(change, obj))
+        except ApiError as error:
+            if kind != "Event":  # they only make messages better
+                raise
+            _LOGGER.info("no events of the run %s: %s", self.names.run, error)
+
+    def _follow_log(self, pod: Json) -> None:
+        """Has records of a supervisor taken in until it has ended, and shows what nodes print."""
+        name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
+        reader = RecordReader(self._key, is_stamped=True)
+        heard_at = time.monotonic()
+        since_s: int | None = None
+        is_final = False
+        while not self._cancellation.is_set:
+            try:
+                lines = self._api.logs(
+                    name,
+                    SUPERVISOR,
+                    follow=not is_final,
+                    since_s=since_s,
+                    timestamps=True,
+                    cancellation=self._cancellation,
+                )
+                for line in lines:
+                    heard_at = time.monotonic()
+                    for record in reader.feed(line):
+                        if isinstance(record, Output):
+                            self._show(record)
+                        else:
+                            self._events.put(_Said(uid, record))
+                if is_final:
+                    break
+            except ApiError as error:
+                _LOGGER.debug("the log of %s: %s", name, error)
+                if is_final or error.status == 404:
+                    break
+                if error.status == 403 and not reader.last_number:
+                    raise
+            if reader.last_number:
+                since_s = math.ceil(time.monotonic() - heard_at) + _OVERLAP_S
+            if self._cancellation.wait(0):
+                return
+            # What a connection that ended has left out is read once more.
+            is_final = self._has_ended(name, uid)
+            if not is_final:
+                self._cancellation.wait(_LOG_PAUSE_S)
+        self._events.put(_LogEnded(uid))
+
+    def _has_ended(self, name: str, uid: str) -> bool:
+        try:
+            pod = self._api.get("Pod", name)
+        except ApiError:
+            return False
+        is_same = pod is not None and pod["metadata"]["uid"] == uid
+        return not is_same or pod is None or reasons.has_ended(pod, SUPERVISOR)
+
+    def _show(self, output: Output) -> None:
+        if output.node == SUPERVISOR:
+            self._last_lines.append(output.data)
+        if self._console is not None:
+            self._console.show(output.node, output.data)
+        if self._logs is not None and output.node in self._nodes:
+            self._logs.write(output.node, output.data)
+
+    def _show_life(self) -> None:
+        """Lets the supervisor know that this process waits for the program."""
+        here = f"{socket.gethostname()}:{os.getpid()}"
+        is_heard = True
+        for beat in itertools.count():
+            pod = self._supervisor
+            if pod is not None:
+                word = {"metadata": {"annotations": {LAUNCHER_ANNOTATION: f"{here} {beat}"}}}
+                try:
+                    self._api.patch("Pod", pod["metadata"]["name"], word)
+                    if not is_heard:
+                        self._tell("the program is told again that this process waits for it")
+                    is_heard = True
+                except ApiError as error:
+                    if is_heard and error.status != 404 and not self._cancellation.is_set:
+                        self._tell(f"the program is not told that this process waits: {error}")
+                        is_heard = False
+            if self._cancellation.wait(_BEAT_S if pod is not None else _LOOK_S):
+                return
+
+
+class DetachedProgram(KubernetesProgram):
+    """A program whose launch ends as soon as its objects exist. Signals of this process are not for it."""
+
+    def __init__(self, plan: LaunchPlan, options: LaunchOptions, api: Api, names: Names) -> None:
+        """Prepares it; nothing watches it."""
+        super().__init__(
+            plan, options, api, names, None, schedule_s=math.inf, is_launch=False, log_dir=None
+        )
+        self._result = ProgramResult(Outcome.COMPLETED, reason=f"it goes on as run {names.run}")
+        api.close()
+        self._has_status.set()
+        self._ended.set()
+
+    def request_stop(self, reason: str, signum: int | None = None) -> None:
+        """Does nothing: ask `KubernetesLauncher.attach`."""
+
+    def kill(self) -> None:
+        """Does nothing: ask `KubernetesLauncher.attach`."""

@@ -1,0 +1,605 @@
+"""Nodes in pods of a Kubernetes cluster, for users who may create ordinary objects in one namespace."""
+
+import copy
+import dataclasses
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from launchers._kubernetes.agreed import DETACHED, FIRST_PORT, PLAN_ANNOTATION, SUPERVISOR
+from launchers._kubernetes.checks import mistakes as mistakes_in
+from launchers._kubernetes.client import Api, ApiError, created_by, new_author
+from launchers._kubernetes.names import Names
+from launchers._kubernetes.objects import (
+    Cluster,
+    Files,
+    Group,
+    manifests,
+    mistakes_of,
+    owned,
+)
+from launchers._kubernetes.order import (
+    Order,
+    Packed,
+    WorkPlace,
+    WorkStore,
+    WorkVolume,
+    pack,
+    put,
+    take_back,
+)
+from launchers._kubernetes.pods import PodOptions, Volume
+from launchers._kubernetes.program import DetachedProgram, KubernetesProgram
+from launchers._run_folder import make_run_folder
+from launchers._shipping import pack_up
+from launchers._signals import ended_by_signals
+from launchers._toml import read_toml
+from launchpad_lite._flag_values import FlagSnapshot
+from launchpad_lite._freeze import FrozenWork
+from launchpad_lite.errors import LaunchError
+from launchpad_lite.launching import (
+    Executable,
+    Launcher,
+    LaunchOptions,
+    LaunchPlan,
+    Resources,
+    RunningProgram,
+)
+
+if TYPE_CHECKING:
+    from launchers._kubernetes.client import Json
+
+__all__ = ["KubernetesLauncher", "PodOptions", "Volume", "WorkStore", "WorkVolume"]
+
+#: Pods that are meant by neither the name of a group nor `supervisor`: all.
+_ALL = "*"
+#: How often to look for an object whose creation was interrupted, and seconds until the next look:
+#: the server may be about to create it.
+_LOOKS, _LOOK_S = 3, 0.5
+#: The most that fields of Kubernetes hold.
+_INT32_MAX = (1 << 31) - 1
+
+
+class KubernetesLauncher(Launcher):
+    """Runs each node in a pod of its own, and their supervisor in another.
+
+    It takes a namespace in which the user may create Jobs, Services, Secrets and NetworkPolicies, read
+    and delete pods, and read their logs: `docs/kubernetes.md` has the Role. Pods have no rights at
+    all. Each group of nodes is an Indexed Job, found by DNS names. All objects of a run belong to
+    one of them, that of the supervisor: when that is deleted, nothing is left.
+
+    An image must have Python, of the same minor version as here, and launchpad-lite with all that
+    the program imports from installed packages. Code that is not installed is sent along.
+
+    All connections between nodes are under TLS, with certificates that are made for the run.
+    """
+
+    def __init__(
+        self,
+        image: str | None = None,
+        *,
+        namespace: str | None = None,
+        context: str | None = None,
+        name: str | None = None,
+        pods: Mapping[str, PodOptions | Mapping[str, Any]] | str | Path | None = None,
+        queue: str | None = None,
+        jobset: bool = False,
+        gpu_resource: str = "nvidia.com/gpu",
+        network_policy: bool = True,
+        work: WorkPlace | None = None,
+        detach: bool = False,
+        schedule_s: float = 600.0,
+        silence_s: float = 20.0,
+        launcher_silence_s: float = 300.0,
+        ttl_s: int = 3600,
+        max_run_s: int | None = None,
+    ) -> None:
+        """Prepares it; asks no cluster yet.
+
+        Args:
+            image: Image of all pods, unless `pods` says otherwise.
+            namespace: Where the objects are made; by default that of the context.
+            context: Of the kubeconfig; by default its current one, and inside of a cluster that
+                cluster.
+            name: Name of the run and of its first object: at most 40 lower-case letters, digits and
+                dashes. By default the program's with a few random characters.
+            pods: What is special about pods: PodOptions, or dicts like them, by name of the group;
+                `"*"` for all, `"supervisor"` for that of the supervisor. Or the path of a TOML file
+                with such tables.
+            queue: Name of a queue of Kueue that admits the run.
+            jobset: Make one JobSet of all, so that it is admitted as a whole.
+            gpu_resource: What the cluster calls accelerators.
+            network_policy: Let nobody but the pods of the run connect to them.
+            work: Where the nodes' work and code is put if it is too large for Secrets.
+            detach: Return as soon as the objects are made; the run goes on without this process.
+            schedule_s: Seconds within which all pods must run. New ones in the place of lost have 10
+                minutes more, the longest for which Kubernetes puts off making one. With `queue` and
+                without `jobset`, it counts from the admission of all, in this process alone: pods of
+                detached runs, and those for lost ones, are waited for without end.
+            silence_s: Seconds after which a pod that says nothing is lost.
+            launcher_silence_s: Seconds after which the run ends by itself when this process is gone
+                without having said so. Kubernetes may take 2 minutes to tell pods, so it is at least 180.
+            ttl_s: Seconds after its end at which the cluster removes a run that nobody has removed,
+                a whole number.
+            max_run_s: Seconds after which the cluster ends the run, a whole number; None: never.
+
+        Raises:
+            ValueError: Options are malformed; all mistakes are listed.
+            TypeError: A value is of the wrong type.
+        """
+        self._image = image
+        self._namespace = namespace
+        self._context = context
+        self._run = name
+        self._pods = _read_pods(pods)
+        self._queue = queue
+        self._jobset = jobset
+        self._gpu_resource = gpu_resource
+        self._network_policy = network_policy
+        self._work = work
+        self._detach = detach
+        self._schedule_s = schedule_s
+        self._silence_s = silence_s
+        self._launcher_silence_s = launcher_silence_s
+        self._ttl_s = ttl_s
+        self._max_run_s = max_run_s
+        if mistakes := list(self._option_mistakes()):
+            raise ValueError("; ".join(mistakes))
+        self.description = f"pods of Kubernetes{f', namespace {namespace}' if namespace else ''}"
+
+    def _option_mistakes(self) -> Iterator[str]:
+        least = {"schedule_s": 1, "silence_s": 1, "launcher_silence_s": 180}
+        for name, limit in least.items():
+            value = getattr(self, f"_{name}")
+            # Whoever waits for pods may wait for ever.
+            most = math.inf if name == "schedule_s" else sys.float_info.max
+            if not _is_number(value, int | float) or not limit <= value <= most:
+                yield f"{name} is a number of seconds, at least {limit}, not {value!r}"
+        for name, limit in {"ttl_s": 0, "max_run_s": 1}.items():
+            value = getattr(self, f"_{name}")
+            if value is None and name == "max_run_s":
+                continue
+            if not _is_number(value, int) or not limit <= value <= _INT32_MAX:
+                yield f"{name} is a whole number of seconds, at least {limit}, not {value!r}"
+        if self._run is not None:
+            try:
+                Names.of("", (), self._run)
+            except ValueError as error:
+                yield str(error)
+
+    # The objects
+
+    def mistakes(self, executables: Sequence[Executable]) -> Sequence[str]:
+        """Says why no objects can be made of it, or none that a cluster would take."""
+        labels = list(dict.fromkeys(each.label for each in executables))
+        known = {_ALL, SUPERVISOR, *labels}
+        found = [
+            f"pods= of an unknown group {group!r}; the groups are: {', '.join(labels)}"
+            for group in self._pods
+            if group not in known
+        ]
+        if SUPERVISOR in labels and SUPERVISOR in self._pods:
+            found.append(
+                "pods= of 'supervisor' may mean the group or the supervisor of the run: rename the group"
+            )
+        try:
+            cluster, groups = self._layout("program", _with_ports(executables), LaunchOptions())
+            found += mistakes_of(cluster, groups, self._supervisor)
+            if not found:
+                objects = manifests(cluster, groups, Files({}, {}), self._supervisor, "program")
+                found += [_of_group(each, cluster.names) for each in mistakes_in(objects)]
+        except (ValueError, TypeError) as error:
+            found.append(str(error))
+        return found
+
+    def notes(self, executables: Sequence[Executable]) -> Sequence[str]:
+        """Says what is asked of the cluster."""
+        _, groups = self._layout("program", _with_ports(executables), LaunchOptions())
+        found = [
+            f"{group.label}: {count} pod{'s' if count > 1 else ''} of {group.pod.image}"
+            for group in groups
+            for count in [len(group.executables)]
+        ]
+        if self._queue is not None and not self._jobset:
+            found.append(
+                "a queue admits each Job by itself: without jobset=True, some groups may get their "
+                "pods while others wait"
+            )
+        return found
+
+    @property
+    def _inner_schedule_s(self) -> float:
+        """Seconds that pods and their supervisor wait for each other."""
+        # A queue admits each Job when it likes. Of that only this process knows, and its own limit
+        # holds; pods would count from their start.
+        return math.inf if self._queue is not None and not self._jobset else self._schedule_s
+
+    @property
+    def _supervisor(self) -> PodOptions:
+        return self._pods.get(SUPERVISOR, PodOptions()).over(self._base)
+
+    @property
+    def _base(self) -> PodOptions:
+        return self._pods.get(_ALL, PodOptions()).over(PodOptions(image=self._image))
+
+    def _layout(
+        self, program: str, executables: Sequence[Executable], options: LaunchOptions
+    ) -> tuple[Cluster, list[Group]]:
+        members: dict[str, list[Executable]] = {}
+        for each in executables:
+            members.setdefault(each.label, []).append(each)
+        cluster = Cluster(
+            names=Names.of(program, members, self._run, jobset=self._jobset),
+            namespace=self._namespace,
+            # JSON knows no infinity.
+            notice_s=options.notice_s if math.isfinite(options.notice_s) else -1.0,
+            schedule_s=self._inner_schedule_s,
+            ttl_s=self._ttl_s,
+            max_run_s=self._max_run_s,
+            queue=self._queue,
+            jobset=self._jobset,
+            gpu_resource=self._gpu_resource,
+            network_policy=self._network_policy,
+            launcher=DETACHED if self._detach else "launching",
+        )
+        groups = [
+            Group(label, tuple(nodes), self._pods.get(label, PodOptions()).over(self._base))
+            for label, nodes in members.items()
+        ]
+        return cluster, groups
+
+    def _make(
+        self, plan: LaunchPlan, options: LaunchOptions, *, suspended: bool
+    ) -> tuple[Cluster, Packed, list["Json"]]:
+        """Returns all objects of a run.
+
+        Raises:
+            LaunchError: None can be made, or the cluster would refuse them.
+        """
+        executables = _with_ports(plan.executables)
+        shipment = pack_up(plan.executables, is_installed=True)
+        try:
+            cluster, groups = self._layout(plan.program, executables, options)
+            names = cluster.names
+            hosts = {each.name: names.host(each.label, each.replica) for each in executables}
+            order = Order(
+                plan=dataclasses.replace(plan, executables=tuple(executables)).outline(),
+                options=dataclasses.replace(options, log_dir=None),
+                argv=tuple(sys.argv),
+                flags=FlagSnapshot.take(),
+                hosts=hosts,
+                names={
+                    hosts[each.name]: names.address(each.label, each.replica)
+                    for each in executables
+                },
+                ports={
+                    address.key: address.port or 0
+                    for each in executables
+                    for address in each.addresses
+                },
+                requires=shipment.requires,
+                silence_s=self._silence_s,
+                schedule_s=self._inner_schedule_s,
+                launcher_silence_s=self._launcher_silence_s,
+                begins_anew=all(each.restart.outlives_host for each in executables),
+            )
+            packed = pack(order, plan, shipment, names, self._work)
+            files = Files(
+                packed.trust,
+                packed.order,
+                packed.blob if self._work is None else None,
+                self._work.volume if isinstance(self._work, WorkVolume) else None,
+                len(packed.blob),
+            )
+            objects = manifests(
+                cluster, groups, files, self._supervisor, plan.program, suspended=suspended
+            )
+        except ValueError as error:
+            raise LaunchError(f"program {plan.program!r}: {error}") from error
+        if found := mistakes_in(objects):
+            raise LaunchError("\n".join(found))
+        return cluster, packed, objects
+
+    def emit(self, plan: LaunchPlan, options: LaunchOptions) -> Mapping[str, bytes]:
+        """Returns what `start` would create, as JSON: a file for each object, and a script.
+
+        `kubectl create -f FOLDER` creates all; `create.sh` also makes them belong to the first, so
+        that deleting that removes all. Asks no cluster, but writes the work to where `work=` says,
+        from where its owner removes it.
+
+        Raises:
+            LaunchError: No objects can be made of it, or the work cannot be written.
+        """
+        launcher = self._detached()
+        cluster, packed, objects = launcher._make(plan, options, suspended=False)
+        files = {}
+        for number, each in enumerate([*objects[1:], objects[0]]):
+            kind, name = each["kind"].lower(), each["metadata"]["name"]
+            files[f"{number:02}-{kind}-{name}.json"] = json.dumps(each, indent=2).encode()
+        root = objects[0]
+        words = {
+            "kind": root["kind"],
+            "api": root["apiVersion"],
+            "name": root["metadata"]["name"],
+            "root": list(files)[-1],
+            "flags": f"--namespace={self._namespace}" if self._namespace else "",
+        }
+        start = _RESUME.format(**words) if self._queue is None else "# The queue starts it."
+        script = _CREATE.format(**words, start=start)
+        if self._work is not None:
+            put(packed, self._work, cluster.names.run)
+        return {**files, "create.sh": script.encode()}
+
+    def _detached(self) -> "KubernetesLauncher":
+        """Returns the same launcher whose runs wait for no launching process."""
+        launcher = copy.copy(self)
+        launcher._detach = True
+        return launcher
+
+    # Runs
+
+    def start(self, plan: LaunchPlan, options: LaunchOptions) -> RunningProgram:
+        """Creates all objects; returns when all nodes are placed and their addresses are bound.
+
+        What pods wait for is told meanwhile. Ctrl-C removes everything. With `detach` it returns at
+        once.
+
+        Raises:
+            LaunchError: The cluster does not take an object, pods do not run within `schedule_s`, or
+                the program cannot be started in them. Nothing is left then.
+        """
+        cluster, packed, objects = self._make(plan, options, suspended=True)
+        api = Api.connect(self._context, self._namespace)
+        try:
+            if self._jobset and not api.has_jobset():
+                raise LaunchError(
+                    f"the cluster {api.server} has no JobSets; launch without jobset=True, or have "
+                    "them installed (https://jobset.sigs.k8s.io)"
+                )
+            if self._detach:
+                with ended_by_signals():
+                    self._create(api, cluster, packed, objects)
+                sys.stdout.write(_DETACHED.format(run=cluster.names.run, namespace=api.namespace))
+                return DetachedProgram(plan, options, api, cluster.names)
+            # First, since its logs may have no place.
+            program = KubernetesProgram(
+                plan,
+                options,
+                api,
+                cluster.names,
+                packed.key,
+                schedule_s=self._schedule_s,
+                silence_s=self._silence_s,
+                launcher_silence_s=self._launcher_silence_s,
+                is_launch=True,
+                take_back=self._take_back(packed, cluster.names.run),
+                log_dir=(options.log_dir or make_run_folder(plan.program)).absolute(),
+            )
+        except BaseException:
+            api.close()
+            raise
+        with ended_by_signals():
+            try:
+                self._create(api, cluster, packed, objects)
+            except BaseException:
+                api.close()
+                raise
+            program.watch()
+            program.await_up()
+        return program
+
+    def _create(
+        self, api: Api, cluster: Cluster, packed: Packed, objects: Sequence["Json"]
+    ) -> None:
+        """Creates all objects, or none.
+
+        Raises:
+            LaunchError: Something is refused. If what was made cannot be removed, the text says so.
+        """
+        root, *others = objects
+        author = new_author()
+        made: Json | None = None
+        remove_work: Callable[[], str] = str
+        try:
+            made = api.create(root, author=author)
+            if self._work is not None:
+                put(packed, self._work, cluster.names.run)
+                remove_work = self._take_back(packed, cluster.names.run)
+            for each in others:
+                api.create(owned(each, made))
+            if self._queue is None:
+                api.patch(root["kind"], root["metadata"]["name"], {"spec": {"suspend": False}})
+        except BaseException as error:  # an interrupt, too
+            left = _remove(api, made, root, author, error) + remove_work()
+            if left and isinstance(error, LaunchError):
+                error.args = (f"{error}{left}", *error.args[1:])
+            elif left:  # an interrupt has no text, and an exit none that is shown
+                sys.stderr.write(
+                    f"launchpad: the launch of {cluster.names.run} was interrupted{left}\n"
+                )
+            raise
+
+    def _take_back(self, packed: Packed, run: str) -> Callable[[], str]:
+        """Returns what removes the work of a run, where it lies outside of the cluster."""
+        work = self._work
+        return lambda: take_back(packed, work, run) if work is not None else ""
+
+    def attach(self, reference: str) -> RunningProgram:
+        """Returns a run that was launched before, by this process or another.
+
+        Args:
+            reference: Its name.
+
+        Raises:
+            LaunchError: There is none in the namespace.
+        """
+        api = Api.connect(self._context, self._namespace)
+        try:
+            root = api.get("Job", reference) or _jobset(api, reference)
+            annotations = root["metadata"].get("annotations", {}) if root is not None else {}
+            if root is None or PLAN_ANNOTATION not in annotations:
+                raise LaunchError(
+                    f"there is no run {reference!r} in namespace {api.namespace} of {api.server}"
+                )
+            plan, options = _plan_of(json.loads(annotations[PLAN_ANNOTATION]), self.name)
+            names = Names.of(
+                plan.program, plan.groups(), reference, jobset=root["kind"] == "JobSet"
+            )
+        except BaseException:
+            api.close()
+            raise
+        program = KubernetesProgram(
+            plan,
+            options,
+            api,
+            names,
+            None,
+            schedule_s=math.inf,
+            is_launch=False,
+            log_dir=None,
+        )
+        program.watch()
+        return program
+
+
+_DETACHED = """\
+run {run} is created in namespace {namespace}
+  python -m launchpad_lite.launch --launcher=kubernetes status {run}
+  python -m launchpad_lite.launch --launcher=kubernetes logs {run}
+  python -m launchpad_lite.launch --launcher=kubernetes stop {run}
+"""
+_CREATE = """\
+#!/bin/sh
+# Creates all objects, and makes them belong to the first: deleting that removes all.
+#   kubectl delete {kind} {name}
+set -eu
+cd "$(dirname "$0")"
+# If this breaks off, nothing remains.
+uid=
+trap '[ -z "$uid" ] || kubectl delete {flags} {kind} {name} --wait=false' EXIT
+trap 'exit 129' HUP
+trap 'exit 130' INT
+trap 'exit 143' TERM
+# It waits until all others are there.
+uid=$(kubectl patch --local -f {root} --type=merge -p '{{"spec":{{"suspend":true}}}}' -o json |
+    kubectl create {flags} -f - -o 'jsonpath={{.metadata.uid}}')
+owner='{{"metadata":{{"ownerReferences":[{{"apiVersion":"{api}","kind":"{kind}","name":"{name}","uid":"'"$uid"'"}}]}}}}'
+for file in *.json; do
+    [ "$file" = {root} ] || kubectl patch --local -f "$file" --type=merge -p "$owner" -o json |
+        kubectl create {flags} -f -
+done
+{start}
+uid=
+"""
+_RESUME = """\
+kubectl patch {flags} {kind} {name} --type=merge -p '{{"spec":{{"suspend":false}}}}'"""
+
+
+def _remove(api: Api, made: "Json | None", root: "Json", author: str, reason: BaseException) -> str:
+    """Deletes the first object of a run if we have created it; returns what remains, for people.
+
+    Args:
+        api: Where it is.
+        made: The object; None if nothing tells that it was created. It may be there all the same.
+        root: As it was to be.
+        author: Whoever created ours.
+        reason: Why it is to go.
+    """
+    kind, name = root["kind"], root["metadata"]["name"]
+    status = reason.status if made is None and isinstance(reason, ApiError) else None
+    is_refused = status is not None and status < 500
+    try:
+        for left in reversed(range(1 if is_refused else _LOOKS)):
+            found = made or api.get(kind, name)
+            if found is not None:
+                if made is not None or created_by(found) == author:
+                    api.delete(kind, name, uid=found["metadata"]["uid"])
+                break
+            if left:
+                time.sleep(_LOOK_S)
+    except (ApiError, KeyboardInterrupt, SystemExit) as error:
+        if is_refused and isinstance(error, ApiError) and error.status is not None:
+            return ""
+        remains = "may remain" if made is None else "remains"
+        why = str(error) if isinstance(error, ApiError) else "interrupted again"
+        return (
+            f"; what was created {remains} ({why}). Remove it: "
+            f"kubectl delete {kind.lower()} {name} -n {api.namespace}"
+        )
+    return ""
+
+
+def _jobset(api: Api, name: str) -> "Json | None":
+    try:
+        return api.get("JobSet", name)
+    except ApiError as error:
+        if error.status == 403:  # who has none needs no rights for them
+            return None
+        raise
+
+
+def _is_number(value: object, kinds: Any) -> bool:
+    return isinstance(value, kinds) and not isinstance(value, bool)
+
+
+def _of_group(mistake: str, names: Names) -> str:
+    """Names the group instead of an object whose name the user will never see."""
+    kind, _, rest = mistake.partition(" ")
+    name, _, what = rest.partition(": ")
+    owners = {name: f"group {label!r}" for label, name in names.groups.items()}
+    owners[names.run] = "the supervisor" if kind in ("Job", "Service") else "the run"
+    return f"{kind} of {owners[name]}: {what}" if name in owners else mistake
+
+
+def _read_pods(
+    given: Mapping[str, PodOptions | Mapping[str, Any]] | str | Path | None,
+) -> dict[str, PodOptions]:
+    if given is None:
+        return {}
+    if isinstance(given, str | Path):
+        given = read_toml(Path(given))
+    if not isinstance(given, Mapping):
+        raise TypeError(f"pods is a dict of PodOptions by group, not {given!r}")
+    mistakes = []
+    found = {}
+    for group, each in given.items():
+        try:
+            found[group] = PodOptions.of(each)
+        except (TypeError, ValueError) as error:
+            mistakes.append(f"pods[{group!r}]: {error}")
+    if mistakes:
+        raise ValueError("; ".join(mistakes))
+    return found
+
+
+def _with_ports(executables: Sequence[Executable]) -> list[Executable]:
+    """Returns executables all of whose addresses ask for a port: each has a pod for itself."""
+    found = []
+    for each in executables:
+        taken = {address.port for address in each.addresses if address.port is not None}
+        free = (port for port in range(FIRST_PORT, 1 << 16) if port not in taken)
+        addresses = []
+        for address in each.addresses:
+            own = copy.copy(address)
+            own.port = address.port if address.port is not None else next(free)
+            addresses.append(own)
+        found.append(dataclasses.replace(each, addresses=tuple(addresses)))
+    return found
+
+
+def _plan_of(found: Mapping[str, Any], launcher: str) -> tuple[LaunchPlan, LaunchOptions]:
+    """Returns what is known of a run from outside: its nodes, without their work."""
+    listed = found.get("executables") or [
+        (label, replica, "") for label, count in found["groups"].items() for replica in range(count)
+    ]
+    nothing = FrozenWork(b"", ())
+    executables = tuple(
+        Executable(str(label), int(replica), nothing, (), Resources(), str(description))
+        for label, replica, description in listed
+    )
+    plan = LaunchPlan(str(found["program"]), launcher, "pods of Kubernetes", executables)
+    return plan, LaunchOptions(notice_s=float(found["notice_s"]))

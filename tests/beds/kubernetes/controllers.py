@@ -1,0 +1,980 @@
+"""The controllers of a cluster: scheduler, jobs, job sets, garbage collector; and events."""
+
+import contextlib
+import json
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any
+
+from tests.beds.kubernetes.admission import quantity
+from tests.beds.kubernetes.selectors import selects
+from tests.beds.kubernetes.server import delete
+from tests.beds.kubernetes.store import (
+    RESOURCES,
+    ApiError,
+    Object,
+    Store,
+    owned_by,
+    random_suffix,
+    stamp,
+)
+
+_TRACKING = "batch.kubernetes.io/job-tracking"
+_INDEX = "batch.kubernetes.io/job-completion-index"
+_FAILURES = "batch.kubernetes.io/job-index-failure-count"
+_IGNORED = "batch.kubernetes.io/job-index-ignored-failure-count"
+_MAX_BACKOFF_S = 600.0
+_KINDS = {one.kind: one.plural for one in RESOURCES.values()}
+
+Admit = Callable[[str, Object], Object]
+
+
+class Events:
+    """Notes events about objects, as `kubectl describe` shows them; the same again is counted."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def record(
+        self, item: Object, kind: str, reason: str, message: str, source: str = "kubelet"
+    ) -> None:
+        metadata = item["metadata"]
+        namespace = metadata.get("namespace", "")
+        with self._store.changed:
+            for old in self._store.items("events", namespace):
+                same = (old["involvedObject"]["uid"], old["reason"], old["message"])
+                if same == (metadata["uid"], reason, message):
+                    self._store.update("events", namespace, old["metadata"]["name"], _counted)
+                    return
+            self._store.create(
+                "events",
+                {
+                    "metadata": {
+                        "name": f"{metadata['name']}.{uuid.uuid4().hex[:16]}",
+                        "namespace": namespace,
+                    },
+                    "involvedObject": {
+                        "kind": item["kind"],
+                        "namespace": namespace,
+                        "name": metadata["name"],
+                        "uid": metadata["uid"],
+                        "apiVersion": item["apiVersion"],
+                    },
+                    "type": kind,
+                    "reason": reason,
+                    "message": message,
+                    "source": {"component": source},
+                    "reportingComponent": source,
+                    "reportingInstance": "",
+                    "firstTimestamp": stamp(),
+                    "lastTimestamp": stamp(),
+                    "count": 1,
+                },
+            )
+
+
+def _counted(event: Object) -> None:
+    event["count"] += 1
+    event["lastTimestamp"] = stamp()
+
+
+@dataclass
+class Node:
+    """A virtual machine of the cluster."""
+
+    name: str
+    capacity: dict[str, Decimal]
+    labels: dict[str, str] = field(default_factory=dict)
+    taints: list[dict[str, str]] = field(default_factory=list)
+    unschedulable: bool = False
+
+
+class Scheduler:
+    """Binds pods to nodes.
+
+    Args:
+        store: Of the API.
+        nodes: All there are.
+        record: Notes an event.
+
+    Attributes:
+        pending: Pairs of a predicate of pods and why those stay unscheduled.
+    """
+
+    def __init__(self, store: Store, nodes: Sequence[Node], record: Callable[..., None]) -> None:
+        self.store = store
+        self.nodes = nodes
+        self.record = record
+        self.pending: list[tuple[Callable[[Object], bool], str]] = []
+
+    def run(self) -> None:
+        pods = self.store.items("pods")
+        for pod in pods:
+            if "nodeName" in pod["spec"] or "deletionTimestamp" in pod["metadata"]:
+                continue
+            why = next((reason for matches, reason in self.pending if matches(pod)), "")
+            place = None
+            if not why:
+                place, why = self._place(pod, self.store.items("pods"))
+            if place is None:
+                self._refuse(pod, why)
+            else:
+                self._bind(pod, place.name)
+
+    def _place(self, pod: Object, pods: Sequence[Object]) -> tuple[Node | None, str]:
+        reasons: dict[str, int] = {}
+        fitting = []
+        for node in self.nodes:
+            reason = self._why_not(pod, node, pods)
+            if reason:
+                reasons[reason] = reasons.get(reason, 0) + 1
+            else:
+                fitting.append(node)
+        if fitting:
+            load = {node.name: 0 for node in fitting}
+            for other in _active(pods):
+                if other["spec"].get("nodeName") in load:
+                    load[other["spec"]["nodeName"]] += 1
+            return min(fitting, key=lambda node: load[node.name]), ""
+        count = len(self.nodes)
+        text = ", ".join(f"{number} {reason}" for reason, number in sorted(reasons.items()))
+        return None, (
+            f"0/{count} nodes are available: {text}. preemption: 0/{count} nodes are available: "
+            f"{count} Preemption is not helpful for scheduling."
+        )
+
+    def _why_not(self, pod: Object, node: Node, pods: Sequence[Object]) -> str:
+        spec = pod["spec"]
+        if node.unschedulable:
+            return "node(s) were unschedulable"
+        for taint in node.taints:
+            if not any(_tolerates(one, taint) for one in spec.get("tolerations") or []):
+                return f"node(s) had untolerated taint {{{taint['key']}: {taint.get('value', '')}}}"
+        if any(node.labels.get(k) != v for k, v in (spec.get("nodeSelector") or {}).items()):
+            return "node(s) didn't match Pod's node affinity/selector"
+        here = [one for one in _active(pods) if one["spec"].get("nodeName") == node.name]
+        affinity = (spec.get("affinity") or {}).get("podAffinity") or {}
+        for term in affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or []:
+            selector = term.get("labelSelector") or {}
+            matching = [
+                one
+                for one in _active(pods)
+                if one["spec"].get("nodeName") and selects(selector, _labels(one))
+            ]
+            first = not matching and selects(selector, _labels(pod))
+            if not first and not any(one in here for one in matching):
+                return "node(s) didn't match pod affinity rules"
+        for name, amount in _requests(pod).items():
+            free = node.capacity.get(name, Decimal(0))
+            free -= sum((_requests(one).get(name, Decimal(0)) for one in here), Decimal(0))
+            if amount > free:
+                return f"Insufficient {name}"
+        return ""
+
+    def _refuse(self, pod: Object, why: str) -> None:
+        conditions = pod["status"].get("conditions", [])
+        found: Object = next((one for one in conditions if one["type"] == "PodScheduled"), {})
+        if found.get("message") == why:
+            return
+        self.record(pod, "Warning", "FailedScheduling", why, "default-scheduler")
+        condition = {
+            "type": "PodScheduled",
+            "status": "False",
+            "reason": "Unschedulable",
+            "message": why,
+            "lastTransitionTime": stamp(),
+        }
+        self._write(pod, lambda one: _set_condition(one, condition))
+
+    def _bind(self, pod: Object, node: str) -> None:
+        condition = {"type": "PodScheduled", "status": "True", "lastTransitionTime": stamp()}
+
+        def bind(one: Object) -> None:
+            one["spec"]["nodeName"] = node
+            _set_condition(one, condition)
+
+        self._write(pod, bind)
+        metadata = pod["metadata"]
+        message = f"Successfully assigned {metadata['namespace']}/{metadata['name']} to {node}"
+        self.record(pod, "Normal", "Scheduled", message, "default-scheduler")
+
+    def _write(self, pod: Object, change: Callable[[Object], object]) -> None:
+        metadata = pod["metadata"]
+        with contextlib.suppress(ApiError):
+            self.store.update(
+                "pods", metadata["namespace"], metadata["name"], change, uid=metadata["uid"]
+            )
+
+
+@dataclass
+class _Count:
+    """What is known of a job beside its objects."""
+
+    seen: set[str] = field(default_factory=set)
+    """Pods that were counted."""
+    succeeded: set[int] = field(default_factory=set)
+    failed_indexes: set[int] = field(default_factory=set)
+    successes: int = 0
+    failures: int = 0
+    counted: int = 0
+    """Failures that count against the limit."""
+    by_index: dict[int, int] = field(default_factory=dict)
+    ignored_by_index: dict[int, int] = field(default_factory=dict)
+    not_before: dict[int | None, float] = field(default_factory=dict)
+    consecutive: int = 0
+    verdict: tuple[str, str, str] | None = None
+    """The condition that ends it: type, reason, message."""
+    clock: float | None = None
+    """When it began to run, by time.monotonic()."""
+    ended: float | None = None
+
+
+class JobController:
+    """Makes pods of jobs.
+
+    Args:
+        store: Of the API.
+        admit: Creates an object.
+        record: Notes an event.
+        backoff_s: The first pause before a failed pod is replaced; doubled with each.
+    """
+
+    def __init__(
+        self, store: Store, admit: Admit, record: Callable[..., None], backoff_s: float
+    ) -> None:
+        self.store = store
+        self.admit = admit
+        self.record = record
+        self.backoff_s = backoff_s
+        self._counts: dict[str, _Count] = {}
+        self._told: dict[str, tuple[str, float]] = {}
+
+    def run(self) -> None:
+        jobs = self.store.items("jobs")
+        alive = {job["metadata"]["uid"] for job in jobs}
+        for uid in {*self._counts} - alive:
+            del self._counts[uid]
+        for job in jobs:
+            with contextlib.suppress(ApiError):
+                self._sync(job)
+        for pod in self.store.items("pods"):  # whose job is gone: nobody counts them
+            finalizers = pod["metadata"].get("finalizers") or []
+            owners = pod["metadata"].get("ownerReferences") or []
+            if _TRACKING in finalizers and not any(one["uid"] in alive for one in owners):
+                self._release(pod)
+
+    def _sync(self, job: Object) -> None:
+        metadata, spec = job["metadata"], job["spec"]
+        uid = metadata["uid"]
+        count = self._counts.setdefault(uid, _Count())
+        pods = [
+            pod for pod in self.store.items("pods", metadata["namespace"]) if owned_by(pod, uid)
+        ]
+        conditions = job["status"].get("conditions") or []
+        over = any(
+            c["type"] in ("Complete", "Failed") and c["status"] == "True" for c in conditions
+        )
+        self._count(job, count, pods)
+        if over:
+            self._expire(job, count)
+            return
+        if "deletionTimestamp" in metadata:
+            return
+        active = [pod for pod in pods if _is_active(pod)]
+        running = [pod for pod in active if "deletionTimestamp" not in pod["metadata"]]
+        if spec.get("suspend") and count.verdict is None:
+            for pod in running:
+                self._delete(pod)
+                self.record(
+                    job,
+                    "Normal",
+                    "SuccessfulDelete",
+                    f"Deleted pod: {pod['metadata']['name']}",
+                    "job-controller",
+                )
+            count.clock = None
+            self._write(job, count, pods, suspended=True)
+            return
+        if count.clock is None:
+            count.clock = time.monotonic()
+        limit = spec.get("activeDeadlineSeconds")
+        if count.verdict is None and limit is not None and time.monotonic() - count.clock > limit:
+            count.verdict = (
+                "Failed",
+                "DeadlineExceeded",
+                "Job was active longer than specified deadline",
+            )
+        if count.verdict is None:
+            count.verdict = self._judge(job, count, running)
+        if count.verdict is not None:
+            for pod in running:
+                self._delete(pod)
+        else:
+            replaces = spec["podReplacementPolicy"] != "Failed"
+            self._create(job, count, running if replaces else active, running)
+        fresh = [
+            pod for pod in self.store.items("pods", metadata["namespace"]) if owned_by(pod, uid)
+        ]
+        self._write(job, count, fresh, suspended=False)
+
+    def _count(self, job: Object, count: _Count, pods: Sequence[Object]) -> None:
+        spec = job["spec"]
+        for pod in pods:
+            uid = pod["metadata"]["uid"]
+            phase = pod["status"].get("phase")
+            lost = "deletionTimestamp" in pod["metadata"] and (
+                spec["podReplacementPolicy"] != "Failed" or ("nodeName" not in pod["spec"])
+            )
+            if uid not in count.seen and (phase in ("Succeeded", "Failed") or lost):
+                count.seen.add(uid)
+                self._note(job, count, pod, succeeded=phase == "Succeeded")
+            if phase in ("Succeeded", "Failed") or "nodeName" not in pod["spec"]:
+                if uid in count.seen and not _is_kept(job, count, pod, pods):
+                    self._release(pod)
+
+    def _note(self, job: Object, count: _Count, pod: Object, *, succeeded: bool) -> None:
+        spec = job["spec"]
+        index = _index(pod)
+        if succeeded:
+            count.consecutive = 0
+            if index is None:
+                count.successes += 1
+            else:
+                count.succeeded.add(index)
+            return
+        count.failures += 1
+        if spec.get("suspend"):
+            return
+        action, why = _policy(spec, pod)
+        if action == "FailJob":
+            count.verdict = count.verdict or ("Failed", "PodFailurePolicy", why)
+        if index is not None and spec.get("backoffLimitPerIndex") is not None:
+            counts = count.ignored_by_index if action == "Ignore" else count.by_index
+            counts[index] = counts.get(index, 0) + 1
+            total = count.by_index.get(index, 0) + count.ignored_by_index.get(index, 0)
+            if action == "FailIndex" or count.by_index.get(index, 0) > spec["backoffLimitPerIndex"]:
+                count.failed_indexes.add(index)
+            count.not_before[index] = time.monotonic() + self._pause(total)
+        elif action != "Ignore":
+            count.consecutive += 1
+            count.not_before[None] = time.monotonic() + self._pause(count.consecutive)
+        if action != "Ignore":
+            count.counted += 1
+
+    def _pause(self, failures: int) -> float:
+        return float(min(self.backoff_s * 2 ** (failures - 1), _MAX_BACKOFF_S))
+
+    def _judge(
+        self, job: Object, count: _Count, running: Sequence[Object]
+    ) -> tuple[str, str, str] | None:
+        spec = job["spec"]
+        completions = spec.get("completions")
+        if spec["completionMode"] == "Indexed":
+            most = spec.get("maxFailedIndexes")
+            if most is not None and len(count.failed_indexes) > most:
+                message = "Job has exceeded the specified maximal number of failed indexes"
+                return "Failed", "MaxFailedIndexesExceeded", message
+            done = {index for index in count.succeeded if index < completions}
+            if len(done | count.failed_indexes) >= completions:
+                if count.failed_indexes:
+                    return "Failed", "FailedIndexes", "Job has failed indexes"
+                return "Complete", "CompletionsReached", "Reached expected number of succeeded pods"
+        elif completions is None:
+            if count.successes and not running:
+                return "Complete", "CompletionsReached", "Reached expected number of succeeded pods"
+        elif count.successes >= completions:
+            return "Complete", "CompletionsReached", "Reached expected number of succeeded pods"
+        if count.counted > spec["backoffLimit"]:
+            message = "Job has reached the specified backoff limit"
+            return "Failed", "BackoffLimitExceeded", message
+        return None
+
+    def _create(
+        self, job: Object, count: _Count, held: Sequence[Object], running: Sequence[Object]
+    ) -> None:
+        spec = job["spec"]
+        clock = time.monotonic()
+        free = spec["parallelism"] - len(held)
+        wanted: list[int | None]
+        if spec["completionMode"] == "Indexed":
+            taken = {_index(pod) for pod in held} | count.succeeded | count.failed_indexes
+            open_indexes = [index for index in range(spec["completions"]) if index not in taken]
+            wanted = [
+                index
+                for index in open_indexes
+                if max(count.not_before.get(index, 0), count.not_before.get(None, 0)) <= clock
+            ]
+        else:
+            left = spec.get("completions")
+            number = free if left is None else min(free, left - count.successes - len(held))
+            number = 0 if left is None and count.successes else number
+            wanted = [None] * max(number if count.not_before.get(None, 0) <= clock else 0, 0)
+        for pod in running[max(spec["parallelism"], 0) :]:  # it was made smaller
+            self._delete(pod)
+        for index in wanted[: max(free, 0)]:
+            self._create_pod(job, count, index)
+
+    def _create_pod(self, job: Object, count: _Count, index: int | None) -> None:
+        metadata, template = job["metadata"], json.loads(json.dumps(job["spec"]["template"]))
+        name = metadata["name"]
+        pod: Object = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {
+                **(template.get("metadata") or {}),
+                "namespace": metadata["namespace"],
+                "finalizers": [_TRACKING],
+                "ownerReferences": [
+                    {
+                        "apiVersion": "batch/v1",
+                        "kind": "Job",
+                        "name": name,
+                        "uid": metadata["uid"],
+                        "controller": True,
+                        "blockOwnerDeletion": True,
+                    }
+                ],
+            },
+            "spec": template["spec"],
+        }
+        base = name if index is None else f"{name}-{index}"
+        pod["metadata"]["name"] = f"{base[:57]}-{random_suffix()}"
+        if index is not None:
+            pod["metadata"].setdefault("labels", {})[_INDEX] = str(index)
+            annotations = pod["metadata"].setdefault("annotations", {})
+            annotations[_INDEX] = str(index)
+            if job["spec"].get("backoffLimitPerIndex") is not None:
+                annotations[_FAILURES] = str(count.by_index.get(index, 0))
+                if index in count.ignored_by_index:
+                    annotations[_IGNORED] = str(count.ignored_by_index[index])
+            pod["spec"].setdefault("hostname", base)
+            source = {"fieldRef": {"apiVersion": "v1", "fieldPath": f"metadata.labels['{_INDEX}']"}}
+            one = {"name": "JOB_COMPLETION_INDEX", "valueFrom": source}
+            for container in [
+                *(pod["spec"].get("initContainers") or []),
+                *pod["spec"]["containers"],
+            ]:
+                container["env"] = [*(container.get("env") or []), one]
+        try:
+            self.admit("pods", pod)
+        except ApiError as error:
+            # The message names a pod that never was: a new one each time.
+            key = str(error).partition("forbidden")[2] or str(error)
+            told, again_at = self._told.get(metadata["uid"], ("", 0.0))
+            if told != key or time.monotonic() > again_at:
+                self._told[metadata["uid"]] = (key, time.monotonic() + 10)
+                self.record(
+                    job, "Warning", "FailedCreate", f"Error creating: {error}", "job-controller"
+                )
+            count.not_before[index] = time.monotonic() + self.backoff_s
+            return
+        message = f"Created pod: {pod['metadata']['name']}"
+        self.record(job, "Normal", "SuccessfulCreate", message, "job-controller")
+
+    def _write(
+        self, job: Object, count: _Count, pods: Sequence[Object], *, suspended: bool
+    ) -> None:
+        spec = job["spec"]
+        active = [pod for pod in pods if _is_active(pod)]
+        terminating = sum("deletionTimestamp" in pod["metadata"] for pod in active)
+        ready = sum(
+            any(
+                c["type"] == "Ready" and c["status"] == "True"
+                for c in pod["status"].get("conditions", [])
+            )
+            for pod in active
+        )
+        indexed = spec["completionMode"] == "Indexed"
+        verdict = count.verdict
+        ends = verdict is not None and not active
+        told = []
+
+        def write(one: Object) -> None:
+            status = one["status"]
+            old = json.loads(json.dumps(status))
+            status["active"] = len(active) - terminating
+            status["terminating"] = terminating
+            status["ready"] = ready
+            status["succeeded"] = len(count.succeeded) if indexed else count.successes
+            status["failed"] = count.failures
+            status["uncountedTerminatedPods"] = {}
+            if indexed:
+                status["completedIndexes"] = _ranges(count.succeeded)
+                if spec.get("backoffLimitPerIndex") is not None:
+                    status["failedIndexes"] = _ranges(count.failed_indexes)
+            if suspended:
+                status.pop("startTime", None)
+            else:
+                status.setdefault("startTime", stamp())
+            had = {c["type"] for c in old.get("conditions") or []}
+            if suspended or "Suspended" in had:
+                told.append(
+                    _set_condition(
+                        one,
+                        _condition(
+                            "Suspended",
+                            suspended,
+                            "JobSuspended" if suspended else "JobResumed",
+                            "Job suspended" if suspended else "Job resumed",
+                        ),
+                    )
+                )
+            if verdict is not None:
+                kind, reason, message = verdict
+                first = "SuccessCriteriaMet" if kind == "Complete" else "FailureTarget"
+                _set_condition(one, _condition(first, True, reason, message))
+                if ends:
+                    _set_condition(one, _condition(kind, True, reason, message))
+                    if kind == "Complete":
+                        status["completionTime"] = stamp()
+
+        metadata = job["metadata"]
+        self.store.update(
+            "jobs", metadata["namespace"], metadata["name"], write, uid=metadata["uid"]
+        )
+        if any(told):
+            reason, text = (
+                ("Suspended", "Job suspended") if suspended else ("Resumed", "Job resumed")
+            )
+            self.record(job, "Normal", reason, text, "job-controller")
+        if ends and verdict is not None:
+            count.ended = time.monotonic()
+            kind, reason, message = verdict
+            if kind == "Complete":
+                self.record(job, "Normal", "Completed", "Job completed", "job-controller")
+            else:
+                self.record(job, "Warning", reason, message, "job-controller")
+
+    def _expire(self, job: Object, count: _Count) -> None:
+        ttl = job["spec"].get("ttlSecondsAfterFinished")
+        if ttl is None or "deletionTimestamp" in job["metadata"]:
+            return
+        if time.monotonic() - (count.ended or 0.0) >= ttl:
+            delete(self.store, "jobs", job, "Background", None)
+
+    def _delete(self, pod: Object) -> None:
+        metadata = pod["metadata"]
+        with contextlib.suppress(ApiError):
+            self.store.delete("pods", metadata["namespace"], metadata["name"], uid=metadata["uid"])
+
+    def _release(self, pod: Object) -> None:
+        metadata = pod["metadata"]
+
+        def release(one: Object) -> None:
+            kept = [name for name in one["metadata"].get("finalizers") or [] if name != _TRACKING]
+            one["metadata"]["finalizers"] = kept
+            if not kept:
+                del one["metadata"]["finalizers"]
+
+        if _TRACKING in (metadata.get("finalizers") or []):
+            with contextlib.suppress(ApiError):
+                self.store.update(
+                    "pods", metadata["namespace"], metadata["name"], release, uid=metadata["uid"]
+                )
+
+
+class JobSetController:
+    """Makes jobs and a service of job sets, by the rules of JobSet 0.8 and newer."""
+
+    def __init__(self, store: Store, admit: Admit, record: Callable[..., None]) -> None:
+        self.store = store
+        self.admit = admit
+        self.record = record
+        self._ended: dict[str, float] = {}
+
+    def run(self) -> None:
+        for jobset in self.store.items("jobsets"):
+            if "deletionTimestamp" not in jobset["metadata"]:
+                with contextlib.suppress(ApiError):
+                    self._sync(jobset)
+
+    def _sync(self, jobset: Object) -> None:
+        metadata, spec = jobset["metadata"], jobset["spec"]
+        status = jobset.get("status") or {}
+        if status.get("terminalState"):
+            ttl = spec.get("ttlSecondsAfterFinished")
+            ended = self._ended.setdefault(metadata["uid"], time.monotonic())
+            if ttl is not None and time.monotonic() - ended >= ttl:
+                delete(self.store, "jobsets", jobset, "Background", None)
+            return
+        attempt = status.get("restarts", 0)
+        everything = [
+            job
+            for job in self.store.items("jobs", metadata["namespace"])
+            if owned_by(job, metadata["uid"])
+        ]
+        jobs = {}
+        for job in everything:
+            if job["metadata"]["labels"]["jobset.sigs.k8s.io/restart-attempt"] != str(attempt):
+                if "deletionTimestamp" not in job["metadata"]:
+                    delete(self.store, "jobs", job, "Foreground", None)
+            jobs[job["metadata"]["name"]] = job
+        self._make_service(jobset)
+        for one in spec.get("replicatedJobs") or []:
+            for index in range(one["replicas"]):
+                name = f"{metadata['name']}-{one['name']}-{index}"
+                if name not in jobs:
+                    self._make_job(jobset, one, index, attempt)
+                    continue
+                if bool(jobs[name]["spec"].get("suspend")) != bool(spec.get("suspend")):
+                    self.store.update("jobs", metadata["namespace"], name, _turned)
+        self._judge(jobset, jobs)
+
+    def _make_service(self, jobset: Object) -> None:
+        metadata, network = jobset["metadata"], jobset["spec"]["network"]
+        name = network.get("subdomain") or metadata["name"]
+        if not network["enableDNSHostnames"]:
+            return
+        if self.store.find("services", metadata["namespace"], name) is not None:
+            return
+        self.admit(
+            "services",
+            {
+                "apiVersion": "v1",
+                "kind": "Service",
+                "metadata": {
+                    "name": name,
+                    "namespace": metadata["namespace"],
+                    "ownerReferences": [_owner(jobset)],
+                },
+                "spec": {
+                    "clusterIP": "None",
+                    "publishNotReadyAddresses": network["publishNotReadyAddresses"],
+                    "selector": {"jobset.sigs.k8s.io/jobset-name": metadata["name"]},
+                },
+            },
+        )
+
+    def _make_job(self, jobset: Object, one: Mapping[str, Any], index: int, attempt: int) -> None:
+        metadata, network = jobset["metadata"], jobset["spec"]["network"]
+        template = json.loads(json.dumps(one["template"]))
+        name = f"{metadata['name']}-{one['name']}-{index}"
+        labels = {
+            "jobset.sigs.k8s.io/jobset-name": metadata["name"],
+            "jobset.sigs.k8s.io/jobset-uid": metadata["uid"],
+            "jobset.sigs.k8s.io/replicatedjob-name": one["name"],
+            "jobset.sigs.k8s.io/replicatedjob-replicas": str(one["replicas"]),
+            "jobset.sigs.k8s.io/job-index": str(index),
+            "jobset.sigs.k8s.io/restart-attempt": str(attempt),
+        }
+        job = template | {"apiVersion": "batch/v1", "kind": "Job"}
+        given = job.setdefault("metadata", {})
+        given.update(name=name, namespace=metadata["namespace"], ownerReferences=[_owner(jobset)])
+        pod = job["spec"]["template"].setdefault("metadata", {})
+        for part in (given, pod):
+            for field_name in ("labels", "annotations"):
+                part[field_name] = {**(part.get(field_name) or {}), **labels}
+        if network["enableDNSHostnames"]:
+            job["spec"]["template"]["spec"]["subdomain"] = (
+                network.get("subdomain") or metadata["name"]
+            )
+        job["spec"]["suspend"] = bool(jobset["spec"].get("suspend"))
+        try:
+            self.admit("jobs", job)
+        except ApiError as error:
+            self.record(jobset, "Warning", "JobCreationFailed", str(error), "jobset")
+
+    def _judge(self, jobset: Object, jobs: Mapping[str, Object]) -> None:
+        metadata, spec = jobset["metadata"], jobset["spec"]
+        ended = {"Complete": set[str](), "Failed": set[str]()}
+        counts: dict[str, dict[str, int]] = {}
+        for name, job in jobs.items():
+            group = job["metadata"]["labels"]["jobset.sigs.k8s.io/replicatedjob-name"]
+            numbers = counts.setdefault(
+                group, dict.fromkeys(("active", "ready", "succeeded", "failed", "suspended"), 0)
+            )
+            numbers["suspended"] += bool(job["spec"].get("suspend"))
+            numbers["active"] += bool((job["status"] or {}).get("active"))
+            for condition in job["status"].get("conditions") or []:
+                if condition["status"] == "True" and condition["type"] in ended:
+                    ended[condition["type"]].add(name)
+                    numbers["succeeded" if condition["type"] == "Complete" else "failed"] += 1
+        restarts = (jobset.get("status") or {}).get("restarts", 0)
+        failure = spec.get("failurePolicy") or {}
+        terminal = ""
+        if ended["Failed"]:
+            first = jobs[min(ended["Failed"])]
+            action = self._action(failure, first)
+            if action == "FailJobSet" or (
+                action == "RestartJobSet" and restarts >= failure.get("maxRestarts", 0)
+            ):
+                terminal = "Failed"
+            else:
+                restarts += 1
+        else:
+            success = spec.get("successPolicy") or {}
+            targets = success.get("targetReplicatedJobs") or [
+                one["name"] for one in spec.get("replicatedJobs") or []
+            ]
+            wanted = {
+                f"{metadata['name']}-{one['name']}-{index}"
+                for one in spec.get("replicatedJobs") or []
+                if one["name"] in targets
+                for index in range(one["replicas"])
+            }
+            done = wanted & ended["Complete"]
+            if done and (done == wanted or success.get("operator") == "Any"):
+                terminal = "Completed"
+
+        def write(one: Object) -> None:
+            status = one.setdefault("status", {})
+            status["restarts"] = restarts
+            status["replicatedJobsStatus"] = [
+                {"name": name, **numbers} for name, numbers in sorted(counts.items())
+            ]
+            if terminal:
+                status["terminalState"] = terminal
+                reason, message = ("FailedJobs", "jobset failed due to one or more job failures")
+                if terminal == "Completed":
+                    reason, message = ("AllJobsCompleted", "jobset completed successfully")
+                _set_condition(one, _condition(terminal, True, reason, message))
+
+        self.store.update("jobsets", metadata["namespace"], metadata["name"], write)
+        if terminal:
+            for name, job in jobs.items():
+                if name not in ended["Complete"] | ended["Failed"]:
+                    delete(self.store, "jobs", job, "Foreground", None)
+
+    def _action(self, policy: Mapping[str, Any], job: Object) -> str:
+        group = job["metadata"]["labels"]["jobset.sigs.k8s.io/replicatedjob-name"]
+        reason = next(
+            (c.get("reason") for c in job["status"]["conditions"] if c["type"] == "Failed"), ""
+        )
+        for rule in policy.get("rules") or []:
+            if group in (rule.get("targetReplicatedJobs") or [group]) and reason in (
+                rule.get("onJobFailureReasons") or [reason]
+            ):
+                return str(rule["action"])
+        return "RestartJobSet"
+
+
+class GarbageCollector:
+    """Deletes objects whose owners are gone."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    def run(self) -> None:
+        with self.store.changed:
+            everything = [*self.store.all()]
+        alive = {item["metadata"]["uid"]: item for _, item in everything}
+        for resource, item in everything:
+            metadata = item["metadata"]
+            owners = metadata.get("ownerReferences") or []
+            foreground = any(
+                "foregroundDeletion" in (alive[one["uid"]]["metadata"].get("finalizers") or [])
+                for one in owners
+                if one["uid"] in alive
+            )
+            lost = bool(owners) and not any(
+                one["uid"] in alive
+                and _KINDS.get(one["kind"]) is not None
+                and alive[one["uid"]]["metadata"]["name"] == one["name"]
+                and alive[one["uid"]]["metadata"].get("namespace") == metadata.get("namespace")
+                for one in owners
+            )
+            if (lost or foreground) and "deletionTimestamp" not in metadata:
+                with contextlib.suppress(ApiError):
+                    policy = "Foreground" if foreground else "Background"
+                    delete(self.store, resource, item, policy, None)
+            if "foregroundDeletion" in (metadata.get("finalizers") or []):
+                self._end(resource, item, everything)
+
+    def _end(self, resource: str, item: Object, everything: Sequence[tuple[str, Object]]) -> None:
+        metadata = item["metadata"]
+        waits = any(
+            owner["uid"] == metadata["uid"] and owner.get("blockOwnerDeletion")
+            for _, other in everything
+            for owner in other["metadata"].get("ownerReferences") or []
+        )
+        if waits:
+            return
+
+        def release(one: Object) -> None:
+            finalizers = one["metadata"]["finalizers"]
+            one["metadata"]["finalizers"] = [f for f in finalizers if f != "foregroundDeletion"]
+
+        with contextlib.suppress(ApiError):
+            self.store.update(
+                resource,
+                metadata.get("namespace", ""),
+                metadata["name"],
+                release,
+                uid=metadata["uid"],
+            )
+
+
+class Loop:
+    """Runs controllers whenever something has changed, and a few times a second."""
+
+    def __init__(
+        self, store: Store, steps: Sequence[Callable[[], None]], tick_s: float = 0.1
+    ) -> None:
+        self._store = store
+        self._steps = steps
+        self._tick_s = tick_s
+        self._closing = False
+        self.errors: list[BaseException] = []
+        self._thread = threading.Thread(target=self._run, name="controllers", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._closing = True
+        with self._store.changed:
+            self._store.changed.notify_all()
+        self._thread.join()
+
+    def _run(self) -> None:
+        seen = 0
+        while not self._closing:
+            with self._store.changed:
+                if self._store.version == seen:
+                    self._store.changed.wait(self._tick_s)
+                seen = self._store.version
+            for step in self._steps:
+                try:
+                    step()
+                except Exception as error:  # noqa: BLE001 - the others still run; `restore` raises it
+                    self.errors.append(error)
+            time.sleep(0.005)  # changes come in groups
+
+
+def _is_kept(job: Object, count: _Count, pod: Object, pods: Sequence[Object]) -> bool:
+    """Whether a failed pod is kept until there is another one of its index, which counts from it."""
+    index = _index(pod)
+    if job["spec"].get("backoffLimitPerIndex") is None or pod["status"].get("phase") != "Failed":
+        return False
+    is_over = count.verdict is not None or "deletionTimestamp" in job["metadata"]
+    if is_over or job["spec"].get("suspend") or index in count.failed_indexes:
+        return False
+    number = _failure_count(pod)
+    return all(_index(one) != index or _failure_count(one) <= number for one in pods)
+
+
+def _failure_count(pod: Object) -> int:
+    """How many pods of its index had failed when it was made."""
+    annotations = pod["metadata"].get("annotations") or {}
+    return sum(int(annotations.get(name, 0)) for name in (_FAILURES, _IGNORED))
+
+
+def _index(pod: Object) -> int | None:
+    text = (pod["metadata"].get("annotations") or {}).get(_INDEX)
+    return None if text is None else int(text)
+
+
+def _is_active(pod: Object) -> bool:
+    return pod["status"].get("phase") not in ("Succeeded", "Failed")
+
+
+def _active(pods: Iterable[Object]) -> list[Object]:
+    return [pod for pod in pods if _is_active(pod)]
+
+
+def _labels(pod: Object) -> Mapping[str, str]:
+    labels: Mapping[str, str] = pod["metadata"].get("labels") or {}
+    return labels
+
+
+def _requests(pod: Object) -> dict[str, Decimal]:
+    total: dict[str, Decimal] = {"pods": Decimal(1)}
+    for container in pod["spec"]["containers"]:
+        for name, text in (container["resources"].get("requests") or {}).items():
+            total[name] = total.get(name, Decimal(0)) + quantity(text)
+    return total
+
+
+def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, str]) -> bool:
+    if toleration.get("effect") not in (None, "", taint.get("effect")):
+        return False
+    if toleration.get("operator", "Equal") == "Exists":
+        return toleration.get("key") in (None, "", taint["key"])
+    return (toleration.get("key"), toleration.get("value", "")) == (
+        taint["key"],
+        taint.get("value", ""),
+    )
+
+
+def _policy(spec: Mapping[str, Any], pod: Object) -> tuple[str, str]:
+    """What the failure policy says about a failed pod, and why."""
+    metadata, status = pod["metadata"], pod["status"]
+    name = f"{metadata['namespace']}/{metadata['name']}"
+    for number, rule in enumerate((spec.get("podFailurePolicy") or {}).get("rules") or []):
+        codes = rule.get("onExitCodes")
+        if codes:
+            for container in status.get("containerStatuses") or []:
+                code = ((container["state"].get("terminated")) or {}).get("exitCode", 0)
+                if code == 0 or codes.get("containerName") not in (None, container["name"]):
+                    continue
+                if (code in codes["values"]) is (codes["operator"] == "In"):
+                    return rule["action"], (
+                        f"Container {container['name']} for pod {name} failed with exit code "
+                        f"{code} matching {rule['action']} rule at index {number}"
+                    )
+        for pattern in rule.get("onPodConditions") or []:
+            for condition in status.get("conditions") or []:
+                if (condition["type"], condition["status"]) == (pattern["type"], pattern["status"]):
+                    return rule["action"], (
+                        f"Pod {name} has condition {condition['type']} matching "
+                        f"{rule['action']} rule at index {number}"
+                    )
+    return "Count", ""
+
+
+def _condition(kind: str, value: bool, reason: str, message: str) -> Object:
+    return {
+        "type": kind,
+        "status": "True" if value else "False",
+        "reason": reason,
+        "message": message,
+        "lastProbeTime": stamp(),
+        "lastTransitionTime": stamp(),
+    }
+
+
+def _set_condition(item: Object, condition: Mapping[str, Any]) -> bool:
+    """Sets a condition unless it says the same already."""
+    conditions = item.setdefault("status", {}).setdefault("conditions", [])
+    for index, old in enumerate(conditions):
+        if old["type"] == condition["type"]:
+            if (old["status"], old.get("message")) == (
+                condition["status"],
+                condition.get("message"),
+            ):
+                return False
+            conditions[index] = dict(condition)
+            return True
+    conditions.append(dict(condition))
+    return True
+
+
+def _turned(job: Object) -> None:
+    """Suspends a job, or resumes it."""
+    job["spec"]["suspend"] = not job["spec"].get("suspend")
+
+
+def _owner(item: Object) -> Object:
+    return {
+        "apiVersion": item["apiVersion"],
+        "kind": item["kind"],
+        "name": item["metadata"]["name"],
+        "uid": item["metadata"]["uid"],
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+
+
+def _ranges(numbers: Iterable[int]) -> str:
+    """Numbers as "0,2-4"."""
+    parts: list[list[int]] = []
+    for number in sorted(numbers):
+        if parts and number == parts[-1][1] + 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    return ",".join(
+        f"{a}" if a == b else f"{a},{b}" if b == a + 1 else f"{a}-{b}" for a, b in parts
+    )

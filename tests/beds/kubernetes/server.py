@@ -1,0 +1,676 @@
+"""The API server at the HTTP edge: requests of the official client, with the faults a test asks for."""
+
+import base64
+import contextlib
+import json
+import re
+import select
+import socket
+import threading
+import time
+import urllib.parse
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from tests.beds.kubernetes import admission, patches, selectors
+from tests.beds.kubernetes.logs import Log, read
+from tests.beds.kubernetes.store import RESOURCES, ApiError, Change, Object, Resource, Store, stamp
+
+Rules = frozenset[tuple[str, str]]
+"""What a token may do: pairs of verb and resource, like ("get", "pods/log")."""
+
+_MAX_BODY = 3 << 20
+_BOOKMARK_S = 60.0
+_USER = "researcher"
+
+
+@dataclass
+class Failure:
+    """Answers instead of the real ones, for the next requests that match."""
+
+    status: int
+    left: int
+    matches: Callable[[str, str], bool]
+    retry_after_s: int
+
+
+@dataclass(eq=False)
+class Faults:
+    """What tests do to requests."""
+
+    failures: list[Failure] = field(default_factory=list)
+    streams: dict[str, set[socket.socket]] = field(
+        default_factory=lambda: {"watch": set(), "log": set()}
+    )
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def drop(self, kind: str) -> int:
+        """Cuts all open connections of a kind, as a lost network does: no last chunk."""
+        with self.lock:
+            streams = list(self.streams[kind])
+        for stream in streams:
+            with contextlib.suppress(OSError):
+                stream.shutdown(socket.SHUT_RDWR)
+        return len(streams)
+
+    def answer(self, method: str, path: str) -> ApiError | None:
+        with self.lock:
+            for failure in self.failures:
+                if failure.left and failure.matches(method, path):
+                    failure.left -= 1
+                    return _failed(failure)
+        return None
+
+
+def _failed(failure: Failure) -> ApiError:
+    known = {
+        409: ("Conflict", "Operation cannot be fulfilled: the object has been modified"),
+        410: ("Expired", "The resourceVersion for the provided list is too old."),
+        429: ("TooManyRequests", "too many requests, please try again later"),
+        500: ("InternalError", "Internal error occurred: etcdserver: leader changed"),
+        503: ("ServiceUnavailable", "the server is currently unable to handle the request"),
+    }
+    reason, message = known.get(failure.status, ("Unknown", "made to fail"))
+    details = {"retryAfterSeconds": failure.retry_after_s} if failure.status == 429 else {}
+    return ApiError(failure.status, reason, message, details)
+
+
+class ApiServer:
+    """Serves a store on loopback, until `close`.
+
+    Args:
+        store: What it serves.
+        namespace: The one there is.
+        read_log: Given a pod, the name of a container and whether the previous one is meant, where
+            its log is and whether more may come; raises ApiError where there is none.
+        quota: What it has to say against a pod, or "".
+
+    Attributes:
+        tokens: What each token may do; None: all.
+        jobsets: Whether the cluster has JobSet.
+        faults: Of requests.
+        requests: All that were made, as "GET /api/v1/...", with the time of time.monotonic().
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        namespace: str,
+        read_log: Callable[[Object, str, bool], Log],
+        quota: Callable[[Mapping[str, Any]], str],
+    ) -> None:
+        self.store = store
+        self.namespace = namespace
+        self.read_log = read_log
+        self.quota = quota
+        self.tokens: dict[str, Rules | None] = {}
+        self.jobsets = True
+        self.faults = Faults()
+        self.requests: list[tuple[float, str]] = []
+        self.closing = threading.Event()
+        self._services = 0
+
+        class Server(ThreadingHTTPServer):
+            daemon_threads = True
+            block_on_close = False
+            request_queue_size = 128
+
+            def handle_error(self, request: Any, client_address: Any) -> None:
+                """A client that has gone is no news."""
+
+        api = self
+
+        class Handler(_Handler):
+            server_api = api
+
+        self._server = Server(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.05,), name="api server", daemon=True
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        self.closing.set()
+        with self.store.changed:
+            self.store.changed.notify_all()
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+        for kind in self.faults.streams:
+            self.faults.drop(kind)
+
+    def admit(self, resource: str, item: Object, *, dry_run: bool = False) -> Object:
+        """Creates an object as a request would; also for controllers."""
+        admission.check_structure(resource, item)
+        if resource == "jobsets":
+            for one in item["spec"].get("replicatedJobs") or []:
+                one["template"].setdefault("spec", {})
+        item = json.loads(json.dumps(item))
+        admission.fill(resource, item)
+        admission.check(resource, item)
+        if resource == "pods" and (refusal := self.quota(item)):
+            metadata = item["metadata"]
+            name = metadata.get("name") or f"{metadata['generateName'][:58]}xxxxx"
+            raise ApiError(403, "Forbidden", f'pods "{name}" is forbidden: {refusal}')
+        if resource == "services" and item["spec"].get("clusterIP") in (None, ""):
+            self._services += 1
+            high, low = divmod(self._services + 20, 250)
+            item["spec"]["clusterIP"] = f"10.96.{high}.{low + 1}"
+        item["metadata"]["uid"] = str(uuid.uuid4())
+        admission.fill_identity(resource, item)
+        return self.store.create(resource, item, dry_run=dry_run)
+
+
+@dataclass(frozen=True)
+class _Target:
+    """What the path of a request names."""
+
+    resource: Resource
+    namespace: str
+    name: str = ""
+    subresource: str = ""
+
+
+_PATH = re.compile(
+    r"/(?:api/(?P<core>v1)|apis/(?P<group>[^/]+)/(?P<version>[^/]+))"
+    r"(?:/namespaces/(?P<namespace>[^/]+))?"
+    r"/(?P<plural>[a-z]+)(?:/(?P<name>[^/]+)(?:/(?P<sub>[a-z]+))?)?"
+)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    server_api: ApiServer
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name is inherited
+        """Nobody reads it; `requests` holds what tests ask for."""
+
+    def _handle(self) -> None:
+        api = self.server_api
+        url = urllib.parse.urlsplit(self.path)
+        api.requests.append((time.monotonic(), f"{self.command} {self.path}"))
+        query = {key: values[-1] for key, values in urllib.parse.parse_qs(url.query).items()}
+        length = int(self.headers.get("Content-Length") or 0)
+        try:
+            if length > _MAX_BODY:
+                self.close_connection = True
+                raise ApiError(
+                    413,
+                    "RequestEntityTooLarge",
+                    f"Request entity too large: limit is {_MAX_BODY}",
+                )
+            body = self.rfile.read(length)
+            if failure := api.faults.answer(self.command, self.path):
+                raise failure
+            try:
+                document = json.loads(body) if body else None
+            except ValueError as error:
+                raise ApiError(400, "BadRequest", f"the body is no JSON: {error}") from None
+            self._serve(url.path, query, document)
+        except ApiError as error:
+            self._answer(error.status, error.code)
+
+    # The names are the base class's.
+    do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _handle  # noqa: N815
+
+    def _serve(self, path: str, query: dict[str, str], body: Any) -> None:
+        api = self.server_api
+        header = self.headers.get("Authorization", "")
+        token = header.removeprefix("Bearer ")
+        if token not in api.tokens:
+            raise ApiError(401, "Unauthorized", "Unauthorized")
+        found = _discovered(api, path)
+        if found is not None:
+            self._answer(found)
+            return
+        if path == "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews":
+            self._answer(_reviewed(body, api.tokens[token]), 201)
+            return
+        if named := re.fullmatch(r"/api/v1/namespaces/([^/]+)", path):
+            target: _Target | None = _Target(RESOURCES["namespaces"], "", named[1])
+        else:
+            target = self._target(path)
+        if target is None:
+            raise ApiError(404, "NotFound", "the server could not find the requested resource")
+        self._authorize(target, query, api.tokens[token])
+        if self.command == "GET" and target.subresource == "log":
+            self._send_log(target, query)
+        elif self.command == "GET" and not target.name:
+            self._list(target, query)
+        elif self.command == "GET":
+            self._answer(api.store.get(target.resource.plural, target.namespace, target.name))
+        elif self.command == "POST":
+            self._create(target, query, body)
+        elif self.command in ("PUT", "PATCH"):
+            self._change(target, query, body)
+        else:
+            self._delete(target, query, body or {})
+
+    def _target(self, path: str) -> _Target | None:
+        found = _PATH.fullmatch(path)
+        if not found:
+            return None
+        resource = RESOURCES.get(found["plural"])
+        group, version = found["group"] or "", found["core"] or found["version"]
+        if resource is None or (resource.group, resource.version) != (group, version):
+            return None
+        if resource.plural == "jobsets" and not self.server_api.jobsets:
+            return None
+        return _Target(resource, found["namespace"] or "", found["name"] or "", found["sub"] or "")
+
+    def _authorize(self, target: _Target, query: Mapping[str, str], rules: Rules | None) -> None:
+        if rules is None:
+            return
+        verb = {"POST": "create", "PUT": "update", "PATCH": "patch"}.get(self.command, "")
+        if self.command == "GET":
+            verb = "get" if target.name else "watch" if _is_true(query.get("watch")) else "list"
+        elif self.command == "DELETE":
+            verb = "delete" if target.name else "deletecollection"
+        resource = target.resource.plural
+        if target.subresource:
+            resource += f"/{target.subresource}"
+        inside = target.namespace == self.server_api.namespace
+        if (verb, resource) in rules and inside:
+            return
+        name = f' "{target.name}"' if target.name else ""
+        where = (
+            f'in the namespace "{target.namespace}"' if target.namespace else "at the cluster scope"
+        )
+        raise ApiError(
+            403,
+            "Forbidden",
+            f'{target.resource.qualified}{name} is forbidden: User "{_USER}" cannot {verb} resource '
+            f'"{resource}" in API group "{target.resource.group}" {where}',
+            {"name": target.name, "group": target.resource.group, "kind": resource},
+        )
+
+    def _create(self, target: _Target, query: Mapping[str, str], body: Any) -> None:
+        api = self.server_api
+        if target.subresource == "eviction":
+            evict(api.store, api.store.get("pods", target.namespace, target.name))
+            self._answer({"kind": "Status", "apiVersion": "v1", "status": "Success"}, 201)
+            return
+        if target.name or not isinstance(body, dict):
+            raise ApiError(405, "MethodNotAllowed", "the server does not allow this method")
+        if api.store.find("namespaces", "", target.namespace) is None:
+            raise ApiError(404, "NotFound", f'namespaces "{target.namespace}" not found')
+        if "metadata" not in body or not isinstance(body["metadata"], dict):
+            raise ApiError(422, "Invalid", f"{target.resource.kind}: metadata is required")
+        place = body["metadata"].setdefault("namespace", target.namespace)
+        if place != target.namespace:
+            raise ApiError(
+                400, "BadRequest", "the namespace of the provided object does not match the request"
+            )
+        body.setdefault("apiVersion", target.resource.api_version)
+        body.setdefault("kind", target.resource.kind)
+        plural = target.resource.plural
+        self._answer(api.admit(plural, body, dry_run=query.get("dryRun") == "All"), 201)
+
+    def _change(self, target: _Target, query: Mapping[str, str], body: Any) -> None:
+        plural = target.resource.plural
+        old = self.server_api.store.get(plural, target.namespace, target.name)
+        kind = (self.headers.get("Content-Type") or "").split(";")[0]
+
+        def change(item: Object) -> None:
+            before = json.loads(json.dumps(item))
+            try:
+                if self.command == "PUT":
+                    new = body
+                elif kind == "application/json-patch+json":
+                    new = patches.operated(item, body)
+                elif kind == "application/merge-patch+json":
+                    new = patches.merged(item, body)
+                elif kind == "application/strategic-merge-patch+json" and plural != "jobsets":
+                    new = patches.merged_strategically(item, body)
+                else:
+                    raise ApiError(
+                        415,
+                        "UnsupportedMediaType",
+                        f"the body of the request was in an unknown format {kind}",
+                    )
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise ApiError(
+                    422, "Invalid", f"the server rejected our request: {error}"
+                ) from None
+            if target.subresource == "status":
+                new = {**before, "status": new.get("status", {})}
+            else:
+                new = {**new, **({"status": before["status"]} if "status" in before else {})}
+            checked = {key: value for key, value in new.items() if key != "status"}
+            admission.check_structure(plural, checked)
+            admission.check_update(plural, before, new)
+            admission.check(plural, new)
+            item.clear()
+            item.update(new)
+
+        changed = self.server_api.store.update(
+            plural,
+            target.namespace,
+            target.name,
+            change,
+            uid=old["metadata"]["uid"],
+            dry_run=query.get("dryRun") == "All",
+        )
+        self._answer(changed)
+
+    def _delete(
+        self, target: _Target, query: Mapping[str, str], options: Mapping[str, Any]
+    ) -> None:
+        store = self.server_api.store
+        plural = target.resource.plural
+        if target.name:
+            items = [store.get(plural, target.namespace, target.name)]
+        else:
+            items = self._selected(target, query)
+        grace = options.get("gracePeriodSeconds", query.get("gracePeriodSeconds"))
+        policy = options.get("propagationPolicy") or query.get("propagationPolicy")
+        if policy not in (None, "Background", "Foreground", "Orphan"):
+            raise ApiError(422, "Invalid", f'propagationPolicy: Unsupported value: "{policy}"')
+        if policy is None:  # jobs keep an old default
+            policy = "Orphan" if plural == "jobs" else "Background"
+        wanted = (options.get("preconditions") or {}).get("uid")
+        dry_run = "All" in (options.get("dryRun") or [query.get("dryRun")])
+        for item in items:
+            metadata = item["metadata"]
+            if wanted and wanted != metadata["uid"]:
+                raise ApiError(
+                    409,
+                    "Conflict",
+                    f'Operation cannot be fulfilled on {target.resource.qualified} "{target.name}": '
+                    f"the UID in the precondition ({wanted}) does not match the UID in record "
+                    f"({metadata['uid']})",
+                )
+            if dry_run:
+                continue
+            delete(store, plural, item, policy, None if grace is None else int(grace))
+        known = target.resource
+        if not target.name:
+            bare = {"kind": f"{known.kind}List", "apiVersion": known.api_version}
+            self._answer({**bare, "metadata": {}, "items": items})
+            return
+        # What stays for its finalizers is returned itself, whatever the client expects.
+        (item,) = items
+        left = store.find(plural, target.namespace, target.name)
+        if plural in ("pods", "services") or left is not None:
+            self._answer(left or item)
+            return
+        details = {"name": target.name, "group": known.group, "kind": plural}
+        details["uid"] = item["metadata"]["uid"]
+        success = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
+        self._answer({**success, "details": details})
+
+    def _selected(self, target: _Target, query: Mapping[str, str]) -> list[Object]:
+        keeps = _filter(target, query)
+        place = target.namespace or None
+        found = self.server_api.store.items(target.resource.plural, place)
+        return [item for item in found if keeps(item)]
+
+    def _list(self, target: _Target, query: Mapping[str, str]) -> None:
+        store = self.server_api.store
+        if _is_true(query.get("watch")):
+            self._watch(target, query)
+            return
+        with store.changed:
+            items = self._selected(target, query)
+            version = store.version
+        metadata: dict[str, Any] = {"resourceVersion": str(version)}
+        if token := query.get("continue"):
+            since, last = base64.b64decode(token).decode().split(" ", 1)
+            if int(since) < store.oldest:
+                raise ApiError(410, "Expired", "The provided continue parameter is too old")
+            items = [item for item in items if item["metadata"]["name"] > last]
+        limit = int(query.get("limit") or 0)
+        if limit and len(items) > limit:
+            metadata["remainingItemCount"] = len(items) - limit
+            items = items[:limit]
+            mark = f"{version} {items[-1]['metadata']['name']}"
+            metadata["continue"] = base64.b64encode(mark.encode()).decode()
+        known = target.resource
+        bare = [
+            {key: value for key, value in item.items() if key not in ("kind", "apiVersion")}
+            for item in items
+        ]
+        self._answer(
+            {
+                "kind": f"{known.kind}List",
+                "apiVersion": known.api_version,
+                "metadata": metadata,
+                "items": bare,
+            }
+        )
+
+    def _watch(self, target: _Target, query: Mapping[str, str]) -> None:
+        api, store = self.server_api, self.server_api.store
+        keeps = _filter(target, query)
+        plural = target.resource.plural
+        ends_at = time.monotonic() + float(query.get("timeoutSeconds") or 1800)
+        bookmarks = _is_true(query.get("allowWatchBookmarks"))
+        text = query.get("resourceVersion") or "0"
+        with store.changed:
+            first: list[tuple[str, Object]] = []
+            version = int(text)
+            if version == 0:
+                first = [("ADDED", item) for item in self._selected(target, query)]
+                version = store.version
+        with self._stream("watch", "application/json") as send:
+            for kind, item in first:
+                send(_event(kind, item))
+            bookmark_at = time.monotonic() + _BOOKMARK_S
+            while True:
+                with store.changed:
+                    changes = store.changes_since(version)
+                    if not changes and changes is not None:
+                        left = min(ends_at, bookmark_at) - time.monotonic()
+                        store.changed.wait(max(min(left, 0.5), 0))
+                        changes = store.changes_since(version)
+                if changes is None:
+                    gone = ApiError(
+                        410, "Expired", f"too old resource version: {version} ({store.version})"
+                    )
+                    send(_event("ERROR", gone.status))
+                    return
+                if api.closing.is_set() or time.monotonic() > ends_at:
+                    return
+                for change in changes:
+                    version = change.version
+                    if change.resource == plural and (event := _seen(change, keeps, target)):
+                        send(_event(*event))
+                if not changes and self._is_gone():
+                    return
+                if bookmarks and time.monotonic() > bookmark_at:
+                    bookmark_at = time.monotonic() + _BOOKMARK_S
+                    known = target.resource
+                    mark = {"kind": known.kind, "apiVersion": known.api_version}
+                    send(
+                        _event("BOOKMARK", {**mark, "metadata": {"resourceVersion": str(version)}})
+                    )
+
+    def _send_log(self, target: _Target, query: Mapping[str, str]) -> None:
+        api = self.server_api
+        pod = api.store.get("pods", target.namespace, target.name)
+        log = api.read_log(pod, query.get("container", ""), _is_true(query.get("previous")))
+        with self._stream("log", "text/plain") as send:
+            for piece in read(log.path, log.open, query):
+                if piece:
+                    send(piece)
+                elif api.closing.is_set() or self._is_gone():
+                    return
+
+    def _is_gone(self) -> bool:
+        """Whether the client has closed its end."""
+        try:
+            readable, _, _ = select.select([self.connection], [], [], 0)
+            return bool(readable) and not self.connection.recv(1, socket.MSG_PEEK)
+        except (OSError, ValueError):
+            return True
+
+    @contextlib.contextmanager
+    def _stream(self, kind: str, content: str) -> Iterator[Callable[[bytes], None]]:
+        faults = self.server_api.faults
+        with faults.lock:
+            faults.streams[kind].add(self.connection)
+        try:
+            self.send_response(200)
+            self.send_header("Content-Type", content)
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+
+            def send(data: bytes) -> None:
+                self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
+
+            yield send
+            self.wfile.write(b"0\r\n\r\n")
+        except OSError:
+            self.close_connection = True
+        finally:
+            with faults.lock:
+                faults.streams[kind].discard(self.connection)
+
+    def _answer(self, document: Any, code: int = 200) -> None:
+        body = json.dumps(document).encode()
+        self.send_response(code)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        if isinstance(document, dict):
+            retry = (document.get("details") or {}).get("retryAfterSeconds")
+            if retry is not None:
+                self.send_header("Retry-After", str(retry))
+        self.end_headers()
+        with contextlib.suppress(OSError):
+            self.wfile.write(body)
+
+
+def delete(store: Store, plural: str, item: Object, policy: str, grace_s: int | None) -> None:
+    """Begins a deletion with what becomes of the dependents."""
+    metadata = item["metadata"]
+    namespace, name, uid = metadata.get("namespace", ""), metadata["name"], metadata["uid"]
+
+    def disown(other: Object) -> None:
+        owners = other["metadata"]["ownerReferences"]
+        other["metadata"]["ownerReferences"] = [one for one in owners if one["uid"] != uid]
+
+    with store.changed:
+        if policy == "Orphan":
+            for resource, other in [*store.all()]:
+                place = other["metadata"].get("namespace", "")
+                if any(one["uid"] == uid for one in other["metadata"].get("ownerReferences") or []):
+                    store.update(resource, place, other["metadata"]["name"], disown)
+        finalizer = "foregroundDeletion" if policy == "Foreground" else None
+        store.delete(plural, namespace, name, grace_s=grace_s, finalizer=finalizer, uid=uid)
+
+
+def evict(store: Store, pod: Object) -> None:
+    """What the eviction API does: says why, then deletes."""
+    _disrupt(store, pod, "EvictionByEvictionAPI", "Eviction API: evicting")
+
+
+def give_up(store: Store, pod: Object) -> None:
+    """What is done to pods whose node is not ready: says why, then deletes."""
+    message = "Taint manager: deleting due to NoExecute taint"
+    _disrupt(store, pod, "DeletionByTaintManager", message)
+
+
+def _disrupt(store: Store, pod: Object, reason: str, message: str) -> None:
+    condition = {
+        "type": "DisruptionTarget",
+        "status": "True",
+        "reason": reason,
+        "message": message,
+        "lastTransitionTime": stamp(),
+    }
+    metadata = pod["metadata"]
+
+    def mark(item: Object) -> None:
+        conditions = item.setdefault("status", {}).setdefault("conditions", [])
+        if not any(one["type"] == "DisruptionTarget" for one in conditions):
+            conditions.append(condition)
+
+    store.update("pods", metadata["namespace"], metadata["name"], mark, uid=metadata["uid"])
+    store.delete("pods", metadata["namespace"], metadata["name"], uid=metadata["uid"])
+
+
+def _filter(target: _Target, query: Mapping[str, str]) -> Callable[[Mapping[str, Any]], bool]:
+    try:
+        labels = selectors.by_labels(query.get("labelSelector", ""))
+        fields = selectors.by_fields(query.get("fieldSelector", ""))
+    except ValueError as error:
+        raise ApiError(400, "BadRequest", str(error)) from None
+    return lambda item: labels(item["metadata"].get("labels") or {}) and fields(item)
+
+
+def _seen(
+    change: Change, keeps: Callable[[Mapping[str, Any]], bool], target: _Target
+) -> tuple[str, Object] | None:
+    """A change as a watch with selectors sees it."""
+    if target.namespace and change.new["metadata"].get("namespace") != target.namespace:
+        return None
+    before = change.old is not None and keeps(change.old)
+    if change.kind == "DELETED":
+        return ("DELETED", change.new) if before else None
+    after = keeps(change.new)
+    if after:
+        return ("MODIFIED" if before else "ADDED", change.new)
+    return ("DELETED", change.new) if before else None
+
+
+def _event(kind: str, item: Object) -> bytes:
+    return json.dumps({"type": kind, "object": item}).encode() + b"\n"
+
+
+def _is_true(text: str | None) -> bool:
+    return (text or "").lower() in ("true", "1")
+
+
+def _reviewed(body: Mapping[str, Any], rules: Rules | None) -> Object:
+    wanted = body["spec"].get("resourceAttributes") or {}
+    resource = "/".join(filter(None, [wanted.get("resource"), wanted.get("subresource")]))
+    allowed = rules is None or (wanted.get("verb", ""), resource) in rules
+    return {**body, "metadata": {}, "status": {"allowed": allowed}}
+
+
+def _discovered(api: ApiServer, path: str) -> Object | None:
+    known = [one for one in RESOURCES.values() if one.plural != "jobsets" or api.jobsets]
+    groups = sorted({(one.group, one.version) for one in known if one.group})
+    described = [
+        {
+            "name": group,
+            "versions": [{"groupVersion": f"{group}/{version}", "version": version}],
+            "preferredVersion": {"groupVersion": f"{group}/{version}", "version": version},
+        }
+        for group, version in groups
+    ]
+    if path.rstrip("/") == "/version":
+        return {"major": "1", "minor": "37", "gitVersion": "v1.37.0", "platform": "linux/amd64"}
+    if path.rstrip("/") == "/api":
+        return {"kind": "APIVersions", "versions": ["v1"]}
+    if path.rstrip("/") == "/apis":
+        return {"kind": "APIGroupList", "apiVersion": "v1", "groups": described}
+    verbs = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"]
+    for group, version in [("", "v1"), *groups]:
+        prefix = f"/apis/{group}" if group else "/api"
+        if path.rstrip("/") == prefix and group:
+            (one,) = (one for one in described if one["name"] == group)
+            return {"kind": "APIGroup", "apiVersion": "v1", **one}
+        if path.rstrip("/") == f"{prefix}/{version}":
+            return {
+                "kind": "APIResourceList",
+                "apiVersion": "v1",
+                "groupVersion": f"{group}/{version}" if group else version,
+                "resources": [
+                    {
+                        "name": one.plural,
+                        "singularName": one.kind.lower(),
+                        "namespaced": one.namespaced,
+                        "kind": one.kind,
+                        "verbs": verbs,
+                    }
+                    for one in known
+                    if one.group == group
+                ],
+            }
+    return None

@@ -1,0 +1,1141 @@
+"""Requests to an API server that is busy, breaks off, refuses or says nothing.
+
+And how a run is created by such requests: all of it, or nothing.
+"""
+
+import base64
+import contextlib
+import json
+import signal
+import socket
+import ssl
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+import launchpad_lite as lp
+from launchers import kubernetes as kubernetes_module
+from launchers._kubernetes import client as client_module
+from launchers._kubernetes.client import Api, ApiError, Cancellation, created_by
+from launchers._kubernetes.order import Packed, put, take_back
+from launchers._trust import Authority
+from launchers.kubernetes import KubernetesLauncher, WorkStore, WorkVolume
+from launchpad_lite.errors import LaunchError, MissingExtraError
+from launchpad_lite.launching import LaunchOptions
+from launchpad_lite.testing import poll_until
+
+if TYPE_CHECKING:
+    from tests.beds.kubernetes.server import ApiServer
+
+pytest.importorskip("kubernetes")
+
+PODS = "/api/v1/namespaces/team/pods"
+JOBS = "/apis/batch/v1/namespaces/team/jobs"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a server answers.
+
+    Attributes:
+        status: Of HTTP.
+        body: JSON, or text.
+        headers: Further ones.
+        lines: Instead of a body: a stream of these.
+        then: How the stream goes on: its `end`, it `breaks`, or the server `hangs`.
+    """
+
+    status: int = 200
+    body: Any = field(default_factory=dict)
+    headers: dict[str, str] = field(default_factory=dict)
+    lines: Sequence[Any] | None = None
+    then: str = "end"
+
+
+BREAKS = Answer(0)
+HANGS = Answer(-1)
+
+
+def refusal(status: int, reason: str, message: str, **headers: str) -> Answer:
+    body = {"kind": "Status", "status": "Failure", "reason": reason, "message": message}
+    return Answer(status, body, headers)
+
+
+@dataclass
+class Request:
+    method: str
+    path: str
+    query: dict[str, str]
+    body: Any
+    headers: dict[str, str]
+
+
+class Stub:
+    """A server with an answer for each request, in order; the last one stays."""
+
+    def __init__(self) -> None:
+        self.answers: dict[tuple[str, str], list[Answer]] = {}
+        self.requests: list[Request] = []
+        self._leave = threading.Event()
+        stub = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                stub.answer(self)
+
+            do_POST = do_PATCH = do_DELETE = do_GET  # noqa: N815 - as http.server has them
+
+            def log_message(self, *args: object) -> None: ...
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
+        self._thread.start()
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def on(self, method: str, path: str, *answers: Answer) -> None:
+        self.answers[method, path] = list(answers)
+
+    def answer(self, handler: BaseHTTPRequestHandler) -> None:
+        parts = urlsplit(handler.path)
+        length = int(handler.headers.get("Content-Length") or 0)
+        data = handler.rfile.read(length)
+        query = {name: values[0] for name, values in parse_qs(parts.query).items()}
+        body = json.loads(data) if data else None
+        self.requests.append(
+            Request(
+                handler.command,
+                parts.path,
+                query,
+                body,
+                {k.lower(): v for k, v in handler.headers.items()},
+            )
+        )
+        known = self.answers.get((handler.command, parts.path), [refusal(404, "NotFound", "no")])
+        answer = known.pop(0) if len(known) > 1 else known[0]
+        if answer is HANGS:
+            self._leave.wait()
+        if answer in (BREAKS, HANGS):
+            handler.close_connection = True
+            handler.connection.shutdown(socket.SHUT_RDWR)
+        elif answer.lines is not None:
+            self._stream(handler, answer)
+        else:
+            text = answer.body if isinstance(answer.body, str) else json.dumps(answer.body)
+            handler.send_response(answer.status)
+            for name, value in {**answer.headers, "Content-Length": len(text.encode())}.items():
+                handler.send_header(name, str(value))
+            handler.end_headers()
+            handler.wfile.write(text.encode())
+
+    def _stream(self, handler: BaseHTTPRequestHandler, answer: Answer) -> None:
+        handler.send_response(200)
+        handler.send_header("Transfer-Encoding", "chunked")
+        handler.end_headers()
+        for line in answer.lines or ():
+            data = line if isinstance(line, bytes) else json.dumps(line).encode() + b"\n"
+            handler.wfile.write(b"%x\r\n%b\r\n" % (len(data), data))
+        if answer.then == "hangs":
+            self._leave.wait()
+        if answer.then == "end":
+            handler.wfile.write(b"0\r\n\r\n")
+        else:
+            handler.close_connection = True
+
+    def paths(self, method: str) -> list[str]:
+        return [each.path for each in self.requests if each.method == method]
+
+    def close(self) -> None:
+        self._leave.set()
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+@pytest.fixture
+def stub() -> Iterator[Stub]:
+    server = Stub()
+    server.on("GET", PODS, Answer(body=listing()))
+    yield server
+    server.close()
+
+
+def listing(*items: dict[str, Any], version: str = "1") -> dict[str, Any]:
+    return {"kind": "List", "metadata": {"resourceVersion": version}, "items": list(items)}
+
+
+def pod(name: str, version: str = "1", **labels: str) -> dict[str, Any]:
+    return {
+        "kind": "Pod",
+        "apiVersion": "v1",
+        "metadata": {
+            "name": name,
+            "uid": f"uid-{name}",
+            "resourceVersion": version,
+            "labels": labels,
+        },
+    }
+
+
+def write_config(folder: Path, server: str, **context: str) -> Path:
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "here", "cluster": {"server": server}}],
+        "users": [{"name": "me", "user": {"token": "a-token"}}],
+        "contexts": [
+            {"name": "one", "context": {"cluster": "here", "user": "me", **context}},
+            {"name": "two", "context": {"cluster": "here", "user": "me", "namespace": "other"}},
+        ],
+        "current-context": "one",
+    }
+    path = folder / "config"
+    path.write_text(json.dumps(config))
+    return path
+
+
+@pytest.fixture
+def api(stub: Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
+    path = write_config(tmp_path, stub.url, namespace="team")
+    monkeypatch.setenv("KUBECONFIG", str(path))
+    api = Api.connect()
+    stub.requests.clear()
+    yield api
+    api.close()
+
+
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "_FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(client_module, "_LONGEST_PAUSE_S", 0.02)
+    monkeypatch.setattr(client_module, "_WATCH_PAUSE_S", 0.01)
+
+
+# Configuration
+
+
+def test_the_context_says_who_where_and_in_which_namespace(api: Api, stub: Stub) -> None:
+    assert (api.namespace, api.server) == ("team", stub.url)
+    api.list("Pod", "launchpad-lite/run=x")
+    (request,) = stub.requests
+    assert request.headers["authorization"].lower() == "bearer a-token"
+    assert request.query["labelSelector"] == "launchpad-lite/run=x"
+
+
+def test_another_context_and_namespace_may_be_named(api: Api, stub: Stub) -> None:
+    stub.on("GET", "/api/v1/namespaces/other/pods", Answer(body=listing()))
+    stub.on("GET", "/api/v1/namespaces/third/pods", Answer(body=listing()))
+    assert Api.connect("two").namespace == "other"
+    assert Api.connect("two", "third").namespace == "third"
+
+
+def test_an_unknown_context_is_named(api: Api) -> None:
+    with pytest.raises(LaunchError, match="three"):
+        Api.connect("three")
+
+
+def test_a_kubeconfig_that_is_none_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "config"
+    path.write_text("- no\n- mapping: [")
+    monkeypatch.setenv("KUBECONFIG", str(path))
+    with pytest.raises(LaunchError, match=f"the kubeconfig {path} cannot be used"):
+        Api.connect()
+
+
+def test_without_a_cluster_it_is_said_how_to_name_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    with pytest.raises(LaunchError, match=r"no Kubernetes cluster is known.*Set KUBECONFIG"):
+        Api.connect()
+
+
+def test_a_pod_without_a_token_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "1")
+    with pytest.raises(LaunchError, match="service account"):
+        Api.connect()
+
+
+def test_without_the_package_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "kubernetes", None)
+    monkeypatch.setitem(sys.modules, "kubernetes.client", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'launchpad-lite\[kubernetes\]'"):
+        Api.connect()
+
+
+def test_a_server_that_is_not_there_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(write_config(tmp_path, "http://127.0.0.1:9")))
+    with pytest.raises(ApiError, match=r"http://127.0.0.1:9 does not answer.*refused") as caught:
+        Api.connect()
+    assert caught.value.status is None
+    assert "object at" not in str(caught.value)
+
+
+@contextlib.contextmanager
+def secure_server(folder: Path) -> Iterator[tuple[str, bytes]]:
+    """Greets with a certificate; yields its address and the authority of that."""
+    credentials = Authority("a cluster").issue("server", ["127.0.0.1"])
+    (folder / "server.pem").write_bytes(credentials.certificate + credentials.key)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "server.pem")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def greet() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = listener.accept()
+                    with connection, contextlib.suppress(OSError):
+                        context.wrap_socket(connection, server_side=True).close()
+
+        thread = threading.Thread(target=greet)
+        thread.start()
+        yield f"https://127.0.0.1:{listener.getsockname()[1]}", credentials.authority
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+def test_a_server_that_cannot_prove_who_it_is_is_asked_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module.time, "sleep", lambda _: pytest.fail("it tries again"))
+    with secure_server(tmp_path) as (address, _):
+        monkeypatch.setenv("KUBECONFIG", str(write_config(tmp_path, address)))
+        with pytest.raises(ApiError, match=r"no secure connection.*certificate-authority"):
+            Api.connect()
+
+
+def test_who_is_not_known_is_told_to_log_in(api: Api, stub: Stub) -> None:
+    stub.on("GET", PODS, refusal(401, "Unauthorized", "Unauthorized"))
+    with pytest.raises(ApiError, match=r"does not know who we are.*Log in again"):
+        api.list("Pod")
+    assert len(stub.requests) == 1
+
+
+# Requests
+
+
+def test_a_right_that_is_missing_is_named_as_a_rule(api: Api, stub: Stub) -> None:
+    said = 'jobs.batch is forbidden: User "me" cannot create resource "jobs" in API group "batch"'
+    stub.on("POST", JOBS, refusal(403, "Forbidden", said))
+    with pytest.raises(ApiError) as caught:
+        api.create({"kind": "Job", "metadata": {"name": "x"}})
+    assert "we may not create jobs in namespace 'team'" in str(caught.value)
+    assert '{"apiGroups": ["batch"], "resources": ["jobs"], "verbs": ["create"]}' in str(
+        caught.value
+    )
+
+
+def test_the_log_has_a_right_of_its_own(api: Api, stub: Stub) -> None:
+    said = 'pods "x" is forbidden: User "me" cannot get resource "pods/log"'
+    stub.on("GET", f"{PODS}/x/log", refusal(403, "Forbidden", said))
+    with pytest.raises(ApiError, match=r'"resources": \["pods/log"\], "verbs": \["get"\]'):
+        list(api.logs("x", "node"))
+
+
+def test_a_quota_is_no_missing_right(api: Api, stub: Stub) -> None:
+    said = 'secrets "x" is forbidden: exceeded quota: few, requested: secrets=1'
+    stub.on("POST", "/api/v1/namespaces/team/secrets", refusal(403, "Forbidden", said))
+    with pytest.raises(ApiError, match="exceeded quota") as caught:
+        api.create({"kind": "Secret", "metadata": {"name": "x"}})
+    assert "rule" not in str(caught.value)
+
+
+@pytest.mark.parametrize("trouble", [429, 500, 503, 504, "breaks", "cut", "conflict"])
+def test_a_request_is_tried_again(api: Api, stub: Stub, trouble: int | str) -> None:
+    answer = {
+        "breaks": BREAKS,
+        "cut": Answer(body="{", headers={}),
+        "conflict": refusal(409, "Conflict", "the object has been modified"),
+    }.get(str(trouble))
+    answer = answer or refusal(int(trouble), "Whatever", "later")
+    stub.on("PATCH", f"{PODS}/x", answer, answer, Answer(body=pod("x")))
+    assert api.patch("Pod", "x", {"metadata": {"annotations": {"a": "b"}}}) == pod("x")
+    assert [each.body for each in stub.requests] == [{"metadata": {"annotations": {"a": "b"}}}] * 3
+
+
+def test_a_busy_server_is_given_the_time_it_asks_for(api: Api, stub: Stub) -> None:
+    busy = refusal(429, "TooManyRequests", "later", **{"Retry-After": "1"})
+    stub.on("GET", PODS, busy, Answer(body=listing()))
+    began = time.monotonic()
+    assert api.list("Pod") == []
+    assert time.monotonic() >= began + 1
+
+
+def test_trouble_that_stays_is_told(api: Api, stub: Stub) -> None:
+    stub.on("GET", PODS, refusal(500, "InternalError", "etcd is gone"))
+    with pytest.raises(ApiError, match=r"cannot list Pod.*etcd is gone \(HTTP 500\)") as caught:
+        api.list("Pod")
+    assert caught.value.status == 500
+
+
+def test_a_mistake_is_not_repeated(api: Api, stub: Stub) -> None:
+    stub.on("POST", JOBS, refusal(422, "Invalid", "spec.completions: Invalid value"))
+    with pytest.raises(ApiError, match=r"spec.completions: Invalid value"):
+        api.create({"kind": "Job", "metadata": {"name": "x"}})
+    assert len(stub.requests) == 1
+
+
+def test_a_server_that_says_nothing_is_given_up(
+    api: Api, stub: Stub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "_LOG_SILENCE_S", 0.1)
+    monkeypatch.setattr(client_module, "_ATTEMPTS", 2)
+    stub.on("GET", f"{PODS}/x/log", HANGS)
+    with pytest.raises(ApiError, match=r"does not answer.*timed out"):
+        list(api.logs("x", "node"))
+
+
+def signed(obj: dict[str, Any], author: str) -> dict[str, Any]:
+    obj["metadata"]["annotations"] = {"launchpad-lite/created-by": author}
+    return obj
+
+
+def test_what_was_created_though_the_answer_was_lost_is_found(api: Api, stub: Stub) -> None:
+    there = refusal(409, "AlreadyExists", 'pods "x" already exists')
+    stub.on("POST", PODS, BREAKS, there)
+    stub.on("GET", f"{PODS}/x", Answer(body=signed(pod("x", run="demo"), "me")))
+    found = api.create(pod("x", run="demo"), author="me")
+    assert created_by(found) == "me"
+    assert [created_by(each.body) for each in stub.requests if each.body] == ["me", "me"]
+
+
+def test_what_somebody_else_created_is_a_mistake_however_alike_it_is(api: Api, stub: Stub) -> None:
+    there = refusal(409, "AlreadyExists", 'pods "x" already exists')
+    for found in (pod("x", run="demo"), signed(pod("x", run="demo"), "somebody")):
+        stub.on("GET", f"{PODS}/x", Answer(body=found))
+        for answers in ([there], [BREAKS, there]):
+            stub.on("POST", PODS, *answers)
+            with pytest.raises(ApiError, match="already exists") as caught:
+                api.create(pod("x", run="demo"))
+            assert caught.value.reason == "AlreadyExists"
+
+
+def test_no_object_has_the_author_of_another(api: Api, stub: Stub) -> None:
+    stub.on("POST", PODS, Answer(201, pod("x")))
+    api.create(pod("x"))
+    api.create(pod("x"))
+    first, second = (created_by(each.body) for each in stub.requests)
+    assert first
+    assert second
+    assert first != second
+
+
+def test_what_may_not_be_read_is_ours_if_it_belongs_to_what_is(api: Api, stub: Stub) -> None:
+    stub.on("POST", PODS, BREAKS, refusal(409, "AlreadyExists", 'pods "x" already exists'))
+    stub.on("GET", f"{PODS}/x", refusal(403, "Forbidden", 'User "me" cannot get resource "pods"'))
+    owned = pod("x")
+    owned["metadata"]["ownerReferences"] = [{"kind": "Job", "name": "demo", "uid": "1"}]
+    assert api.create(owned)["metadata"]["name"] == "x"
+    stub.on("POST", PODS, BREAKS, refusal(409, "AlreadyExists", 'pods "x" already exists'))
+    with pytest.raises(ApiError, match="already exists"):
+        api.create(pod("x"))
+
+
+def test_an_object_is_checked_strictly(api: Api, stub: Stub) -> None:
+    stub.on("POST", PODS, Answer(201, pod("x")))
+    api.create(pod("x"))
+    (request,) = stub.requests
+    assert request.query == {"fieldValidation": "Strict"}
+
+
+def test_what_is_not_there_is_none_and_need_not_be_deleted(api: Api) -> None:
+    assert api.get("Pod", "x") is None
+    assert not api.delete("Pod", "x")
+
+
+def test_a_delete_says_how(api: Api, stub: Stub) -> None:
+    stub.on("DELETE", f"{PODS}/x", Answer(body=pod("x")))
+    assert api.delete("Pod", "x", grace_s=0)
+    assert stub.requests[-1].query == {"gracePeriodSeconds": "0", "propagationPolicy": "Background"}
+
+
+def test_one_object_and_no_other_of_its_name_is_deleted(api: Api, stub: Stub) -> None:
+    stub.on("DELETE", f"{PODS}/x", Answer(body=pod("x")))
+    assert api.delete("Pod", "x", uid="1")
+    body = stub.requests[-1].body
+    assert body["preconditions"] == {"uid": "1"}
+    assert body["propagationPolicy"] == "Background"
+    stub.on("DELETE", f"{PODS}/x", refusal(409, "Conflict", "the UID in the precondition differs"))
+    assert not api.delete("Pod", "x", uid="1")
+
+
+@pytest.mark.parametrize(
+    ("kind", "path"),
+    [
+        ("Service", "/api/v1/namespaces/team/services"),
+        ("Secret", "/api/v1/namespaces/team/secrets"),
+        ("Event", "/api/v1/namespaces/team/events"),
+        ("Job", JOBS),
+        ("NetworkPolicy", "/apis/networking.k8s.io/v1/namespaces/team/networkpolicies"),
+        ("JobSet", "/apis/jobset.x-k8s.io/v1alpha2/namespaces/team/jobsets"),
+    ],
+)
+def test_each_kind_has_its_place(api: Api, stub: Stub, kind: str, path: str) -> None:
+    obj = {"metadata": {"name": "x", "uid": "1"}}
+    stub.on("GET", path, Answer(body=listing(obj)))
+    for method in ("GET", "PATCH", "DELETE"):
+        stub.on(method, f"{path}/x", Answer(body=obj))
+    stub.on("POST", path, Answer(201, obj))
+    (found,) = api.list(kind)
+    assert found["kind"] == kind
+    assert found["apiVersion"]
+    assert api.get(kind, "x") == obj
+    assert api.create({"kind": kind, **obj}) == obj
+    assert api.patch(kind, "x", {"a": 1}) == obj
+    assert api.delete(kind, "x")
+
+
+def test_whether_the_cluster_knows_jobsets_is_asked(api: Api, stub: Stub) -> None:
+    assert not api.has_jobset()
+    stub.on("GET", "/apis/jobset.x-k8s.io/v1alpha2", Answer(body={"resources": [{"name": "x"}]}))
+    assert api.has_jobset()
+
+
+def test_many_threads_may_ask_at_once(api: Api, stub: Stub) -> None:
+    stub.on("GET", f"{PODS}/x", Answer(body=pod("x")))
+    found: list[object] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(api.get("Pod", "x"))) for _ in range(16)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [pod("x")] * 16
+
+
+# Watches
+
+
+def change(kind: str, obj: dict[str, Any]) -> dict[str, Any]:
+    return {"type": kind, "object": obj}
+
+
+def gone() -> dict[str, Any]:
+    return change(
+        "ERROR", {"kind": "Status", "code": 410, "message": "too old", "reason": "Expired"}
+    )
+
+
+class Watching:
+    """A thread that watches pods."""
+
+    def __init__(self, api: Api) -> None:
+        self.seen: list[tuple[str, str, str]] = []
+        self.failure: Exception | None = None
+        self.cancellation = Cancellation()
+        self._api = api
+        self.thread = threading.Thread(target=self._watch)
+        self.thread.start()
+
+    def _watch(self) -> None:
+        try:
+            for kind, obj in self._api.watch("Pod", "a=b", cancellation=self.cancellation):
+                metadata = obj["metadata"]
+                self.seen.append((kind, metadata["name"], metadata["resourceVersion"]))
+        except ApiError as error:
+            self.failure = error
+
+    def stop(self) -> None:
+        self.cancellation.cancel()
+        self.thread.join(10)
+        assert not self.thread.is_alive()
+
+
+@pytest.fixture
+def watch(api: Api) -> Iterator[Callable[[], Watching]]:
+    started: list[Watching] = []
+
+    def start() -> Watching:
+        started.append(Watching(api))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.stop()
+
+
+def watched(stub: Stub, *answers: Answer) -> None:
+    """Has a list and the watches that follow it share their address."""
+    stub.on("GET", PODS, *answers)
+
+
+def versions(stub: Stub) -> list[str | None]:
+    """From where each watch began; None for a list."""
+    return [each.query.get("resourceVersion") for each in stub.requests]
+
+
+def test_a_watch_goes_on_where_a_connection_broke(
+    stub: Stub, watch: Callable[[], Watching]
+) -> None:
+    watched(
+        stub,
+        Answer(body=listing(pod("a"), version="5")),
+        Answer(lines=[change("MODIFIED", pod("a", "6")), b'{"type": "MODI'], then="breaks"),
+        BREAKS,
+        Answer(lines=[change("BOOKMARK", {"metadata": {"resourceVersion": "9"}})]),
+        Answer(lines=[change("DELETED", pod("a", "10"))], then="hangs"),
+    )
+    watching = watch()
+    expected = [("ADDED", "a", "1"), ("MODIFIED", "a", "6"), ("DELETED", "a", "10")]
+    poll_until(lambda: watching.seen == expected)
+    assert versions(stub) == [None, "5", "6", "6", "9"]
+    assert stub.requests[1].query["watch"] == "true"
+    assert stub.requests[1].query["timeoutSeconds"] == "60"
+
+
+@pytest.mark.parametrize("how", ["event", "answer"])
+def test_what_a_server_has_forgotten_is_listed_anew(
+    stub: Stub, watch: Callable[[], Watching], how: str
+) -> None:
+    expired = refusal(410, "Expired", "too old resource version")
+    watched(
+        stub,
+        Answer(body=listing(pod("a"), pod("b"), pod("c"), version="5")),
+        Answer(lines=[gone()]) if how == "event" else expired,
+        Answer(body=listing(pod("b"), pod("c", "7"), pod("d", "8"), version="9")),
+        Answer(lines=[], then="hangs"),
+    )
+    watching = watch()
+    poll_until(lambda: len(watching.seen) == 6)
+    assert watching.seen[3:] == [
+        ("DELETED", "a", "1"),
+        ("MODIFIED", "c", "7"),
+        ("ADDED", "d", "8"),
+    ]
+    poll_until(lambda: versions(stub) == [None, "5", None, "9"])
+
+
+def test_what_can_be_listed_but_not_watched_is_asked_for_ever_less_often(
+    api: Api, stub: Stub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "_LONGEST_WATCH_PAUSE_S", 0.04)
+    monkeypatch.setattr(client_module.random, "uniform", lambda *_: 1.0)
+    expired = refusal(410, "Expired", "too old resource version")
+    watched(
+        stub,
+        *[Answer(body=listing(version="5")), expired] * 4,
+        Answer(body=listing(version="5")),
+        Answer(lines=[change("ADDED", pod("a", "6")), gone()]),
+        *[Answer(body=listing(pod("a", "6"), version="7")), expired],
+        Answer(body=listing(pod("a", "6"), pod("b"), version="8")),
+        Answer(lines=[], then="hangs"),
+    )
+    waits: list[float] = []
+    cancellation = Cancellation()
+    wait = cancellation.wait
+
+    def counting(timeout_s: float) -> bool:
+        waits.append(timeout_s)
+        return wait(timeout_s)
+
+    monkeypatch.setattr(cancellation, "wait", counting)
+    for _, obj in api.watch("Pod", cancellation=cancellation):
+        if obj["metadata"]["name"] == "b":
+            break
+    assert waits == [0.01, 0.02, 0.04, 0.04, 0.01, 0.02]
+
+
+def test_a_watch_outlives_a_server_that_fails_for_long(
+    stub: Stub, watch: Callable[[], Watching], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "_ATTEMPTS", 2)
+    broken = refusal(500, "InternalError", "no")
+    watched(stub, *[broken] * 5, Answer(body=listing(pod("a"))), Answer(lines=[], then="hangs"))
+    watching = watch()
+    poll_until(lambda: watching.seen == [("ADDED", "a", "1")])
+
+
+def test_a_watch_that_says_nothing_is_begun_anew(
+    stub: Stub, watch: Callable[[], Watching], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "_WATCH_SILENCE_S", 0.1)
+    watched(stub, Answer(body=listing(version="5")), Answer(lines=[], then="hangs"))
+    watch()
+    poll_until(lambda: versions(stub)[:3] == [None, "5", "5"])
+
+
+def test_a_watch_that_is_cancelled_ends_at_once(stub: Stub, watch: Callable[[], Watching]) -> None:
+    watched(stub, Answer(body=listing(version="5")), Answer(lines=[], then="hangs"))
+    watching = watch()
+    poll_until(lambda: len(stub.requests) == 2)
+    began = time.monotonic()
+    watching.stop()
+    assert time.monotonic() < began + 5
+
+
+def test_a_watch_that_is_not_allowed_says_so(stub: Stub, watch: Callable[[], Watching]) -> None:
+    watched(stub, refusal(403, "Forbidden", 'User "me" cannot list resource "pods"'))
+    watching = watch()
+    poll_until(lambda: watching.failure is not None)
+    assert "we may not list pods" in str(watching.failure)
+
+
+def test_a_watch_outlives_credentials_that_run_out(
+    stub: Stub, watch: Callable[[], Watching]
+) -> None:
+    watched(
+        stub,
+        Answer(body=listing(version="5")),
+        refusal(401, "Unauthorized", "Unauthorized"),
+        Answer(body=listing(pod("a"), version="6")),
+        Answer(lines=[], then="hangs"),
+    )
+    watching = watch()
+    poll_until(lambda: watching.seen == [("ADDED", "a", "1")])
+
+
+# Logs
+
+
+def test_a_log_comes_line_by_line_with_all_bytes(api: Api, stub: Stub) -> None:
+    stub.on("GET", f"{PODS}/x/log", Answer(lines=[b"one\r\ntw", b"o\xff\n\nthr", b"ee"]))
+    assert list(api.logs("x", "node", tail=4)) == ["one\r", "two\udcff", "", "three"]
+    assert stub.requests[-1].query["tailLines"] == "4"
+
+
+@pytest.mark.parametrize("then", ["end", "breaks"])
+def test_a_log_that_is_followed_leaves_out_what_may_be_cut(api: Api, stub: Stub, then: str) -> None:
+    stub.on("GET", f"{PODS}/x/log", Answer(lines=[b"one\ntwo\nthr"], then=then))
+    lines = api.logs("x", "node", follow=True, since_s=7, timestamps=True)
+    assert list(lines) == ["one", "two"]
+    query = stub.requests[-1].query
+    assert (query["follow"], query["sinceSeconds"], query["timestamps"]) == ("true", "7", "true")
+
+
+def test_a_log_that_is_not_there_yet_says_why(api: Api, stub: Stub) -> None:
+    said = 'container "node" in pod "x" is waiting to start: ContainerCreating'
+    stub.on("GET", f"{PODS}/x/log", refusal(400, "BadRequest", said))
+    with pytest.raises(ApiError, match="waiting to start") as caught:
+        list(api.logs("x", "node", follow=True))
+    assert caught.value.status == 400
+
+
+def test_a_log_that_says_nothing_ends(
+    api: Api, stub: Stub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "_LOG_SILENCE_S", 0.1)
+    stub.on("GET", f"{PODS}/x/log", Answer(lines=[b"one\n"], then="hangs"))
+    assert list(api.logs("x", "node", follow=True)) == ["one"]
+
+
+# Creation of a run
+
+#: What the documentation says that users need for it.
+RIGHTS = frozenset(
+    {
+        *(("create", kind) for kind in ("services", "secrets", "networkpolicies")),
+        *((verb, "jobs") for verb in ("create", "get", "list", "watch", "patch", "delete")),
+        *((verb, "pods") for verb in ("get", "list", "watch", "patch", "delete")),
+        *((verb, "events") for verb in ("list", "watch")),
+        ("get", "pods/log"),
+    }
+)
+LOST = ConnectionResetError("the answer was lost")
+
+
+class Node:
+    def run(self) -> None: ...
+
+
+def launcher(**options: Any) -> KubernetesLauncher:
+    return KubernetesLauncher("an-image", **{"name": "demo", "detach": True, **options})
+
+
+def create(chosen: KubernetesLauncher) -> None:
+    """Creates a run of two groups."""
+    program = lp.Program("small")
+    for label in "ab":
+        program.add_node(lp.CourierNode(Node), label=label)
+    chosen.start(lp.plan(program, chosen), LaunchOptions())
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> "Iterator[ApiServer]":
+    """A server that keeps what is created, and removes what belonged to what is gone."""
+    pytest.importorskip("kubernetes_validate")
+    from tests.beds.kubernetes import controllers, server, store as stores
+
+    monkeypatch.setattr(kubernetes_module, "_LOOK_S", 0.01)
+    store = stores.Store()
+    store.create("namespaces", {"metadata": {"name": "team"}})
+    api = server.ApiServer(store, "team", lambda *_: pytest.fail("no logs"), lambda _: "")
+    api.tokens["a-token"] = RIGHTS
+    loop = controllers.Loop(store, [controllers.GarbageCollector(store).run])
+    monkeypatch.setenv("KUBECONFIG", str(write_config(tmp_path, api.url, namespace="team")))
+    yield api
+    loop.close()
+    api.close()
+    assert not loop.errors
+
+
+def left(cluster: "ApiServer") -> list[str]:
+    return [
+        f"{kind}/{each['metadata']['name']}"
+        for kind, each in cluster.store.all()
+        if kind != "namespaces"
+    ]
+
+
+def nothing_is_left(cluster: "ApiServer") -> bool:
+    return bool(poll_until(lambda: not left(cluster), must=False))
+
+
+Fault = Callable[[], None]
+
+
+def disturb(
+    monkeypatch: pytest.MonkeyPatch, *, before: Fault | None = None, after: Fault | None = None
+) -> list[str]:
+    """Has something happen at each request before it is sent, and when it was answered.
+
+    Returns:
+        The requests, as "POST jobs demo", the latest last.
+    """
+    send, seen = Api._send, list[str]()
+
+    def disturbed(api: Api, request: Any, *rest: Any) -> Any:
+        words = request.path.split("/namespaces/team/")[-1].split("/")
+        if request.method == "POST":
+            words.append(request.body["metadata"]["name"])
+        seen.append(" ".join([request.method, *words]))
+        if before is not None:
+            before()
+        try:
+            response = send(api, request, *rest)
+            assert response.data  # it is kept
+            return response
+        finally:
+            if after is not None:
+                after()
+
+    monkeypatch.setattr(Api, "_send", disturbed)
+    return seen
+
+
+def test_a_launch_with_the_documented_rights_goes_on_though_each_answer_is_lost_once(
+    cluster: "ApiServer", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(launcher(name="whole"))
+    expected = [each.replace("whole", "demo") for each in left(cluster)]
+
+    def after() -> None:
+        if seen[-1].startswith(("POST", "PATCH")) and seen.count(seen[-1]) == 1:
+            raise LOST
+
+    seen = disturb(monkeypatch, after=after)
+    create(launcher())
+    assert sum(each.startswith("POST") for each in seen) == 2 * len(expected)
+    assert [each for each in left(cluster) if "demo" in each] == expected
+    root = cluster.store.get("jobs", "team", "demo")
+    assert root["spec"]["suspend"] is False
+
+
+def test_an_older_run_of_the_same_name_is_left_alone(
+    cluster: "ApiServer", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(launcher())
+    before = left(cluster)
+
+    def fail() -> None:
+        if seen[-1] == "POST jobs demo" and seen.count("POST jobs demo") == 1:
+            raise LOST
+
+    seen = disturb(monkeypatch, before=fail)
+    with pytest.raises(ApiError, match="already exists"):
+        create(launcher())
+    assert seen.count("POST jobs demo") == 2
+    assert not [each for each in seen if each.startswith("DELETE")]
+    assert left(cluster) == before
+
+
+@pytest.mark.parametrize("place", ["POST jobs demo", "POST secrets demo-trust", "PATCH jobs demo"])
+@pytest.mark.parametrize("detach", [True, False])
+def test_a_creation_that_is_interrupted_leaves_nothing(
+    cluster: "ApiServer",
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    place: str,
+    detach: bool,
+) -> None:
+    def after() -> None:
+        if seen[-1] == place and seen.count(place) == 1:
+            assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL, "it would be the end"
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setenv("LAUNCHPAD_LOGGING_DIR", str(tmp_path / "logs"))
+    seen = disturb(monkeypatch, after=after)
+    with pytest.raises(SystemExit) as caught:
+        create(launcher(detach=detach))
+    assert caught.value.code == 143
+    assert nothing_is_left(cluster)
+
+
+def test_a_first_object_whose_creation_was_never_answered_is_removed(
+    cluster: "ApiServer", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def after() -> None:
+        if seen[-1] == "POST jobs demo":
+            raise LOST
+
+    seen = disturb(monkeypatch, after=after)
+    with pytest.raises(ApiError, match="does not answer: the answer was lost") as caught:
+        create(launcher())
+    assert nothing_is_left(cluster)
+    assert "kubectl" not in str(caught.value)
+
+
+def test_a_first_object_that_is_there_only_after_the_interrupt_is_removed(
+    cluster: "ApiServer", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    get, looks = Api.get, list[str]()
+
+    def look(api: Api, kind: str, name: str) -> Any:
+        looks.append(name)
+        return None if len(looks) == 1 else get(api, kind, name)
+
+    def after() -> None:
+        if seen[-1] == "POST jobs demo":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Api, "get", look)
+    seen = disturb(monkeypatch, after=after)
+    with pytest.raises(KeyboardInterrupt):
+        create(launcher())
+    assert nothing_is_left(cluster)
+
+
+def test_what_cannot_be_removed_is_named_beside_the_first_error_and_the_work_is_taken_back(
+    cluster: "ApiServer", monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    cluster.tokens["a-token"] = RIGHTS - {("create", "secrets")}
+
+    def before() -> None:
+        if seen[-1].startswith("DELETE"):
+            raise LOST
+
+    seen = disturb(monkeypatch, before=before)
+    work = WorkVolume(tmp_path / "shared", {"persistentVolumeClaim": {"claimName": "shared"}})
+    with pytest.raises(ApiError, match="we may not create secrets") as caught:
+        create(launcher(work=work))
+    assert caught.value.status == 403
+    assert "; what was created remains (cannot delete Job demo: " in str(caught.value)
+    assert str(caught.value).endswith("Remove it: kubectl delete job demo -n team")
+    assert not [*(tmp_path / "shared").iterdir()]
+
+
+def test_what_may_have_been_created_is_named_when_nobody_can_be_asked(
+    cluster: "ApiServer", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.beds.kubernetes.server import Failure
+
+    def after() -> None:
+        if seen[-1] == "POST jobs demo" and seen.count("POST jobs demo") == 1:
+            cluster.faults.failures.append(Failure(503, 1 << 30, lambda *_: True, 0))
+            raise LOST
+
+    seen = disturb(monkeypatch, after=after)
+    with pytest.raises(ApiError, match="; what was created may remain") as caught:
+        create(launcher())
+    assert "kubectl delete job demo -n team" in str(caught.value)
+
+
+def test_what_an_interrupted_launch_cannot_remove_is_named(
+    cluster: "ApiServer", monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def before() -> None:
+        if seen[-1] in ("POST secrets demo-trust", "DELETE jobs demo"):
+            raise KeyboardInterrupt
+
+    seen = disturb(monkeypatch, before=before)
+    with pytest.raises(KeyboardInterrupt):
+        create(launcher())
+    assert "kubectl delete job demo -n team" in capsys.readouterr().err
+    assert "jobs/demo" in left(cluster)
+
+
+def test_a_run_is_found_again_by_a_launcher_that_was_made_by_hand(cluster: "ApiServer") -> None:
+    create(launcher())
+    program = launcher().attach("demo")
+    assert program.plan.launcher == "KubernetesLauncher"
+    program.stop()
+    assert nothing_is_left(cluster)
+
+
+# Options
+
+
+@pytest.mark.parametrize(
+    "name", ["schedule_s", "silence_s", "launcher_silence_s", "ttl_s", "max_run_s"]
+)
+@pytest.mark.parametrize("value", ["5", float("nan"), float("inf"), -1, True, 1 << 40])
+def test_seconds_that_cannot_be_are_refused_at_once(name: str, value: Any) -> None:
+    wants_for_ever = name == "schedule_s" and value == float("inf")
+    is_long = value == 1 << 40 and name not in ("ttl_s", "max_run_s")
+    if wants_for_ever or is_long:
+        launcher(**{name: value})
+    else:
+        with pytest.raises(ValueError, match=f"^{name} is a (whole )?number of seconds, at least"):
+            launcher(**{name: value})
+
+
+def test_an_endless_notice_is_json_as_all_others_read_it() -> None:
+    def refuse(constant: str) -> None:
+        pytest.fail(f"{constant} is no JSON")
+
+    program = lp.Program("small")
+    program.add_node(lp.CourierNode(Node), label="a")
+    chosen = launcher()
+    files = chosen.emit(lp.plan(program, chosen), LaunchOptions(notice_s=float("inf")))
+    (file,) = (content for name, content in files.items() if name.endswith("-job-demo.json"))
+    root = json.loads(file, parse_constant=refuse)
+    plan = json.loads(root["metadata"]["annotations"]["launchpad-lite/plan"], parse_constant=refuse)
+    assert plan["notice_s"] == -1
+
+
+# The work beside the objects
+
+
+def packed(file: str = "work-1.tar") -> Packed:
+    return Packed({}, {}, b"some work", file, b"")
+
+
+@pytest.fixture
+def volume(tmp_path: Path) -> WorkVolume:
+    return WorkVolume(tmp_path / "shared", {"persistentVolumeClaim": {"claimName": "shared"}})
+
+
+def files_in(volume: WorkVolume) -> list[str]:
+    folder = Path(volume.folder)
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+def test_runs_of_one_name_do_not_touch_the_work_of_each_other(volume: WorkVolume) -> None:
+    put(packed("work-1.tar"), volume, "demo")
+    put(packed("work-2.tar"), volume, "demo")
+    assert take_back(packed("work-2.tar"), volume, "demo") == ""
+    assert files_in(volume) == ["demo", "demo/work-1.tar"]
+    take_back(packed("work-1.tar"), volume, "demo")
+    assert files_in(volume) == []
+
+
+def test_objects_of_one_name_can_be_emitted_again(volume: WorkVolume) -> None:
+    program = lp.Program("small")
+    program.add_node(lp.CourierNode(Node), label="a")
+    chosen = launcher(work=volume)
+    orders = []
+    for _ in range(2):
+        files = chosen.emit(lp.plan(program, chosen), LaunchOptions())
+        (order,) = (
+            json.loads(each) for name, each in files.items() if name.endswith("-order.json")
+        )
+        orders.append(json.loads(base64.b64decode(order["data"]["order.json"])))
+    paths = [order["source"]["file"].removeprefix("/launchpad/work/") for order in orders]
+    assert files_in(volume) == ["demo", *sorted(paths)]
+
+
+def test_work_that_is_written_by_half_is_removed(
+    volume: WorkVolume, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(path: Path, blob: bytes) -> int:
+        with path.open("wb") as file:
+            file.write(blob[:4])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", write)
+    with pytest.raises(
+        LaunchError, match=r"cannot be written to its volume.*No space left"
+    ) as caught:
+        put(packed(), volume, "demo")
+    assert "still there" not in str(caught.value)
+    assert files_in(volume) == []
+
+
+def test_a_folder_that_is_none_is_no_place_for_work(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(LaunchError, match="Not a directory") as caught:
+        put(packed(), WorkVolume(tmp_path / "file", {}), "demo")
+    assert "still there" not in str(caught.value)
+
+
+@pytest.fixture
+def store() -> Iterator[str]:
+    """The address of a server that says something strange to whoever sends it something."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = listener.accept()
+                    with connection:
+                        path = connection.recv(1 << 16).split()[1].decode()
+                        connection.sendall(ANSWERS[path.partition("?")[0]])
+                        connection.shutdown(socket.SHUT_WR)
+                        while connection.recv(1 << 16):
+                            pass
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+ANSWERS = {
+    "/forbidden": b"HTTP/1.1 403 geheim\r\n\r\n",
+    "/moved": b"HTTP/1.1 302 x\r\nLocation: ftp://geheim\r\n\r\n",
+    "/strange": b"geheim\r\n\r\n",
+    "/silent": b"",
+}
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("STORE/forbidden?geheim", "it answers HTTP 403 Forbidden"),
+        ("STORE/moved?geheim", "it answers HTTP 302 Found"),
+        ("STORE/strange?geheim", "BadStatusLine; is put= of WorkStore the URL of"),
+        ("STORE/silent?geheim", "closed connection without response"),
+        ("http://127.0.0.1:9/?geheim", "Connection refused"),
+        ("http://[geheim", "ValueError; is put="),
+        ("http://here:geheim/", "InvalidURL; is put="),
+        ("http://here/geheim and more", "InvalidURL; is put="),
+        ("http://here/geh\u00e9im?geheim", "UnicodeEncodeError; is put="),
+        ("http:///geheim", "is put="),
+    ],
+)
+def test_a_store_that_does_not_take_work_is_told_without_its_url(
+    store: str, url: str, expected: str
+) -> None:
+    place = WorkStore(url.replace("STORE", store), "http://here")
+    with pytest.raises(
+        LaunchError, match="the work cannot be sent to the object store: "
+    ) as caught:
+        put(packed(), place, "demo")
+    assert expected in str(caught.value)
+    assert "geheim" not in "".join(traceback.format_exception(caught.value))
+    assert "geheim" not in repr(place)
+
+
+def test_a_store_without_a_url_for_http_is_refused_at_once() -> None:
+    with pytest.raises(ValueError, match="http:// or https://") as caught:
+        WorkStore("s3://geheim", "http://here")
+    assert "geheim" not in str(caught.value)

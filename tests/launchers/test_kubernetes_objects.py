@@ -1,0 +1,882 @@
+"""What the cluster is asked for: recorded, and held against what Kubernetes and its standards say.
+
+The expectations stand in `kubernetes_objects/*.json`. After a change that is meant, write them anew
+with `RECORD=1 pytest tests/launchers/test_kubernetes_objects.py` and read the difference.
+"""
+
+import base64
+import contextlib
+import dataclasses
+import importlib.util
+import json
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, strategies as st
+
+from launchers._kubernetes import objects as objects_module
+from launchers._kubernetes.names import Names
+from launchers._kubernetes.objects import Cluster, Files, Group, manifests, mistakes_of, owned
+from launchers._kubernetes.pods import PodOptions, Volume
+from launchpad_lite._freeze import FrozenWork
+from launchpad_lite.launching import Address, Executable, Resources, RestartPolicy
+
+Objects = list[dict[str, Any]]
+
+EXPECTATIONS = Path(__file__).with_name("kubernetes_objects")
+#: The oldest release that knows backoffLimitPerIndex and podReplacementPolicy without feature gates;
+#: kubernetes-validate knows older ones as well, which cannot have our Jobs.
+OLDEST = "1.29.0"
+PLAIN = PodOptions(image="python:3.12-slim")
+#: Names of fields that mean something to a merge, or to us.
+KEYS = st.sampled_from(
+    [
+        "containers",
+        "volumes",
+        "env",
+        "ports",
+        "name",
+        "node",
+        "affinity",
+        "podAffinity",
+        "volumeMounts",
+        "mountPath",
+        "spec",
+        "patch",
+        "containerPort",
+        "$patch",
+        "securityContext",
+        "image",
+        "mount",
+        "emptyDir",
+        "tolerations",
+        "requiredDuringSchedulingIgnoredDuringExecution",
+    ]
+)
+FILES = Files(
+    {"authority.pem": b"authority", "pod.py": b"print()"},
+    {"begin.py": b"print()", "order.json": b"{}"},
+    work=b"work",
+)
+
+
+@pytest.fixture(autouse=True)
+def _no_release_changes_what_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(objects_module, "__version__", "1.2.3")
+
+
+def executables(label: str, count: int, ports: int = 0, **changes: Any) -> tuple[Executable, ...]:
+    settings: dict[str, Any] = {"resources": Resources(), "description": f"CourierNode({label})"}
+    return tuple(
+        Executable(
+            label,
+            replica,
+            FrozenWork(b"", ()),
+            tuple(Address("courier", 4251 + port) for port in range(ports)),
+            **(settings | changes),
+        )
+        for replica in range(count)
+    )
+
+
+def group(label: str, count: int = 1, pod: PodOptions = PLAIN, **changes: Any) -> Group:
+    return Group(label, executables(label, count, **changes), pod)
+
+
+def made(
+    *groups: Group,
+    supervisor: PodOptions = PLAIN,
+    files: Files = FILES,
+    suspended: bool = False,
+    **changes: Any,
+) -> Objects:
+    labels = [each.label for each in groups]
+    names = Names.of("program", labels, "demo", jobset=changes.get("jobset", False))
+    cluster = Cluster(names, **changes)
+    return manifests(cluster, groups, files, supervisor, "program", suspended=suspended)
+
+
+def find(objects: Objects, kind: str, name: str) -> dict[str, Any]:
+    (found,) = [
+        each for each in objects if (each["kind"], each["metadata"]["name"]) == (kind, name)
+    ]
+    return found
+
+
+def job_spec(objects: Objects, name: str) -> dict[str, Any]:
+    spec: dict[str, Any] = find(objects, "Job", name)["spec"]
+    return spec
+
+
+def pod_of(*groups: Group, **changes: Any) -> dict[str, Any]:
+    objects = made(*groups, **changes)
+    template: dict[str, Any] = job_spec(objects, f"demo-{groups[0].label}")["template"]
+    return template
+
+
+# Recorded shapes
+
+
+def small() -> Objects:
+    producer = group("producer", 2, ports=1)
+    return made(producer, group("consumer"))
+
+
+def everything() -> Objects:
+    pod = PodOptions(
+        image="registry.example.org/lab/actor:7",
+        pull_policy="Always",
+        pull_secrets=["registry"],
+        service_account="researcher",
+        node_selector={"pool": "gpu"},
+        tolerations=[{"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}],
+        priority_class="high",
+        env={"WANDB_API_KEY": {"secretKeyRef": {"name": "wandb", "key": "token"}}, "A": "1"},
+        volumes={
+            "data": Volume("/data", {"persistentVolumeClaim": {"claimName": "d"}}, read_only=True),
+            "scratch": {"emptyDir": {"sizeLimit": "20Gi"}, "mount": "/tmp"},
+        },
+        run_as_user=1000,
+        python="/opt/venv/bin/python",
+        patch={
+            "metadata": {"annotations": {"example.org/team": "rl"}},
+            "spec": {
+                "runtimeClassName": "gvisor",
+                "containers": [{"name": "node", "env": [{"name": "A", "value": "2"}]}],
+            },
+        },
+    )
+    learner = group(
+        "learner",
+        pod=pod,
+        ports=2,
+        resources=Resources(cpu=7.5, ram_gib=16, gpu=2),
+        restart=RestartPolicy(max_restarts=5, window_s=math.inf),
+    )
+    actors = group(
+        "Actor",
+        2,
+        resources=Resources(cpu=2, ram_gib=0.25),
+        restart=RestartPolicy("always"),
+        together="5d41402a",
+    )
+    cache = group("cache", restart=RestartPolicy(), together="5d41402a")
+    return made(
+        learner,
+        actors,
+        cache,
+        supervisor=dataclasses.replace(
+            PLAIN,
+            patch={
+                "spec": {
+                    "containers": [
+                        {"name": "supervisor", "resources": {"limits": {"memory": "4Gi"}}}
+                    ]
+                }
+            },
+        ),
+        files=dataclasses.replace(FILES, work=bytes(1_900_000)),
+        namespace="lab",
+        notice_s=29.5,
+        schedule_s=120,
+        ttl_s=3600,
+        max_run_s=86_400,
+        launcher="detached",
+        suspended=True,
+    )
+
+
+def jobset_with_kueue() -> Objects:
+    return made(
+        group("learner", ports=1, resources=Resources(gpu=1)),
+        group("actor", 3, restart=RestartPolicy()),
+        files=dataclasses.replace(
+            FILES, work=None, work_volume={"persistentVolumeClaim": {"claimName": "work"}}
+        ),
+        jobset=True,
+        queue="research",
+        ttl_s=60,
+        gpu_resource="amd.com/gpu",
+    )
+
+
+SHAPES = {"small": small, "everything": everything, "jobset_with_kueue": jobset_with_kueue}
+
+
+def _without_bulk(objects: Objects) -> Objects:
+    """Returns objects with the length of what Secrets hold in the place of it."""
+    for each in objects:
+        for name, value in each.get("data", {}).items():
+            each["data"][name] = f"{len(base64.b64decode(value))} bytes"
+    return objects
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_objects_are_the_recorded_ones(shape: str) -> None:
+    objects = json.dumps(_without_bulk(SHAPES[shape]()), indent=1) + "\n"
+    recorded = EXPECTATIONS / f"{shape}.json"
+    if os.environ.get("RECORD"):
+        recorded.write_text(objects)
+    assert objects == recorded.read_text()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_same_input_gives_the_same_bytes(shape: str) -> None:
+    assert json.dumps(SHAPES[shape]()) == json.dumps(SHAPES[shape]())
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("release", [OLDEST, "newest"])
+def test_objects_fit_the_schema_of_releases(shape: str, release: str) -> None:
+    if importlib.util.find_spec("kubernetes_validate") is None:
+        pytest.skip("needs kubernetes-validate: pip install kubernetes-validate")
+    import kubernetes_validate  # type: ignore[import-not-found, unused-ignore]
+
+    version = kubernetes_validate.latest_version() if release == "newest" else release
+    checked = [each for each in SHAPES[shape]() if each["kind"] != "JobSet"]
+    # JobSet is not Kubernetes' own; what is Kubernetes' in it are Jobs.
+    for each in SHAPES[shape]()[0]["spec"].get("replicatedJobs", []):
+        job = each["template"]
+        metadata = {"name": each["name"], **job["metadata"]}
+        checked.append({"apiVersion": "batch/v1", "kind": "Job", **job, "metadata": metadata})
+    assert len(checked) >= 6
+    for each in checked:
+        kubernetes_validate.validate(each, version, strict=True)
+
+
+# The restricted Pod Security Standard, as its definition has it:
+# https://kubernetes.io/docs/concepts/security/pod-security-standards/
+
+SAFE_VOLUMES = {
+    "configMap",
+    "csi",
+    "downwardAPI",
+    "emptyDir",
+    "ephemeral",
+    "persistentVolumeClaim",
+    "projected",
+    "secret",
+}
+SAFE_SECCOMP = {"RuntimeDefault", "Localhost"}
+SAFE_SYSCTLS = {
+    "kernel.shm_rmid_forced",
+    "net.ipv4.ip_local_port_range",
+    "net.ipv4.ip_local_reserved_ports",
+    "net.ipv4.ip_unprivileged_port_start",
+    "net.ipv4.ping_group_range",
+    "net.ipv4.tcp_fin_timeout",
+    "net.ipv4.tcp_keepalive_intvl",
+    "net.ipv4.tcp_keepalive_probes",
+    "net.ipv4.tcp_keepalive_time",
+    "net.ipv4.tcp_rmem",
+    "net.ipv4.tcp_syncookies",
+    "net.ipv4.tcp_wmem",
+}
+SAFE_SELINUX = {
+    None,
+    "",
+    "container_t",
+    "container_init_t",
+    "container_kvm_t",
+    "container_engine_t",
+}
+
+
+def violations(spec: Mapping[str, Any]) -> Iterator[str]:
+    yield from (name for name in ("hostNetwork", "hostPID", "hostIPC") if spec.get(name))
+    for volume in spec.get("volumes", ()):
+        if not {*volume} - {"name"} <= SAFE_VOLUMES:
+            yield f"volume {volume['name']}"
+    pod = spec.get("securityContext", {})
+    containers = [
+        each
+        for kind in ("containers", "initContainers", "ephemeralContainers")
+        for each in spec.get(kind, ())
+    ]
+    for each in containers:
+        context = each.get("securityContext", {})
+        capabilities = context.get("capabilities", {})
+        if context.get("privileged"):
+            yield "privileged"
+        if context.get("allowPrivilegeEscalation") is not False:
+            yield "allowPrivilegeEscalation"
+        if "ALL" not in capabilities.get("drop", ()):
+            yield "capabilities.drop"
+        if not set(capabilities.get("add", ())) <= {"NET_BIND_SERVICE"}:
+            yield "capabilities.add"
+        if context.get("procMount", "Default") != "Default":
+            yield "procMount"
+        if context.get("runAsNonRoot", pod.get("runAsNonRoot")) is not True:
+            yield "runAsNonRoot"
+        seccomp = context.get("seccompProfile", pod.get("seccompProfile", {}))
+        if seccomp.get("type") not in SAFE_SECCOMP:
+            yield "seccompProfile"
+        if any(port.get("hostPort") for port in each.get("ports", ())):
+            yield "hostPort"
+        for hook in ("livenessProbe", "readinessProbe", "startupProbe"):
+            if any(
+                (each.get(hook, {}).get(way) or {}).get("host") for way in ("httpGet", "tcpSocket")
+            ):
+                yield f"{hook}.host"
+    for context in (pod, *(each.get("securityContext", {}) for each in containers)):
+        if context.get("runAsUser") == 0:
+            yield "runAsUser"
+        selinux = context.get("seLinuxOptions", {})
+        if selinux.get("type") not in SAFE_SELINUX or selinux.get("user") or selinux.get("role"):
+            yield "seLinuxOptions"
+        if context.get("appArmorProfile", {}).get("type") == "Unconfined":
+            yield "appArmorProfile"
+        if context.get("windowsOptions", {}).get("hostProcess"):
+            yield "hostProcess"
+    if not {each["name"] for each in pod.get("sysctls", ())} <= SAFE_SYSCTLS:
+        yield "sysctls"
+
+
+def templates(objects: Objects) -> list[dict[str, Any]]:
+    jobs = [each for each in objects if each["kind"] == "Job"]
+    jobs += [each["template"] for each in objects[0]["spec"].get("replicatedJobs", [])]
+    return [each["spec"]["template"] for each in jobs]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_pods_pass_the_restricted_pod_security_standard(shape: str) -> None:
+    pods = templates(SHAPES[shape]())
+    assert len(pods) >= 3
+    for pod in pods:
+        assert list(violations(pod["spec"])) == []
+        assert pod["spec"]["automountServiceAccountToken"] is False
+
+
+def test_the_check_of_the_standard_sees_what_users_loosen() -> None:
+    loose = PodOptions(
+        image="i",
+        run_as_user=0,
+        volumes={"host": {"hostPath": {"path": "/"}, "mount": "/host"}},
+        patch={
+            "spec": {
+                "hostNetwork": True,
+                "containers": [{"name": "node", "securityContext": {"capabilities": None}}],
+            }
+        },
+    )
+    assert set(violations(pod_of(group("actor", pod=loose))["spec"])) == {
+        "hostNetwork",
+        "volume host",
+        "capabilities.drop",
+        "runAsNonRoot",
+        "runAsUser",
+    }
+
+
+# Jobs
+
+
+def test_the_root_comes_first_and_owns_the_others() -> None:
+    root, *others = small()
+    assert (root["kind"], root["metadata"]["name"]) == ("Job", "demo")
+    created = {**root, "metadata": {**root["metadata"], "uid": "12-34"}}
+    for each in others:
+        assert "ownerReferences" not in each["metadata"]
+        assert owned(each, created)["metadata"]["ownerReferences"] == [
+            {"apiVersion": "batch/v1", "kind": "Job", "name": "demo", "uid": "12-34"}
+        ]
+        assert "ownerReferences" not in each["metadata"]
+
+
+def test_all_objects_and_pods_have_the_labels_of_the_run() -> None:
+    objects = everything()
+    for each in [*objects, *templates(objects)]:
+        labels = each["metadata"]["labels"]
+        assert labels["app.kubernetes.io/name"] == "program"
+        assert labels["app.kubernetes.io/managed-by"] == "launchpad-lite"
+        assert labels["launchpad-lite/run"] == "demo"
+    assert {each["metadata"]["namespace"] for each in objects} == {"lab"}
+
+
+@pytest.mark.parametrize(
+    ("policy", "limit", "moves"),
+    [
+        (RestartPolicy("never"), 0, False),
+        (RestartPolicy("never", window_s=math.inf), 0, False),
+        (RestartPolicy("on_failure", max_restarts=7, window_s=math.inf), 7, True),
+        (RestartPolicy("on_failure", max_restarts=7), 1000, True),
+        (RestartPolicy("always", moves=False), 1000, False),
+    ],
+)
+def test_a_restart_policy_becomes_that_of_the_jobs(
+    policy: RestartPolicy, limit: int, moves: bool
+) -> None:
+    objects = made(group("actor", restart=policy))
+    job, root = job_spec(objects, "demo-actor"), job_spec(objects, "demo")
+    assert job["backoffLimitPerIndex"] == limit
+    for spec, action in ((job, "FailIndex"), (root, "FailJob")):
+        rules = spec["podFailurePolicy"]["rules"]
+        assert [each["action"] for each in rules] == [action, "Ignore"][: 2 if moves else 1]
+        assert rules[0]["onExitCodes"]["values"] == [1]
+        assert spec["template"]["spec"]["restartPolicy"] == "Never"
+    assert root["backoffLimit"] == (3 if moves else 0)
+
+
+def test_a_supervisor_is_repeated_only_if_all_nodes_may_be() -> None:
+    objects = made(group("actor", restart=RestartPolicy()), group("learner"))
+    assert job_spec(objects, "demo")["backoffLimit"] == 0
+    assert job_spec(objects, "demo-actor")["backoffLimitPerIndex"] == 1000
+
+
+def test_a_job_gives_each_node_what_its_most_lasting_one_needs() -> None:
+    lasting = dataclasses.replace(*executables("actor", 1, restart=RestartPolicy()), replica=1)
+    job = job_spec(made(Group("actor", (*executables("actor", 1), lasting), PLAIN)), "demo-actor")
+    assert job["backoffLimitPerIndex"] == 1000
+    assert [each["action"] for each in job["podFailurePolicy"]["rules"]] == ["FailIndex", "Ignore"]
+
+
+@pytest.mark.parametrize(
+    ("notice_s", "grace_s"),
+    [(0, 10), (0.1, 11), (30, 40), (-1, 2_592_000), (math.inf, 2_592_000)],
+)
+def test_the_notice_becomes_the_grace_period(notice_s: float, grace_s: int) -> None:
+    for pod in templates(made(group("actor"), notice_s=notice_s)):
+        assert pod["spec"]["terminationGracePeriodSeconds"] == grace_s
+
+
+@pytest.mark.parametrize(
+    ("resources", "quantities"),
+    [
+        (Resources(), None),
+        (Resources(cpu=0, ram_gib=0, gpu=0), None),
+        (Resources(cpu=2), {"cpu": "2"}),
+        (Resources(cpu=4.03), {"cpu": "4030m"}),  # times 1000 more than that, in binary
+        (Resources(cpu=0.0001), {"cpu": "1m"}),
+        (Resources(ram_gib=0.3), {"memory": "308Mi"}),
+        (Resources(ram_gib=64), {"memory": "65536Mi"}),
+        (Resources(gpu=4.0), {"nvidia.com/gpu": "4"}),
+    ],
+)
+def test_resources_are_requests_and_limits(resources: Resources, quantities: object) -> None:
+    (container,) = pod_of(group("actor", resources=resources))["spec"]["containers"]
+    expected = None if quantities is None else {"requests": quantities, "limits": quantities}
+    assert container.get("resources") == expected
+
+
+def test_what_is_together_has_affinity_to_each_other_only() -> None:
+    objects = made(
+        group("a", together="x"), group("b", together="y"), group("c", together="x"), group("d")
+    )
+    pods = {name: job_spec(objects, f"demo-{name}")["template"] for name in "abcd"}
+    words = {
+        name: pod["metadata"]["labels"].get("launchpad-lite/together") for name, pod in pods.items()
+    }
+    assert words == {"a": "0", "b": "1", "c": "0", "d": None}
+    (term,) = pods["c"]["spec"]["affinity"]["podAffinity"][
+        "requiredDuringSchedulingIgnoredDuringExecution"
+    ]
+    assert term["labelSelector"]["matchLabels"] == {
+        "launchpad-lite/run": "demo",
+        "launchpad-lite/together": "0",
+    }
+    assert "affinity" not in pods["d"]["spec"]
+
+
+def test_services_select_their_pods_and_name_all_ports() -> None:
+    objects = made(group("actor", 2, ports=2), group("silent"))
+    for label, ports in (("actor", [4251, 4252]), ("silent", None)):
+        service = find(objects, "Service", f"demo-{label}")["spec"]
+        pod = job_spec(objects, f"demo-{label}")["template"]
+        assert service["selector"].items() <= pod["metadata"]["labels"].items()
+        assert pod["spec"]["subdomain"] == f"demo-{label}"
+        assert service["clusterIP"] == "None"
+        found = [each["port"] for each in service["ports"]] if "ports" in service else None
+        assert found == ports
+    root = find(objects, "Service", "demo")["spec"]
+    supervisor = job_spec(objects, "demo")["template"]["metadata"]["labels"]
+    assert root["selector"].items() <= supervisor.items()
+    assert "clusterIP" not in root
+
+
+def test_nothing_secret_is_in_what_can_be_listed() -> None:
+    secret = b"most secret"
+    files = Files({"key.pem": secret}, {"order.json": secret}, work=secret)
+    text = json.dumps(
+        [each for each in made(group("actor"), files=files) if each["kind"] != "Secret"]
+    )
+    assert base64.b64encode(secret).decode() not in text
+    assert secret.decode() not in text
+
+
+@pytest.mark.parametrize(
+    ("size", "parts"),
+    [(0, 1), (180_000, 1), (180_001, 2), (2_000_000, 12), (2_000_001, 3), (2_700_001, 4)],
+)
+def test_work_is_cut_into_secrets_and_is_whole_when_mounted(size: int, parts: int) -> None:
+    work = bytes(i % 251 for i in range(size))
+    objects = made(group("actor"), files=dataclasses.replace(FILES, work=work))
+    volumes = job_spec(objects, "demo")["template"]["spec"]["volumes"]
+    (volume,) = [each for each in volumes if each["name"] == "work"]
+    data: dict[str, str] = {}
+    for source in volume["projected"]["sources"]:
+        data |= find(objects, "Secret", source["secret"]["name"])["data"]
+    assert len(data) == parts
+    assert b"".join(base64.b64decode(data[name]) for name in sorted(data)) == work
+
+
+def test_kubectl_apply_takes_each_object_with_the_copy_that_it_keeps_of_it() -> None:
+    files = dataclasses.replace(FILES, work=bytes(2_000_000))
+    objects = made(group("producer", 20, ports=1), group("consumer", 20), files=files)
+    for each in objects:
+        annotations = dict(each["metadata"].get("annotations", {}))
+        annotations["kubectl.kubernetes.io/last-applied-configuration"] = json.dumps(each)
+        size = sum(len(name) + len(text) for name, text in annotations.items())
+        assert size <= 256 << 10, each["metadata"]["name"]
+
+
+def test_without_work_nothing_is_mounted_for_it() -> None:
+    objects = made(group("actor"), files=dataclasses.replace(FILES, work=None))
+    volumes = job_spec(objects, "demo")["template"]["spec"]["volumes"]
+    assert "work" not in [each["name"] for each in volumes]
+    assert not [each for each in objects if "work" in each["metadata"]["name"]]
+
+
+def test_the_plan_of_a_large_program_is_cut_to_its_groups() -> None:
+    plan = json.loads(made(group("actor", 2))[0]["metadata"]["annotations"]["launchpad-lite/plan"])
+    assert plan == {
+        "program": "program",
+        "notice_s": 10.0,
+        "executables": [["actor", 0, "CourierNode(actor)"], ["actor", 1, "CourierNode(actor)"]],
+        "version": "1.2.3",
+    }
+    large = made(group("actor", 900, description="é" * 200))
+    plan = json.loads(large[0]["metadata"]["annotations"]["launchpad-lite/plan"])
+    assert plan == {
+        "program": "program",
+        "notice_s": 10.0,
+        "groups": {"actor": 900},
+        "version": "1.2.3",
+    }
+
+
+def test_a_queue_starts_the_jobs_itself() -> None:
+    objects = made(group("actor"), queue="research")
+    for name in ("demo", "demo-actor"):
+        job = find(objects, "Job", name)
+        assert job["spec"]["suspend"] is True
+        assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "research"
+    assert "kueue.x-k8s.io/queue-name" not in find(objects, "Service", "demo")["metadata"]["labels"]
+
+
+def test_only_the_root_waits_to_be_told() -> None:
+    objects = made(group("actor"), suspended=True)
+    assert job_spec(objects, "demo")["suspend"] is True
+    assert "suspend" not in job_spec(objects, "demo-actor")
+    assert job_spec(made(group("actor")), "demo")["suspend"] is False
+
+
+def test_a_jobset_has_all_jobs_and_ends_with_the_supervisor() -> None:
+    root, *others = jobset_with_kueue()
+    assert (root["kind"], root["metadata"]["name"]) == ("JobSet", "demo")
+    assert {each["kind"] for each in others} == {"Service", "Secret", "NetworkPolicy"}
+    jobs = {each["name"]: each["template"]["spec"] for each in root["spec"]["replicatedJobs"]}
+    assert list(jobs) == ["supervisor", "learner", "actor"]
+    assert root["spec"]["successPolicy"]["targetReplicatedJobs"] == ["supervisor"]
+    # A Service of the JobSet's own would be called like the supervisor's.
+    assert root["spec"]["network"] == {"enableDNSHostnames": False}
+    assert jobs["actor"]["template"]["spec"]["subdomain"] == "demo-actor"
+    for spec in jobs.values():
+        assert not {"suspend", "ttlSecondsAfterFinished"} & {*spec}
+
+
+def test_no_network_policy_when_the_cluster_is_to_decide() -> None:
+    kinds = [each["kind"] for each in made(group("actor"), network_policy=False)]
+    assert "NetworkPolicy" not in kinds
+
+
+# Mistakes
+
+
+def test_all_mistakes_are_told_at_once() -> None:
+    uneven = (
+        *executables("actor", 1, resources=Resources(gpu=1)),
+        dataclasses.replace(*executables("actor", 1), replica=1),
+    )
+    groups = [
+        Group("actor", uneven, PodOptions()),
+        group("half", resources=Resources(gpu=0.5)),
+        group("bad", pod=PodOptions(image="i", patch={"spec": {"containers": None}})),
+        Group(
+            "pairs",
+            (
+                *executables("pairs", 1, together="x"),
+                dataclasses.replace(*executables("pairs", 1, together="y"), replica=1),
+            ),
+            PLAIN,
+        ),
+    ]
+    names = Names.of("program", [each.label for each in groups], "demo")
+    found = mistakes_of(Cluster(names), groups, PodOptions())
+    expected = [
+        r"no image for the pods of the supervisor, group 'actor'; name one that has launchpad-lite",
+        r"actor\[0\] and actor\[1\] ask for different resources \(gpu=1; none\).*labels of their own",
+        r"half\[0\] asks for gpu=0\.5",
+        r"pairs\[0\] and pairs\[1\] are to run together with different nodes",
+        r"pods of group 'bad': patch\.spec\.containers: the container 'node'",
+    ]
+    assert len(found) == len(expected)
+    for pattern, mistake in zip(expected, found, strict=True):
+        assert re.match(pattern, mistake)
+    with pytest.raises(ValueError, match="no image") as caught:
+        manifests(Cluster(names), groups, FILES, PodOptions(), "program")
+    assert str(caught.value) == "; ".join(found)
+
+
+def test_a_jobset_needs_its_own_names() -> None:
+    with pytest.raises(ValueError, match="jobset="):
+        Cluster(Names.of("program", [], "demo"), jobset=True)
+
+
+# Pod options
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"img": "x"}, "unknown pod option 'img'; known are image, pull_policy"),
+        ({"image": 7}, "image: a text, not 7"),
+        ({"image": " "}, "image: a text"),
+        ({"pull_policy": "always"}, "pull_policy: one of 'Always'"),
+        ({"pull_secrets": "registry"}, "pull_secrets: a list, not 'registry'"),
+        ({"pull_secrets": [{"name": "r"}]}, r"pull_secrets\[0\]: the name of a Secret"),
+        ({"node_selector": {"gpu": True}}, r"node_selector\['gpu'\]: a text, not True"),
+        ({"node_selector": ["gpu"]}, "node_selector: a dict"),
+        ({"tolerations": {"key": "a"}}, "tolerations: a list"),
+        ({"tolerations": ["gpu"]}, r"tolerations\[0\]: a dict"),
+        ({"env": {"A": 1}}, r"env\['A'\]: a text, not 1; put it in quotes"),
+        ({"env": {"A=B": "1"}}, r"env\['A=B'\]: no name of a variable"),
+        ({"env": {"LAUNCHPAD_POD": "1"}}, "names that begin with LAUNCHPAD_"),
+        ({"env": {"A": {"valueFrom": {}}}}, r"env\['A'\]: a dict with one of configMapKeyRef"),
+        ({"run_as_user": -1}, "run_as_user: the number of a user"),
+        ({"run_as_user": True}, "run_as_user: the number of a user"),
+        ({"volumes": []}, "volumes: a dict, not"),
+        ({"volumes": {"Data": {"emptyDir": {}, "mount": "/d"}}}, "lower-case letters"),
+        ({"volumes": {"trust": {"emptyDir": {}, "mount": "/d"}}}, "the launcher's own"),
+        ({"volumes": {"d": {"emptyDir": {}}}}, r"volumes\['d'\]: mount: an absolute path"),
+        ({"volumes": {"d": {"emptyDir": {}, "mount": "d"}}}, "mount: an absolute path"),
+        ({"volumes": {"d": {"emptyDir": {}, "mount": "/launchpad/d"}}}, "/launchpad is"),
+        ({"volumes": {"d": {"mount": "/d"}}}, "exactly one source"),
+        ({"volumes": {"d": {"emptyDir": {}, "secret": {}, "mount": "/d"}}}, "exactly one source"),
+        ({"volumes": {"d": {"emptyDir": None, "mount": "/d"}}}, "emptyDir: a dict, not None"),
+        ({"volumes": {"d": "claim"}}, r"volumes\['d'\]: expected Volume or a dict, got 'claim'"),
+        (
+            {"volumes": {n: {"emptyDir": {}, "mount": "/d"} for n in "ab"}},
+            r"volumes\['b'\]: volumes\['a'\] is mounted at /d, too",
+        ),
+        ({"patch": []}, "patch: a dict"),
+        ({"patch": {"containers": []}}, "a pod template has metadata and spec, not 'containers'"),
+        ({"patch": {"spec": []}}, "patch.spec: a dict, not"),
+        ({"patch": {"spec": {"containers": {}}}}, "patch.spec.containers: a list of dicts"),
+        ({"patch": {"spec": {"containers": ["node"]}}}, r"patch.spec.containers\[0\]: a dict with"),
+        (
+            {"patch": {"spec": {"containers": [{"name": "node", "env": [{"value": "1"}]}]}}},
+            r"patch.spec.containers\[node\].env\[0\]: a dict with 'name'",
+        ),
+        (
+            {"patch": {"spec": {"volumes": [{"name": "tmp", "$patch": "replace"}]}}},
+            r"patch.spec.volumes\[tmp\].\$patch: 'delete', not 'replace'",
+        ),
+        ({"patch": {"spec": {"priority": {1, 2}}}}, "patch.spec.priority: a text, number"),
+        ({"patch": {"spec": {"priority": math.nan}}}, "patch.spec.priority: a number"),
+        ({"patch": {"spec": {1: 2}}}, "patch.spec: names of fields are texts, not 1"),
+    ],
+)
+def test_wrong_options_are_told_with_where_they_stand(given: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        PodOptions.of(given)
+
+
+def test_all_wrong_options_are_told_together() -> None:
+    with pytest.raises(ValueError, match=r"image: .*; env\['A'\]: .*; patch\.spec: "):
+        PodOptions.of({"image": 1, "env": {"A": 1}, "patch": {"spec": 1}})
+    with pytest.raises(TypeError, match="expected PodOptions or a dict, got 'python:3'"):
+        PodOptions.of("python:3")  # type: ignore[arg-type]
+
+
+def test_options_of_a_group_go_over_those_for_all() -> None:
+    base = PodOptions(
+        image="base",
+        python="python3.12",
+        pull_secrets=["one"],
+        env={"A": "1", "B": "1"},
+        patch={"spec": {"containers": [{"name": "node", "tty": True}], "priority": 1}},
+    )
+    group_options = PodOptions.of(
+        {
+            "image": "own",
+            "env": {"B": "2"},
+            "patch": {"spec": {"containers": [{"name": "node", "stdin": True}], "priority": None}},
+        }
+    )
+    assert group_options.over(base) == PodOptions(
+        image="own",
+        python="python3.12",
+        pull_secrets=["one"],
+        env={"A": "1", "B": "2"},
+        patch={
+            "spec": {"containers": [{"name": "node", "tty": True, "stdin": True}], "priority": None}
+        },
+    )
+    assert PodOptions().over(base) == base
+    assert base.over(PodOptions()) == base
+
+
+def patched(patch: Any, **options: Any) -> dict[str, Any]:
+    pod = PodOptions(image="i", patch=patch, **options)
+    return pod_of(group("actor", pod=pod, ports=1))
+
+
+def test_a_patch_changes_one_named_thing_and_leaves_the_others() -> None:
+    before = patched({})
+    after = patched(
+        {
+            "spec": {
+                "containers": [
+                    {
+                        "name": "node",
+                        "env": [{"name": "HOME", "value": "/home/me"}],
+                        "volumeMounts": [{"mountPath": "/dev/shm", "$patch": "delete"}],
+                        "ports": [{"containerPort": 4251, "name": "courier"}],
+                    },
+                    {"name": "sidecar", "image": "s"},
+                ],
+                "initContainers": [{"name": "first", "image": "f"}],
+                "volumes": [
+                    {"name": "shm", "$patch": "delete"},
+                    {"name": "tmp", "emptyDir": {"sizeLimit": "1Gi"}},
+                ],
+            }
+        }
+    )
+    node, sidecar = after["spec"]["containers"]
+    (node_before,) = before["spec"]["containers"]
+    env = {each["name"]: each.get("value") for each in node["env"]}
+    assert env["HOME"] == "/home/me"
+    assert {*env} == {each["name"] for each in node_before["env"]}
+    assert [each["mountPath"] for each in node["volumeMounts"]] == ["/tmp", "/launchpad/trust"]
+    assert node["ports"] == [{"name": "courier", "containerPort": 4251, "protocol": "TCP"}]
+    assert node["command"] == node_before["command"]
+    assert sidecar == {"name": "sidecar", "image": "s"}
+    assert after["spec"]["initContainers"] == [{"name": "first", "image": "f"}]
+    assert [each["name"] for each in after["spec"]["volumes"]] == ["tmp", "trust"]
+    assert after["spec"]["volumes"][0] == {"name": "tmp", "emptyDir": {"sizeLimit": "1Gi"}}
+    assert patched({}) == before
+
+
+def test_a_patch_for_all_pods_may_speak_of_both_kinds() -> None:
+    both = [{"name": name, "tty": True} for name in ("node", "supervisor", "sidecar")]
+    pod = PodOptions(image="i", patch={"spec": {"containers": both}})
+    objects = made(group("actor", pod=pod), supervisor=pod)
+    for job, name in (("demo", "supervisor"), ("demo-actor", "node")):
+        containers = job_spec(objects, job)["template"]["spec"]["containers"]
+        assert [each["name"] for each in containers] == [name, "sidecar"]
+        assert containers[0]["tty"] is True
+
+
+def test_a_patch_removes_with_none_and_replaces_other_lists() -> None:
+    pod = patched(
+        {
+            "spec": {
+                "securityContext": {"seccompProfile": None, "fsGroup": 7},
+                "enableServiceLinks": None,
+                "tolerations": [{"operator": "Exists"}],
+            }
+        },
+        tolerations=[{"key": "gpu"}],
+    )
+    assert pod["spec"]["tolerations"] == [{"operator": "Exists"}]
+    assert "enableServiceLinks" not in pod["spec"]
+    context = pod["spec"]["securityContext"]
+    assert "seccompProfile" not in context
+    assert context["fsGroup"] == 7
+    assert context["runAsUser"] == 65532
+
+
+@pytest.mark.parametrize(
+    ("patch", "message"),
+    [
+        ({"metadata": {"labels": None}}, "labels: 'launchpad-lite/run' is the launcher's own"),
+        ({"spec": {"restartPolicy": "Always"}}, "patch.spec.restartPolicy: .* stays 'Never'"),
+        ({"spec": {"hostname": "h"}}, "patch.spec.hostname: .* is not set"),
+        ({"spec": {"subdomain": None}}, "patch.spec.subdomain: .* stays 'demo-actor'"),
+        (
+            {"spec": {"containers": [{"name": "node", "$patch": "delete"}]}},
+            "the container 'node' is the launcher's own",
+        ),
+        (
+            {"spec": {"containers": [{"name": "node", "env": None}]}},
+            r"containers\[node\].env: LAUNCHPAD_SUPERVISOR is the launcher's own",
+        ),
+        ({"spec": {"tolerations": "x"}}, "patch.spec.tolerations: a list, not 'x'"),
+        ({"spec": {"securityContext": 7}}, "patch.spec.securityContext: a dict, not 7"),
+        ({"spec": {"subdomain": {"a": 1}}}, "patch.spec.subdomain: a value like 'demo-actor'"),
+    ],
+)
+def test_a_patch_cannot_take_what_the_launcher_needs(patch: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        patched(patch, tolerations=[{"key": "gpu"}])
+
+
+def test_a_patch_keeps_what_runs_together_together() -> None:
+    zone = {"labelSelector": {}, "topologyKey": "topology.kubernetes.io/zone"}
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": [zone]}
+    pod = PodOptions(image="i", patch={"spec": {"affinity": {"podAffinity": required}}})
+    assert pod_of(group("actor", pod=pod))["spec"]["affinity"] == {"podAffinity": required}
+    with pytest.raises(ValueError, match="what runs together needs its own term"):
+        pod_of(group("actor", pod=pod, together="x"))
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
+    lambda each: st.lists(each, max_size=3) | st.dictionaries(KEYS, each, max_size=4),
+    max_leaves=20,
+)
+
+
+@given(
+    JSON,
+    st.dictionaries(KEYS, JSON, max_size=3),
+    st.dictionaries(KEYS, JSON, max_size=3),
+    st.none() | st.just("x"),
+)
+def test_whatever_users_write_is_at_most_a_mistake(
+    options: Any, first: dict[str, Any], second: dict[str, Any], together: str | None
+) -> None:
+    with contextlib.suppress(TypeError, ValueError):
+        PodOptions.of(options)
+    with contextlib.suppress(ValueError):
+        base, over = (PodOptions(image="i", patch={"spec": patch}) for patch in (first, second))
+        pod = pod_of(group("actor", pod=over.over(base), together=together))
+        json.dumps(pod, allow_nan=False)
+
+
+@pytest.mark.parametrize("affinity", [None, {"podAffinity": None}, {"podAffinity": 7}, 7, [7]])
+def test_a_patched_affinity_may_be_anything_where_nothing_runs_together(affinity: Any) -> None:
+    pod = PodOptions(image="i", patch={"spec": {"affinity": affinity}})
+    assert pod_of(group("actor", pod=pod))["spec"].get("affinity") in (affinity, {})
+    with pytest.raises(ValueError, match=r"patch\.spec\.affinity"):
+        pod_of(group("actor", pod=pod, together="x"))
+
+
+def test_root_is_root_only_when_asked_for() -> None:
+    context = patched({}, run_as_user=0)["spec"]["securityContext"]
+    assert (context["runAsNonRoot"], context["runAsUser"]) == (False, 0)
+    context = patched({}, run_as_user=1000)["spec"]["securityContext"]
+    assert (context["runAsNonRoot"], context["runAsUser"], context["fsGroup"]) == (True, 1000, 1000)
+
+
+def test_a_volume_of_the_users_takes_the_place_of_ours() -> None:
+    pod = patched({}, volumes={"scratch": {"emptyDir": {}, "mount": "/tmp"}})
+    mounts = pod["spec"]["containers"][0]["volumeMounts"]
+    assert [each["name"] for each in mounts if each["mountPath"] == "/tmp"] == ["scratch"]
+    assert [each["name"] for each in pod["spec"]["volumes"]] == ["shm", "trust", "scratch"]

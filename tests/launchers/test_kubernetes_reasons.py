@@ -1,0 +1,513 @@
+"""What people are told of pods that wait, fail or are taken away: from objects as servers have them."""
+
+from typing import Any
+
+import pytest
+
+from launchers._kubernetes.names import Names
+from launchers._kubernetes.reasons import (
+    Sight,
+    explained,
+    failure_of,
+    has_ended,
+    is_over,
+    is_running,
+    loss_of,
+    named,
+    remaining,
+    supervisor_end,
+    supervisor_loss,
+    wait_of,
+    wait_of_job,
+    waiting_lines,
+)
+from launchpad_lite._result import Restart
+from launchpad_lite.launching import NodeFailure, Outcome, ProgramResult
+
+NAMES = Names.of("demo", ["actor", "learner"], "demo-x2x4z")
+RUN = NAMES.run
+
+
+def pod(
+    host: str = f"{RUN}-actor-0",
+    *,
+    phase: str = "Pending",
+    state: dict[str, Any] | None = None,
+    conditions: tuple[dict[str, Any], ...] = (),
+    container: str = "node",
+    memory: str | None = "64Mi",
+    uid: str | None = None,
+    deleted: bool = False,
+    created: str = "2026-01-01T00:00:00Z",
+    **status: Any,
+) -> dict[str, Any]:
+    role = "supervisor" if container == "supervisor" else "node"
+    limits = {"memory": memory} if memory else {}
+    return {
+        "kind": "Pod",
+        "metadata": {
+            "name": f"{host}-abcde",
+            "uid": uid or host,
+            "labels": {"launchpad-lite/run": RUN, "launchpad-lite/role": role},
+            "creationTimestamp": created,
+            **({"deletionTimestamp": "2026-01-01T00:00:00Z"} if deleted else {}),
+        },
+        "spec": {
+            "hostname": host,
+            "nodeName": "machine-1",
+            "containers": [{"name": container, "resources": {"limits": limits}}],
+        },
+        "status": {
+            "phase": phase,
+            "conditions": list(conditions),
+            "containerStatuses": [{"name": container, "state": state or {}}],
+            **status,
+        },
+    }
+
+
+def waiting(reason: str, message: str = "") -> dict[str, Any]:
+    return {"waiting": {"reason": reason, "message": message}}
+
+
+def terminated(code: int, reason: str = "Error", message: str = "") -> dict[str, Any]:
+    return {"terminated": {"exitCode": code, "reason": reason, "message": message}}
+
+
+def condition(kind: str, status: str, reason: str, message: str = "") -> dict[str, Any]:
+    return {"type": kind, "status": status, "reason": reason, "message": message}
+
+
+def event(about: str, reason: str, message: str, name: str = "e") -> dict[str, Any]:
+    return {
+        "kind": "Event",
+        "metadata": {"name": name, "uid": name},
+        "involvedObject": {"name": about},
+        "reason": reason,
+        "message": message,
+    }
+
+
+EARLIER, LATER = "2026-01-01T00:00:10Z", "2026-01-01T00:00:20Z"
+UNSCHEDULABLE = condition(
+    "PodScheduled",
+    "False",
+    "Unschedulable",
+    "0/2 nodes are available: 2 Insufficient nvidia.com/gpu.",
+)
+MOUNT = event("p", "FailedMount", 'MountVolume.SetUp failed for volume "data": no such claim')
+
+
+@pytest.mark.parametrize(
+    ("one", "events", "expected"),
+    [
+        (pod(), [], None),
+        (
+            pod(conditions=(UNSCHEDULABLE,)),
+            [],
+            "Unschedulable: 0/2 nodes are available: 2 Insufficient nvidia.com/gpu.",
+        ),
+        (pod(state=waiting("ContainerCreating")), [], None),
+        (
+            pod(state=waiting("ContainerCreating")),
+            [MOUNT],
+            'FailedMount: MountVolume.SetUp failed for volume "data": no such claim',
+        ),
+        (
+            pod(state=waiting("ImagePullBackOff", 'Back-off pulling image "no/such"')),
+            [],
+            'ImagePullBackOff: Back-off pulling image "no/such"',
+        ),
+        (
+            pod(state=waiting("CreateContainerConfigError", 'secret "x" not\n found')),
+            [MOUNT],
+            'CreateContainerConfigError: secret "x" not found',
+        ),
+        (pod(phase="Running", state={"running": {}}), [MOUNT], None),
+        (pod(phase="Failed", conditions=(UNSCHEDULABLE,)), [], None),
+        ({"kind": "Pod", "metadata": {"name": "p", "uid": "1"}}, [], None),
+    ],
+)
+def test_what_a_pod_waits_for(one: Any, events: Any, expected: str | None) -> None:
+    assert wait_of(one, events) == expected
+
+
+def job(name: str = f"{RUN}-actor", *conditions: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    return {
+        "kind": "Job",
+        "metadata": {"name": name, "uid": name, "labels": fields.pop("labels", {})},
+        "spec": {"parallelism": 2, **fields.pop("spec", {})},
+        "status": {"conditions": list(conditions), **fields},
+    }
+
+
+QUOTA = event(
+    f"{RUN}-actor", "FailedCreate", 'Error creating: pods "x" is forbidden: exceeded quota: few'
+)
+
+
+@pytest.mark.parametrize(
+    ("one", "events", "expected"),
+    [
+        (job(), [], None),
+        (
+            job(active=1),
+            [QUOTA],
+            'FailedCreate: Error creating: pods "x" is forbidden: exceeded quota: few',
+        ),
+        (job(active=2), [QUOTA], None),
+        (job(active=1), [event("j", "BackoffLimitExceeded", "x")], None),
+        (job(spec={"suspend": True}), [], "its admission"),
+        (
+            job(spec={"suspend": True}, labels={"kueue.x-k8s.io/queue-name": "team"}),
+            [],
+            "its turn in the queue 'team'",
+        ),
+    ],
+)
+def test_why_a_job_makes_no_pods(one: Any, events: Any, expected: str | None) -> None:
+    assert wait_of_job(one, events) == expected
+
+
+@pytest.mark.parametrize(
+    ("one", "events", "expected"),
+    [
+        (pod(phase="Running", state={"running": {}}), [], None),
+        (
+            pod(phase="Failed", state=terminated(137, "OOMKilled")),
+            [],
+            "was killed: out of memory (limit 64Mi)",
+        ),
+        (
+            pod(phase="Failed", state=terminated(137, "OOMKilled"), memory=None),
+            [],
+            "was killed: out of memory (it had no limit)",
+        ),
+        (
+            pod(
+                phase="Failed",
+                reason="Evicted",
+                message="The node was low on resource: memory.",
+                conditions=(condition("DisruptionTarget", "True", "TerminationByKubelet"),),
+            ),
+            [],
+            "was evicted by its machine: The node was low on resource: memory.",
+        ),
+        (
+            pod(
+                phase="Running",
+                deleted=True,
+                conditions=(
+                    condition(
+                        "DisruptionTarget",
+                        "True",
+                        "EvictionByEvictionAPI",
+                        "Eviction API: evicting",
+                    ),
+                ),
+            ),
+            [],
+            "was evicted, as by a drain of its machine: Eviction API: evicting",
+        ),
+        (
+            pod(conditions=(condition("DisruptionTarget", "True", "PreemptionByScheduler"),)),
+            [],
+            "was preempted by one of higher priority",
+        ),
+        (
+            pod(conditions=(condition("DisruptionTarget", "True", "Novelty", "x"),)),
+            [],
+            "was ended (Novelty): x",
+        ),
+        (
+            pod(
+                phase="Failed",
+                reason="Terminated",
+                message="Pod was terminated in response to imminent node shutdown.",
+            ),
+            [],
+            "was ended (Terminated): Pod was terminated in response to imminent node shutdown.",
+        ),
+        (
+            pod(phase="Running", state={"running": {}}),
+            [event("p", "NodeNotReady", "Node is not ready")],
+            "is on the machine machine-1, which is lost: NodeNotReady: Node is not ready",
+        ),
+        (
+            pod(phase="Failed", state=terminated(137)),
+            [event("p", "NodeNotReady", "Node is not ready")],
+            "was killed by SIGKILL",
+        ),
+        (
+            pod(
+                phase="Running",
+                state={"running": {}},
+                conditions=({**condition("Ready", "True", ""), "lastTransitionTime": LATER},),
+            ),
+            [{**event("p", "NodeNotReady", "Node is not ready"), "lastTimestamp": EARLIER}],
+            None,
+        ),
+        (
+            pod(
+                phase="Running",
+                state={"running": {}},
+                conditions=({**condition("Ready", "True", ""), "lastTransitionTime": EARLIER},),
+            ),
+            [{**event("p", "NodeNotReady", "Node is not ready"), "lastTimestamp": LATER}],
+            "is on the machine machine-1, which is lost: NodeNotReady: Node is not ready",
+        ),
+        (pod(phase="Failed", state=terminated(3)), [], "ended with exit code 3"),
+        (pod(phase="Failed", state=terminated(137)), [], "was killed by SIGKILL"),
+        (pod(phase="Failed", state=terminated(139)), [], "was ended by signal 11"),
+        (
+            pod(phase="Failed", state=terminated(128, "StartError", 'exec: "python3": not found')),
+            [],
+            'could not be started: exec: "python3": not found',
+        ),
+        (pod(phase="Succeeded", state=terminated(0, "Completed")), [], None),
+        (pod(phase="Failed", state=terminated(1)), [], None),
+        (pod(phase="Failed", state=terminated(75)), [], None),
+        (pod(phase="Running", state={"running": {}}, deleted=True), [], "was deleted"),
+    ],
+)
+def test_what_became_of_a_pod(one: Any, events: Any, expected: str | None) -> None:
+    assert loss_of(one, events, "node") == expected
+
+
+FAILED = condition("Failed", "True", "BackoffLimitExceeded", "Job has reached its limit")
+
+
+@pytest.mark.parametrize(
+    ("one", "owner", "expected"),
+    [
+        (None, None, "its supervisor never began: the run was deleted"),
+        (
+            None,
+            job(RUN, condition("Failed", "True", "DeadlineExceeded", "too long")),
+            "its supervisor never began: DeadlineExceeded: too long",
+        ),
+        (
+            pod(RUN, container="supervisor", phase="Failed", state=terminated(137, "OOMKilled")),
+            job(RUN, FAILED),
+            f"its supervisor's pod {RUN}-abcde was killed: out of memory (limit 64Mi); it left no result",
+        ),
+        (
+            pod(RUN, container="supervisor", phase="Failed", state=terminated(1)),
+            job(RUN),
+            f"its supervisor's pod {RUN}-abcde ended with exit code 1; it left no result",
+        ),
+        (
+            pod(RUN, container="supervisor", phase="Running", deleted=True),
+            None,
+            f"its supervisor's pod {RUN}-abcde was deleted; the run was deleted",
+        ),
+    ],
+)
+def test_why_a_supervisor_left_no_word(one: Any, owner: Any, expected: str) -> None:
+    assert supervisor_end(one, owner, []) == expected
+
+
+def test_lines_name_some_nodes_and_count_the_others() -> None:
+    many = [f"actor[{i}]" for i in range(50)]
+    assert waiting_lines({"X: y": ["learner[0]"], "Z": many}) == [
+        "learner[0] waits: X: y",
+        "actor[0], actor[1], actor[2] and 47 more wait: Z",
+    ]
+    assert named(many[:4]) == "actor[0], actor[1], actor[2], actor[3]"
+    assert named([]) == ""
+
+
+def test_what_remains_says_on_which_machine() -> None:
+    secret = {"kind": "Secret", "metadata": {"name": "x"}}
+    assert remaining([pod(), secret]) == f"Pod {RUN}-actor-0-abcde on machine-1, Secret x"
+
+
+def test_when_jobs_and_pods_are_over() -> None:
+    assert is_over(job(RUN, FAILED))
+    assert is_over(job(RUN, condition("Complete", "True", "")))
+    assert not is_over(job(RUN, condition("Suspended", "True", "")))
+    assert has_ended(pod(phase="Failed"), "node")
+    assert has_ended(pod(phase="Running", state=terminated(0)), "node")
+    assert not has_ended(pod(phase="Running", state={"running": {}}), "node")
+    assert is_running(pod(phase="Running", state={"running": {}}), "node")
+    assert not is_running(pod(), "node")
+
+
+# What was seen
+
+
+def sight() -> Sight:
+    return Sight(NAMES, [("actor", 0), ("actor", 1), ("learner", 0)])
+
+
+def test_waits_are_told_by_node() -> None:
+    seen = sight()
+    seen.take_in("ADDED", pod(f"{RUN}-actor-0", conditions=(UNSCHEDULABLE,)))
+    seen.take_in("ADDED", pod(f"{RUN}-learner-0", conditions=(UNSCHEDULABLE,)))
+    seen.take_in("ADDED", pod(RUN, container="supervisor", state=waiting("ErrImagePull", "no")))
+    assert seen.waits() == {
+        "Unschedulable: 0/2 nodes are available: 2 Insufficient nvidia.com/gpu.": [
+            "actor[0]",
+            "learner[0]",
+        ],
+        "ErrImagePull: no": ["supervisor"],
+    }
+    running = pod(f"{RUN}-actor-0", phase="Running", state={"running": {}})
+    seen.take_in("MODIFIED", running)
+    assert seen.missing() == ["actor[1]", "learner[0]"]
+    assert [*seen.waits().values()] == [["learner[0]"], ["supervisor"]]
+    seen.take_in("DELETED", running)
+    assert seen.missing() == ["actor[0]", "actor[1]", "learner[0]"]
+
+
+def test_a_quota_is_told_of_the_nodes_that_have_no_pod() -> None:
+    seen = sight()
+    seen.take_in("ADDED", job(active=1))
+    seen.take_in("ADDED", pod(f"{RUN}-actor-0", phase="Running", state={"running": {}}))
+    seen.take_in("ADDED", QUOTA)
+    assert list(seen.waits().values()) == [["actor[1]"]]
+    seen.take_in("MODIFIED", job(active=2))
+    assert seen.waits() == {}
+
+
+def test_a_pod_that_ended_is_told_until_another_runs() -> None:
+    seen = sight()
+    seen.take_in("ADDED", pod(phase="Failed", state=terminated(137, "OOMKilled")))
+    assert seen.waits() == {
+        "another pod; the last one was killed: out of memory (limit 64Mi)": ["actor[0]"]
+    }
+    seen.take_in("ADDED", pod(uid="2", phase="Running", state={"running": {}}))
+    assert seen.waits() == {}
+
+
+def test_pods_that_nobody_replaces_are_known() -> None:
+    seen = sight()
+    failed = pod(f"{RUN}-actor-1", phase="Failed", state=terminated(1))
+    seen.take_in("ADDED", failed)
+    seen.take_in("ADDED", job(failed=1))
+    assert seen.failed() == {}
+    seen.take_in("MODIFIED", job(failed=1, failedIndexes="1,3-5"))
+    assert seen.failed() == {"actor[1]": failed}
+    assert failure_of(failed, []) == "ended with exit code 1"
+
+
+def test_events_of_others_are_no_matter() -> None:
+    seen = sight()
+    seen.take_in("ADDED", pod(state=waiting("ContainerCreating")))
+    seen.take_in("ADDED", event("another-actor-0-abcde", "FailedMount", "x"))
+    assert seen.waits() == {}
+    seen.take_in("ADDED", event(f"{RUN}-actor-0-abcde", "FailedMount", "x"))
+    assert seen.waits() == {"FailedMount: x": ["actor[0]"]}
+
+
+def test_losses_are_kept_though_the_pod_is_gone_and_another_has_its_name() -> None:
+    seen = sight()
+    killed = pod(phase="Failed", state=terminated(137, "OOMKilled"), uid="1")
+    seen.take_in("ADDED", killed)
+    killed["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    seen.take_in("DELETED", killed)
+    seen.take_in("ADDED", pod(uid="2", phase="Running", state={"running": {}}, deleted=True))
+    assert seen.losses == {
+        f"{RUN}-actor-0": ["was killed: out of memory (limit 64Mi)", "was deleted"]
+    }
+    drained = condition("DisruptionTarget", "True", "EvictionByEvictionAPI")
+    seen.take_in("MODIFIED", pod(uid="2", deleted=True, conditions=(drained,)))
+    assert seen.losses[f"{RUN}-actor-0"][1] == "was evicted, as by a drain of its machine"
+
+
+def test_an_event_that_comes_late_explains_a_loss() -> None:
+    seen = sight()
+    seen.take_in("ADDED", pod(phase="Running", state={"running": {}}))
+    assert seen.losses == {}
+    seen.take_in("ADDED", event(f"{RUN}-actor-0-abcde", "NodeNotReady", "Node is not ready"))
+    assert [*seen.losses] == [f"{RUN}-actor-0"]
+
+
+@pytest.mark.parametrize(
+    ("end", "expected"),
+    [
+        (pod(phase="Failed", state=terminated(75)), []),
+        (pod(phase="Running", state={"running": {}}, deleted=True), ["was deleted"]),
+        (pod(phase="Failed", state=terminated(137)), ["was killed by SIGKILL"]),
+    ],
+)
+def test_a_machine_that_was_away_for_a_moment_is_no_reason_for_a_later_end(
+    end: dict[str, Any], expected: list[str]
+) -> None:
+    def ready(status: str, since: str) -> dict[str, Any]:
+        one = {**condition("Ready", status, ""), "lastTransitionTime": since}
+        return pod(phase="Running", state={"running": {}}, conditions=(one,))
+
+    seen, host = sight(), f"{RUN}-actor-0"
+    away = event(f"{host}-abcde", "NodeNotReady", "Node is not ready")
+    seen.take_in("ADDED", ready("True", "2026-01-01T00:00:00Z"))
+    seen.take_in("ADDED", {**away, "lastTimestamp": EARLIER})
+    seen.take_in("MODIFIED", ready("False", EARLIER))
+    assert "which is lost" in seen.losses[host][0]
+    seen.take_in("MODIFIED", ready("True", LATER))
+    assert not seen.losses[host]
+    seen.take_in("MODIFIED", end)
+    assert seen.losses.get(host, []) == expected
+
+
+def test_the_loss_of_a_supervisors_machine_is_told_as_the_cluster_knows_it() -> None:
+    given_up = condition("DisruptionTarget", "True", "DeletionByTaintManager")
+    one = pod(RUN, container="supervisor", phase="Running", deleted=True, conditions=(given_up,))
+    assert supervisor_loss(one, []) == (
+        f"the machine machine-1 of its supervisor is lost: its pod {RUN}-abcde was ended since its "
+        "machine is not ready or may not be used"
+    )
+
+
+def test_the_newest_supervisor_counts() -> None:
+    seen = sight()
+    assert seen.supervisor is None
+    old = pod(RUN, container="supervisor", uid="1", created="2026-01-01T00:00:00Z")
+    new = pod(RUN, container="supervisor", uid="2", created="2026-01-01T00:00:01Z")
+    seen.take_in("ADDED", new)
+    seen.take_in("ADDED", old)
+    assert seen.supervisor == new
+    seen.take_in("DELETED", old)
+    assert seen.is_gone(old)
+    assert not seen.is_gone(new)
+    assert seen.losses == {}
+
+
+def test_a_run_is_over_when_its_job_is_or_is_deleted() -> None:
+    seen = sight()
+    assert not seen.is_over
+    seen.take_in("ADDED", job(RUN))
+    assert not seen.is_over
+    seen.take_in("MODIFIED", job(RUN, FAILED))
+    assert seen.is_over
+    seen.take_in("ADDED", job(RUN))
+    seen.take_in("DELETED", job(RUN))
+    assert seen.is_over
+
+
+# What is said in the end
+
+
+def lost(host: str) -> NodeFailure:
+    return NodeFailure("actor[0]", host, "its connection broke", host_lost=True)
+
+
+def test_a_result_says_what_the_cluster_knows_of_lost_pods() -> None:
+    host = f"{RUN}-actor-0"
+    raised = NodeFailure("learner[0]", f"{RUN}-learner-0", "ValueError: x")
+    restarts = tuple(Restart("actor[0]", i, 0.0, 0.0, lost(host)) for i in (1, 2))
+    result = ProgramResult(
+        Outcome.FAILED, (lost(host), lost("h2"), lost("h3"), raised), "", None, (), restarts
+    )
+    losses = {host: ["was evicted", "was killed: out of memory (limit 64Mi)"]}
+    found = explained(result, losses, lambda name: "machine-7" if name == "h2" else "")
+    assert [each.summary for each in found.failures] == [
+        f"its pod {host} was killed: out of memory (limit 64Mi)",
+        "its connection broke (its pod was on the machine machine-7)",
+        "its connection broke",
+        "ValueError: x",
+    ]
+    assert [each.failure and each.failure.summary for each in found.restarts] == [
+        f"its pod {host} was evicted",
+        f"its pod {host} was killed: out of memory (limit 64Mi)",
+    ]
