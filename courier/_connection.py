@@ -275,7 +275,7 @@ os.register_at_fork(after_in_child=_survive_fork)
 class RemoteIterator(Iterator[Any]):
     """The items of a remote generator, one by one, as they come.
 
-    The generator runs ahead of its reader by what fits into the connection.
+    The generator runs ahead of its reader by about 1 MiB, a thousand items at most.
     Not thread-safe. Ends the generator when closed or no longer referenced.
     """
 

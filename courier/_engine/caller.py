@@ -8,7 +8,7 @@ from courier._context import CallContext
 from courier._dispatch import Items, Later, Outcome
 from courier._engine import reports
 from courier._engine.channel import Channel
-from courier._engine.frames import COMPRESSED, Frame, Kind
+from courier._engine.frames import COMPRESSED, Frame, Kind, item_weight
 from courier._engine.watching import READ, WRITE
 from courier._parcel import Parcel
 from courier.errors import CourierError, ProtocolError
@@ -16,7 +16,7 @@ from courier.errors import CourierError, ProtocolError
 if TYPE_CHECKING:
     from courier._engine.host import Host
 
-#: A generator runs ahead of its reader by so much, and by one item at least.
+#: A generator runs ahead of its reader by items of this weight, and by one item at least.
 _AHEAD_BYTES = 1 << 20
 #: A client that takes no answers is not heard until it does.
 _MAX_UNSENT_BYTES = 16 << 20
@@ -247,13 +247,13 @@ class _Stream:
         self._items = items
         self._host = host
         self._lock = threading.Lock()
-        #: Bytes that were sent and not yet taken.
+        #: What the items weigh that were sent and not yet taken.
         self._ahead = 0
         self._steps = False
         self._over = False
 
     def grant(self, taken: int) -> None:
-        """Goes on, since the reader has taken so many bytes."""
+        """Goes on, since the reader has taken items of this weight."""
         with self._lock:
             self._ahead -= taken
             if self._steps or self._over or self._ahead > _AHEAD_BYTES:
@@ -281,8 +281,7 @@ class _Stream:
             self._caller.send_item(self._number, kind, parcel)
             yields = self._host.is_wanted
             with self._lock:
-                # An empty item counts too: its reader must be able to hold up the generator.
-                self._ahead += parcel.total_bytes
+                self._ahead += item_weight(parcel)
                 if not isinstance(outcome, outcomes.Value):
                     self._over = True
                 if not self._over and (self._ahead > _AHEAD_BYTES or yields):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from courier._engine import reports
-from courier._engine.frames import COMPRESSED, Frame, Kind, call_meta, compressed
+from courier._engine.frames import COMPRESSED, Frame, Kind, call_meta, compressed, item_weight
 from courier._engine.link import Link, open_gate
 from courier._lane import PendingCall, Raised, Refused, Reply, Returned, Streams
 from courier._parcel import Parcel
@@ -345,7 +345,7 @@ class WireStream:
         if frame.kind == Kind.STOPPING:
             self._finish()
             raise ServerLostError(f"{self._call.where}: the server stops")
-        taken = frame.parcel.total_bytes
+        taken = item_weight(frame.parcel)
         try:
             reply = reports.read(frame)
         except CourierError as error:

@@ -51,7 +51,7 @@ class Kind(enum.IntEnum):
     CALL = 1
     TIMED_CALL = 2
     CANCEL = 3  # nobody waits for this call any more
-    MORE = 4  # the pickle: how many bytes of items were taken
+    MORE = 4  # the pickle: what the items that were taken weigh, see `item_weight`
     VALUE = 16
     FAILURE = 17
     UNKNOWN_METHOD = 18
@@ -66,6 +66,15 @@ class Kind(enum.IntEnum):
 
 #: Set in the kind of a call whose arguments were compressed; see `compressed`.
 COMPRESSED = 0x80
+
+#: What an item costs its reader to receive and to hold, in bytes that take as long, beside its own:
+#: counted by their bytes alone, a hundred thousand numbers would stand before the next answer.
+_ITEM_BYTES = 1 << 10
+
+
+def item_weight(parcel: Parcel) -> int:
+    """Returns what an item of a generator counts for in how far it runs ahead, in bytes."""
+    return parcel.total_bytes + _ITEM_BYTES
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from typing import Any
 from courier._secret import Secret
 from courier.errors import AuthenticationError, ProtocolError
 
-VERSION = 2
+VERSION = 3
 MAGIC = b"\xc0urier"
 PREFIX_BYTES = len(MAGIC) + 2
 NAME_BYTES = 16

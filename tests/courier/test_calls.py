@@ -2,6 +2,7 @@ import asyncio
 import concurrent.futures
 import gc
 import threading
+import time
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -287,6 +288,25 @@ def test_items_come_while_the_generator_still_runs(serve: Serve) -> None:
     assert next(items) == 2
     with pytest.raises(StopIteration):
         next(items)
+
+
+def test_a_generator_of_small_items_runs_ahead_by_a_thousand(serve: Serve) -> None:
+    made: list[int] = []
+
+    def generate() -> Iterator[int]:
+        for number in range(20_000):
+            made.append(number)
+            yield number
+
+    _, client = serve(generate)
+    items = client()
+    assert next(items) == 0
+    rests_at = -1
+    while rests_at != len(made):
+        rests_at = len(made)
+        time.sleep(0.2)
+    assert rests_at < 2_000
+    assert list(items) == list(range(1, 20_000))
 
 
 @pytest.mark.parametrize("leave", ["close", "drop"])

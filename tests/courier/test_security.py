@@ -630,7 +630,7 @@ class TestTheServersDoor:
 
     @pytest.mark.parametrize(
         "data",
-        [MAGIC + b"\x01\x00", MAGIC + b"\xff\x00", MAGIC + b"\x02\xff"],
+        [MAGIC + b"\x01\x00", MAGIC + b"\xff\x00", prefix(Purpose.CALLS)[:-1] + b"\xff"],
         ids=["old", "new", "purpose"],
     )
     def test_another_version_or_purpose_is_hung_up_on(
