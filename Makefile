@@ -12,8 +12,9 @@ OLDEST := 3.10
 
 # Of `make image`: what it is called, what it is built on, what is installed besides (empty: what
 # nodes of the examples import), and what builds it. With a tag: clusters would pull one without it
-# each time, even where it was loaded by hand.
-IMAGE ?= launchpad-lite:$(shell sed -n 's/^__version__ = "\(.*\)"$$/\1/p' launchpad_lite/_version.py)
+# each time, even where it was loaded by hand. With a registry: by a short name podman means one of
+# localhost, and a cluster one of docker.io.
+IMAGE ?= docker.io/library/launchpad-lite:$(shell sed -n 's/^__version__ = "\(.*\)"$$/\1/p' launchpad_lite/_version.py)
 BASE ?= docker.io/library/python:$(or $(MINOR),$(error '$(LAUNCHING)' is no Python that runs. Say \
   which one you launch with: make image PYTHON=python3.12))-slim
 PACKAGES ?=

@@ -283,12 +283,17 @@ class SupervisedProgram(RunningProgram):
         event: Event = Tick()
         while True:
             actions = life.handle(event, time.monotonic())
+            if isinstance(event, HostLost) and not life.stopping:
+                self._tell_lost(event, host)  # before its nodes are started elsewhere
             self._note(event, life, host)
             for action in actions:
                 if isinstance(action, Finish):
                     self._states = dict.fromkeys(self._states, "ended")
                     return action.result
                 self._perform(host, action)
+            if isinstance(event, HostLost) and life.stopping:
+                # Not before: whoever was asked to end does not fail when its calls do.
+                self._tell_lost(event, host)
             event = self._next_event(life.deadline)
 
     def _perform(self, host: Host, action: Action) -> None:
@@ -330,7 +335,6 @@ class SupervisedProgram(RunningProgram):
         elif isinstance(event, Ended):
             self._note_end(event.node, life, host)
         elif isinstance(event, HostLost):
-            self._tell_lost(event, host)
             for node in event.nodes:
                 # One that has been started elsewhere meanwhile lives.
                 if event.attempts is None or event.attempts[node] == self._attempts[node]:

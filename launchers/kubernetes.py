@@ -238,6 +238,7 @@ class KubernetesLauncher(Launcher):
             # JSON knows no infinity.
             notice_s=options.notice_s if math.isfinite(options.notice_s) else -1.0,
             schedule_s=self._inner_schedule_s,
+            launcher_silence_s=None if self._detach else self._launcher_silence_s,
             ttl_s=self._ttl_s,
             max_run_s=self._max_run_s,
             queue=self._queue,
@@ -317,15 +318,20 @@ class KubernetesLauncher(Launcher):
         launcher = self._detached()
         cluster, packed, objects = launcher._make(plan, options, suspended=False)
         files = {}
+        jobs = []
         for number, each in enumerate([*objects[1:], objects[0]]):
             kind, name = each["kind"].lower(), each["metadata"]["name"]
-            files[f"{number:02}-{kind}-{name}.json"] = json.dumps(each, indent=2).encode()
+            file = f"{number:02}-{kind}-{name}.json"
+            files[file] = json.dumps(each, indent=2).encode()
+            if kind == "job" and each is not objects[0]:
+                jobs.append(file)
         root = objects[0]
         words = {
             "kind": root["kind"],
             "api": root["apiVersion"],
             "name": root["metadata"]["name"],
             "root": list(files)[-1],
+            "jobs": " ".join(jobs),
             "flags": f"--namespace={self._namespace}" if self._namespace else "",
         }
         start = _RESUME.format(**words) if self._queue is None else "# The queue starts it."
@@ -410,9 +416,15 @@ class KubernetesLauncher(Launcher):
                 put(packed, self._work, cluster.names.run)
                 remove_work = self._take_back(packed, cluster.names.run)
             for each in others:
-                api.create(owned(each, made))
+                if each["kind"] != "Job":
+                    api.create(owned(each, made))
             if self._queue is None:
                 api.patch(root["kind"], root["metadata"]["name"], {"spec": {"suspend": False}})
+            # Pods come last: should this process be killed now, their supervisor gives up, and the
+            # cluster removes the run. It does not remove one whose first object never began.
+            for each in others:
+                if each["kind"] == "Job":
+                    api.create(owned(each, made))
         except BaseException as error:  # an interrupt, too
             left = _remove(api, made, root, author, error) + remove_work()
             if left and isinstance(error, LaunchError):
@@ -484,15 +496,25 @@ trap '[ -z "$uid" ] || kubectl delete {flags} {kind} {name} --wait=false' EXIT
 trap 'exit 129' HUP
 trap 'exit 130' INT
 trap 'exit 143' TERM
-# It waits until all others are there.
+# It waits until all others are there that it needs.
 uid=$(kubectl patch --local -f {root} --type=merge -p '{{"spec":{{"suspend":true}}}}' -o json |
     kubectl create {flags} -f - -o 'jsonpath={{.metadata.uid}}')
 owner='{{"metadata":{{"ownerReferences":[{{"apiVersion":"{api}","kind":"{kind}","name":"{name}","uid":"'"$uid"'"}}]}}}}'
+create() {{
+    kubectl patch --local -f "$1" --type=merge -p "$owner" -o json | kubectl create {flags} -f -
+}}
+# Pods come last: without a supervisor, nobody would end them.
+jobs="{jobs}"
 for file in *.json; do
-    [ "$file" = {root} ] || kubectl patch --local -f "$file" --type=merge -p "$owner" -o json |
-        kubectl create {flags} -f -
+    case " {root} $jobs " in
+        *" $file "*) ;;
+        *) create "$file" ;;
+    esac
 done
 {start}
+for file in $jobs; do
+    create "$file"
+done
 uid=
 """
 _RESUME = """\

@@ -2,7 +2,6 @@
 
 import contextlib
 import contextvars
-import ctypes
 import logging
 import os
 import sys
@@ -24,7 +23,7 @@ from launchpad_lite._events import (
     Leaving,
     StopAsked,
 )
-from launchpad_lite._runtime import ForcedExit, NodeRuntime
+from launchpad_lite._runtime import NodeRuntime
 from launchpad_lite._worker import run_work
 from launchpad_lite.errors import LaunchError
 from launchpad_lite.launching import (
@@ -123,7 +122,6 @@ class _ThreadNode:
         self._handlers = threading.Thread(
             target=runtime.run_stop_handlers, name="launchpad-stop-handlers", daemon=True
         )
-        self._is_forced = False
 
     def run(self) -> ExceptionReport | None:
         """Runs the node to its end, in a thread of its own; returns how it failed."""
@@ -139,7 +137,7 @@ class _ThreadNode:
         return self._report  # None, too, if it was ended by force
 
     def _run_work(self) -> None:
-        self._report = run_work(self._work, self.runtime)
+        self._report = self.runtime.forcing.run(lambda: run_work(self._work, self.runtime))
 
     def request_stop(self) -> None:
         """Asks the node to end. May be repeated."""
@@ -155,17 +153,10 @@ class _ThreadNode:
 
     def force(self) -> None:
         """Does what SIGTERM is to a process: calls that wait fail, Python code gets ForcedExit."""
-        if self._is_forced:
-            return  # a second one could hit the clean-up that the first one led to
-        self._is_forced = True
         # Its way out may ask whether it was told to leave.
         self.request_stop()
         self.runtime.clients.close()
-        runner = self._runner
-        if self.is_alive and runner is not None and runner.ident is not None:
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(
-                ctypes.c_ulong(runner.ident), ctypes.py_object(ForcedExit)
-            )
+        self.runtime.forcing.force()
 
     def stack(self) -> str:
         """Returns where the user's code is."""

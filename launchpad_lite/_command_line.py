@@ -203,11 +203,14 @@ def _do_with_run(command: str, running: RunningProgram) -> None:
             for line in lines.decode(errors="replace").splitlines():
                 print(f"[{node}]", line)  # noqa: T201
     else:
+        # First: some must read how a run is before they know whether it has ended.
+        status = running.status()
         running.join(_LOOK_S)
-        result = running.result
+        if (result := running.result) is not None:
+            status = running.status()
         how = "running" if result is None else f"{result.outcome.value}, {result.reason}"
         print(f"{running.plan.program}: {how}")  # noqa: T201
-        print(render_status(running.status()))  # noqa: T201
+        print(render_status(status))  # noqa: T201
 
 
 def render_status(status: Sequence[NodeStatus]) -> str:

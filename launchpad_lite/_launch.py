@@ -131,8 +131,12 @@ def launch(
         None if log_dir is None else Path(log_dir),
     )
     running = chosen.start(ready, options)
-    SIGNALS.watch(running)
-    report_at_exit(running)
+    try:
+        SIGNALS.watch(running)
+        report_at_exit(running)
+    except BaseException:  # a Ctrl-C that nobody watched for yet
+        running.kill()
+        raise
     return running
 
 

@@ -8,7 +8,7 @@ have none, and fall back to the only program that runs in the process.
 import contextlib
 import contextvars
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import courier
 from launchpad_lite._address import Address, AddressTable, enter_table
 from launchpad_lite._clients import Clients
+from launchpad_lite._forcing import ForcedExit, Forcing
 from launchpad_lite._liveness import SignsOfLife
 from launchpad_lite._policies import Liveness
 from launchpad_lite._result import CONSEQUENCES
@@ -44,10 +45,6 @@ class WorkerLink(Protocol):
 
     def heartbeat(self) -> None:
         """The node's code goes on."""
-
-
-class ForcedExit(SystemExit):
-    """Raised in a node that is ended by force, wherever its code is."""
 
 
 @dataclass(frozen=True)
@@ -98,8 +95,9 @@ class NodeRuntime:
         self.stop_handlers = StopHandlers()
         #: End with the node.
         self.clients = Clients()
-        #: They end with it, too, if its thread is forced out before it stops them.
-        self._servers: list[courier.Server] = []
+        #: Where the node is a thread.
+        self.forcing = Forcing()
+        self._ends: list[Callable[[], object]] = []
         #: Of nodes that run as parts of this one.
         self._hosted: list[NodeRuntime] = []
         #: Of the node that this one runs as a part of.
@@ -295,8 +293,24 @@ class NodeRuntime:
             share_port=True,
             **options,
         )
-        self._servers.append(server)
+        self.end_with_node(lambda: server.has_started and server.stop(0.0))
         return server
+
+    def end_with_node(self, end: Callable[[], object]) -> None:
+        """Has something called when the node's code has ended, or was forced out of ending it.
+
+        Args:
+            end: Is called from whatever thread, perhaps more than once.
+        """
+        self._ends.append(end)
+
+    def end_rest(self) -> None:
+        """Ends what the node has left. Safe to call twice."""
+        self._signs.stop()
+        with contextlib.ExitStack() as rest:
+            rest.callback(self.clients.close)
+            for end in self._ends:
+                rest.callback(end)
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
@@ -310,11 +324,7 @@ class NodeRuntime:
         finally:
             with _active_lock:
                 _active.remove(self)
-            self._signs.stop()
-            for server in self._servers:
-                if server.has_started:
-                    server.stop(0.0)
-            self.clients.close()
+            self.end_rest()
             _current.reset(token)
 
 

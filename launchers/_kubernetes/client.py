@@ -4,19 +4,23 @@ Objects are plain JSON objects, as a manifest has them. Nothing here knows of pr
 """
 
 import contextlib
+import ipaddress
 import json
+import math
 import os
 import random
 import re
 import secrets
 import socket
+import ssl
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, urlencode, urlsplit
 
 from launchers._kubernetes.agreed import CREATED_BY_ANNOTATION
 from launchpad_lite.errors import LaunchError, MissingExtraError
@@ -44,6 +48,8 @@ _METHODS = {"create": "POST", "patch": "PATCH", "delete": "DELETE"}
 #: Characters of an answer that is not Kubernetes', but of something on the way.
 _MOST_SAID = 500
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+#: Fields of a kubeconfig's user that change, beside `as`, as whom requests are taken.
+_UNSERVED = ("as-uid", "as-groups", "as-user-extra")
 
 
 @dataclass(frozen=True)
@@ -178,6 +184,7 @@ class Api:
         self._client = client
         # The pool of connections is for many threads; what renews tokens is not.
         self._credentials = threading.Lock()
+        self._certificates: list[tuple[str, float]] | None = None
         self.server: str = client.configuration.host
         self.namespace = namespace
 
@@ -204,7 +211,10 @@ class Api:
                 "'launchpad-lite[kubernetes]'"
             ) from error
         configuration = kubernetes.client.Configuration()
-        default = _configure(configuration, context)
+        found = _configure(configuration, context)
+        # Releases of the package differ in whether, and how, they heed a proxy.
+        configuration.proxy = found.proxy or _proxy_from_environment(configuration.host)
+        configuration.no_proxy = None
         # We try again ourselves: the connection pool would do so without a word, as often as the
         # server says, and not for everything.
         configuration.retries = False
@@ -212,7 +222,20 @@ class Api:
         configuration.keep_alive = True
         # One for each thread: others are made and thrown away, with a warning.
         configuration.connection_pool_maxsize = 32
-        api = cls(kubernetes.client.ApiClient(configuration), namespace or default)
+        try:
+            client = kubernetes.client.ApiClient(configuration)
+        except Exception as error:
+            if configuration.proxy is None:
+                raise
+            # Of a kind that it does not know, or as no URL. Releases have different errors for it.
+            raise LaunchError(
+                f"the proxy {_without_login(configuration.proxy)} to the API server "
+                f"{configuration.host} cannot be used: {_plain(error)}. It is the proxy-url of the "
+                "kubeconfig, or comes from HTTPS_PROXY"
+            ) from error
+        if found.impersonates:
+            client.default_headers["Impersonate-User"] = found.impersonates
+        api = cls(client, namespace or found.namespace)
         try:
             api._demand("list", "Pod", query={"limit": 1})
         except BaseException:
@@ -283,18 +306,21 @@ class Api:
                 return None
             raise
 
-    def list(self, kind: str, selector: str = "", *, fields: str = "") -> Objects:
+    def list(
+        self, kind: str, selector: str = "", *, fields: str = "", patience_s: float = math.inf
+    ) -> Objects:
         """Returns all objects of a kind that have certain labels.
 
         Args:
             kind: Like `Pod`.
             selector: Of labels, like `launchpad-lite/run=demo-x2x4z`.
             fields: Selector of fields, like `involvedObject.name=demo-x2x4z`.
+            patience_s: Seconds after which it is not asked again. One request may take longer.
 
         Raises:
             ApiError: The server cannot be asked.
         """
-        items, _ = self._list(kind, selector, fields)
+        items, _ = self._list(kind, selector, fields, patience_s=patience_s)
         return items
 
     def patch(self, kind: str, name: str, body: Mapping[str, Any]) -> Json:
@@ -312,6 +338,7 @@ class Api:
         *,
         grace_s: int | None = None,
         uid: str | None = None,
+        patience_s: float = math.inf,
     ) -> bool:
         """Has an object deleted, which takes as long as what it owns does; returns whether it was there.
 
@@ -320,6 +347,7 @@ class Api:
             name: Its name.
             grace_s: Seconds that a pod has to end; by default what it says itself.
             uid: Of the only one that is meant; by default whichever has the name.
+            patience_s: Seconds after which it is not asked again. One request may take longer.
 
         Raises:
             ApiError: It is refused.
@@ -329,12 +357,12 @@ class Api:
             options["gracePeriodSeconds"] = grace_s
         try:
             if uid is None:
-                self._demand("delete", kind, name, query=options)
+                self._demand("delete", kind, name, query=options, patience_s=patience_s)
             else:
                 # Only a body can say so, and beside one, parameters are not looked at.
                 head = {"kind": "DeleteOptions", "apiVersion": "v1"}
                 body = {**head, **options, "preconditions": {"uid": uid}}
-                self._demand("delete", kind, name, body=body)
+                self._demand("delete", kind, name, body=body, patience_s=patience_s)
         except ApiError as error:
             if error.status == 404 or (uid is not None and error.reason == "Conflict"):
                 return False
@@ -426,6 +454,7 @@ class Api:
         since_s: int | None = None,
         tail: int | None = None,
         timestamps: bool = False,
+        whole_lines: bool = False,
         cancellation: Cancellation | None = None,
     ) -> Iterator[str]:
         """Yields what a container printed, line by line; bytes that are no UTF-8 as `surrogateescape`.
@@ -440,6 +469,7 @@ class Api:
             since_s: Only what it printed in these last seconds.
             tail: Only that many lines.
             timestamps: Begin each line with when it was printed.
+            whole_lines: Leave out a last line without an end also where nothing is followed.
             cancellation: Ends it.
 
         Raises:
@@ -461,7 +491,7 @@ class Api:
                 rest = line
                 break
             yield line[:-1].decode(errors="surrogateescape")
-        if rest and not follow:
+        if rest and not follow and not whole_lines:
             yield rest.decode(errors="surrogateescape")
 
     def _watch_once(
@@ -497,10 +527,17 @@ class Api:
     # Requests
 
     def _list(
-        self, kind: str, selector: str, fields: str, cancellation: Cancellation | None = None
+        self,
+        kind: str,
+        selector: str,
+        fields: str,
+        cancellation: Cancellation | None = None,
+        patience_s: float = math.inf,
     ) -> tuple[Objects, str]:
         query = _selectors(selector, fields)
-        found = self._demand("list", kind, query=query, cancellation=cancellation)
+        found = self._demand(
+            "list", kind, query=query, cancellation=cancellation, patience_s=patience_s
+        )
         items: Objects = found.get("items") or []
         for item in items:  # lists leave out what is the same for all
             item.setdefault("kind", kind)
@@ -517,9 +554,12 @@ class Api:
         body: Mapping[str, Any] | None = None,
         tries: "_Tries | None" = None,
         cancellation: Cancellation | None = None,
+        patience_s: float = math.inf,
     ) -> Json:
         request = self._request(verb, kind, name, query=query, body=body)
-        return self._try(request, lambda: _decoded(self._send(request)), tries, cancellation)
+        return self._try(
+            request, lambda: _decoded(self._send(request)), tries, cancellation, patience_s
+        )
 
     def _request(
         self,
@@ -557,9 +597,14 @@ class Api:
         if query := {name: _text(value) for name, value in (request.query or {}).items()}:
             address += f"?{urlencode(query)}"
         with self._credentials:
-            ways = self._client.configuration.auth_settings().values()
+            own = self._client.configuration
+            # Releases differ in the name: 36.0.0 stores by one, and its `auth_settings` wants the other.
+            names = [each for each in ("BearerToken", "authorization") if each in own.api_key]
+            login = own.get_api_key_with_prefix(names[0]) if names else None
+            self._read_certificates()
         headers = dict(self._client.default_headers, Accept="application/json")
-        headers |= {way["key"]: way["value"] for way in ways if way["in"] == "header"}
+        if login:
+            headers["authorization"] = login
         body = None
         if request.body is not None:
             body = json.dumps(request.body).encode()
@@ -577,12 +622,58 @@ class Api:
             raise _Refused(response.status, response.data, response.headers)
         return response
 
+    def _read_certificates(self) -> None:
+        """Has new connections use what the files of certificates hold now.
+
+        The package writes what a kubeconfig holds inline to temporary files, which others tidy away:
+        what was read remains. Others are renewed in their place.
+
+        Raises:
+            SSLError: There was never anything usable in them.
+        """
+        import urllib3.exceptions
+        from urllib3.util import ssl_ as urllib3_ssl
+
+        own, pools = self._client.configuration, self._client.rest_client.pool_manager
+        if not self.server.startswith("https:"):
+            return
+        try:
+            files = [file for file in (own.ssl_ca_cert, own.cert_file, own.key_file) if file]
+            state = [(file, Path(file).stat().st_mtime) for file in files]
+            if state == self._certificates:
+                return
+            checks = ssl.CERT_REQUIRED if own.verify_ssl else ssl.CERT_NONE
+            context = urllib3_ssl.create_urllib3_context(cert_reqs=checks)
+            # Set since Python 3.13: it wants extensions that authorities of many clusters have not.
+            context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+            if own.ssl_ca_cert:
+                context.load_verify_locations(own.ssl_ca_cert)
+            else:
+                context.load_default_certs()  # urllib3 does so for its own contexts only
+            if own.cert_file:
+                # Without a password OpenSSL would ask the terminal for that of an encrypted key.
+                context.load_cert_chain(own.cert_file, own.key_file, password="")
+        except OSError as error:
+            if self._certificates is None:
+                raise urllib3.exceptions.SSLError(error) from error
+            return  # tidied away, or half renewed
+        options = pools.connection_pool_kw
+        options["ssl_context"] = context
+        # They would be read, too.
+        for name in ("cert_file", "key_file", *(["ca_certs"] if own.ssl_ca_cert else [])):
+            options.pop(name, None)
+        if proxy := options.get("_proxy_config"):
+            # The package has the cluster's authority vouch for a proxy, as kubectl does.
+            options["_proxy_config"] = proxy._replace(ssl_context=context)
+        self._certificates = state
+
     def _try(
         self,
         request: "_Request",
         attempt: Callable[[], T],
         tries: "_Tries | None" = None,
         cancellation: Cancellation | None = None,
+        patience_s: float = math.inf,
     ) -> T:
         """Sends a request until there is an answer that will not change by itself."""
         import kubernetes.config
@@ -590,6 +681,7 @@ class Api:
 
         tries = tries or _Tries()
         pause_s = _FIRST_PAUSE_S
+        give_up_at = time.monotonic() + patience_s
         while True:
             tries.count += 1
             asked_s = 0.0
@@ -616,7 +708,7 @@ class Api:
                     f"{request.attempted}: the kubeconfig's way to get credentials failed: "
                     f"{_plain(error)}. Log in again"
                 ) from error
-            if not passes or tries.count >= _ATTEMPTS:
+            if not passes or tries.count >= _ATTEMPTS or time.monotonic() >= give_up_at:
                 raise failure
             # Not all launchers of a cluster at the same time.
             own_s = pause_s * random.uniform(0.7, 1.0)  # noqa: S311 - no secret
@@ -643,7 +735,8 @@ class Api:
         elif status == 403 and "system:anonymous" in message:
             text = (
                 f"{request.attempted}: the API server {self.server} does not know who we are: the "
-                "kubeconfig gave no credentials. Does `kubectl auth whoami` work?"
+                "kubeconfig, or the service account, gave no credentials. Does `kubectl auth whoami` "
+                "work?"
             )
         elif status == 403 and " cannot " in message:
             rule = {
@@ -710,29 +803,61 @@ class _Refused(Exception):  # noqa: N818 - never leaves this module
 # Configuration
 
 
-def _configure(configuration: Any, context: str | None) -> str:
-    """Sets where the cluster is, and who we are; returns the namespace of the context."""
+@dataclass(frozen=True)
+class _Found:
+    """What a configuration of the package does not hold.
+
+    Attributes:
+        namespace: Of the context.
+        proxy: That of the cluster, whatever the environment says.
+        impersonates: The user as whom requests are to be taken.
+    """
+
+    namespace: str
+    proxy: str | None = None
+    impersonates: str | None = None
+
+
+def _configure(configuration: Any, context: str | None) -> _Found:
+    """Sets where the cluster is, and who we are; returns what else is known."""
     import kubernetes.config
 
     loader: Any = kubernetes.config  # has no types
     # As kubectl has it now: the package remembers what the variable was when it was imported.
     files = os.environ.get("KUBECONFIG") or str(Path("~/.kube/config"))
     paths = [Path(each).expanduser() for each in files.split(os.pathsep) if each]
-    if any(path.exists() for path in paths):
+    # kubectl takes no notice of empty files.
+    full = [path for path in paths if path.exists() and not _is_empty(path)]
+    if full:
         try:
             # As `load_kube_config` does, which does not tell the context's namespace.
+            merged = loader.kube_config.KubeConfigMerger(os.pathsep.join(map(str, full)))
+            if context is None:
+                # kubectl takes the first file's that names one, the package the last one's.
+                every = merged.config_files.values()
+                named = (each.get("current-context") for each in every)
+                context = next(filter(None, named), None)
             found = loader.kube_config._get_kube_config_loader(
-                filename=files, active_context=context
+                config_dict=merged.config, active_context=context
             )
             found.load_and_set(configuration)
             current = found.current_context
+            user = found._user.value if found._user else {}
+            proxy, impersonates = found._cluster.value.get("proxy-url"), user.get("as")
+            unserved = [each for each in _UNSERVED if user.get(each)]
         except Exception as error:
             # It may be any, since a file of the user's may hold anything.
             raise LaunchError(
                 f"the kubeconfig {files} cannot be used: {type(error).__name__}: {_plain(error)}. "
                 "Does `kubectl get pods` work, with the same KUBECONFIG and context?"
             ) from error
-        return str(current["context"].get("namespace") or "default")
+        if unserved:
+            raise LaunchError(
+                f"the kubeconfig {files} has its user impersonate others by {', '.join(unserved)}; "
+                "of these ways only `as` is served"
+            )
+        namespace = str(current["context"].get("namespace") or "default")
+        return _Found(namespace, proxy or None, impersonates or None)
     if context is not None:
         raise LaunchError(
             f"there is no kubeconfig that could have the context {context!r}: {files} is not there"
@@ -750,8 +875,70 @@ def _configure(configuration: Any, context: str | None) -> str:
             "create Jobs, with automountServiceAccountToken, or a kubeconfig"
         ) from error
     with contextlib.suppress(OSError):
-        return _NAMESPACE_FILE.read_text().strip() or "default"
-    return "default"
+        return _Found(_NAMESPACE_FILE.read_text().strip() or "default")
+    return _Found("default")
+
+
+def _is_empty(path: Path) -> bool:
+    """Returns whether a file holds nothing; a pipe, which can be read once, may hold something."""
+    return path.is_file() and not path.stat().st_size
+
+
+def _proxy_from_environment(server: str) -> str | None:
+    """Returns the proxy that kubectl would take; None if it would connect by itself."""
+    variables = urllib.request.getproxies_environment()
+    try:
+        url = urlsplit(server)
+        port = url.port or (443 if url.scheme == "https" else 80)
+    except ValueError:
+        return None  # requests will say so
+    proxy = variables.get(url.scheme)
+    if not proxy or _goes_direct(url.hostname or "", port, variables.get("no", "")):
+        return None
+    return proxy if "://" in proxy else f"http://{proxy}"
+
+
+def _goes_direct(host: str, port: int, exempt: str) -> bool:
+    """Returns whether a host needs no proxy, by the rules of programs in Go.
+
+    Args:
+        host: In lower case.
+        port: Of the server.
+        exempt: As NO_PROXY has it.
+    """
+    address = _address(host)
+    if host == "localhost" or (address is not None and address.is_loopback):
+        return True
+    for rule in filter(None, (each.strip().lower() for each in exempt.split(","))):
+        if rule == "*":
+            return True
+        if address is not None and "/" in rule:
+            with contextlib.suppress(ValueError):
+                if address in ipaddress.ip_network(rule, strict=False):
+                    return True
+        name, its_port = rule, ""
+        if _address(rule) is None and (match := re.fullmatch(r"(.*):(\d+)", rule)):
+            name, its_port = match.groups()
+        name = name[1:] if name.startswith("*.") else name.strip("[]")
+        if (number := _address(name)) is not None:
+            fits = number == address
+        else:
+            fits = bool(name) and (host == name or host.endswith(f".{name.removeprefix('.')}"))
+        if fits and its_port in ("", str(port)):
+            return True
+    return False
+
+
+def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(text)
+    except ValueError:
+        return None
+
+
+def _without_login(url: object) -> str:
+    """Returns a URL as people may see it."""
+    return re.sub(r"//[^/@]*@", "//", str(url))
 
 
 # Answers

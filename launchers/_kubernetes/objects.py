@@ -17,6 +17,7 @@ from launchers._kubernetes.agreed import (
     GROUP_LABEL,
     LAUNCHER_ANNOTATION,
     LINK_PORT,
+    LONGEST_BACKOFF_S,
     MOUNTS,
     NODE,
     PLAN_ANNOTATION,
@@ -65,7 +66,10 @@ class Cluster:
         names: What they are called.
         namespace: Where they are; None: where whoever creates them says.
         notice_s: Seconds nodes have to end after they were asked; below 0: as long as they want.
-        schedule_s: Seconds pods wait for the supervisor; infinity: as long as it takes.
+        schedule_s: Seconds pods wait for the supervisor; infinity: as long as it takes. Those that
+            may be replaced wait for longer, since the supervisor may be, too.
+        launcher_silence_s: Seconds after which a supervisor ends that sees nothing of the launching
+            process; None: it waits for none.
         ttl_s: Seconds after the end at which the cluster removes everything; None: never.
         max_run_s: Seconds after which the run is stopped; None: never.
         queue: Name of a queue of Kueue.
@@ -79,6 +83,7 @@ class Cluster:
     namespace: str | None = None
     notice_s: float = 10.0
     schedule_s: float = 600.0
+    launcher_silence_s: float | None = None
     ttl_s: int | None = None
     max_run_s: int | None = None
     queue: str | None = None
@@ -362,6 +367,8 @@ class _Maker:
         name = self._names.groups[group.label]
         spec: dict[str, Any] = {
             "clusterIP": "None",
+            # Nodes listen on IPv4, and where a cluster prefers IPv6 names would have nothing else.
+            "ipFamilyPolicy": "PreferDualStack",
             "publishNotReadyAddresses": True,
             "selector": {
                 RUN_LABEL: self._names.run,
@@ -393,8 +400,7 @@ class _Maker:
     # Jobs
 
     def _supervisor_job(self) -> dict[str, Any]:
-        executables = [each for group in self._groups for each in group.executables]
-        repeatable = all(each.restart.outlives_host for each in executables)
+        repeatable = self._is_repeatable()
         spec: dict[str, Any] = {
             "completions": 1,
             "parallelism": 1,
@@ -408,8 +414,16 @@ class _Maker:
 
     def _group_job(self, group: Group) -> dict[str, Any]:
         replicas = len(group.executables)
-        come_back = any(each.restart.outlives_host for each in group.executables)
+        come_back = _come_back(group)
+        deadline = {}
+        # Pods that come back after the supervisor was stopped would wait for another one. But a
+        # queue that admits each Job by itself may have begun this one long before.
+        if self._cluster.max_run_s is not None and (
+            self._cluster.jobset or self._cluster.queue is None
+        ):
+            deadline["activeDeadlineSeconds"] = self._cluster.max_run_s + self._cluster.grace_s
         return {
+            **deadline,
             "completionMode": "Indexed",
             "completions": replicas,
             "parallelism": replicas,
@@ -418,6 +432,10 @@ class _Maker:
             "podFailurePolicy": {"rules": _failure_rules("FailIndex", NODE, come_back)},
             "template": self._group_template(group),
         }
+
+    def _is_repeatable(self) -> bool:
+        executables = [each for group in self._groups for each in group.executables]
+        return all(each.restart.outlives_host for each in executables)
 
     def _supervisor_template(self) -> dict[str, Any]:
         volumes, mounts = self._supervisor_volumes()
@@ -440,6 +458,7 @@ class _Maker:
                 **({"annotations": annotations} if annotations else {}),
             },
             spec={"terminationGracePeriodSeconds": self._cluster.grace_s},
+            moves=self._is_repeatable(),
         )
 
     def _supervisor_resources(self) -> dict[str, Any]:
@@ -454,7 +473,7 @@ class _Maker:
         executable = group.executables[0]
         env = {
             "LAUNCHPAD_SUPERVISOR": f"{self._names.supervisor}:{LINK_PORT}",
-            "LAUNCHPAD_WAIT_S": f"{self._cluster.schedule_s:g}",
+            "LAUNCHPAD_WAIT_S": f"{self._wait_s(group):g}",
         }
         container: dict[str, Any] = {
             "name": NODE,
@@ -480,7 +499,19 @@ class _Maker:
             volumes=self._volumes(),
             metadata={"labels": labels},
             spec=spec,
+            moves=_come_back(group),
         )
+
+    def _wait_s(self, group: Group) -> float:
+        """Returns the seconds that a pod waits for the supervisor; no other takes its place then."""
+        wait_s = self._cluster.schedule_s
+        if _come_back(group):
+            # As late as that another supervisor may come in the place of a lost one, and the
+            # launching process removes one whose machine does not answer.
+            wait_s += LONGEST_BACKOFF_S
+            if self._cluster.launcher_silence_s is not None:
+                wait_s += self._cluster.launcher_silence_s + max(self._cluster.notice_s, 0.0)
+        return wait_s
 
     def _affinity(self, together: str) -> dict[str, Any]:
         term = {
@@ -615,6 +646,11 @@ def _restarts(executable: Executable) -> int:
     if policy.when is RestartWhen.NEVER:
         return 0
     return policy.max_restarts if math.isinf(policy.window_s) else _MANY_RESTARTS
+
+
+def _come_back(group: Group) -> bool:
+    """Tells whether pods take the place of those of a group that are lost."""
+    return any(each.restart.outlives_host for each in group.executables)
 
 
 def _failure_rules(action: str, container: str, comes_back: bool) -> list[dict[str, Any]]:

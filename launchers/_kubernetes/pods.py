@@ -33,8 +33,9 @@ _KEYS = {
 _DIRECTIVE = "$patch"
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
-#: Taints of machines that are lost, and seconds that pods stay on one; usually 300. By then their
-#: supervisor has given them up.
+#: Taints of machines that are lost, and seconds that pods stay on one that others take the place of;
+#: usually 300. By then their supervisor has given them up. All others stay as long as usual: they lose
+#: much if their machine was only restarted in part, and nothing waits for their end.
 _MACHINE_LOST = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 _WITHOUT_MACHINE_S = 30
 
@@ -420,6 +421,7 @@ def pod_template(
     volumes: Sequence[Mapping[str, Any]],
     metadata: Mapping[str, Any],
     spec: Mapping[str, Any],
+    moves: bool,
 ) -> dict[str, Any]:
     """Returns the template of pods, as the API takes it.
 
@@ -430,6 +432,7 @@ def pod_template(
         volumes: The launcher's own.
         metadata: Labels and annotations.
         spec: What the launcher knows of the pod.
+        moves: Whether another takes its place when its machine is lost.
 
     Raises:
         ValueError: The patch does not fit, or takes what the launcher needs; all is listed.
@@ -448,7 +451,7 @@ def pod_template(
         "imagePullSecrets": [{"name": name} for name in options.pull_secrets],
         "serviceAccountName": options.service_account,
         "nodeSelector": options.node_selector,
-        "tolerations": _tolerations(options),
+        "tolerations": _tolerations(options, moves=moves),
         "priorityClassName": options.priority_class,
     }
     main = {
@@ -501,7 +504,9 @@ def pod_template(
     return copy.deepcopy(patched)
 
 
-def _tolerations(options: PodOptions) -> list[Mapping[str, Any]]:
+def _tolerations(options: PodOptions, *, moves: bool) -> list[Mapping[str, Any]]:
+    if not moves:
+        return [*options.tolerations]
     given = {each.get("key") for each in options.tolerations}
     ours = [
         {

@@ -70,6 +70,9 @@ _GONE_S = 30.0
 _EXPLAIN_S = 5.0
 #: Seconds until what was asked of the cluster is asked again, which has not answered.
 _ASK_AGAIN_S = 5.0
+#: Seconds after which the thread that decides asks for an end no more at once, but first looks whether
+#: somebody wants it sooner.
+_PATIENCE_S = 2.0
 #: Seconds between two looks at what remains, and between two attempts to read a log.
 _LOOK_S = 0.5
 _LOG_PAUSE_S = 1.0
@@ -81,8 +84,10 @@ _LISTED_RATE = 200.0
 _GATHER_S = 0.5
 #: Seconds of a log that are read again after a break: what was printed then may have come late.
 _OVERLAP_S = 60
-#: Seconds that a shell waits that attaches, until it knows how nodes are.
+#: Seconds that a shell waits that attaches, until it has found a log that says how nodes are; and
+#: then until it has read it, since the newest word is at its end.
 _FIRST_STATUS_S = 5.0
+_WHOLE_LOG_S = 30.0
 #: Lines of the supervisor's own output that are told with its end.
 _LAST_LINES = 20
 _KINDS_OF_RUN = ("Pod", "Job", "Service", "Secret", "NetworkPolicy")
@@ -106,6 +111,13 @@ class _Said:
 
 
 @dataclass(frozen=True)
+class _CaughtUp:
+    """All was read that a log had when its reading began."""
+
+    uid: str
+
+
+@dataclass(frozen=True)
 class _LogEnded:
     uid: str
 
@@ -124,7 +136,7 @@ class _Broken:
     failure: Exception
 
 
-_Event = _Changed | _Said | _LogEnded | _Asked | _Broken
+_Event = _Changed | _Said | _CaughtUp | _LogEnded | _Asked | _Broken
 
 
 class KubernetesProgram(RunningProgram):
@@ -175,6 +187,7 @@ class KubernetesProgram(RunningProgram):
         self._api = api
         self._key = key
         self._schedule_s = schedule_s
+        self._launcher_silence_s = launcher_silence_s
         self._is_launch = is_launch
         self._take_back = take_back
         self._log_dir = log_dir
@@ -198,6 +211,7 @@ class KubernetesProgram(RunningProgram):
         self._pods_killed = False
         #: The supervisor's pod whose log is followed, and whether there is more of it.
         self._followed: Json | None = None
+        self._is_caught_up = False
         self._log_ended = False
         self._last_lines: deque[bytes] = deque(maxlen=_LAST_LINES)
         self._told = set[tuple[str, str]]()
@@ -283,8 +297,9 @@ class KubernetesProgram(RunningProgram):
 
     def status(self) -> list[NodeStatus]:
         """Returns how each node was a few seconds ago."""
-        if not self._is_launch:
-            self._has_status.wait(_FIRST_STATUS_S)
+        if not self._is_launch and not self._has_status.wait(_FIRST_STATUS_S):
+            if self._followed is not None:
+                self._has_status.wait(_WHOLE_LOG_S)
         if known := self._status:
             return list(known)
         return [
@@ -403,6 +418,9 @@ class KubernetesProgram(RunningProgram):
                 self._explain_limit, self._may_explain = math.inf, False
             if (result := self._verdict()) is not None:
                 return result
+            if self._is_caught_up and self._explain_limit == math.inf:
+                # No earlier: whoever asks for the status wants to know as well whether all is over.
+                self._has_status.set()
             if not self._is_up and now >= self._fail_limit:
                 return self._failed(self._early())
             if not self._is_up and now >= place_limit:
@@ -427,6 +445,9 @@ class KubernetesProgram(RunningProgram):
         elif isinstance(event, _Said):
             if self._followed is not None and event.uid == self._followed["metadata"]["uid"]:
                 self._take_in_record(event.record)
+        elif isinstance(event, _CaughtUp):
+            if self._followed is not None and event.uid == self._followed["metadata"]["uid"]:
+                self._is_caught_up = True
         elif isinstance(event, _LogEnded):
             if self._followed is not None and event.uid == self._followed["metadata"]["uid"]:
                 self._log_ended = True
@@ -441,8 +462,11 @@ class KubernetesProgram(RunningProgram):
             if self._stop is not None or self._root_deleted:
                 continue  # all goes
             name = pod["metadata"]["name"]
-            if fate is Fate.PROGRAM_LOST:
-                how = reasons.supervisor_loss(pod, self._sight.events_of(pod))
+            if fate in (Fate.PROGRAM_LOST, Fate.PROGRAM_ENDED):
+                if fate is Fate.PROGRAM_LOST:
+                    how = reasons.supervisor_loss(pod, self._sight.events_of(pod))
+                else:
+                    how = reasons.supervisor_silence(pod, self._launcher_silence_s)
                 self._tell(how)  # the removal of what is left may take a while
                 return self._failed(how)
             if fate is not Fate.REMOVED:
@@ -484,12 +508,10 @@ class KubernetesProgram(RunningProgram):
         elif isinstance(record, Status):
             self._status = record.nodes
             self._departures.take_in_status(record.nodes, time.monotonic())
-            self._has_status.set()
         elif isinstance(record, Note):
             self._tell(record.text)
         elif isinstance(record, End):
             self._end = record
-            self._has_status.set()
             self._explain_limit, self._may_explain = time.monotonic() + _EXPLAIN_S, True
 
     def _follow_newest(self) -> None:
@@ -509,6 +531,7 @@ class KubernetesProgram(RunningProgram):
                 return  # it is about to be deleted
             self._tell(f"the program begins anew, in {pod['metadata']['name']}")
         self._followed, self._log_ended, self._end = pod, False, None
+        self._is_caught_up = False
         self._explain_limit = math.inf
         self._status = ()
         self._departures.begin(time.monotonic())
@@ -567,7 +590,7 @@ class KubernetesProgram(RunningProgram):
         try:
             pod = self._who_is_to_end()
             limit_s = grace_s(self._options.notice_s)
-            if pod is None or not self._api.delete("Pod", pod["metadata"]["name"], grace_s=limit_s):
+            if pod is None or not self._delete("Pod", pod["metadata"]["name"], limit_s):
                 self._delete_root()
                 return
             if self._options.notice_s >= 0:
@@ -589,8 +612,7 @@ class KubernetesProgram(RunningProgram):
 
     def _find_supervisor(self) -> Json | None:
         """Returns the supervisor's pod, also before a watch has shown it."""
-        pods = self._api.list("Pod", f"{RUN_LABEL}={self.names.run}")
-        for pod in pods:
+        for pod in self._list("Pod"):
             self._sight.take_in("ADDED", pod)
         self._follow_newest()
         return self._sight.supervisor
@@ -684,19 +706,25 @@ class KubernetesProgram(RunningProgram):
     def _delete_root(self) -> None:
         """Deletes all objects; by force, pods as well, once that is what is wanted."""
         if not self._root_deleted:
-            self._api.delete("JobSet" if self.names.jobset else "Job", self.names.run)
+            self._delete("JobSet" if self.names.jobset else "Job", self.names.run)
             self._root_deleted = True
         if self._is_killed and not self._pods_killed:
-            for pod in self._api.list("Pod", f"{RUN_LABEL}={self.names.run}"):
-                self._api.delete("Pod", pod["metadata"]["name"], grace_s=0)
+            for pod in self._list("Pod"):
+                self._delete("Pod", pod["metadata"]["name"], 0)
             self._pods_killed = True
+
+    def _list(self, kind: str) -> list[Json]:
+        return self._api.list(kind, f"{RUN_LABEL}={self.names.run}", patience_s=_PATIENCE_S)
+
+    def _delete(self, kind: str, name: str, grace_s: int | None = None) -> bool:
+        return self._api.delete(kind, name, grace_s=grace_s, patience_s=_PATIENCE_S)
 
     def _left(self) -> list[Json]:
         """Returns the objects that are there."""
         found: list[Json] = []
         for kind in _KINDS_OF_RUN:
             try:
-                found += self._api.list(kind, f"{RUN_LABEL}={self.names.run}")
+                found += self._list(kind)
             except ApiError as error:
                 if error.status != 403:  # who creates secrets may not be let to list them
                     raise
@@ -733,11 +761,18 @@ class KubernetesProgram(RunningProgram):
         failed = self._sight.failed()
         if not failed:  # somebody has removed them meanwhile
             return self._late()
-        lines = [
-            f"{node}: its pod {reasons.failure_of(pod, self._sight.events_of(pod))}"
-            for node, pod in failed.items()
-        ]
-        text = f"program {self.plan.program!r} cannot start: {reasons.named(lines)}"
+        if all(reasons.has_lost_link(pod, self._sight.events_of(pod)) for pod in failed.values()):
+            supervisor = self._sight.supervisor
+            events = self._sight.events_of(supervisor) if supervisor is not None else ()
+            how = reasons.lost_link([*failed], supervisor, events)
+        else:
+            how = reasons.named(
+                [
+                    f"{node}: its pod {reasons.failure_of(pod, self._sight.events_of(pod))}"
+                    for node, pod in failed.items()
+                ]
+            )
+        text = f"program {self.plan.program!r} cannot start: {how}"
         name = next(iter(failed.values()))["metadata"]["name"]
         with contextlib.suppress(ApiError):
             printed = [*self._api.logs(name, NODE, tail=_LAST_LINES)]
@@ -806,24 +841,33 @@ class KubernetesProgram(RunningProgram):
         reader = RecordReader(self._key, is_stamped=True)
         heard_at = time.monotonic()
         since_s: int | None = None
+        # Who attaches reads first what is there: a log that is followed does not say where that ends.
+        is_caught_up = self._is_launch
         is_final = False
         while not self._cancellation.is_set:
             try:
                 lines = self._api.logs(
                     name,
                     SUPERVISOR,
-                    follow=not is_final,
+                    follow=is_caught_up and not is_final,
                     since_s=since_s,
                     timestamps=True,
+                    whole_lines=not is_final,
                     cancellation=self._cancellation,
                 )
+                is_empty = True
                 for line in lines:
+                    is_empty = False
                     heard_at = time.monotonic()
                     for record in reader.feed(line):
                         if isinstance(record, Output):
                             self._show(record)
                         else:
                             self._events.put(_Said(uid, record))
+                # What a kubelet says that cannot read a log is none.
+                if not is_caught_up and (is_empty or reader.last_number):
+                    is_caught_up = True
+                    self._events.put(_CaughtUp(uid))
                 if is_final:
                     break
             except ApiError as error:

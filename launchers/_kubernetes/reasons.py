@@ -1,19 +1,24 @@
 """What pods of a run wait for, and what became of those that are gone: read from objects. Pure."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from launchers._kubernetes.agreed import NODE, ROLE_LABEL, SUPERVISOR
 from launchers._kubernetes.client import ChangeKind, Json
 from launchers._kubernetes.names import Names
+from launchers.host.pod import MAY_COME_BACK
 from launchpad_lite._result import Restart
 from launchpad_lite.launching import NodeFailure, ProgramResult
 
 #: Exit codes of a node's container that say nothing more than the supervisor does: it ended, failed
 #: for good, or may come back.
-_TOLD_CODES = frozenset({0, 1, 75})
+_TOLD_CODES = frozenset({0, 1, MAY_COME_BACK})
 _SIGKILL, _SIGNALLED = 9, 128
+_MAX_SIGNAL = 64
+#: Reasons of an end that nobody has seen: the exit code is made up.
+_UNSEEN = frozenset({"Unknown", "ContainerStatusUnknown"})
 #: States of a container that every one passes.
 _ON_ITS_WAY = frozenset({"", "ContainerCreating", "PodInitializing"})
 #: What a cluster's reasons to end a pod mean.
@@ -26,6 +31,8 @@ _DISRUPTIONS = {
 }
 #: What a Job says whose pods failed too often: nothing beyond what is known of these.
 _NO_MORE_PODS = "BackoffLimitExceeded"
+#: What a Job says that had more time than it may have.
+_TOO_LONG = "DeadlineExceeded"
 #: Events that say why there is no pod.
 _NO_POD = frozenset({"FailedCreate", "ExceededQuota"})
 #: Events that say that the machine of a pod is lost.
@@ -58,8 +65,11 @@ def wait_of(pod: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> str 
         waiting = container.get("state", {}).get("waiting") or {}
         if waiting.get("reason", "") not in _ON_ITS_WAY:
             return _said(waiting)
-    if status.get("phase") == "Pending" and events:
-        return _said(events[-1])
+    # That it has found no machine is told for an hour, also once it has one.
+    is_placed = scheduled.get("status") == "True"
+    told = [each for each in events if not is_placed or each.get("reason") != "FailedScheduling"]
+    if status.get("phase") == "Pending" and told:
+        return _said(told[-1])
     return None
 
 
@@ -141,18 +151,19 @@ def _is_loss(event: Mapping[str, Any], pod: Mapping[str, Any]) -> bool:
     """Tells whether an event says that the machine of a pod is lost, and the pod was not well since."""
     if event.get("reason") not in _LOST_MACHINE:
         return False
-    ready = _condition(pod, "Ready")
-    at = event.get("lastTimestamp") or event.get("eventTime") or ""
-    return ready.get("status") != "True" or str(at) > str(ready.get("lastTransitionTime", ""))
+    since = str(_condition(pod, "Ready").get("lastTransitionTime", ""))
+    return not _is_ready(pod) or _time_of(event) > since
 
 
 def _exit(ended: Mapping[str, Any]) -> str:
     code, why = ended.get("exitCode", 0), _flat(ended.get("message", ""))
     if ended.get("reason") in ("StartError", "ContainerCannotRun"):
         return _with("could not be started", why)
+    if ended.get("reason") in _UNSEEN:
+        return _with("was lost, as when its machine or the runtime there begins anew", why)
     if code == _SIGNALLED + _SIGKILL:
         return _with("was killed by SIGKILL", why)
-    if code > _SIGNALLED:
+    if _SIGNALLED < code <= _SIGNALLED + _MAX_SIGNAL:
         return _with(f"was ended by signal {code - _SIGNALLED}", why)
     return _with(f"ended with exit code {code}", why)
 
@@ -196,6 +207,53 @@ def supervisor_loss(pod: Mapping[str, Any], events: Sequence[Mapping[str, Any]])
     return (
         f"the machine {machine} of its supervisor is lost: its pod {pod['metadata']['name']} {how}"
     )
+
+
+def supervisor_silence(pod: Mapping[str, Any], launcher_silence_s: float) -> str:
+    """Says that a supervisor has ended the program whose machine does not answer.
+
+    Args:
+        pod: That of the supervisor.
+        launcher_silence_s: Seconds after which it does so that sees nothing of the launching process.
+    """
+    machine = pod.get("spec", {}).get("nodeName", "")
+    name = pod["metadata"]["name"]
+    how = (
+        f"the program was ended by its supervisor, and how is not known: the machine {machine} of its "
+        f"pod {name} does not answer"
+    )
+    if launcher_silence_s == math.inf:
+        return how
+    # Only the machine's agent lets it see that process.
+    return (
+        f"{how}. On such a machine it sees nothing of this process, for which it waits "
+        f"{launcher_silence_s:g} s"
+    )
+
+
+def lost_link(
+    nodes: Sequence[str], supervisor: Mapping[str, Any] | None, events: Sequence[Mapping[str, Any]]
+) -> str:
+    """Says that pods have ended since they had no link to their supervisor any more.
+
+    Args:
+        nodes: Those whose pods they were.
+        supervisor: Its pod, as the server had it last, if there was any.
+        events: Warnings about that, the latest last.
+    """
+    how = f"{named(nodes)} lost the link to the supervisor"
+    if supervisor is None:
+        return how
+    machine = supervisor.get("spec", {}).get("nodeName", "")
+    loss = loss_of(supervisor, events, SUPERVISOR)
+    return (
+        f"{how}; its pod {supervisor['metadata']['name']} {loss or f'is on the machine {machine}'}"
+    )
+
+
+def has_lost_link(pod: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> bool:
+    """Tells whether a node's pod has ended since its link did, and for no other reason."""
+    return exit_code(pod, NODE) == MAY_COME_BACK and loss_of(pod, events, NODE) is None
 
 
 def failure_of(pod: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> str:
@@ -311,6 +369,8 @@ class Sight:
         self.jobs: dict[str, Json] = {}
         self._deleted_jobs = set[str]()
         self._events: dict[str, list[Json]] = {}
+        #: Times up to which pods were well, whatever the events about their machines say, by name.
+        self._forgiven: dict[str, str] = {}
         self._losses: dict[str, dict[str, str]] = {}
 
     @property
@@ -331,7 +391,8 @@ class Sight:
             self._deleted_jobs.discard(metadata["name"])
         elif obj["kind"] == "Event" and change != "DELETED":
             about = obj.get("involvedObject", {}).get("name", "")
-            if about == self._names.run or about.startswith(f"{self._names.run}-"):
+            is_ours = about == self._names.run or about.startswith(f"{self._names.run}-")
+            if is_ours and not self._is_forgiven(about, obj):
                 told = self._events.setdefault(about, [])
                 told[:] = [each for each in told if each["metadata"]["name"] != metadata["name"]]
                 told.append(obj)
@@ -339,24 +400,36 @@ class Sight:
 
     def _take_in_pod(self, change: ChangeKind, pod: Json) -> None:
         uid = pod["metadata"]["uid"]
+        before = self._pods.get(uid)
         self._pods[uid] = pod
         if self.is_supervisor(pod):
             self._supervisors[uid] = pod
         if change == "DELETED":
             self._gone.add(uid)
-        if _condition(pod, "Ready").get("status") == "True":
-            self._forgive(uid, pod)
+        if _is_ready(pod):
+            # It may be said to have been so all the time: its machine has not seen itself away.
+            self._forgive(uid, pod, is_back=before is not None and not _is_ready(before))
         self._note_loss(uid, pod)
 
-    def _forgive(self, uid: str, pod: Json) -> None:
+    def _forgive(self, uid: str, pod: Json, *, is_back: bool) -> None:
         """Forgets that a machine was away for a moment: it is no reason for what comes later."""
-        told = self._events.get(pod["metadata"]["name"], [])
+        name = pod["metadata"]["name"]
+        told = self._events.get(name, [])
         past = [
-            each for each in told if each.get("reason") in _LOST_MACHINE and not _is_loss(each, pod)
+            each
+            for each in told
+            if each.get("reason") in _LOST_MACHINE and (is_back or not _is_loss(each, pod))
         ]
         if past:
             told[:] = [each for each in told if each not in past]
+            self._forgiven[name] = max(map(_time_of, past))
             self._losses.get(host_of(pod), {}).pop(uid, None)
+
+    def _is_forgiven(self, name: str, event: Json) -> bool:
+        """Tells whether an event is known to be no matter, though a server may list it again."""
+        if event.get("reason") not in _LOST_MACHINE or name not in self._forgiven:
+            return False
+        return _time_of(event) <= self._forgiven[name]
 
     def _look_again(self, name: str) -> None:
         for uid, pod in self._pods.items():
@@ -443,6 +516,8 @@ class Sight:
         Args:
             reason: As the supervisor has it: a signal to itself, or to a node.
         """
+        if said := self._deadline():
+            return f"{reason}: it has run for as long as max_run_s says ({said})"
         if self._names.supervisor_job in self._deleted_jobs:
             return f"{reason}: the run was deleted"
         for host, node in self._nodes.items():
@@ -453,6 +528,14 @@ class Sight:
         if pod is None or loss is None:
             return reason
         return f"{reason}: its supervisor's pod {pod['metadata']['name']} {loss}"
+
+    def _deadline(self) -> str:
+        """Returns what the cluster says where it has ended the run after its longest time."""
+        job = self.jobs.get(self._names.supervisor_job, {})
+        # The first is there before its pods have ended, the second after that.
+        conditions = (_condition(job, "FailureTarget"), _condition(job, "Failed"))
+        ends = (each for each in conditions if each.get("reason") == _TOO_LONG)
+        return next((_said(each) for each in ends if each.get("status") == "True"), "")
 
     @property
     def is_over(self) -> bool:
@@ -505,6 +588,14 @@ def host_of(pod: Mapping[str, Any]) -> str:
 def _condition(obj: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
     conditions = obj.get("status", {}).get("conditions") or ()
     return next((each for each in conditions if each.get("type") == kind), {})
+
+
+def _is_ready(pod: Mapping[str, Any]) -> bool:
+    return bool(_condition(pod, "Ready").get("status") == "True")
+
+
+def _time_of(event: Mapping[str, Any]) -> str:
+    return str(event.get("lastTimestamp") or event.get("eventTime") or "")
 
 
 def _containers(pod: Mapping[str, Any]) -> list[Mapping[str, Any]]:

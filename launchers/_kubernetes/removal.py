@@ -27,7 +27,8 @@ _LOOK_S = 1.0
 class Fate(enum.Enum):
     """What becomes of a pod whose machine does not answer."""
 
-    #: Nothing of it runs: it may be removed, so that another takes its place.
+    #: Nothing of it runs, or a supervisor only with what is beside it: it may be removed, so that
+    #: another takes its place.
     REMOVED = enum.auto()
     #: It may run; another takes its place later.
     REPLACED_LATER = enum.auto()
@@ -35,6 +36,8 @@ class Fate(enum.Enum):
     ENDS_LATER = enum.auto()
     #: It was the supervisor's, and the program does not begin anew.
     PROGRAM_LOST = enum.auto()
+    #: It was the supervisor's, which has ended the program: nobody knows what came of that.
+    PROGRAM_ENDED = enum.auto()
 
 
 @dataclass
@@ -105,6 +108,8 @@ class Departures:
         self._served: dict[str, Json] = {}
         #: Those of supervisors before this one: they end with it, and serve no other.
         self._former: set[str] = set()
+        #: When the last of those supervisors has ended that were removed.
+        self._former_until = -math.inf
         #: Of this supervisor: when it was first heard, and whether it has placed all nodes.
         self._began_at = math.inf
         self._is_up = False
@@ -197,7 +202,7 @@ class Departures:
             fate = self._of_supervisor(each, now) if is_supervisor else self._of_node(each, now)
             # What was to be removed and is still there could not be.
             each.look_at = now + (_STUCK_S if fate is Fate.REMOVED else _LOOK_S)
-            if fate in (Fate.REMOVED, Fate.PROGRAM_LOST):
+            if fate in (Fate.REMOVED, Fate.PROGRAM_LOST, Fate.PROGRAM_ENDED):
                 yield each.pod, fate
             elif not each.is_told and now >= each.since + each.grace_s + _STUCK_S:
                 each.is_told = True
@@ -214,15 +219,19 @@ class Departures:
         else:
             self._alone_since = min(self._alone_since, now)
         is_gone = now >= self._alone_since + _STUCK_S
-        is_over = 0 in codes  # it told them to go; nobody knows what came of the program
+        is_over = 0 in codes  # it told them to go
         if is_over or not self._movable.issuperset(self._nodes.values()):
-            is_overdue = now >= leaving.since + leaving.grace_s + _STUCK_S
-            return Fate.PROGRAM_LOST if is_gone or is_overdue else Fate.ENDS_LATER
+            if not is_gone and now < leaving.since + leaving.grace_s + _STUCK_S:
+                return Fate.ENDS_LATER
+            return Fate.PROGRAM_ENDED if is_over else Fate.PROGRAM_LOST
         # Its machine was away by the time that Kubernetes gave the pod up, and with it all that could
         # have shown it the launching process. It looks for that once it has placed all nodes.
         end_s = self._supervisor_end_s + (0.0 if self._is_up else self._launch_s)
-        is_gone = is_gone or now >= leaving.since + end_s
-        return Fate.REMOVED if is_gone else Fate.REPLACED_LATER
+        if not is_gone and now < leaving.since + end_s:
+            return Fate.REPLACED_LATER
+        # What is beside it, on a machine that is cut off, has not lost it: that ends with it.
+        self._former_until = max(self._former_until, leaving.since + end_s)
+        return Fate.REMOVED
 
     def _codes_elsewhere(self, supervisor: Json) -> list[int | None]:
         """Returns how the pods have ended that served a supervisor on other machines; None: not.
@@ -248,7 +257,7 @@ class Departures:
         if any(host_of(each.pod) not in self._nodes for each in self._leaving.values()):
             return math.inf  # what its supervisor said last may be long ago
         if leaving.pod["metadata"]["uid"] in self._former:
-            return self._began_at + self._silence_s + _STUCK_S
+            return max(self._began_at, self._former_until) + self._silence_s + _STUCK_S
         if not self._is_up:
             return math.inf
         # In its notice, a node has a worker; after it, the pod may take a while to end.

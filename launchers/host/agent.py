@@ -39,7 +39,7 @@ import courier._engine.lane  # noqa: F401
 from launchers._ports import PortReservations, PortTakenError
 from launchers.host.grant import Grant
 from launchers.host.interpreter import begin_anew
-from launchers.host.link import SIGNS_PER_SILENCE, Frame, FrameDecoder, Outbox
+from launchers.host.link import OVERSLEPT_S, SIGNS_PER_SILENCE, Frame, FrameDecoder, Outbox
 from launchers.host.machine import Machine
 from launchers.host.memory import count_memory_kills
 from launchers.host.pod import MAY_COME_BACK
@@ -242,7 +242,14 @@ class Agent:
         """Works until told to quit or left alone."""
         try:
             while not self._quitting:
-                self._step(max(0.0, self._heard_at + self._silence_s - time.monotonic()))
+                began = time.monotonic()
+                left_s = max(0.0, self._heard_at + self._silence_s - began)
+                # Often enough to notice that this process was stopped.
+                wait_s = min(left_s, self._silence_s / SIGNS_PER_SILENCE)
+                self._step(wait_s)
+                if (late_s := time.monotonic() - began - wait_s) > OVERSLEPT_S:
+                    # Those between, who slept as well, may not have passed on yet what was said.
+                    self._heard_at = min(self._heard_at + late_s, time.monotonic())
                 # Only now: what was said while this machine slept has been heard.
                 if time.monotonic() - self._heard_at >= self._silence_s:
                     self._abandon(f"it heard nothing from here for {self._silence_s:g} s")

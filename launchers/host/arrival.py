@@ -41,9 +41,11 @@ _SCRIPT = (
 )
 #: Lines of what a host's programs complained of, for messages.
 _MESSAGES = 20
-#: Seconds for them to arrive. What ssh leaves in the background for other sessions (ControlPersist)
-#: holds its end open.
-_LAST_WORDS_S = 0.5
+#: Seconds for them to arrive where they are the explanation. What ssh leaves in the background for
+#: other sessions (ControlPersist) holds its end open.
+_LAST_WORDS_S = 3.0
+#: The same where nobody waits for them.
+_CLOSE_S = 0.5
 #: Seconds that the command has to end by SIGTERM.
 _END_S = 5.0
 #: What the shell of a host says to a program that is not there.
@@ -327,7 +329,7 @@ class Arrival:
         # Whoever still reads there sees the end now; closed before, it would be waited for in vain.
         with self._reading, contextlib.suppress(OSError):
             self.process.stdout.close()
-        self._complaints.join(_LAST_WORDS_S)
+        self._complaints.join(_CLOSE_S)
         assert self.process.stderr is not None
         if not self._complaints.is_alive():
             self.process.stderr.close()

@@ -41,6 +41,8 @@ SOURCE = ""
 _LAST_LINES = 20
 #: Seconds in which the first word of the launcher comes.
 _HELLO_S = 60.0
+#: Turns in which a silent launcher is listened to.
+_TURNS = 8
 #: How often an installation is looked at.
 _LOOK_S = 0.1
 
@@ -102,12 +104,17 @@ class _Link:
         data = bytearray()
         while len(data) < size:
             # The launcher is gone, or the link is cut, of which sshd does not tell for hours.
-            is_there = select.select([0], [], [], self.silence_s)[0]
-            piece = os.read(0, min(size - len(data), 1 << 20)) if is_there else b""
+            piece = os.read(0, min(size - len(data), 1 << 20)) if self._is_spoken_to() else b""
             if not piece:
                 sys.exit(0)
             data += piece
         return bytes(data)
+
+    def _is_spoken_to(self) -> bool:
+        # A sleep of the machine uses up one turn: in the others, those between, who slept as well,
+        # pass on what was said.
+        wait_s = self.silence_s / _TURNS
+        return any(select.select([0], [], [], wait_s)[0] for _ in range(_TURNS))
 
     def write(self, op: str, **fields: Any) -> None:
         head = json.dumps(dict(fields, op=op)).encode()

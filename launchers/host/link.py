@@ -22,6 +22,8 @@ _HEADER = struct.Struct("!IQ")
 _READ_BYTES = 1 << 18
 #: Signs of life that both ends give within the time after which silence means that the link is cut.
 SIGNS_PER_SILENCE = 4
+#: Who wakes up so many seconds too late was stopped, or asleep.
+OVERSLEPT_S = 1.0
 
 
 class Reach(Protocol):

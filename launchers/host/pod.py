@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 #: Exit code of a pod whose link broke, or that was told to go: another one may take its place.
 MAY_COME_BACK = 75
+#: Exit code of one that nobody needs any more.
+_FOR_GOOD = 1
 #: Seconds, and how many unanswered questions, as Linux calls them.
 _KEEPALIVE = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
 #: The first line on the link is shorter.
@@ -172,13 +174,17 @@ def main(loader: str) -> None:
         "pod": os.environ.get("LAUNCHPAD_POD", ""),
         "node": os.environ.get("LAUNCHPAD_NODE", ""),
     }
-    connection.sendall(json.dumps(greeting).encode() + b"\n")
-    agent = subprocess.Popen(
-        [sys.executable, "-c", _AGENT, loader],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        bufsize=0,
-    )
+    try:
+        connection.sendall(json.dumps(greeting).encode() + b"\n")
+        agent = subprocess.Popen(
+            [sys.executable, "-c", _AGENT, loader],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+        )
+    except OSError as error:  # the supervisor has just gone, or the machine has no room
+        sys.stderr.write(f"launchpad: the pod cannot begin its work: {error}\n")
+        sys.exit(MAY_COME_BACK)
     sys.exit(_carry(connection, agent))
 
 
@@ -208,7 +214,7 @@ def _dial(address: str, context: ssl.SSLContext, give_up_at: float) -> ssl.SSLSo
         except OSError as error:
             if time.monotonic() > give_up_at:
                 sys.stderr.write(f"launchpad: the supervisor, {address}, is not there: {error}\n")
-                sys.exit(MAY_COME_BACK)
+                sys.exit(_FOR_GOOD)
             time.sleep(pauses.pop(0) if len(pauses) > 1 else pauses[0])
         else:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

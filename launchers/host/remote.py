@@ -22,7 +22,14 @@ from launchers._console import Output
 from launchers._logs import NodeLogs, log_path
 from launchers._supervisor import SupervisedProgram
 from launchers.host.grant import Grant
-from launchers.host.link import SIGNS_PER_SILENCE, Frame, FrameReader, Reach, write_all
+from launchers.host.link import (
+    OVERSLEPT_S,
+    SIGNS_PER_SILENCE,
+    Frame,
+    FrameReader,
+    Reach,
+    write_all,
+)
 from launchers.host.relay import RELAYED
 from launchers.host.sweep import FORCE_SIGNAL, MARK, end_marked
 from launchers.host.usage import Usage
@@ -57,8 +64,6 @@ _MUTE_S = 0.9
 _SWEEP_S = 5.0
 #: How often an agent is asked for a sign of life and what its workers use.
 _PING_S = 2.0
-#: Who wakes up later than this was stopped, or asleep.
-_OVERSLEPT_S = 1.0
 #: In the place of a frame that did not come.
 _NOTHING = Frame("")
 _ANSWERS = ("surveyed", "probed", "relaying", "reserved", "taken")
@@ -358,7 +363,7 @@ class AgentHost:
                 frame = self._link.frames.read(give_up_at)
             except TimeoutError:
                 frame = _NOTHING
-            if (late_s := time.monotonic() - give_up_at) > _OVERSLEPT_S:
+            if (late_s := time.monotonic() - give_up_at) > OVERSLEPT_S:
                 # This process was stopped, or its machine slept: the host may tell how it is.
                 heard_at, slept_s = time.monotonic(), late_s
             # Much of a long frame may have come without its end.

@@ -19,8 +19,9 @@ from courier import ExceptionReport, Secret, TlsCredentials
 from launchers._ports import LOOPBACK
 from launchers.host.link import Frame, FrameDecoder, read_some, write_all
 from launchpad_lite._flag_values import FlagSnapshot
+from launchpad_lite._forcing import ForcedExit
 from launchpad_lite._freeze import FrozenWork
-from launchpad_lite._runtime import ForcedExit, NodeRuntime, NodeSetup
+from launchpad_lite._runtime import NodeRuntime, NodeSetup
 from launchpad_lite._worker import run_node
 from launchpad_lite.launching import AddressTable
 from launchpad_lite.nodes.base import Work

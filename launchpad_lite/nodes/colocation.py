@@ -2,7 +2,6 @@
 
 import contextlib
 import contextvars
-import ctypes
 import dataclasses
 import logging
 import math
@@ -16,7 +15,7 @@ import courier
 from launchpad_lite._address import Address
 from launchpad_lite._policies import Liveness, RestartPolicy
 from launchpad_lite._result import CONSEQUENCES
-from launchpad_lite._runtime import ForcedExit, NodeRuntime
+from launchpad_lite._runtime import NodeRuntime
 from launchpad_lite.nodes.base import Node, PlanContext, Task, Work
 from launchpad_lite.nodes.python import SilentHandle
 
@@ -238,7 +237,7 @@ class _Member:
     def _run(self) -> None:
         try:
             with self.runtime.active():
-                self._work(self.runtime)
+                self.runtime.forcing.run(lambda: self._work(self.runtime))
         except BaseException as error:  # noqa: BLE001 - the outer thread raises it
             if not self.runtime.leaves_in_order(error):
                 self.error = error
@@ -254,10 +253,7 @@ class _Member:
     def force(self) -> None:
         """Ends its thread at the next step of Python code."""
         self.runtime.clients.close()
-        if not self.has_ended and self.thread.ident is not None:
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(
-                ctypes.c_ulong(self.thread.ident), ctypes.py_object(ForcedExit)
-            )
+        self.runtime.forcing.force()
 
     def call_stop_handlers(self) -> None:
         """Has its stop handlers called, once; they may block."""

@@ -25,7 +25,8 @@ from typing import IO, Any, TypeVar
 
 import courier
 from launchpad_lite._address import Address
-from launchpad_lite._runtime import ForcedExit, NodeRuntime, keep_client
+from launchpad_lite._forcing import ForcedExit
+from launchpad_lite._runtime import NodeRuntime, keep_client
 from launchpad_lite.errors import CommandError
 from launchpad_lite.nodes.base import DeclaredHandle, Handle, Node, PlanContext, Task
 from launchpad_lite.nodes.external import ExternalHandle
@@ -324,7 +325,7 @@ class CommandWork:
         server.start()
         try:
             stop = runtime.listen()
-            with _Command(argv, env, self.cwd, self.ready) as command:
+            with _Command(argv, env, self.cwd, self.ready, runtime) as command:
                 if command.wait_until_ready(own, self.ready_timeout_s, stop):
                     readiness._say()
                     with runtime.at_work(runs=not self.addresses, serves=self.control):
@@ -367,7 +368,12 @@ class _Command:
     """A command that runs; nothing is left of it at the end of the block."""
 
     def __init__(
-        self, argv: Sequence[str], env: Mapping[str, str], cwd: str | None, pattern: str | None
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        cwd: str | None,
+        pattern: str | None,
+        runtime: NodeRuntime,
     ) -> None:
         if cwd is not None and not Path(cwd).is_dir():
             raise CommandError(
@@ -382,29 +388,37 @@ class _Command:
         )
         self._has_group = not in_worker
         self._mark = f"{_MARK}={uuid.uuid4().hex}"
-        self._was_asked = False
+        self._was_asked = self._has_ended = False
+        self._forcing = runtime.forcing
+        with self._forcing.held_back():
+            self._process = self._start(env, cwd, has_output=pattern is not None)
+            self._output: _Output | None = None
+            if pattern is not None:
+                assert self._process.stdout is not None
+                self._output = _Output(self._process.stdout, re.compile(pattern))
+            runtime.end_with_node(self._end_rest)
+
+    def _start(
+        self, env: Mapping[str, str], cwd: str | None, *, has_output: bool
+    ) -> "subprocess.Popen[bytes]":
         name, _, value = self._mark.partition("=")
         try:
-            self._process = subprocess.Popen(
-                argv,
+            return subprocess.Popen(
+                self._argv,
                 env={**os.environ, **env, name: value},
                 cwd=cwd,
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE if pattern is not None else None,
-                stderr=subprocess.STDOUT if pattern is not None else None,
+                stdout=subprocess.PIPE if has_output else None,
+                stderr=subprocess.STDOUT if has_output else None,
                 bufsize=0,
                 start_new_session=self._has_group,
                 preexec_fn=_die_with_parent,  # noqa: PLW1509 - one system call, found beforehand
             )
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             raise CommandError(
-                f"the command {argv[0]!r} cannot be started: {error}. Is it installed on this host, "
-                "and on the PATH of the node?"
+                f"the command {self._argv[0]!r} cannot be started: {error}. Is it installed on this "
+                "host, and on the PATH of the node?"
             ) from None
-        self._output: _Output | None = None
-        if pattern is not None:
-            assert self._process.stdout is not None
-            self._output = _Output(self._process.stdout, re.compile(pattern))
 
     def __enter__(self) -> "_Command":
         return self
@@ -424,7 +438,7 @@ class _Command:
         give_up_at = time.monotonic() + timeout_s
         silent = list(endpoints)
         while not stop.is_set():
-            has_ended = self._process.poll() is not None
+            has_ended = self._poll() is not None
             if has_ended and self._output is not None:
                 self._signal(signal.SIGKILL)  # what it has started may hold its output open
                 self._output.finish()
@@ -447,7 +461,7 @@ class _Command:
     def wait(self, stop: threading.Event) -> None:
         """Waits for its end; asks for it when the node is to end."""
         # In small steps: in a thread, who is ended by force hears of it only between two of them.
-        while self._process.poll() is None and not stop.wait(_POLL_S):
+        while self._poll() is None and not stop.wait(_POLL_S):
             pass
         if stop.is_set() and self._is_alive():
             self._ask()
@@ -463,6 +477,11 @@ class _Command:
         """
         if self._process.returncode and not self._was_asked:
             raise self._error(self._how_it_ended())
+
+    def _poll(self) -> int | None:
+        # Forced out of it, a thread would leave a lock of the process closed.
+        with self._forcing.held_back():
+            return self._process.poll()
 
     def _how_it_ended(self) -> str:
         code = self._process.returncode
@@ -480,11 +499,11 @@ class _Command:
 
     def _ask(self) -> None:
         # One that had ended by then did so by itself.
-        self._was_asked = self._process.poll() is None
+        self._was_asked = self._poll() is None
         self._signal(signal.SIGTERM)
 
     def _is_alive(self) -> bool:
-        if self._process.poll() is None or _marked(self._mark):
+        if self._poll() is None or _marked(self._mark):
             return True
         if sys.platform != "linux" and self._has_group:
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -494,7 +513,7 @@ class _Command:
 
     def _signal(self, signum: int) -> None:
         found = set(_marked(self._mark))
-        if self._process.poll() is None:
+        if self._poll() is None:
             # Between fork and exec it carries no mark.
             found.add(self._process.pid)
         if self._has_group and (signum == signal.SIGKILL or sys.platform != "linux"):
@@ -517,6 +536,12 @@ class _Command:
             self._signal(signal.SIGKILL)
         if self._output is not None:
             self._output.finish()
+        self._has_ended = True
+
+    def _end_rest(self) -> None:
+        """Ends it for a thread that was forced out of doing so."""
+        if not self._has_ended:
+            self._end(0.0)
 
     def _await_end(self, grace_s: float) -> None:
         give_up_at = time.monotonic() + grace_s

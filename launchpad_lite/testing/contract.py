@@ -267,10 +267,10 @@ class LauncherContract:
         program = lp.Program("stubborn")
         program.add_node(lp.CourierNode(Counter), label="counter")
         program.add_node(lp.PyClassNode(Stubborn), label="stubborn")
-        running = launch(program, notice_s=0.3)
+        running = launch(program, notice_s=3.0)
         _wait_for_state(running, "stubborn[0]", "running")
         _wait_for_state(running, "counter[0]", "serving")
-        result = running.stop(timeout_s=10)
+        result = running.stop(timeout_s=30)
         assert result.outcome is lp.Outcome.STOPPED
         assert result.killed == ("stubborn[0]",)
 
@@ -316,7 +316,8 @@ class LauncherContract:
         for first in (1, 4):
             program = lp.Program("state")
             program.add_node(lp.CourierNode(Unsteady), label="unsteady")
-            running = launch(program, restart=policy, checkpoints={"unsteady": tmp_path / "kept"})
+            checkpoints = {"unsteady": tmp_path / "kept"}
+            running = launch(program, restart=policy, checkpoints=checkpoints, notice_s=30.0)
             client = running.client("unsteady")
             assert client.increment() == (first, 0)
             client.keep()
@@ -329,7 +330,7 @@ class LauncherContract:
     def test_a_node_that_is_stuck_is_found_and_comes_back(self, launch: Any) -> None:
         program = lp.Program("stuck")
         program.add_node(lp.CourierNode(Unsteady), label="unsteady")
-        limits = lp.Liveness(health_s=5.0, heartbeat_s=0.5)
+        limits = lp.Liveness(health_s=5.0, heartbeat_s=3.0)
         policy = lp.RestartPolicy(backoff_s=0.01)
         running = launch(program, restart=policy, liveness={"unsteady": limits})
         client = running.client("unsteady")

@@ -129,7 +129,7 @@ class SlurmCluster(Bed):
             found = dict(line.split() for line in answer.splitlines())
             return all(found.get(name) in states for name in names)
 
-        if not poll_until(reached, 40.0, must=False):
+        if not poll_until(reached, 80.0, must=False):
             state = self._call("sinfo", "-N", "-l")
             log = (self._folder / "log" / "slurmctld.log").read_text()[-2000:]
             raise RuntimeError(f"not all of {', '.join(names)} are {states}:\n{state}\n{log}")

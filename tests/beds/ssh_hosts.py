@@ -270,10 +270,10 @@ class SshHosts(Bed):
         if host.process is not None:
             places["/dev/shm"] = host.shm
         return sorted(
-            f"{shown}/{path.relative_to(place)}"
+            f"{shown}/{Path(folder, file).relative_to(place)}"
             for shown, place in places.items()
-            for path in place.rglob("*")
-            if not path.is_dir()
+            for folder, _, files in os.walk(place)  # passes over what goes meanwhile
+            for file in files
         )
 
     def restore(self) -> None:

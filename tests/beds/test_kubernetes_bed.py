@@ -200,10 +200,13 @@ def test_pods_of_an_indexed_job_find_each_other_by_name(
     code = f"""
 import os, threading
 exec({LISTEN.split("while", maxsplit=1)[0]!r})
-threading.Thread(target=lambda: s.accept()[0].sendall(os.uname().nodename.encode()), daemon=True).start()
+def greet():
+    while True:
+        s.accept()[0].sendall(os.uname().nodename.encode())
+threading.Thread(target=greet, daemon=True).start()
 other = 1 - int(os.environ["JOB_COMPLETION_INDEX"])
 exec({dial("%s")!r} % f"talk-{{other}}.talk")
-time.sleep(0.5)
+time.sleep(5)  # so that the other one may be later
 """
     client.core.create_namespaced_service(TEAM, service("talk", {"job-name": "talk"}, 4250))
     client.batch.create_namespaced_job(TEAM, job("talk", code, 2))
@@ -343,10 +346,10 @@ def test_a_pod_has_its_grace_to_end(cluster: KubernetesCluster, client: Clients)
     version = client.core.list_namespaced_pod(TEAM).metadata.resource_version
     began = time.monotonic()
     for name in phases:
-        client.core.delete_namespaced_pod(name, TEAM, grace_period_seconds=1)
+        client.core.delete_namespaced_pod(name, TEAM, grace_period_seconds=5)
     took = {}
     for event in client.watch().stream(
-        client.core.list_namespaced_pod, TEAM, resource_version=version, timeout_seconds=10
+        client.core.list_namespaced_pod, TEAM, resource_version=version, timeout_seconds=30
     ):
         name = event["object"].metadata.name
         phases[name].append(event["object"].status.phase)
@@ -357,7 +360,7 @@ def test_a_pod_has_its_grace_to_end(cluster: KubernetesCluster, client: Clients)
     assert phases["polite"][-1] == "Succeeded"
     assert phases["stubborn"][-1] == "Failed"
     assert took["polite"] < took["stubborn"]
-    assert took["stubborn"] >= 1
+    assert took["stubborn"] >= 5
 
 
 def test_security_is_enforced(cluster: KubernetesCluster, client: Clients) -> None:
@@ -478,7 +481,7 @@ def test_a_network_policy_keeps_others_out(cluster: KubernetesCluster, client: C
     client.core.create_namespaced_pod(TEAM, pod("server", LISTEN, ours))
     await_log(cluster, "server", "up")
     client.core.create_namespaced_pod(TEAM, pod("stranger", dial("server", 1)))
-    client.core.create_namespaced_pod(TEAM, pod("friend", dial("server", 1), ours))
+    client.core.create_namespaced_pod(TEAM, pod("friend", dial("server"), ours))
     for name in ("stranger", "friend"):
         await_phase(client, name, "Succeeded")
     assert "b'hello'" not in cluster.log("stranger")
@@ -628,7 +631,7 @@ def test_a_suspended_job_has_no_pods_until_it_is_resumed(
 
 def test_a_job_goes_when_its_time_is_over(cluster: KubernetesCluster, client: Clients) -> None:
     client.batch.create_namespaced_job(
-        TEAM, job("brief", SLEEP, 1, {"activeDeadlineSeconds": 1, "ttlSecondsAfterFinished": 1})
+        TEAM, job("brief", SLEEP, 1, {"activeDeadlineSeconds": 1, "ttlSecondsAfterFinished": 5})
     )
     _, end = await_job(client, "brief")
     assert end.reason == "DeadlineExceeded"
@@ -657,8 +660,8 @@ time.sleep(600)
             container={"volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}]},
         ),
     )
-    await_log(cluster, "again", "True")
-    assert status_of(client, "again").container_statuses[0].restart_count == 1
+    await_log(cluster, "again", "True\n")
+    poll_until(lambda: status_of(client, "again").container_statuses[0].restart_count == 1)
     assert client.core.read_namespaced_pod_log("again", TEAM) == "True\n"
     assert client.core.read_namespaced_pod_log("again", TEAM, previous=True) == "False\n"
 
@@ -666,9 +669,17 @@ time.sleep(600)
 def test_a_log_is_followed_across_a_lost_connection(
     cluster: KubernetesCluster, client: Clients
 ) -> None:
-    code = "import time\nfor n in range(40): print(n); time.sleep(0.05)"
+    # Each line in one piece: parts of lines may have the same time.
+    code = """
+import os, signal
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+for n in range(20): os.write(1, b"%d\\n" % n)
+signal.sigwait([signal.SIGUSR1])
+for n in range(20, 40): os.write(1, b"%d\\n" % n)
+"""
     client.core.create_namespaced_pod(TEAM, pod("counts", code))
     await_phase(client, "counts", "Running")
+    (pid,) = cluster.pids("counts")
     seen: dict[str, int] = {}
     drops = 0
     last = None
@@ -681,6 +692,7 @@ def test_a_log_is_followed_across_a_lost_connection(
                 seen[text] = seen.get(text, 0) + 1
                 if len(seen) == 10 and not drops:
                     drops = cluster.drop_logs()
+                    os.kill(pid, signal.SIGUSR1)
     assert [*seen] == [str(number) for number in range(40)]
     assert drops == 1
 
@@ -898,9 +910,11 @@ def test_pods_reach_a_port_of_this_machine_only_when_it_is_published(
     cluster: KubernetesCluster, client: Clients
 ) -> None:
     def greet() -> None:
-        connection, _ = server.accept()
-        with connection:
-            connection.sendall(b"hello")
+        with contextlib.suppress(OSError):
+            while True:  # a pod for which an answer is too slow asks again
+                connection, _ = server.accept()
+                with connection:
+                    connection.sendall(b"hello")
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -908,6 +922,7 @@ def test_pods_reach_a_port_of_this_machine_only_when_it_is_published(
         thread = threading.Thread(target=greet)
         thread.start()
         output = run(cluster, client, dial(host).replace("4250", str(port)))
+        server.shutdown(socket.SHUT_RDWR)
         thread.join()
     assert output.endswith("b'hello'\n")
 

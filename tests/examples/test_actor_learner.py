@@ -137,7 +137,7 @@ def test_it_ends_by_itself_once_it_is_solved(
     launch_program: Any, tmp_path: Path, launcher: str
 ) -> None:
     folder = tmp_path / "made" / "for it"
-    result = launch_program(make_program(output=folder, **EASY), launcher).wait()
+    result = launch_program(make_program(output=folder, **EASY), launcher, notice_s=30).wait()
     assert (result.outcome, result.reason) == (lp.Outcome.STOPPED, "lp.stop() in evaluator[0]")
     assert not result.killed
     found = read_result(folder)
@@ -174,7 +174,8 @@ def test_it_gives_up_when_the_time_is_over_and_prints_that(
 def test_a_stop_from_outside_keeps_what_was_found_and_ends_nobody_by_force(
     launch_program: Any, tmp_path: Path
 ) -> None:
-    running = launch_program(make_program(3, output=tmp_path, target=500.0), "test_mp")
+    program = make_program(3, output=tmp_path, target=500.0)
+    running = launch_program(program, "test_mp", notice_s=30)
     learner = running.client("learner")
     poll_until(lambda: learner.progress().updates > 1, 60)
     assert not running.stop().killed

@@ -35,7 +35,12 @@ def test_a_python_that_does_not_run_is_named() -> None:
 
 
 def test_an_image_is_tagged_so_that_clusters_take_the_one_that_was_loaded() -> None:
-    assert f"--tag launchpad-lite:{lp.__version__} " in make_image().stdout
+    assert f"--tag docker.io/library/launchpad-lite:{lp.__version__} " in make_image().stdout
+
+
+def test_an_image_can_launch_from_inside_of_a_cluster() -> None:
+    dockerfile = (_ROOT / "examples" / "Dockerfile").read_text()
+    assert "pip install --no-cache-dir '/src[kubernetes]' " in dockerfile
 
 
 def test_packages_of_an_image_may_be_named() -> None:

@@ -7,16 +7,20 @@ import stat
 import sys
 import tarfile
 import time
+import types
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from launchers._deployment import mismatches
 from launchers._shipping import Tree, runtime_tree
+from launchers.host import boot
 from launchers.host.arrival import Arrival, Facts, Hello, HostError, shell_command
+from launchers.host.link import Frame, write_all
 from launchpad_lite.testing import poll_until
 from tests.launchers.interpreters import find_other_minor_version, find_python
 
@@ -150,6 +154,11 @@ def test_what_reaches_the_host_and_is_not_there_is_told() -> None:
 
 def test_what_the_command_complained_of_is_told() -> None:
     text = refusal("sh", "-c", "echo Permission denied >&2; exit 255")
+    assert text == "h1: sh ended with exit code 255: Permission denied"
+
+
+def test_what_the_command_complained_of_is_told_even_if_it_comes_late() -> None:
+    text = refusal("sh", "-c", "(sleep 1; echo Permission denied >&2) >&- & exit 255")
     assert text == "h1: sh ended with exit code 255: Permission denied"
 
 
@@ -305,6 +314,60 @@ def test_a_launcher_that_leaves_in_between_leaves_nothing(moment: str) -> None:
     poll_until(lambda: not process.is_running())
 
 
+@pytest.mark.slow
+def test_an_agent_that_slept_listens_again_before_it_gives_up(runtime: tuple[Tree, bytes]) -> None:
+    tree, packed = runtime
+    silence_s = 6.0
+    with arrived(hello(tree, silence_s=silence_s)) as arrival:
+        arrival.facts(soon())
+        arrival.ship({tree.key: packed})
+        arrival.await_agent(soon())
+        arrival.link(silence_s)  # from here on, nobody speaks to it but this test
+        assert_it_answers(arrival)
+        process = psutil.Process(arrival.process.pid)
+        family = [process, *process.children(recursive=True)]
+        for each in family:
+            each.suspend()
+        time.sleep(silence_s + 1)  # the fault itself
+        for each in family:
+            each.resume()
+        time.sleep(0.5)  # in which those between, who slept as well, have not passed on anything
+        assert_it_answers(arrival)
+        say(arrival, "quit")
+        assert arrival.process.wait(_LIMIT_S) == 0
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_a_host_that_slept_before_code_came_listens_again(
+    is_gone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = []
+
+    def select(*waited: Any) -> tuple[list[int], list[int], list[int]]:
+        waits.append(waited[-1])  # in the first one the machine slept
+        return ([0] if len(waits) > 1 and not is_gone else []), [], []
+
+    monkeypatch.setattr(boot, "select", types.SimpleNamespace(select=select))
+    link = object.__new__(boot._Link)
+    link.silence_s = 8.0
+    assert link._is_spoken_to() is not is_gone
+    assert sum(waits) == 8 if is_gone else len(waits) == 2
+
+
+def say(arrival: Arrival, op: str, **fields: object) -> None:
+    assert arrival.process.stdin is not None
+    write_all(arrival.process.stdin.fileno(), Frame(op, fields).encode())
+
+
+def assert_it_answers(arrival: Arrival) -> None:
+    say(arrival, "reserve", addresses=[])
+    frame = arrival.frames.read(soon())
+    while frame is not None and frame.op == "alive":  # what it was asked before
+        frame = arrival.frames.read(soon())
+    assert frame is not None
+    assert frame.op == "reserved"
+
+
 # Environments
 
 
@@ -332,17 +395,17 @@ def test_an_environment_is_made_once(package: Path, cache: Path) -> None:
     assert facts.packages == {"tiny": "1.5"}
     assert Path(facts.executable).is_relative_to(cache / "environments")
     package.unlink()  # what is there is not installed again
-    begin = time.monotonic()
     with arrived(wanted) as again:
         assert again.facts(soon()).packages == {"tiny": "1.5"}
-    assert time.monotonic() - begin < 3
 
 
 @pytest.mark.slow
 def test_an_installation_may_take_longer_than_a_host_to_answer(package: Path) -> None:
     wanted = hello(packages=("tiny",), requirements=f"{package}\n")
     with arrived(wanted) as arrival:
-        assert arrival.facts(time.monotonic() + 1).packages == {"tiny": "1.5"}
+        process = psutil.Process(arrival.process.pid)
+        poll_until(lambda: children_of(process), 30)  # it has answered, and installs
+        assert arrival.facts(time.monotonic()).packages == {"tiny": "1.5"}
 
 
 @pytest.mark.slow

@@ -513,7 +513,7 @@ def test_each_inner_node_finds_its_own_state_again(
         with program.group("group"):
             program.add_node(lp.ColocationNode([counters[0], *nested], mode))  # type: ignore[arg-type]
             program.add_node(counters[1])
-        running = launch_program(program, launcher, checkpoints={"group": tmp_path})
+        running = launch_program(program, launcher, checkpoints={"group": tmp_path}, notice_s=30)
         for index, counter in enumerate(counters):
             by = index + 1
             assert counter.create_handle().dereference().add(by) == launch * by

@@ -4,6 +4,7 @@ import contextlib
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
 import urllib.request
@@ -18,6 +19,7 @@ import pytest
 import courier
 import launchpad_lite as lp
 from launchpad_lite.nodes.base import Handle
+from launchpad_lite.nodes.command import _Command
 from launchpad_lite.testing import poll_until
 from tests.launchers.scripts import Script, kill
 
@@ -321,9 +323,9 @@ def test_a_command_that_ends_before_it_is_ready_fails(
 def test_a_command_that_never_prints_the_line_fails_after_its_time(
     launch_program: Any, launcher: str
 ) -> None:
-    node = lp.CommandNode("echo up; exec sleep 1000", ready="READY", ready_timeout_s=0.5)
+    node = lp.CommandNode("echo up; exec sleep 1000", ready="READY", ready_timeout_s=3)
     error = _error_of(launch_program(_program(node), launcher))
-    assert "ready_timeout_s=0.5: it runs, but never printed a line that matches 'READY'" in error
+    assert "ready_timeout_s=3: it runs, but never printed a line that matches 'READY'" in error
     assert error.endswith("\n  up")
 
 
@@ -466,6 +468,61 @@ def test_nothing_of_a_command_is_left_after(
     assert running.running.result.killed == (
         ("node[0]",) if way in ("a stop it ignores", "a kill") else ()
     )
+    poll_until(lambda: not _marked(mark), 20, must=False)
+    assert _marked(mark) == []
+
+
+def _take_time(file: Path) -> None:
+    """Says where a thread is, and gives others the time to force it out of there."""
+    file.touch()
+    for _ in range(100):
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("ready", [None, "^"])
+def test_nothing_is_left_of_a_command_whose_thread_is_forced_out_of_its_start(
+    launch_program: Any,
+    tmp_path: Path,
+    mark: str,
+    ready: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class SlowPopen(subprocess.Popen[bytes]):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            _take_time(tmp_path / "starts")
+
+    monkeypatch.setattr(subprocess, "Popen", SlowPopen)
+    node = lp.CommandNode(_FAMILY + "sleep 1000", cwd=tmp_path, ready=ready)
+    running = launch_program(_program(node), "test_mt", notice_s=20.0)
+    for file in ("up", "starts"):
+        poll_until((tmp_path / file).exists, 20)
+    running.running.kill()
+    running.running.join(60)
+    assert running.running.result.killed == ("node[0]",)
+    poll_until(lambda: not _marked(mark), 20, must=False)
+    assert _marked(mark) == []
+
+
+def test_nothing_is_left_of_a_command_whose_thread_is_forced_out_of_its_end(
+    launch_program: Any, tmp_path: Path, mark: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends: list[float] = []
+    end = _Command._end
+
+    def slow_end(self: Any, grace_s: float) -> None:
+        ends.append(grace_s)
+        if len(ends) == 1:
+            _take_time(tmp_path / "ends")
+        end(self, grace_s)
+
+    monkeypatch.setattr(_Command, "_end", slow_end)
+    node = lp.CommandNode(_FAMILY + "exit 0", cwd=tmp_path)
+    running = launch_program(_program(node), "test_mt", notice_s=20.0)
+    poll_until((tmp_path / "ends").exists, 20)
+    running.running.kill()
+    running.running.join(60)
+    assert ends == [2.0, 0.0]
     poll_until(lambda: not _marked(mark), 20, must=False)
     assert _marked(mark) == []
 

@@ -6,6 +6,7 @@ every kind of child. One fault each, then the same questions. `docs/promises.md`
 
 import contextlib
 import os
+import random
 import re
 import signal
 import socket
@@ -150,7 +151,7 @@ _PROGRAM = """
         program,
         launcher=LAUNCHER,
         notice_s=float(sys.argv[5]),
-        liveness=lp.Liveness(health_s=1.0) if ACT == "returns" else None,
+        liveness=lp.Liveness(health_s=4.0) if ACT == "returns" else None,
     )
     try:
         running.wait()
@@ -158,8 +159,10 @@ _PROGRAM = """
         print("ended by force:", *running.result.killed)
 """
 
-#: Seconds that nodes have to end, in all programs here.
+#: Seconds that nodes have to end where one of them takes them all.
 _NOTICE_S = 1.0
+#: The same elsewhere: a slow machine needs some of them.
+_LONG_NOTICE_S = 10.0
 #: What the promise adds to the notice.
 _PROMISED_S = 2.0
 #: What a machine that does many things at a time may take longer.
@@ -172,7 +175,7 @@ _FAMILY = 8
 class Faulty:
     """A program in an interpreter of its own, with all that it may leave behind."""
 
-    def __init__(self, folder: Path, launcher: str, act: str) -> None:
+    def __init__(self, folder: Path, launcher: str, act: str, notice_s: float) -> None:
         self._script = Script(folder, _PROGRAM)
         self._folder = folder
         self._has_children = launcher == "local_mp"
@@ -180,11 +183,10 @@ class Faulty:
         self._pids = folder / "pids"
         for each in (self._temporary, self._pids):
             each.mkdir()
-        with contextlib.closing(_listen(0)) as free:
-            self._port: int = free.getsockname()[1]
-        self._ports: set[int] = set()
+        self._port = _free_port()
+        self._listening: set[tuple[int, int]] = set()
         self._family: dict[str, list[psutil.Process]] = {}
-        arguments = (launcher, act, str(self._port), self._script.tag, str(_NOTICE_S))
+        arguments = (launcher, act, str(self._port), self._script.tag, str(notice_s))
         self.process = self._script.start(*arguments, env={"TMPDIR": str(self._temporary)})
         #: When the fault came.
         self.since = time.monotonic()
@@ -193,6 +195,7 @@ class Faulty:
         self.wait_for("up", _NODES)
         if self._has_children:
             self.wait_for("sharing", _NODES)
+            self.wait_for("pids/daemon", _NODES)  # nobody waits for it there
             assert len(self._segments()) == 2 * _NODES
         for path in self._pids.iterdir():
             kind, _, pid = path.name.partition("-")
@@ -200,13 +203,14 @@ class Faulty:
             self._family.setdefault(kind, []).append(psutil.Process(int(pid)))
         known = sum(len(each) for each in self._family.values())
         assert known == (_NODES * _FAMILY if self._has_children else 0)
-        self._ports = {
+        ports = {
             connection.laddr.port
             for process in self._script.processes()
             for connection in _connections(process)
             if connection.status == psutil.CONN_LISTEN
         }
-        assert self._port in self._ports
+        assert self._port in ports
+        self._listening = {each for each in _listening() if each[0] in ports}
 
     def wait_for(self, name: str, count: int = 1) -> None:
         self._script.wait_for(name, count)
@@ -258,8 +262,8 @@ class Faulty:
         return took_s, *self.process.communicate(timeout=5)
 
     def assert_no_port_or_file_is_left(self) -> None:
-        for port in self._ports:
-            _listen(port).close()
+        # The ports themselves may be another's by now.
+        assert not self._listening & _listening()
         assert list(self._temporary.rglob("*")) == []
         files = [*self._folder.rglob("*")]
         assert [path for path in files if stat.S_ISSOCK(path.lstat().st_mode)] == []
@@ -280,13 +284,21 @@ def _is_alive(process: psutil.Process) -> bool:
         return False
 
 
-def _listen(port: int) -> socket.socket:
-    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    # As servers do: connections that are still closing are not in the way.
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listening.bind(("127.0.0.1", port))
-    listening.listen()
-    return listening
+def _free_port() -> int:
+    """Returns one that is free, and that the system gives to nobody who leaves the choice to it."""
+    limits = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
+    lowest = max(1024, int(limits[0]) - 10_000)
+    for port in random.sample(range(lowest, int(limits[0])), 100):
+        with contextlib.suppress(OSError), socket.socket() as free:
+            free.bind(("127.0.0.1", port))
+            return port
+    pytest.skip(f"the system may give away all ports from {lowest}")
+
+
+def _listening() -> set[tuple[int, int]]:
+    """Port and inode, which tells it from others, of each socket of the machine that listens."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return {(int(row[1].partition(":")[2], 16), int(row[9])) for row in rows if row[3] == "0A"}
 
 
 def _connections(process: psutil.Process) -> list[Any]:
@@ -335,7 +347,7 @@ def _interrupted_twice(run: Faulty) -> None:
 
 def _asleep(run: Faulty) -> None:
     run.signal(signal.SIGSTOP)
-    time.sleep(3)  # longer than any limit of the nodes
+    time.sleep(5)  # longer than any limit of the nodes
     run.signal(signal.SIGCONT)
     run.go()
 
@@ -475,7 +487,8 @@ def test_nothing_is_left_and_who_did_it_is_named(
     name: str,
 ) -> None:
     fault = _FAULTS[launcher][name]
-    run = Faulty(tmp_path, launcher, fault.act)
+    notice_s = _NOTICE_S if fault.forced else _LONG_NOTICE_S
+    run = Faulty(tmp_path, launcher, fault.act, notice_s)
     try:
         run.wait_until_up()
         fault.happens(run)
@@ -497,13 +510,16 @@ def test_nothing_is_left_and_who_did_it_is_named(
 
 def _agent_here() -> psutil.Process:
     """The agent of the only program that was launched by this process."""
-    (warden,) = (
-        child
-        for child in psutil.Process().children()
-        if "from launchers.host.agent import main" in " ".join(child.cmdline())
-    )
+    (warden,) = filter(_is_warden, psutil.Process().children())
     (agent,) = warden.children()
     return agent
+
+
+def _is_warden(child: psutil.Process) -> bool:
+    # One that an earlier test left as a zombie has no command line to ask for.
+    with contextlib.suppress(psutil.Error):
+        return "from launchers.host.agent import main" in " ".join(child.cmdline())
+    return False
 
 
 def _agent_if_up() -> psutil.Process | None:
@@ -537,7 +553,7 @@ def test_a_hundred_restarts_leave_the_agent_as_it_was(launch_program: Any) -> No
     agent = _agent_here()
     poll_until(lambda: running.running.status()[0].restarts > 3)
     before = agent.num_fds()
-    poll_until(lambda: running.running.status()[0].restarts > 103, 60)
+    poll_until(lambda: running.running.status()[0].restarts > 103, 100)
     # A worker that lives just now has some.
     poll_until(lambda: agent.num_fds() <= before)
     poll_until(lambda: psutil.STATUS_ZOMBIE not in {each.status() for each in agent.children()})
@@ -567,9 +583,11 @@ def test_what_a_dead_worker_left_may_print_for_ever(launch_program: Any) -> None
 def test_two_hundred_workers_killed_at_once_are_one_failure(launch_program: Any) -> None:
     running = launch_program(_many(200), "test_mp")
     poll_until(lambda: _states(running) == {"running"}, 60)
-    for each in running.running.status():
-        assert each.pid is not None
-        os.kill(each.pid, signal.SIGKILL)
+    pids = [each.pid for each in running.running.status()]
+    assert None not in pids
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):  # the first is known to be dead, maybe
+            os.kill(pid, signal.SIGKILL)
     started = time.monotonic()
     with pytest.raises(lp.NodeFailedError, match="killed by SIGKILL"):
         running.wait(30)

@@ -108,10 +108,13 @@ if __name__ == "__main__":
 def role() -> set[tuple[str, str]]:
     """What the documentation says that users need, as verb and resource."""
     text = (_CHECKOUT / "docs" / "kubernetes.md").read_text()
-    (block,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    blocks = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    (found,) = (
+        each for block in blocks for each in yaml.safe_load_all(block) if each["kind"] == "Role"
+    )
     return {
         (verb, resource)
-        for rule in yaml.safe_load(block)["rules"]
+        for rule in found["rules"]
         for resource in rule["resources"]
         for verb in rule["verbs"]
     }
@@ -294,6 +297,7 @@ def test_output_logs_status_and_result_are_here_as_with_other_launchers(user: Us
         # Numbers of a node that has just begun are not there yet.
         poll_until(lambda: all(each.memory_mib for each in running.status()), 60)
         poll_until(lambda: all(each.cpu is not None for each in running.status()), 60)
+        poll_until(lambda: all(each.state == "running" for each in running.status()), 60)
         for each in running.status():
             print("STATUS", each.name, each.state, each.host, each.pid > 0, each.endpoints)
         result = running.stop()
@@ -365,7 +369,7 @@ def test_a_second_interrupt_ends_everything_at_once(user: User) -> None:
     begin = time.monotonic()
     launch.process.send_signal(signal.SIGINT)
     assert launch.end() == -signal.SIGINT, launch.output
-    assert time.monotonic() - begin < 15
+    assert time.monotonic() - begin < 60
     assert_nothing_is_left(user)
 
 
@@ -379,9 +383,9 @@ def test_who_does_not_end_within_the_notice_is_ended(user: User) -> None:
         begin = time.monotonic()
         result = running.stop()
         print("KILLED", sorted(result.killed), result.outcome.name)
-        assert 1 < time.monotonic() - begin < 20
+        assert 1 < time.monotonic() - begin < 60
     """
-    output = user.launch(_STUBBORN, source, notice_s=1).check()
+    output = user.launch(_STUBBORN, source, notice_s=1).check(100)
     assert "KILLED ['worker[0]', 'worker[1]'] STOPPED" in output
     assert_nothing_is_left(user)
 
@@ -779,6 +783,7 @@ def test_the_emitted_script_creates_all_objects_and_makes_them_belong_to_the_fir
     script = Script(user, folder)
     assert script.code == 0
     files = sorted(files_of(folder))
+    jobs = [name for name in files[:-1] if files_of(folder)[name]["kind"] == "Job"]
     others = script.calls[2:]
     # It must not begin without the others.
     suspension = '--type=merge -p {"spec":{"suspend":true}} -o json'
@@ -788,11 +793,14 @@ def test_the_emitted_script_creates_all_objects_and_makes_them_belong_to_the_fir
     ]
     if not queue:  # which starts it by itself
         resumption = '--type=merge -p {"spec":{"suspend":false}}'
-        assert others.pop() == f"patch --namespace=lab Job by-hand {resumption}"
+        # Each takes two calls; pods come last.
+        number = 2 * (len(files) - 1 - len(jobs))
+        assert others.pop(number) == f"patch --namespace=lab Job by-hand {resumption}"
     assert sorted(others)[: len(files) - 1] == ["create --namespace=lab -f -"] * (len(files) - 1)
     patches = [line for line in others if line.startswith("patch")]
     assert len(patches) == len(files) - 1 == len(others) // 2
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "by-hand", "uid": "123-456"}
+    assert files[-1 - len(jobs) : -1] == jobs
     for line, name in zip(patches, files, strict=False):
         words = line.removesuffix(" -o json").split(" -p ")
         assert words[0] == f"patch --local -f {name} --type=merge"

@@ -5,7 +5,11 @@ And how a run is created by such requests: all of it, or nothing.
 
 import base64
 import contextlib
+import datetime as dt
+import ipaddress
 import json
+import os
+import select
 import signal
 import socket
 import ssl
@@ -77,12 +81,13 @@ class Request:
     query: dict[str, str]
     body: Any
     headers: dict[str, str]
+    certificate: Any = None
 
 
 class Stub:
     """A server with an answer for each request, in order; the last one stays."""
 
-    def __init__(self) -> None:
+    def __init__(self, context: ssl.SSLContext | None = None) -> None:
         self.answers: dict[tuple[str, str], list[Answer]] = {}
         self.requests: list[Request] = []
         self._leave = threading.Event()
@@ -100,9 +105,16 @@ class Stub:
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
+        if context is not None:
+            # They shake hands in the thread of the connection, at its first byte.
+            self._server.socket = context.wrap_socket(
+                self._server.socket, server_side=True, do_handshake_on_connect=False
+            )
+            self._server.handle_error = lambda *_: None  # type: ignore[method-assign] # not trusted
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
         self._thread.start()
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        scheme = "http" if context is None else "https"
+        self.url = f"{scheme}://127.0.0.1:{self._server.server_port}"
 
     def on(self, method: str, path: str, *answers: Answer) -> None:
         self.answers[method, path] = list(answers)
@@ -120,6 +132,7 @@ class Stub:
                 query,
                 body,
                 {k.lower(): v for k, v in handler.headers.items()},
+                getattr(handler.connection, "getpeercert", lambda: None)(),
             )
         )
         known = self.answers.get((handler.command, parts.path), [refusal(404, "NotFound", "no")])
@@ -188,12 +201,19 @@ def pod(name: str, version: str = "1", **labels: str) -> dict[str, Any]:
     }
 
 
-def write_config(folder: Path, server: str, **context: str) -> Path:
+def write_config(
+    folder: Path,
+    server: str,
+    *,
+    cluster: dict[str, Any] | None = None,
+    user: dict[str, Any] | None = None,
+    **context: str,
+) -> Path:
     config = {
         "apiVersion": "v1",
         "kind": "Config",
-        "clusters": [{"name": "here", "cluster": {"server": server}}],
-        "users": [{"name": "me", "user": {"token": "a-token"}}],
+        "clusters": [{"name": "here", "cluster": {"server": server, **(cluster or {})}}],
+        "users": [{"name": "me", "user": {"token": "a-token", **(user or {})}}],
         "contexts": [
             {"name": "one", "context": {"cluster": "here", "user": "me", **context}},
             {"name": "two", "context": {"cluster": "here", "user": "me", "namespace": "other"}},
@@ -289,13 +309,413 @@ def test_a_server_that_is_not_there_is_named(
     assert "object at" not in str(caught.value)
 
 
+@pytest.mark.parametrize("later", ["three", ""])
+def test_the_first_kubeconfig_that_names_a_context_is_meant(
+    stub: Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, later: str
+) -> None:
+    first = write_config(tmp_path, stub.url, namespace="team")
+    second = json.loads(first.read_text().replace("one", "three").replace("here", "there"))
+    second["clusters"][0]["cluster"]["server"] = "http://127.0.0.1:9"
+    second["current-context"] = later
+    (tmp_path / "second").write_text(json.dumps(second))
+    (tmp_path / "empty").touch()
+    paths = [tmp_path / "empty", first, tmp_path / "second"]
+    monkeypatch.setenv("KUBECONFIG", os.pathsep.join(map(str, paths)))
+    with contextlib.closing(Api.connect()) as api:
+        assert (api.server, api.namespace) == (stub.url, "team")
+
+
+def test_requests_are_those_of_whom_the_kubeconfig_impersonates(
+    stub: Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    user = {"as": "system:serviceaccount:team:someone", "as-groups": []}
+    path = write_config(tmp_path, stub.url, user=user, namespace="team")
+    monkeypatch.setenv("KUBECONFIG", str(path))
+    with contextlib.closing(Api.connect()) as api:
+        api.list("Pod")
+    seen = [each.headers["impersonate-user"] for each in stub.requests]
+    assert seen == ["system:serviceaccount:team:someone"] * 2
+
+
+def test_an_impersonation_that_would_be_another_is_refused(
+    stub: Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    user = {"as": "someone", "as-groups": ["some"]}
+    monkeypatch.setenv("KUBECONFIG", str(write_config(tmp_path, stub.url, user=user)))
+    with pytest.raises(LaunchError, match="by as-groups; of these ways only `as` is served"):
+        Api.connect()
+    assert not stub.requests
+
+
+@pytest.mark.parametrize("name", ["authorization", "BearerToken"])
+def test_a_login_is_sent_whatever_a_release_of_the_package_calls_it(
+    stub: Stub, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    from kubernetes import client
+
+    # As in 36.0.0, which looks for it under another name than it is stored by.
+    monkeypatch.setattr(client.Configuration, "auth_settings", lambda _: {})
+    configuration = client.Configuration()
+    configuration.host = stub.url
+    configuration.api_key = {name: "Bearer a-token"}
+    with contextlib.closing(Api(client.ApiClient(configuration), "team")) as api:
+        api.list("Pod")
+    assert stub.requests[0].headers["authorization"] == "Bearer a-token"
+
+
+# Proxies
+
+
+def clear_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http", "https", "no", "all"):
+        monkeypatch.delenv(f"{name}_proxy", raising=False)
+        monkeypatch.delenv(f"{name}_proxy".upper(), raising=False)
+
+
+@pytest.mark.parametrize(
+    ("server", "variables", "expected"),
+    [
+        ("https://a.example", {"HTTPS_PROXY": "http://proxy:1"}, "http://proxy:1"),
+        ("https://a.example", {"HTTPS_PROXY": "proxy:1"}, "http://proxy:1"),
+        ("https://a.example", {"HTTP_PROXY": "http://proxy:1"}, None),
+        ("https://a.example", {"ALL_PROXY": "http://proxy:1"}, None),
+        ("http://a.example", {"HTTP_PROXY": "http://proxy:1"}, "http://proxy:1"),
+        ("https://a.example:port", {"HTTPS_PROXY": "http://proxy:1"}, None),
+        ("https://localhost:6443", {"HTTPS_PROXY": "http://proxy:1"}, None),
+        ("https://127.0.0.2:6443", {"HTTPS_PROXY": "http://proxy:1"}, None),
+        ("https://[::1]:6443", {"HTTPS_PROXY": "http://proxy:1"}, None),
+    ],
+)
+def test_a_proxy_is_taken_from_the_environment_as_by_kubectl(
+    monkeypatch: pytest.MonkeyPatch, server: str, variables: dict[str, str], expected: str | None
+) -> None:
+    clear_proxies(monkeypatch)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert client_module._proxy_from_environment(server) == expected
+
+
+@pytest.mark.parametrize(
+    ("rules", "server", "is_direct"),
+    [
+        ("*", "a.example", True),
+        ("other, A.example", "a.example", True),
+        ("example", "a.example", True),
+        (".example", "a.example", True),
+        ("*.example", "a.example", True),
+        ("*example", "a.example", False),
+        (".a.example", "a.example", False),
+        ("*.a.example", "a.example", False),
+        ("ample", "a.example", False),
+        ("a.example:6443", "a.example:6443", True),
+        ("a.example:443", "a.example", True),
+        ("a.example:6443", "a.example", False),
+        (":6443,,", "a.example:6443", False),
+        ("10.0.0.0/8", "10.1.2.3", True),
+        ("10.0.0.0/8", "11.1.2.3", False),
+        ("10.0.0.0/8,a/8", "a.example", False),
+        ("10.1.2.3", "10.1.2.3:6443", True),
+        ("10.1.2.3:6443", "10.1.2.3", False),
+        ("fd00::1", "[fd00::1]:6443", True),
+        ("[fd00::1]:6443", "[fd00::1]:6443", True),
+        ("[fd00::1]:6443", "[fd00::1]", False),
+        ("fd00::/8", "[fd00::1]", True),
+    ],
+)
+def test_what_needs_no_proxy_is_told_as_to_kubectl(
+    monkeypatch: pytest.MonkeyPatch, rules: str, server: str, is_direct: bool
+) -> None:
+    clear_proxies(monkeypatch)
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy:1")
+    monkeypatch.setenv("NO_PROXY", rules)
+    expected = None if is_direct else "http://proxy:1"
+    assert client_module._proxy_from_environment(f"https://{server}") == expected
+
+
+def test_a_server_of_this_machine_is_asked_without_a_proxy(
+    stub: Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clear_proxies(monkeypatch)
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setenv("KUBECONFIG", str(write_config(tmp_path, stub.url, namespace="team")))
+    with contextlib.closing(Api.connect()) as api:
+        assert api.list("Pod") == []
+
+
+@pytest.mark.parametrize("is_in_environment", [True, False])
+def test_the_proxy_is_that_of_the_cluster_or_of_the_environment(
+    stub: Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_in_environment: bool
+) -> None:
+    clear_proxies(monkeypatch)
+    cluster = {} if is_in_environment else {"proxy-url": stub.url}
+    if is_in_environment:
+        monkeypatch.setenv("HTTP_PROXY", stub.url)
+    else:
+        monkeypatch.setenv("NO_PROXY", "*")  # which is not about it
+    path = write_config(tmp_path, "http://a.invalid", cluster=cluster, namespace="team")
+    monkeypatch.setenv("KUBECONFIG", str(path))
+    with contextlib.closing(Api.connect()) as api:
+        assert api.list("Pod") == []
+    assert [each.headers["host"] for each in stub.requests] == ["a.invalid"] * 2
+
+
+def test_a_proxy_of_an_unknown_kind_is_named_without_its_login(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_config(
+        tmp_path, "http://a.invalid", cluster={"proxy-url": "gopher://me:geheim@there"}
+    )
+    monkeypatch.setenv("KUBECONFIG", str(path))
+    with pytest.raises(LaunchError, match=r"the proxy gopher://there .* cannot be used") as caught:
+        Api.connect()
+    assert "geheim" not in str(caught.value)
+
+
+# Certificates
+
+
+def served_by(folder: Path, certificate: bytes) -> ssl.SSLContext:
+    """Returns what a server needs to be the one of a certificate, which comes with its key."""
+    (folder / "server.pem").write_bytes(certificate)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "server.pem")
+    return context
+
+
+@contextlib.contextmanager
+def secure_stub(context: ssl.SSLContext) -> Iterator[Stub]:
+    """A server that wants a new connection for each request."""
+    server = Stub(context)
+    server.on("GET", PODS, Answer(body=listing(), headers={"Connection": "close"}))
+    yield server
+    server.close()
+
+
+def inline(pem: bytes) -> dict[str, str]:
+    return {"certificate-authority-data": base64.b64encode(pem).decode()}
+
+
+def test_certificates_that_were_tidied_away_are_not_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = Authority("a cluster").issue("server")
+    with secure_stub(served_by(tmp_path, mine.certificate + mine.key)) as stub:
+        path = write_config(tmp_path, stub.url, cluster=inline(mine.authority), namespace="team")
+        monkeypatch.setenv("KUBECONFIG", str(path))
+        with contextlib.closing(Api.connect()) as api:
+            Path(api._client.configuration.ssl_ca_cert).unlink()
+            assert api.list("Pod") == []
+
+
+def test_certificates_that_are_renewed_in_their_files_are_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority = Authority("a cluster")
+    server, *logins = [authority.issue(name) for name in ("server", "first", "second")]
+    context = served_by(tmp_path, server.certificate + server.key)
+    context.load_verify_locations(cadata=server.authority.decode())
+    context.verify_mode = ssl.CERT_REQUIRED
+    file = tmp_path / "login.pem"
+    user = {"client-certificate": str(file), "client-key": str(file)}
+    file.write_bytes(logins[0].certificate + logins[0].key)
+    with secure_stub(context) as stub:
+        cluster = inline(server.authority)
+        path = write_config(tmp_path, stub.url, cluster=cluster, user=user, namespace="team")
+        monkeypatch.setenv("KUBECONFIG", str(path))
+        with contextlib.closing(Api.connect()) as api:
+            for content in (b"half of it", logins[1].certificate + logins[1].key):
+                file.write_bytes(content)
+                os.utime(file, (len(content), len(content)))
+                api.list("Pod")
+        subjects = [str(each.certificate["subject"]) for each in stub.requests]
+    assert ["first" in each for each in subjects] == [True, True, False]
+    assert "second" in subjects[2]
+
+
+def test_a_login_in_an_encrypted_file_is_refused_without_a_question(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from cryptography.hazmat.primitives import serialization as form
+
+    login = Authority("a cluster").issue("me")
+    key = form.load_pem_private_key(login.key, None).private_bytes(
+        form.Encoding.PEM, form.PrivateFormat.PKCS8, form.BestAvailableEncryption(b"geheim")
+    )
+    (tmp_path / "login.pem").write_bytes(login.certificate + key)
+    file = str(tmp_path / "login.pem")
+    user = {"client-certificate": file, "client-key": file}
+    with secure_stub(served_by(tmp_path, login.certificate + login.key)) as stub:
+        cluster = inline(login.authority)
+        path = write_config(tmp_path, stub.url, cluster=cluster, user=user, namespace="team")
+        monkeypatch.setenv("KUBECONFIG", str(path))
+        monkeypatch.setattr(client_module, "_ATTEMPTS", 1)
+        with pytest.raises(ApiError, match="no secure connection") as caught:
+            Api.connect()
+    assert "Invalid argument" not in str(caught.value), "it was asked for"
+
+
+@pytest.mark.parametrize(
+    ("cluster", "is_right"),
+    [
+        ({"tls-server-name": "right"}, True),
+        ({"tls-server-name": "wrong"}, False),
+        ({"insecure-skip-tls-verify": True}, True),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Unverified HTTPS request")
+def test_a_server_is_checked_as_the_kubeconfig_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster: dict[str, Any], is_right: bool
+) -> None:
+    mine = Authority("a cluster").issue("server", ["right"])
+    if "insecure-skip-tls-verify" not in cluster:
+        cluster = {**cluster, **inline(mine.authority)}
+    with secure_stub(served_by(tmp_path, mine.certificate + mine.key)) as stub:
+        path = write_config(tmp_path, stub.url, cluster=cluster, namespace="team")
+        monkeypatch.setenv("KUBECONFIG", str(path))
+        if is_right:
+            Api.connect().close()
+        else:
+            with pytest.raises(ApiError, match="no secure connection"):
+                Api.connect()
+
+
+def old_certificates() -> tuple[bytes, bytes]:
+    """Returns a certificate with its key, and its authority, with no identifiers of keys."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    names = [
+        x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+        for name in ("authority", "server")
+    ]
+    keys = [ec.generate_private_key(ec.SECP256R1()) for _ in names]
+    now = dt.datetime.now(tz=dt.timezone.utc)
+    issued = []
+    for name, key, is_authority in zip(names, keys, (True, False), strict=True):
+        builder = (
+            x509.CertificateBuilder(names[0], name, key.public_key(), x509.random_serial_number())
+            .not_valid_before(now - dt.timedelta(days=1))
+            .not_valid_after(now + dt.timedelta(days=1))
+            .add_extension(x509.BasicConstraints(is_authority, None), critical=True)
+        )
+        if not is_authority:
+            address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+            builder = builder.add_extension(x509.SubjectAlternativeName([address]), critical=False)
+        signed = builder.sign(keys[0], hashes.SHA256())
+        issued.append(signed.public_bytes(serialization.Encoding.PEM))
+    form, encryption = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    key_pem = keys[1].private_bytes(serialization.Encoding.PEM, form, encryption)
+    return issued[1] + key_pem, issued[0]
+
+
+def test_authorities_of_old_clusters_are_trusted_by_new_pythons(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import urllib3.connection
+    import urllib3.util.ssl_
+
+    create = urllib3.util.ssl_.create_urllib3_context
+
+    def create_strictly(*args: Any, **options: Any) -> ssl.SSLContext:
+        context = create(*args, **options)
+        context.verify_flags |= ssl.VERIFY_X509_STRICT
+        return context
+
+    for module in (urllib3.util.ssl_, urllib3.connection):
+        monkeypatch.setattr(module, "create_urllib3_context", create_strictly)
+    certificate, authority = old_certificates()
+    with secure_stub(served_by(tmp_path, certificate)) as stub:
+        path = write_config(tmp_path, stub.url, cluster=inline(authority), namespace="team")
+        monkeypatch.setenv("KUBECONFIG", str(path))
+        Api.connect().close()
+
+
+@contextlib.contextmanager
+def tunnel(context: ssl.SSLContext | None) -> Iterator[str]:
+    """A proxy, itself behind TLS or not; yields its address."""
+
+    def pump(one: socket.socket, other: socket.socket) -> None:
+        while True:  # in one thread: a connection under TLS is not for two
+            rest = isinstance(one, ssl.SSLSocket) and one.pending()
+            ready = [one] if rest else select.select([one, other], [], [])[0]
+            for source in ready:
+                if not (data := source.recv(1 << 16)):
+                    return
+                (other if source is one else one).sendall(data)
+
+    def serve(connection: socket.socket) -> None:
+        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+            if context is not None:
+                connection = context.wrap_socket(connection, server_side=True)
+            stack.enter_context(connection)
+            request = b""
+            while not request.endswith(b"\r\n\r\n"):
+                request += connection.recv(1)
+            host, _, port = request.split()[1].decode().partition(":")
+            target = stack.enter_context(socket.create_connection((host, int(port))))
+            connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+            pump(connection, target)
+
+    threads = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def accept() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = listener.accept()
+                    threads.append(threading.Thread(target=serve, args=(connection,)))
+                    threads[-1].start()
+
+        acceptor = threading.Thread(target=accept)
+        acceptor.start()
+        scheme = "http" if context is None else "https"
+        yield f"{scheme}://127.0.0.1:{listener.getsockname()[1]}"
+        listener.shutdown(socket.SHUT_RDWR)
+        acceptor.join()
+        for thread in threads:
+            thread.join()
+
+
+@pytest.mark.parametrize("is_secure", [False, True])
+def test_a_proxy_does_not_stand_in_the_way_of_certificates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_secure: bool
+) -> None:
+    mine = Authority("a cluster").issue("server")
+    context = served_by(tmp_path, mine.certificate + mine.key)
+    with secure_stub(context) as stub, tunnel(context if is_secure else None) as proxy:
+        cluster = {**inline(mine.authority), "proxy-url": proxy}
+        path = write_config(tmp_path, stub.url, cluster=cluster, namespace="team")
+        monkeypatch.setenv("KUBECONFIG", str(path))
+        with contextlib.closing(Api.connect()) as api:
+            Path(api._client.configuration.ssl_ca_cert).unlink()
+            assert api.list("Pod") == []
+
+
+def test_a_pod_speaks_with_its_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from kubernetes.config import incluster_config
+
+    mine = Authority("a cluster").issue("server")
+    account = {"token": b"a-token", "ca.crt": mine.authority, "namespace": b"team\n"}
+    for name, content in account.items():
+        (tmp_path / name).write_bytes(content)
+    monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(tmp_path / "token"))
+    monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(tmp_path / "ca.crt"))
+    monkeypatch.setattr(client_module, "_NAMESPACE_FILE", tmp_path / "namespace")
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    with secure_stub(served_by(tmp_path, mine.certificate + mine.key)) as stub:
+        monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+        monkeypatch.setenv("KUBERNETES_SERVICE_PORT", stub.url.rpartition(":")[2])
+        with contextlib.closing(Api.connect()) as api:
+            assert api.namespace == "team"
+        assert stub.requests[0].headers["authorization"].lower() == "bearer a-token"
+
+
 @contextlib.contextmanager
 def secure_server(folder: Path) -> Iterator[tuple[str, bytes]]:
     """Greets with a certificate; yields its address and the authority of that."""
     credentials = Authority("a cluster").issue("server", ["127.0.0.1"])
-    (folder / "server.pem").write_bytes(credentials.certificate + credentials.key)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(folder / "server.pem")
+    context = served_by(folder, credentials.certificate + credentials.key)
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def greet() -> None:
@@ -721,6 +1141,12 @@ def test_a_log_that_is_followed_leaves_out_what_may_be_cut(api: Api, stub: Stub,
     assert (query["follow"], query["sinceSeconds"], query["timestamps"]) == ("true", "7", "true")
 
 
+def test_a_log_that_is_not_followed_may_leave_out_what_may_be_cut(api: Api, stub: Stub) -> None:
+    stub.on("GET", f"{PODS}/x/log", Answer(lines=[b"one\ntwo\nthr"]))
+    assert list(api.logs("x", "node", whole_lines=True)) == ["one", "two"]
+    assert stub.requests[-1].query["follow"] == "false"
+
+
 def test_a_log_that_is_not_there_yet_says_why(api: Api, stub: Stub) -> None:
     said = 'container "node" in pod "x" is waiting to start: ContainerCreating'
     stub.on("GET", f"{PODS}/x/log", refusal(400, "BadRequest", said))
@@ -732,7 +1158,7 @@ def test_a_log_that_is_not_there_yet_says_why(api: Api, stub: Stub) -> None:
 def test_a_log_that_says_nothing_ends(
     api: Api, stub: Stub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_module, "_LOG_SILENCE_S", 0.1)
+    monkeypatch.setattr(client_module, "_LOG_SILENCE_S", 1.0)
     stub.on("GET", f"{PODS}/x/log", Answer(lines=[b"one\n"], then="hangs"))
     assert list(api.logs("x", "node", follow=True)) == ["one"]
 
@@ -847,6 +1273,22 @@ def test_a_launch_with_the_documented_rights_goes_on_though_each_answer_is_lost_
     assert [each for each in left(cluster) if "demo" in each] == expected
     root = cluster.store.get("jobs", "team", "demo")
     assert root["spec"]["suspend"] is False
+
+
+def test_no_pods_of_nodes_are_made_before_their_supervisor_begins(
+    cluster: "ApiServer", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = []
+
+    def before() -> None:
+        if seen[-1].startswith("POST jobs demo-"):
+            begun.append(not cluster.store.get("jobs", "team", "demo")["spec"]["suspend"])
+        else:
+            assert not begun, f"{seen[-1]}: it may be what the supervisor needs"
+
+    seen = disturb(monkeypatch, before=before)
+    create(launcher())
+    assert begun == [True, True]
 
 
 def test_an_older_run_of_the_same_name_is_left_alone(

@@ -249,6 +249,22 @@ def test_objects_fit_the_schema_of_releases(shape: str, release: str) -> None:
         kubernetes_validate.validate(each, version, strict=True)
 
 
+def test_objects_of_the_documentation_fit_the_schema_of_releases() -> None:
+    kubernetes_validate = pytest.importorskip("kubernetes_validate")
+    yaml = pytest.importorskip("yaml")
+    page = (Path(__file__).parents[2] / "docs" / "kubernetes.md").read_text()
+    blocks = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    shown = {each["kind"]: each for block in blocks for each in yaml.safe_load_all(block)}
+    assert {*shown} == {"Role", "ServiceAccount", "RoleBinding", "Pod"}
+    for each in shown.values():
+        for version in (OLDEST, kubernetes_validate.latest_version()):
+            kubernetes_validate.validate(each, version, strict=True)
+    account = shown["ServiceAccount"]["metadata"]["name"]
+    assert shown["Pod"]["spec"]["serviceAccountName"] == account
+    assert [each["name"] for each in shown["RoleBinding"]["subjects"]] == [account]
+    assert shown["RoleBinding"]["roleRef"]["name"] == shown["Role"]["metadata"]["name"]
+
+
 # The restricted Pod Security Standard, as its definition has it:
 # https://kubernetes.io/docs/concepts/security/pod-security-standards/
 
@@ -420,12 +436,66 @@ def test_a_restart_policy_becomes_that_of_the_jobs(
         assert rules[0]["onExitCodes"]["values"] == [1]
         assert spec["template"]["spec"]["restartPolicy"] == "Never"
     assert root["backoffLimit"] == (3 if moves else 0)
+    assert stays_s(job) == stays_s(root) == ([30, 30] if moves else [])
+
+
+def stays_s(job: dict[str, Any]) -> list[int]:
+    """Returns how long pods stay on machines that are lost, where that is not as usual."""
+    tolerations = job["template"]["spec"].get("tolerations", ())
+    return [each["tolerationSeconds"] for each in tolerations]
 
 
 def test_a_supervisor_is_repeated_only_if_all_nodes_may_be() -> None:
     objects = made(group("actor", restart=RestartPolicy()), group("learner"))
-    assert job_spec(objects, "demo")["backoffLimit"] == 0
-    assert job_spec(objects, "demo-actor")["backoffLimitPerIndex"] == 1000
+    root, actor, learner = (
+        job_spec(objects, name) for name in ("demo", "demo-actor", "demo-learner")
+    )
+    assert root["backoffLimit"] == 0
+    assert actor["backoffLimitPerIndex"] == 1000
+    assert [*map(stays_s, (root, actor, learner))] == [[], [30, 30], []]
+
+
+def test_what_users_say_of_lost_machines_stands() -> None:
+    unreachable = {"key": "node.kubernetes.io/unreachable", "operator": "Exists"}
+    pod = PodOptions(image="python:3.12-slim", tolerations=[unreachable])
+    moving, still = (
+        pod_of(group("actor", pod=pod, restart=RestartPolicy(when)))["spec"]["tolerations"]
+        for when in ("on_failure", "never")
+    )
+    assert still == [unreachable]
+    assert moving[0] == unreachable
+    assert [each["key"] for each in moving[1:]] == ["node.kubernetes.io/not-ready"]
+
+
+def waits_s(job: dict[str, Any]) -> float:
+    """Returns how long a pod waits for the supervisor."""
+    (told,) = (
+        each["value"]
+        for each in job["template"]["spec"]["containers"][0]["env"]
+        if each["name"] == "LAUNCHPAD_WAIT_S"
+    )
+    return float(told)
+
+
+def test_pods_wait_for_as_long_as_a_supervisor_may_come_in_the_place_of_a_lost_one() -> None:
+    groups = (group("actor", restart=RestartPolicy()), group("learner"))
+    for silence_s, notice_s, wait_s in ((None, 29, 700), (300, 29, 1029), (300, -1, 1000)):
+        objects = made(*groups, schedule_s=100, launcher_silence_s=silence_s, notice_s=notice_s)
+        assert waits_s(job_spec(objects, "demo-actor")) == wait_s
+        assert waits_s(job_spec(objects, "demo-learner")) == 100
+
+
+def test_pods_that_come_back_do_not_outlive_the_longest_time_of_the_run() -> None:
+    def deadlines(**changes: Any) -> list[int | None]:
+        objects = made(group("actor", restart=RestartPolicy()), notice_s=29, **changes)
+        specs = (job_spec(objects, name) for name in ("demo", "demo-actor"))
+        return [spec.get("activeDeadlineSeconds") for spec in specs]
+
+    assert deadlines() == [None, None]
+    # The supervisor has the notice, and then some, to end them in order.
+    assert deadlines(max_run_s=500) == [500, 539]
+    # Its own time may begin long after theirs.
+    assert deadlines(max_run_s=500, queue="research") == [500, None]
 
 
 def test_a_job_gives_each_node_what_its_most_lasting_one_needs() -> None:

@@ -49,6 +49,7 @@ from launchers._reachability import SameForAll
 from launchers._shipping import pack_up
 from launchers._supervisor import SupervisedProgram
 from launchers._trust import Authority
+from launchers.host import pod as pod_module
 from launchers.host.agent import _PodLog
 from launchers.host.arrival import Arrival, Hello
 from launchers.host.pod import MAX_GREETING_BYTES, Pump, _part
@@ -505,7 +506,7 @@ def test_a_program_that_is_ended_waits_for_no_pod(
     else:
         launched.running.request_stop("enough")
     assert launched.running.join(30)
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 15
     assert cluster.pods["run-caller-0"].end() == code
 
 
@@ -541,11 +542,13 @@ def test_a_pod_that_is_lost_while_it_takes_the_place_of_another_has_a_successor(
 
 
 def test_a_pod_that_is_silent_for_too_long_is_lost_and_ends(cluster: Cluster, marks: Path) -> None:
-    launched = cluster.launch(with_caller(marks), restart=QUICK, silence_s=1.5)
+    launched = cluster.launch(with_caller(marks), restart=QUICK, silence_s=4.0)
     goes_on(marks)
     before = cluster.pods["run-counter-0"]
     before.process.send_signal(signal.SIGSTOP)
     poll_until(lambda: restarts(launched)["counter[0]"] == 1)
+    # Its node ends by itself and frees the port, which here it shares with the next pod.
+    poll_until(lambda: len(before.processes()) == 1)
     cluster.start("run-counter-0")
     goes_on(marks)
     before.process.send_signal(signal.SIGCONT)
@@ -607,12 +610,7 @@ def how_long_pods_and_supervisor_wait(**options: Any) -> tuple[str, float]:
     launcher = KubernetesLauncher("image:1", schedule_s=7, **options)
     files = launcher.emit(lp.plan(counting(), launcher), LaunchOptions())
     objects = [json.loads(text) for name, text in files.items() if name.endswith(".json")]
-    (told,) = {
-        each["value"]
-        for text in (json.dumps(objects),)
-        for each in _dicts(json.loads(text))
-        if each.get("name") == "LAUNCHPAD_WAIT_S"
-    }
+    (told,) = _waits(objects)
     parts = {
         name: base64.b64decode(data)
         for each in objects
@@ -624,6 +622,10 @@ def how_long_pods_and_supervisor_wait(**options: Any) -> tuple[str, float]:
         member = tar.extractfile("order.pickle")
         assert member is not None
         return told, pickle.loads(member.read()).schedule_s
+
+
+def _waits(objects: list[dict[str, Any]]) -> set[str]:
+    return {each["value"] for each in _dicts(objects) if each.get("name") == "LAUNCHPAD_WAIT_S"}
 
 
 def _dicts(item: Any) -> Iterator[dict[str, Any]]:
@@ -639,6 +641,16 @@ def test_where_a_queue_admits_each_job_by_itself_pods_and_supervisor_have_no_lim
     assert how_long_pods_and_supervisor_wait(queue="research") == ("inf", math.inf)
     assert how_long_pods_and_supervisor_wait(queue="research", jobset=True) == ("7", 7)
     assert how_long_pods_and_supervisor_wait() == ("7", 7)
+
+
+@pytest.mark.parametrize(("detach", "wait_s"), [(True, "607"), (False, "812")])
+def test_pods_wait_for_another_supervisor_as_long_as_the_launcher_may_need_to_remove_one(
+    detach: bool, wait_s: str
+) -> None:
+    launcher = KubernetesLauncher("image:1", schedule_s=7, launcher_silence_s=200, detach=detach)
+    plan = lp.plan(counting(), launcher, restart=QUICK)
+    _, _, objects = launcher._make(plan, LaunchOptions(notice_s=5), suspended=True)
+    assert _waits(objects) == {wait_s}
 
 
 def test_when_pods_can_call_no_more_nodes_do_not_wait_for_new_ones(
@@ -791,10 +803,40 @@ def test_a_pod_ends_by_a_signal_before_anybody_has_answered_it(tmp_path: Path, t
             assert pod.end() == MAY_COME_BACK
 
 
+class Broken:
+    """A link whose other end has gone."""
+
+    def sendall(self, data: bytes) -> None:
+        raise ConnectionResetError(errno.ECONNRESET, "it was reset")
+
+
+@pytest.mark.parametrize("where", ["link", "agent"])
+def test_a_pod_that_cannot_begin_may_be_followed_by_another(
+    tmp_path: Path, trust: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    def refuse(*args: object, **options: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, "it is full")
+
+    before = signal.getsignal(signal.SIGTERM)
+    ours, theirs = socket.socketpair()
+    monkeypatch.setattr(pod_module, "__file__", str(trust / "pod.py"))
+    monkeypatch.setattr(pod_module, "_dial", lambda *_: Broken() if where == "link" else ours)
+    monkeypatch.setattr(pod_module, "subprocess", types.SimpleNamespace(Popen=refuse, PIPE=-1))
+    monkeypatch.setenv("LAUNCHPAD_SUPERVISOR", "nobody:1")
+    monkeypatch.setenv("LAUNCHPAD_WAIT_S", "1")
+    try:
+        with ours, theirs, pytest.raises(SystemExit) as caught:
+            pod_module.main("")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert caught.value.code == MAY_COME_BACK
+
+
 def test_a_pod_gives_up_when_there_is_no_supervisor(tmp_path: Path, trust: Path) -> None:
     port = portpicker.pick_unused_port()
     pod = Pod("run-a-0", tmp_path, trust, port, wait_s=0.5)
-    assert pod.end() == MAY_COME_BACK
+    # Nor is another one needed: the run may be over, with nobody left to say so.
+    assert pod.end() == 1
     assert f"the supervisor, 127.0.0.1:{port}, is not there" in pod.errors.read_text()
 
 
@@ -915,12 +957,13 @@ def test_pods_of_a_program_that_begins_anew_may_come_back(cluster: Cluster, mark
 def test_pods_end_with_all_that_nodes_started_when_the_supervisor_has_gone(
     cluster: Cluster,
 ) -> None:
-    cluster.launch(counting(lp.PyNode(start_family)))
+    cluster.launch(counting(lp.PyNode(start_family)), silence_s=30.0)
     poll_until(lambda: len(cluster.pods["run-runner0-0"].processes()) >= 6)
     begin = time.monotonic()
     cluster.exchange.close()
     assert set(cluster.ends().values()) == {MAY_COME_BACK}
-    assert time.monotonic() - begin < 8
+    # Before they are silent for too long.
+    assert time.monotonic() - begin < 25
 
 
 def supervise(port: int, folder: Path, trust: Path, cache: Path) -> None:
@@ -1103,7 +1146,7 @@ def test_a_greeting_that_is_none_does_no_harm(
 def test_who_does_not_say_who_it_is_in_time_is_refused(
     exchange: Exchange, trust: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launchers._kubernetes.exchange._GREETING_S", 0.3)
+    monkeypatch.setattr("launchers._kubernetes.exchange._GREETING_S", 2.0)
     with (
         socket.create_connection(("127.0.0.1", exchange.port)) as silent,
         dial(exchange, read_trust(trust)) as slow,
@@ -1114,8 +1157,9 @@ def test_who_does_not_say_who_it_is_in_time_is_refused(
     # Who has said it may take its time.
     with greet(exchange, trust, "run-b-0") as parked:
         poll_until(lambda: exchange._parked)
+        monkeypatch.undo()
         assert works(exchange, trust)
-        parked.settimeout(0.5)
+        parked.settimeout(2.5)
         with pytest.raises(TimeoutError):
             parked.recv(1)
 
@@ -1189,7 +1233,7 @@ def test_strangers_that_say_nothing_do_not_keep_pods_out(exchange: Exchange, tru
             stack.enter_context(socket.create_connection(("127.0.0.1", exchange.port)))
         begin = time.monotonic()
         assert works(exchange, trust)
-        assert time.monotonic() - begin < 5
+        assert time.monotonic() - begin < 15
 
 
 def test_a_pod_may_go_while_its_successor_comes(
@@ -1278,7 +1322,7 @@ def test_pods_that_come_and_go_leave_nothing_behind(exchange: Exchange, trust: P
 def test_output_that_comes_fast_holds_up_nobody(cluster: Cluster, marks: Path) -> None:
     program = with_caller(marks)
     program.add_node(lp.PyNode(print_much, 50), label="printer")
-    launched = cluster.launch(program, silence_s=2.0)
+    launched = cluster.launch(program, silence_s=5.0)
     poll_until(lambda: launched.running.status()[2].state == "ended", 60)
     size = cluster.shown.sizes["printer[0]"]
     assert size == 50_000_000 or b"were lost: they came too fast" in cluster.shown.note
@@ -1321,8 +1365,9 @@ def test_a_program_leaves_no_files_and_threads_behind(cluster: Cluster, marks: P
         cluster.start("run-counter-0")
     goes_on(marks)
     launched.stop()
-    poll_until(lambda: {thread.name for thread in threading.enumerate()} == threads)
-    poll_until(lambda: open_files() == files)
+    # Fewer, if what came before had not quite gone when they were counted.
+    poll_until(lambda: {thread.name for thread in threading.enumerate()} <= threads)
+    poll_until(lambda: open_files() <= files)
 
 
 # The output of a pod

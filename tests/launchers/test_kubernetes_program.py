@@ -8,6 +8,7 @@ import contextlib
 import json
 import math
 import os
+import re
 import signal
 import sys
 import threading
@@ -34,6 +35,7 @@ from launchers._kubernetes.objects import Cluster, Files, Group, manifests, owne
 from launchers._kubernetes.pods import PodOptions
 from launchers._kubernetes.program import DetachedProgram, KubernetesProgram
 from launchers._kubernetes.records import End, RecordWriter
+from launchpad_lite._command_line import _do_with_run
 from launchpad_lite._plan import LaunchPlan
 from launchpad_lite.errors import LaunchError, NodeFailedError
 from launchpad_lite.launching import (
@@ -651,7 +653,7 @@ def test_a_supervisor_that_does_not_stop_within_the_notice_is_removed_by_force(
 ) -> None:
     for module in (agreed, program_module):
         monkeypatch.setattr(module, "SPARE_S", 0)
-    monkeypatch.setattr(program_module, "_GONE_S", 0.5)
+    monkeypatch.setattr(program_module, "_GONE_S", 3.0)
     cluster.answers = False
     program, _ = lab.run(notice_s=0.5)
     result = program.stop(20)
@@ -715,6 +717,31 @@ def test_who_kills_waits_no_longer_for_a_cluster_that_does_not_answer(
     cluster.store.delete("jobs", NAMESPACE, program.names.run)
 
 
+def test_who_kills_does_not_wait_for_a_server_that_takes_requests_and_says_nothing(
+    lab: Lab, cluster: PretendedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(program_module, "_GONE_S", 0.5)
+    monkeypatch.setattr(program_module, "_PATIENCE_S", 0.2)
+    program, _ = lab.run()
+    send, asked = Api._send, list[str]()
+
+    def say_nothing(api: Api, request: Any, *rest: Any) -> Any:
+        if api is not program._api:
+            return send(api, request, *rest)
+        asked.append(threading.current_thread().name)
+        time.sleep(0.3)
+        raise TimeoutError("it says nothing")
+
+    monkeypatch.setattr(Api, "_send", say_nothing)
+    program.kill()
+    result = program.wait(60)
+    assert "the cluster does not answer" in result.reason
+    # Of the same question, none is asked again at once: about one for each half of a second.
+    deciding = [name for name in asked if name == program._thread.name]
+    assert 2 <= len(deciding) <= 8
+    cluster.store.delete("jobs", NAMESPACE, program.names.run)
+
+
 # Until all nodes are placed
 
 
@@ -722,7 +749,7 @@ def test_what_pods_wait_for_is_told_and_the_reason_when_they_waited_too_long(
     lab: Lab, cluster: PretendedCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster.places = False
-    program = lab.launch(schedule_s=1.0)
+    program = lab.launch(schedule_s=3.0)
     poll_until(lambda: len(cluster.pods()) == 3)
     for pod in cluster.pods():
         cluster.condition(
@@ -734,10 +761,13 @@ def test_what_pods_wait_for_is_told_and_the_reason_when_they_waited_too_long(
         )
     with pytest.raises(LaunchError) as caught:
         program.await_up()
-    assert "not all nodes were placed within 1 s" in str(caught.value)
+    assert "not all nodes were placed within 3 s" in str(caught.value)
     assert "Insufficient nvidia.com/gpu" in str(caught.value)
     said = capsys.readouterr().err
-    assert said.count("Insufficient nvidia.com/gpu") == 1
+    # In one line if they were seen at the same time.
+    pattern = r"^launchpad: (.+) waits?: .*Insufficient nvidia.com/gpu"
+    lines = re.findall(pattern, said, re.MULTILINE)
+    assert sorted(", ".join(lines).split(", ")) == ["actor[0]", "actor[1]", "supervisor"]
     assert cluster.left() == []
 
 
@@ -750,6 +780,22 @@ def test_a_node_that_cannot_start_ends_the_launch_with_what_it_printed(
     cluster.print(pod, b"SyntaxError: this Python is old")
     cluster.end(pod, 1)
     with pytest.raises(LaunchError, match=r"(?s)actor\[1\]: its pod.*SyntaxError: this Python"):
+        program.await_up()
+    assert cluster.left() == []
+
+
+def test_a_launch_whose_nodes_have_lost_their_supervisor_says_where_that_is(
+    lab: Lab, cluster: PretendedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(program_module, "_EXPLAIN_S", 0.3)
+    program = lab.launch()
+    supervisor = cluster.supervisor().pod["metadata"]["name"]
+    for replica in (0, 1):
+        cluster.end(cluster.pod(program.names.host("actor", replica)), 75)
+    where = (
+        f"lost the link to the supervisor; its pod {supervisor} is on the machine {ANOTHER_MACHINE}"
+    )
+    with pytest.raises(LaunchError, match=rf"cannot start: actor\[\d\].* {where}"):
         program.await_up()
     assert cluster.left() == []
 
@@ -793,8 +839,8 @@ def test_ctrl_c_during_a_launch_returns_only_when_nothing_is_left_of_it(
 ) -> None:
     for module in (agreed, program_module):
         monkeypatch.setattr(module, "SPARE_S", 0)
-    monkeypatch.setattr(program_module, "_GONE_S", 0.3)
-    program = lab.launch(notice_s=2.0)
+    monkeypatch.setattr(program_module, "_GONE_S", 3.0)
+    program = lab.launch(notice_s=0.5)
     cluster.pod(program.names.host("actor", 1))
     cluster.is_lost = True  # so that all must be removed by force, after the notice
     me = threading.main_thread().ident
@@ -853,6 +899,80 @@ def test_status_tells_of_pods_as_long_as_the_supervisor_says_nothing(
     assert [node.host for node in other.status()] == [
         program.names.host("actor", replica) for replica in (0, 1)
     ]
+
+
+@contextlib.contextmanager
+def far_away(cluster: PretendedCluster) -> Iterator[None]:
+    """Each request takes half a second, and a log comes slowly."""
+    answer, logs = cluster.api.faults.answer, Api.logs
+
+    def answer_late(method: str, path: str) -> ApiError | None:
+        time.sleep(0.5)
+        return answer(method, path)
+
+    def read_slowly(*args: Any, **options: Any) -> Iterator[str]:
+        for line in logs(*args, **options):
+            time.sleep(0.05)
+            yield line
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cluster.api.faults, "answer", answer_late)
+        patch.setattr(Api, "logs", read_slowly)
+        yield
+
+
+def say_much(supervisor: Supervisor, program: KubernetesProgram) -> None:
+    """Says how nodes were at first, and all that they print."""
+    supervisor.tell(program, actor_0="starting", actor_1="starting")
+    supervisor.say(lambda records: records.show("actor[0]", b"hello\n" * 30))
+
+
+def test_the_status_in_another_shell_is_the_newest_one(
+    lab: Lab, cluster: PretendedCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = lab.detach()
+    supervisor = cluster.supervisor()
+    say_much(supervisor, program)
+    supervisor.tell(program, actor_1="serving")
+    with far_away(cluster):
+        _do_with_run("status", lab.attach(program))
+    title, _, *rows = capsys.readouterr().out.splitlines()
+    assert title == "demo: running"
+    assert [row.split()[:2] for row in rows] == [["actor[0]", "running"], ["actor[1]", "serving"]]
+
+
+@pytest.mark.parametrize("is_explained", [True, False])
+def test_another_shell_knows_by_the_status_that_a_run_has_ended(
+    lab: Lab,
+    cluster: PretendedCluster,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    is_explained: bool,
+) -> None:
+    monkeypatch.setattr(program_module, "_EXPLAIN_S", 3.0)
+    program = lab.detach()
+    supervisor = cluster.supervisor()
+    say_much(supervisor, program)
+    supervisor.tell(program, actor_0="failed")
+    supervisor.end(failed("actor[0]", host="" if is_explained else "lost"))
+    cluster.end(supervisor.pod, 1)
+    with far_away(cluster):
+        _do_with_run("status", lab.attach(program))
+    title, _, *rows = capsys.readouterr().out.splitlines()
+    assert title.startswith("demo: failed, ")
+    assert [row.split()[:2] for row in rows] == [["actor[0]", "failed"], ["actor[1]", "running"]]
+    lab.attach(program).stop(20)  # it is removed
+
+
+def test_a_log_that_cannot_be_read_yet_is_no_status(lab: Lab, cluster: PretendedCluster) -> None:
+    program = lab.detach()
+    supervisor = cluster.supervisor()
+    supervisor.tell(program)
+    cluster.reads_logs = False
+    other = lab.attach(program)
+    poll_until(lambda: cluster.excuses >= 2)
+    threading.Timer(0.5, setattr, (cluster, "reads_logs", True)).start()
+    assert [each.state for each in other.status()] == ["running"] * 2
 
 
 def test_another_shell_reads_what_all_supervisors_of_a_run_printed(
@@ -1011,15 +1131,33 @@ def test_an_end_that_the_cluster_wanted_is_none_before_it_is_known_that_none_fol
 def test_a_run_that_somebody_deletes_is_interrupted(lab: Lab, cluster: PretendedCluster) -> None:
     cluster.answers = False
     program, _ = lab.run()
-    cluster.store.delete("jobs", NAMESPACE, program.names.run)
-    for pod in cluster.pods():
-        cluster.store.delete("pods", NAMESPACE, pod["metadata"]["name"], grace_s=0)
+    with cluster.store.changed:  # the cluster would do the same, at the same time
+        cluster.store.delete("jobs", NAMESPACE, program.names.run)
+        for pod in cluster.pods():
+            cluster.store.delete("pods", NAMESPACE, pod["metadata"]["name"], grace_s=0)
     with pytest.raises(SystemExit) as ended:
         program.wait(20)
     assert ended.value.code == 128 + signal.SIGTERM
     assert program.result is not None
     assert "the run was deleted" in program.result.reason
     assert cluster.left() == []
+
+
+@pytest.mark.parametrize("moves", [False, True])
+def test_a_run_that_the_cluster_ends_after_its_longest_time_says_so(
+    lab: Lab, cluster: PretendedCluster, moves: bool
+) -> None:
+    program, _ = lab.run(moves=moves)
+
+    def limit(job: Object) -> None:
+        job["spec"]["activeDeadlineSeconds"] = 0
+
+    cluster.store.update("jobs", NAMESPACE, program.names.run, limit)
+    with pytest.raises(SystemExit) as ended:
+        program.wait(20)
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert program.result is not None
+    assert "it has run for as long as max_run_s says (DeadlineExceeded: " in program.result.reason
 
 
 # An exception in the end that may be unpickled, or not
@@ -1169,6 +1307,9 @@ def settle(cluster: PretendedCluster, program: KubernetesProgram, supervisor: Su
         return len(program._departures._served) == 2
 
     poll_until(is_known)
+    # What was said last may come after pods have ended, and then these served nobody.
+    supervisor.tell(program, actor_0="serving")
+    poll_until(lambda: any(each.state == "serving" for each in program.status()))
 
 
 def hear(capsys: pytest.CaptureFixture[str]) -> Callable[[str], int]:
@@ -1304,6 +1445,30 @@ def test_a_program_that_may_not_begin_anew_ends_with_the_machine_of_its_supervis
         NodeFailedError,
         match=f"the machine {ANOTHER_MACHINE} of its supervisor is lost: its pod {name} was ended "
         "since its machine is not ready",
+    ):
+        program.wait(30)
+    assert len(cluster.supervisors) == 1
+    assert cluster.left() == []
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_supervisor_that_has_ended_the_program_is_not_taken_for_lost(
+    lab: Lab, cluster: PretendedCluster
+) -> None:
+    program, supervisor = lab.run(moves=True, notice_s=0.0, launcher_silence_s=300.0)
+    settle(cluster, program, supervisor)
+    name = supervisor.pod["metadata"]["name"]
+    cluster.lost.add(ANOTHER_MACHINE)
+    cluster.condition(
+        supervisor.pod, type="DisruptionTarget", status="True", reason="DeletionByTaintManager"
+    )
+    cluster.store.delete("pods", NAMESPACE, name, grace_s=0)
+    for replica in (0, 1):
+        cluster.end(cluster.pod(program.names.host("actor", replica)), 0)
+    with pytest.raises(
+        NodeFailedError,
+        match=f"was ended by its supervisor, and how is not known: the machine {ANOTHER_MACHINE} of "
+        f"its pod {name} does not answer. .* nothing of this process, for which it waits 300 s",
     ):
         program.wait(30)
     assert len(cluster.supervisors) == 1

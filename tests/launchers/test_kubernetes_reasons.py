@@ -95,6 +95,8 @@ UNSCHEDULABLE = condition(
     "Unschedulable",
     "0/2 nodes are available: 2 Insufficient nvidia.com/gpu.",
 )
+SCHEDULED = condition("PodScheduled", "True", "")
+NO_ROOM = event("p", "FailedScheduling", "0/2 nodes are available: 2 Insufficient cpu.")
 MOUNT = event("p", "FailedMount", 'MountVolume.SetUp failed for volume "data": no such claim')
 
 
@@ -111,6 +113,17 @@ MOUNT = event("p", "FailedMount", 'MountVolume.SetUp failed for volume "data": n
         (
             pod(state=waiting("ContainerCreating")),
             [MOUNT],
+            'FailedMount: MountVolume.SetUp failed for volume "data": no such claim',
+        ),
+        (
+            pod(),
+            [NO_ROOM],
+            "FailedScheduling: 0/2 nodes are available: 2 Insufficient cpu.",
+        ),
+        (pod(state=waiting("ContainerCreating"), conditions=(SCHEDULED,)), [NO_ROOM], None),
+        (
+            pod(state=waiting("ContainerCreating"), conditions=(SCHEDULED,)),
+            [MOUNT, NO_ROOM],
             'FailedMount: MountVolume.SetUp failed for volume "data": no such claim',
         ),
         (
@@ -259,6 +272,20 @@ def test_why_a_job_makes_no_pods(one: Any, events: Any, expected: str | None) ->
         (pod(phase="Failed", state=terminated(3)), [], "ended with exit code 3"),
         (pod(phase="Failed", state=terminated(137)), [], "was killed by SIGKILL"),
         (pod(phase="Failed", state=terminated(139)), [], "was ended by signal 11"),
+        (
+            pod(phase="Failed", state=terminated(255, "Unknown")),
+            [],
+            "was lost, as when its machine or the runtime there begins anew",
+        ),
+        (
+            pod(
+                phase="Failed", state=terminated(137, "ContainerStatusUnknown", "It was not found")
+            ),
+            [],
+            "was lost, as when its machine or the runtime there begins anew: It was not found",
+        ),
+        (pod(phase="Failed", state=terminated(192)), [], "was ended by signal 64"),
+        (pod(phase="Failed", state=terminated(255)), [], "ended with exit code 255"),
         (
             pod(phase="Failed", state=terminated(128, "StartError", 'exec: "python3": not found')),
             [],
@@ -450,6 +477,31 @@ def test_a_machine_that_was_away_for_a_moment_is_no_reason_for_a_later_end(
     assert seen.losses.get(host, []) == expected
 
 
+def test_a_pod_that_its_machine_has_seen_well_all_the_time_is_not_lost() -> None:
+    def ready(status: str, since: str) -> dict[str, Any]:
+        one = {**condition("Ready", status, ""), "lastTransitionTime": since}
+        return pod(phase="Running", state={"running": {}}, conditions=(one,))
+
+    seen, host, first = sight(), f"{RUN}-actor-0", "2026-01-01T00:00:00Z"
+    away = {
+        **event(f"{host}-abcde", "NodeNotReady", "Node is not ready"),
+        "lastTimestamp": EARLIER,
+    }
+    seen.take_in("ADDED", ready("True", first))
+    seen.take_in("ADDED", away)
+    assert "which is lost" in seen.losses[host][0]
+    seen.take_in("MODIFIED", ready("True", first))
+    assert seen.losses[host]  # what came late of it is no sign of its return
+    seen.take_in("MODIFIED", ready("False", EARLIER))
+    seen.take_in("MODIFIED", ready("True", first))
+    assert not seen.losses[host]
+    seen.take_in("ADDED", away)
+    seen.take_in("MODIFIED", ready("True", first))
+    assert not seen.losses[host]
+    seen.take_in("MODIFIED", {**away, "lastTimestamp": LATER})
+    assert "which is lost" in seen.losses[host][0]
+
+
 def test_the_loss_of_a_supervisors_machine_is_told_as_the_cluster_knows_it() -> None:
     given_up = condition("DisruptionTarget", "True", "DeletionByTaintManager")
     one = pod(RUN, container="supervisor", phase="Running", deleted=True, conditions=(given_up,))
@@ -483,6 +535,18 @@ def test_a_run_is_over_when_its_job_is_or_is_deleted() -> None:
     seen.take_in("ADDED", job(RUN))
     seen.take_in("DELETED", job(RUN))
     assert seen.is_over
+
+
+@pytest.mark.parametrize("kind", ["FailureTarget", "Failed"])
+def test_a_run_that_had_all_the_time_it_may_have_says_so(kind: str) -> None:
+    seen = sight()
+    text = "Job was active longer than specified deadline"
+    for reason in ("PodFailurePolicy", "DeadlineExceeded"):
+        seen.take_in("MODIFIED", job(RUN, condition(kind, "True", reason, text)))
+        said = seen.interruption("SIGTERM")
+        assert ("max_run_s" in said and text in said) == (reason == "DeadlineExceeded")
+    seen.take_in("MODIFIED", job(RUN, condition(kind, "False", "DeadlineExceeded", text)))
+    assert seen.interruption("SIGTERM") == "SIGTERM"
 
 
 # What is said in the end

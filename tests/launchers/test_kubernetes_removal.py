@@ -224,13 +224,30 @@ def test_pods_of_a_supervisor_that_is_gone_are_not_waited_for_by_the_next(scene:
     assert ("1", Fate.REMOVED) in scene.after(3.0)
 
 
+def test_pods_beside_a_supervisor_that_was_cut_off_run_for_as_long_as_it_may() -> None:
+    scene = Scene(notice_s=10.0)
+    scene.first["spec"]["nodeName"] = scene.supervisor["spec"]["nodeName"]
+    scene.delete(scene.supervisor)
+    scene.delete(scene.first)
+    given_up_at = scene.now
+    scene.end(scene.second, 75)
+    assert ("s", Fate.REMOVED) in scene.after(2 * STUCK_S + 2.0)
+    scene.departures.forget(scene.supervisor)
+    scene.see(pod("demo-s", "s2", "supervisor"))
+    scene.departures.begin(scene.now)
+    scene.say("starting", pid=None)
+    latest = given_up_at + LAUNCHER_SILENCE_S + 10.0  # with its notice
+    assert ("1", Fate.REMOVED) not in scene.after(latest + SILENCE_S - scene.now)
+    assert ("1", Fate.REMOVED) in scene.after(3 * STUCK_S)
+
+
 @pytest.mark.parametrize("when", ["never", "on_failure"])
 def test_a_program_that_has_ended_does_not_begin_anew(when: str) -> None:
     scene = Scene(when)
     scene.delete(scene.supervisor)
     for each in (scene.first, scene.second):
         scene.end(each, 0)
-    assert scene.after(60.0)[0] == ("s", Fate.PROGRAM_LOST)
+    assert scene.after(60.0)[0] == ("s", Fate.PROGRAM_ENDED)
 
 
 def test_a_program_that_may_not_begin_anew_ends_with_its_supervisor() -> None:

@@ -98,8 +98,11 @@ def test_a_node_that_shows_its_life_is_left_alone(launch_program: Any, launcher:
     program = lp.Program("alive")
     program.add_node(lp.CourierNode(Busy), label="busy")
     program.add_node(lp.PyNode(beat), label="beats")
-    limits = lp.Liveness(health_s=2.0, heartbeat_s=2.0)
-    running = launch_program(program, launcher, liveness={"busy": HEALTH, "beats": limits})
+    limits = {
+        "busy": lp.Liveness(health_s=4.0),
+        "beats": lp.Liveness(health_s=4.0, heartbeat_s=4.0),
+    }
+    running = launch_program(program, launcher, liveness=limits)
     client = running.client("busy")
     # All handlers are busy for longer than the limit, which is no reason to take it for hung.
     calls = [client.futures.work(3.0) for _ in range(32)]

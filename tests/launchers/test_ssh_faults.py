@@ -26,8 +26,10 @@ from tests.engines import needs_ssh_hosts
 pytestmark = [needs_ssh_hosts, pytest.mark.slow]
 
 #: The aim is 10 s; the rest is for a machine that is busy.
-WITHIN_S = 15.0
-SILENCE_S = 3.0
+WITHIN_S = 25.0
+#: What goes between may not get a turn for a while on a machine that is busy. And not 5: by then ssh,
+#: which asks every full second, has given up itself.
+SILENCE_S = 6.0
 
 PROGRAM = """
 import json, os, pathlib, socket, subprocess, sys, threading, time
@@ -438,6 +440,7 @@ def test_a_host_may_crash_while_all_stop(launch: Launch, hosts: SshHosts) -> Non
     run = launch()
     run.strike()
     run.process.terminate()
+    poll_until(lambda: "calls, 0 lost" in run.output)  # the crash must not be known first
     hosts.crash("h2")
     assert run.end() == 128 + signal.SIGTERM
     assert "lost" not in run.output.replace("0 lost", "")
@@ -467,7 +470,7 @@ def test_a_long_cut_ends_the_program_and_the_host_cleans_up_by_itself(
     run.strike()
     hosts.cut("h1")
     assert run.end() == 1
-    assert run.said(r"on h1 failed: h1 is lost: nothing was heard of it for 3 s")
+    assert run.said(rf"on h1 failed: h1 is lost: nothing was heard of it for {SILENCE_S:g} s")
     hosts.heal("h1")
     run.await_clean()
 
@@ -579,7 +582,7 @@ def test_a_host_that_is_down_is_told_at_once(launch: Launch, hosts: SshHosts) ->
 
 def test_a_host_that_does_not_answer_is_told_in_time(launch: Launch, hosts: SshHosts) -> None:
     hosts.cut("h2")
-    run = launch(wait=False, connect_s=4)
+    run = launch(wait=False, connect_s=10)
     assert run.end() == 1
     assert run.said(r"LaunchError: h2: ")
 
@@ -616,7 +619,8 @@ def test_hosts_do_not_wait_for_a_launcher_that_is_stopped(launch: Launch, hosts:
     run.process.send_signal(signal.SIGCONT)
     assert run.end() == 1
     assert run.said(
-        r"failed: h\d is lost: it heard nothing from here for 3 s \(this process was stopped for"
+        rf"failed: h\d is lost: it heard nothing from here for {SILENCE_S:g} s "
+        r"\(this process was stopped for"
     )
 
 
@@ -643,7 +647,8 @@ def test_hosts_do_not_wait_for_a_launcher_that_is_stopped(launch: Launch, hosts:
 def test_a_fault_during_the_start_leaves_nothing(
     launch: Launch, hosts: SshHosts, fault: str, interpreters: int, later_s: float
 ) -> None:
-    run = launch(wait=False, connect_s=5)
+    connect_s = 20
+    run = launch(wait=False, connect_s=connect_s)
     poll_until(lambda: hosts.daemons("h2")[1:] or hosts.processes("h2"), 30)
     poll_until(lambda: run.interpreters("h2") >= interpreters, 30)
     time.sleep(later_s)  # about then; what is told below says what it met
@@ -652,17 +657,18 @@ def test_a_fault_during_the_start_leaves_nothing(
         run.process.kill()
     else:
         getattr(hosts, fault)("h2")
-    assert run.end() == (-signal.SIGKILL if fault == "kill" else 1)
+    assert run.end(connect_s + WITHIN_S) == (-signal.SIGKILL if fault == "kill" else 1)
     assert fault == "kill" or run.said(r"(LaunchError: h2|NodeFailedError: caller\[1\] on h2)")
 
 
 def test_hosts_that_are_up_wait_for_one_that_is_slow(launch: Launch, hosts: SshHosts) -> None:
-    run = launch(wait=False, silence_s=1.5)
+    run = launch(wait=False, silence_s=4)
     poll_until(lambda: hosts.files("h3"), 30)  # its code has come
-    (slow,) = filter(_is_python, hosts.processes("h3"))
+    # If it is the agent's warden by now, there are two.
+    slow = min(filter(_is_python, hosts.processes("h3")), key=psutil.Process.create_time)
     slow.suspend()
     poll_until(lambda: run.interpreters("h1") == run.interpreters("h2") == 2, 30)
-    time.sleep(3)  # longer than they would wait for a launcher that is gone
+    time.sleep(6)  # longer than they would wait for a launcher that is gone
     slow.resume()
     run.await_calls()
     run.finish()

@@ -67,12 +67,19 @@ def _program(constructor: Any = Counter) -> lp.Program:
     return program
 
 
+def _pid(running: Any) -> int:
+    """Returns that of the first node, which may be known later than its answers."""
+    return int(poll_until(lambda: running.running.status()[0].pid))
+
+
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_state_is_saved_at_the_stop_and_there_at_the_next_launch(
     launch_program: Any, tmp_path: Path, launcher: str
 ) -> None:
     for expected in (1, 2, 3):
-        running = launch_program(_program(), launcher, checkpoints=tmp_path / "checkpoints")
+        running = launch_program(
+            _program(), launcher, checkpoints=tmp_path / "checkpoints", notice_s=30
+        )
         assert running.client("counter").add() == expected
         running.stop()
     kept = sorted((tmp_path / "checkpoints" / "counter" / "0").glob("0*"))
@@ -89,8 +96,7 @@ def test_a_restarted_node_goes_on_where_its_newest_checkpoint_is(
     client.add(5)
     assert client.checkpoint() is not None
     client.add(100)  # lost: there is no exact recovery
-    (status,) = running.running.status()
-    os.kill(status.pid, signal.SIGKILL)
+    os.kill(_pid(running), signal.SIGKILL)
     poll_until(lambda: running.running.status()[0].restarts == 1)
     assert call_until_answered(client.add) == 6
 
@@ -115,7 +121,7 @@ def test_a_node_that_ends_since_its_calls_end_is_saved_too(
     program = lp.Program("runner")
     other = program.add_node(lp.CourierNode(Counter), label="other")
     program.add_node(lp.CourierNode(Runner, other), label="runner")
-    running = launch_program(program, launcher, checkpoints={"runner": tmp_path})
+    running = launch_program(program, launcher, checkpoints={"runner": tmp_path}, notice_s=30)
     poll_until(lambda: running.client("runner").add(0) > 3)
     running.stop()
     (file,) = tmp_path.glob("runner/0/0*/state/value.json")
@@ -179,17 +185,15 @@ class Hanging(Counter):
 # Notices from outside
 
 
-def _terminate(running: Any, index: int = 0) -> None:
-    os.kill(running.running.status()[index].pid, signal.SIGTERM)
-
-
 def test_a_node_told_from_outside_to_end_saves_and_comes_back(
     launch_program: Any, tmp_path: Path
 ) -> None:
-    running = launch_program(_program(), "test_mp", restart=QUICK, checkpoints=tmp_path)
+    running = launch_program(
+        _program(), "test_mp", restart=QUICK, checkpoints=tmp_path, notice_s=30
+    )
     client = running.client("counter")
     assert client.add(7) == 7
-    _terminate(running)
+    os.kill(_pid(running), signal.SIGTERM)
     poll_until(lambda: running.running.status()[0].restarts == 1)
     assert call_until_answered(client.add) == 8
     (restart,) = running.stop().restarts
@@ -202,10 +206,10 @@ def test_a_node_told_from_outside_to_end_ends_its_program_in_order_without_a_pol
 ) -> None:
     program = _program()
     program.add_node(lp.CourierNode(Counter), label="other")
-    running = launch_program(program, "test_mp", checkpoints=tmp_path)
+    running = launch_program(program, "test_mp", checkpoints=tmp_path, notice_s=30)
     running.client("counter").add(1)
     running.client("other").add(2)
-    _terminate(running)
+    os.kill(_pid(running), signal.SIGTERM)
     with pytest.raises(SystemExit) as exited:
         running.wait()
     assert exited.value.code == 143

@@ -77,6 +77,7 @@ class Slow:
         self._log = Path(log)
 
     def answer(self, seconds: float) -> str:
+        Path(f"{self._log}.called").touch()
         time.sleep(seconds)
         return "answered"
 
@@ -90,9 +91,8 @@ class Asks:
         self._times = times
 
     def run(self) -> None:
-        Path(f"{self._log}.up").touch()
         for _ in range(self._times):
-            answer = self._slow.answer(1.5)
+            answer = self._slow.answer(3.0)
             with self._log.open("a") as file:
                 file.write(f"{answer}\n")
 
@@ -106,8 +106,7 @@ def test_calls_in_flight_finish_and_no_new_ones_begin(
     slow = program.add_node(lp.CourierNode(Slow, str(log)), label="slow")
     program.add_node(lp.PyClassNode(Asks, slow, str(log), 1000), label="asks")
     running = launch_program(program, launcher, notice_s=30)
-    poll_until(Path(f"{log}.up").exists, 30)
-    time.sleep(0.2)  # in the middle of the call
+    poll_until(Path(f"{log}.called").exists, 30)
     started = time.monotonic()
     result = running.stop()
     assert time.monotonic() - started < 15
@@ -141,18 +140,18 @@ class Deaf:
         self._answers_for_s = answers_for_s
         lp.register_stop_handler(lambda: time.sleep(1.5))
 
-    def answer(self) -> None:
+    def answer(self, mark: str) -> None:
+        Path(mark).touch()
         time.sleep(self._answers_for_s)
 
 
 class CallsAlways:
-    def __init__(self, deaf: Deaf, log: str) -> None:
-        self._deaf, self._log = deaf, Path(log)
+    def __init__(self, deaf: Deaf, mark: str) -> None:
+        self._deaf, self._mark = deaf, mark
 
     def run(self) -> None:
-        self._log.touch()
         while True:
-            self._deaf.answer()
+            self._deaf.answer(self._mark)
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
@@ -161,13 +160,12 @@ def test_a_server_that_is_ended_by_force_leaves_nothing(
     launch_program: Any, tmp_path: Path, launcher: str, notice_s: float
 ) -> None:
     program = lp.Program("deaf")
-    deaf = program.add_node(lp.CourierNode(Deaf, 2.0), label="deaf")
+    deaf = program.add_node(lp.CourierNode(Deaf, 2.0 + notice_s), label="deaf")
     for index in range(2):
-        caller = lp.PyClassNode(CallsAlways, deaf, str(tmp_path / f"up-{index}"))
+        caller = lp.PyClassNode(CallsAlways, deaf, str(tmp_path / f"called-{index}"))
         program.add_node(caller, label="caller")
     running = launch_program(program, launcher, notice_s=notice_s)
-    poll_until(lambda: len(list(tmp_path.glob("up-*"))) == 2)
-    time.sleep(0.2)  # in the middle of calls
+    poll_until(lambda: len(list(tmp_path.glob("called-*"))) == 2)
     assert "caller[0]" in running.stop().killed
 
 

@@ -1,5 +1,6 @@
 """The ways in which a node's code can leave, and what each means for it and for others."""
 
+import contextlib
 import os
 import signal
 import threading
@@ -11,6 +12,7 @@ import pytest
 
 import courier
 import launchpad_lite as lp
+from launchpad_lite import _life
 from launchpad_lite.testing import poll_until
 
 LAUNCHERS = ["test_mt", "test_mp"]
@@ -26,6 +28,11 @@ def _program(work: Any, *arguments: Any) -> lp.Program:
 
 def _wait_until_running(running: Any) -> None:
     poll_until(lambda: {each.state for each in running.running.status()} <= {"running", "serving"})
+
+
+def _pid(running: Any) -> int:
+    """Returns that of the first node, which may be known later than its state."""
+    return int(poll_until(lambda: running.running.status()[0].pid))
 
 
 def _fail_beside_a_thread() -> None:
@@ -84,7 +91,7 @@ def test_the_state_of_a_node_that_is_ended_by_force_is_not_saved(
 ) -> None:
     program = lp.Program("torn")
     program.add_node(lp.CourierNode(Torn, how == "hung"), label="torn")
-    liveness = lp.Liveness(heartbeat_s=0.5) if how == "hung" else None
+    liveness = lp.Liveness(heartbeat_s=2.0) if how == "hung" else None
     running = launch_program(
         program, launcher, restart=ONCE, liveness=liveness, checkpoints=tmp_path, notice_s=0.3
     )
@@ -110,36 +117,39 @@ def _clean_up_slowly(file: str) -> None:
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_whoever_is_ended_by_force_can_clean_up_undisturbed(
-    launch_program: Any, tmp_path: Path, launcher: str
+    launch_program: Any, tmp_path: Path, launcher: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(_life, "TERMINATE_S", 10.0)
     file = tmp_path / "step"
-    running = launch_program(_program(_clean_up_slowly, str(file)), launcher, notice_s=0.2)
+    running = launch_program(_program(_clean_up_slowly, str(file)), launcher, notice_s=2.0)
     _wait_until_running(running)
-    pid = running.running.status()[0].pid
+    pid = _pid(running)
     running.running.request_stop("now")
     if launcher == "test_mp":
         poll_until(file.exists)
-        os.kill(pid, signal.SIGTERM)  # somebody has no patience
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)  # somebody has no patience
     result = running.stop(30)
     assert file.read_text() == "4"
     assert result.killed == ("node[0]",)
 
 
 def _leave_slowly(file: str) -> None:
-    lp.register_stop_handler(lambda: time.sleep(1.0))
+    lp.register_stop_handler(lambda: poll_until(Path(f"{file}.again").exists))
     Path(file).touch()
     lp.wait_for_stop()
 
 
 def test_a_notice_that_comes_twice_is_one(launch_program: Any, tmp_path: Path) -> None:
     file = tmp_path / "up"
-    running = launch_program(_program(_leave_slowly, str(file)), "test_mp", notice_s=10)
+    running = launch_program(_program(_leave_slowly, str(file)), "test_mp", notice_s=60)
     poll_until(file.exists, 30)
     _wait_until_running(running)
-    pid = running.running.status()[0].pid
+    pid = _pid(running)
     os.kill(pid, signal.SIGTERM)
     poll_until(lambda: running.running.status()[1].state == "ended", 30)
     os.kill(pid, signal.SIGTERM)  # while its stop handler takes its time
+    Path(f"{file}.again").touch()
     with pytest.raises(SystemExit) as exited:
         running.wait(30)
     assert exited.value.code == 143
@@ -200,14 +210,15 @@ class Worker:
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_a_node_that_does_not_look_at_the_stop_has_a_moment_for_its_last_calls(
-    launch_program: Any, tmp_path: Path, launcher: str
+    launch_program: Any, tmp_path: Path, launcher: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(_life, "DEAF_S", 5.0)  # a moment, on a slow machine
     program = lp.Program("last")
     coordinator = program.add_node(
         lp.CourierNode(Coordinator, str(tmp_path / "result")), label="coordinator"
     )
     program.add_node(lp.PyClassNode(Worker, coordinator), label="worker")
-    running = launch_program(program, launcher)
+    running = launch_program(program, launcher, notice_s=20)
     client = running.client("coordinator")
     poll_until(lambda: client.asked() > 3, 30)
     client.finish()
@@ -278,7 +289,7 @@ def test_an_error_that_names_its_cause_is_told_after_it(
     running = launch_program(program, "test_mp")
     client = running.client("c")
     poll_until(lambda: client.asked() > 3, 30)
-    os.kill(running.running.status()[0].pid, signal.SIGKILL)
+    os.kill(_pid(running), signal.SIGKILL)
     with pytest.raises(lp.NodeFailedError) as failed:
         running.wait(30)
     assert failed.value.failure.node == "c[0]"
@@ -321,7 +332,9 @@ class Counting:
 def test_an_object_that_is_called_keeps_its_state_too(
     launch_program: Any, tmp_path: Path, launcher: str
 ) -> None:
-    running = launch_program(_program(Counting()), launcher, checkpoints={"node": tmp_path})
+    running = launch_program(
+        _program(Counting()), launcher, checkpoints={"node": tmp_path}, notice_s=30
+    )
     _wait_until_running(running)
     running.stop()
     assert len(list(tmp_path.glob("node/0/0*/state/saved"))) == 1
@@ -335,11 +348,12 @@ class Draining:
 
     def slow(self) -> str:
         self._called.set()
-        time.sleep(3)
+        time.sleep(4)
         return "answered"
 
     def run(self) -> None:
-        self._called.wait()
+        while not self._called.wait(0.05):
+            lp.heartbeat()
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
@@ -348,8 +362,8 @@ def test_a_node_that_answers_its_last_calls_is_not_taken_for_hung(
 ) -> None:
     program = lp.Program("drains")
     program.add_node(lp.CourierNode(Draining), label="drains")
-    limits = lp.Liveness(health_s=1.5, heartbeat_s=1.5)
-    running = launch_program(program, launcher, liveness=limits, notice_s=10)
+    limits = lp.Liveness(health_s=3.0, heartbeat_s=3.0)
+    running = launch_program(program, launcher, liveness=limits, notice_s=20)
     assert running.client("drains").slow() == "answered"
     assert running.wait(30).outcome is lp.Outcome.COMPLETED
 

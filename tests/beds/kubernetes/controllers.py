@@ -460,7 +460,11 @@ class JobController:
             ]:
                 container["env"] = [*(container.get("env") or []), one]
         try:
-            self.admit("pods", pod)
+            with self.store.changed:
+                found = self.store.find("jobs", metadata["namespace"], name)
+                if found is None or found["metadata"]["uid"] != metadata["uid"]:
+                    return  # its pods may be nobody's by now, and not be missing
+                self.admit("pods", pod)
         except ApiError as error:
             # The message names a pod that never was: a new one each time.
             key = str(error).partition("forbidden")[2] or str(error)

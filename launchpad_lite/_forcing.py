@@ -1,0 +1,86 @@
+"""How code that runs in a thread is ended by force: by an exception at any step of it."""
+
+import contextlib
+import ctypes
+import threading
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class ForcedExit(SystemExit):
+    """Raised in a node that is ended by force, wherever its code is."""
+
+
+class Forcing:
+    """Has the code of one thread end, once: a second exception could hit what cleans up after it.
+
+    Thread-safe, but that `run` and `held_back` are of the thread itself.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        #: The thread, while it can be ended.
+        self._thread: int | None = None
+        self._is_forced = False
+        #: Is to be raised as soon as that can be.
+        self._is_due = False
+
+    def run(self, code: Callable[[], T]) -> T:
+        """Calls something in this thread, which may be ended by force while that runs.
+
+        Raises:
+            ForcedExit: It was, perhaps before it began.
+        """
+        self._let(threading.get_ident())
+        try:
+            return code()
+        finally:
+            # Another thread may have its number later.
+            self._hold()
+
+    def force(self) -> None:
+        """Raises ForcedExit in the thread: at its next step of Python code, or when it may be."""
+        with self._lock:
+            if self._is_forced:
+                return
+            self._is_forced = True
+            if self._thread is None:
+                self._is_due = True
+                return
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                ctypes.c_ulong(self._thread), ctypes.py_object(ForcedExit)
+            )
+
+    @contextlib.contextmanager
+    def held_back(self) -> Iterator[None]:
+        """Lets something be done as a whole; who is to be ended by force is so behind it.
+
+        For what takes an instant only: a process that was started is to be known to somebody. Does
+        nothing in a thread that is no node's.
+
+        Raises:
+            ForcedExit: Behind it.
+        """
+        thread = self._thread
+        if thread != threading.get_ident():
+            yield
+            return
+        self._hold()
+        try:
+            yield
+        finally:
+            self._let(thread)
+
+    def _hold(self) -> None:
+        with self._lock:
+            self._thread = None
+
+    def _let(self, thread: int) -> None:
+        with self._lock:
+            if not self._is_due:
+                self._thread = thread
+                return
+            self._is_due = False
+        raise ForcedExit
