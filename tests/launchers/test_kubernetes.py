@@ -1006,8 +1006,9 @@ def test_a_jobset_runs_as_one(user: User) -> None:
     (jobset,) = user.cluster.objects("JobSet")
     assert jobset["metadata"]["name"] == "as-one"
     assert "1 on as-one-worker-0-1 called as-one-store-0-0" in launch.output
-    status = user.command_line("status", "as-one").check()
-    assert re.search(r"^worker\[1\] +running +as-one-worker-0-1 ", status, re.MULTILINE), status
+    running = re.compile(r"^worker\[1\] +running +as-one-worker-0-1 ", re.MULTILINE)
+    # It is that of a few seconds ago.
+    poll_until(lambda: running.search(user.command_line("status", "as-one").check()), 60)
     launch.process.send_signal(signal.SIGINT)
     assert launch.end() == -signal.SIGINT, launch.output
     assert launch.output.count("the worker leaves 2") == 2
