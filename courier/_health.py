@@ -1,10 +1,10 @@
 """Asking a server from outside whether it is well."""
 
 import contextlib
-import socket
 import time
 
-from courier._address import resolvable, split_address
+from courier._address import split_address
+from courier._connecting import connect
 from courier._engine.handshake import Health, Purpose, prefix
 from courier._tls import TlsCredentials
 
@@ -35,7 +35,7 @@ def is_healthy(address: str, timeout_s: float, *, tls: TlsCredentials | None = N
     give_up_at = time.monotonic() + timeout_s
     answer = b""
     try:
-        with socket.create_connection((resolvable(host), port), timeout_s) as sock:
+        with connect(host, port, timeout_s) as sock:
             sock.sendall(prefix(Purpose.HEALTH))
             with contextlib.suppress(ConnectionError):
                 sock.settimeout(max(0.001, give_up_at - time.monotonic()))

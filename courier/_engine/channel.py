@@ -108,25 +108,30 @@ class Channel:
         """
         data = parcel.pickle
         if parcel.buffers or len(data) > SMALL_BYTES:
+            if self.is_closed:
+                raise NothingSentError("the connection is closed")
             self.post(kind, call, parcel, meta=meta)
             return self.flush()
         turn: list[bool] = []
         try:
             try_to_take(self._sending, turn)
             with self._queue_lock:  # frames are sent in the order of their seals
+                if self.is_closed:
+                    raise NothingSentError("the connection is closed")
                 chunk = encode_small(kind, call, meta, data, self._seals)
-                is_next = turn[0] and not self.is_pending and not self.is_closed
+                is_next = turn[0] and not self.is_pending
                 if not is_next:
                     self._put_small(chunk)
-            if is_next and self._send_directly(chunk):
-                return True
+            if is_next:
+                self._send_directly(chunk)
         finally:
             if turn and turn[0]:
                 self._sending.release()
+        # Also behind a frame that went: another thread may have found `_sending` taken just before.
         return self.flush()
 
-    def _send_directly(self, chunk: bytes) -> bool:
-        """Sends a frame past the queue, which is empty; returns whether all of it went."""
+    def _send_directly(self, chunk: bytes) -> None:
+        """Sends a frame past the queue, which is empty, as far as it goes."""
         try:
             sent = self.carrier.send((chunk,))
         except BlockingIOError:
@@ -142,7 +147,6 @@ class Channel:
                 # Others may have put theirs behind it meanwhile.
                 self._chunks.appendleft((memoryview(chunk)[sent:], ()))
                 self.unsent_bytes += len(chunk) - sent
-        return not self.is_pending
 
     def _put_small(self, chunk: bytes) -> None:
         if self.is_closed:

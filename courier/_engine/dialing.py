@@ -12,7 +12,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from courier._address import resolvable, split_address
+from courier._address import split_address
+from courier._connecting import connect
 from courier._engine.carrier import SocketCarrier, TlsCarrier, UnixCarrier
 from courier._engine.channel import Channel
 from courier._engine.handshake import (
@@ -93,7 +94,7 @@ def _dial_directly(options: LaneOptions, limit_s: float) -> Dialled:
     give_up_at = time.monotonic() + limit_s
     host, port = split_address(options.address)
     try:
-        sock = socket.create_connection((resolvable(host), port), limit_s)
+        sock = connect(host, port, limit_s)
     except (OSError, UnicodeError) as error:
         raise ServerUnreachableError(f"{options.address}: no server answers ({error})") from error
     with contextlib.ExitStack() as stack:
@@ -213,7 +214,7 @@ def _dial_over_grpc(options: LaneOptions, limit_s: float, first: CourierError) -
 def _speaks_http2(options: LaneOptions, limit_s: float) -> bool:
     host, port = split_address(options.address)
     try:
-        with socket.create_connection((resolvable(host), port), limit_s) as sock:
+        with connect(host, port, limit_s) as sock:
             sock.settimeout(min(limit_s, _PROBE_S))
             sock.sendall(HTTP2_PREFACE + _EMPTY_SETTINGS)
             answer = sock.recv(_FRAME_HEADER_BYTES, socket.MSG_WAITALL)

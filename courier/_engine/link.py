@@ -171,9 +171,10 @@ class Link:
                 if channel.unsent_bytes >= _ENOUGH_BYTES:
                     self.send_out()
         except NothingSentError as error:
-            self._open.pop(number, None)
-            self.fail(f"the connection broke: {error}")
-            exchange.take_back(str(error))
+            if self._closed_with is None:
+                self._open.pop(number, None)
+                self.fail(f"the connection broke: {error}")
+                exchange.take_back(str(error))
         except OSError as error:
             self.fail(f"the connection broke: {error}")
         finally:

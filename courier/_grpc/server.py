@@ -189,7 +189,7 @@ class FrontDoor:
                 self._end_streams()
             # Seen twice, so that the last answer has left. Older grpc would wait until clients
             # hang up, and those that have no call at the moment do not even notice.
-            is_idle = all(pool.is_idle for pool in pools)
+            is_idle = all(pool.is_idle for pool in (*pools, self._handlers))
             if is_idle and was_idle:
                 break
             was_idle = is_idle
@@ -398,6 +398,11 @@ class _HandlerExecutor(concurrent.futures.ThreadPoolExecutor):
     def __init__(self, handlers: HandlerPool, overflow: HandlerPool) -> None:
         self._pool = handlers
         self._overflow = overflow
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no handler runs or waits."""
+        return self._pool.is_idle
 
     def submit(
         self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs

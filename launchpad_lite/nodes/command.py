@@ -639,10 +639,11 @@ def _marked(mark: str) -> list[int]:
 
 def _listens(endpoint: Endpoint) -> bool:
     try:
-        socket.create_connection((endpoint.host, endpoint.port), 1.0).close()
+        with socket.create_connection((endpoint.host, endpoint.port), 1.0) as sock:
+            # Where nobody listens, TCP may connect whoever tries to themselves.
+            return bool(sock.getsockname() != sock.getpeername())
     except OSError:
         return False
-    return True
 
 
 def _make_die_with_parent() -> Callable[[], None] | None:

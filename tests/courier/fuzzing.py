@@ -25,8 +25,8 @@ from courier._engine.handshake import (
 from courier._parcel import Parcel
 from tests.courier.waiting import wait_until
 
-#: Threads that wait for work a while, and then end.
-_POOLS = ("courier-handler", "courier-control", "courier-transfer")
+#: Threads that wait for work a while, and then end, and the one that comes with the first work.
+_POOLS = ("courier-handler", "courier-control", "courier-transfer", "courier-watch")
 #: Nothing that a stranger sends may cost more than this for long.
 _SLACK_BYTES = 64 << 20
 

@@ -248,12 +248,13 @@ def test_a_generator_is_an_async_iterator_once_awaited(serve: Serve) -> None:
 
 
 def test_a_cancelled_task_leaves_an_endless_async_iteration(serve: Serve) -> None:
-    ended = threading.Event()
+    silent, ended = threading.Event(), threading.Event()
 
     def silence() -> Iterator[None]:
         call = courier.current_call()
         try:
             yield None
+            silent.set()
             call.wait_cancelled(60)
             yield None
         finally:
@@ -261,13 +262,18 @@ def test_a_cancelled_task_leaves_an_endless_async_iteration(serve: Serve) -> Non
 
     _, client = serve(silence)
 
-    async def read() -> None:
+    async def read(arrived: asyncio.Event) -> None:
         async for _ in await client.aio():
-            pass
+            arrived.set()
 
     async def give_up() -> None:
-        with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(read(), 0.3)
+        arrived = asyncio.Event()
+        reading = asyncio.create_task(read(arrived))
+        await asyncio.wait_for(arrived.wait(), 20)
+        assert await asyncio.to_thread(silent.wait, 20)
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
 
     asyncio.run(give_up())
     assert ended.wait(20)

@@ -71,10 +71,14 @@ def test_an_unknown_method_is_named_with_those_that_exist(serve: Serve) -> None:
 def test_a_timeout_raises_and_is_seen_by_the_handler(serve: Serve, timeout: Any) -> None:
     handler = Handler()
     _, client = serve(handler, client={"call_timeout": timeout})
-    start = time.monotonic()
-    with pytest.raises(courier.CallTimeoutError, match="wait_cancelled"):
-        client.wait_cancelled()
-    assert 0.2 < time.monotonic() - start < 5
+    for _ in range(20):
+        start = time.monotonic()
+        with pytest.raises(courier.CallTimeoutError, match="wait_cancelled"):
+            client.wait_cancelled()
+        assert 0.2 < time.monotonic() - start < 20
+        # A busy machine may use up all of the time before the handler runs.
+        if handler.calls:
+            break
     assert handler.cancelled.wait(20)
 
 
@@ -92,7 +96,7 @@ def test_a_timeout_ends_futures_aio_and_large_calls_too(serve: Serve) -> None:
 
 
 def test_a_timeout_covers_all_items_of_a_generator(serve: Serve) -> None:
-    _, client = serve(Handler(), client={"call_timeout": 0.4})
+    _, client = serve(Handler(), client={"call_timeout": 3})
     items = client.trickle()
     assert next(items) == 0
     with pytest.raises(courier.CallTimeoutError):
@@ -184,7 +188,7 @@ def test_a_server_killed_in_mid_call_is_lost_and_never_sees_the_call_again(
     first.send_signal(signal.SIGKILL)
     with pytest.raises(courier.ServerLostError, match="hang"):
         future.result(20)
-    assert time.monotonic() - killed_at < 1
+    assert time.monotonic() - killed_at < 15
     second = script(_LOST, port)
     assert _line(second) == "ready"
     assert client.count() == 0
@@ -249,8 +253,11 @@ def test_a_cancelled_task_cancels_its_call(serve: Serve) -> None:
     _, client = serve(handler)
 
     async def call() -> None:
-        with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(client.aio.wait_cancelled(), 0.3)
+        task = asyncio.ensure_future(client.aio.wait_cancelled())
+        assert await asyncio.to_thread(handler.entered.acquire, timeout=20)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
 
     asyncio.run(call())
     assert handler.cancelled.wait(20)

@@ -604,7 +604,7 @@ def test_arguments_of_a_wrong_shape_are_refused_as_such(
     courier.close(client)
     way = Way(server, "unix")
     sock, _ = way.connect_proven()
-    sock.settimeout(3)
+    sock.settimeout(20)
     with sock:
         sock.sendall(call_frame(1, pickle.dumps(arguments)) + call_frame(2, GOOD))
         reader = FrameReader()
@@ -619,7 +619,7 @@ def test_frames_that_are_left_out_or_repeated_on_the_way_end_the_connection(
     for order in ([1], [0, 0], [0, 2], [0, 1, 1]):
         before = target.calls
         sock, seals = Way(server, "tcp").connect_proven()
-        sock.settimeout(3)
+        sock.settimeout(20)
         with sock:
             written = [call_frame(n, GOOD, seals=seals) for n in range(3)]
             sock.sendall(b"".join(written[index] for index in order))

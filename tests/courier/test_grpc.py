@@ -28,6 +28,7 @@ class Object:
         self.release = threading.Event()
         self.cancelled = threading.Event()
         self.closed = threading.Event()
+        self.linger_s = 0.0
 
     def echo(self, *args: Any) -> Any:
         self.calls += 1
@@ -62,7 +63,7 @@ class Object:
         self.entered.release()
         if courier.current_call().wait_cancelled(30):
             self.cancelled.set()
-            time.sleep(0.2)  # the client's own clock may be a little late
+            self.release.wait(self.linger_s)
 
     @courier.idempotent
     def safe(self) -> None: ...
@@ -204,9 +205,11 @@ def test_a_full_server_says_that_it_is_busy(
 
 
 def test_a_deadline_is_seen_by_the_handler(client: GrpcClient, obj: Object) -> None:
+    obj.linger_s = 3.0  # the client's own clock may be late
     with refused(Code.DEADLINE_EXCEEDED):
-        client.call("patient", timeout=0.3)
+        client.call("patient", timeout=3)
     assert obj.cancelled.wait(20)
+    obj.release.set()
 
 
 def test_a_client_that_leaves_is_noticed_by_the_handler(client: GrpcClient, obj: Object) -> None:
@@ -226,12 +229,17 @@ def test_stop_lets_running_calls_end(serve: Serve, reach: Reach, obj: Object) ->
         assert obj.entered.acquire(timeout=20)
         stopping = threads.submit(server.stop, 20)
         wait_until(lambda: not server.has_started)
+        time.sleep(1.0)
         obj.release.set()
         assert future.result(20) == "done"
         assert stopping.result(20) == []
 
 
-def test_stop_keeps_its_deadline_though_calls_run(serve: Serve, reach: Reach, obj: Object) -> None:
+def test_stop_keeps_its_deadline_though_calls_run(
+    serve: Serve, reach: Reach, obj: Object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("courier._server", "courier._grpc.server"):
+        monkeypatch.setattr(f"{module}._EPILOGUE_S", 3.0)
     server, _ = serve(obj)
     client = reach(server)
     items = client.call("count", 1_000_000, 100_000)
@@ -245,7 +253,7 @@ def test_stop_keeps_its_deadline_though_calls_run(serve: Serve, reach: Reach, ob
             assert obj.entered.acquire(timeout=20)
         begun_at = time.monotonic()
         assert [name[:15] for name in server.stop(0.3)] == ["courier-handler"]
-        assert time.monotonic() - begun_at < 5
+        assert time.monotonic() - begun_at < 20
         for future in (patient, stuck):
             assert isinstance(future.exception(20), grpc.RpcError)
         obj.release.set()

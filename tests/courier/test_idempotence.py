@@ -29,9 +29,11 @@ import os, pathlib, signal, threading
 port, lives, deadly = int(sys.argv[1]), pathlib.Path(sys.argv[2]), int(sys.argv[3])
 life = len(lives.read_text()) if lives.exists() else 0
 lives.write_text("x" * (life + 1))
+said = threading.Event()  # calls that waited come before the server has said that it is there
 class Object:
     def __init__(self): self.calls = 0
     def _meet(self):
+        said.wait()
         self.calls += 1
         print("called\\n", end="", flush=True)  # in one piece
         if life < deadly: threading.Event().wait()
@@ -41,6 +43,7 @@ class Object:
     def unsafe(self, *_): return self._meet()
     @courier.idempotent
     def deadly(self):
+        said.wait()
         print("called\\n", end="", flush=True)  # in one piece
         os.kill(os.getpid(), signal.SIGKILL)
     @courier.idempotent
@@ -50,6 +53,7 @@ class Object:
     def count(self): return self.calls
 with courier.Server(Object(), secret=secret, port=port) as server:
     print("ready", flush=True)
+    said.set()
     sys.stdin.read()
 """
 
@@ -188,7 +192,7 @@ def test_a_repeat_keeps_to_the_timeout_of_its_call(
 ) -> None:
     first = start()
     courier.wait_until_ready(connect(f"127.0.0.1:{port}"), 20)
-    client = connect(f"127.0.0.1:{port}", call_timeout=1.5)
+    client = connect(f"127.0.0.1:{port}", call_timeout=5)
     future = client.futures.safe()
     assert _line(first) == "called"
     _kill(first)

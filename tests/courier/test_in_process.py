@@ -16,6 +16,8 @@ from tests.courier.conftest import Script, Serve
 from tests.courier.waiting import wait_until
 
 _PATIENCE_S = 20.0
+#: A busy machine may use up all of a short timeout before the handler runs.
+_TRIES = 20
 everywhere = pytest.mark.parametrize("mode", ["copy", "share", "wire"])
 _variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="unset")
 
@@ -27,6 +29,7 @@ class Node:
         self.release = threading.Event()
         self.cancelled = threading.Event()
         self.generator_ended = threading.Event()
+        self.linger_s = 0.0
         self.runs = 0
 
     def echo(self, value: Any) -> Any:
@@ -64,6 +67,7 @@ class Node:
         self.started.set()
         courier.current_call().wait_cancelled(60)
         self.cancelled.set()
+        self.release.wait(self.linger_s)
         return "too late"
 
     def sleep(self, seconds: float) -> None:
@@ -269,12 +273,8 @@ def test_a_fast_method_runs_in_the_thread_of_a_caller_who_waits(
 ) -> None:
     _, client = serve(node, in_process=mode)
 
-    def numbers() -> tuple[int, int]:
-        _make_fast(client, "thread_number")
-        return client.thread_number(), threading.get_ident()
-
-    there, here = _in_thread(numbers)
-    assert there == here
+    # A run that the system interrupts is not fast, so that the next may be elsewhere again.
+    _in_thread(lambda: wait_until(lambda: client.thread_number() == threading.get_ident()))
 
 
 def test_a_method_that_has_not_shown_to_be_fast_runs_in_a_thread_of_the_server(
@@ -400,8 +400,12 @@ def test_a_full_queue_is_a_busy_server(serve: Serve, node: Node, mode: str) -> N
 @everywhere
 def test_a_blocking_call_ends_at_its_timeout(serve: Serve, node: Node, mode: str) -> None:
     _, client = serve(node, in_process=mode, client={"call_timeout": 0.2})
-    with pytest.raises(courier.CallTimeoutError, match="hang"):
-        client.hang()
+    node.linger_s = 3.0  # the caller's own clock may be late
+    for _ in range(_TRIES):
+        with pytest.raises(courier.CallTimeoutError, match="hang"):
+            client.hang()
+        if node.started.is_set():
+            break
     assert node.cancelled.wait(_PATIENCE_S)
 
 
@@ -410,12 +414,16 @@ def test_a_future_ends_at_its_timeout_though_nobody_waits(
     serve: Serve, node: Node, mode: str
 ) -> None:
     _, client = serve(node, in_process=mode, client={"call_timeout": 0.2})
-    done = threading.Event()
-    future = client.futures.hang()
-    future.add_done_callback(lambda _: done.set())
-    assert done.wait(_PATIENCE_S)
-    with pytest.raises(courier.CallTimeoutError, match="hang"):
-        future.result(0)
+    node.linger_s = 3.0  # the caller's own clock may be late
+    for _ in range(_TRIES):
+        done = threading.Event()
+        future = client.futures.hang()
+        future.add_done_callback(lambda _, done=done: done.set())
+        assert done.wait(_PATIENCE_S)
+        with pytest.raises(courier.CallTimeoutError, match="hang"):
+            future.result(0)
+        if node.started.is_set():
+            break
     assert node.cancelled.wait(_PATIENCE_S)
 
 
@@ -568,10 +576,10 @@ def test_an_open_generator_holds_no_handler(serve: Serve, node: Node, mode: str)
 def test_the_items_of_a_generator_end_with_the_timeout_of_its_call(
     serve: Serve, node: Node, mode: str
 ) -> None:
-    _, client = serve(node, in_process=mode, client={"call_timeout": 0.3})
+    _, client = serve(node, in_process=mode, client={"call_timeout": 3})
     items = client.one_then_wait()
     assert next(items) == 1
-    rescue = threading.Timer(5.0, node.release.set)
+    rescue = threading.Timer(30.0, node.release.set)
     rescue.start()
     try:
         with pytest.raises(courier.CallTimeoutError, match="one_then_wait"):
@@ -598,7 +606,7 @@ def test_closing_a_client_ends_its_calls(serve: Serve, node: Node, mode: str) ->
 @everywhere
 def test_closing_a_client_ends_its_generators(serve: Serve, node: Node, mode: str) -> None:
     _, client = serve(node, in_process=mode)
-    items = client.count(1000)
+    items = client.count(1_000_000)  # more than what can be on its way already
     assert next(items) == 0
     courier.close(client)
     with pytest.raises(courier.CallCancelledError):
@@ -640,7 +648,10 @@ def test_a_server_that_stops_lets_calls_end_within_their_grace(
     assert future.result(_PATIENCE_S) == "released"
 
 
-def test_calls_that_outlast_the_grace_are_lost(serve: Serve, node: Node, mode: str) -> None:
+def test_calls_that_outlast_the_grace_are_lost(
+    serve: Serve, node: Node, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("courier._server._EPILOGUE_S", 20.0)
     server, client = serve(node, in_process=mode, thread_pool_size=2)
     futures = [client.futures.hang() for _ in range(4)]
     assert node.started.wait(_PATIENCE_S)

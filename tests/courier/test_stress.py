@@ -218,8 +218,9 @@ def test_an_idle_client_finds_the_next_server_at_the_same_address(
 
 
 def test_calls_that_wait_while_the_server_changes_are_answered_by_one_or_lost(
-    serve: Serve, connect: Callable[..., Any]
+    serve: Serve, connect: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("courier._server._EPILOGUE_S", 20.0)
     port = portpicker.pick_unused_port()
     client = connect(f"127.0.0.1:{port}", call_timeout=60)
     first, second = Object(), Object()
@@ -230,7 +231,7 @@ def test_calls_that_wait_while_the_server_changes_are_answered_by_one_or_lost(
     stopping = _aside(lambda: server.stop(0.3))
     wait_until(lambda: not server.has_started)
     waiting = [client.futures.echo(number) for number in range(20)]
-    assert stopping.result(20) == []
+    assert stopping.result(40) == []
     serve(second, port=port)
     assert [future.result(20) for future in waiting] == [(number,) for number in range(20)]
     for future in pending:

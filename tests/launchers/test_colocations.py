@@ -315,7 +315,7 @@ def test_a_constructor_that_fails_ends_the_inner_nodes_that_run_already(
     with pytest.raises(lp.NodeFailedError, match="broken constructor") as failed:
         running.wait(50)
     assert isinstance(failed.value.__cause__, ValueError)
-    assert (tmp_path / "asked").exists()
+    assert (tmp_path / "asked").exists(), str(failed.value)
 
 
 class Fragile:
