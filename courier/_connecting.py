@@ -1,6 +1,5 @@
 """How one connects by TCP."""
 
-import contextlib
 import errno
 import socket
 
@@ -18,9 +17,11 @@ def connect(host: str, port: int, timeout_s: float) -> socket.socket:
         UnicodeError: The host has no proper name.
     """
     sock = socket.create_connection((resolvable(host), port), timeout_s)
-    with contextlib.suppress(OSError):  # the other end has gone already, as its reader will see
-        if sock.getsockname() == sock.getpeername():
-            sock.close()
-    if sock.fileno() < 0:
+    try:
+        is_itself = sock.getsockname() == sock.getpeername()
+    except OSError:
+        is_itself = False  # the other end has gone already, as whoever reads will see
+    if is_itself:
+        sock.close()
         raise ConnectionRefusedError(errno.ECONNREFUSED, "nobody listens there")
     return sock

@@ -300,17 +300,9 @@ class NodeRuntime:
         """Has something called when the node's code has ended, or was forced out of ending it.
 
         Args:
-            end: Is called from whatever thread, perhaps more than once.
+            end: Is called in the thread that looks after the node, if that is another one.
         """
         self._ends.append(end)
-
-    def end_rest(self) -> None:
-        """Ends what the node has left. Safe to call twice."""
-        self._signs.stop()
-        with contextlib.ExitStack() as rest:
-            rest.callback(self.clients.close)
-            for end in self._ends:
-                rest.callback(end)
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
@@ -324,7 +316,11 @@ class NodeRuntime:
         finally:
             with _active_lock:
                 _active.remove(self)
-            self.end_rest()
+            self._signs.stop()
+            with contextlib.ExitStack() as rest:
+                rest.callback(self.clients.close)
+                for end in self._ends:
+                    rest.callback(end)
             _current.reset(token)
 
 

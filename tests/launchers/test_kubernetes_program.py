@@ -1406,6 +1406,17 @@ def test_a_supervisor_is_removed_once_all_others_have_lost_it_and_the_program_be
     program.kill()
 
 
+def lose_machine_of(cluster: PretendedCluster, supervisor: Supervisor) -> str:
+    """Has the cluster give a supervisor's pod up with its machine; returns the name of the pod."""
+    name: str = supervisor.pod["metadata"]["name"]
+    cluster.lost.add(ANOTHER_MACHINE)
+    cluster.condition(
+        supervisor.pod, type="DisruptionTarget", status="True", reason="DeletionByTaintManager"
+    )
+    cluster.store.delete("pods", NAMESPACE, name, grace_s=0)
+    return name
+
+
 def running(cluster: PretendedCluster) -> list[str]:
     return [pod["metadata"]["uid"] for pod in cluster.pods() if pod["status"]["phase"] == "Running"]
 
@@ -1435,12 +1446,7 @@ def test_a_program_that_may_not_begin_anew_ends_with_the_machine_of_its_supervis
 ) -> None:
     program, supervisor = lab.run(notice_s=0.0)
     settle(cluster, program, supervisor)
-    name = supervisor.pod["metadata"]["name"]
-    cluster.lost.add(ANOTHER_MACHINE)
-    cluster.condition(
-        supervisor.pod, type="DisruptionTarget", status="True", reason="DeletionByTaintManager"
-    )
-    cluster.store.delete("pods", NAMESPACE, name, grace_s=0)
+    name = lose_machine_of(cluster, supervisor)
     with pytest.raises(
         NodeFailedError,
         match=f"the machine {ANOTHER_MACHINE} of its supervisor is lost: its pod {name} was ended "
@@ -1457,12 +1463,7 @@ def test_a_supervisor_that_has_ended_the_program_is_not_taken_for_lost(
 ) -> None:
     program, supervisor = lab.run(moves=True, notice_s=0.0, launcher_silence_s=300.0)
     settle(cluster, program, supervisor)
-    name = supervisor.pod["metadata"]["name"]
-    cluster.lost.add(ANOTHER_MACHINE)
-    cluster.condition(
-        supervisor.pod, type="DisruptionTarget", status="True", reason="DeletionByTaintManager"
-    )
-    cluster.store.delete("pods", NAMESPACE, name, grace_s=0)
+    name = lose_machine_of(cluster, supervisor)
     for replica in (0, 1):
         cluster.end(cluster.pod(program.names.host("actor", replica)), 0)
     with pytest.raises(
