@@ -114,9 +114,9 @@ class Fleet:
         for host in self.living():
             host.tell_lost(keys)
 
-    def dump_stacks(self, node: str) -> None:
+    def dump_stacks(self, node: str, *, hung: bool) -> None:
         """Has a worker write down where its threads are."""
-        self._of(node).dump_stacks(node)
+        self._of(node).dump_stacks(node, hung=hung)
 
     def terminate(self, node: str) -> None:
         """Sends a node's process group SIGTERM."""

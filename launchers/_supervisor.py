@@ -92,8 +92,13 @@ class Host(Protocol):
             keys: Of the addresses on it.
         """
 
-    def dump_stacks(self, node: str) -> None:
-        """Has it written down where the threads of a node are."""
+    def dump_stacks(self, node: str, *, hung: bool) -> None:
+        """Has it written down where the threads of a node are.
+
+        Args:
+            node: Which node.
+            hung: Whether it may not answer, and is about to be ended.
+        """
 
     def terminate(self, node: str) -> None:
         """Makes a node end, if it lets itself be made to."""
@@ -308,7 +313,7 @@ class SupervisedProgram(RunningProgram):
         elif isinstance(action, EndCalls):
             host.end_calls(action.node)
         elif isinstance(action, DumpStacks):
-            host.dump_stacks(action.node)
+            host.dump_stacks(action.node, hung=action.hung)
         elif isinstance(action, Terminate):
             host.terminate(action.node)
         elif isinstance(action, Kill):

@@ -241,7 +241,7 @@ class _ThreadHost:
     def tell_lost(self, keys: Sequence[str]) -> None:
         """Does nothing: this process is not lost while it runs."""
 
-    def dump_stacks(self, node: str) -> None:
+    def dump_stacks(self, node: str, *, hung: bool) -> None:  # noqa: ARG002 - read from outside
         self._stacks[node] = self._nodes[node].stack()
 
     def terminate(self, node: str) -> None:

@@ -188,9 +188,15 @@ class EndCalls:
 
 @dataclass(frozen=True)
 class DumpStacks:
-    """Have a worker write down where its threads are."""
+    """Have a worker write down where its threads are.
+
+    Attributes:
+        node: Whose worker.
+        hung: Whether it gives no sign of life any more.
+    """
 
     node: str
+    hung: bool = False
 
 
 @dataclass(frozen=True)

@@ -592,7 +592,7 @@ class ProgramLife:
             return [self._ask(node, now), self._terminate(node, now)]
         if node.stage is _Stage.UP:
             node.verdict = NodeFailure(node.name, node.terms.host, _hung(node))
-            return [DumpStacks(node.name), self._terminate(node, now)]
+            return [DumpStacks(node.name, hung=True), self._terminate(node, now)]
         if node.stage is _Stage.ASKED:
             return [self._terminate(node, now)]
         if node.stage is _Stage.TERMINATED:

@@ -45,7 +45,13 @@ from launchers.host.memory import count_memory_kills
 from launchers.host.pod import MAY_COME_BACK
 from launchers.host.probe import Doorbell, Target, candidate_addresses, reach
 from launchers.host.relay import RELAYED, Relay
-from launchers.host.stacks import STACKS_SIGNAL, open_stacks, read_stacks, write_stacks_on_signal
+from launchers.host.stacks import (
+    STACKS_SIGNAL,
+    has_stacks,
+    open_stacks,
+    read_stacks,
+    write_stacks_on_signal,
+)
 from launchers.host.sweep import MARK, adopt_orphans, end_children, fork_under_warden, is_exiting
 from launchers.host.usage import UsageMeter
 from launchers.host.worker import leave, prepare_output, run_worker
@@ -94,6 +100,8 @@ class _Worker:
     out_of_memory: bool = False
     #: Whether it was told to end while it lived.
     told: bool = False
+    #: Whether it was asked where its threads are; it may be stuck where it cannot answer.
+    owes_stacks: bool = False
     died_at: float = math.inf
     #: When what it started is ended, or ended by force, once it has ended itself.
     bury_at: float = math.inf
@@ -434,7 +442,11 @@ class Agent:
     def _dump(self, frame: Frame) -> None:
         worker = self._living(frame)
         if worker is not None:
-            _signal(worker.pid, STACKS_SIGNAL)
+            if frame["hung"]:
+                _signal(worker.pid, STACKS_SIGNAL)
+            else:
+                worker.owes_stacks = True
+                self._tell(worker, "dump")
             # One that somebody has stopped tells where it is before it goes on.
             _signal(worker.pid, signal.SIGCONT)
 
@@ -442,6 +454,8 @@ class Agent:
         worker = self._living(frame)
         if worker is not None:
             self._note_told(worker)
+            if worker.owes_stacks and not has_stacks(worker.stacks_fd):
+                _signal(worker.pid, STACKS_SIGNAL)
             # It sends its group SIGTERM itself: from here it would be taken for a notice.
             self._tell(worker, "leave")
 
@@ -557,7 +571,7 @@ class Agent:
             if grant.needs_interpreter:
                 begin_anew(grant.interpreter, frame.body, control.fileno(), stacks_fd)
             write_stacks_on_signal(stacks_fd)
-            code = run_worker(frame.body, control.fileno())
+            code = run_worker(frame.body, control.fileno(), stacks_fd)
         finally:
             leave(code)
 

@@ -46,7 +46,7 @@ def begin_anew(
         interpreter: Its path; None is this one's.
         payload: What `run_worker` takes.
         control_fd: The socket to the agent.
-        stacks_fd: Where stacks are written on a signal.
+        stacks_fd: Where it writes down its stacks.
 
     Raises:
         OSError: It cannot be executed.
@@ -90,6 +90,6 @@ def go_on(control_fd: int, payload_fd: int, stacks_fd: int) -> NoReturn:
         write_stacks_on_signal(stacks_fd)
         with open(payload_fd, "rb") as file:
             payload = file.read()
-        code = run_worker(payload, control_fd)
+        code = run_worker(payload, control_fd, stacks_fd)
     finally:
         leave(code)

@@ -539,13 +539,16 @@ class AgentHost:
         """Tells workers, later ones too, that nobody will answer at these addresses any more."""
         self._send(Frame("ended", {"callers": list(callers), "keys": list(keys)}))
 
-    def dump_stacks(self, node: str) -> None:
+    def dump_stacks(self, node: str, *, hung: bool) -> None:
         """Has a worker write down where its threads are."""
         self._dumped_at[node] = time.monotonic()
-        self._send(Frame("dump", {"node": node}))
+        self._send(Frame("dump", {"node": node, "hung": hung}))
 
     def terminate(self, node: str) -> None:
         """Sends a node's process group SIGTERM."""
+        if node in self._dumped_at:
+            # If it has not answered, it is made to now.
+            self._dumped_at[node] = time.monotonic()
         self._send(Frame("terminate", {"node": node}))
         if self._stopping:
             self._question()

@@ -1,9 +1,13 @@
-"""Where the threads of a worker are: written down on a signal, even if it runs no Python code.
+"""Where the threads of a worker are: it writes that down when asked, or on a signal.
+
+A signal also reaches one that runs no Python code for long, but the threads go on while they are
+looked at, which seldom ends in a crash: it is for those who do not answer.
 
 The text goes to memory that agent and worker share, so that nothing is left on a disk unless
 somebody wants to keep it.
 """
 
+import contextlib
 import faulthandler
 import os
 import signal
@@ -31,6 +35,17 @@ def open_stacks() -> int:
 def write_stacks_on_signal(fd: int) -> None:
     """In a worker: has the stacks of all threads written whenever `STACKS_SIGNAL` comes."""
     faulthandler.register(STACKS_SIGNAL, file=fd, all_threads=True, chain=False)
+
+
+def write_stacks(fd: int) -> None:
+    """In a worker, in a thread that runs Python code: writes the stacks of all threads."""
+    with contextlib.suppress(OSError):
+        faulthandler.dump_traceback(fd, all_threads=True)
+
+
+def has_stacks(fd: int) -> bool:
+    """Tells whether anything was written."""
+    return os.fstat(fd).st_size > 0
 
 
 def read_stacks(fd: int) -> bytes:

@@ -18,6 +18,7 @@ from absl import flags
 from courier import ExceptionReport, Secret, TlsCredentials
 from launchers._ports import LOOPBACK
 from launchers.host.link import Frame, FrameDecoder, read_some, write_all
+from launchers.host.stacks import write_stacks
 from launchpad_lite._flag_values import FlagSnapshot
 from launchpad_lite._forcing import ForcedExit
 from launchpad_lite._freeze import FrozenWork
@@ -131,8 +132,11 @@ class _Termination:
 class _Control:
     """The thread that hears what is asked of the node, whatever the node does."""
 
-    def __init__(self, link: _Link, runtime: NodeRuntime, termination: _Termination) -> None:
+    def __init__(
+        self, link: _Link, runtime: NodeRuntime, termination: _Termination, stacks_fd: int
+    ) -> None:
         self._link = link
+        self._stacks_fd = stacks_fd
         self._runtime = runtime
         self._termination = termination
         self._decoder = FrameDecoder()
@@ -166,6 +170,8 @@ class _Control:
                 self._request_stop()
             elif frame.op == "end_calls":
                 self._runtime.end_calls()
+            elif frame.op == "dump":
+                write_stacks(self._stacks_fd)
             elif frame.op == "leave":
                 self._termination.force()
             elif frame.op == "ended":
@@ -194,19 +200,20 @@ def prepare_output() -> None:
     faulthandler.enable()
 
 
-def run_worker(data: bytes, control_fd: int) -> int:
+def run_worker(data: bytes, control_fd: int, stacks_fd: int) -> int:
     """Runs one node in this process; returns the exit code.
 
     Args:
         data: An encoded `Payload`.
         control_fd: The socket to the agent, blocking.
+        stacks_fd: Where it writes down its stacks.
     """
     link = _Link(control_fd)
     try:
         payload: Payload = pickle.loads(data)
         sys.argv[:] = payload.argv
         runtime = NodeRuntime(payload.setup, payload.table(), link)
-        _Control(link, runtime, _Termination()).start()
+        _Control(link, runtime, _Termination(), stacks_fd).start()
     except BaseException as error:  # noqa: BLE001 - the launcher reports it
         _send_failure(link, error)
         return 1

@@ -1,5 +1,6 @@
 """A failure is reported with its first cause first, and all that is known of it is kept."""
 
+import faulthandler
 import itertools
 import os
 import signal
@@ -13,6 +14,7 @@ import pytest
 
 import courier
 import launchpad_lite as lp
+from launchers.host.stacks import STACKS_SIGNAL
 from launchpad_lite import _life
 from launchpad_lite.testing import poll_until
 from tests.launchers.scripts import Script
@@ -129,6 +131,50 @@ def test_the_crash_folder_is_named_and_holds_all_that_is_known(
     assert "learner[0].txt" in {file.name for file in (folder / "stacks").iterdir()}
     if launcher == "test_mp":
         assert "the gradient vanished" in (folder / "actor" / "0.log").read_text()
+
+
+def _fail_beside(launch_program: Any, node: type, folder: Path, notice_s: float) -> str:
+    """Has a node fail beside another; returns where the threads of the other were."""
+    marks = folder / "marks"
+    marks.mkdir()
+    program = lp.Program("beside")
+    learner = program.add_node(lp.CourierNode(Learner), label="learner")
+    program.add_node(lp.PyClassNode(node, str(marks / "ready")), label="node")
+    program.add_node(lp.PyClassNode(LastActor, learner, str(marks), 1), label="actor")
+    running = launch_program(program, "test_mp", log_dir=folder / "run", notice_s=notice_s)
+    assert "the gradient vanished" in str(_failed(running))
+    return (folder / "run" / "stacks" / "node[0].txt").read_text()
+
+
+class Watchful(Sleeper):
+    """Notes the signal by which stacks are written down."""
+
+    def run(self) -> None:
+        signalled = self._mark.parent.parent / "signalled"
+        faulthandler.unregister(STACKS_SIGNAL)
+        signal.signal(STACKS_SIGNAL, lambda *_: signalled.touch())
+        super().run()
+
+
+def test_who_answers_is_asked_for_its_stacks_without_a_signal(
+    launch_program: Any, tmp_path: Path
+) -> None:
+    stacks = _fail_beside(launch_program, Watchful, tmp_path, notice_s=30.0)
+    assert "nap_deep_down" in stacks or "run" in stacks
+    assert not (tmp_path / "signalled").exists()
+
+
+class Stuck(Sleeper):
+    """Lets no other thread of its process run."""
+
+    def nap_deep_down(self) -> None:
+        sum(range(10**15))
+
+
+def test_who_is_stuck_in_c_shows_its_stacks_all_the_same(
+    launch_program: Any, tmp_path: Path
+) -> None:
+    assert "nap_deep_down" in _fail_beside(launch_program, Stuck, tmp_path, notice_s=1.0)
 
 
 def test_a_program_that_ends_well_keeps_only_its_logs(launch_program: Any, tmp_path: Path) -> None:

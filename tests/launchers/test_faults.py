@@ -661,7 +661,7 @@ class BrokenHost:
     def tell_lost(self, keys: Sequence[str]) -> None:
         self._do("tell_lost")
 
-    def dump_stacks(self, node: str) -> None:
+    def dump_stacks(self, node: str, *, hung: bool) -> None:
         self._do("dump_stacks")
 
     def terminate(self, node: str) -> None:

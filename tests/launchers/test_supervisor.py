@@ -53,7 +53,7 @@ class RecordingHosts:
         if "stop caller[0]" in self.told:
             self.post(Ended("caller[0]", 0))
 
-    def dump_stacks(self, node: str) -> None:
+    def dump_stacks(self, node: str, *, hung: bool) -> None:
         """Is of no interest."""
 
     def terminate(self, node: str) -> None:

@@ -1416,7 +1416,7 @@ def test_what_an_earlier_worker_says_is_not_taken_for_the_new_ones() -> None:
     for stale in (Ended("a", 0), Ended("a", 0, failure("a")), Preempted("a", 0, 15)):
         assert life(stale) == []
     life(Constructed("a", 0, True))
-    assert DumpStacks("a") in life.wait(5.0)
+    assert DumpStacks("a", hung=True) in life.wait(5.0)
 
 
 def test_a_node_that_waits_for_its_restart_is_not_started_once_the_program_stops() -> None:
@@ -1633,7 +1633,7 @@ def test_a_hung_node_shows_its_stacks_and_is_ended_by_force(
             assert life.wait(4.9) == []
             life(sign)
     assert life.wait(4.9) == []
-    assert life.wait(0.4) == [DumpStacks("a"), Terminate("a")]
+    assert life.wait(0.4) == [DumpStacks("a", hung=True), Terminate("a")]
     assert life.wait(TERMINATE_S) == [Kill("a")]
     result = finish_of(life, Ended("a", 0, failure("a"), stacks="in a loop"))
     assert text in result.failures[0].summary
@@ -1645,7 +1645,7 @@ def test_a_hung_node_is_restarted_by_its_policy() -> None:
     life.wait(5.0)
     assert life(Ended("a", 0)) == [Start("a", 1)]
     assert life.wait(4.9) == []
-    assert life.wait(0.2) == [DumpStacks("a"), Terminate("a")]
+    assert life.wait(0.2) == [DumpStacks("a", hung=True), Terminate("a")]
 
 
 def test_a_hung_node_that_cannot_be_ended_fails_the_program_and_is_not_restarted() -> None:
@@ -1707,7 +1707,7 @@ def test_a_node_on_its_way_out_need_not_show_that_it_lives(goes: Event) -> None:
         life(late)
     assert life.wait(9.9) == []
     assert life(Ended("a", 0, failure("a"))) == [Start("a", 1)]
-    assert DumpStacks("a") in life.wait(2.1)  # the new one must show it
+    assert DumpStacks("a", hung=True) in life.wait(2.1)  # the new one must show it
 
 
 def test_a_node_that_leaves_before_it_was_constructed_is_not_hung() -> None:
@@ -1734,7 +1734,7 @@ def test_signs_of_life_of_a_constructor_start_no_limit(sign: Event) -> None:
     life.wait(1.0)
     life(sign)
     assert life.wait(48.9) == []
-    assert DumpStacks("a") in life.wait(0.2)
+    assert DumpStacks("a", hung=True) in life.wait(0.2)
 
 
 def test_a_constructor_takes_no_time_while_its_node_has_no_host() -> None:
@@ -1743,7 +1743,7 @@ def test_a_constructor_takes_no_time_while_its_node_has_no_host() -> None:
     assert life.wait(100.0) == []
     life(Placed("a", 0, is_there=True))
     assert life.wait(4.9) == []
-    assert DumpStacks("a") in life.wait(0.2)
+    assert DumpStacks("a", hung=True) in life.wait(0.2)
 
 
 @pytest.mark.parametrize("awake_s", [0.0, 3.0, 4.9])
@@ -1769,7 +1769,7 @@ def test_after_a_suspension_nodes_have_as_much_time_left_as_before() -> None:
     life.wait(10.0)
     assert life.oversleep(39.0) == []  # all slept, the node too
     assert life.wait(38.0) == []
-    assert DumpStacks("a") in life.wait(5.0)
+    assert DumpStacks("a", hung=True) in life.wait(5.0)
 
 
 def test_somebody_looks_now_and_then_as_long_as_nodes_have_limits() -> None:
