@@ -71,8 +71,6 @@ _ANSWERS = ("surveyed", "probed", "relaying", "reserved", "taken")
 _ANSWER_S = 20.0
 #: The start of a node that was not started here: it is not lost with the host.
 _NEVER = -1
-#: Seconds within which a worker that was asked has written down its stacks.
-_DUMP_S = 2.0
 #: What ssh ends with when the connection is the trouble.
 _LINK_BROKE = 255
 # With -c, the working directory stands in sys.path: nothing but built-in modules may be imported
@@ -179,8 +177,6 @@ class AgentHost:
         #: Whose last worker failed.
         self._failed: set[str] = set()
         self._stacks: dict[str, str] = {}
-        #: When each was last asked for its stacks.
-        self._dumped_at: dict[str, float] = {}
         #: Nodes that were started and have not ended, and those that are being ended by SIGKILL.
         self._living: set[str] = set()
         self._killed: set[str] = set()
@@ -481,11 +477,6 @@ class AgentHost:
             self._failed.add(node)
         if failure is not None or frame["status"] == 0:
             return failure
-        asked_s = time.monotonic() - self._dumped_at.get(node, -math.inf)
-        if frame["status"] == -signal.SIGSEGV and asked_s < _DUMP_S:
-            # faulthandler looks at other threads while they go on, and seldom falls: our doing.
-            _LOGGER.info("%s crashed while it wrote down its stacks", node)
-            return None
         return NodeFailure.of_exit(
             node,
             self.name,
@@ -541,14 +532,10 @@ class AgentHost:
 
     def dump_stacks(self, node: str, *, hung: bool) -> None:
         """Has a worker write down where its threads are."""
-        self._dumped_at[node] = time.monotonic()
         self._send(Frame("dump", {"node": node, "hung": hung}))
 
     def terminate(self, node: str) -> None:
         """Sends a node's process group SIGTERM."""
-        if node in self._dumped_at:
-            # If it has not answered, it is made to now.
-            self._dumped_at[node] = time.monotonic()
         self._send(Frame("terminate", {"node": node}))
         if self._stopping:
             self._question()
