@@ -23,6 +23,7 @@ from launchpad_lite._events import (
     Leaving,
     StopAsked,
 )
+from launchpad_lite._forcing import ForcedExit
 from launchpad_lite._runtime import NodeRuntime
 from launchpad_lite._worker import run_work
 from launchpad_lite.errors import LaunchError
@@ -137,7 +138,9 @@ class _ThreadNode:
         return self._report  # None, too, if it was ended by force
 
     def _run_work(self) -> None:
-        self._report = self.runtime.forcing.run(lambda: run_work(self._work, self.runtime))
+        # It may be forced before it begins, or behind its end.
+        with contextlib.suppress(ForcedExit):
+            self._report = self.runtime.forcing.run(lambda: run_work(self._work, self.runtime))
 
     def request_stop(self) -> None:
         """Asks the node to end. May be repeated."""

@@ -46,10 +46,17 @@ class Ended:
 
 @dataclass(frozen=True)
 class Leaving:
-    """A node has done its work, and its worker is on its way out."""
+    """A node has done its work, and its worker is on its way out.
+
+    Attributes:
+        node: Which.
+        attempt: Which start of it.
+        unasked: Whether it certainly had before it could hear that it is to end.
+    """
 
     node: str
     attempt: int
+    unasked: bool = False
 
 
 @dataclass(frozen=True)

@@ -122,6 +122,8 @@ class _Node:
     constructed: bool = False
     #: Whether its work is done, so that nothing is expected of it but to end.
     leaving: bool = False
+    #: Whether it was before it was asked to end.
+    left_unasked: bool = False
     #: Whether its code does not look at the stop it was asked for.
     deaf: bool = False
     #: Whether its new calls are refused.
@@ -294,7 +296,7 @@ class ProgramLife:
         if isinstance(event, Failed):
             return self._note_report(node, event, now)
         if isinstance(event, Leaving):
-            node.leaving = True
+            node.leaving, node.left_unasked = True, event.unasked
             node.signs.clear()
             return []
         if isinstance(event, Constructed):
@@ -330,7 +332,8 @@ class ProgramLife:
             return []
         failure = event.failure
         node.leaving, node.failed = True, self._stamped(node, failure, now)
-        node.fell = node.falls(unasked=event.unasked)
+        # Its server closes, and its callers know, before it can say how it failed.
+        node.fell = node.falls(unasked=event.unasked or node.left_unasked)
         if self.stopping and node.stage is _Stage.UP:
             self._limit_hold(node, now)  # nobody asks it any more
         self._enter(node, _Stage.ASKED, min(node.deadline, now + self._notice_s))
@@ -583,7 +586,8 @@ class ProgramLife:
     def _next_stage(self, node: _Node, now: float) -> list[Action]:
         if node.stage is _Stage.WAITING:
             self._enter(node, _Stage.UP)
-            node.constructed = node.leaving = node.deaf = node.calls_ended = False
+            node.constructed = node.leaving = node.left_unasked = False
+            node.deaf = node.calls_ended = False
             node.holds_until = node.share_ends = math.inf
             self._expect(node, "startup", node.terms.liveness.startup_s, now)
             return [Start(node.name, node.attempt, node.cause)]

@@ -200,9 +200,9 @@ class WireCall:
         except CourierError as error:
             self.settle(type(error)(f"{self.where}: {error}"))
 
-    def take_back(self, reason: str) -> None:
+    def take_back(self, reason: str, *, unsent: bool = False) -> None:
         self._leave_link()
-        self._lane.resubmit(self, reason)
+        self._lane.resubmit(self, reason, unsent=unsent)
         self.wake()
 
     def lose(self, error: ServerLostError) -> None:
@@ -381,7 +381,7 @@ class WireStream:
         self._frames.append(frame)
         self._wake()
 
-    def take_back(self, reason: str) -> None:
+    def take_back(self, reason: str, *, unsent: bool = False) -> None:  # noqa: ARG002
         self.lose(ServerLostError(reason))  # a stream begins with an answer, so that this is idle
 
     def lose(self, error: ServerLostError) -> None:

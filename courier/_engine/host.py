@@ -47,6 +47,9 @@ _CALM_S = 0.05
 _TIDY_S = 5.0
 #: A quarter of the descriptors that a process has by default, if they are so few.
 _MAX_GUESTS = min(1024, max(16, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4))
+#: Seconds that the poller has to end: with a call that it runs by itself, and without.
+_BUSY_S = 1.0
+_END_S = 10.0
 _NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 _FULL_PAUSE_S = 0.01
 
@@ -181,6 +184,8 @@ class Host:
         self._add(guest)
         if is_crowded:
             self.show_out_oldest()
+        if self._over:  # who ends may have looked just before
+            self.show_out(guest)
 
     def show_out_oldest(self) -> bool:
         """Hangs up on the guest who has waited longest; returns whether there was one."""
@@ -200,6 +205,9 @@ class Host:
         caller = Caller(self, channel)
         self._callers[caller.fileno()] = caller
         self._watched[caller.fileno()] = caller
+        if self._over:  # as in `admit`
+            caller.hang_up()
+            return
         if self._stopping:
             caller.say_goodbye()
         # Frames may have come with the proof; under TLS no poll would tell.
@@ -429,11 +437,12 @@ class Host:
         if self._is_closed:
             return
         self.is_healthy = False
-        self._stopping = True
+        # First: whoever is refused tries again at once, and is to find nobody rather than us.
         for listener in (self._listener, self._local):
             if listener is not None:
                 self._remove(listener.fileno())
                 listener.close()
+        self._stopping = True
         self._watcher.wake()  # the poller sees the guests out
         for caller in list(self._callers.values()):
             caller.say_goodbye()
@@ -460,7 +469,7 @@ class Host:
         threads = [t for t in (self._poller, self._watch_thread) if t is not None]
         for thread in threads:
             if thread is not threading.current_thread():
-                thread.join(1.0)
+                thread.join(_BUSY_S if self._busy_since else _END_S)
         self._show_out_all()  # the poller may have let somebody in just as it ended
         for caller in list(self._callers.values()):
             caller.hang_up()

@@ -92,13 +92,19 @@ class WireLane:
             link.flush()
             ATTENDANT.attend(link, soon=True)
 
-    def resubmit(self, call: WireCall, reason: str) -> None:
-        """Sends a call again that did not run, or may run twice."""
+    def resubmit(self, call: WireCall, reason: str, *, unsent: bool = False) -> None:
+        """Sends a call again that did not run, or may run twice.
+
+        Args:
+            call: The call.
+            reason: Why it did not go well.
+            unsent: Whether nobody has heard of it: the server left while the client was at rest.
+        """
         with self._lock:
             waits = self._waits
         if call.may_have_run and not waits:
             call.settle(ServerLostError(f"{call.where}: {reason}; {call.what_ran()}"))
-        elif not waits:
+        elif not waits and not unsent:
             call.settle(ServerUnreachableError(f"{call.where}: {reason}; nothing was run"))
         else:
             self._wait_in_line(call)

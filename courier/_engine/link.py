@@ -58,7 +58,7 @@ class Exchange(Protocol):
     def accept(self, frame: Frame) -> None:
         """Takes a frame that came for it. Does not raise, nor block."""
 
-    def take_back(self, reason: str) -> None:
+    def take_back(self, reason: str, *, unsent: bool = False) -> None:
         """Hears that nothing of it was sent."""
 
     def lose(self, error: ServerLostError) -> None:
@@ -173,10 +173,10 @@ class Link:
         except NothingSentError as error:
             if self._closed_with is None:
                 self._open.pop(number, None)
-                self.fail(f"the connection broke: {error}")
-                exchange.take_back(str(error))
+                self._fail_to_send(error)
+                exchange.take_back(str(error), unsent=True)
         except OSError as error:
-            self.fail(f"the connection broke: {error}")
+            self._fail_to_send(error)
         finally:
             self._beginning.discard(number)
         if self._lost is not None:
@@ -188,7 +188,7 @@ class Link:
         try:
             self._channel.flush()
         except OSError as error:
-            self.fail(f"the connection broke: {error}")
+            self._fail_to_send(error)
 
     def send_out(self) -> None:
         """Sends all that waits to be sent; reads meanwhile if nobody else does."""
@@ -198,15 +198,21 @@ class Link:
                 if self._lost is not None:
                     return
         except OSError as error:
-            self.fail(f"the connection broke: {error}")
+            self._fail_to_send(error)
 
     def flush(self) -> bool:
         """Sends what can be sent now; returns whether that was all."""
         try:
             return self._channel.flush()
         except OSError as error:
-            self.fail(f"the connection broke: {error}")
+            self._fail_to_send(error)
             return True
+
+    def _fail_to_send(self, error: OSError) -> None:
+        # What the server sent before it left may still be on its way to those who wait. If another
+        # one reads, it comes to the end of that.
+        if self.read_now():
+            self.fail(f"the connection broke: {error}")
 
     def _wait_until_it_takes_more(self) -> None:
         if self.read_now():

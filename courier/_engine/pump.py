@@ -3,10 +3,13 @@
 import contextlib
 import socket
 import threading
+import time
 
 _PIECE_BYTES = 1 << 16
 #: Each pair costs two threads; more have to wait for another time.
 _MAX_PAIRS = 128
+#: Seconds for what is on its way when all ends; somebody may not take it.
+_LAST_S = 2.0
 
 
 class Pump:
@@ -49,15 +52,20 @@ class Pump:
             self._threads.discard(threading.current_thread())
 
     def stop(self) -> None:
-        """Ends all pairs."""
+        """Ends all pairs, after what has come from either side."""
         with self._lock:
             self._stopped = True
             sockets, threads = list(self._sockets), list(self._threads)
-        for sock in sockets:
-            with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
-        for thread in threads:
-            thread.join(1.0)
+        give_up_at = time.monotonic() + _LAST_S
+        # What has come goes on first: an answer may be the last of it.
+        for how in (socket.SHUT_RD, socket.SHUT_RDWR):
+            for sock in sockets:
+                with contextlib.suppress(OSError):
+                    sock.shutdown(how)
+            for thread in threads:
+                thread.join(max(_LAST_S / 10, give_up_at - time.monotonic()))
+            if not any(thread.is_alive() for thread in threads):
+                return
 
 
 class _Pair:

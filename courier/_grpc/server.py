@@ -47,8 +47,8 @@ _PARKED_S = 60.0
 _CONTROL_THREADS = 16
 #: Each large message under way and each open generator holds one; they mostly wait.
 _TRANSFER_THREADS = 4096
-#: How long an answer may take from the end of its handler to the network.
-_FLUSH_S = 0.1
+#: How often a stop looks whether all have their answers.
+_LOOK_S = 0.1
 #: What stop() adds to its deadline, so that handlers which heed their cancellation can end.
 _EPILOGUE_S = 0.5
 
@@ -100,6 +100,8 @@ class FrontDoor:
         self._sessions = Sessions(secret)
         self._lock = threading.Lock()
         self._parked: dict[bytes, _Parked] = {}
+        #: Calls whose answer has not left.
+        self._open: set[grpc.ServicerContext] = set()
         #: Our ends of the sockets that stand for streams of our own clients.
         self._streams: set[socket.socket] = set()
         self._reaper: threading.Timer | None = None
@@ -137,15 +139,19 @@ class FrontDoor:
 
     def _service(self) -> grpc.GenericRpcHandler:
         def call(request: bytes, context: grpc.ServicerContext) -> bytes:
+            self._note(context)
             return self._guarded(context, functools.partial(self._call, request, context))
 
         def hello(request: bytes, context: grpc.ServicerContext) -> bytes:
+            self._note(context)
             return self._guarded(context, functools.partial(self._hello, request))
 
         def send_pieces(pieces: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+            self._note(context)
             return self._guarded(context, functools.partial(self._send, pieces, context))
 
         def fetch(request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+            self._note(context)
             parked, key, sequence = self._guarded(
                 context, functools.partial(self._find_parked, request)
             )
@@ -183,13 +189,13 @@ class FrontDoor:
         pools = (self._transfers, self._control)
         stopped = self._server.stop(grace_s)
         was_idle = False
-        while not stopped.wait(_FLUSH_S) and time.monotonic() < give_up_at:
+        while not stopped.wait(_LOOK_S) and time.monotonic() < give_up_at:
             # Streams last as long as their clients, who hang up when they please.
             if self._engine.is_idle:
                 self._end_streams()
-            # Seen twice, so that the last answer has left. Older grpc would wait until clients
+            # Seen twice, so that who has just come is let in. Older grpc would wait until clients
             # hang up, and those that have no call at the moment do not even notice.
-            is_idle = all(pool.is_idle for pool in (*pools, self._handlers))
+            is_idle = not self._open and all(pool.is_idle for pool in (*pools, self._handlers))
             if is_idle and was_idle:
                 break
             was_idle = is_idle
@@ -202,6 +208,17 @@ class FrontDoor:
         return [
             name for pool in pools for name in pool.stop(max(0.0, give_up_at - time.monotonic()))
         ]
+
+    def _note(self, context: grpc.ServicerContext) -> None:
+        """Counts a call until its answer has left, which is later than the end of its handler."""
+        with self._lock:
+            self._open.add(context)
+        if not context.add_callback(lambda: self._forget(context)):
+            self._forget(context)
+
+    def _forget(self, context: grpc.ServicerContext) -> None:
+        with self._lock:
+            self._open.discard(context)
 
     def _end_streams(self) -> None:
         """Ends streams that carry no call any more, after what the engine has sent already."""

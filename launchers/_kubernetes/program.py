@@ -556,10 +556,10 @@ class KubernetesProgram(RunningProgram):
             return self._stopped(self._stop_reason())
         if self._log_ended and self._stop is not None:
             return self._stopped(self._stop_reason())
-        if is_over and self._followed is None:
-            self._find_supervisor()  # what is said of Jobs may come before what is said of pods
         if is_over and (self._log_ended or self._followed is None):
-            return self._lost()
+            self._find_supervisor()  # what is said of Jobs may come before what is said of pods
+            if self._log_ended or self._followed is None:
+                return self._lost()
         return None
 
     def _result_of(self, end: End) -> ProgramResult:
@@ -569,6 +569,7 @@ class KubernetesProgram(RunningProgram):
             outcome = Outcome.STOPPED if signum is None else Outcome.INTERRUPTED
             result = dataclasses.replace(result, outcome=outcome, reason=reason, signum=signum)
         elif result.signum == signal.SIGTERM:
+            self._see_pods()  # what became of one may come after what the program says of its end
             reason = self._sight.interruption(result.reason)
             result = dataclasses.replace(result, reason=reason)
         return result
@@ -612,10 +613,13 @@ class KubernetesProgram(RunningProgram):
 
     def _find_supervisor(self) -> Json | None:
         """Returns the supervisor's pod, also before a watch has shown it."""
-        for pod in self._list("Pod"):
-            self._sight.take_in("ADDED", pod)
+        self._see_pods()
         self._follow_newest()
         return self._sight.supervisor
+
+    def _see_pods(self) -> None:
+        for pod in self._list("Pod"):
+            self._sight.take_in("ADDED", pod)
 
     def _stop_reason(self) -> str:
         return self._stop[0] if self._stop is not None else "it was deleted"

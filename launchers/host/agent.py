@@ -597,7 +597,7 @@ class Agent:
         self._watch_control(worker)
         data = self._take(worker.control.fileno())
         for frame in worker.decoder.feed(data):
-            more = {"unasked": not worker.told} if frame.op == "failed" else {}
+            more = {"unasked": not worker.told} if frame.op in ("failed", "leaving") else {}
             self._say(worker, frame.op, {**frame.fields, **more}, frame.body)
         return bool(data)
 

@@ -203,7 +203,7 @@ class Arrival:
 
     def _listen(self) -> None:
         assert self.process.stderr is not None
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError), self.process.stderr:
             for line in self.process.stderr:
                 self.messages.append(line.decode(errors="replace").rstrip())
 
@@ -330,6 +330,3 @@ class Arrival:
         with self._reading, contextlib.suppress(OSError):
             self.process.stdout.close()
         self._complaints.join(_CLOSE_S)
-        assert self.process.stderr is not None
-        if not self._complaints.is_alive():
-            self.process.stderr.close()

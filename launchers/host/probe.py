@@ -149,9 +149,8 @@ def reach(
                 open_attempts += 1
         while open_attempts:
             limit_s = min(_SOON_S, timeout_s) if all(reached.values()) else timeout_s
-            if (left := began_at + limit_s - time.monotonic()) <= 0:
-                break
-            for key, _ in selector.select(left):
+            left = began_at + limit_s - time.monotonic()
+            for key, _ in selector.select(max(left, 0.0)):
                 if key.data is None:
                     assert doorbell is not None
                     doorbell.answer()
@@ -162,6 +161,8 @@ def reach(
                     open_attempts -= 1
                 if answered:
                     reached[key.data.target.name].add(key.data.address)
+            if left <= 0.0:
+                break  # not before: what has come counts, even if this process stood still
     return {
         target.name: [each for each in target.addresses if each in reached[target.name]]
         for target in targets

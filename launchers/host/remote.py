@@ -387,7 +387,7 @@ class AgentHost:
         lost = f"{self.name} is lost: "
         via, said = self._link.via, self._link.explain()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            code = self._process.wait(0.5)
+            code = self._process.wait(_QUIT_S)
             if via and code < 0:
                 return f"{lost}{via} was killed here by {signal.Signals(-code).name}{said}"
             if code == _LINK_BROKE:
@@ -445,7 +445,7 @@ class AgentHost:
         if frame.op == "constructed":
             return Constructed(node, attempt, frame["runs"])
         if frame.op == "leaving":
-            return Leaving(node, attempt)
+            return Leaving(node, attempt, frame["unasked"])
         if frame.op == "heard":
             return Heard(node, attempt, frame["listens"])
         if frame.op == "preempted":

@@ -8,6 +8,7 @@ environment of all that the program started.
 
 import contextlib
 import ctypes
+import math
 import os
 import signal
 import sys
@@ -84,14 +85,17 @@ def end_children(parent: int) -> None:
     """
     if sys.platform != "linux":
         return
-    started = time.monotonic()
+    kill_at = time.monotonic() + _TERMINATE_S
+    give_up_at = math.inf
     told: set[int] = set()
     while found := set(_children(parent)):
-        passed_s = time.monotonic() - started
-        if passed_s < _TERMINATE_S:
+        now = time.monotonic()
+        if now < kill_at:
             _signal_all(found - told, signal.SIGTERM)
             told |= found
-        elif passed_s < _GIVE_UP_S:
+        elif now < give_up_at:
+            # From the first time on: this process may have stood still until then.
+            give_up_at = min(give_up_at, now + _GIVE_UP_S)
             _signal_all(found, signal.SIGKILL)
         else:
             return

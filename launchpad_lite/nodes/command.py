@@ -483,6 +483,11 @@ class _Command:
         with self._forcing.held_back():
             return self._process.poll()
 
+    def _marked(self) -> list[int]:
+        # Forced out of it, a thread would leave a file open.
+        with self._forcing.held_back():
+            return _marked(self._mark)
+
     def _how_it_ended(self) -> str:
         code = self._process.returncode
         if code >= 0:
@@ -503,7 +508,7 @@ class _Command:
         self._signal(signal.SIGTERM)
 
     def _is_alive(self) -> bool:
-        if self._poll() is None or _marked(self._mark):
+        if self._poll() is None or self._marked():
             return True
         if sys.platform != "linux" and self._has_group:
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -512,7 +517,7 @@ class _Command:
         return False
 
     def _signal(self, signum: int) -> None:
-        found = set(_marked(self._mark))
+        found = set(self._marked())
         if self._poll() is None:
             # Between fork and exec it carries no mark.
             found.add(self._process.pid)

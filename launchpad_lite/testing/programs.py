@@ -99,8 +99,10 @@ class ProgramLauncher:
         """Stops all programs; returns what is left of them."""
         for launched in self._launched:
             launched.close()
-        poll_until(lambda: not self._inventory.leftovers(), _SETTLE_S, must=False)
-        return self._inventory.leftovers()
+        give_up_at = time.monotonic() + _SETTLE_S
+        while (left := self._inventory.leftovers()) and time.monotonic() < give_up_at:
+            time.sleep(_POLL_S)
+        return left
 
 
 def call_until_answered(method: Callable[[], R]) -> R:

@@ -81,7 +81,7 @@ class SlurmCluster(Bed):
     def _build(self, stack: contextlib.ExitStack) -> None:
         for part in ("state", "log", "spool"):
             (self._folder / part).mkdir(parents=True)
-        stack.callback(shutil.rmtree, self._folder)
+        stack.callback(_remove, self._folder)
         key = self._folder / "munge.key"
         key.write_bytes(os.urandom(128))
         key.chmod(0o600)
@@ -139,7 +139,7 @@ class SlurmCluster(Bed):
             command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         ) as client:
             try:
-                return str(client.communicate(timeout=10)[0])
+                return str(client.communicate(timeout=30)[0])
             except subprocess.TimeoutExpired:  # Slurm's commands wait long for its controller
                 client.kill()
                 return ""
@@ -158,7 +158,17 @@ class SlurmCluster(Bed):
             for daemon in daemons:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     daemon.kill()
-            psutil.wait_procs(daemons, timeout=5)
+            psutil.wait_procs(daemons, timeout=30)
+
+
+def _remove(folder: Path) -> None:
+    """Removes a folder to which daemons that were killed a moment ago may still write."""
+
+    def is_gone() -> bool:
+        shutil.rmtree(folder, ignore_errors=True)
+        return not folder.exists()
+
+    poll_until(is_gone)
 
 
 # What is not said otherwise is the shortest time that Slurm allows or works with.

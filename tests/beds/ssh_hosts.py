@@ -612,7 +612,7 @@ class Bed(Protocol):
 B = TypeVar("B", bound=Bed)
 
 
-def lend(bed: B, within_s: float = 10.0) -> Iterator[B]:
+def lend(bed: B, within_s: float = 30.0) -> Iterator[B]:
     """The body of a fixture: one test has the bed, and must leave nothing running.
 
     Args:

@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import socket
 import subprocess
 import sys
 import threading
@@ -76,6 +77,28 @@ def script(tmp_path: Path, secret: courier.Secret) -> Iterator[Script]:
         yield start
 
 
+@pytest.fixture
+def reserve() -> Iterator[Callable[[], int]]:
+    """Picks ports that nobody else is given during the test; servers there need `share_port`."""
+    with contextlib.ExitStack() as stack:
+
+        def pick() -> int:
+            sock = stack.enter_context(socket.socket())
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            sock.bind(("127.0.0.1", 0))
+            return int(sock.getsockname()[1])
+
+        yield pick
+
+
+def still_running(alive: list[str]) -> list[str]:
+    """Returns who has not ended of what `stop` returned, but for threads that end by themselves.
+
+    Those of the engine run nobody's code: if `stop` does not wait for them, the machine is slow.
+    """
+    return [name for name in alive if name not in ("courier-poller", "courier-watch")]
+
+
 def go_by(way: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Has clients connect by one way: unix, tcp, grpc, copy or share.
 
@@ -109,7 +132,7 @@ def our_threads() -> set[threading.Thread]:
 def _no_thread_of_ours_remains() -> Iterator[None]:
     before = our_threads()
     yield
-    give_up_at = time.monotonic() + 10.0
+    give_up_at = time.monotonic() + 30.0
     # Not joined: a thread that is just being started cannot be.
     while not our_threads() <= before and time.monotonic() < give_up_at:
         time.sleep(0.005)

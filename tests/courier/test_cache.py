@@ -259,7 +259,8 @@ def test_calls_at_once_are_one_call(make: Callable[..., Room]) -> None:
     clients = [room.another() for _ in range(4)]
     futures = [client.futures.held("x") for client in clients for _ in range(5)]
     other = room.client.futures.held("y")
-    wait_until(lambda: sum(len(e.waiting) for e in room.cache._entries.values()) == 21)
+    # Of a copy: another thread may bring an entry meanwhile.
+    wait_until(lambda: sum(len(e.waiting) for e in list(room.cache._entries.values())) == 21)
     room.target.go.release()
     room.target.go.release()
     results = {future.result(20) for future in futures}
@@ -359,10 +360,11 @@ def test_the_timeout_of_the_client_of_the_target_counts(make: Callable[..., Room
 
 
 def test_a_target_that_is_lost_and_comes_back(
-    serve: Serve, secret: courier.Secret, clock: Clock
+    serve: Serve, secret: courier.Secret, clock: Clock, reserve: Callable[[], int]
 ) -> None:
     first = Target()
-    server, direct = serve(first)
+    port = reserve()
+    server, direct = serve(first, port=port, share_port=True)
     _, client = serve(courier.Cache(direct, refresh_s=10, stale_s=30))
     assert client.count() == 1
     hanging = client.futures.held()
@@ -379,7 +381,7 @@ def test_a_target_that_is_lost_and_comes_back(
     waiting = client.futures.count()
     second = Target()
     second.calls = 40
-    with courier.Server(second, port=server.port, secret=secret, in_process="wire"):
+    with courier.Server(second, port=port, share_port=True, secret=secret, in_process="wire"):
         assert waiting.result(30) > 40
         wait_until(lambda: client.count() > 40)
 
@@ -452,6 +454,7 @@ def test_a_caller_who_cannot_be_answered_does_not_keep_the_answer_from_others(
 # Callers that leave
 
 
+@pytest.mark.usefixtures("clock")
 def test_callers_that_time_out_or_leave_do_not_pile_up(make: Callable[..., Room]) -> None:
     room = make()
     impatient = courier.with_timeout(room.client, 0.02)
@@ -487,6 +490,7 @@ def test_calls_that_wait_end_when_the_server_stops(make: Callable[..., Room], wa
 # What passes
 
 
+@pytest.mark.usefixtures("clock")
 def test_arguments_tell_answers_apart(make: Callable[..., Room], way: dict[str, Any]) -> None:
     room = make(target_options=way, cache_options=way)
     arrays = [np.full(_SIZE, value, dtype=float) for value in (1, 2, 3)]
@@ -500,6 +504,7 @@ def test_arguments_tell_answers_apart(make: Callable[..., Room], way: dict[str, 
     assert room.target.calls == 5
 
 
+@pytest.mark.usefixtures("clock")
 def test_what_a_caller_writes_nobody_else_sees(
     make: Callable[..., Room], way: dict[str, Any]
 ) -> None:
@@ -533,6 +538,7 @@ def test_what_was_read_only_stays_so(make: Callable[..., Room]) -> None:
         np.testing.assert_array_equal(array, np.arange(_SIZE))
 
 
+@pytest.mark.usefixtures("clock")
 def test_nothing_is_unpickled_or_pickled_again(make: Callable[..., Room]) -> None:
     room = make()
     Touchy.events.clear()
@@ -721,6 +727,7 @@ def test_refreshing_a_large_array_takes_no_more_and_more_descriptors(
     assert len(room.cache._entries) == 1
 
 
+@pytest.mark.usefixtures("clock")
 def test_arrays_beyond_the_descriptors_of_a_process_lie_in_its_own_memory(
     make: Callable[..., Room],
 ) -> None:

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import portpicker
 import pytest
 
 import courier
@@ -64,16 +63,16 @@ def test_calls_in_flight_go_on_to_their_end(serve: Serve) -> None:
 
 
 def test_a_call_that_waits_for_its_server_goes_on_unless_told_otherwise(
-    serve: Serve, connect: Callable[..., Any]
+    serve: Serve, connect: Callable[..., Any], reserve: Callable[[], int]
 ) -> None:
-    port = portpicker.pick_unused_port()
+    port = reserve()
     client = connect(f"127.0.0.1:{port}")
     waiting = client.futures.echo(1)
     courier.stop_calling(client)
-    serve(Echo(), port=port)
+    serve(Echo(), port=port, share_port=True)
     assert waiting.result(20) == 1
 
-    client = connect(f"127.0.0.1:{portpicker.pick_unused_port()}")
+    client = connect(f"127.0.0.1:{reserve()}")
     waiting = client.futures.echo(1)
     courier.stop_calling(client)
     courier.stop_waiting(client)

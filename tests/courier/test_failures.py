@@ -12,10 +12,10 @@ from typing import Any
 
 import grpc
 import numpy as np
-import portpicker
 import pytest
 
 import courier
+from courier._engine import dialing
 from courier._engine.frames import Kind
 from tests.courier.by_hand import Visitor, answered_by_hand
 from tests.courier.conftest import Script, Serve
@@ -96,11 +96,15 @@ def test_a_timeout_ends_futures_aio_and_large_calls_too(serve: Serve) -> None:
 
 
 def test_a_timeout_covers_all_items_of_a_generator(serve: Serve) -> None:
-    _, client = serve(Handler(), client={"call_timeout": 3})
-    items = client.trickle()
-    assert next(items) == 0
-    with pytest.raises(courier.CallTimeoutError):
-        list(items)
+    _, client = serve(Handler(), client={"call_timeout": 1})
+    came: list[int] = []
+    for _ in range(20):
+        with pytest.raises(courier.CallTimeoutError):
+            came.extend(client.trickle())
+        # A busy machine may use up all of the time before the first item comes.
+        if came:
+            break
+    assert came[:1] == [0]
 
 
 @pytest.mark.parametrize("timeout", [None, 0, 0.0, dt.timedelta(0), float("inf")])
@@ -126,9 +130,9 @@ def test_a_senseless_timeout_is_refused_at_once(timeout: Any, error: type[Except
 
 
 def test_an_unreachable_server_is_named_at_once_if_not_waited_for(
-    connect: Callable[..., Any],
+    connect: Callable[..., Any], reserve: Callable[[], int]
 ) -> None:
-    address = f"127.0.0.1:{portpicker.pick_unused_port()}"
+    address = f"127.0.0.1:{reserve()}"
     client = connect(address, wait_for_ready=False)
     with pytest.raises(courier.ServerUnreachableError, match=address):
         client.fine()
@@ -139,8 +143,10 @@ def test_an_unreachable_server_is_named_at_once_if_not_waited_for(
         assert isinstance(future.exception(20), courier.ServerUnreachableError)
 
 
-def test_waiting_for_a_server_that_never_comes_times_out(connect: Callable[..., Any]) -> None:
-    client = connect(f"127.0.0.1:{portpicker.pick_unused_port()}", call_timeout=0.4)
+def test_waiting_for_a_server_that_never_comes_times_out(
+    connect: Callable[..., Any], reserve: Callable[[], int]
+) -> None:
+    client = connect(f"127.0.0.1:{reserve()}", call_timeout=0.4)
     with pytest.raises(courier.CallTimeoutError, match="nothing was run"):
         client.fine()
     futures = [client.futures.fine() for _ in range(300)]
@@ -163,7 +169,7 @@ class Lost:
         print("called", flush=True)
         threading.Event().wait()
     def count(self): return self.calls
-with courier.Server(Lost(), secret=secret, port=int(sys.argv[1])) as server:
+with courier.Server(Lost(), secret=secret, port=int(sys.argv[1]), share_port=True) as server:
     print("ready", flush=True)
     sys.stdin.read()
 """
@@ -176,9 +182,9 @@ def _line(process: Any) -> str:
 
 @pytest.mark.parametrize("size", [1, 1_000_000], ids=["small", "in pieces"])
 def test_a_server_killed_in_mid_call_is_lost_and_never_sees_the_call_again(
-    script: Script, connect: Callable[..., Any], size: int
+    script: Script, connect: Callable[..., Any], reserve: Callable[[], int], size: int
 ) -> None:
-    port = portpicker.pick_unused_port()
+    port = reserve()
     first = script(_LOST, port)
     assert _line(first) == "ready"
     client = connect(f"127.0.0.1:{port}")
@@ -194,8 +200,10 @@ def test_a_server_killed_in_mid_call_is_lost_and_never_sees_the_call_again(
     assert client.count() == 0
 
 
-def test_a_server_killed_in_mid_stream_is_lost(script: Script, connect: Callable[..., Any]) -> None:
-    port = portpicker.pick_unused_port()
+def test_a_server_killed_in_mid_stream_is_lost(
+    script: Script, connect: Callable[..., Any], reserve: Callable[[], int]
+) -> None:
+    port = reserve()
     process = script(_LOST, port)
     assert _line(process) == "ready"
     items = connect(f"127.0.0.1:{port}").stream()
@@ -264,14 +272,14 @@ def test_a_cancelled_task_cancels_its_call(serve: Serve) -> None:
 
 
 def test_cancelling_the_call_that_opens_the_session_spares_the_others(
-    serve: Serve, connect: Callable[..., Any]
+    serve: Serve, connect: Callable[..., Any], reserve: Callable[[], int]
 ) -> None:
-    port = portpicker.pick_unused_port()
+    port = reserve()
     client = connect(f"127.0.0.1:{port}")
     futures = [client.futures.fine() for _ in range(50)]
     for future in futures[:-10]:
         assert future.cancel()
-    serve(Handler(), port=port)
+    serve(Handler(), port=port, share_port=True)
     assert [future.result(20) for future in futures[-10:]] == ["fine"] * 10
 
 
@@ -377,8 +385,11 @@ def test_a_grpc_server_that_is_none_of_ours_is_told_from_one_that_is_not_there(
     ids=["http", "ssh", "long", "zeros", "empty", "short", "no proof"],
 )
 def test_something_that_is_no_server_of_ours_is_found_out_soon(
-    connect: Callable[..., Any], answer: bytes, wait: bool
+    connect: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, answer: bytes, wait: bool
 ) -> None:
+    # Soon is long before the end of an attempt, also where the machine is slow.
+    monkeypatch.setattr(dialing, "_ATTEMPT_S", 60.0)
+
     def behave(visitor: Visitor) -> None:
         visitor.receive(1)
         visitor.send([answer])
@@ -386,13 +397,13 @@ def test_something_that_is_no_server_of_ours_is_found_out_soon(
             pass
 
     with answered_by_hand(behave) as address:
-        client = connect(address, wait_for_ready=wait, call_timeout=20)
+        client = connect(address, wait_for_ready=wait, call_timeout=60)
         begun_at = time.monotonic()
         with pytest.raises((courier.ProtocolError, courier.AuthenticationError)) as caught:
             client.fine()
         assert type(caught.value) in (courier.ProtocolError, courier.AuthenticationError)
         assert address in str(caught.value)
-        assert time.monotonic() - begun_at < 5
+        assert time.monotonic() - begun_at < 20
         courier.close(client)
 
 

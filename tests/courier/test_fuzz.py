@@ -18,7 +18,7 @@ import pytest
 from hypothesis import assume, given, settings, strategies as st
 
 import courier
-from courier._engine import frames as protocol
+from courier._engine import dialing, frames as protocol
 from courier._engine.frames import Frame, FrameReader, Kind, Layout, Region, Seals, encode
 from courier._engine.handshake import (
     HELLO_BYTES,
@@ -49,6 +49,7 @@ from tests.courier.fuzzing import (
     joined,
     mutated,
     nothing_left,
+    receive,
     resident_bytes,
     send_anyway,
     slam,
@@ -439,8 +440,10 @@ def test_a_server_cannot_be_made_to_answer_for_another(key: courier.Secret) -> N
 class Target:
     def __init__(self) -> None:
         self.calls = 0
+        self.given: list[tuple[Any, ...]] = []
 
-    def hit(self, *_: Any) -> int:
+    def hit(self, *args: Any) -> int:
+        self.given.append(args)
         self.calls += 1
         return self.calls
 
@@ -617,15 +620,16 @@ def test_frames_that_are_left_out_or_repeated_on_the_way_end_the_connection(
     server: courier.Server, target: Target
 ) -> None:
     for order in ([1], [0, 0], [0, 2], [0, 1, 1]):
-        before = target.calls
+        data = pickle.dumps(((order,), {}))
         sock, seals = Way(server, "tcp").connect_proven()
         sock.settimeout(20)
         with sock:
-            written = [call_frame(n, GOOD, seals=seals) for n in range(3)]
+            written = [call_frame(n, data, seals=seals) for n in range(3)]
             sock.sendall(b"".join(written[index] for index in order))
             assert is_hung_up(sock)
         intact = next(at for at, index in enumerate(order) if at != index)
-        assert target.calls <= before + intact
+        # Not all calls: one of another order may run only now.
+        assert target.given.count((order,)) <= intact
 
 
 def test_a_changed_frame_is_not_unpickled(server: courier.Server, bomb: bytes) -> None:
@@ -652,7 +656,7 @@ def test_descriptors_of_a_stranger_are_not_kept(server: courier.Server) -> None:
         os.close(write_end)
         poll = select.poll()
         poll.register(read_end, select.POLLHUP)
-        assert poll.poll(10_000), "the server keeps what a stranger passed to it"
+        assert poll.poll(20_000), "the server keeps what a stranger passed to it"
 
 
 def test_descriptors_that_belong_to_no_frame_go_with_their_connection(
@@ -837,10 +841,14 @@ def rogue() -> Iterator[Callable[[Script], str]]:
             def stop() -> None:
                 done.set()
                 listener.shutdown(socket.SHUT_RDWR)
+                for sock in held:
+                    with contextlib.suppress(OSError):
+                        sock.shutdown(socket.SHUT_RDWR)
+                thread.join()
+                # Only now: until then somebody may still have been let in.
                 listener.close()
                 for sock in held:
                     sock.close()
-                thread.join()
 
             thread = threading.Thread(target=serve)
             thread.start()
@@ -852,15 +860,10 @@ def rogue() -> Iterator[Callable[[Script], str]]:
 
 def welcome(sock: socket.socket, secret: courier.Secret | None) -> SessionKeys:
     """Does as a server does that proves itself."""
-    said = b""
-    while len(said) < 8 + HELLO_BYTES:
-        said += sock.recv(8 + HELLO_BYTES - len(said))
+    said = receive(sock, 8 + HELLO_BYTES)
     handshake = ServerHandshake(secret, Introduction("ab" * NAME_BYTES, idempotent=("again",)))
     sock.sendall(handshake.welcome(said[8:]))
-    proof = b""
-    while len(proof) < PROOF_BYTES:
-        proof += sock.recv(PROOF_BYTES - len(proof))
-    return handshake.check(proof)
+    return handshake.check(receive(sock, PROOF_BYTES))
 
 
 def call_all_ways(client: Any) -> None:
@@ -933,11 +936,14 @@ def test_a_server_without_the_secret_gets_no_call(
 
 
 def test_a_timeout_holds_against_a_server_that_says_a_byte_at_a_time(
-    rogue: Callable[[Script], str], connect: Callable[..., Any]
+    rogue: Callable[[Script], str], connect: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # The timeout is far below what an attempt may take, also where the machine is slow.
+    monkeypatch.setattr(dialing, "_ATTEMPT_S", 60.0)
+
     def answer(sock: socket.socket) -> None:
         sock.sendall(LENGTH.pack(1 << 20))
-        for _ in range(100):
+        for _ in range(600):
             sock.sendall(b"\0")
             time.sleep(0.1)
 
@@ -948,7 +954,7 @@ def test_a_timeout_holds_against_a_server_that_says_a_byte_at_a_time(
     with pytest.raises(courier.CallTimeoutError):
         client.hit()
     assert over.wait(20)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20
 
 
 @pytest.mark.parametrize("seed", range(6))

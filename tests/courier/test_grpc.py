@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import courier
 from courier._proto import courier_pb2 as pb
-from tests.courier.conftest import Script, Serve
+from tests.courier.conftest import Script, Serve, still_running
 from tests.courier.grpc_client import GrpcClient, Refused
 from tests.courier.waiting import wait_until
 
@@ -206,8 +206,12 @@ def test_a_full_server_says_that_it_is_busy(
 
 def test_a_deadline_is_seen_by_the_handler(client: GrpcClient, obj: Object) -> None:
     obj.linger_s = 3.0  # the client's own clock may be late
-    with refused(Code.DEADLINE_EXCEEDED):
-        client.call("patient", timeout=3)
+    for _ in range(10):
+        with refused(Code.DEADLINE_EXCEEDED):
+            client.call("patient", timeout=3)
+        # A busy machine may use up all of the time before the handler runs.
+        if obj.entered.acquire(blocking=False):
+            break
     assert obj.cancelled.wait(20)
     obj.release.set()
 
@@ -221,6 +225,18 @@ def test_a_client_that_leaves_is_noticed_by_the_handler(client: GrpcClient, obj:
         assert future.exception(20) is not None
 
 
+def test_who_has_an_answer_is_not_waited_for(serve: Serve, reach: Reach, obj: Object) -> None:
+    server, _ = serve(obj)
+    client = reach(server)
+    assert client.call("echo", 1) == (1,)
+    assert len(client.call("zeros", 1_000_000)) == 1_000_000
+    assert len(list(client.call("count", 3))) == 3
+    next(client.call("count", 1_000_000, 100_000))
+    client.close()
+    door = server._grpc._door
+    wait_until(lambda: not door._open)
+
+
 def test_stop_lets_running_calls_end(serve: Serve, reach: Reach, obj: Object) -> None:
     server, _ = serve(obj)
     client = reach(server)
@@ -232,14 +248,14 @@ def test_stop_lets_running_calls_end(serve: Serve, reach: Reach, obj: Object) ->
         time.sleep(1.0)
         obj.release.set()
         assert future.result(20) == "done"
-        assert stopping.result(20) == []
+        assert still_running(stopping.result(30)) == []
 
 
 def test_stop_keeps_its_deadline_though_calls_run(
     serve: Serve, reach: Reach, obj: Object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in ("courier._server", "courier._grpc.server"):
-        monkeypatch.setattr(f"{module}._EPILOGUE_S", 3.0)
+        monkeypatch.setattr(f"{module}._EPILOGUE_S", 5.0)
     server, _ = serve(obj)
     client = reach(server)
     items = client.call("count", 1_000_000, 100_000)
@@ -252,7 +268,7 @@ def test_stop_keeps_its_deadline_though_calls_run(
         for _ in range(2):
             assert obj.entered.acquire(timeout=20)
         begun_at = time.monotonic()
-        assert [name[:15] for name in server.stop(0.3)] == ["courier-handler"]
+        assert [name[:15] for name in still_running(server.stop(0.3))] == ["courier-handler"]
         assert time.monotonic() - begun_at < 20
         for future in (patient, stuck):
             assert isinstance(future.exception(20), grpc.RpcError)

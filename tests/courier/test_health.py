@@ -6,9 +6,7 @@ import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import portpicker
 import pytest
 
 import courier
@@ -62,8 +60,8 @@ def test_a_stopped_process_is_not_healthy_until_it_goes_on(script: Script) -> No
     assert courier.is_healthy(address, 20)
 
 
-def test_nobody_there_is_not_healthy() -> None:
-    assert not courier.is_healthy(f"127.0.0.1:{portpicker.pick_unused_port()}", 20)
+def test_nobody_there_is_not_healthy(reserve: Callable[[], int]) -> None:
+    assert not courier.is_healthy(f"127.0.0.1:{reserve()}", 20)
 
 
 def test_somebody_who_does_not_answer_is_not_healthy() -> None:
@@ -72,12 +70,13 @@ def test_somebody_who_does_not_answer_is_not_healthy() -> None:
 
 
 def test_a_server_that_comes_back_is_healthy_at_the_next_check(
-    serve: Serve, connect: Callable[..., Any]
+    serve: Serve, reserve: Callable[[], int]
 ) -> None:
-    address = f"127.0.0.1:{portpicker.pick_unused_port()}"
+    port = reserve()
+    address = f"127.0.0.1:{port}"
     for _ in range(5):
         assert not courier.is_healthy(address, 20)
-    serve(print, port=int(address.rpartition(":")[2]))
+    serve(print, port=port, share_port=True)
     assert courier.is_healthy(address, 20)
 
 

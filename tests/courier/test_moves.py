@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import portpicker
 import psutil
 import pytest
 
 import courier
+from courier._engine import dialing
 from courier._engine.handshake import LENGTH, TLS_WANTED
 from launchpad_lite._clients import Clients
 from tests.courier.certificates import Authority
@@ -96,8 +96,8 @@ def _dialling() -> int:
     return sum(thread.name == "courier-dial" for thread in threading.enumerate())
 
 
-def _nowhere() -> str:
-    return f"127.0.0.1:{portpicker.pick_unused_port()}"
+def _at(port: int) -> str:
+    return f"127.0.0.1:{port}"
 
 
 @_by_each_way
@@ -149,7 +149,7 @@ def test_calls_in_flight_are_lost_at_once(pair: Pair) -> None:
         future.result(_PATIENCE_S)
     assert lost.is_set()
     assert called.wait(_PATIENCE_S)
-    assert time.monotonic() - began < 5  # not after the keep-alive
+    assert time.monotonic() - began < 15  # not after the keep-alive
     assert client.who() == "second"
 
 
@@ -203,9 +203,9 @@ def test_idempotent_calls_are_repeated_at_the_new_address(serve: Serve) -> None:
 
 
 def test_calls_that_wait_for_a_server_find_it_at_the_new_address(
-    serve: Serve, connect: Callable[..., Any]
+    serve: Serve, connect: Callable[..., Any], reserve: Callable[[], int]
 ) -> None:
-    client = connect(_nowhere())
+    client = connect(_at(reserve()))
     futures = [client.futures.who() for _ in range(5)]
     ready = threading.Thread(target=courier.wait_until_ready, args=(client, _PATIENCE_S))
     ready.start()
@@ -217,36 +217,35 @@ def test_calls_that_wait_for_a_server_find_it_at_the_new_address(
 
 
 def test_nobody_waits_for_an_attempt_at_the_old_address(
-    silent: str, serve: Serve, connect: Callable[..., Any]
+    silent: str, serve: Serve, connect: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(dialing, "_ATTEMPT_S", 3 * _PATIENCE_S)
     client = connect(silent)
     future = client.futures.who()
     server, _ = serve(Node("second"))
-    began = time.monotonic()
     courier.move(client, server.address)
     assert future.result(_PATIENCE_S) == "second"
-    assert time.monotonic() - began < 5  # an attempt takes ten seconds
 
 
 def test_what_goes_wrong_at_the_old_address_harms_no_call_to_the_new_one(
-    serve: Serve, connect: Callable[..., Any]
+    serve: Serve, connect: Callable[..., Any], reserve: Callable[[], int]
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         client = connect(f"127.0.0.1:{listener.getsockname()[1]}")
         future = client.futures.who()
         sock, _ = listener.accept()
-        nowhere = portpicker.pick_unused_port()
-        courier.move(client, f"127.0.0.1:{nowhere}")
+        nowhere = reserve()
+        courier.move(client, _at(nowhere))
         with sock:  # what answers now wants certificates, which is final for who called it
             sock.sendall(LENGTH.pack(TLS_WANTED))
             wait_until(lambda: _dialling() == 1)
         assert not future.done()
-        serve(Node("second"), port=nowhere)
+        serve(Node("second"), port=nowhere, share_port=True)
         assert future.result(_PATIENCE_S) == "second"
 
 
 def test_a_server_that_answers_late_at_the_old_address_is_not_called(
-    serve: Serve, connect: Callable[..., Any]
+    serve: Serve, connect: Callable[..., Any], reserve: Callable[[], int]
 ) -> None:
     late, second = Node("late"), Node("second")
     old, _ = serve(late)
@@ -254,15 +253,15 @@ def test_a_server_that_answers_late_at_the_old_address_is_not_called(
         client = connect(f"127.0.0.1:{listener.getsockname()[1]}")
         future = client.futures.note("call")
         near, _ = listener.accept()
-        nowhere = portpicker.pick_unused_port()
-        courier.move(client, f"127.0.0.1:{nowhere}")
+        nowhere = reserve()
+        courier.move(client, _at(nowhere))
         # Only now the handshake with the old server can begin.
         with near, socket.create_connection(("127.0.0.1", old.port), _PATIENCE_S) as far:
             back = threading.Thread(target=_copy, args=(far, near))
             back.start()
             _copy(near, far)
             back.join(_PATIENCE_S)
-    serve(second, port=nowhere)
+    serve(second, port=nowhere, share_port=True)
     assert future.result(_PATIENCE_S) == "second"
     assert (late.ran, second.ran) == ([], ["call"])
 
@@ -275,10 +274,12 @@ def _copy(source: socket.socket, target: socket.socket) -> None:
         target.shutdown(socket.SHUT_WR)
 
 
-def test_a_move_to_nowhere_and_back_makes_calls_wait_in_between(pair: Pair) -> None:
+def test_a_move_to_nowhere_and_back_makes_calls_wait_in_between(
+    pair: Pair, reserve: Callable[[], int]
+) -> None:
     client = pair.client
     assert client.who() == "first"
-    courier.move(client, _nowhere())
+    courier.move(client, _at(reserve()))
     future = client.futures.who()
     with pytest.raises(courier.CallTimeoutError):
         courier.with_timeout(client, 0.1).who()
@@ -297,13 +298,17 @@ def test_a_move_to_where_the_client_is_disturbs_nothing(pair: Pair) -> None:
 
 
 def test_each_of_many_calls_during_moves_runs_once_or_says_that_it_may_have(pair: Pair) -> None:
-    client, threads_count, calls_count = pair.client, 8, 150
+    client, moves = pair.client, 0
+    made: list[object] = []
     answered: list[object] = []
     lost: list[object] = []
 
     def call(thread: int) -> None:
-        for number in range(calls_count):
+        for number in itertools.count():
+            if number >= 150 and moves > 3:
+                return
             what = (thread, number)
+            made.append(what)
             try:
                 if number % 3:
                     client.note(what)
@@ -314,18 +319,21 @@ def test_each_of_many_calls_during_moves_runs_once_or_says_that_it_may_have(pair
             else:
                 answered.append(what)
 
-    threads = [threading.Thread(target=call, args=(thread,)) for thread in range(threads_count)]
+    threads = [threading.Thread(target=call, args=(thread,)) for thread in range(8)]
+
+    def go_on() -> bool:
+        return any(thread.is_alive() for thread in threads)
+
     for thread in threads:
         thread.start()
-    moves = 0
-    while any(thread.is_alive() for thread in threads):
+    while go_on():
         courier.move(client, pair.old if moves % 2 else pair.new)
+        goal = len(answered) + len(lost) + 20
         moves += 1
-        goal = min(len(answered) + len(lost) + 20, threads_count * calls_count)
         # Calls in between: moves alone would prove little.
-        wait_until(lambda goal=goal: len(answered) + len(lost) >= goal)
+        wait_until(lambda goal=goal: len(answered) + len(lost) >= goal or not go_on())
     assert moves > 3
-    assert len(answered) + len(lost) == threads_count * calls_count
+    assert len(answered) + len(lost) == len(made)
     ran = pair.first.ran + pair.second.ran
     assert len(set(ran)) == len(ran), "a call ran twice"
     assert set(answered) <= set(ran)
@@ -334,10 +342,10 @@ def test_each_of_many_calls_during_moves_runs_once_or_says_that_it_may_have(pair
 
 
 def test_of_moves_at_a_time_one_wins_for_the_client_and_all_made_of_it(
-    serve: Serve, connect: Callable[..., Any]
+    serve: Serve, connect: Callable[..., Any], reserve: Callable[[], int]
 ) -> None:
     servers = {server.address: name for name in "abcd" for server, _ in [serve(Node(name))]}
-    client = connect(_nowhere())
+    client = connect(_at(reserve()))
     copies = [courier.with_timeout(client, _PATIENCE_S) for _ in range(3)]
     futures = [each.futures.who() for each in (client, *copies)]
     for _ in range(20):
@@ -356,8 +364,10 @@ def test_of_moves_at_a_time_one_wins_for_the_client_and_all_made_of_it(
         courier.close(copy)
 
 
-def test_a_callback_of_a_lost_call_may_move_the_client_and_call(pair: Pair) -> None:
-    client, nowhere = pair.client, _nowhere()
+def test_a_callback_of_a_lost_call_may_move_the_client_and_call(
+    pair: Pair, reserve: Callable[[], int]
+) -> None:
+    client, nowhere = pair.client, _at(reserve())
     answers: list[Any] = []
     done = threading.Event()
 
@@ -388,8 +398,10 @@ def test_what_was_made_of_a_client_moves_along(pair: Pair) -> None:
         courier.close(each)
 
 
-def test_clients_made_of_one_are_not_kept_by_it(connect: Callable[..., Any]) -> None:
-    client = connect(_nowhere())
+def test_clients_made_of_one_are_not_kept_by_it(
+    connect: Callable[..., Any], reserve: Callable[[], int]
+) -> None:
+    client = connect(_at(reserve()))
     for _ in range(100):
         courier.with_timeout(client, 1)
     gc.collect()
@@ -414,12 +426,12 @@ def test_a_closed_client_that_moves_stays_closed(pair: Pair) -> None:
 
 
 def test_closing_wins_over_moving_at_the_same_time(
-    silent: str, connect: Callable[..., Any]
+    silent: str, connect: Callable[..., Any], reserve: Callable[[], int]
 ) -> None:
     for _ in range(30):
         client = connect(silent)
         future = client.futures.who()
-        mover = threading.Thread(target=courier.move, args=(client, _nowhere()))
+        mover = threading.Thread(target=courier.move, args=(client, _at(reserve())))
         mover.start()
         courier.close(client)
         mover.join(_PATIENCE_S)
@@ -428,10 +440,10 @@ def test_closing_wins_over_moving_at_the_same_time(
 
 
 def test_what_a_client_was_told_holds_at_the_new_address(
-    pair: Pair, connect: Callable[..., Any]
+    pair: Pair, connect: Callable[..., Any], reserve: Callable[[], int]
 ) -> None:
     courier.stop_waiting(pair.client)
-    courier.move(pair.client, _nowhere())
+    courier.move(pair.client, _at(reserve()))
     with pytest.raises(courier.ServerUnreachableError):
         pair.client.who()
     pair.move()
@@ -645,13 +657,15 @@ def test_clients_that_come_while_servers_move_end_where_those_are(town: Town) ->
     ended = threading.Event()
 
     def come() -> None:
-        while not ended.is_set():
+        for _ in range(200):  # of so many, even if the one that moves them does not get on
             kept.append(town.keep("h0"))
-            ended.wait(0.0005)
+            if ended.wait(0.0005):
+                return
 
     threads = [threading.Thread(target=come) for _ in range(4)]
     for thread in threads:
         thread.start()
+    wait_until(lambda: kept)
     for number in range(200):
         town.clients.note_moved({f"h{number}:1": f"h{number + 1}:1"})
     ended.set()

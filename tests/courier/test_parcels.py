@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 import courier
 from courier._grpc.wire import parse, receive, sealed, send
@@ -23,15 +23,19 @@ _VALUES = st.recursive(
     lambda inner: st.lists(inner) | st.tuples(inner, inner) | st.dictionaries(st.text(), inner),
     max_leaves=20,
 )
+#: A busy machine takes its time.
+_PATIENTLY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 _BUFFERS = st.lists(st.binary(max_size=300), max_size=12)
 
 
 @given(_VALUES)
+@_PATIENTLY
 def test_a_value_comes_out_of_its_parcel_as_it_went_in(value: Any) -> None:
     assert unpack(pack(value)) == value
 
 
 @given(st.lists(st.lists(st.integers(0, 255)), max_size=8), st.integers(1, 64))
+@_PATIENTLY
 def test_arrays_come_out_of_their_pieces_as_they_went_in(rows: list[list[int]], size: int) -> None:
     arrays = [np.array(row, np.uint8) for row in rows]
     parcel = pack(arrays)
@@ -46,6 +50,7 @@ def test_arrays_come_out_of_their_pieces_as_they_went_in(rows: list[list[int]], 
 
 
 @given(st.binary(min_size=1, max_size=300), _BUFFERS, st.integers(1, 200), st.data())
+@_PATIENTLY
 def test_pieces_may_be_cut_anywhere(
     data: bytes, buffers: list[bytes], size: int, draw: st.DataObject
 ) -> None:
@@ -62,6 +67,7 @@ def test_pieces_may_be_cut_anywhere(
 
 
 @given(st.binary(min_size=1, max_size=100), _BUFFERS, st.integers(1, 50))
+@_PATIENTLY
 def test_missing_or_excess_bytes_are_found(data: bytes, buffers: list[bytes], cut: int) -> None:
     stream = data + b"".join(buffers)
     sizes = [len(buffer) for buffer in buffers]
@@ -82,7 +88,7 @@ def test_few_pieces_carry_many_small_buffers() -> None:
 
 
 @given(_VALUES)
-@settings(max_examples=30)
+@settings(_PATIENTLY, max_examples=30)
 def test_what_is_sent_in_pieces_is_received(value: Any) -> None:
     parcel = pack(value)
     described = pb.Parcel(
@@ -96,6 +102,7 @@ def test_what_is_sent_in_pieces_is_received(value: Any) -> None:
 
 
 @given(st.binary())
+@_PATIENTLY
 def test_random_bytes_are_a_message_or_a_protocol_error(data: bytes) -> None:
     for kind in (pb.Sealed, pb.Piece, pb.RequestHead, pb.ReplyHead, pb.HelloRequest):
         with contextlib.suppress(ProtocolError):
@@ -103,6 +110,7 @@ def test_random_bytes_are_a_message_or_a_protocol_error(data: bytes) -> None:
 
 
 @given(st.lists(st.integers(-3, 40) | st.integers(0, 1 << 64)))
+@_PATIENTLY
 def test_a_sequence_number_is_admitted_at_most_once(numbers: list[int]) -> None:
     window = SequenceWindow()
     admitted = collections.Counter(number for number in numbers if window.admit(number))
@@ -112,6 +120,7 @@ def test_a_sequence_number_is_admitted_at_most_once(numbers: list[int]) -> None:
 
 
 @given(st.permutations(range(1, 60)))
+@_PATIENTLY
 def test_overtaken_numbers_are_admitted_in_any_order(numbers: list[int]) -> None:
     window = SequenceWindow()
     assert all(window.admit(number) for number in numbers)
@@ -127,6 +136,7 @@ def test_a_window_that_moves_on_never_admits_a_number_twice() -> None:
 
 
 @given(st.binary(max_size=50), st.binary(max_size=50))
+@_PATIENTLY
 def test_a_seal_holds_for_its_head_direction_and_key_only(head: bytes, other: bytes) -> None:
     secret = courier.Secret.generate()
     key = SessionKey(secret, b"c" * 16, b"s" * 32)

@@ -10,13 +10,12 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import portpicker
 import psutil
 import pytest
 
 import courier
 from launchpad_lite.testing.programs import call_until_answered
-from tests.courier.conftest import Script, Serve
+from tests.courier.conftest import Script, Serve, our_threads
 from tests.courier.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ class Replica:
     def nap(self, path):
         open(path, "a").write("ran ")
         time.sleep(1000)
-server = courier.Server(Replica(), secret=secret, port=int(sys.argv[1]))
+server = courier.Server(Replica(), secret=secret, port=int(sys.argv[1]), share_port=True)
 server.start()
 print("up", flush=True)
 sys.stdin.read()
@@ -95,11 +94,11 @@ def three(serve: Serve) -> Group:
 
 
 @pytest.fixture
-def away(connect: Callable[..., Any]) -> Callable[..., Any]:
+def away(connect: Callable[..., Any], reserve: Callable[[], int]) -> Callable[..., Any]:
     """Makes clients of servers that were never started."""
 
     def make(**options: Any) -> Any:
-        return connect(f"127.0.0.1:{portpicker.pick_unused_port()}", **options)
+        return connect(f"127.0.0.1:{reserve()}", **options)
 
     return make
 
@@ -345,9 +344,9 @@ def test_a_server_that_was_never_started_is_passed_over(
 
 
 def test_a_killed_server_is_replaced_by_the_others_and_comes_back_at_its_port(
-    script: Script, connect: Callable[..., Any]
+    script: Script, connect: Callable[..., Any], reserve: Callable[[], int]
 ) -> None:
-    ports = [portpicker.pick_unused_port() for _ in range(2)]
+    ports = [reserve() for _ in range(2)]
     processes = [started(script, port) for port in ports]
     pids = [process.pid for process in processes]
     pool = courier.Pool([connect(f"127.0.0.1:{port}") for port in ports])
@@ -367,9 +366,9 @@ def test_a_killed_server_is_replaced_by_the_others_and_comes_back_at_its_port(
 
 @pytest.mark.parametrize("way", ["blocking", "future"])
 def test_a_call_in_flight_on_a_killed_server_is_lost_and_not_run_again(
-    script: Script, connect: Callable[..., Any], tmp_path: Any, way: str
+    script: Script, connect: Callable[..., Any], tmp_path: Any, way: str, reserve: Callable[[], int]
 ) -> None:
-    ports = [portpicker.pick_unused_port() for _ in range(2)]
+    ports = [reserve() for _ in range(2)]
     processes = [started(script, port) for port in ports]
     pool = courier.Pool([connect(f"127.0.0.1:{port}") for port in ports])
     path = tmp_path / "runs"
@@ -388,10 +387,13 @@ def test_a_call_in_flight_on_a_killed_server_is_lost_and_not_run_again(
 
 
 def test_calls_wait_until_one_of_the_servers_is_there(
-    script: Script, connect: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    script: Script,
+    connect: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    reserve: Callable[[], int],
 ) -> None:
     monkeypatch.setattr("courier._replicas._START_S", 0.2)
-    ports = [portpicker.pick_unused_port() for _ in range(3)]
+    ports = [reserve() for _ in range(3)]
     pool = courier.Pool([connect(f"127.0.0.1:{port}") for port in ports])
     with concurrent.futures.ThreadPoolExecutor(1) as threads:
         blocking = threads.submit(pool.pid)
@@ -453,8 +455,9 @@ def test_the_time_that_was_spent_on_waiting_is_missing_later(
     future = pool.futures.who()
     wait_until(lambda: len(given) >= 3)
     future.cancel()
-    assert given == sorted(given, key=lambda left: -(left or 0))
-    assert 0 < (given[2] or 0) < (given[0] or 0) <= 1000
+    first = given[:3]  # there may be more to come
+    assert first == sorted(first, key=lambda left: -(left or 0))
+    assert 0 < (first[2] or 0) < (first[0] or 0) <= 1000
 
 
 def _is_later(member: Any, down_until: float) -> bool:
@@ -462,10 +465,13 @@ def _is_later(member: Any, down_until: float) -> bool:
 
 
 def test_a_key_waits_for_its_server_while_that_may_be_starting(
-    script: Script, connect: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    script: Script,
+    connect: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    reserve: Callable[[], int],
 ) -> None:
     monkeypatch.setattr("courier._replicas._START_S", 1000.0)
-    ports = [portpicker.pick_unused_port() for _ in range(2)]
+    ports = [reserve() for _ in range(2)]
     pool = courier.Pool([connect(f"127.0.0.1:{port}") for port in ports])
     first = started(script, ports[0])
     key = next(key for key in KEYS if str(ports[1]) in pool._order_of(key.encode())[0].name)
@@ -587,14 +593,16 @@ def test_cancelling_reaches_the_handler_that_a_call_went_on_to(
 
 
 def test_a_call_that_was_cancelled_while_none_was_there_does_not_run(
-    script: Script, connect: Callable[..., Any], tmp_path: Any
+    script: Script, connect: Callable[..., Any], tmp_path: Any, reserve: Callable[[], int]
 ) -> None:
-    port = portpicker.pick_unused_port()
+    port = reserve()
     pool = courier.Pool([connect(f"127.0.0.1:{port}")])
     futures = [pool.futures.nap(str(tmp_path / "runs")) for _ in range(5)]
     concurrent.futures.wait(futures, 0.1)
     assert all(future.cancel() for future in futures)
     assert concurrent.futures.wait(futures, 20).not_done == set()
+    # Who was about to ask once more is to find nobody.
+    wait_until(lambda: not any(t.name.startswith("courier-callback") for t in our_threads()))
     process = started(script, port)
     assert pool.pid() == process.pid
     assert not (tmp_path / "runs").exists()

@@ -7,15 +7,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import portpicker
-
 from tests.courier.conftest import Script
 
 _SERVER = """
 import time
 class Clock:
     def now(self): return time.monotonic()
-server = courier.Server(Clock(), secret=secret, port=int(sys.argv[1]))
+server = courier.Server(Clock(), secret=secret, port=int(sys.argv[1]), share_port=True)
 server.start()
 print(time.monotonic(), flush=True)
 sys.stdin.read()
@@ -23,9 +21,9 @@ sys.stdin.read()
 
 
 def test_a_call_made_while_the_server_is_down_is_answered_soon_after_the_next_is_up(
-    script: Script, connect: Callable[..., Any]
+    script: Script, connect: Callable[..., Any], reserve: Callable[[], int]
 ) -> None:
-    port = portpicker.pick_unused_port()
+    port = reserve()
     client = connect(f"127.0.0.1:{port}", call_timeout=60)
     delays_s: list[float] = []
     for _ in range(5):

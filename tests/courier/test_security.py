@@ -448,8 +448,10 @@ def test_a_forgery_right_behind_an_honest_reply_is_noticed_at_once(
     with answered_by_hand(behave) as address:
         client = connect(address)
         futures = [client.futures.anything() for _ in range(2)]
-        assert futures[0].result(10) == "real"
-        assert isinstance(futures[1].exception(10), _BROKEN_TRUST)
+        # The second may have gone first: one waits for the connection, the other finds it.
+        errors = [future.exception(20) for future in futures]
+        assert futures[errors.index(None)].result(20) == "real"
+        assert sum(isinstance(error, _BROKEN_TRUST) for error in errors) == 1
         courier.close(client)
     assert not mark.exists()
 

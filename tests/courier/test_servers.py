@@ -15,7 +15,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import courier
-from tests.courier.conftest import Script, Serve, our_threads
+from tests.courier.conftest import Script, Serve, our_threads, still_running
 from tests.courier.waiting import wait_until
 
 
@@ -121,7 +121,7 @@ def test_stop_lets_running_handlers_end(serve: Serve) -> None:
         wait_until(lambda: not server.has_started)
         release.set()
         assert future.result(20) == "done"
-        assert stopping.result(20) == []
+        assert not still_running(stopping.result(20))
     assert server.join(1)
 
 
@@ -169,11 +169,14 @@ def test_stop_cancels_handlers_that_heed_it(serve: Serve, monkeypatch: pytest.Mo
     server, client = serve(patient)
     future = client.futures()
     assert entered.wait(20)
-    assert server.stop(0.2) == []
+    assert not still_running(server.stop(0.2))
     assert isinstance(future.exception(20), courier.ServerLostError)
 
 
-def test_no_thread_of_ours_remains_after_stop_and_close(serve: Serve) -> None:
+def test_no_thread_of_ours_remains_after_stop_and_close(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("courier._server._EPILOGUE_S", 20.0)
     before = our_threads()
     server, client = serve(lambda value: iter([value]))
     server.bind("echo", lambda value: value)
@@ -182,9 +185,9 @@ def test_no_thread_of_ours_remains_after_stop_and_close(serve: Serve) -> None:
     client.futures.echo(1).add_done_callback(lambda _: done.set())
     assert done.wait(20)
     client.echo(np.zeros(1_000_000))
-    assert our_threads() > before
+    assert our_threads() - before
     courier.close(client)
-    assert server.stop(0) == []
+    assert not still_running(server.stop(0))
     wait_until(lambda: our_threads() <= before)
 
 
@@ -241,9 +244,9 @@ def test_a_process_with_a_stuck_handler_can_exit(script: Script) -> None:
         "client = courier.Client(server.address, secret=secret)\n"
         "future = client.futures()\n"
         "entered.wait()\n"
-        "print(len(server.stop(0.1)))\n"
+        "print(sum('handler' in name for name in server.stop(0.1)))\n"
     )
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=60)
     assert (out, err, process.returncode) == ("1\n", "", 0)
 
 
@@ -251,7 +254,7 @@ def _health(address: str) -> Any:
     with grpc.insecure_channel(address) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         request = health_pb2.HealthCheckRequest(service="courier.v1.Courier")
-        return stub.Check(request, timeout=10).status
+        return stub.Check(request, timeout=20).status
 
 
 def test_the_health_service_answers_however_busy_the_handlers_are(serve: Serve) -> None:

@@ -278,16 +278,21 @@ def test_arrays_that_are_read_only_stay_so_and_others_do_not(
 def test_readers_of_the_same_host_map_what_is_shared(serve: Serve) -> None:
     _, client = serve(Learner(_params()))
     client.params()
-    gc.collect()
-    before = _maps()
-    kept = [client.params() for _ in range(5)]
-    assert _maps() == before + 5
-    for value in kept:
-        _check(value)
-    del value
-    kept.clear()
-    gc.collect()
-    assert _maps() == before
+
+    def each_maps_it_once() -> bool:
+        gc.collect()
+        before = _maps()
+        kept = [client.params() for _ in range(5)]
+        mapped = _maps()
+        for value in kept:
+            _check(value)
+        del value
+        kept.clear()
+        gc.collect()
+        return (mapped, _maps()) == (before + 5, before)
+
+    # Other threads may still hold what they brought, or drop it just then.
+    wait_until(each_maps_it_once)
 
 
 def test_readers_of_other_hosts_get_the_bytes(
@@ -298,7 +303,7 @@ def test_readers_of_other_hosts_get_the_bytes(
     client.params()
     before = _maps()
     kept = [client.params() for _ in range(5)]
-    assert _maps() == before
+    assert _maps() <= before
     _check(kept[-1])
 
 
@@ -419,6 +424,7 @@ def test_memory_is_used_again_when_its_last_reader_has_gone(
     assert holder.stdout.readline() == "7\n"
     learner.shared = None
     client.params()  # whoever answered the holder holds nothing any more
+    wait_until(lambda: server.handlers.is_idle)
     wait_until(lambda: gc.collect() is not None and len(_inodes()) == 1)
     (first,) = _inodes()
     learner.shared = courier.Shared(np.full(_SIZE, 8))
@@ -462,6 +468,7 @@ def _all_is_given_back(before: tuple[int, int]) -> bool:
 
 def test_the_memory_goes_when_the_last_reference_goes(serve: Serve) -> None:
     gc.collect()
+    _frozen.tidy(0.0)
     before = _maps(), _descriptors()
     _, client = serve(Learner(_params()))
     client.params()
@@ -473,7 +480,7 @@ def test_the_memory_goes_when_the_last_reference_goes(serve: Serve) -> None:
     value["w"][:] = 1
     del value
     gc.collect()
-    wait_until(lambda: _all_is_given_back(before), 5.0)
+    wait_until(lambda: _all_is_given_back(before))
 
 
 def test_a_learner_that_shares_anew_each_step_holds_few_at_a_time(serve: Serve) -> None:
@@ -488,7 +495,7 @@ def test_a_learner_that_shares_anew_each_step_holds_few_at_a_time(serve: Serve) 
     learner.shared = None
     client.params()
     gc.collect()
-    wait_until(lambda: _all_is_given_back(before), 5.0)
+    wait_until(lambda: _all_is_given_back(before))
 
 
 def test_values_replaced_while_others_read_are_never_torn(serve: Serve, connect: Any) -> None:
@@ -529,7 +536,7 @@ def test_hundreds_may_be_in_one_message(serve: Serve, count: int) -> None:
     del values, results
     client.echo(1)
     gc.collect()
-    wait_until(lambda: _all_is_given_back((_maps(), before)), 5.0)
+    wait_until(lambda: _all_is_given_back((_maps(), before)))
 
 
 def test_what_was_received_may_be_shared_on(serve: Serve) -> None:

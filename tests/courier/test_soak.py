@@ -225,11 +225,11 @@ def soak(script: Script, seconds: float) -> None:
     allowed: Counter[str] = Counter(threads)
     allowed |= Counter(["courier-watch"])
     wait_until(lambda: not Counter(ask(server)) - allowed)
-    assert segments(server.pid) == []
+    wait_until(lambda: not segments(server.pid))
     wait_until(lambda: resident_bytes(server.pid) < memory + (150 << 20))
     server.kill()
     server.communicate()
-    assert traces() <= before
+    wait_until(lambda: traces() <= before)  # others of this machine come and go
 
 
 @pytest.mark.slow

@@ -13,12 +13,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-import portpicker
 import pytest
 
 import courier
 from courier._engine.handshake import Purpose, prefix
-from tests.courier.conftest import Serve, our_threads
+from tests.courier.conftest import Serve, our_threads, still_running
 from tests.courier.waiting import wait_until
 
 _THREADS = 12
@@ -140,7 +139,7 @@ def test_a_call_timeout_ends_a_future_that_is_waited_for_longer(serve: Serve) ->
     for timeout in (20, None):
         begun_at = time.monotonic()
         assert isinstance(client.futures.patient().exception(timeout), courier.CallTimeoutError)
-        assert time.monotonic() - begun_at < 5
+        assert time.monotonic() - begun_at < 15
 
 
 def _aside(function: Callable[[], Any]) -> "concurrent.futures.Future[Any]":
@@ -161,7 +160,7 @@ def test_a_future_cancelled_by_one_thread_wakes_the_one_that_waits(serve: Serve)
     future.cancel()
     with contextlib.suppress(courier.CallCancelledError):
         waiting.result(25)
-    assert time.monotonic() - begun_at < 5
+    assert time.monotonic() - begun_at < 15
 
 
 def test_a_generator_closed_by_one_thread_wakes_the_one_that_reads(serve: Serve) -> None:
@@ -176,7 +175,7 @@ def test_a_generator_closed_by_one_thread_wakes_the_one_that_reads(serve: Serve)
     items.close()
     with contextlib.suppress(courier.CallCancelledError):
         reading.result(25)
-    assert time.monotonic() - begun_at < 5
+    assert time.monotonic() - begun_at < 15
 
 
 def _held() -> tuple[int, int]:
@@ -205,12 +204,12 @@ def test_a_client_that_nobody_closes_leaves_nothing_behind(
 
 
 def test_an_idle_client_finds_the_next_server_at_the_same_address(
-    serve: Serve, connect: Callable[..., Any]
+    serve: Serve, connect: Callable[..., Any], reserve: Callable[[], int]
 ) -> None:
-    port = portpicker.pick_unused_port()
+    port = reserve()
     clients = [connect(f"127.0.0.1:{port}", wait_for_ready=wait) for wait in (True, False)]
     for number in range(4):
-        server, _ = serve(lambda number=number: number, port=port)
+        server, _ = serve(lambda number=number: number, port=port, share_port=True)
         for client in clients:
             assert client() == number
             assert client.futures().result(20) == number
@@ -218,28 +217,34 @@ def test_an_idle_client_finds_the_next_server_at_the_same_address(
 
 
 def test_calls_that_wait_while_the_server_changes_are_answered_by_one_or_lost(
-    serve: Serve, connect: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    serve: Serve,
+    connect: Callable[..., Any],
+    reserve: Callable[[], int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("courier._server._EPILOGUE_S", 20.0)
-    port = portpicker.pick_unused_port()
+    port = reserve()
     client = connect(f"127.0.0.1:{port}", call_timeout=60)
     first, second = Object(), Object()
-    server, _ = serve(first, port=port)
+    server, _ = serve(first, port=port, share_port=True)
     pending = [client.futures.patient() for _ in range(3)]
     for _ in pending:
         assert first.entered.acquire(timeout=20)
     stopping = _aside(lambda: server.stop(0.3))
     wait_until(lambda: not server.has_started)
     waiting = [client.futures.echo(number) for number in range(20)]
-    assert stopping.result(40) == []
-    serve(second, port=port)
+    assert not still_running(stopping.result(40))
+    serve(second, port=port, share_port=True)
     assert [future.result(20) for future in waiting] == [(number,) for number in range(20)]
     for future in pending:
         assert isinstance(future.exception(20), courier.ServerLostError)
     assert not second.entered.acquire(blocking=False)
 
 
-def test_servers_end_all_their_threads_at_whatever_moment_they_are_stopped(serve: Serve) -> None:
+def test_servers_end_all_their_threads_at_whatever_moment_they_are_stopped(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("courier._server._EPILOGUE_S", 20.0)
     before = our_threads()
     for _ in range(3):
         served = [serve(Object()) for _ in range(12)]
@@ -248,7 +253,7 @@ def test_servers_end_all_their_threads_at_whatever_moment_they_are_stopped(serve
                 client.echo(number)
         for server, _ in served:
             time.sleep(0.003)  # their watches fall asleep one after the other
-            assert server.stop(0) == []
+            assert not still_running(server.stop(0))
     for _, client in served:
         courier.close(client)
     wait_until(lambda: not any(t.name == "courier-watch" for t in our_threads() - before))
@@ -265,7 +270,7 @@ def test_a_server_hangs_up_on_whoever_came_just_as_it_stopped(secret: courier.Se
             contextlib.suppress(ConnectionError),
             socket.create_connection(("127.0.0.1", server.port)) as guest,
         ):
-            guest.settimeout(10)
+            guest.settimeout(20)
             guest.sendall(prefix(Purpose.CALLS))  # the kernel forgets whoever says nothing
             assert guest.recv(1) == b""
         stopping.join()

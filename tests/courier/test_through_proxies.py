@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import courier
+from courier._engine import dialing
 from tests.courier.conftest import Serve
 from tests.courier.waiting import wait_until
 
@@ -125,7 +126,12 @@ def obj() -> Object:
 
 
 @pytest.fixture(params=[StreamProxy, PickyFront])
-def proxy(request: Any, serve: Serve, obj: Object) -> Iterator[Any]:
+def proxy(
+    request: Any, serve: Serve, obj: Object, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Any]:
+    # However slow the machine is: after a few attempts in vain a call is given up.
+    monkeypatch.setattr(dialing, "_PROBE_S", 10.0)
+    monkeypatch.setattr(dialing, "_GRPC_ATTEMPT_S", 20.0)
     server, _ = serve(obj)
     proxy = request.param(server.address)
     yield proxy

@@ -2,7 +2,6 @@
 
 import concurrent.futures
 
-import portpicker
 import pytest
 
 import courier
@@ -14,8 +13,8 @@ class Echo:
         return value
 
 
-def test_calls_that_wait_for_a_server_fail_and_so_do_later_ones():
-    client = courier.Client(f"127.0.0.1:{portpicker.pick_unused_port()}")
+def test_calls_that_wait_for_a_server_fail_and_so_do_later_ones(reserve):
+    client = courier.Client(f"127.0.0.1:{reserve()}")
     waiting = [client.futures.echo(1) for _ in range(3)]
     courier.stop_waiting(client)
     for future in waiting:
@@ -26,8 +25,8 @@ def test_calls_that_wait_for_a_server_fail_and_so_do_later_ones():
     courier.close(client)
 
 
-def test_a_call_that_waits_for_a_server_to_come_back_fails_too():
-    server = courier.Server(Echo())
+def test_a_call_that_waits_for_a_server_to_come_back_fails_too(reserve):
+    server = courier.Server(Echo(), port=reserve(), share_port=True)
     server.start()
     client = courier.Client(server.address)
     assert client.echo(1) == 1

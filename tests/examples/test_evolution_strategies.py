@@ -222,7 +222,8 @@ def test_an_error_of_the_function_is_no_lost_evaluator(serve: Served) -> None:
 
 @pytest.mark.parametrize("launcher", ["test_mt", "test_mp"])
 def test_a_stop_in_the_middle_of_the_search_ends_it(launch_program: Any, launcher: str) -> None:
-    running = launch_program(make_program(tolerance=0, cost_ms=1, num_evaluators=2), launcher)
+    program = make_program(tolerance=0, cost_ms=1, num_evaluators=2)
+    running = launch_program(program, launcher, notice_s=30)
     running.client("evaluator").ready()
     result = running.stop()
     assert result.outcome is lp.Outcome.STOPPED
@@ -262,6 +263,7 @@ def test_checkpoints_taken_during_the_search_all_lead_to_the_same_end(
         population=8,
         max_evaluations=20_000,
         output=tmp_path / "result.json",
+        cost_ms=5,  # so that it goes on for seconds
     )
     running = launch_program(program, "test_mt")
     evolver, folders = running.client("evolver"), []
@@ -302,7 +304,7 @@ def test_an_evolver_and_an_evaluator_that_are_killed_change_nothing(
 ) -> None:
     output, checkpoints = tmp_path / "result.json", tmp_path / "checkpoints"
     running = launch_program(
-        make_program(2, dimension=3, cost_ms=5, output=output),
+        make_program(2, dimension=3, cost_ms=10, output=output),
         "test_mp",
         restart=lp.RestartPolicy(backoff_s=0.01),
         checkpoints={"evolver": lp.Checkpoints(checkpoints, period_s=0.1)},
@@ -358,12 +360,19 @@ def test_the_script_goes_on_from_its_checkpoints(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="the monkey is a tool for Linux")
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_the_script_survives_a_monkey_and_says_what_that_did() -> None:
-    done = run_script("--chaos=4", "--dimension=4")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "\noptimum      reached\n" in done.stdout
-    told = dict(re.findall(r"^(\w+) +(\d+)$", done.stdout, re.MULTILINE))
-    assert int(told["restarts"]) == int(told.get("kills", 0))
+    for _ in range(4):
+        done = run_script("--chaos=4", "--dimension=4")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "\noptimum      reached\n" in done.stdout
+        told = dict(re.findall(r"^(\w+) +(\d+)$", done.stdout, re.MULTILINE))
+        restarts, kills = int(told["restarts"]), int(told.get("kills", 0))
+        assert restarts <= kills
+        if restarts == kills:
+            return
+    # Once or twice the monkey may hit a node after the end of the search, which has no restart.
+    pytest.fail(f"{kills} kills, but {restarts} restarts")
 
 
 def test_the_script_kills_no_threads() -> None:

@@ -54,7 +54,8 @@ def play_alone(seed: int) -> float:
 def test_actors_balance_as_well_as_alone(
     launch_program: Any, tmp_path: Path, launcher: str
 ) -> None:
-    result = play(launch_program, tmp_path, launcher, num_actors=3)
+    # Patient, so that nobody has played to the end before another one has begun.
+    result = play(launch_program, tmp_path, launcher, num_actors=3, timeout_ms=50)
     assert result.returns == [[play_alone(seed)] for seed in range(3)]
     assert result.mean_return >= SOLVED
     assert result.actions == sum(map(sum, result.returns))
@@ -121,7 +122,8 @@ def test_programs_that_make_no_sense_are_refused(arguments: Any, message: str) -
 
 
 def test_the_demo_compares_with_batches_of_one(monkeypatch: Any, capsys: Any) -> None:
-    arguments = ["--launcher=local_mt", "--actors=2", "--compare"]
+    # Patient, so that nobody has played to the end before the other one has begun.
+    arguments = ["--launcher=local_mt", "--actors=2", "--compare", "--timeout=50"]
     monkeypatch.setattr(sys, "argv", ["launch", *arguments])
     assert launch.main() == 0
     shown = capsys.readouterr().out.splitlines()
@@ -134,7 +136,8 @@ def test_the_demo_compares_with_batches_of_one(monkeypatch: Any, capsys: Any) ->
 
 def test_the_demo_runs_in_processes() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "examples.inference_server.launch", "--actors=2"],
+        # Patient, so that nobody has played to the end before the other one has begun.
+        [sys.executable, "-m", "examples.inference_server.launch", "--actors=2", "--timeout=50"],
         cwd=_ROOT,
         capture_output=True,
         text=True,

@@ -65,8 +65,9 @@ def test_every_topology_learns_the_least_squares_weights(
         topology,
         launcher,
         num_cachers=1,
-        refresh_interval_ms=5,
-        stale_after_ms=20,
+        # So long that also where steps take long several have the same weights.
+        refresh_interval_ms=20,
+        stale_after_ms=60,
     )
     best = best_weights()
     error = np.linalg.norm(np.array(result.weights) - best) / np.linalg.norm(best)
@@ -76,7 +77,7 @@ def test_every_topology_learns_the_least_squares_weights(
     assert result.topology == topology
     assert result.pulls == result.pushes == REQUESTERS * STEPS
     if topology == "cached":
-        assert 1 <= result.server_pulls <= result.seconds / 0.005 + 1
+        assert 1 <= result.server_pulls <= result.seconds / 0.02 + 1
         assert result.server_pulls < result.pulls / 2
     else:
         assert result.server_pulls == result.pulls

@@ -71,7 +71,7 @@ class Script:
         self.process.stdin = None
         return self.process
 
-    def run(self, *arguments: str, timeout_s: float = 60, **options: object) -> "Ended":
+    def run(self, *arguments: str, timeout_s: float = 90, **options: object) -> "Ended":
         process = self.start(*arguments, **options)  # type: ignore[arg-type]
         stdout, stderr = process.communicate(timeout=timeout_s)
         return Ended(process.returncode, stdout, stderr)
@@ -105,9 +105,9 @@ class Script:
 
     def wait_for(self, name: str, count: int = 1) -> None:
         """Waits until nodes have written files of this name: `touch(name)` in the script."""
-        poll_until(lambda: len(list(self.folder.glob(f"{name}*"))) >= count, 30)
+        poll_until(lambda: len(list(self.folder.glob(f"{name}*"))) >= count, 60)
 
-    def assert_gone(self, timeout_s: float = 10.0) -> None:
+    def assert_gone(self, timeout_s: float = 30.0) -> None:
         assert self.process is not None
         poll_until(lambda: not self.processes(), timeout_s, must=False)
         left = [_portrait(each) for each in self.processes()]

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 import uuid
@@ -18,6 +19,7 @@ import pytest
 
 import courier
 import launchpad_lite as lp
+from launchpad_lite.nodes import command
 from launchpad_lite.nodes.base import Handle
 from launchpad_lite.nodes.command import _Command
 from launchpad_lite.testing import poll_until
@@ -73,6 +75,16 @@ def _sleepers(mark: str) -> list[int]:
         except psutil.Error:
             pass
     return found
+
+
+def _goes_on(pid: int, mark: str) -> bool:
+    """Whether it sleeps and was not ended; by force, which a slow machine may not have done yet."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+    pending = int(status.partition("SigPnd:")[2].split()[0], 16)
+    return pid in _sleepers(mark) and not pending >> (signal.SIGKILL - 1) & 1
 
 
 def _make_nothing(address: str) -> Any:
@@ -233,7 +245,7 @@ def test_a_node_gets_the_endpoint_of_a_command_that_listens(
     program = lp.Program("web")
     web = program.add_node(lp.CommandNode(_WEB, listens=["http"], cwd=tmp_path), label="web")
     program.add_node(lp.PyClassNode(Reads, web, str(tmp_path / "status")), label="reader")
-    result = launch_program(program, launcher).wait()
+    result = launch_program(program, launcher, notice_s=20).wait()
     # The server goes on for ever; the program ended all the same.
     assert result.outcome is lp.Outcome.COMPLETED
     assert result.killed == ()
@@ -245,7 +257,7 @@ def test_the_launching_process_waits_too_until_a_command_is_ready(
     launch_program: Any, launcher: str, tmp_path: Path
 ) -> None:
     running = launch_program(
-        _program(lp.CommandNode(_WEB, listens=["http"], cwd=tmp_path)), launcher
+        _program(lp.CommandNode(_WEB, listens=["http"], cwd=tmp_path)), launcher, notice_s=20
     )
     endpoint = running.client("node")
     assert isinstance(endpoint, lp.Endpoint)
@@ -323,9 +335,9 @@ def test_a_command_that_ends_before_it_is_ready_fails(
 def test_a_command_that_never_prints_the_line_fails_after_its_time(
     launch_program: Any, launcher: str
 ) -> None:
-    node = lp.CommandNode("echo up; exec sleep 1000", ready="READY", ready_timeout_s=3)
+    node = lp.CommandNode("echo up; exec sleep 1000", ready="READY", ready_timeout_s=6)
     error = _error_of(launch_program(_program(node), launcher))
-    assert "ready_timeout_s=3: it runs, but never printed a line that matches 'READY'" in error
+    assert "ready_timeout_s=6: it runs, but never printed a line that matches 'READY'" in error
     assert error.endswith("\n  up")
 
 
@@ -346,7 +358,7 @@ def test_a_program_stops_while_a_command_gets_ready(
     node = lp.CommandNode("touch up; exec sleep 1000", listens=["http"], cwd=tmp_path)
     handle = program.add_node(node, label="node")
     program.add_node(lp.PyClassNode(Writes, handle, str(tmp_path / "out")), label="other")
-    running = launch_program(program, launcher)
+    running = launch_program(program, launcher, notice_s=20)
     poll_until((tmp_path / "up").exists, 20)
     result = running.stop()
     assert result.outcome is lp.Outcome.STOPPED
@@ -431,16 +443,18 @@ def _fail_another(running: Any, folder: Path) -> None:
 
 
 _FAMILY = "sleep 1000 & setsid sleep 1000 & touch up; "
+#: Goes on without starting another process, which would not be asked if the shell were just then.
+_GO_ON = "exec sleep 1000"
 _WAYS: dict[str, tuple[str, Callable[[Any, Path], object]]] = {
     "its own end": (_FAMILY + "exit 0", lambda running, _: running.wait()),
-    "a stop": (_FAMILY + "sleep 1000", lambda running, _: running.stop()),
+    "a stop": (_FAMILY + _GO_ON, lambda running, _: running.stop()),
     "a stop it ignores": (
         "trap '' TERM; " + _FAMILY + "while :; do sleep 1000; done",
         lambda running, _: running.stop(),
     ),
     "its failure": (_FAMILY + "exit 1", lambda running, _: _error_of(running)),
     "another's failure": (
-        _FAMILY + "sleep 1000",
+        _FAMILY + _GO_ON,
         _fail_another,
     ),
     "a kill": (
@@ -472,10 +486,11 @@ def test_nothing_of_a_command_is_left_after(
     assert _marked(mark) == []
 
 
-def _take_time(file: Path) -> None:
+def _take_time(file: Path, seconds: float) -> None:
     """Says where a thread is, and gives others the time to force it out of there."""
-    file.touch()
-    for _ in range(100):
+    file.mkdir()  # not touch: forced out of that, a thread leaves the file open
+    give_up_at = time.monotonic() + seconds
+    while time.monotonic() < give_up_at:
         time.sleep(0.01)
 
 
@@ -490,7 +505,7 @@ def test_nothing_is_left_of_a_command_whose_thread_is_forced_out_of_its_start(
     class SlowPopen(subprocess.Popen[bytes]):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
-            _take_time(tmp_path / "starts")
+            _take_time(tmp_path / "starts", 1.0)
 
     monkeypatch.setattr(subprocess, "Popen", SlowPopen)
     node = lp.CommandNode(_FAMILY + "sleep 1000", cwd=tmp_path, ready=ready)
@@ -504,6 +519,26 @@ def test_nothing_is_left_of_a_command_whose_thread_is_forced_out_of_its_start(
     assert _marked(mark) == []
 
 
+def test_a_thread_that_is_forced_out_of_a_look_at_processes_leaves_no_file_open(
+    launch_program: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marked = command._marked
+
+    def look_slowly(mark: str) -> list[int]:
+        file = (tmp_path / "looks").open("w")
+        if threading.current_thread().name == "node[0]" and not (tmp_path / "slow").exists():
+            _take_time(tmp_path / "slow", 1.0)
+        file.close()
+        return marked(mark)
+
+    monkeypatch.setattr(command, "_marked", look_slowly)
+    running = launch_program(_program(lp.CommandNode("sleep 1000")), "test_mt", notice_s=20.0)
+    running.running.request_stop("the test")
+    poll_until((tmp_path / "slow").exists, 20)
+    running.running.kill()
+    running.running.join(60)
+
+
 def test_nothing_is_left_of_a_command_whose_thread_is_forced_out_of_its_end(
     launch_program: Any, tmp_path: Path, mark: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -513,7 +548,7 @@ def test_nothing_is_left_of_a_command_whose_thread_is_forced_out_of_its_end(
     def slow_end(self: Any, grace_s: float) -> None:
         ends.append(grace_s)
         if len(ends) == 1:
-            _take_time(tmp_path / "ends")
+            _take_time(tmp_path / "ends", 60.0)
         end(self, grace_s)
 
     monkeypatch.setattr(_Command, "_end", slow_end)
@@ -522,6 +557,8 @@ def test_nothing_is_left_of_a_command_whose_thread_is_forced_out_of_its_end(
     poll_until((tmp_path / "ends").exists, 20)
     running.running.kill()
     running.running.join(60)
+    # A thread that comes to it late is not waited for.
+    poll_until(lambda: len(ends) > 1, 20)
     assert ends == [2.0, 0.0]
     poll_until(lambda: not _marked(mark), 20, must=False)
     assert _marked(mark) == []
@@ -567,7 +604,7 @@ def test_children_of_a_command_whose_worker_is_killed_end_before_it_comes_back(
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
     poll_until((tmp_path / "pid1").exists, 20)
-    assert int((tmp_path / "pid0").read_text()) not in _sleepers(mark)
+    assert not _goes_on(int((tmp_path / "pid0").read_text()), mark)
     running.stop()
     poll_until(lambda: not _marked(mark), 20)
 
@@ -635,15 +672,19 @@ def test_a_script_that_is_interrupted_leaves_nothing_of_its_command(
     tmp_path: Path, launcher: str, signum: int
 ) -> None:
     source = f"""
+        import pathlib
         import launchpad_lite as lp
 
         program = lp.Program("script")
-        program.add_node(lp.CommandNode("sleep 1000 & touch up; sleep 1000"), label="node")
-        lp.launch(program, "{launcher}", notice_s=20).wait()
+        program.add_node(lp.CommandNode("sleep 1000 & touch up; {_GO_ON}"), label="node")
+        running = lp.launch(program, "{launcher}", notice_s=20)
+        pathlib.Path("launched").touch()
+        running.wait()
     """
     with Script(tmp_path, source) as script:
         process = script.start(quiet=True)
         script.wait_for("up")
+        script.wait_for("launched")  # the command may be faster than who listens to signals
         process.send_signal(signum)
         process.wait(60)
         script.assert_gone(20)
@@ -726,7 +767,7 @@ def test_commands_may_share_a_process(
 ) -> None:
     program = lp.Program("together")
     commands = [
-        lp.CommandNode(f"sleep 1000 & touch up{index}; sleep 1000", cwd=tmp_path)
+        lp.CommandNode(f"sleep 1000 & touch up{index}; {_GO_ON}", cwd=tmp_path)
         for index in range(2)
     ]
     program.add_node(lp.ColocationNode(commands), label="node")
@@ -848,4 +889,4 @@ def test_a_program_of_services_outside_only_ends_at_once(
     program = lp.Program("outside")
     node: Any = lp.ExternalNode("db:1")
     program.add_node(node, label="outside")
-    assert launch_program(program, launcher).wait(20).outcome is lp.Outcome.COMPLETED
+    assert launch_program(program, launcher).wait().outcome is lp.Outcome.COMPLETED

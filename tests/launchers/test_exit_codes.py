@@ -113,6 +113,7 @@ def test_a_node_that_crashes_while_it_writes_down_its_stacks_is_not_blamed(tmp_p
         import ctypes, faulthandler, pathlib, time
         import launchpad_lite as lp
         from launchers.host.stacks import STACKS_SIGNAL
+        from launchpad_lite import _life
 
         def other():
             # As faulthandler does, seldom, when other threads go on while it looks at them.
@@ -127,6 +128,7 @@ def test_a_node_that_crashes_while_it_writes_down_its_stacks_is_not_blamed(tmp_p
                 time.sleep(0.01)
             raise ValueError("the cause")
 
+        _life.TERMINATE_S = 30.0  # a slow machine takes its time to crash
         program = lp.Program("ends")
         program.add_node(lp.PyNode(other), label="other")
         program.add_node(lp.PyNode(node), label="node")

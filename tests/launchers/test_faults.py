@@ -151,9 +151,10 @@ _PROGRAM = """
         program,
         launcher=LAUNCHER,
         notice_s=float(sys.argv[5]),
-        liveness=lp.Liveness(health_s=4.0) if ACT == "returns" else None,
+        liveness=lp.Liveness(health_s=8.0) if ACT == "returns" else None,
     )
     try:
+        pathlib.Path("launched").touch()
         running.wait()
     finally:
         print("ended by force:", *running.result.killed)
@@ -166,7 +167,7 @@ _LONG_NOTICE_S = 10.0
 #: What the promise adds to the notice.
 _PROMISED_S = 2.0
 #: What a machine that does many things at a time may take longer.
-_LOADED_S = 5.0
+_LOADED_S = 15.0
 _NODES = 2
 #: Of each node, itself included.
 _FAMILY = 8
@@ -193,6 +194,7 @@ class Faulty:
 
     def wait_until_up(self) -> None:
         self.wait_for("up", _NODES)
+        self.wait_for("launched")  # from then on, signals are for the program
         if self._has_children:
             self.wait_for("sharing", _NODES)
             self.wait_for("pids/daemon", _NODES)  # nobody waits for it there
@@ -259,7 +261,7 @@ class Faulty:
         took_s = time.monotonic() - self.since
         assert self.left() == []
         assert took_s < limit_s
-        return took_s, *self.process.communicate(timeout=5)
+        return took_s, *self.process.communicate(timeout=30)
 
     def assert_no_port_or_file_is_left(self) -> None:
         # The ports themselves may be another's by now.
@@ -347,7 +349,7 @@ def _interrupted_twice(run: Faulty) -> None:
 
 def _asleep(run: Faulty) -> None:
     run.signal(signal.SIGSTOP)
-    time.sleep(5)  # longer than any limit of the nodes
+    time.sleep(9)  # longer than any limit of the nodes
     run.signal(signal.SIGCONT)
     run.go()
 
@@ -372,6 +374,7 @@ class Fault:
         says: What its output must match.
         act: What `node[0]` does when it may go.
         forced: Nodes that were ended by force.
+        notice_s: Seconds that nodes have to end; None: few where one of them takes them all.
     """
 
     happens: Callable[[Faulty], None]
@@ -379,6 +382,7 @@ class Fault:
     says: str = ""
     act: str = "waits"
     forced: str = ""
+    notice_s: float | None = None
 
 
 #: An interpreter that is left by KeyboardInterrupt ends by the signal; shells say 130.
@@ -396,7 +400,12 @@ _ANYWHERE: Mapping[str, Fault] = {
     "SIGKILL of the launcher": Fault(_signalled(signal.SIGKILL), (-signal.SIGKILL,)),
     "deaf node": Fault(_stuck_and_stopped, (143,), act="is_deaf", forced="node[0]"),
     "deaf node, SIGINT twice": Fault(
-        _interrupted_twice, _INTERRUPTED, act="is_deaf", forced="node[0]"
+        # What the second one puts an end to is long.
+        _interrupted_twice,
+        _INTERRUPTED,
+        act="is_deaf",
+        forced="node[0]",
+        notice_s=60.0,
     ),
     "sleep of the launcher": Fault(_asleep, (0,), act="returns"),
 }
@@ -487,7 +496,7 @@ def test_nothing_is_left_and_who_did_it_is_named(
     name: str,
 ) -> None:
     fault = _FAULTS[launcher][name]
-    notice_s = _NOTICE_S if fault.forced else _LONG_NOTICE_S
+    notice_s = fault.notice_s or (_NOTICE_S if fault.forced else _LONG_NOTICE_S)
     run = Faulty(tmp_path, launcher, fault.act, notice_s)
     try:
         run.wait_until_up()
@@ -540,11 +549,21 @@ def _states(running: Any) -> set[str]:
     return {each.state for each in running.running.status()}
 
 
+def _zombies_of(parent: psutil.Process) -> list[psutil.Process]:
+    found = []
+    for child in parent.children():
+        with contextlib.suppress(psutil.Error):  # it comes and goes
+            if child.status() == psutil.STATUS_ZOMBIE:
+                found.append(child)
+    return found
+
+
 def _leaves_an_orphan() -> None:
     subprocess.run(["sh", "-c", "true &"], check=True)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_a_hundred_restarts_leave_the_agent_as_it_was(launch_program: Any) -> None:
     program = lp.Program("restarts")
     program.add_node(lp.PyNode(_leaves_an_orphan), label="node")
@@ -553,10 +572,10 @@ def test_a_hundred_restarts_leave_the_agent_as_it_was(launch_program: Any) -> No
     agent = _agent_here()
     poll_until(lambda: running.running.status()[0].restarts > 3)
     before = agent.num_fds()
-    poll_until(lambda: running.running.status()[0].restarts > 103, 100)
+    poll_until(lambda: running.running.status()[0].restarts > 103, 300)
     # A worker that lives just now has some.
     poll_until(lambda: agent.num_fds() <= before)
-    poll_until(lambda: psutil.STATUS_ZOMBIE not in {each.status() for each in agent.children()})
+    poll_until(lambda: not _zombies_of(agent))
 
 
 def _fails_beside_a_daemon_that_prints() -> None:
@@ -590,7 +609,7 @@ def test_two_hundred_workers_killed_at_once_are_one_failure(launch_program: Any)
             os.kill(pid, signal.SIGKILL)
     started = time.monotonic()
     with pytest.raises(lp.NodeFailedError, match="killed by SIGKILL"):
-        running.wait(30)
+        running.wait(60)
     assert time.monotonic() - started < _PROMISED_S + _LOADED_S
 
 
@@ -694,7 +713,7 @@ def _supervised(folder: Path, broken: str) -> lp.ProgramResult:
     if broken == "event":
         program.post(Constructed("nobody[0]", 0, runs=True))
     program.request_stop("the test")
-    assert program.join(10)
+    assert program.join(60)
     assert program.result is not None
     return program.result
 
@@ -726,12 +745,13 @@ _SNIPPETS = {
     )
 }
 _PRINTED = {
-    "stop.py": ["[learner[0]] got 10 steps", "stopped, by force: 0"],
-    "failure.py": ["train[0]: ValueError: no data"],
-    "restart.py": ["[search[0]] [0, 1, 4, 9]", "restarts: 1"],
-    "state.py": ["[counter[0]] run 1", "[counter[0]] run 2"],
-    "liveness.py": ["it is hung: it did not call lp.heartbeat() for 0.5 s"],
-    "preemption.py": ["[work[0]] came back", "it was told from outside to end, by SIGTERM"],
+    # The stop may come a step or more after it was asked for.
+    "stop.py": [r"\[learner\[0\]\] got [1-9]\d+ steps", "stopped, by force: 0"],
+    "failure.py": [r"train\[0\]: ValueError: no data"],
+    "restart.py": [r"\[search\[0\]\] \[0, 1, 4, 9\]", "restarts: 1"],
+    "state.py": [r"\[counter\[0\]\] run 1", r"\[counter\[0\]\] run 2"],
+    "liveness.py": [r"it is hung: it did not call lp\.heartbeat\(\) for 0\.5 s"],
+    "preemption.py": [r"\[work\[0\]\] came back", "it was told from outside to end, by SIGTERM"],
 }
 
 
@@ -754,4 +774,4 @@ def test_the_code_that_shows_a_promise_runs(tmp_path: Path, name: str) -> None:
         ended = script.run()
         assert (ended.code, ended.stderr) == (0, "")
         for line in _PRINTED[name]:
-            assert line in ended.stdout.splitlines()
+            assert re.search(f"^{line}$", ended.stdout, re.MULTILINE), ended.stdout

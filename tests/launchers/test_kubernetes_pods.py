@@ -179,7 +179,7 @@ class Pod:
         folder: Path,
         trust: Path,
         port: int,
-        wait_s: float = 20.0,
+        wait_s: float = 60.0,
         *,
         output: int | None = None,
     ) -> None:
@@ -226,7 +226,7 @@ class Pod:
         """As Kubernetes does first: the first process, and no other, gets SIGTERM."""
         self.process.terminate()
 
-    def end(self, timeout_s: float = 15.0) -> int:
+    def end(self, timeout_s: float = 60.0) -> int:
         """Waits for its end and returns its exit code; nothing of it may be left."""
         code = self.process.wait(timeout_s)
         # With the first process the kernel ends all others; they should be gone without that.
@@ -280,6 +280,7 @@ class Cluster:
         return self
 
     def __exit__(self, *exc: object) -> None:
+        self.may_wait.set()
         if self._launched is not None:
             self._launched.close()
         self.exchange.close()
@@ -300,9 +301,9 @@ class Cluster:
         restart: Any = None,
         checkpoints: Path | None = None,
         silence_s: float = 8.0,
-        wait_s: float = 20.0,
+        wait_s: float = 60.0,
         limit_s: float = 60.0,
-        notice_s: float = 2.0,
+        notice_s: float = 20.0,
         comes_back: bool = False,
         pods: bool = True,
     ) -> LaunchedProgram:
@@ -396,7 +397,7 @@ def with_caller(marks: Path) -> lp.Program:
 def goes_on(marks: Path) -> None:
     """Waits until calls are answered that began after this one was called."""
     size = marks.stat().st_size
-    poll_until(lambda: marks.stat().st_size >= size + 3, 30)
+    poll_until(lambda: marks.stat().st_size >= size + 3, 60)
 
 
 def restarts(launched: LaunchedProgram) -> dict[str, int]:
@@ -472,8 +473,10 @@ def test_a_pod_that_comes_before_its_predecessor_was_missed_takes_its_place(
     launched = cluster.launch(with_caller(marks), restart=QUICK)
     goes_on(marks)
     before = cluster.pods["run-counter-0"]
+    cluster.may_wait.clear()  # until the port is free, which here it shares with the next pod
     cluster.start("run-counter-0")
     assert before.end() == MAY_COME_BACK
+    cluster.may_wait.set()
     poll_until(lambda: restarts(launched)["counter[0]"] == 1)
     goes_on(marks)
     launched.stop()
@@ -496,32 +499,30 @@ def test_the_failure_tells_that_no_other_pod_has_come(cluster: Cluster, marks: P
 def test_a_program_that_is_ended_waits_for_no_pod(
     cluster: Cluster, marks: Path, how: str, code: int, is_waiting: bool
 ) -> None:
-    launched = cluster.launch(with_caller(marks), restart=QUICK)
+    launched = cluster.launch(with_caller(marks), restart=QUICK, wait_s=300.0)
     cluster.pods["run-counter-0"].crash()
     if is_waiting:
         poll_until(lambda: restarts(launched)["counter[0]"] == 1)
-    begin = time.monotonic()
     if how == "kill":
         launched.running.kill()
     else:
         launched.running.request_stop("enough")
-    assert launched.running.join(30)
-    assert time.monotonic() - begin < 15
+    assert launched.running.join(60)
     assert cluster.pods["run-caller-0"].end() == code
 
 
 def test_a_program_that_is_ended_when_it_was_about_to_wait_does_not_begin_to(
     cluster: Cluster, marks: Path
 ) -> None:
-    launched = cluster.launch(with_caller(marks), restart=QUICK, wait_s=60.0)
+    launched = cluster.launch(with_caller(marks), restart=QUICK, wait_s=300.0)
     cluster.is_about_to_wait.clear()
     cluster.may_wait.clear()
     cluster.pods["run-counter-0"].crash()
-    assert cluster.is_about_to_wait.wait(10)
+    assert cluster.is_about_to_wait.wait(60)
     launched.running.request_stop("enough")
     poll_until(lambda: {each.state for each in launched.running.status()} == {"ended"})
     cluster.may_wait.set()
-    assert launched.running.join(10)
+    assert launched.running.join(60)
     assert cluster.pods["run-caller-0"].end() == 0
 
 
@@ -542,7 +543,7 @@ def test_a_pod_that_is_lost_while_it_takes_the_place_of_another_has_a_successor(
 
 
 def test_a_pod_that_is_silent_for_too_long_is_lost_and_ends(cluster: Cluster, marks: Path) -> None:
-    launched = cluster.launch(with_caller(marks), restart=QUICK, silence_s=4.0)
+    launched = cluster.launch(with_caller(marks), restart=QUICK, silence_s=8.0)
     goes_on(marks)
     before = cluster.pods["run-counter-0"]
     before.process.send_signal(signal.SIGSTOP)
@@ -564,10 +565,12 @@ def test_a_pod_that_is_lost_before_its_node_is_started_has_a_successor(
     launched = cluster.launch(with_caller(marks), restart=QUICK)
     goes_on(marks)
     readmit, lost = Starter.readmit, []
+    is_started = threading.Event()
 
     def readmit_and_lose(*args: Any) -> Any:
         again = readmit(*args)
         if not lost:
+            is_started.wait(60)  # a pod may call before its start has returned
             lost.append(again)
             cluster.pods["run-counter-0"].crash()
             poll_until(lambda: again.is_lost)
@@ -577,6 +580,7 @@ def test_a_pod_that_is_lost_before_its_node_is_started_has_a_successor(
     monkeypatch.setattr(Starter, "readmit", readmit_and_lose)
     cluster.pods["run-counter-0"].crash()
     cluster.start("run-counter-0")
+    is_started.set()
     poll_until(lambda: restarts(launched)["counter[0]"] == 2)
     goes_on(marks)
     launched.stop()
@@ -768,7 +772,7 @@ def test_without_a_policy_the_end_of_a_pod_is_that_of_the_program(cluster: Clust
     launched = cluster.launch(counting(lp.PyNode(wait_for_stop)))
     poll_until(lambda: launched.running.status()[0].state == "serving")
     cluster.pods["run-counter-0"].terminate()
-    assert launched.running.join(20)
+    assert launched.running.join(60)
     result = launched.running.result
     assert (result.outcome, result.signum) == (lp.Outcome.INTERRUPTED, signal.SIGTERM)
     assert result.reason == "SIGTERM to counter[0]"
@@ -833,10 +837,12 @@ def test_a_pod_that_cannot_begin_may_be_followed_by_another(
 
 
 def test_a_pod_gives_up_when_there_is_no_supervisor(tmp_path: Path, trust: Path) -> None:
-    port = portpicker.pick_unused_port()
-    pod = Pod("run-a-0", tmp_path, trust, port, wait_s=0.5)
-    # Nor is another one needed: the run may be over, with nobody left to say so.
-    assert pod.end() == 1
+    with socket.socket() as held:  # so that nobody else listens there
+        held.bind(("127.0.0.1", 0))
+        port = held.getsockname()[1]
+        pod = Pod("run-a-0", tmp_path, trust, port, wait_s=0.5)
+        # Nor is another one needed: the run may be over, with nobody left to say so.
+        assert pod.end() == 1
     assert f"the supervisor, 127.0.0.1:{port}, is not there" in pod.errors.read_text()
 
 
@@ -874,7 +880,7 @@ def test_a_log_that_nobody_reads_holds_up_neither_the_node_nor_the_end_of_its_po
             host, cluster.folder, cluster.trust, cluster.exchange.port, output=write
         )
         launched = cluster.launch(counting(lp.PyNode(print_much, 1)), pods=False, silence_s=20.0)
-        assert launched.wait(30).outcome is lp.Outcome.COMPLETED
+        assert launched.wait(60).outcome is lp.Outcome.COMPLETED
         assert cluster.shown.sizes["runner0[0]"] == 1_000_000
         assert cluster.ends() == {"run-counter-0": 0, "run-runner0-0": 0}
     finally:
@@ -957,19 +963,17 @@ def test_pods_of_a_program_that_begins_anew_may_come_back(cluster: Cluster, mark
 def test_pods_end_with_all_that_nodes_started_when_the_supervisor_has_gone(
     cluster: Cluster,
 ) -> None:
-    cluster.launch(counting(lp.PyNode(start_family)), silence_s=30.0)
+    # They end long before they are silent for too long.
+    cluster.launch(counting(lp.PyNode(start_family)), silence_s=300.0)
     poll_until(lambda: len(cluster.pods["run-runner0-0"].processes()) >= 6)
-    begin = time.monotonic()
     cluster.exchange.close()
     assert set(cluster.ends().values()) == {MAY_COME_BACK}
-    # Before they are silent for too long.
-    assert time.monotonic() - begin < 25
 
 
 def supervise(port: int, folder: Path, trust: Path, cache: Path) -> None:
     """For a process of its own: the supervisor of pods that others start."""
     with Cluster(folder, trust, cache, port) as cluster:
-        cluster.launch(counting(lp.PyNode(wait_for_stop)), pods=False, silence_s=2.0).wait()
+        cluster.launch(counting(lp.PyNode(wait_for_stop)), pods=False, silence_s=8.0).wait()
 
 
 @pytest.mark.parametrize(
@@ -985,12 +989,10 @@ def test_pods_end_when_the_supervisor_dies_or_says_nothing_any_more(
     supervisor = subprocess.Popen([sys.executable, "-c", script], cwd=Path(__file__).parents[2])
     try:
         # Warden, agent and worker.
-        poll_until(lambda: all(len(pod.processes()) >= 4 for pod in pods), 30)
+        poll_until(lambda: all(len(pod.processes()) >= 4 for pod in pods), 60)
         supervisor.send_signal(signum)
-        begin = time.monotonic()
-        # 2 s of silence; their own end; and up to 5 s in which the supervisor might take it in.
-        assert [pod.end(20) for pod in pods] == [MAY_COME_BACK] * 2
-        assert time.monotonic() - begin < 20
+        # 8 s of silence; their own end; and up to 5 s in which the supervisor might take it in.
+        assert [pod.end() for pod in pods] == [MAY_COME_BACK] * 2
     finally:
         supervisor.kill()
         supervisor.wait()
@@ -1011,7 +1013,7 @@ def exchange(trust: Path) -> Iterator[Exchange]:
 
 
 def dial(exchange: Exchange, tls: courier.TlsCredentials) -> ssl.SSLSocket:
-    connection = socket.create_connection(("127.0.0.1", exchange.port), timeout=10)
+    connection = socket.create_connection(("127.0.0.1", exchange.port), timeout=30)
     return tls.client_context().wrap_socket(connection)
 
 
@@ -1024,7 +1026,7 @@ def greet(exchange: Exchange, trust: Path, host: str, **fields: str) -> ssl.SSLS
 
 def close(line: Line) -> None:
     line.terminate()
-    line.wait(10)
+    line.wait(30)
     for stream in (line.stdin, line.stdout, line.stderr):
         assert stream is not None
         stream.close()
@@ -1040,13 +1042,13 @@ def works(exchange: Exchange, trust: Path, host: str = "run-a-0") -> bool:
         there = pod.recv(10)
         pod.sendall(b"pong")
         here = line.stdout.read(10)
-    assert line.wait(10) == 255
+    assert line.wait(30) == 255
     close(line)
     return (there, here) == (b"ping", b"pong")
 
 
 def is_refused(connection: socket.socket) -> bool:
-    connection.settimeout(10)
+    connection.settimeout(30)
     try:
         return connection.recv(1) == b""
     except TimeoutError:
@@ -1146,7 +1148,7 @@ def test_a_greeting_that_is_none_does_no_harm(
 def test_who_does_not_say_who_it_is_in_time_is_refused(
     exchange: Exchange, trust: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launchers._kubernetes.exchange._GREETING_S", 2.0)
+    monkeypatch.setattr("launchers._kubernetes.exchange._GREETING_S", 5.0)
     with (
         socket.create_connection(("127.0.0.1", exchange.port)) as silent,
         dial(exchange, read_trust(trust)) as slow,
@@ -1159,7 +1161,7 @@ def test_who_does_not_say_who_it_is_in_time_is_refused(
         poll_until(lambda: exchange._parked)
         monkeypatch.undo()
         assert works(exchange, trust)
-        parked.settimeout(2.5)
+        parked.settimeout(5.5)
         with pytest.raises(TimeoutError):
             parked.recv(1)
 
@@ -1177,15 +1179,16 @@ def test_when_files_run_out_the_exchange_pauses_and_goes_on(
 
     monkeypatch.setattr(socket.socket, "accept", refuse)
     with socket.create_connection(("127.0.0.1", exchange.port)):
-        poll_until(lambda: len(refused) == 3)
+        poll_until(lambda: len(refused) >= 3)
     monkeypatch.undo()
     assert min(later - at for at, later in itertools.pairwise(refused)) > 0.4
     assert works(exchange, trust)
 
 
 def test_what_was_said_last_arrives_though_the_pod_has_more_to_say(
-    exchange: Exchange, trust: Path
+    exchange: Exchange, trust: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("launchers._kubernetes.exchange._PART_S", 60.0)
     line = exchange.expect("run-a-0")
     assert line.stdin is not None
     with greet(exchange, trust, "run-a-0") as pod:
@@ -1197,12 +1200,12 @@ def test_what_was_said_last_arrives_though_the_pod_has_more_to_say(
         line.stdin.write(b"quit")
         line.stdin.close()
         pod.setblocking(True)
-        pod.settimeout(10)
+        pod.settimeout(30)
         assert pod.recv(10) == b"quit"
         # An end, and no reset.
         assert pod.recv(10) == b""
         assert not line._ended.is_set()
-    assert line.wait(10) == 255
+    assert line.wait(30) == 255
     assert not exchange._parting
     close(line)
 
@@ -1215,7 +1218,7 @@ def test_a_pod_that_does_not_end_its_side_is_not_waited_for_without_end(
     assert line.stdin is not None
     with greet(exchange, trust, "run-a-0") as pod:
         line.stdin.close()
-        assert line.wait(10) == 255
+        assert line.wait(30) == 255
         assert pod.recv(1) == b""
     close(line)
 
@@ -1227,13 +1230,14 @@ def test_a_pod_that_nobody_expects_does_no_harm(exchange: Exchange, trust: Path)
     assert works(exchange, trust)
 
 
-def test_strangers_that_say_nothing_do_not_keep_pods_out(exchange: Exchange, trust: Path) -> None:
+def test_strangers_that_say_nothing_do_not_keep_pods_out(
+    exchange: Exchange, trust: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launchers._kubernetes.exchange._GREETING_S", 300.0)
     with contextlib.ExitStack() as stack:
         for _ in range(200):
             stack.enter_context(socket.create_connection(("127.0.0.1", exchange.port)))
-        begin = time.monotonic()
         assert works(exchange, trust)
-        assert time.monotonic() - begin < 15
 
 
 def test_a_pod_may_go_while_its_successor_comes(
@@ -1244,7 +1248,7 @@ def test_a_pod_may_go_while_its_successor_comes(
     def read_late(line: bytes) -> Caller:
         caller = read(line)
         if caller.pod == "slow":
-            released.wait(10)
+            released.wait(60)
         return caller
 
     monkeypatch.setattr(Caller, "read", staticmethod(read_late))
@@ -1322,7 +1326,7 @@ def test_pods_that_come_and_go_leave_nothing_behind(exchange: Exchange, trust: P
 def test_output_that_comes_fast_holds_up_nobody(cluster: Cluster, marks: Path) -> None:
     program = with_caller(marks)
     program.add_node(lp.PyNode(print_much, 50), label="printer")
-    launched = cluster.launch(program, silence_s=5.0)
+    launched = cluster.launch(program, silence_s=10.0)
     poll_until(lambda: launched.running.status()[2].state == "ended", 60)
     size = cluster.shown.sizes["printer[0]"]
     assert size == 50_000_000 or b"were lost: they came too fast" in cluster.shown.note
@@ -1349,7 +1353,7 @@ def test_many_pods_may_call_at_once(cluster: Cluster) -> None:
     with program.group("counter"):
         counters = [program.add_node(lp.CourierNode(Counter)) for _ in range(30)]
     program.add_node(lp.PyNode(call_all, counters), label="caller")
-    launched = cluster.launch(program, silence_s=30.0)
+    launched = cluster.launch(program, silence_s=30.0, limit_s=90.0)
     assert launched.wait(100).outcome is lp.Outcome.COMPLETED
     assert list(cluster.ends().values()) == [0] * 31
 
@@ -1412,7 +1416,7 @@ def test_what_is_left_of_a_pods_log_is_written_at_the_end_as_far_as_somebody_rea
         assert not len(log)
     finally:
         os.close(write)
-        reader.join(10)
+        reader.join(60)
         os.close(read)
     assert bytes(received) == data
 
@@ -1465,7 +1469,7 @@ def test_a_pod_does_not_wait_for_ever_for_a_supervisor_that_goes_on_to_speak(
     speaker, parting = threading.Thread(target=speak), threading.Thread(target=part)
     speaker.start()
     parting.start()
-    parting.join(10)
+    parting.join(60)
     is_waiting = parting.is_alive()
     over.set()
     speaker.join()

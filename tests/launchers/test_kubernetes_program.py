@@ -258,6 +258,13 @@ class PretendedCluster:
         state = {"terminated": {"exitCode": code, "reason": "Error", **how}}
         self._write(pod, "Succeeded" if code == 0 else "Failed", state)
 
+    def end_together(self, hosts: Sequence[str], code: int) -> None:
+        """Has the pods of nodes end, before anything follows from the end of one of them."""
+        pods = [self.pod(host) for host in hosts]
+        with self.store.changed:
+            for pod in pods:
+                self.end(pod, code)
+
     def condition(self, pod: Object, **condition: str) -> None:
         def write(item: Object) -> None:
             item["status"]["conditions"] = [condition]
@@ -492,7 +499,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pretend
 
 @pytest.fixture
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing waits for long that is asked again."""
+    """Nothing waits for long that is asked again, and nobody gives up soon."""
     for module, name in (
         (client_module, "_FIRST_PAUSE_S"),
         (client_module, "_LONGEST_PAUSE_S"),
@@ -503,6 +510,7 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> None:
         (program_module, "_ASK_AGAIN_S"),
     ):
         monkeypatch.setattr(module, name, 0.05)
+    monkeypatch.setattr(program_module, "_FIRST_STATUS_S", 30.0)
 
 
 @pytest.fixture
@@ -515,10 +523,8 @@ def lab(cluster: PretendedCluster, tmp_path: Path, brief: None) -> Iterator[Lab]
     cluster.answers, cluster.is_lost = True, False
     cluster.lost.clear()
     found.end_all()
-    poll_until(lambda: not cluster.left(), must=False)
-    assert cluster.left() == []
-    poll_until(lambda: not cluster.users(), 5.0, must=False)
-    assert cluster.users() == []
+    assert poll_until(lambda: not cluster.left(), must=False), cluster.left()
+    assert poll_until(lambda: not cluster.users(), must=False), cluster.users()
 
 
 def uids(cluster: PretendedCluster) -> Sequence[str]:
@@ -560,7 +566,7 @@ def test_no_thread_and_no_connection_outlives_the_program(
     assert program.join(20)
     ended_at = time.monotonic()
     poll_until(lambda: not cluster.users())
-    assert time.monotonic() < ended_at + 2.0
+    assert time.monotonic() < ended_at + 10.0
 
 
 def test_no_thread_waits_for_a_server_that_fails_while_the_program_ends(
@@ -576,7 +582,7 @@ def test_no_thread_waits_for_a_server_that_fails_while_the_program_ends(
     assert program.join(20)
     ended_at = time.monotonic()
     poll_until(lambda: not cluster.users())
-    assert time.monotonic() < ended_at + 2.0
+    assert time.monotonic() < ended_at + 10.0
 
 
 def test_a_jobset_is_a_root_as_well(lab: Lab, cluster: PretendedCluster) -> None:
@@ -653,7 +659,7 @@ def test_a_supervisor_that_does_not_stop_within_the_notice_is_removed_by_force(
 ) -> None:
     for module in (agreed, program_module):
         monkeypatch.setattr(module, "SPARE_S", 0)
-    monkeypatch.setattr(program_module, "_GONE_S", 3.0)
+    monkeypatch.setattr(program_module, "_GONE_S", 6.0)
     cluster.answers = False
     program, _ = lab.run(notice_s=0.5)
     result = program.stop(20)
@@ -749,7 +755,7 @@ def test_what_pods_wait_for_is_told_and_the_reason_when_they_waited_too_long(
     lab: Lab, cluster: PretendedCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster.places = False
-    program = lab.launch(schedule_s=3.0)
+    program = lab.launch(schedule_s=8.0)
     poll_until(lambda: len(cluster.pods()) == 3)
     for pod in cluster.pods():
         cluster.condition(
@@ -761,7 +767,7 @@ def test_what_pods_wait_for_is_told_and_the_reason_when_they_waited_too_long(
         )
     with pytest.raises(LaunchError) as caught:
         program.await_up()
-    assert "not all nodes were placed within 3 s" in str(caught.value)
+    assert "not all nodes were placed within 8 s" in str(caught.value)
     assert "Insufficient nvidia.com/gpu" in str(caught.value)
     said = capsys.readouterr().err
     # In one line if they were seen at the same time.
@@ -790,8 +796,7 @@ def test_a_launch_whose_nodes_have_lost_their_supervisor_says_where_that_is(
     monkeypatch.setattr(program_module, "_EXPLAIN_S", 0.3)
     program = lab.launch()
     supervisor = cluster.supervisor().pod["metadata"]["name"]
-    for replica in (0, 1):
-        cluster.end(cluster.pod(program.names.host("actor", replica)), 75)
+    cluster.end_together([program.names.host("actor", replica) for replica in (0, 1)], 75)
     where = (
         f"lost the link to the supervisor; its pod {supervisor} is on the machine {ANOTHER_MACHINE}"
     )
@@ -811,18 +816,28 @@ def test_a_stop_before_all_nodes_are_placed_ends_the_launch(
     assert cluster.left() == []
 
 
-def test_ctrl_c_ends_a_launch_and_a_second_one_at_once(lab: Lab, cluster: PretendedCluster) -> None:
-    program = lab.launch(notice_s=60.0)
-    cluster.pod(program.names.host("actor", 1))
-    cluster.is_lost = True
+def press_ctrl_c_in(*places: str) -> None:
+    """Interrupts the main thread, once it is in all of these."""
     me = threading.main_thread().ident
     assert me is not None
 
+    def is_there() -> bool:
+        stack = "".join(format_stack(sys._current_frames()[me]))
+        return all(place in stack for place in places)
+
+    poll_until(is_there)
+    signal.pthread_kill(me, signal.SIGINT)
+
+
+def test_ctrl_c_ends_a_launch_and_a_second_one_at_once(lab: Lab, cluster: PretendedCluster) -> None:
+    program = lab.launch(notice_s=600.0)
+    cluster.pod(program.names.host("actor", 1))
+    cluster.is_lost = True
+
     def press() -> None:
-        poll_until(lambda: "in await_up" in "".join(format_stack(sys._current_frames()[me])))
-        signal.pthread_kill(me, signal.SIGINT)
+        press_ctrl_c_in("in await_up", "in wait")
         poll_until(lambda: any("deletionTimestamp" in pod["metadata"] for pod in cluster.pods()))
-        signal.pthread_kill(me, signal.SIGINT)
+        press_ctrl_c_in("in _join_through_interrupts", "in wait")
 
     presses = threading.Thread(target=press)
     began = time.monotonic()
@@ -830,7 +845,7 @@ def test_ctrl_c_ends_a_launch_and_a_second_one_at_once(lab: Lab, cluster: Preten
     with pytest.raises(KeyboardInterrupt):
         program.await_up()
     presses.join()
-    assert time.monotonic() < began + 20
+    assert time.monotonic() < began + 60
     assert cluster.left() == []
 
 
@@ -839,18 +854,11 @@ def test_ctrl_c_during_a_launch_returns_only_when_nothing_is_left_of_it(
 ) -> None:
     for module in (agreed, program_module):
         monkeypatch.setattr(module, "SPARE_S", 0)
-    monkeypatch.setattr(program_module, "_GONE_S", 3.0)
+    monkeypatch.setattr(program_module, "_GONE_S", 6.0)
     program = lab.launch(notice_s=0.5)
     cluster.pod(program.names.host("actor", 1))
     cluster.is_lost = True  # so that all must be removed by force, after the notice
-    me = threading.main_thread().ident
-    assert me is not None
-
-    def press() -> None:
-        poll_until(lambda: "in await_up" in "".join(format_stack(sys._current_frames()[me])))
-        signal.pthread_kill(me, signal.SIGINT)
-
-    presses = threading.Thread(target=press)
+    presses = threading.Thread(target=press_ctrl_c_in, args=("in await_up", "in wait"))
     presses.start()
     with pytest.raises(KeyboardInterrupt):
         program.await_up()
@@ -985,6 +993,7 @@ def test_another_shell_reads_what_all_supervisors_of_a_run_printed(
     second.say(lambda records: records.show("actor[1]", b"after\nunfinished"))
     second.say(lambda records: records.note("begun anew"))
     poll_until((lab.log_dir / "actor" / "1.log").read_bytes)
+    poll_until(lambda: first.pod["metadata"]["uid"] not in uids(cluster))
     other = lab.attach(program)
     assert list(other.output()) == [("actor[1]", b"after\n"), ("supervisor", b"begun anew\n")]
 
@@ -1086,6 +1095,48 @@ def test_a_supervisor_that_dies_without_a_word_is_named_with_what_it_printed_las
     assert f"its supervisor's pod {name} was killed by SIGKILL" in str(caught.value)
     assert "MemoryError: no more" in str(caught.value)
     assert cluster.left() == []
+
+
+@pytest.fixture
+def late_pods(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """While set, what is said of pods comes later than what is said of Jobs, and than logs."""
+    late, watch = threading.Event(), Api.watch
+
+    def watch_late(self: Api, kind: str, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        for each in watch(self, kind, *args, **kwargs):
+            if kind == "Pod" and late.is_set():
+                time.sleep(2)
+            yield each
+
+    monkeypatch.setattr(Api, "watch", watch_late)
+    yield late
+    late.clear()
+
+
+def test_how_a_supervisor_died_is_known_though_its_watch_is_late(
+    lab: Lab, cluster: PretendedCluster, late_pods: threading.Event
+) -> None:
+    program, supervisor = lab.run()
+    late_pods.set()
+    cluster.end(supervisor.pod, 137)
+    with pytest.raises(NodeFailedError, match="was killed by SIGKILL"):
+        program.wait(20)
+
+
+def test_who_was_evicted_is_known_though_its_watch_is_late(
+    lab: Lab, cluster: PretendedCluster, late_pods: threading.Event
+) -> None:
+    program, supervisor = lab.run()
+    pod = cluster.pod(program.names.host("actor", 1))
+    late_pods.set()
+    cluster.condition(pod, type="DisruptionTarget", status="True", reason="EvictionByEvictionAPI")
+    cluster.end(pod, 75)
+    end = ProgramResult(Outcome.INTERRUPTED, reason="SIGTERM to actor[1]", signum=signal.SIGTERM)
+    supervisor.end(end)
+    cluster.end(supervisor.pod, 1)
+    with pytest.raises(SystemExit):
+        program.wait(20)
+    assert "evicted" in program.result.reason
 
 
 def test_a_program_that_begins_anew_is_followed(
@@ -1425,17 +1476,17 @@ def running(cluster: PretendedCluster) -> list[str]:
 def test_a_supervisor_that_may_work_is_removed_only_after_it_has_missed_its_launcher(
     lab: Lab, cluster: PretendedCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    program, supervisor = lab.run(moves=True, notice_s=0.0, launcher_silence_s=2.0)
+    program, supervisor = lab.run(moves=True, notice_s=0.0, launcher_silence_s=5.0)
     settle(cluster, program, supervisor)
     stuck = supervisor.pod["metadata"]
     cluster.lost.add(ANOTHER_MACHINE)
-    cluster.store.delete("pods", NAMESPACE, stuck["name"], grace_s=0)
     deleted_at = time.monotonic()
+    cluster.store.delete("pods", NAMESPACE, stuck["name"], grace_s=0)
     count = hear(capsys)
     waits = f"machine {ANOTHER_MACHINE} does not answer; pod {stuck['name']} is replaced when"
     poll_until(lambda: count(waits))
     poll_until(lambda: stuck["uid"] not in uids(cluster))
-    assert time.monotonic() >= deleted_at + 2.0
+    assert time.monotonic() >= deleted_at + 5.0
     cluster.supervisor(2)
     assert count(waits) == 1
 
@@ -1464,8 +1515,7 @@ def test_a_supervisor_that_has_ended_the_program_is_not_taken_for_lost(
     program, supervisor = lab.run(moves=True, notice_s=0.0, launcher_silence_s=300.0)
     settle(cluster, program, supervisor)
     name = lose_machine_of(cluster, supervisor)
-    for replica in (0, 1):
-        cluster.end(cluster.pod(program.names.host("actor", replica)), 0)
+    cluster.end_together([program.names.host("actor", replica) for replica in (0, 1)], 0)
     with pytest.raises(
         NodeFailedError,
         match=f"was ended by its supervisor, and how is not known: the machine {ANOTHER_MACHINE} of "

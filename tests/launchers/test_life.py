@@ -11,6 +11,7 @@ import pytest
 
 import courier
 import launchpad_lite as lp
+from launchers import thread
 from launchpad_lite.testing import poll_until
 
 
@@ -97,7 +98,7 @@ def _leave_a_daemon_thread() -> None:
 def test_daemon_threads_of_a_node_do_not_hold_it(launch_program: Any) -> None:
     program = lp.Program("daemon_thread")
     program.add_node(lp.PyNode(_leave_a_daemon_thread), label="node")
-    assert launch_program(program, "test_mp").wait(20).outcome is lp.Outcome.COMPLETED
+    assert launch_program(program, "test_mp").wait().outcome is lp.Outcome.COMPLETED
 
 
 def test_other_threads_hold_a_node_until_the_notice_is_over(launch_program: Any) -> None:
@@ -105,13 +106,15 @@ def test_other_threads_hold_a_node_until_the_notice_is_over(launch_program: Any)
     program.add_node(lp.PyNode(_leave_a_thread), label="node")
     running = launch_program(program, "test_mp", notice_s=0.3)
     poll_until(lambda: running.running.status()[0].state == "running")
-    assert running.stop(20).killed == ("node[0]",)
+    assert running.stop().killed == ("node[0]",)
 
 
 @pytest.mark.parametrize("launcher", ["test_mt", "test_mp"])
 def test_all_stop_handlers_have_returned_when_the_program_has_ended(
-    launch_program: Any, tmp_path: Path, launcher: str
+    launch_program: Any, tmp_path: Path, launcher: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(thread, "_HANDLERS_S", 20.0)  # a slow machine needs some of them
+
     def node(index: int) -> None:
         def handler() -> None:
             time.sleep(0.3)  # longer than the node needs to end
@@ -125,7 +128,7 @@ def test_all_stop_handlers_have_returned_when_the_program_has_ended(
     with program.group("node"):
         for index in range(3):
             program.add_node(lp.PyNode(node, index))
-    running = launch_program(program, launcher, notice_s=10)
+    running = launch_program(program, launcher, notice_s=30)
     poll_until(lambda: len(list(tmp_path.glob("up*"))) == 3)
     assert running.stop().killed == ()
     assert {each.name for each in tmp_path.glob("[0-9]")} == {"0", "1", "2"}
@@ -146,7 +149,7 @@ def test_an_agent_that_cannot_start_is_a_launch_error(
         monkeypatch.setattr(sys, "executable", executable)
         with pytest.raises(lp.LaunchError, match="agent of localhost"):
             lp.launch(_waiting(), "test_mp")
-    assert _children() == before
+    assert _children() <= before  # those of earlier tests may go meanwhile
     assert threading.active_count() <= threads
 
 
@@ -158,7 +161,7 @@ def test_a_log_folder_that_cannot_be_made_is_a_launch_error(
     before, threads = _children(), threading.active_count()
     with pytest.raises(lp.LaunchError, match="folder for logs"):
         lp.launch(_waiting(), "test_mp")
-    assert _children() == before
+    assert _children() <= before
     assert threading.active_count() <= threads
 
 
@@ -168,7 +171,7 @@ def test_a_log_that_cannot_be_written_is_a_failure_that_says_so(
     (tmp_path / "file").touch()
     running = launch_program(_waiting(), "test_mp", log_dir=tmp_path / "file")
     with pytest.raises(lp.NodeFailedError, match=r"node\[0\].*could not be started"):
-        running.wait(20)
+        running.wait()
 
 
 class Ends:
@@ -192,7 +195,6 @@ class Insists:
         self._file = Path(file)
 
     def run(self) -> None:
-        self._other.end()
         while True:
             try:
                 self._other.end()
@@ -227,7 +229,6 @@ def test_the_launching_process_too_is_told_that_a_node_has_ended(
     program.add_node(lp.PyNode(lp.wait_for_stop), label="waits")
     running = launch_program(program, launcher)
     client = running.client("ends")
-    client.end()
 
     def is_lost() -> bool:
         try:

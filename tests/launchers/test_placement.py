@@ -469,6 +469,7 @@ def _is_right(
 
 
 @given(_programs(), _some_rooms(), _STRATEGIES, st.data())
+@settings(deadline=None)
 def test_placements_fit_as_hosts_are_divided_and_are_as_users_chose(
     nodes: list[Executable], rooms: list[Room], strategy: Strategy, data: st.DataObject
 ) -> None:
@@ -502,6 +503,7 @@ def test_small_programs_are_placed_whenever_that_can_be_done(
 
 
 @given(_programs(), _some_rooms(), _STRATEGIES)
+@settings(deadline=None)
 def test_the_same_program_is_placed_the_same_way(
     nodes: list[Executable], rooms: list[Room], strategy: Strategy
 ) -> None:
@@ -510,6 +512,7 @@ def test_the_same_program_is_placed_the_same_way(
 
 
 @given(st.integers(0, 30), st.integers(0, 30), st.integers(1, 6))
+@settings(deadline=None)
 def test_nodes_that_ask_for_nothing_are_spread_evenly(first: int, second: int, count: int) -> None:
     rooms = [Room(f"h{number}", cpu=number) for number in range(count)]
     nodes = executables({"a": [{}] * first, "b": [{}] * second})

@@ -1,15 +1,18 @@
 import contextlib
 import socket
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 
 import pytest
 
 from launchers._reachability import LAUNCHER, choose_addresses
+from launchers.host import probe
 from launchers.host.probe import Doorbell, Target, candidate_addresses, reach
 
 _WORD = "0f" * 16
 _BRIDGE = "172.17.0.1"
+_PATIENCE_S = 30.0
 
 
 def everybody_reaches(**addresses: list[str]) -> dict[str, dict[str, list[str]]]:
@@ -113,21 +116,25 @@ def target(doorbell: Doorbell, *addresses: str, word: str = _WORD) -> Target:
 
 
 def test_an_address_that_answers_is_reached(doorbell: Doorbell) -> None:
-    assert reach([target(doorbell, "127.0.0.1")], None, 1.0) == {"h1": ["127.0.0.1"]}
+    assert reach([target(doorbell, "127.0.0.1")], None, _PATIENCE_S) == {"h1": ["127.0.0.1"]}
 
 
-def test_addresses_that_answer_keep_their_order(doorbell: Doorbell) -> None:
+def test_addresses_that_answer_keep_their_order(
+    doorbell: Doorbell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe, "_SOON_S", _PATIENCE_S)  # the others may answer a while later
     addresses = ("127.0.0.3", "127.0.0.1", "127.0.0.2")
-    assert reach([target(doorbell, *addresses)], None, 1.0) == {"h1": list(addresses)}
+    assert reach([target(doorbell, *addresses)], None, _PATIENCE_S) == {"h1": list(addresses)}
 
 
 def test_another_host_at_the_same_address_is_not_reached(doorbell: Doorbell) -> None:
-    assert reach([target(doorbell, "127.0.0.1", word="0e" * 16)], None, 1.0) == {"h1": []}
+    stranger = target(doorbell, "127.0.0.1", word="0e" * 16)
+    assert reach([stranger], None, _PATIENCE_S) == {"h1": []}
 
 
 def test_what_is_no_address_is_not_reached_and_harms_no_other(doorbell: Doorbell) -> None:
     addresses = ("no such name.invalid", "127.0.0.1", "999.1.1.1")
-    assert reach([target(doorbell, *addresses)], None, 1.0) == {"h1": ["127.0.0.1"]}
+    assert reach([target(doorbell, *addresses)], None, _PATIENCE_S) == {"h1": ["127.0.0.1"]}
 
 
 def test_a_port_that_refuses_or_hangs_up_is_not_reached() -> None:
@@ -148,9 +155,9 @@ def test_who_tries_others_answers_them_meanwhile() -> None:
         socket.create_server(("127.0.0.1", 0)) as silent,
     ):
         wait = Target("silent", ("127.0.0.1",), silent.getsockname()[1], _WORD)
-        thread = threading.Thread(target=reach, args=([wait], doorbell, 5.0))
+        thread = threading.Thread(target=reach, args=([wait], doorbell, 60.0))
         thread.start()
-        found = reach([target(doorbell, "127.0.0.1")], None, timeout_s=4.0)
+        found = reach([target(doorbell, "127.0.0.1")], None, _PATIENCE_S)
         visitor, _ = silent.accept()
         visitor.close()
         thread.join()
@@ -160,7 +167,20 @@ def test_who_tries_others_answers_them_meanwhile() -> None:
 def test_a_visitor_who_hangs_up_at_once_harms_nobody(doorbell: Doorbell) -> None:
     for _ in range(50):
         socket.create_connection(("127.0.0.1", doorbell.port)).close()
-    assert reach([target(doorbell, "127.0.0.1")], None, 1.0) == {"h1": ["127.0.0.1"]}
+    assert reach([target(doorbell, "127.0.0.1")], None, _PATIENCE_S) == {"h1": ["127.0.0.1"]}
+
+
+def test_an_answer_counts_that_came_while_this_process_stood_still(
+    doorbell: Doorbell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = probe._attempts
+
+    def stand_still(targets: Sequence[Target]) -> Iterator[object]:
+        yield from begin(targets)
+        time.sleep(2.0)
+
+    monkeypatch.setattr(probe, "_attempts", stand_still)
+    assert reach([target(doorbell, "127.0.0.1")], None, 0.5) == {"h1": ["127.0.0.1"]}
 
 
 def test_loopback_is_no_candidate() -> None:

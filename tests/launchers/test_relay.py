@@ -224,10 +224,10 @@ def test_who_writes_to_a_side_that_is_gone_is_told(pair: Pair, listener: socket.
 
 
 def test_a_connection_ends_at_once_where_nobody_listens(pair: Pair) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as gone:
-        port = gone.getsockname()[1]
-    with connect(pair.listen(port)) as client:
-        assert client.recv(1) == b""
+    with socket.socket() as held:  # nobody else may listen there meanwhile
+        held.bind(("127.0.0.1", 0))
+        with connect(pair.listen(held.getsockname()[1])) as client:
+            assert client.recv(1) == b""
 
 
 def test_a_server_that_answers_nobody_holds_up_no_other(

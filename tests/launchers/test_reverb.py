@@ -19,6 +19,8 @@ pytestmark = [
     needs_reverb,
 ]
 both = pytest.mark.parametrize("launcher", ["test_mt", "test_mp"])
+#: For a server to end in, whose tables are kept only if it does.
+_NOTICE_S = 60.0
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -81,13 +83,15 @@ def _program(node: lp.ReverbNode, *others: tuple[Any, ...]) -> lp.Program:
 
 
 def _fill(launch_program: Any, launcher: str, node: lp.ReverbNode, done: Path, **how: Any) -> None:
-    running = launch_program(_program(node, (Writer, 3, done)), launcher, **how)
+    program = _program(node, (Writer, 3, done))
+    running = launch_program(program, launcher, notice_s=_NOTICE_S, **how)
     assert running.wait(90).outcome is lp.Outcome.COMPLETED
     assert done.exists()
 
 
 def _contents(launch_program: Any, launcher: str, node: Any, output: Path, **how: Any) -> str:
-    result = launch_program(_program(node, (Reader, 3, output)), launcher, **how).wait(90)
+    program = _program(node, (Reader, 3, output))
+    result = launch_program(program, launcher, notice_s=_NOTICE_S, **how).wait(90)
     assert (result.outcome, result.killed) == (lp.Outcome.COMPLETED, ())
     return output.read_text()
 
@@ -101,7 +105,7 @@ def test_nodes_share_a_queue_and_nothing_is_left(
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     output = tmp_path / "out"
     program = _program(lp.ReverbNode(make_tables), (Writer, 3, tmp_path / "d"), (Reader, 3, output))
-    result = launch_program(program, launcher).wait(90)
+    result = launch_program(program, launcher, notice_s=_NOTICE_S).wait(90)
     assert (result.outcome, result.killed) == (lp.Outcome.COMPLETED, ())
     assert output.read_text() == "Client 0 1 2"
     assert list(temporary.iterdir()) == []
@@ -155,6 +159,7 @@ def test_a_server_that_is_killed_goes_on_from_its_last_checkpoint(
         "test_mp",
         restart={"replay": lp.RestartPolicy("on_failure", backoff_s=0.01)},
         checkpoints={"replay": checkpoints},
+        notice_s=_NOTICE_S,
     )
     poll_until(done.exists, 60)
     versions = folder / "replay" / "0"

@@ -100,7 +100,7 @@ class Command:
         )
         assert words in self.output, self.output
 
-    def end(self, timeout_s: float = 30.0) -> int:
+    def end(self, timeout_s: float = 60.0) -> int:
         code = self.process.wait(timeout_s)
         self._reader.join(timeout_s)
         return code
@@ -160,7 +160,7 @@ def login(slurm: SlurmCluster) -> Iterator[Login]:
 
 
 def assert_nothing_is_left(login: Login) -> None:
-    assert poll_until(lambda: not login.cluster.leftovers(), 10.0, must=False), (
+    assert poll_until(lambda: not login.cluster.leftovers(), 30.0, must=False), (
         login.cluster.leftovers()
     )
 
@@ -175,7 +175,7 @@ def assert_no_process_is_left(login: Login, but: Command | None = None) -> None:
             if not line.startswith(tuple(spared)) and "slurmstepd: " not in line  # Slurm's own
         ]
 
-    assert poll_until(lambda: not left(), 10.0, must=False), left()
+    assert poll_until(lambda: not left(), 30.0, must=False), left()
 
 
 # The examples
@@ -272,7 +272,7 @@ def test_a_detached_program_is_looked_at_and_stopped_from_another_shell(login: L
     # The program and two workers.
     poll_until(lambda: told("status").count("running") == 3, 60.0)
     assert re.search(r"^counter\[0\] +serving +h\d +\d+ +0 ", told("status"), re.MULTILINE)
-    assert "[worker[1]] worker on h" in told("logs")
+    poll_until(lambda: "[worker[1]] worker on h" in told("logs"))
     folder = re.search(r"its folder is (.*)", launch.output)
     assert folder
     stop = login.command_line("stop", folder[1])

@@ -170,7 +170,8 @@ class Run:
         def all_do() -> bool:
             assert self.process.poll() is None, self.output
             told = [self.told(f"caller{index}") for index in range(self.callers)]
-            return all(each and each[3] > now for each in told)
+            # Nodes may be at work before the launch has returned.
+            return all(each and each[3] > now for each in told) and self.told("status") is not None
 
         try:
             poll_until(all_do, timeout_s)
@@ -190,6 +191,10 @@ class Run:
         except TimeoutError:
             raise AssertionError(f"{self.told('status')}:\n{self.output}") from None
         self.note(f"{node} is at work on {host}")
+
+    def hosts_used(self) -> set[str]:
+        """The hosts of all nodes, as they were told last; that may be a while ago."""
+        return {host for _, host, _ in self.told("status").values()}
 
     def said(self, pattern: str) -> bool:
         """Whether the user has seen that."""
@@ -396,7 +401,7 @@ def test_two_hosts_may_crash_at_once(launch: Launch, hosts: SshHosts) -> None:
     hosts.crash("h2")
     run.await_calls()
     run.note("calls go on")
-    assert {host for _, host, _ in run.told("status").values()} == {"h3"}
+    poll_until(lambda: run.hosts_used() == {"h3"})
     run.finish()
     assert run.end() == 0
 
@@ -450,7 +455,7 @@ def test_a_host_may_crash_while_all_stop(launch: Launch, hosts: SshHosts) -> Non
 
 
 def test_a_short_cut_loses_no_call(launch: Launch, hosts: SshHosts) -> None:
-    run = launch(silence_s=8)
+    run = launch(silence_s=20)
     run.strike()
     hosts.cut("h1")
     time.sleep(2)  # the fault itself
@@ -466,7 +471,9 @@ def test_a_short_cut_loses_no_call(launch: Launch, hosts: SshHosts) -> None:
 def test_a_long_cut_ends_the_program_and_the_host_cleans_up_by_itself(
     launch: Launch, hosts: SshHosts
 ) -> None:
-    run = launch(notice_s=4)  # calls to a host that is cut take all of it
+    # Calls to a host that is cut take all of the notice. And ssh, which would give up later, would
+    # be the first where we come late.
+    run = launch(notice_s=4, ssh=["ssh", "-o", "ServerAliveInterval=60"])
     run.strike()
     hosts.cut("h1")
     assert run.end() == 1
@@ -489,7 +496,7 @@ def test_nodes_move_from_a_host_that_is_cut_and_nothing_comes_back(
     run.note("nothing left on h1, which is still cut")
     hosts.heal("h1")
     run.await_calls()
-    assert all(host != "h1" for _, host, _ in run.told("status").values())
+    poll_until(lambda: "h1" not in run.hosts_used())
     run.finish()
     assert run.end() == 0
 
@@ -599,7 +606,7 @@ def test_a_full_disk_ends_no_program(launch: Launch, hosts: SshHosts) -> None:
 
 
 def test_a_launcher_that_is_stopped_for_a_while_does_no_harm(launch: Launch) -> None:
-    run = launch(silence_s=8)
+    run = launch(silence_s=20)
     run.process.send_signal(signal.SIGSTOP)
     time.sleep(4)  # the fault itself
     run.process.send_signal(signal.SIGCONT)
@@ -667,7 +674,7 @@ def test_hosts_that_are_up_wait_for_one_that_is_slow(launch: Launch, hosts: SshH
     # If it is the agent's warden by now, there are two.
     slow = min(filter(_is_python, hosts.processes("h3")), key=psutil.Process.create_time)
     slow.suspend()
-    poll_until(lambda: run.interpreters("h1") == run.interpreters("h2") == 2, 30)
+    poll_until(lambda: min(map(run.interpreters, ("h1", "h2"))) >= 2, 30)
     time.sleep(6)  # longer than they would wait for a launcher that is gone
     slow.resume()
     run.await_calls()

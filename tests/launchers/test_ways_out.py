@@ -87,17 +87,25 @@ class Torn:
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 @pytest.mark.parametrize("how", ["hung", "stopped"])
 def test_the_state_of_a_node_that_is_ended_by_force_is_not_saved(
-    launch_program: Any, tmp_path: Path, launcher: str, how: str
+    launch_program: Any,
+    tmp_path: Path,
+    launcher: str,
+    how: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    for limit in ("TERMINATE_S", "GIVE_UP_S"):  # a thread that is not ended cannot be restarted
+        monkeypatch.setattr(_life, limit, 10.0)
     program = lp.Program("torn")
     program.add_node(lp.CourierNode(Torn, how == "hung"), label="torn")
     liveness = lp.Liveness(heartbeat_s=2.0) if how == "hung" else None
+    # A start that ends well may be slow, too, and be taken for hung.
+    often = lp.RestartPolicy(max_restarts=50, backoff_s=0.01)
     running = launch_program(
-        program, launcher, restart=ONCE, liveness=liveness, checkpoints=tmp_path, notice_s=0.3
+        program, launcher, restart=often, liveness=liveness, checkpoints=tmp_path, notice_s=0.3
     )
     if how == "hung":
-        running.wait(30)
-        expected = ["0 0"]  # of the second start, which ended well
+        running.wait(60)
+        expected = ["0 0"]  # of the last start, which ended well
     else:
         _wait_until_running(running)
         assert running.stop(30).killed == ("torn[0]",)
@@ -107,6 +115,7 @@ def test_the_state_of_a_node_that_is_ended_by_force_is_not_saved(
 
 def _clean_up_slowly(file: str) -> None:
     try:
+        Path(f"{file}.up").touch()
         while True:
             time.sleep(0.01)
     finally:
@@ -122,7 +131,7 @@ def test_whoever_is_ended_by_force_can_clean_up_undisturbed(
     monkeypatch.setattr(_life, "TERMINATE_S", 10.0)
     file = tmp_path / "step"
     running = launch_program(_program(_clean_up_slowly, str(file)), launcher, notice_s=2.0)
-    _wait_until_running(running)
+    poll_until(Path(f"{file}.up").exists)
     pid = _pid(running)
     running.running.request_stop("now")
     if launcher == "test_mp":
@@ -131,7 +140,7 @@ def test_whoever_is_ended_by_force_can_clean_up_undisturbed(
             os.kill(pid, signal.SIGTERM)  # somebody has no patience
     result = running.stop(30)
     assert file.read_text() == "4"
-    assert result.killed == ("node[0]",)
+    assert "node[0]" in result.killed
 
 
 def _leave_slowly(file: str) -> None:
@@ -253,8 +262,10 @@ def test_a_node_that_is_asked_while_it_is_constructed_does_not_hold_up_the_stop(
     assert time.monotonic() - started < 20
 
 
-def _mistake_after_the_stop(coordinator: Any) -> None:
-    lp.wait_for_stop()
+def _mistake_after_the_stop(coordinator: Any, up: str) -> None:
+    stop = lp.stop_event()  # whose code does not look at it has but a moment for its last calls
+    Path(up).touch()
+    stop.wait()
     coordinator.hand_over(1)  # no such method
 
 
@@ -264,8 +275,10 @@ def test_a_mistake_in_the_last_calls_is_a_failure(
 ) -> None:
     program = lp.Program("mistake")
     coordinator = program.add_node(lp.CourierNode(Coordinator, str(tmp_path / "x")), label="c")
-    program.add_node(lp.PyNode(_mistake_after_the_stop, coordinator), label="node")
-    running = launch_program(program, launcher)
+    up = tmp_path / "up"
+    program.add_node(lp.PyNode(_mistake_after_the_stop, coordinator, str(up)), label="node")
+    running = launch_program(program, launcher, notice_s=60)
+    poll_until(up.exists)
     _wait_until_running(running)
     with pytest.raises(lp.NodeFailedError, match="hand_over"):
         running.stop(30)
@@ -311,9 +324,10 @@ def test_a_program_of_threads_calls_its_own_stop_handlers_only(
     for file in runs:
         poll_until(Path(f"{file}.up").exists)
     runs[first].stop()
-    assert (first.exists(), second.exists()) == (True, False)
+    poll_until(first.exists)  # a thread's handlers may end after it
+    assert not second.exists()
     runs[second].stop()
-    assert second.exists()
+    poll_until(second.exists)
 
 
 class Counting:
@@ -348,7 +362,7 @@ class Draining:
 
     def slow(self) -> str:
         self._called.set()
-        time.sleep(4)
+        time.sleep(9)
         return "answered"
 
     def run(self) -> None:
@@ -362,7 +376,7 @@ def test_a_node_that_answers_its_last_calls_is_not_taken_for_hung(
 ) -> None:
     program = lp.Program("drains")
     program.add_node(lp.CourierNode(Draining), label="drains")
-    limits = lp.Liveness(health_s=3.0, heartbeat_s=3.0)
+    limits = lp.Liveness(health_s=7.0, heartbeat_s=7.0)  # shorter than its last call
     running = launch_program(program, launcher, liveness=limits, notice_s=20)
     assert running.client("drains").slow() == "answered"
     assert running.wait(30).outcome is lp.Outcome.COMPLETED

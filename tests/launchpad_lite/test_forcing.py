@@ -1,9 +1,11 @@
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+import launchpad_lite as lp
 from launchpad_lite._forcing import ForcedExit, Forcing
 from launchpad_lite.testing.programs import poll_until
 
@@ -113,3 +115,30 @@ def test_an_error_of_what_is_done_as_a_whole_is_kept() -> None:
 
     with pytest.raises(KeyError, match="gone"):
         forcing.run(code)
+
+
+def test_a_node_that_is_forced_before_it_begins_ends_without_a_word(
+    launch_program: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Forcing.run
+
+    def begin_late(self: Forcing, code: Callable[[], Any]) -> Any:
+        begins.set()
+        assert forced.wait(30)
+        return run(self, code)
+
+    begins, forced = threading.Event(), threading.Event()
+    monkeypatch.setattr(Forcing, "run", begin_late)
+    program = lp.Program("late")
+    program.add_node(lp.PyNode(lp.wait_for_stop), label="node")
+    running = launch_program(program, "test_mt").running
+    assert begins.wait(30)
+    force = Forcing.force
+
+    def note(self: Forcing) -> None:
+        force(self)
+        forced.set()
+
+    monkeypatch.setattr(Forcing, "force", note)
+    running.kill()
+    assert running.join(30)  # what a thread raises would fail this test

@@ -1032,6 +1032,27 @@ def test_what_is_asked_may_still_be_on_its_way_when_a_node_reports_its_failure(
     assert named(result) == (["server", "caller"] if unasked else ["caller", "server"])
 
 
+@pytest.mark.parametrize("unasked", [True, False])
+def test_a_callee_may_be_asked_between_the_end_of_its_work_and_its_word_of_the_failure(
+    unasked: bool,
+) -> None:
+    life = begun(*CALLS)
+    life(Leaving("server", 0, unasked))
+    life(Ended("caller", 0, failure("caller")))
+    life(Failed("server", 0, failure("server")))
+    result = finish_of(life, Ended("server", 0, failure("server")))
+    assert named(result) == (["server", "caller"] if unasked else ["caller", "server"])
+
+
+def test_what_ends_a_node_by_force_that_left_in_time_is_no_failure() -> None:
+    life = begun(*CALLS, notice_s=1.0)
+    life(Leaving("server", 0, unasked=True))
+    life(Ended("caller", 0, failure("caller")))
+    assert Terminate("server") in life.wait(1.0)
+    result = finish_of(life, Ended("server", 0, failure("server")))
+    assert named(result) == ["caller"]
+
+
 def test_a_callee_that_fell_before_it_was_asked_needs_no_word_of_its_host() -> None:
     life = begun(*CALLS)
     assert RequestStop("server") not in life(Failed("caller", 0, failure("caller")))

@@ -12,6 +12,7 @@ from launchpad_lite._address import AddressTable
 from launchpad_lite._runtime import NodeRuntime, NodeSetup
 from launchpad_lite._stop_handlers import StopHandlers
 from launchpad_lite._worker import run_node
+from launchpad_lite.testing import poll_until
 
 
 class FakeLink:
@@ -250,7 +251,9 @@ def test_handlers_registered_anywhere_are_called_when_a_program_of_threads_stops
     program = lp.Program("handlers")
     program.add_node(lp.PyClassNode(Registering), label="a")
     launch_program(program, "local_mt").wait()
-    assert done.wait(10)
+    assert done.wait(30)
+    # The node's own are called in another thread, for which its end waits two seconds only.
+    poll_until(lambda: len(called) == 2)
     assert called == ["node", "thread of a node"]
 
 

@@ -263,13 +263,13 @@ print("went on", flush=True)
         ),
         (
             ("program = lp.Program('p')\n"
-            "program.add_node(lp.PyNode(print, end=''), label='a')\n"
+            "program.add_node(lp.PyNode(lp.wait_for_stop), label='a')\n"
             "lp.register_stop_handler(print)\n"
             "running = lp.launch(program, 'local_mt')\n"
             "launched = signal.getsignal(signal.SIGINT)\n"
             "lp.unregister_stop_handler(print)\n"
             "assert signal.getsignal(signal.SIGINT) == launched, 'launch lost its handler'\n"
-            "running.wait()"),
+            "running.stop()"),
             "SIGINT", -2, "interrupted",
         ),
     ],

@@ -18,7 +18,7 @@ _SNIPPET = Path(__file__).with_name("planted_mistakes.py")
 _PYRIGHT_VERSION = "1.1.414"
 _PYRIGHT_FOLDER = _ROOT / ".cache" / "pyright"
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 def planted_lines() -> list[int]:
@@ -66,4 +66,4 @@ def find_pyright() -> Path:
 
 
 def run(command: "list[str | Path]") -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, timeout=110)
+    return subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, timeout=280)

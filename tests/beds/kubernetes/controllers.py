@@ -635,7 +635,8 @@ class JobSetController:
             return
         if self.store.find("services", metadata["namespace"], name) is not None:
             return
-        self.admit(
+        self._admit_for(
+            jobset,
             "services",
             {
                 "apiVersion": "v1",
@@ -652,6 +653,14 @@ class JobSetController:
                 },
             },
         )
+
+    def _admit_for(self, jobset: Object, resource: str, item: Object) -> None:
+        """Creates an object of a job set, unless that is gone by now."""
+        metadata = jobset["metadata"]
+        with self.store.changed:
+            found = self.store.find("jobsets", metadata["namespace"], metadata["name"])
+            if found is not None and found["metadata"]["uid"] == metadata["uid"]:
+                self.admit(resource, item)
 
     def _make_job(self, jobset: Object, one: Mapping[str, Any], index: int, attempt: int) -> None:
         metadata, network = jobset["metadata"], jobset["spec"]["network"]
@@ -678,7 +687,7 @@ class JobSetController:
             )
         job["spec"]["suspend"] = bool(jobset["spec"].get("suspend"))
         try:
-            self.admit("jobs", job)
+            self._admit_for(jobset, "jobs", job)
         except ApiError as error:
             self.record(jobset, "Warning", "JobCreationFailed", str(error), "jobset")
 

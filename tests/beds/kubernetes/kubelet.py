@@ -185,6 +185,11 @@ class Kubelet:
                     continue
                 if phase in ("Succeeded", "Failed"):
                     continue
+                # It may have gone since, and its run with it.
+                metadata = pod["metadata"]
+                now_there = self.store.find("pods", metadata["namespace"], metadata["name"])
+                if now_there is None or now_there["metadata"]["uid"] != uid:
+                    continue
                 run = self.runs[uid] = PodRun(self, pod)
             run.thread.start()
 
@@ -256,6 +261,8 @@ class PodRun:
         self.wire: Wire | None = None
         self.started = stamp()
         self._messages: dict[str, str] = {}
+        #: No descriptor is closed while one is used by another thread.
+        self._closing = threading.Lock()
         self._refresh: list[tuple[Path, Callable[[Object], Mapping[str, bytes]], int]] = []
         self._known_annotations: Any = None
         self.thread = threading.Thread(target=self._run, name=f"pod {self.name}", daemon=True)
@@ -266,9 +273,9 @@ class PodRun:
 
     def kill(self, number: int = signal.SIGKILL) -> None:
         """Sends a signal to the first process of all containers."""
-        for one in self.current.values():
-            if one.terminated is None and one.pidfd >= 0:
-                with contextlib.suppress(ProcessLookupError):
+        for one in [*self.current.values()]:
+            with self._closing, contextlib.suppress(ProcessLookupError):
+                if one.terminated is None and one.pidfd >= 0:
                     signal.pidfd_send_signal(one.pidfd, number)
 
     # What follows runs in the thread of the pod.
@@ -731,10 +738,14 @@ class PodRun:
             "finishedAt": stamp(),
             "containerID": f"podman://{one.id}",
         }
-        if one.pidfd >= 0:
-            os.close(one.pidfd)
-            one.pidfd = -1
+        self._close(one)
         return True
+
+    def _close(self, one: Container) -> None:
+        with self._closing:
+            if one.pidfd >= 0:
+                os.close(one.pidfd)
+                one.pidfd = -1
 
     def _code(self, name: str) -> int | None:
         terminated = self.current[name].terminated
@@ -811,9 +822,7 @@ class PodRun:
             if one.pid:
                 with contextlib.suppress(RuntimeError, subprocess.TimeoutExpired):
                     self.kubelet.podman.call("rm", "--force", "--time=0", "--ignore", one.id)
-            if one.pidfd >= 0:
-                os.close(one.pidfd)
-                one.pidfd = -1
+            self._close(one)
             if one.terminated is None:
                 one.terminated = {}
         if self.wire is not None:

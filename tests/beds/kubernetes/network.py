@@ -347,8 +347,9 @@ def _relay(listener: socket.socket, port: int) -> None:
         with (
             contextlib.suppress(OSError),
             client,
-            socket.create_connection(("127.0.0.1", port), 5) as server,
+            socket.create_connection(("127.0.0.1", port), 30) as server,
         ):
+            server.settimeout(None)  # an answer may take its time
             back = threading.Thread(target=pump, args=(server, client), daemon=True)
             back.start()
             pump(client, server)

@@ -474,13 +474,14 @@ class _Handler(BaseHTTPRequestHandler):
                     )
                     send(_event("ERROR", gone.status))
                     return
-                if api.closing.is_set() or time.monotonic() > ends_at:
+                if api.closing.is_set():
                     return
                 for change in changes:
                     version = change.version
                     if change.resource == plural and (event := _seen(change, keeps, target)):
                         send(_event(*event))
-                if not changes and self._is_gone():
+                # Not before: what had happened when it began is told, however late it is.
+                if time.monotonic() > ends_at or (not changes and self._is_gone()):
                     return
                 if bookmarks and time.monotonic() > bookmark_at:
                     bookmark_at = time.monotonic() + _BOOKMARK_S

@@ -1,0 +1,171 @@
+"""One thread is held up while a server ends: nothing is lost, nothing is left."""
+
+import concurrent.futures
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import courier
+from courier._engine import host
+from courier._engine.caller import Caller
+from courier._engine.guest import Guest
+from courier._engine.host import Host
+from courier._engine.link import Link
+from courier._engine.pump import Pump, _Pair
+from tests.courier.conftest import Serve
+from tests.courier.waiting import wait_until
+
+_PATIENCE_S = 20.0
+#: Longer than anybody was once waited for.
+_HELD_UP_S = 1.5
+
+
+class Node:
+    def count(self, end: int) -> Iterator[int]:
+        yield from range(end)
+
+    def echo(self, value: Any) -> Any:
+        return value
+
+
+def _hold_up(
+    monkeypatch: pytest.MonkeyPatch, where: type, name: str, thread: str, seconds: float
+) -> None:
+    """Has a thread stand still before each call of a method."""
+    method = getattr(where, name)
+
+    def slow(*args: Any, **kwargs: Any) -> Any:
+        if threading.current_thread().name == thread:
+            time.sleep(seconds)
+        return method(*args, **kwargs)
+
+    monkeypatch.setattr(where, name, slow)
+
+
+def test_what_a_server_sent_is_read_though_it_takes_nothing_any_more(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("read_now", "_read"):
+        _hold_up(monkeypatch, Link, name, "courier-attendant", _HELD_UP_S)
+    for _ in range(3):
+        server, client = serve(Node())
+        items = client.count(100)
+        assert next(items) == 0
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            stop = pool.submit(server.stop, _PATIENCE_S)
+            wait_until(lambda server=server: not server.has_started)
+            assert list(items) == list(range(1, 100))
+            assert stop.result(_PATIENCE_S) == []
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_client_at_rest_that_has_not_seen_its_server_leave_finds_the_next(
+    serve: Serve,
+    connect: Callable[..., Any],
+    reserve: Callable[[], int],
+    monkeypatch: pytest.MonkeyPatch,
+    waits: bool,
+) -> None:
+    port = reserve()
+    client = connect(f"127.0.0.1:{port}", wait_for_ready=waits)
+    _hold_up(monkeypatch, Link, "_read", "courier-attendant", _HELD_UP_S)
+    for number in range(2):
+        server, _ = serve(lambda number=number: number, port=port, share_port=True)
+        assert client() == number
+        server.stop(0)
+        time.sleep(0.1)  # the attendant has begun to look
+
+
+def test_calls_wait_for_the_next_server_while_one_is_held_up_in_its_stop(
+    serve: Serve, reserve: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = reserve()
+    server, client = serve(Node(), port=port, share_port=True)
+    assert client.echo(1) == 1
+    remove = Host._remove
+
+    def slow(self: Host, descriptor: int) -> None:
+        if threading.current_thread() is stop and descriptor == self._listener.fileno():
+            time.sleep(_HELD_UP_S)
+        remove(self, descriptor)
+
+    stop = threading.Thread(target=server.stop, args=(0.3,))
+    monkeypatch.setattr(Host, "_remove", slow)
+    stop.start()
+    wait_until(lambda: not server.has_started)
+    waiting = [client.futures.echo(index) for index in range(20)]
+    stop.join()
+    serve(Node(), port=port, share_port=True)
+    assert [each.result(_PATIENCE_S) for each in waiting] == list(range(20))
+
+
+def test_a_poller_that_is_held_up_is_waited_for(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, client = serve(Node())
+    assert client.echo(1) == 1
+    _hold_up(monkeypatch, Host, "_show_out_all", "courier-poller", _HELD_UP_S)
+    assert server.stop(_PATIENCE_S) == []
+
+
+@pytest.mark.parametrize("kind", [Guest, Caller])
+def test_nobody_stays_connected_who_was_let_in_by_the_last_turn_of_the_poller(
+    secret: courier.Secret, monkeypatch: pytest.MonkeyPatch, kind: type
+) -> None:
+    monkeypatch.setattr(host, "_END_S", 0.1)
+    entered, ended = threading.Event(), threading.Event()
+
+    class Held(kind):  # type: ignore[misc]
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            entered.set()
+            assert ended.wait(_PATIENCE_S)
+
+    monkeypatch.setattr(host, kind.__name__, Held)
+    server = courier.Server(lambda: 1, secret=secret, in_process="wire")
+    server.start()
+    client = courier.Client(server.address, secret=secret, wait_for_ready=False)
+    future = client.futures()
+    assert entered.wait(_PATIENCE_S)
+    assert server.stop(0.0) == ["courier-poller"]
+    ended.set()
+    with pytest.raises(courier.CourierError):
+        future.result(_PATIENCE_S)
+    server.stop(0.0)
+    courier.close(client)
+    poller = server._host
+    wait_until(lambda: not poller._guests and not poller._callers)
+
+
+def test_what_has_come_goes_on_before_a_pump_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    _hold_up(monkeypatch, _Pair, "copy", "courier-pump", 0.5)
+    client, outer = socket.socketpair()
+    inner, server = socket.socketpair()
+    pump = Pump()
+    pump.connect(outer, inner)
+    with client:
+        server.sendall(b"the answer")
+        server.close()
+        pump.stop()
+        client.settimeout(_PATIENCE_S)
+        assert client.recv(64) == b"the answer"
+        assert client.recv(64) == b""
+
+
+def test_a_pump_stops_though_nobody_takes_what_has_come() -> None:
+    client, outer = socket.socketpair()
+    inner, server = socket.socketpair()
+    pump = Pump()
+    pump.connect(outer, inner)
+    with client, server:
+        server.settimeout(1.0)
+        with contextlib.suppress(TimeoutError):
+            while True:
+                server.sendall(bytes(1 << 16))
+        pump.stop()
+        assert not [each for each in threading.enumerate() if each.name == "courier-pump"]
