@@ -91,14 +91,6 @@ def reserve() -> Iterator[Callable[[], int]]:
         yield pick
 
 
-def still_running(alive: list[str]) -> list[str]:
-    """Returns who has not ended of what `stop` returned, but for threads that end by themselves.
-
-    Those of the engine run nobody's code: if `stop` does not wait for them, the machine is slow.
-    """
-    return [name for name in alive if name not in ("courier-poller", "courier-watch")]
-
-
 def go_by(way: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Has clients connect by one way: unix, tcp, grpc, copy or share.
 

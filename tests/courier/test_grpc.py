@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import courier
 from courier._proto import courier_pb2 as pb
-from tests.courier.conftest import Script, Serve, still_running
+from tests.courier.conftest import Script, Serve
 from tests.courier.grpc_client import GrpcClient, Refused
 from tests.courier.waiting import wait_until
 
@@ -248,7 +248,7 @@ def test_stop_lets_running_calls_end(serve: Serve, reach: Reach, obj: Object) ->
         time.sleep(1.0)
         obj.release.set()
         assert future.result(20) == "done"
-        assert still_running(stopping.result(30)) == []
+        assert stopping.result(30) == []
 
 
 def test_stop_keeps_its_deadline_though_calls_run(
@@ -268,7 +268,7 @@ def test_stop_keeps_its_deadline_though_calls_run(
         for _ in range(2):
             assert obj.entered.acquire(timeout=20)
         begun_at = time.monotonic()
-        assert [name[:15] for name in still_running(server.stop(0.3))] == ["courier-handler"]
+        assert [name[:15] for name in server.stop(0.3)] == ["courier-handler"]
         assert time.monotonic() - begun_at < 20
         for future in (patient, stuck):
             assert isinstance(future.exception(20), grpc.RpcError)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import courier
-from tests.courier.conftest import Script, Serve, still_running
+from tests.courier.conftest import Script, Serve
 from tests.courier.waiting import wait_until
 
 _PATIENCE_S = 20.0
@@ -656,7 +656,7 @@ def test_a_server_that_stops_lets_calls_end_within_their_grace(
     future = client.futures.wait()
     assert node.started.wait(_PATIENCE_S)
     threading.Timer(0.1, node.release.set).start()
-    assert not still_running(server.stop(_PATIENCE_S))
+    assert server.stop(_PATIENCE_S) == []
     assert future.result(_PATIENCE_S) == "released"
 
 
@@ -667,7 +667,7 @@ def test_calls_that_outlast_the_grace_are_lost(
     server, client = serve(node, in_process=mode, thread_pool_size=2)
     futures = [client.futures.hang() for _ in range(4)]
     assert node.started.wait(_PATIENCE_S)
-    assert not still_running(server.stop(0.1))
+    assert server.stop(0.1) == []
     for future in futures:
         with pytest.raises(courier.ServerLostError, match="may have run"):
             future.result(_PATIENCE_S)
@@ -714,7 +714,7 @@ def test_a_generator_is_read_to_its_end_within_the_grace_of_a_server_that_stops(
         stop = pool.submit(server.stop, _PATIENCE_S)
         wait_until(lambda: not server.has_started)
         assert list(items) == list(range(1, 100))
-        assert not still_running(stop.result(_PATIENCE_S))
+        assert stop.result(_PATIENCE_S) == []
 
 
 def test_a_wrong_secret_is_refused(serve: Serve, node: Node, mode: str) -> None:

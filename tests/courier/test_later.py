@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import courier
-from tests.courier.conftest import Serve, still_running
+from tests.courier.conftest import Serve
 from tests.courier.grpc_client import GrpcClient, Refused
 from tests.courier.waiting import wait_until
 
@@ -350,7 +350,7 @@ def test_what_callers_gave_up_holds_no_stop(serve: Serve, way: dict[str, Any], n
     wait_until(lambda: all(call.cancelled for call in node.calls))
     # Their futures are never done: a stop that waited for them would take its whole grace.
     stopping = _call_aside(lambda: server.stop(grace_s=1e6))
-    assert not still_running(stopping.result(_PATIENCE_S))
+    assert stopping.result(_PATIENCE_S) == []
 
 
 def test_a_call_that_was_given_up_before_its_method_returned_holds_no_stop(serve: Serve) -> None:
@@ -369,7 +369,7 @@ def test_a_call_that_was_given_up_before_its_method_returned_holds_no_stop(serve
     assert slow.began.wait(_PATIENCE_S)
     future.cancel()
     slow.may_return.set()
-    assert not still_running(_call_aside(lambda: server.stop(grace_s=1e6)).result(_PATIENCE_S))
+    assert _call_aside(lambda: server.stop(grace_s=1e6)).result(_PATIENCE_S) == []
 
 
 # The end of the server
@@ -388,7 +388,7 @@ def test_a_server_stops_while_calls_are_open(
     server, client = serve(node, **way)
     futures = [client.futures.later() for _ in range(10)]
     node.await_opened(10)
-    assert not still_running(_call_aside(lambda: server.stop(grace_s=0.0)).result(_PATIENCE_S))
+    assert _call_aside(lambda: server.stop(grace_s=0.0)).result(_PATIENCE_S) == []
     for future in futures:
         with pytest.raises(courier.ServerLostError):
             future.result(_PATIENCE_S)
@@ -402,7 +402,7 @@ def test_a_client_without_calls_holds_no_stop(
 ) -> None:
     server, client = serve(node, **way)
     assert client.echo(1) == 1
-    assert not still_running(_call_aside(lambda: server.stop(grace_s=1e6)).result(_PATIENCE_S))
+    assert _call_aside(lambda: server.stop(grace_s=1e6)).result(_PATIENCE_S) == []
 
 
 def test_a_server_that_stops_waits_for_what_is_open(
@@ -416,7 +416,7 @@ def test_a_server_that_stops_waits_for_what_is_open(
     assert not stopping.done()
     node.opened[0].set_result("just in time")
     assert future.result(_PATIENCE_S) == "just in time"
-    assert not still_running(stopping.result(_PATIENCE_S))
+    assert stopping.result(_PATIENCE_S) == []
 
 
 def test_a_large_answer_is_not_lost_when_its_server_stops_just_then(serve: Serve) -> None:
@@ -430,7 +430,7 @@ def test_a_large_answer_is_not_lost_when_its_server_stops_just_then(serve: Serve
         wait_until(lambda server=server: not server.has_started)
         node.opened[0].set_result(answer)
         assert future.result(_PATIENCE_S).shape == answer.shape
-        assert not still_running(stopping.result(_PATIENCE_S))
+        assert stopping.result(_PATIENCE_S) == []
 
 
 # Clients that know gRPC only
@@ -497,6 +497,6 @@ def test_a_server_stops_while_a_plain_grpc_client_waits(
     server, client = by_grpc
     call = _call_aside(lambda: client.call("later"))
     node.await_opened()
-    assert not still_running(_call_aside(lambda: server.stop(grace_s=0.0)).result(_PATIENCE_S))
+    assert _call_aside(lambda: server.stop(grace_s=0.0)).result(_PATIENCE_S) == []
     with pytest.raises(grpc.RpcError):
         call.result(_PATIENCE_S)

@@ -17,7 +17,7 @@ import pytest
 
 import courier
 from courier._engine.handshake import Purpose, prefix
-from tests.courier.conftest import Serve, our_threads, still_running
+from tests.courier.conftest import Serve, our_threads
 from tests.courier.waiting import wait_until
 
 _THREADS = 12
@@ -233,7 +233,7 @@ def test_calls_that_wait_while_the_server_changes_are_answered_by_one_or_lost(
     stopping = _aside(lambda: server.stop(0.3))
     wait_until(lambda: not server.has_started)
     waiting = [client.futures.echo(number) for number in range(20)]
-    assert not still_running(stopping.result(40))
+    assert stopping.result(40) == []
     serve(second, port=port, share_port=True)
     assert [future.result(20) for future in waiting] == [(number,) for number in range(20)]
     for future in pending:
@@ -253,7 +253,7 @@ def test_servers_end_all_their_threads_at_whatever_moment_they_are_stopped(
                 client.echo(number)
         for server, _ in served:
             time.sleep(0.003)  # their watches fall asleep one after the other
-            assert not still_running(server.stop(0))
+            assert server.stop(0) == []
     for _, client in served:
         courier.close(client)
     wait_until(lambda: not any(t.name == "courier-watch" for t in our_threads() - before))
