@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 # Touched when the environment is complete; older than pyproject.toml means: install again.
 READY := .venv/.ready
-# Also tested in CI, where the machine has them: the oldest and the newest. Each takes a quarter of an
+# Also tested in CI, where the machine has them: the oldest and the newest. Both together take half an
 # hour; what lies between: make test-pythons PYTHONS=3.12
 PYTHONS := 3.10 3.13
 # This one gets the oldest dependencies we promise, the others the newest.
@@ -95,21 +95,26 @@ test-reverb: ## Run the tests that need Reverb: on Python 3.11, which they bring
 	REVERB=required .venv-reverb/bin/python -m pytest tests/launchpad_lite/test_reverb.py \
 	  tests/launchers/test_reverb.py tests/examples/test_replay.py
 
-# Goes through all versions before it fails, so that one run tells about each.
+# Environments one after the other, since pip writes to this folder; then tests of two at a time, which
+# mostly wait. All are gone through before it fails, so that one run tells about each.
 test-pythons: $(READY) ## Run the fast tests on the other Pythons this machine has
-	@main=$$($(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])'); failed=; \
+	@main=$$($(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])'); found=; \
 	for version in $(PYTHONS); do \
 	  if [ $$version = $$main ]; then continue; fi; \
 	  if ! python=$$(.ci/find-python $$version); then \
 	    echo "== Python $$version: not on this machine, skipped"; continue; fi; \
-	  echo "== Python $$version ($$python)"; \
 	  constraint=; \
 	  if [ $$version = $(OLDEST) ]; then constraint='--constraint tests/oldest-requirements.txt'; fi; \
-	  { { test -x .venv-$$version/bin/python || $$python -m venv .venv-$$version; } && \
-	    .venv-$$version/bin/python -m pip install -qq $$constraint --editable '.[dev]' && \
-	    .venv-$$version/bin/python -m pytest -m 'not slow'; } || failed="$$failed $$version"; \
+	  { test -x .venv-$$version/bin/python || $$python -m venv .venv-$$version; } && \
+	    .venv-$$version/bin/python -m pip install -qq $$constraint --editable '.[dev]' || exit 1; \
+	  found="$$found test-python-$$version"; \
 	done; \
-	if [ -n "$$failed" ]; then echo "Failed on Python:$$failed" >&2; exit 1; fi
+	if [ -n "$$found" ]; then $(MAKE) --no-print-directory --keep-going --jobs=2 $$found; fi
+
+# What it says is shown at its end: others may run beside it.
+test-python-%:
+	@mkdir -p .cache; .venv-$*/bin/python -m pytest -m 'not slow' >.cache/test-python-$*.txt 2>&1; code=$$?; \
+	echo; echo "== Python $*"; cat .cache/test-python-$*.txt; exit $$code
 
 protos: $(READY) ## Regenerate courier/_proto from protos/
 	$(BIN)/python protos/generate.py
