@@ -532,7 +532,9 @@ def test_a_thread_that_is_forced_out_of_a_look_at_processes_leaves_no_file_open(
         return marked(mark)
 
     monkeypatch.setattr(command, "_marked", look_slowly)
-    running = launch_program(_program(lp.CommandNode("sleep 1000")), "test_mt", notice_s=20.0)
+    node = lp.CommandNode("touch up; exec sleep 1000", cwd=tmp_path)
+    running = launch_program(_program(node), "test_mt", notice_s=20.0)
+    poll_until((tmp_path / "up").exists, 20)
     running.running.request_stop("the test")
     poll_until((tmp_path / "slow").exists, 20)
     running.running.kill()
