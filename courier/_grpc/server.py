@@ -139,19 +139,15 @@ class FrontDoor:
 
     def _service(self) -> grpc.GenericRpcHandler:
         def call(request: bytes, context: grpc.ServicerContext) -> bytes:
-            self._note(context)
             return self._guarded(context, functools.partial(self._call, request, context))
 
         def hello(request: bytes, context: grpc.ServicerContext) -> bytes:
-            self._note(context)
             return self._guarded(context, functools.partial(self._hello, request))
 
         def send_pieces(pieces: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
-            self._note(context)
             return self._guarded(context, functools.partial(self._send, pieces, context))
 
         def fetch(request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
-            self._note(context)
             parked, key, sequence = self._guarded(
                 context, functools.partial(self._find_parked, request)
             )
@@ -247,6 +243,7 @@ class FrontDoor:
 
     def _guarded(self, context: grpc.ServicerContext, answer: Callable[[], R]) -> R:
         """Turns our errors into statuses; what a stranger learns is only a short text."""
+        self._note(context)
         try:
             if overflowing():
                 raise _QueueFullError

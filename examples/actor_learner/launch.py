@@ -85,14 +85,13 @@ def show_progress(running: RunningProgram, learner: Learner) -> None:
     next_line = LINE_S
     is_shown = False
     while not running.join(LOOK_S):
-        call = None
         try:
             call = courier.submit(learner.progress)
             progress = call.result(LOOK_S)
-        # Not up yet, or no longer.
-        except (concurrent.futures.TimeoutError, courier.CourierError):
-            if call is not None:
-                call.cancel()
+        except concurrent.futures.TimeoutError:  # not up yet
+            call.cancel()
+            continue
+        except courier.CourierError:  # no longer
             continue
         if is_terminal:
             print(f"\r{line(progress)}\x1b[K", end="", flush=True)

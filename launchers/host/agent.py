@@ -447,7 +447,7 @@ class Agent:
             else:
                 worker.owes_stacks = True
                 self._tell(worker, "dump")
-            # One that somebody has stopped tells where it is before it goes on.
+            # One that somebody has stopped would hear of nothing; a signal it takes before it goes on.
             _signal(worker.pid, signal.SIGCONT)
 
     def _terminate(self, frame: Frame) -> None:

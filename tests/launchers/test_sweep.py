@@ -1,5 +1,4 @@
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -27,5 +26,5 @@ def test_who_ignores_sigterm_is_ended_though_the_sweeper_stood_still(tmp_path: P
         child.kill()
         child.returncode = 0
     """
-    with Script(tmp_path, textwrap.dedent(source)) as script:
+    with Script(tmp_path, source) as script:
         assert script.run().stdout.splitlines()[-1] == "gone"
