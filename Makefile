@@ -98,7 +98,7 @@ test-reverb: ## Run the tests that need Reverb: on Python 3.11, which they bring
 # Environments one after the other, since pip writes to this folder; then tests of two at a time, which
 # mostly wait. All are gone through before it fails, so that one run tells about each.
 test-pythons: $(READY) ## Run the fast tests on the other Pythons this machine has
-	@main=$$($(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])'); found=; \
+	@main=$$($(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])'); found=; failed=; \
 	for version in $(PYTHONS); do \
 	  if [ $$version = $$main ]; then continue; fi; \
 	  if ! python=$$(.ci/find-python $$version); then \
@@ -106,10 +106,12 @@ test-pythons: $(READY) ## Run the fast tests on the other Pythons this machine h
 	  constraint=; \
 	  if [ $$version = $(OLDEST) ]; then constraint='--constraint tests/oldest-requirements.txt'; fi; \
 	  { test -x .venv-$$version/bin/python || $$python -m venv .venv-$$version; } && \
-	    .venv-$$version/bin/python -m pip install -qq $$constraint --editable '.[dev]' || exit 1; \
-	  found="$$found test-python-$$version"; \
+	    .venv-$$version/bin/python -m pip install -qq $$constraint --editable '.[dev]' && \
+	    found="$$found test-python-$$version" || failed="$$failed $$version"; \
 	done; \
-	if [ -n "$$found" ]; then $(MAKE) --no-print-directory --keep-going --jobs=2 $$found; fi
+	if [ -n "$$failed" ]; then echo "There is no environment for Python$$failed" >&2; fi; \
+	if [ -n "$$found" ]; then $(MAKE) --no-print-directory --keep-going --jobs=2 $$found || failed=x; fi; \
+	test -z "$$failed"
 
 # What it says is shown at its end: others may run beside it.
 test-python-%:
