@@ -4,11 +4,19 @@ PYTHON ?= python3
 BIN := .venv/bin
 # Touched when the environment is complete; older than pyproject.toml means: install again.
 READY := .venv/.ready
-# Also tested in CI, where the machine has them: the oldest and the newest. Both together take half an
-# hour; what lies between: make test-pythons PYTHONS=3.12
-PYTHONS := 3.10 3.13
-# This one gets the oldest dependencies we promise, the others the newest.
+# Touched when what `make demo` needs is there.
+DEMO_READY := .venv/.demo-ready
+# The oldest Python gets the oldest dependencies we promise, the others the newest.
 OLDEST := 3.10
+NEWEST := 3.13
+# Tests mostly wait, so more of them run at a time than there are cores.
+WORKERS ?= 4
+# What of the slow tests CI runs: one quarter, chosen by the commit.
+QUARTER ?= $(shell echo $$((0x$$(git rev-parse --short=8 HEAD) % 4)))
+RESULTS := .cache/results
+REVERB_TESTS := tests/launchpad_lite/test_reverb.py tests/launchers/test_reverb.py \
+  tests/examples/test_replay.py
+comma := ,
 
 # Of `make image`: what it is called, what it is built on, what is installed besides (empty: what
 # nodes of the examples import), and what builds it. With a tag: clusters would pull one without it
@@ -25,48 +33,119 @@ ENGINE ?= $(shell command -v docker >/dev/null && echo docker || echo podman)
 LAUNCHING = $(or $(if $(filter file,$(origin PYTHON)),$(wildcard $(BIN)/python)),$(PYTHON))
 MINOR = $(shell $(LAUNCHING) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
 
-# Tests of programs on several hosts, which need root.
-BEDS := tests/beds $(addprefix tests/launchers/test_,ssh.py ssh_faults.py slurm.py kubernetes.py \
-  kubernetes_faults.py)
+# Runs tests of the given tiers: first several at a time, then those that want the machine for
+# themselves (5: there are none).
+#   $(1): the Python; $(2): the tiers, for -m; $(3): the name of the results; $(4): more options
+define run-tests
+@mkdir -p $(RESULTS); code=0; \
+$(1) -m pytest -m '($(2)) and not serial' -n $(WORKERS) --dist loadgroup \
+  --junitxml=$(RESULTS)/$(3).xml $(4) || code=1; \
+$(1) -m pytest -m '($(2)) and serial' --junitxml=$(RESULTS)/$(3)-serial.xml $(4) || \
+  test $$? = 5 || code=1; \
+exit $$code
+endef
 
 # Every process that a test starts would compile all of it again.
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-here test-beds lint types fast-tests chaos fuzz test-pythons test-reverb \
-  protos image benchmark benchmark-peers clean
+.PRECIOUS: .venv-%/.ready
+.PHONY: help demo test fast beds quarter everything everything-main reverb chaos fuzz lint types protos \
+  image benchmark benchmark-peers clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
+
+# An environment that is there already, with everything, serves the demo as well.
+$(DEMO_READY): pyproject.toml
+	$(check-python)
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@test $(READY) -nt $< || $(BIN)/python -m pip install -qq --editable '.[demo]'
+	@touch $@
 
 $(READY): pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || { \
-	  echo "launchpad-lite needs Python 3.10 or newer; '$(PYTHON)' is" \
-	    "$$($(PYTHON) --version 2>/dev/null || echo 'not a Python that runs')." \
-	    "Say which one to use: make PYTHON=python3.12" >&2; \
-	  exit 1; }
+	$(check-python)
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install -qq --editable '.[dev]'
 	@touch $@
 
-demo: $(READY) ## Learn to balance a pole with actors and a learner, each a process
-	$(BIN)/python -m examples.actor_learner.launch --max-seconds=50 --output=.cache/demo
+# The Python $(1) in a folder of its own; $(2): options of pip; $(3): more extras
+define make-environment
+@python=$$(.ci/find-python $(1)) || { echo "This machine has no Python $(1)" >&2; exit 1; }; \
+  test -x $(@D)/bin/python || $$python -m venv $(@D)
+$(@D)/bin/python -m pip install -qq $(2) --editable '.[dev$(3)]'
+@touch $@
+endef
 
-test: lint types ## Check everything: lint, types, contracts, all tests
-	@$(MAKE) --no-print-directory --keep-going --jobs=2 test-here test-beds
+define check-python
+@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || { \
+  echo "launchpad-lite needs Python 3.10 or newer; '$(PYTHON)' is" \
+    "$$($(PYTHON) --version 2>/dev/null || echo 'not a Python that runs')." \
+    "Say which one to use: make PYTHON=python3.12" >&2; \
+  exit 1; }
+endef
+
+demo: $(DEMO_READY) ## Learn to balance a pole with actors and a learner, each a process
+	$(BIN)/python -m examples.actor_learner.launch --max-seconds=50
+
+test: lint types fast ## Check lint, types, contracts, and run the fast tests
 ifeq ($(CI),true)
-	@$(MAKE) --no-print-directory test-reverb
-	@$(MAKE) --no-print-directory test-pythons
+	@$(MAKE) --no-print-directory fast-$(OLDEST)
+	@$(MAKE) --no-print-directory beds
+	@$(MAKE) --no-print-directory quarter QUARTER=$(QUARTER)
 endif
 
-test-here: $(READY) # What needs this machine only
-	$(BIN)/python -m pytest $(addprefix --ignore=,$(BEDS))
+fast: $(READY) ## Run the fast tests
+	$(call run-tests,$(BIN)/python,fast,fast)
 
-# They mostly wait, so they run beside the others; what they say is shown at their end.
-test-beds: $(READY) # What needs hosts or a cluster, which these tests make
-	@mkdir -p .cache; $(BIN)/python -m pytest $(BEDS) >.cache/test-beds.txt 2>&1; code=$$?; \
-	echo; echo "== Hosts and clusters"; cat .cache/test-beds.txt; exit $$code
+fast-%: .venv-%/.ready ## Run the fast tests on another Python: make fast-3.12
+	@echo "== Python $*"
+	$(call run-tests,.venv-$*/bin/python,fast,fast-$*)
+
+beds: $(READY) ## Run a few tests on real host engines: SSH, Slurm, pods (as root)
+	$(call run-tests,$(BIN)/python,bed,beds)
+
+# Reverb, and the newest Python, take their turns with two of the quarters.
+quarter: $(READY) ## Run a quarter of the slow tests: make quarter QUARTER=0
+	@echo "== Slow tests, quarter $(QUARTER) of 0 to 3"
+	$(call run-tests,$(BIN)/python,slow,quarter-$(QUARTER),--quarter=$(QUARTER))
+ifeq ($(QUARTER),1)
+	@$(MAKE) --no-print-directory reverb
+endif
+ifeq ($(QUARTER),3)
+	@$(MAKE) --no-print-directory fast-$(NEWEST)
+endif
+
+everything: lint types ## Run all tests on all Pythons; sums them up in .cache/everything.xml
+	@rm -rf $(RESULTS)
+	@$(MAKE) --no-print-directory --keep-going everything-main reverb fast-3.10 fast-3.12 fast-3.13; \
+	  code=$$?; $(BIN)/python -m tests.summary $(RESULTS) .cache/everything.xml && exit $$code
+
+everything-main: $(READY)
+	$(BIN)/python -m pip install -qq atheris
+	$(call run-tests,$(BIN)/python,fast or bed or slow or long,main)
+
+# TensorFlow, which comes with it, wants older packages than we do.
+reverb: .venv-reverb/.ready ## Run the tests that need Reverb, on Python 3.11 (2 GB)
+	@echo "== Reverb"
+	$(call run-tests,.venv-reverb/bin/python,fast or slow,reverb,$(REVERB_TESTS))
+
+reverb: export REVERB := required
+
+chaos: $(READY) ## Run the tests that take minutes: chaos and soak
+	$(BIN)/python -m pytest -m long -o faulthandler_timeout=0
+
+fuzz: $(READY) ## Fuzz courier for ten minutes, guided by coverage
+	$(BIN)/python -m pip install -qq atheris
+	$(BIN)/python -m pytest -m long --capture=no -o faulthandler_timeout=0 -o timeout=0 \
+	  tests/courier/test_guided_fuzz.py
+
+.venv-reverb/.ready: pyproject.toml
+	$(call make-environment,3.11,,$(comma)reverb)
+
+.venv-%/.ready: pyproject.toml tests/oldest-requirements.txt
+	$(call make-environment,$*,$(if $(filter $(OLDEST),$*),--constraint tests/oldest-requirements.txt))
 
 lint: $(READY) ## Check style, format and the import contracts
 	$(BIN)/ruff check
@@ -75,48 +154,6 @@ lint: $(READY) ## Check style, format and the import contracts
 
 types: $(READY) ## Check types
 	$(BIN)/mypy
-
-fast-tests: $(READY) ## Run the tests without those that take long
-	$(BIN)/python -m pytest -m 'not slow'
-
-chaos: $(READY) ## Run the long chaos test
-	$(BIN)/python -m pytest -m chaos --capture=no -o faulthandler_timeout=0
-
-fuzz: $(READY) ## Fuzz courier for ten minutes, guided by coverage
-	$(BIN)/python -m pip install -qq atheris
-	$(BIN)/python -m pytest -m fuzz --capture=no -o faulthandler_timeout=0 -o timeout=0
-
-# An environment of its own: TensorFlow, which comes with it, wants older packages than we do.
-test-reverb: ## Run the tests that need Reverb: on Python 3.11, which they bring 2 GB to
-	@python=$$(.ci/find-python 3.11) || { echo "dm-reverb needs Python 3.11" >&2; exit 1; }; \
-	echo "== Reverb ($$python)"; \
-	{ test -x .venv-reverb/bin/python || $$python -m venv .venv-reverb; } && \
-	.venv-reverb/bin/python -m pip install -qq --editable '.[dev,reverb]' && \
-	REVERB=required .venv-reverb/bin/python -m pytest tests/launchpad_lite/test_reverb.py \
-	  tests/launchers/test_reverb.py tests/examples/test_replay.py
-
-# Environments one after the other, since pip writes to this folder; then tests of two at a time, which
-# mostly wait. All are gone through before it fails, so that one run tells about each.
-test-pythons: $(READY) ## Run the fast tests on the other Pythons this machine has
-	@main=$$($(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])'); found=; failed=; \
-	for version in $(PYTHONS); do \
-	  if [ $$version = $$main ]; then continue; fi; \
-	  if ! python=$$(.ci/find-python $$version); then \
-	    echo "== Python $$version: not on this machine, skipped"; continue; fi; \
-	  constraint=; \
-	  if [ $$version = $(OLDEST) ]; then constraint='--constraint tests/oldest-requirements.txt'; fi; \
-	  { test -x .venv-$$version/bin/python || $$python -m venv .venv-$$version; } && \
-	    .venv-$$version/bin/python -m pip install -qq $$constraint --editable '.[dev]' && \
-	    found="$$found test-python-$$version" || failed="$$failed $$version"; \
-	done; \
-	if [ -n "$$failed" ]; then echo "There is no environment for Python$$failed" >&2; fi; \
-	if [ -n "$$found" ]; then $(MAKE) --no-print-directory --keep-going --jobs=2 $$found || failed=x; fi; \
-	test -z "$$failed"
-
-# What it says is shown at its end: others may run beside it.
-test-python-%:
-	@mkdir -p .cache; .venv-$*/bin/python -m pytest -m 'not slow' >.cache/test-python-$*.txt 2>&1; code=$$?; \
-	echo; echo "== Python $*"; cat .cache/test-python-$*.txt; exit $$code
 
 protos: $(READY) ## Regenerate courier/_proto from protos/
 	$(BIN)/python protos/generate.py

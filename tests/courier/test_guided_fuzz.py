@@ -14,8 +14,7 @@ _TARGETS = ("frames", "handshake", "guest", "caller", "link")
 _SECONDS = float(os.environ.get("COURIER_FUZZ_S", "600"))
 
 
-@pytest.mark.fuzz
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(_SECONDS + 120)
 @pytest.mark.skipif(importlib.util.find_spec("atheris") is None, reason="needs atheris")
 @pytest.mark.parametrize("target", _TARGETS)

@@ -237,8 +237,7 @@ def test_every_answer_is_its_calls_and_nothing_is_left(script: Script) -> None:
     soak(script, 15)
 
 
-@pytest.mark.chaos
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1_000)
 def test_every_answer_is_its_calls_and_nothing_is_left_for_ten_minutes(script: Script) -> None:
     soak(script, 600)

@@ -15,7 +15,6 @@ from examples.evolution_strategies.program import Problem, Result, Search, make_
 from launchpad_lite.testing import Fault, Injected, Monkey, poll_until
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="the monkey is a tool for Linux"),
 ]
 
@@ -55,7 +54,7 @@ class Chaos:
 
 
 def short(chaos: Chaos) -> Any:
-    return pytest.param(chaos, id=f"seed-{chaos.seed}")
+    return pytest.param(chaos, id=f"seed-{chaos.seed}", marks=pytest.mark.slow)
 
 
 def long(chaos: Chaos) -> Any:
@@ -67,7 +66,7 @@ def long(chaos: Chaos) -> Any:
         cost_ms=40.0,
         interval_s=0.15,
     )
-    marks = [pytest.mark.chaos, pytest.mark.timeout(600)]
+    marks = [pytest.mark.long, pytest.mark.timeout(600)]
     return pytest.param(chaos, id=f"long-seed-{chaos.seed}", marks=marks)
 
 

@@ -309,7 +309,6 @@ def test_before_its_time_limit_a_program_saves_its_state_and_begins_anew(login: 
     assert_nothing_is_left(login)
 
 
-@pytest.mark.chaos
 def test_a_job_that_loses_a_host_begins_anew_without_it(login: Login) -> None:
     folder = str(login.cluster.hosts.shared / "checkpoints")
     launch = login.launch(nodes=2, requeue=True, checkpoints=folder)

@@ -637,17 +637,17 @@ def test_hosts_do_not_wait_for_a_launcher_that_is_stopped(launch: Launch, hosts:
 @pytest.mark.parametrize(
     "fault",
     # A cut is noticed late, so these take their time.
-    ["crash", "kill", pytest.param("cut", marks=pytest.mark.chaos)],
+    ["crash", "kill", "cut"],
 )
 @pytest.mark.parametrize(
     ("interpreters", "later_s"),
     [
         pytest.param(0, 0.05, id="connecting"),
-        pytest.param(1, 0.0, id="telling facts", marks=pytest.mark.chaos),
+        pytest.param(1, 0.0, id="telling facts"),
         pytest.param(1, 0.15, id="shipping"),
-        pytest.param(2, 0.0, id="agent is up", marks=pytest.mark.chaos),
-        pytest.param(2, 0.1, id="probing", marks=pytest.mark.chaos),
-        pytest.param(2, 0.2, id="reserving", marks=pytest.mark.chaos),
+        pytest.param(2, 0.0, id="agent is up"),
+        pytest.param(2, 0.1, id="probing"),
+        pytest.param(2, 0.2, id="reserving"),
         pytest.param(3, 0.0, id="workers start"),
     ],
 )
@@ -685,7 +685,6 @@ def test_hosts_that_are_up_wait_for_one_that_is_slow(launch: Launch, hosts: SshH
 # Chaos
 
 
-@pytest.mark.chaos
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", range(2))
 def test_random_faults_leave_nothing(launch: Launch, hosts: SshHosts, seed: int) -> None:

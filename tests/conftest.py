@@ -1,0 +1,131 @@
+"""How this suite runs: its tiers, a folder of its own for each process, a short list of skips.
+
+Each test belongs to one tier. A test without a mark is `fast`; `bed`, `slow` and `long` are marked.
+`serial` says besides that a test measures time or needs the whole machine: `make` runs those alone.
+"""
+
+import collections
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import zlib
+
+import hypothesis
+import pytest
+
+TIERS = ("fast", "bed", "slow", "long")
+FAST_S = 2.0
+"""No fast test may take longer, fixtures included, on a machine that does nothing else."""
+
+#: Fixtures that build a host engine once for all tests: such tests go to one process.
+_ENGINES = ("kubernetes_cluster", "slurm_cluster", "ssh_hosts")
+#: Set where tests that took too long are measured again.
+_ALONE = "LAUNCHPAD_TESTS_ALONE"
+_QUARTERS = 4
+
+hypothesis.settings.register_profile(
+    "tests", deadline=None, derandomize=os.environ.get("CI") == "true", print_blob=True
+)
+hypothesis.settings.load_profile("tests")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--quarter",
+        type=int,
+        choices=range(_QUARTERS),
+        help="run one quarter of the tests that are selected; four quarters are all of them",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    _restore_signals()
+    folder = tempfile.mkdtemp(prefix="launchpad-tests-")
+    config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+    os.environ["TMPDIR"] = folder
+    tempfile.tempdir = None  # look at TMPDIR again
+
+
+def _restore_signals() -> None:
+    """Undoes what nohup and background jobs of shells ignore.
+
+    Programs that tests start would inherit an ignored signal; they do not inherit a handler.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda *_: None)
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest selects by marks
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        tiers = {mark.name for mark in item.iter_markers()}.intersection(TIERS)
+        if len(tiers) > 1:
+            raise pytest.UsageError(f"{item.nodeid} has more than one tier: {sorted(tiers)}")
+        if not tiers:
+            item.add_marker("fast")
+        for engine in _ENGINES:
+            if engine in getattr(item, "fixturenames", ()):
+                item.add_marker(pytest.mark.xdist_group(engine))
+    if (quarter := config.getoption("--quarter")) is not None:
+        chosen = [item for item in items if _quarter(item) == quarter]
+        config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+        items[:] = chosen
+
+
+def _quarter(item: pytest.Item) -> int:
+    return zlib.crc32(item.nodeid.encode()) % _QUARTERS
+
+
+class _Durations:
+    """Fails the run when a fast test takes too long; knows how long each took, in seconds."""
+
+    def __init__(self) -> None:
+        self._seconds: collections.Counter[str] = collections.Counter()
+        self._complaint = ""
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if "fast" in report.keywords:
+            self._seconds[report.nodeid] += report.duration
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        late = [test for test, seconds in self._seconds.items() if seconds > FAST_S]
+        if not late or session.exitstatus != pytest.ExitCode.OK:
+            return
+        if os.environ.get(_ALONE):
+            self._complaint = "\n".join(f"{self._seconds[test]:.1f} s {test}" for test in late)
+        else:
+            # Others ran beside them. What counts is how long they take alone.
+            again = subprocess.run(
+                [sys.executable, "-m", "pytest", "-q", "-n0", *late],
+                env={**os.environ, _ALONE: "1"},
+                cwd=session.config.rootpath,
+                capture_output=True,
+                text=True,
+            )
+            if again.returncode:
+                self._complaint = again.stdout + again.stderr
+        if self._complaint:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if self._complaint:
+            terminalreporter.section(f"fast tests that take more than {FAST_S:.0f} s", red=True)
+            terminalreporter.line(self._complaint)
+            terminalreporter.line("Make them faster, or mark them slow.")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    if not hasattr(session.config, "workerinput"):  # the process that hears of all tests
+        session.config.pluginmanager.register(_Durations())
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    skipped = terminalreporter.stats.get("skipped", [])
+    reasons = collections.Counter(report.longrepr[2] for report in skipped)
+    for reason, count in reasons.most_common():
+        terminalreporter.line(f"{count} {reason}")
