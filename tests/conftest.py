@@ -17,7 +17,7 @@ import hypothesis
 import pytest
 
 TIERS = ("fast", "bed", "slow", "long")
-FAST_S = 2.0
+FAST_S = 2
 """No fast test may take longer, fixtures included, on a machine that does nothing else."""
 
 #: Fixtures that build a host engine once for all tests: such tests go to one process.
@@ -114,7 +114,7 @@ class _Durations:
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if self._complaint:
-            terminalreporter.section(f"fast tests that take more than {FAST_S:.0f} s", red=True)
+            terminalreporter.section(f"fast tests that take more than {FAST_S} s", red=True)
             terminalreporter.line(self._complaint)
             terminalreporter.line("Make them faster, or mark them slow.")
 

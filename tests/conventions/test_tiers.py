@@ -1,0 +1,100 @@
+"""What tests/conftest.py promises of tiers, held against a small suite of its own."""
+
+from pathlib import Path
+
+import pytest
+
+pytest_plugins = ["pytester"]
+pytestmark = pytest.mark.slow
+
+_ROOT = Path(__file__).resolve().parents[2]
+_CONFTEST = f"""
+import sys
+
+sys.path.insert(0, {str(_ROOT)!r})
+import tests.conftest
+from tests.conftest import *
+
+tests.conftest.FAST_S = 0.2
+"""
+_MARKERS = "\n".join(f"  {name}: ..." for name in ("fast", "bed", "slow", "long"))
+
+
+@pytest.fixture
+def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    monkeypatch.delenv("LAUNCHPAD_TESTS_ALONE", raising=False)
+    pytester.makeconftest(_CONFTEST)
+    pytester.makeini(f"[pytest]\nmarkers =\n{_MARKERS}")
+    return pytester
+
+
+def test_a_fast_test_that_takes_too_long_fails_the_run(suite: pytest.Pytester) -> None:
+    suite.makepyfile(
+        """
+        import time, pytest
+
+        def test_late():
+            time.sleep(0.3)
+
+        @pytest.mark.slow
+        def test_slow():
+            time.sleep(0.3)
+        """
+    )
+    run = suite.runpytest_subprocess("-n2")
+    assert run.ret == pytest.ExitCode.TESTS_FAILED
+    run.assert_outcomes(passed=2)
+    run.stdout.fnmatch_lines("*0.3 s *::test_late")
+    run.stdout.no_fnmatch_line("* s *::test_slow")
+
+
+def test_a_fast_test_that_is_late_only_beside_others_passes(suite: pytest.Pytester) -> None:
+    suite.makepyfile(
+        """
+        import os, time
+
+        def test_held_up():
+            if "LAUNCHPAD_TESTS_ALONE" not in os.environ:
+                time.sleep(0.3)
+        """
+    )
+    assert suite.runpytest_subprocess().ret == pytest.ExitCode.OK
+
+
+def test_a_test_has_one_tier(suite: pytest.Pytester) -> None:
+    suite.makepyfile(
+        """
+        import pytest
+
+        pytestmark = pytest.mark.bed
+
+        @pytest.mark.slow
+        def test_both(): ...
+        """
+    )
+    run = suite.runpytest_subprocess()
+    assert run.ret == pytest.ExitCode.USAGE_ERROR
+    run.stderr.fnmatch_lines("*::test_both has more than one tier: *bed*slow*")
+
+
+def test_four_quarters_are_all_tests(suite: pytest.Pytester) -> None:
+    suite.makepyfile("import pytest\n@pytest.mark.parametrize('n', range(40))\ndef test(n): ...")
+    parts = [suite.runpytest_subprocess(f"--quarter={n}") for n in range(4)]
+    passed = [part.parseoutcomes()["passed"] for part in parts]
+    assert sum(passed) == 40
+    assert all(0 < count < 40 for count in passed)
+
+
+def test_each_reason_of_skips_is_one_line(suite: pytest.Pytester) -> None:
+    suite.makepyfile(
+        """
+        import pytest
+
+        @pytest.mark.skipif(True, reason="needs an engine")
+        @pytest.mark.parametrize("n", range(3))
+        def test_skipped(n): ...
+        """
+    )
+    run = suite.runpytest_subprocess()
+    assert run.stdout.str().count("needs an engine") == 1
+    run.stdout.fnmatch_lines("*3 *needs an engine*")
