@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 import launchpad_lite as lp
 from launchers._allotment import VISIBLE_DEVICES, Machine, allot
@@ -137,7 +137,6 @@ _WISHES = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(_WISHES)
 def test_cores_are_never_promised_twice(wishes: list[float]) -> None:
     result = allot(executables({"a": [{"cpu": wish} for wish in wishes]}), MACHINE)
@@ -149,7 +148,6 @@ def test_cores_are_never_promised_twice(wishes: list[float]) -> None:
         assert len(whole) >= int(wish)
 
 
-@settings(deadline=None)
 @given(st.lists(st.sampled_from([0, 0.25, 0.5, 1, 2]), min_size=1, max_size=6))
 def test_devices_are_never_promised_twice(wishes: list[float]) -> None:
     result = allot(executables({"a": [{"gpu": wish} for wish in wishes]}), MACHINE)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from launchers._hosts import HostSpec, parse_hosts
 
@@ -216,7 +216,6 @@ def test_what_ssh_or_a_shell_would_understand_names_no_host_user_or_address(name
             parse_hosts([fields])
 
 
-@settings(deadline=None)
 @given(st.text(min_size=1, max_size=12), st.text(max_size=8))
 def test_no_text_becomes_an_option_of_ssh_or_more_than_one_word(name: str, user: str) -> None:
     try:
@@ -233,7 +232,6 @@ def test_no_text_becomes_an_option_of_ssh_or_more_than_one_word(name: str, user:
 _NAMES = st.from_regex(r"[a-z][a-z0-9.-]{0,8}", fullmatch=True)
 
 
-@settings(deadline=None)
 @given(
     st.lists(
         st.builds(

@@ -4,7 +4,7 @@ import os
 import threading
 from typing import Any
 
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from launchers.host.link import Frame, FrameDecoder, Outbox, read_frames, write_all
 
@@ -13,7 +13,6 @@ _NAMES = st.text(min_size=1).filter(lambda name: name != "op")
 _FRAMES = st.builds(Frame, st.text(), st.dictionaries(_NAMES, _VALUES), st.binary())
 
 
-@settings(deadline=None)
 @given(st.lists(_FRAMES), st.data())
 def test_frames_survive_any_cut(frames: list[Frame], data: Any) -> None:
     stream = b"".join(frame.encode() for frame in frames)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 import launchpad_lite as lp
 from launchers._allotment import allot
@@ -469,7 +469,6 @@ def _is_right(
 
 
 @given(_programs(), _some_rooms(), _STRATEGIES, st.data())
-@settings(deadline=None)
 def test_placements_fit_as_hosts_are_divided_and_are_as_users_chose(
     nodes: list[Executable], rooms: list[Room], strategy: Strategy, data: st.DataObject
 ) -> None:
@@ -489,7 +488,6 @@ def test_placements_fit_as_hosts_are_divided_and_are_as_users_chose(
 
 
 @given(_programs(most=5), _some_rooms(most=3), _STRATEGIES)
-@settings(deadline=None)  # it tries all ways of some examples
 def test_small_programs_are_placed_whenever_that_can_be_done(
     nodes: list[Executable], rooms: list[Room], strategy: Strategy
 ) -> None:
@@ -503,7 +501,6 @@ def test_small_programs_are_placed_whenever_that_can_be_done(
 
 
 @given(_programs(), _some_rooms(), _STRATEGIES)
-@settings(deadline=None)
 def test_the_same_program_is_placed_the_same_way(
     nodes: list[Executable], rooms: list[Room], strategy: Strategy
 ) -> None:
@@ -512,7 +509,6 @@ def test_the_same_program_is_placed_the_same_way(
 
 
 @given(st.integers(0, 30), st.integers(0, 30), st.integers(1, 6))
-@settings(deadline=None)
 def test_nodes_that_ask_for_nothing_are_spread_evenly(first: int, second: int, count: int) -> None:
     rooms = [Room(f"h{number}", cpu=number) for number in range(count)]
     nodes = executables({"a": [{}] * first, "b": [{}] * second})
