@@ -48,21 +48,16 @@ def test_whole_cores_and_devices_have_one_owner() -> None:
     assert grants["actor[0]"].environment == {VISIBLE_DEVICES: "GPU-c"}
 
 
-def test_nodes_that_want_no_device_see_none_where_others_have_one() -> None:
+def test_nodes_that_want_no_device_see_none() -> None:
     grants = allot(executables({"learner": [{"gpu": 1}], "actor": [{}]}), MACHINE).grants
+    assert grants["actor[0]"].environment == {VISIBLE_DEVICES: ""}
+    grants = allot(executables({"actor": [{"gpu": 0}]}), MACHINE).grants
     assert grants["actor[0]"].environment == {VISIBLE_DEVICES: ""}
 
 
 def test_programs_that_ask_for_nothing_are_left_alone() -> None:
-    assert allot(executables({"actor": [{}, {}]}), MACHINE).grants == {
-        "actor[0]": Grant(),
-        "actor[1]": Grant(),
-    }
-
-
-def test_no_device_can_be_asked_for() -> None:
-    grants = allot(executables({"actor": [{"gpu": 0}]}), MACHINE).grants
-    assert grants["actor[0]"].environment == {VISIBLE_DEVICES: ""}
+    grants = allot(executables({"actor": [{}, {}]}), MACHINE).grants
+    assert grants == {"actor[0]": Grant(), "actor[1]": Grant()}
 
 
 def test_parts_of_a_device_share_it_and_leave_those_alone_that_are_owned() -> None:
@@ -116,11 +111,6 @@ def test_too_much_is_a_mistake_that_shows_the_arithmetic(
 
 def test_all_that_is_too_much_is_told_at_once() -> None:
     assert len(allot(executables({"a": [{"cpu": 9, "ram": 9, "gpu": 9}]}), MACHINE).mistakes) == 3
-
-
-def test_an_interpreter_that_is_not_there_is_a_mistake() -> None:
-    nodes = executables({"a": [{}]}, a={"interpreter": "/nowhere/python"})
-    assert allot(nodes, MACHINE).mistakes == ["a[0]: there is no interpreter '/nowhere/python'"]
 
 
 def test_what_a_system_cannot_do_is_noted() -> None:
