@@ -4,39 +4,18 @@ import dataclasses
 import os
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
 
-import launchpad_lite as lp
 from launchers._allotment import VISIBLE_DEVICES, Machine, allot
 from launchers.host.grant import Grant
 from launchers.host.memory import memory_bytes
-from launchpad_lite.launching import Executable
+from tests.launchers.wishes import Wish, executables
 
 MACHINE = Machine(
     (0, 1, 2, 3), 8 << 30, ("0", "1", "GPU-c"), "CUDA_VISIBLE_DEVICES=0,1,GPU-c shows"
 )
-
-
-def executables(
-    groups: dict[str, list[dict[str, float]]], **processes: dict[str, Any]
-) -> list[Executable]:
-    """Returns what a program of these groups would be; each entry is what one node asks for."""
-    return [
-        Executable(
-            label,
-            replica,
-            None,  # type: ignore[arg-type] - nobody runs it
-            (),
-            lp.Resources.of(wish),
-            "",
-            process=lp.PythonProcess.of(processes.get(label, {})),
-        )
-        for label, wishes in groups.items()
-        for replica, wish in enumerate(wishes)
-    ]
 
 
 def test_whole_cores_and_devices_have_one_owner() -> None:
@@ -102,7 +81,7 @@ def test_a_part_of_a_core_shares_one_and_a_wish_may_span_what_is_left() -> None:
     ],
 )
 def test_too_much_is_a_mistake_that_shows_the_arithmetic(
-    groups: dict[str, list[dict[str, float]]], message: str
+    groups: dict[str, list[Wish]], message: str
 ) -> None:
     result = allot(executables(groups), MACHINE)
     assert any(message in mistake for mistake in result.mistakes), result.mistakes

@@ -133,6 +133,7 @@ def wrap(tmp_path: Path) -> Callable[[str], Path]:
     return make
 
 
+@pytest.mark.slow
 def test_a_group_may_have_another_interpreter_and_what_that_reads_when_it_starts(
     launch_program: Any, tmp_path: Path, wrap: Any
 ) -> None:
