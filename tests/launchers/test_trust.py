@@ -92,16 +92,6 @@ def test_strangers_are_refused_on_either_side(
             _call(server, own)
 
 
-def test_a_leaf_cannot_issue_certificates(authority: Authority) -> None:
-    leaf = authority.issue("node")
-    constraints = _certificate(leaf).extensions.get_extension_for_class(x509.BasicConstraints)
-    assert not constraints.value.ca
-    assert constraints.critical
-    usage = _certificate(leaf).extensions.get_extension_for_class(x509.KeyUsage).value
-    assert usage.digital_signature
-    assert not usage.key_cert_sign
-
-
 def test_certificates_hold_under_the_strictest_rules_and_check_of_names(
     authority: Authority,
 ) -> None:
@@ -200,15 +190,22 @@ def test_what_is_no_address_is_refused_by_name(authority: Authority, address: st
     assert repr(address) in str(caught.value)
 
 
-def test_certificates_serve_both_sides_with_fresh_keys_of_p256(authority: Authority) -> None:
+def test_certificates_serve_both_sides_with_fresh_keys_and_issue_no_others(
+    authority: Authority,
+) -> None:
     first, second = authority.issue("node"), authority.issue("node")
     assert first.key != second.key
     certificate = _certificate(first)
     key = certificate.public_key()
     assert isinstance(key, ec.EllipticCurvePublicKey)
     assert isinstance(key.curve, ec.SECP256R1)
-    purposes = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    extensions = certificate.extensions
+    purposes = extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
     assert set(purposes) == {ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH}
+    constraints = extensions.get_extension_for_class(x509.BasicConstraints)
+    assert (constraints.value.ca, constraints.critical) == (False, True)
+    usage = extensions.get_extension_for_class(x509.KeyUsage).value
+    assert (usage.digital_signature, usage.key_cert_sign) == (True, False)
 
 
 def test_clocks_may_be_wrong_by_hours_and_runs_may_take_weeks(authority: Authority) -> None:
@@ -250,6 +247,7 @@ print(opened)
 """
 
 
+@pytest.mark.slow
 def test_cryptography_is_loaded_when_needed_and_nothing_is_written_to_disk(tmp_path: Path) -> None:
     if not hasattr(os, "memfd_create"):
         pytest.skip("without memfd, `ssl` reads keys from a file that is removed at once")
