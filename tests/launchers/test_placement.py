@@ -163,11 +163,6 @@ def test_a_program_without_nodes_is_placed() -> None:
     assert place([], [H1], None, SPREAD) == Placement({})
 
 
-def test_hosts_are_told_in_the_order_of_the_nodes() -> None:
-    nodes = executables({"a": [{}], "b": [{"cpu": 1}], "c": [{"cpu": 2}]})
-    assert list(place(nodes, [BIG], None, PACK).hosts) == ["a[0]", "b[0]", "c[0]"]
-
-
 _NO_WAY = (
     "; no way to divide the nodes among the hosts works: ask for less, choose the hosts by "
     "placement, or add some"

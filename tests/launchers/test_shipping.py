@@ -261,63 +261,55 @@ class TestUserCode:
             ship(load("shp_big").Node)
 
 
-class TestRequires:
-    def test_what_local_modules_import_is_required_in_the_version_here(
-        self, project: Project
-    ) -> None:
-        project(
-            {
-                "shp_np.py": """
-                import json, os.path
-                import absl.flags, courier, psutil
-                class Node:
-                    from numpy.random import default_rng
-                """
-            }
-        )
-        shipment = ship(load("shp_np").Node)
-        assert shipment.requires == {"numpy": importlib.metadata.version("numpy")}
+#: The source of `shp_node`, where `make` returns a class, and what that requires.
+_REQUIRED = {
+    "what local modules import": (
+        """
+        import json, os.path
+        import absl.flags, courier, psutil
+        class Node:
+            from numpy.random import default_rng
+        """,
+        {"numpy"},
+    ),
+    "one distribution of a namespace": (
+        "from google.protobuf import message\nclass Node: ...",
+        {"protobuf"},
+    ),
+    "of modules whose parts travel by value only what these use": (
+        """
+        import pluggy  # not for nodes
+        def make():
+            class Node:
+                def run(self):
+                    import shp_used
+            return Node
+        Node = make()
+        """,
+        {"numpy"},
+    ),
+}
 
-    def test_distributions_of_one_namespace_are_told_apart(self, project: Project) -> None:
-        project({"shp_pb.py": "from google.protobuf import message\nclass Node: ..."})
-        assert set(ship(load("shp_pb").Node).requires) == {"protobuf"}
+
+class TestRequires:
+    @pytest.mark.parametrize("case", _REQUIRED)
+    def test_what_is_imported_is_required_in_the_version_here(
+        self, case: str, project: Project
+    ) -> None:
+        source, names = _REQUIRED[case]
+        project({"shp_node.py": source, "shp_used.py": "import numpy"})
+        shipment = ship(load("shp_node").Node)
+        assert shipment.requires == {name: importlib.metadata.version(name) for name in names}
+        assert user_files(shipment) == {"shp_node.py", *(["shp_used.py"] * ("value" in case))}
 
     def test_what_may_be_left_out_is_required_if_it_is_loaded_here(
         self, project: Project, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        project(
-            {
-                "shp_maybe.py": """
-                class Node:
-                    def run(self):
-                        import pluggy
-                """
-            }
-        )
+        project({"shp_maybe.py": "class Node:\n    def run(self):\n        import pluggy"})
         node = load("shp_maybe").Node
         assert set(ship(node).requires) == {"pluggy"}
         monkeypatch.delitem(sys.modules, "pluggy")
         assert ship(node).requires == {}
-
-    def test_of_modules_whose_parts_travel_by_value_only_what_these_use_is_required(
-        self, project: Project
-    ) -> None:
-        project(
-            {
-                "shp_value.py": """
-                import pluggy  # not for nodes
-                def make():
-                    class Node:
-                        def run(self):
-                            import shp_used
-                    return Node
-                """,
-                "shp_used.py": "import numpy",
-            }
-        )
-        shipment = ship(load("shp_value").make())
-        assert user_files(shipment) == {"shp_value.py", "shp_used.py"}
-        assert set(shipment.requires) == {"numpy"}
 
     def test_what_a_pickle_names_is_required(self) -> None:
         numpy = load("numpy")
