@@ -12,7 +12,7 @@ from launchers._allotment import allot
 from launchers._placement import Placement, PlacementChoice, Room, Strategy, place
 from launchers.host.machine import Machine
 from launchpad_lite.launching import Executable
-from tests.launchers.wishes import Wish, executables
+from tests.launchers.wishes import Wish, cpu, executables, gpu
 
 SPREAD, PACK = Strategy.SPREAD, Strategy.PACK
 
@@ -56,14 +56,6 @@ def cores(*counts: float) -> list[Room]:
 
 def devices(*counts: int) -> list[Room]:
     return [Room(f"h{number}", gpu=count) for number, count in enumerate(counts, 1)]
-
-
-def cpu(*wishes: float) -> list[Wish]:
-    return [{"cpu": wish} for wish in wishes]
-
-
-def gpu(*wishes: float) -> list[Wish]:
-    return [{"gpu": wish} for wish in wishes]
 
 
 @pytest.mark.parametrize(
@@ -354,7 +346,7 @@ _STRATEGIES = st.sampled_from(Strategy)
 
 def _fits(nodes: Sequence[Executable], room: Room, known: dict[Any, bool]) -> bool:
     """Asks who divides a host among its nodes, whether that can be done."""
-    plenty = 1000
+    plenty = 50  # more than all of them ask for
     machine = Machine(
         tuple(range(plenty if room.cpu is None else int(room.cpu))),
         (plenty if room.ram_gib is None else int(room.ram_gib)) << 30,

@@ -27,3 +27,11 @@ def executables(
         for label, wishes in groups.items()
         for replica, wish in enumerate(wishes)
     ]
+
+
+def cpu(*wishes: float) -> list[Wish]:
+    return [{"cpu": wish} for wish in wishes]
+
+
+def gpu(*wishes: float) -> list[Wish]:
+    return [{"gpu": wish} for wish in wishes]
