@@ -1,7 +1,9 @@
-"""What ssh is told, and which host gets which node, before anybody is connected to."""
+"""What ssh is told, which host gets which node, and a launch where a shell takes the place of ssh."""
 
+import os
 import shlex
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -155,3 +157,48 @@ def test_a_launcher_serves_several_programs() -> None:
     first = lp.plan(make_program(), launcher).hosts
     lp.plan(make_program(actors=4), launcher)
     assert lp.plan(make_program(), launcher).hosts == first
+
+
+# Launches; each host is this machine
+
+
+class Greeter:
+    def greet(self, caller: str) -> str:
+        return f"{os.environ['HOST']} greets {caller}"
+
+
+def ask(greeter: Any, output: Path) -> None:
+    output.write_text(greeter.greet(os.environ["HOST"]))
+
+
+@pytest.fixture
+def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Runs what hosts are to run here, and tells it which host it is."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    path = tmp_path / "ssh"
+    path.write_text('#!/bin/sh\nwhile [ "$1" != -- ]; do shift; done\nHOST=$2 exec sh -c "$3"\n')
+    path.chmod(0o755)
+    return [str(path)]
+
+
+def test_nodes_run_on_their_hosts_and_call_one_another(
+    launch_program: Any, ssh: list[str], tmp_path: Path
+) -> None:
+    program = lp.Program("greeting")
+    greeter = program.add_node(lp.CourierNode(Greeter), label="greeter")
+    program.add_node(lp.PyNode(ask, greeter, tmp_path / "answer"), label="asking")
+    running = launch_program(
+        program, "ssh", hosts="h1,h2", placement={"greeter": "h1", "asking": "h2"}, ssh=ssh
+    )
+    assert running.wait().outcome is lp.Outcome.COMPLETED
+    assert (tmp_path / "answer").read_text() == "h1 greets h2"
+
+
+def test_what_is_wrong_with_hosts_is_told_of_all_together(
+    launch_program: Any, ssh: list[str]
+) -> None:
+    with pytest.raises(LaunchError) as raised:
+        launch_program(make_program(), "ssh", hosts="h[1-2]:python=/no/python", ssh=ssh)
+    for host in ("h1", "h2"):
+        assert f"{host}: no Python was found: there is no /no/python" in str(raised.value)
