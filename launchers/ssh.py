@@ -18,6 +18,8 @@ from launchpad_lite.launching import (
     RunningProgram,
 )
 
+__all__ = ["HostSpec", "SshLauncher"]
+
 #: Signs of life that ssh itself exchanges within the time after which a host is lost.
 _ALIVE_COUNT = 4
 

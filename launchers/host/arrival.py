@@ -22,6 +22,7 @@ from launchers.host import boot
 from launchers.host.link import SIGNS_PER_SILENCE, Frame, FrameReader, Reach, write_all
 from launchers.host.remote import AgentLink
 from launchers.host.sweep import MARK
+from launchers.host.timing import DEFAULT, Timing
 from launchpad_lite.errors import LaunchError
 
 #: Reads a line with a length and then a program so long; nothing that it reads is buffered. One line
@@ -41,11 +42,6 @@ _SCRIPT = (
 )
 #: Lines of what a host's programs complained of, for messages.
 _MESSAGES = 20
-#: Seconds for them to arrive where they are the explanation. What ssh leaves in the background for
-#: other sessions (ControlPersist) holds its end open.
-_LAST_WORDS_S = 3.0
-#: The same where nobody waits for them.
-_CLOSE_S = 0.5
 #: Seconds that the command has to end by SIGTERM.
 _END_S = 5.0
 #: What the shell of a host says to a program that is not there.
@@ -166,7 +162,13 @@ class Arrival:
     """A host on which the agent is coming up."""
 
     def __init__(
-        self, name: str, command: Sequence[str], hello: Hello, process: Reach | None = None
+        self,
+        name: str,
+        command: Sequence[str],
+        hello: Hello,
+        process: Reach | None = None,
+        *,
+        timing: Timing = DEFAULT,
     ) -> None:
         """Starts the command; it comes up while the caller goes on.
 
@@ -175,6 +177,7 @@ class Arrival:
             command: Starts an interpreter there and passes bytes on.
             hello: What to tell it.
             process: What does so already, in the place of the command.
+            timing: How long it waits for complaints.
 
         Raises:
             HostError: There is no such command.
@@ -182,6 +185,7 @@ class Arrival:
         self.name = name
         self.command = tuple(command)
         self._hello = hello
+        self._timing = timing
         self._ping_s = hello.silence_s / SIGNS_PER_SILENCE
         self._taken_over = threading.Event()
         self._sending = threading.Lock()
@@ -279,7 +283,7 @@ class Arrival:
 
     def _end(self) -> str:
         code = self.process.wait()
-        self._complaints.join(_LAST_WORDS_S)
+        self._complaints.join(self._timing.last_words_s)
         said = self.explanation()
         if self._hello.in_pod:
             return f"its pod ended{said}"
@@ -329,4 +333,4 @@ class Arrival:
         # Whoever still reads there sees the end now; closed before, it would be waited for in vain.
         with self._reading, contextlib.suppress(OSError):
             self.process.stdout.close()
-        self._complaints.join(_CLOSE_S)
+        self._complaints.join(self._timing.close_s)

@@ -28,6 +28,7 @@ import sys
 import tarfile
 import tempfile
 import time
+from collections.abc import Callable
 from typing import Any
 
 #: Before it, shells may print what they like.
@@ -81,6 +82,18 @@ def main(hello: "dict[str, Any] | None" = None) -> None:
     become_agent(None, hello["silence_s"], in_pod=hello["in_pod"])
 
 
+def is_spoken_to(silence_s: float, listen: "Callable[[float], object]") -> bool:
+    """Tells whether the launcher says something, before it is taken for gone.
+
+    Args:
+        silence_s: Seconds after which it is.
+        listen: Waits so many seconds at most; returns something true if there is something to read.
+    """
+    # A sleep of the machine uses up one turn: in the others, those between, who slept as well, pass
+    # on what was said.
+    return any(listen(silence_s / _TURNS) for _ in range(_TURNS))
+
+
 class _Link:
     """The launcher, at standard input and output, which nobody else writes to meanwhile."""
 
@@ -111,10 +124,7 @@ class _Link:
         return bytes(data)
 
     def _is_spoken_to(self) -> bool:
-        # A sleep of the machine uses up one turn: in the others, those between, who slept as well,
-        # pass on what was said.
-        wait_s = self.silence_s / _TURNS
-        return any(select.select([0], [], [], wait_s)[0] for _ in range(_TURNS))
+        return is_spoken_to(self.silence_s, lambda wait_s: select.select([0], [], [], wait_s)[0])
 
     def write(self, op: str, **fields: Any) -> None:
         head = json.dumps(dict(fields, op=op)).encode()

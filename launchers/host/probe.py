@@ -11,16 +11,16 @@ import os
 import selectors
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import psutil
 
+from launchers.host.timing import DEFAULT, Timing
+
 #: Tells apart the hosts of one launch; it guards nothing.
 WORD_BYTES = 16
 _ANY = "0.0.0.0"  # noqa: S104 - which address is the right one is what is to be found out
-#: Seconds after which an address that is silent is given up if the host was reached by another one.
-_SOON_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,12 @@ class _Attempt:
 
 
 def reach(
-    targets: Sequence[Target], doorbell: Doorbell | None, timeout_s: float
+    targets: Sequence[Target],
+    doorbell: Doorbell | None,
+    timeout_s: float,
+    *,
+    timing: Timing = DEFAULT,
+    clock: Callable[[], float] = time.monotonic,
 ) -> dict[str, list[str]]:
     """Tries all addresses of all hosts at once; returns those that answered, by host.
 
@@ -135,8 +140,10 @@ def reach(
         doorbell: Of this host; the others try it at the same time.
         timeout_s: Seconds after which hosts that are silent are given up. TCP sends a first packet
             that was lost again after one second.
+        timing: How long other addresses of a host are tried once one has answered.
+        clock: Returns seconds.
     """
-    began_at = time.monotonic()
+    began_at = clock()
     reached: dict[str, set[str]] = {target.name: set() for target in targets}
     with selectors.DefaultSelector() as selector, contextlib.ExitStack() as stack:
         if doorbell is not None:
@@ -148,8 +155,8 @@ def reach(
                 selector.register(attempt.socket, selectors.EVENT_READ, attempt)
                 open_attempts += 1
         while open_attempts:
-            limit_s = min(_SOON_S, timeout_s) if all(reached.values()) else timeout_s
-            left = began_at + limit_s - time.monotonic()
+            limit_s = min(timing.soon_s, timeout_s) if all(reached.values()) else timeout_s
+            left = began_at + limit_s - clock()
             for key, _ in selector.select(max(left, 0.0)):
                 if key.data is None:
                     assert doorbell is not None

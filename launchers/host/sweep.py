@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -75,21 +75,22 @@ def adopt_orphans() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def end_children(parent: int) -> None:
+def end_children(parent: int, *, clock: Callable[[], float] = time.monotonic) -> None:
     """Ends all children of a process, and theirs as they become its children.
 
     So those are found, too, that have left their session and cleared their environment.
 
     Args:
         parent: This process, which adopts orphans.
+        clock: Returns seconds.
     """
     if sys.platform != "linux":
         return
-    kill_at = time.monotonic() + _TERMINATE_S
+    kill_at = clock() + _TERMINATE_S
     give_up_at = math.inf
     told: set[int] = set()
     while found := set(_children(parent)):
-        now = time.monotonic()
+        now = clock()
         if now < kill_at:
             _signal_all(found - told, signal.SIGTERM)
             told |= found

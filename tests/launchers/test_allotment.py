@@ -4,84 +4,54 @@ import dataclasses
 import os
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
-import launchpad_lite as lp
 from launchers._allotment import VISIBLE_DEVICES, Machine, allot
 from launchers.host.grant import Grant
 from launchers.host.memory import memory_bytes
-from launchpad_lite.launching import Executable
+from tests.launchers.wishes import Wish, cpu, executables, gpu
 
 MACHINE = Machine(
     (0, 1, 2, 3), 8 << 30, ("0", "1", "GPU-c"), "CUDA_VISIBLE_DEVICES=0,1,GPU-c shows"
 )
 
 
-def executables(
-    groups: dict[str, list[dict[str, float]]], **processes: dict[str, Any]
-) -> list[Executable]:
-    """Returns what a program of these groups would be; each entry is what one node asks for."""
-    return [
-        Executable(
-            label,
-            replica,
-            None,  # type: ignore[arg-type] - nobody runs it
-            (),
-            lp.Resources.of(wish),
-            "",
-            process=lp.PythonProcess.of(processes.get(label, {})),
-        )
-        for label, wishes in groups.items()
-        for replica, wish in enumerate(wishes)
-    ]
+@pytest.mark.parametrize(
+    ("groups", "devices"),
+    [
+        ({"learner": gpu(2), "actor": gpu(1)}, ["0,1", "GPU-c"]),
+        # Nodes that want none see none, where others have one.
+        ({"learner": gpu(1), "actor": [{}]}, ["0", ""]),
+        ({"actor": gpu(0)}, [""]),
+        # Parts of a device share it, and leave those alone that are owned.
+        ({"big": gpu(1), "small": gpu(0.5, 0.5, 0.5, 0.5)}, ["0", "1", "1", "GPU-c", "GPU-c"]),
+        # Programs that ask for nothing are left alone.
+        ({"actor": [{}, {}]}, [None, None]),
+    ],
+)
+def test_nodes_see_the_devices_that_they_asked_for(
+    groups: dict[str, list[Wish]], devices: list[str | None]
+) -> None:
+    grants = allot(executables(groups), MACHINE).grants.values()
+    assert [grant.environment.get(VISIBLE_DEVICES) for grant in grants] == devices
 
 
-def test_whole_cores_and_devices_have_one_owner() -> None:
-    nodes = executables({"learner": [{"cpu": 2, "gpu": 2}], "actor": [{"cpu": 1, "gpu": 1}] * 1})
-    grants = allot(nodes, MACHINE).grants
+def test_whole_cores_have_one_owner() -> None:
+    grants = allot(executables({"learner": cpu(2), "actor": cpu(1)}), MACHINE).grants
     assert grants["learner[0]"].cores == (0, 1)
-    assert grants["learner[0]"].environment == {VISIBLE_DEVICES: "0,1"}
     assert grants["actor[0]"].cores == (2,)
-    assert grants["actor[0]"].environment == {VISIBLE_DEVICES: "GPU-c"}
-
-
-def test_nodes_that_want_no_device_see_none_where_others_have_one() -> None:
-    grants = allot(executables({"learner": [{"gpu": 1}], "actor": [{}]}), MACHINE).grants
-    assert grants["actor[0]"].environment == {VISIBLE_DEVICES: ""}
-
-
-def test_programs_that_ask_for_nothing_are_left_alone() -> None:
-    assert allot(executables({"actor": [{}, {}]}), MACHINE).grants == {
-        "actor[0]": Grant(),
-        "actor[1]": Grant(),
-    }
-
-
-def test_no_device_can_be_asked_for() -> None:
-    grants = allot(executables({"actor": [{"gpu": 0}]}), MACHINE).grants
-    assert grants["actor[0]"].environment == {VISIBLE_DEVICES: ""}
-
-
-def test_parts_of_a_device_share_it_and_leave_those_alone_that_are_owned() -> None:
-    nodes = executables({"big": [{"gpu": 1}], "small": [{"gpu": 0.5}] * 4})
-    grants = allot(nodes, MACHINE).grants
-    shared = Counter(grants[f"small[{i}]"].environment[VISIBLE_DEVICES] for i in range(4))
-    assert shared == {"1": 2, "GPU-c": 2}
-    assert grants["big[0]"].environment[VISIBLE_DEVICES] == "0"
+    assert allot(executables({"actor": [{}]}), MACHINE).grants == {"actor[0]": Grant()}
 
 
 def test_devices_that_the_environment_of_a_group_names_are_what_it_gets() -> None:
-    nodes = executables(
-        {"learner": [{"gpu": 1}], "other": [{}]}, other={"env": {VISIBLE_DEVICES: "0"}}
-    )
+    nodes = executables({"learner": gpu(1), "other": [{}]}, other={"env": {VISIBLE_DEVICES: "0"}})
     assert allot(nodes, MACHINE).grants["other[0]"].environment == {VISIBLE_DEVICES: "0"}
 
 
 def test_a_part_of_a_core_shares_one_and_a_wish_may_span_what_is_left() -> None:
-    grants = allot(executables({"a": [{"cpu": 2.6}, {"cpu": 0.7}, {"cpu": 0.7}]}), MACHINE).grants
+    grants = allot(executables({"a": cpu(2.6, 0.7, 0.7)}), MACHINE).grants
     assert grants["a[0]"].cores[:2] == (0, 1)
     used = Counter(core for grant in grants.values() for core in grant.cores)
     assert used[0] == used[1] == 1
@@ -103,24 +73,19 @@ def test_a_part_of_a_core_shares_one_and_a_wish_may_span_what_is_left() -> None:
             {"a": [{"gpu": 1}, {"gpu": 2}], "b": [{"gpu": 0.5}]},
             "3.5 devices are asked for, CUDA_VISIBLE_DEVICES=0,1,GPU-c shows 3;",
         ),
+        *(
+            ({"a": [{"cpu": 9, "ram": 9, "gpu": 9}]}, message)  # all at once
+            for message in ("cpu: a 1 x 9", "ram: a 1 x 9", "9 devices")
+        ),
         ({"a": [{"gpu": 0.6}] * 4}, "the parts 0.6, 0.6, 0.6, 0.6 do not fit on 3 devices"),
     ],
 )
 def test_too_much_is_a_mistake_that_shows_the_arithmetic(
-    groups: dict[str, list[dict[str, float]]], message: str
+    groups: dict[str, list[Wish]], message: str
 ) -> None:
     result = allot(executables(groups), MACHINE)
     assert any(message in mistake for mistake in result.mistakes), result.mistakes
     assert not result.grants
-
-
-def test_all_that_is_too_much_is_told_at_once() -> None:
-    assert len(allot(executables({"a": [{"cpu": 9, "ram": 9, "gpu": 9}]}), MACHINE).mistakes) == 3
-
-
-def test_an_interpreter_that_is_not_there_is_a_mistake() -> None:
-    nodes = executables({"a": [{}]}, a={"interpreter": "/nowhere/python"})
-    assert allot(nodes, MACHINE).mistakes == ["a[0]: there is no interpreter '/nowhere/python'"]
 
 
 def test_what_a_system_cannot_do_is_noted() -> None:
@@ -137,10 +102,9 @@ _WISHES = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(_WISHES)
 def test_cores_are_never_promised_twice(wishes: list[float]) -> None:
-    result = allot(executables({"a": [{"cpu": wish} for wish in wishes]}), MACHINE)
+    result = allot(executables({"a": cpu(*wishes)}), MACHINE)
     assert bool(result.mistakes) == (sum(wishes) > 4 + 1e-6)
     owners = Counter(core for grant in result.grants.values() for core in grant.cores)
     for wish, grant in zip(wishes, result.grants.values(), strict=False):
@@ -149,10 +113,9 @@ def test_cores_are_never_promised_twice(wishes: list[float]) -> None:
         assert len(whole) >= int(wish)
 
 
-@settings(deadline=None)
 @given(st.lists(st.sampled_from([0, 0.25, 0.5, 1, 2]), min_size=1, max_size=6))
 def test_devices_are_never_promised_twice(wishes: list[float]) -> None:
-    result = allot(executables({"a": [{"gpu": wish} for wish in wishes]}), MACHINE)
+    result = allot(executables({"a": gpu(*wishes)}), MACHINE)
     if result.mistakes:
         assert sum(wishes) > 1  # halves and quarters always fit where whole ones leave a device
         return

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from launchers._hosts import HostSpec, parse_hosts
 
 
 @pytest.mark.parametrize(
-    ("text", "hosts"),
+    ("given", "hosts"),
     [
         ("h1", [HostSpec("h1")]),
         (
@@ -47,22 +47,20 @@ from launchers._hosts import HostSpec, parse_hosts
             "r[1-2]n[1,3]",
             [HostSpec("r1n1"), HostSpec("r1n3"), HostSpec("r2n1"), HostSpec("r2n3")],
         ),
+        (
+            ["h1:gpu=1", {"name": "me@h2", "ram": 4}, {"name": "n[1-2]"}, HostSpec("h3", port=22)],
+            [
+                HostSpec("h1", gpu=1),
+                HostSpec("h2", user="me", ram_gib=4),
+                HostSpec("n1"),
+                HostSpec("n2"),
+                HostSpec("h3", port=22),
+            ],
+        ),
     ],
 )
-def test_a_string_names_hosts_and_their_options(text: str, hosts: list[HostSpec]) -> None:
-    assert parse_hosts(text) == tuple(hosts)
-
-
-def test_a_list_holds_strings_mappings_and_specs() -> None:
-    assert parse_hosts(
-        ["h1:gpu=1", {"name": "me@h2", "ram": 4}, {"name": "n[1-2]"}, HostSpec("h3", port=22)]
-    ) == (
-        HostSpec("h1", gpu=1),
-        HostSpec("h2", user="me", ram_gib=4),
-        HostSpec("n1"),
-        HostSpec("n2"),
-        HostSpec("h3", port=22),
-    )
+def test_hosts_are_written_as_a_string_or_a_list(given: Any, hosts: list[HostSpec]) -> None:
+    assert parse_hosts(given) == tuple(hosts)
 
 
 @pytest.mark.parametrize("as_path", [str, Path])
@@ -81,7 +79,8 @@ def test_a_file_holds_options_of_all_hosts_and_of_each(tmp_path: Path, as_path: 
         [hosts."you@n[1-2]"]
         cpu = 4
 
-        [hosts."fd00::1"]
+        [hosts]
+        "fd00::1" = {}
         """
     )
     common = {"python": "/opt/py/bin/python3"}
@@ -91,17 +90,6 @@ def test_a_file_holds_options_of_all_hosts_and_of_each(tmp_path: Path, as_path: 
         HostSpec("n2", "you", cpu=4, ram_gib=8, **common),  # type: ignore[arg-type]
         HostSpec("fd00::1", "me", ram_gib=8, **common),  # type: ignore[arg-type]
     )
-
-
-def test_empty_tables_name_hosts_too(tmp_path: Path) -> None:
-    (tmp_path / "hosts.toml").write_text("[hosts]\nh1 = {}\nh2 = {gpu = 1}\n")
-    assert parse_hosts(tmp_path / "hosts.toml") == (HostSpec("h1"), HostSpec("h2", gpu=1))
-
-
-def test_ssh_is_called_with_user_and_name() -> None:
-    assert HostSpec("h1").destination == "h1"
-    assert HostSpec("h1", user="me").destination == "me@h1"
-    assert HostSpec("::1", user="me").destination == "me@::1"
 
 
 @pytest.mark.parametrize(
@@ -181,30 +169,22 @@ def test_all_mistakes_are_told_at_once() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "-oProxyCommand=touch${IFS}x",
-        "-h1",
-        "a b",
-        "a\tb",
-        "a\nb",
-        "a\0b",
+        *(f"a{character}b" for character in " \t\n\0;&|>'\"\\/"),
+        *(
+            [
+                "-oProxyCommand=touch${IFS}x",
+                "-h1",
+                "$(x) `x`",
+                "a*",
+                "a?",
+                "~a",
+                "..",
+                "%h",
+                "::1%a;b",
+                "::1%",
+            ]
+        ),
         "h1\n",
-        "a;b",
-        "a&b",
-        "a|b",
-        "$(touch x)",
-        "`touch x`",
-        "a>b",
-        "a'b",
-        'a"b',
-        "a\\b",
-        "a*",
-        "a?",
-        "~a",
-        "a/b",
-        "..",
-        "%h",
-        "::1%a;b",
-        "::1%",
         "\u202eh1",
     ],
 )
@@ -216,7 +196,6 @@ def test_what_ssh_or_a_shell_would_understand_names_no_host_user_or_address(name
             parse_hosts([fields])
 
 
-@settings(deadline=None)
 @given(st.text(min_size=1, max_size=12), st.text(max_size=8))
 def test_no_text_becomes_an_option_of_ssh_or_more_than_one_word(name: str, user: str) -> None:
     try:
@@ -230,10 +209,9 @@ def test_no_text_becomes_an_option_of_ssh_or_more_than_one_word(name: str, user:
         assert host.destination.isprintable()
 
 
-_NAMES = st.from_regex(r"[a-z][a-z0-9.-]{0,8}", fullmatch=True)
+_NAMES = st.builds(str.__add__, st.sampled_from("hxz"), st.text("az09.-", max_size=8))
 
 
-@settings(deadline=None)
 @given(
     st.lists(
         st.builds(
@@ -254,15 +232,9 @@ _NAMES = st.from_regex(r"[a-z][a-z0-9.-]{0,8}", fullmatch=True)
 def test_hosts_written_as_a_string_are_read_as_they_were(hosts: list[HostSpec]) -> None:
     options = ("port", "cpu", "ram_gib", "gpu", "address")
     text = ",".join(
-        ":".join(
-            [
-                host.destination,
-                *(
-                    f"{name}={getattr(host, name)}"
-                    for name in options
-                    if getattr(host, name) is not None
-                ),
-            ]
+        f"{host.destination}"
+        + "".join(
+            f":{name}={value}" for name in options if (value := getattr(host, name)) is not None
         )
         for host in hosts
     )

@@ -2,7 +2,9 @@
 
 import json
 import os
+import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,30 +45,33 @@ def seen(folder: Path, name: str) -> dict[str, Any]:
 
 
 @linux
-def test_two_nodes_that_want_a_device_get_different_ones(
+def test_nodes_get_devices_cores_and_an_environment_of_their_own(
     launch_program: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,GPU-7")
-    program = looking(tmp_path, learner=2, actor=1)
-    launch_program(program, "test_mp", resources={"learner": {"gpu": 1}}).wait()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    available = sorted(os.sched_getaffinity(0))
+    several = len(available) > 1  # one core cannot be divided
+    cores = {"actor": {"cpu": 0.25}, "actor[1]": {"cpu": 1}} if several else {}
+    processes = {
+        "actor": {"env": {"A_VARIABLE": "group", "HOME": None}},
+        "actor[1]": lp.PythonProcess(env={"A_VARIABLE": "single"}),
+    }
+    program = looking(tmp_path, learner=2, actor=2, other=1)
+    launch_program(
+        program, "test_mp", resources={"learner": {"gpu": 1}, **cores}, processes=processes
+    ).wait()
+    actor, single, other = (seen(tmp_path, name) for name in ("actor0", "actor1", "other0"))
     devices = {seen(tmp_path, f"learner{index}")["devices"] for index in range(2)}
     assert devices == {"5", "GPU-7"}
-    assert seen(tmp_path, "actor0")["devices"] == ""
-
-
-@linux
-def test_a_node_runs_on_its_cores_and_one_node_may_differ_from_its_group(
-    launch_program: Any, tmp_path: Path
-) -> None:
-    available = sorted(os.sched_getaffinity(0))
-    if len(available) < 2:
-        pytest.skip("one core cannot be divided")
-    resources = {"actor": {"cpu": 0.25}, "actor[1]": {"cpu": 1}}
-    launch_program(looking(tmp_path, actor=2, free=1), "test_mp", resources=resources).wait()
-    first, second = (seen(tmp_path, f"actor{index}")["cores"] for index in range(2))
-    assert len(first) == len(second) == 1
-    assert first != second
-    assert seen(tmp_path, "free0")["cores"] == available
+    assert actor["devices"] == other["devices"] == ""
+    if several:
+        assert len(actor["cores"]) == len(single["cores"]) == 1
+        assert actor["cores"] != single["cores"]
+    assert other["cores"] == available
+    assert (actor["variable"], actor["home"]) == ("group", None)
+    assert (single["variable"], single["home"]) == ("single", str(tmp_path))
+    assert (other["variable"], other["home"]) == (None, str(tmp_path))
 
 
 def take(mib: int, folder: Path) -> None:
@@ -79,7 +84,7 @@ def test_a_node_that_takes_more_memory_than_it_asked_for_is_told_so(
     launch_program: Any, tmp_path: Path
 ) -> None:
     program = lp.Program("memory")
-    program.add_node(lp.PyNode(take, 200, tmp_path), label="modest")
+    program.add_node(lp.PyNode(take, 50, tmp_path), label="modest")
     program.add_node(lp.PyNode(take, 900, tmp_path), label="greedy")
     running = launch_program(program, "test_mp", resources={"greedy": {"ram": 0.5}})
     with pytest.raises(lp.NodeFailedError, match=r"greedy\[0\].*MemoryError.*ram_gib=0.5"):
@@ -87,15 +92,17 @@ def test_a_node_that_takes_more_memory_than_it_asked_for_is_told_so(
     assert not (tmp_path / "took900").exists()
 
 
-def test_more_than_there_is_is_a_mistake_of_the_plan() -> None:
-    program = looking(Path(), actor=3)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    with pytest.raises(lp.ProgramError, match=rf"actor 3 x 1000 = 3000 cores.* may use {cores}"):
-        lp.plan(program, "test_mp", {"actor": {"cpu": 1000}})
-    with pytest.raises(lp.ProgramError, match=r"actor 3 x 1e\+06 = 3e\+06 GiB"):
-        lp.plan(program, "test_mp", {"actor": {"ram": 1e6}})
-    with pytest.raises(lp.ProgramError, match=r"actor 3 x 99 = 297 devices"):
-        lp.plan(program, "test_mp", {"actor": {"gpu": 99}})
+@pytest.mark.parametrize(
+    ("wish", "arithmetic"),
+    [
+        ({"cpu": 1000}, r"actor 3 x 1000 = 3000 cores"),
+        ({"ram": 1e6}, r"actor 3 x 1e\+06 = 3e\+06 GiB"),
+        ({"gpu": 99}, r"actor 3 x 99 = 297 devices"),
+    ],
+)
+def test_more_than_there_is_is_a_mistake_of_the_plan(wish: Any, arithmetic: str) -> None:
+    with pytest.raises(lp.ProgramError, match=arithmetic):
+        lp.plan(looking(Path(), actor=3), "test_mp", {"actor": wish})
 
 
 def test_threads_say_in_the_plan_that_they_cannot_have_their_own(tmp_path: Path) -> None:
@@ -112,63 +119,43 @@ def test_threads_say_in_the_plan_that_they_cannot_have_their_own(tmp_path: Path)
     )
 
 
-def test_groups_and_single_nodes_have_an_environment_of_their_own(
-    launch_program: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    processes = {
-        "actor": {"env": {"A_VARIABLE": "group", "HOME": None}},
-        "actor[1]": lp.PythonProcess(env={"A_VARIABLE": "single"}),
-    }
-    launch_program(looking(tmp_path, actor=2, other=1), "test_mp", processes=processes).wait()
-    actor, single, other = (seen(tmp_path, name) for name in ("actor0", "actor1", "other0"))
-    assert (actor["variable"], actor["home"]) == ("group", None)
-    assert (single["variable"], single["home"]) == ("single", str(tmp_path))
-    assert (other["variable"], other["home"]) == (None, str(tmp_path))
+@pytest.fixture
+def wrap(tmp_path: Path) -> Callable[[str], Path]:
+    """Makes an interpreter of this version at another path; the text comes before its options."""
+
+    def make(before: str, *options: str) -> Path:
+        path = tmp_path / "python"
+        command = " ".join([f"{before} exec {sys.executable}", *options])
+        path.write_text(f'#!/bin/sh\n{command} "$@"\n')
+        path.chmod(0o755)
+        return path
+
+    return make
 
 
-def test_what_an_interpreter_reads_when_it_starts_holds_too(
-    launch_program: Any, tmp_path: Path
+@pytest.mark.slow
+def test_a_group_may_have_another_interpreter_and_what_that_reads_when_it_starts(
+    launch_program: Any, tmp_path: Path, wrap: Any
 ) -> None:
     (tmp_path / "beside").mkdir()
     variables = {"PYTHONHASHSEED": "7", "PYTHONPATH": str(tmp_path / "beside")}
-    processes = {f"{label}": {"env": variables} for label in ("a", "b")}
+    processes = {"a": {"env": variables}, "b": {"interpreter": wrap("A_VARIABLE=wrapped")}}
     launch_program(looking(tmp_path, a=1, b=1, c=1), "test_mp", processes=processes).wait()
-    first, second, other = (seen(tmp_path, f"{label}0") for label in "abc")
-    assert first["hash"] == second["hash"] != other["hash"]
+    first, wrapped, other = (seen(tmp_path, name) for name in ("a0", "b0", "c0"))
+    ask = [sys.executable, "-S", "-c", "print(hash('text'))"]
+    assert first["hash"] == int(subprocess.check_output(ask, env={"PYTHONHASHSEED": "7"}))
     assert str(tmp_path / "beside") in first["path"]
     assert first["interpreter"] == other["interpreter"]
+    assert wrapped["variable"] == "wrapped"
 
 
-def test_a_group_may_have_another_interpreter(launch_program: Any, tmp_path: Path) -> None:
-    # Of the same version and with the same packages, at another path.
-    other = tmp_path / "python"
-    other.write_text(f'#!/bin/sh\nA_VARIABLE=wrapped exec {sys.executable} "$@"\n')
-    other.chmod(0o755)
-    launch_program(
-        looking(tmp_path, actor=1), "test_mp", processes={"actor": {"interpreter": other}}
-    ).wait()
-    assert seen(tmp_path, "actor0")["variable"] == "wrapped"
-
-
-def test_an_interpreter_that_cannot_do_says_what_to_do(launch_program: Any, tmp_path: Path) -> None:
-    other = tmp_path / "python"
-    other.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
-    other.chmod(0o755)
-    running = launch_program(
-        looking(tmp_path, actor=1), "test_mp", processes={"actor": {"interpreter": str(other)}}
-    )
+def test_an_interpreter_that_cannot_do_says_what_to_do(
+    launch_program: Any, tmp_path: Path, wrap: Any
+) -> None:
+    processes = {"actor": {"interpreter": str(wrap("", "-I", "-S"))}}
+    running = launch_program(looking(tmp_path, actor=1), "test_mp", processes=processes)
     with pytest.raises(lp.NodeFailedError, match="-m pip install launchpad-lite"):
         running.wait()
-
-
-def test_an_interpreter_that_is_not_there_is_a_mistake_of_the_plan(tmp_path: Path) -> None:
-    with pytest.raises(lp.ProgramError, match="no interpreter '/nowhere/python'"):
-        lp.plan(
-            looking(tmp_path, actor=1),
-            "test_mp",
-            processes={"actor": {"interpreter": "/nowhere/python"}},
-        )
 
 
 class Steadfast:
@@ -195,6 +182,7 @@ def ask(steadfast: Any, folder: Path) -> None:
     lp.stop()
 
 
+@pytest.mark.slow
 def test_a_new_interpreter_serves_restarts_and_stops_as_a_forked_worker_does(
     launch_program: Any, tmp_path: Path
 ) -> None:
@@ -251,13 +239,15 @@ def test_flags_of_a_group_are_as_if_its_command_line_said_them(
 )
 def test_settings_that_cannot_be_are_mistakes_of_the_plan(given: Any, message: str) -> None:
     with pytest.raises(lp.ProgramError) as caught:
-        lp.plan(looking(Path(), actor=1), "test_mp", processes={"actor": given})
+        lp.plan(looking(Path(), actor=1), "test_mp", processes={"actor": given, "nobody": {}})
     assert f"processes of group 'actor': {message}" in str(caught.value)
+    assert "processes for an unknown group 'nobody'" in str(caught.value)
 
 
-def test_a_group_that_does_not_exist_is_a_mistake() -> None:
-    with pytest.raises(lp.ProgramError, match="processes for an unknown group 'nobody'"):
-        lp.plan(looking(Path(), actor=1), "test_mp", processes={"nobody": {}})
+def test_an_interpreter_that_is_not_there_is_a_mistake_of_the_plan() -> None:
+    processes = {"actor": {"interpreter": "/nowhere/python"}}
+    with pytest.raises(lp.ProgramError, match="no interpreter '/nowhere/python'"):
+        lp.plan(looking(Path(), actor=1), "test_mp", processes=processes)
 
 
 def test_plans_show_the_names_of_variables_and_keep_their_values() -> None:

@@ -18,7 +18,6 @@ pytestmark = [
     pytest.mark.slow,  # each process loads TensorFlow
     needs_reverb,
 ]
-both = pytest.mark.parametrize("launcher", ["test_mt", "test_mp"])
 #: For a server to end in, whose tables are kept only if it does.
 _NOTICE_S = 60.0
 
@@ -82,21 +81,21 @@ def _program(node: lp.ReverbNode, *others: tuple[Any, ...]) -> lp.Program:
     return program
 
 
-def _fill(launch_program: Any, launcher: str, node: lp.ReverbNode, done: Path, **how: Any) -> None:
+def _fill(launch_program: Any, node: lp.ReverbNode, done: Path, **how: Any) -> None:
     program = _program(node, (Writer, 3, done))
-    running = launch_program(program, launcher, notice_s=_NOTICE_S, **how)
+    running = launch_program(program, "test_mp", notice_s=_NOTICE_S, **how)
     assert running.wait(90).outcome is lp.Outcome.COMPLETED
     assert done.exists()
 
 
-def _contents(launch_program: Any, launcher: str, node: Any, output: Path, **how: Any) -> str:
+def _contents(launch_program: Any, node: Any, output: Path, **how: Any) -> str:
     program = _program(node, (Reader, 3, output))
-    result = launch_program(program, launcher, notice_s=_NOTICE_S, **how).wait(90)
+    result = launch_program(program, "test_mp", notice_s=_NOTICE_S, **how).wait(90)
     assert (result.outcome, result.killed) == (lp.Outcome.COMPLETED, ())
     return output.read_text()
 
 
-@both
+@pytest.mark.parametrize("launcher", ["test_mt", "test_mp"])
 def test_nodes_share_a_queue_and_nothing_is_left(
     launch_program: Any, launcher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,39 +110,32 @@ def test_nodes_share_a_queue_and_nothing_is_left(
     assert list(temporary.iterdir()) == []
 
 
-@both
 def test_the_folder_of_the_launch_keeps_the_tables_whatever_the_node_says(
-    launch_program: Any, launcher: str, tmp_path: Path
+    launch_program: Any, tmp_path: Path
 ) -> None:
     folder = tmp_path / "checkpoints"
-    node = lp.ReverbNode(make_tables, lambda: 1 / 0)
+
+    def node() -> lp.ReverbNode:
+        return lp.ReverbNode(make_tables, lambda: 1 / 0)
+
     for index in range(3):  # one more than stay
-        _fill(
-            launch_program,
-            launcher,
-            lp.ReverbNode(make_tables, lambda: 1 / 0),
-            tmp_path / f"done{index}",
-            checkpoints=lp.Checkpoints(folder, keep=2),
-        )
-    assert _contents(
-        launch_program, launcher, node, tmp_path / "out", checkpoints={"replay": folder}
-    ).startswith("Client 0 1 2")
+        checkpoints = lp.Checkpoints(folder, keep=2)
+        _fill(launch_program, node(), tmp_path / f"done{index}", checkpoints=checkpoints)
+    contents = _contents(launch_program, node(), tmp_path / "out", checkpoints={"replay": folder})
+    assert contents.startswith("Client 0 1 2")
     names = sorted(path.name for path in (folder / "replay" / "0").iterdir())
     assert names == [".lock", "00000003", "00000004"]
 
 
-@both
-def test_the_checkpointer_of_the_node_keeps_the_tables(
-    launch_program: Any, launcher: str, tmp_path: Path
-) -> None:
+def test_the_checkpointer_of_the_node_keeps_the_tables(launch_program: Any, tmp_path: Path) -> None:
     folder = tmp_path / "own"
 
     def node() -> lp.ReverbNode:
         return lp.ReverbNode(make_tables, lambda: make_checkpointer(folder))
 
-    _fill(launch_program, launcher, node(), tmp_path / "done")
+    _fill(launch_program, node(), tmp_path / "done")
     assert len(list(folder.glob("*/DONE"))) == 1
-    assert _contents(launch_program, launcher, node(), tmp_path / "out") == "Client 0 1 2"
+    assert _contents(launch_program, node(), tmp_path / "out") == "Client 0 1 2"
 
 
 @pytest.mark.parametrize("period_of", ["node", "launch"])

@@ -23,9 +23,8 @@ import launchpad_lite as lp
 from examples.consumer_producers.program import make_program
 from launchers import _shipping
 from launchers._shipping import Shipment, Tree, pack_up, runtime_tree
-from launchpad_lite._plan import make_plan
 from launchpad_lite.errors import LaunchError
-from launchpad_lite.launching import Executable, get_launcher
+from launchpad_lite.launching import Executable
 from tests.launchers.scripts import Script
 
 _ROOT = Path(__file__).parents[2]
@@ -58,7 +57,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project
 
 
 def plan_of(program: lp.Program) -> tuple[Executable, ...]:
-    return tuple(make_plan(program, get_launcher("test_mp")).executables)
+    return tuple(lp.plan(program, "test_mp").executables)
 
 
 def ship(*nodes: Any) -> Shipment:
@@ -105,106 +104,50 @@ def run_bare(script: str, folders: list[str], stdin: bytes = b"") -> str:
     return done.stdout.decode()
 
 
-class TestUserCode:
-    def test_a_module_at_the_top_travels_alone(self, project: Project) -> None:
-        project({"shp_alone.py": "class Node: ...", "shp_other.py": "", "data.bin": "x"})
-        assert user_files(ship(load("shp_alone").Node)) == {"shp_alone.py"}
+def empty(names: str) -> dict[str, str]:
+    return dict.fromkeys(names.split(), "")
 
-    def test_a_package_travels_whole_from_its_top_without_what_tools_made(
-        self, project: Project
-    ) -> None:
-        root = project(
-            {
-                "shp_pkg/__init__.py": "",
-                "shp_pkg/inner/__init__.py": "",
-                "shp_pkg/inner/deep.py": "class Node: ...",
-                "shp_pkg/unused.py": "",
-                "shp_pkg/inner/data/table.csv": "1,2",
-                "shp_pkg/.hidden": "",
-                "shp_pkg/.git/config": "",
-                "shp_pkg/build/lib.py": "",
-                "shp_pkg/shp_pkg.egg-info/PKG-INFO": "",
-                "shp_pkg/inner/build/__init__.py": "",
-                "shp_pkg/stale.pyc": "",
-            }
-        )
-        node = load("shp_pkg.inner.deep").Node
-        assert (root / "shp_pkg/inner/__pycache__").exists() or sys.dont_write_bytecode
-        assert user_files(ship(node)) == {
-            "shp_pkg/__init__.py",
-            "shp_pkg/inner/__init__.py",
-            "shp_pkg/inner/build/__init__.py",
-            "shp_pkg/inner/deep.py",
-            "shp_pkg/inner/data/table.csv",
-            "shp_pkg/unused.py",
-        }
 
-    def test_of_a_namespace_package_the_folder_of_the_module_travels(
-        self, project: Project
-    ) -> None:
-        project(
-            {
-                "shp_space/one/program.py": "class Node: ...",
-                "shp_space/one/config.toml": "",
-                "shp_space/one/runs/log.txt": "",
-                "shp_space/two/program.py": "",
-            }
-        )
-        assert user_files(ship(load("shp_space.one.program").Node)) == {
-            "shp_space/one/program.py",
-            "shp_space/one/config.toml",
-        }
-
-    def test_imports_lead_into_namespace_packages_that_are_not_loaded(
-        self, project: Project
-    ) -> None:
-        project(
-            {
-                "shp_start.py": "class Node:\n    def run(self):\n        import shp_far.in_.mod",
-                "shp_far/in_/mod.py": "",
-            }
-        )
-        assert user_files(ship(load("shp_start").Node)) == {"shp_start.py", "shp_far/in_/mod.py"}
-
-    def test_imports_are_followed_at_any_depth_without_running_them(self, project: Project) -> None:
-        project(
-            {
-                "shp_a.py": """
+#: The module of a class `Node`, the files that travel with it, and names of others beside them.
+_IMPORTS = {
+    "a module at the top travels alone": (
+        "shp_alone",
+        {"shp_alone.py": "class Node: ..."},
+        "shp_other.py data.bin",
+    ),
+    "of a namespace package the folder of the module": (
+        "shp_space.one.program",
+        {"shp_space/one/program.py": "class Node: ...", "shp_space/one/config.toml": ""},
+        "shp_space/one/runs/log.txt shp_space/two/program.py",
+    ),
+    "imports lead into namespace packages that are not loaded": (
+        "shp_start",
+        {
+            "shp_start.py": "class Node:\n    def run(self):\n        import shp_far.in_.mod",
+            "shp_far/in_/mod.py": "",
+        },
+        "",
+    ),
+    "imports are followed at any depth without running them": (
+        "shp_a",
+        {
+            "shp_a.py": """
                 class Node:
                     def run(self):
                         if True:
                             from shp_lib.part import thing
                 """,
-                "shp_lib/__init__.py": "raise RuntimeError('nobody may import this here')",
-                "shp_lib/part.py": "from . import sibling\nfrom .. import above",
-                "shp_lib/sibling.py": "try:\n    import shp_last\nexcept ImportError: pass",
-                "shp_last.py": "",
-                "shp_unrelated.py": "",
-            }
-        )
-        files = user_files(ship(load("shp_a").Node))
-        assert files == {
-            "shp_a.py",
-            "shp_lib/__init__.py",
-            "shp_lib/part.py",
-            "shp_lib/sibling.py",
-            "shp_last.py",
-        }
-        assert "shp_lib" not in sys.modules
-
-    def test_circular_imports_end(self, project: Project) -> None:
-        project(
-            {
-                "shp_egg.py": "import shp_hen\nclass Node: ...",
-                "shp_hen.py": "import shp_egg",
-            }
-        )
-        assert user_files(ship(load("shp_egg").Node)) == {"shp_egg.py", "shp_hen.py"}
-
-    def test_imports_for_type_checkers_are_left_out(self, project: Project) -> None:
-        project(
-            {
-                "shp_typed.py": """
+            "shp_lib/__init__.py": "raise RuntimeError('nobody may import this here')",
+            "shp_lib/part.py": "from . import sibling\nfrom .. import above",
+            "shp_lib/sibling.py": "try:\n    import shp_last\nexcept ImportError: pass",
+            "shp_last.py": "import shp_a",
+        },
+        "shp_unrelated.py",
+    ),
+    "imports for type checkers are left out": (
+        "shp_typed",
+        {
+            "shp_typed.py": """
                 from typing import TYPE_CHECKING
                 import typing as t
                 if TYPE_CHECKING:
@@ -215,14 +158,37 @@ class TestUserCode:
                     import shp_run_time
                 class Node: ...
                 """,
-                "shp_types.py": "",
-                "shp_run_time.py": "",
-            }
-        )
+            "shp_run_time.py": "",
+        },
+        "shp_types.py",
+    ),
+    "a package travels whole from its top without what tools made": (
+        "shp_pkg.inner.deep",
+        {
+            "shp_pkg/inner/deep.py": "class Node: ...",
+            **empty(
+                "shp_pkg/__init__.py shp_pkg/inner/__init__.py shp_pkg/inner/build/__init__.py"
+            ),
+            **empty("shp_pkg/unused.py shp_pkg/inner/data/table.csv"),
+        },
+        (
+            "shp_pkg/.hidden shp_pkg/.git/config shp_pkg/build/lib.py shp_pkg/stale.pyc "
+            "shp_pkg/shp_pkg.egg-info/PKG-INFO shp_pkg/__pycache__/unused.cpython-311.pyc"
+        ),
+    ),
+}
+
+
+class TestUserCode:
+    @pytest.mark.parametrize("case", _IMPORTS)
+    def test_what_travels(self, case: str, project: Project) -> None:
+        module, files, others = _IMPORTS[case]
+        project({**files, **empty(others)})
         load("numpy")
-        shipment = ship(load("shp_typed").Node)
-        assert user_files(shipment) == {"shp_typed.py", "shp_run_time.py"}
+        shipment = ship(load(module).Node)
+        assert user_files(shipment) == set(files)
         assert shipment.requires == {}
+        assert "shp_lib" not in sys.modules
 
     def test_each_root_has_its_tree_in_the_order_of_the_path(self, project: Any) -> None:
         library = project({"shp_lib2/__init__.py": ""}, folder="library")
@@ -271,17 +237,16 @@ class TestUserCode:
         with pytest.raises(LaunchError, match=r"back is a link to a folder that it is in"):
             ship(node)
 
-    def test_a_file_that_cannot_be_read_is_named(self, project: Project) -> None:
+    @pytest.mark.parametrize(
+        ("link", "why"), [("nowhere", "No such file"), ("me", "symbolic links")]
+    )
+    def test_a_file_that_cannot_be_read_is_named(
+        self, project: Project, link: str, why: str
+    ) -> None:
         root = project({"shp_bad/__init__.py": "class Node: ..."})
-        (root / "shp_bad/gone").symlink_to(root / "nowhere")
-        with pytest.raises(LaunchError, match=r"shp_bad/gone .*No such file.*move it out"):
+        (root / "shp_bad/me").symlink_to(link)
+        with pytest.raises(LaunchError, match=rf"shp_bad/me .*{why}.*move it out"):
             ship(load("shp_bad").Node)
-
-    def test_a_link_to_itself_is_named(self, project: Project) -> None:
-        root = project({"shp_self/__init__.py": "class Node: ..."})
-        (root / "shp_self/me").symlink_to("me")
-        with pytest.raises(LaunchError, match=r"shp_self/me .*symbolic links.*move it out"):
-            ship(load("shp_self").Node)
 
     def test_pipes_and_sockets_are_left_out(self, project: Project) -> None:
         root = project({"shp_pipe/__init__.py": "class Node: ..."})
@@ -296,63 +261,55 @@ class TestUserCode:
             ship(load("shp_big").Node)
 
 
-class TestRequires:
-    def test_what_local_modules_import_is_required_in_the_version_here(
-        self, project: Project
-    ) -> None:
-        project(
-            {
-                "shp_np.py": """
-                import json, os.path
-                import absl.flags, courier, psutil
-                class Node:
-                    from numpy.random import default_rng
-                """
-            }
-        )
-        shipment = ship(load("shp_np").Node)
-        assert shipment.requires == {"numpy": importlib.metadata.version("numpy")}
+#: The source of `shp_node`, where `make` returns a class, and what that requires.
+_REQUIRED = {
+    "what local modules import": (
+        """
+        import json, os.path
+        import absl.flags, courier, psutil
+        class Node:
+            from numpy.random import default_rng
+        """,
+        {"numpy"},
+    ),
+    "one distribution of a namespace": (
+        "from google.protobuf import message\nclass Node: ...",
+        {"protobuf"},
+    ),
+    "of modules whose parts travel by value only what these use": (
+        """
+        import pluggy  # not for nodes
+        def make():
+            class Node:
+                def run(self):
+                    import shp_used
+            return Node
+        Node = make()
+        """,
+        {"numpy"},
+    ),
+}
 
-    def test_distributions_of_one_namespace_are_told_apart(self, project: Project) -> None:
-        project({"shp_pb.py": "from google.protobuf import message\nclass Node: ..."})
-        assert set(ship(load("shp_pb").Node).requires) == {"protobuf"}
+
+class TestRequires:
+    @pytest.mark.parametrize("case", _REQUIRED)
+    def test_what_is_imported_is_required_in_the_version_here(
+        self, case: str, project: Project
+    ) -> None:
+        source, names = _REQUIRED[case]
+        project({"shp_node.py": source, "shp_used.py": "import numpy"})
+        shipment = ship(load("shp_node").Node)
+        assert shipment.requires == {name: importlib.metadata.version(name) for name in names}
+        assert user_files(shipment) == {"shp_node.py", *(["shp_used.py"] * ("value" in case))}
 
     def test_what_may_be_left_out_is_required_if_it_is_loaded_here(
         self, project: Project, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        project(
-            {
-                "shp_maybe.py": """
-                class Node:
-                    def run(self):
-                        import pluggy
-                """
-            }
-        )
+        project({"shp_maybe.py": "class Node:\n    def run(self):\n        import pluggy"})
         node = load("shp_maybe").Node
         assert set(ship(node).requires) == {"pluggy"}
         monkeypatch.delitem(sys.modules, "pluggy")
         assert ship(node).requires == {}
-
-    def test_of_modules_whose_parts_travel_by_value_only_what_these_use_is_required(
-        self, project: Project
-    ) -> None:
-        project(
-            {
-                "shp_value.py": """
-                import pluggy  # not for nodes
-                def make():
-                    class Node:
-                        def run(self):
-                            import shp_used
-                    return Node
-                """,
-                "shp_used.py": "import numpy",
-            }
-        )
-        shipment = ship(load("shp_value").make())
-        assert user_files(shipment) == {"shp_value.py", "shp_used.py"}
-        assert set(shipment.requires) == {"numpy"}
 
     def test_what_a_pickle_names_is_required(self) -> None:
         numpy = load("numpy")
@@ -392,12 +349,16 @@ class TestTrees:
             (member,) = tar
         assert (member.mode, member.mtime, member.uid, member.uname) == (0o755, 0, 0, "")
 
-    def test_changes_are_seen_although_hashes_are_remembered(self, project: Project) -> None:
-        root = project({"shp_edit.py": "class Node: ..."})
+    def test_hashes_are_remembered_as_long_as_time_and_size_of_a_file_stay(
+        self, project: Project
+    ) -> None:
+        file = project({"shp_edit.py": "class Node: ..."}) / "shp_edit.py"
         node = load("shp_edit").Node
-        before = ship(node).trees[0]
+        before, then = ship(node).trees[0], file.stat()
+        file.write_text("class Edon: ...")
+        os.utime(file, ns=(then.st_atime_ns, then.st_mtime_ns))
         assert ship(node).trees[0] == before
-        (root / "shp_edit.py").write_text("class Node: ...  # changed")
+        file.write_text("class Node: ...  # changed")
         assert ship(node).trees[0].key != before.key
 
     def test_a_file_that_changed_since_is_not_sent_under_the_old_key(
@@ -409,25 +370,15 @@ class TestTrees:
         with pytest.raises(LaunchError, match="changed while they were being packed"):
             tree.archive()
 
-    def test_files_that_did_not_change_are_read_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        executables = plan_of(make_program())
-        first = pack_up(executables)
-        monkeypatch.setattr(_shipping, "_read", lambda path: pytest.fail(f"reads {path}"))
-        assert pack_up(executables) == first
-
 
 class TestOnABareHost:
-    def test_our_tree_alone_runs_the_agent_s_code(self, tmp_path: Path) -> None:
-        folders = unpack([runtime_tree().archive()], tmp_path)
-        script = "import launchers.host.agent, psutil\nprint(launchers.__file__, psutil.__file__)"
-        assert all(file.startswith(folders[0]) for file in run_bare(script, folders).split())
-
-    def test_no_tests_and_no_grpc_are_in_it(self) -> None:
+    def test_no_tests_and_no_grpc_are_in_our_tree(self) -> None:
         files = runtime_tree().files
         assert not [name for name in files if "__pycache__" in name or "/tests/" in name]
-        assert {name.split("/")[0] for name in files} == set(_shipping._RUNTIME)
+        packages = {"absl", "cloudpickle", "courier", "launchers", "launchpad_lite", "psutil"}
+        assert {name.split("/")[0] for name in files} == packages
 
-    def test_nodes_of_an_example_thaw(self, tmp_path: Path) -> None:
+    def test_the_agent_is_there_and_nodes_of_an_example_thaw(self, tmp_path: Path) -> None:
         executables = plan_of(make_program())
         shipment = pack_up(executables)
         assert shipment.requires == {}
@@ -436,6 +387,9 @@ class TestOnABareHost:
         thaw = """
             import importlib.util, pickle
             assert importlib.util.find_spec("pytest") is None, "something is installed here"
+            import launchers.host.agent, psutil
+            print(launchers.__file__)
+            print(psutil.__file__)
             from launchpad_lite.errors import UnresolvedAddressError
             for work in pickle.load(sys.stdin.buffer):
                 try:
@@ -447,10 +401,14 @@ class TestOnABareHost:
             """
         works = cloudpickle.dumps([each.work for each in executables])
         lines = run_bare(thaw, folders, works).splitlines()
-        assert len(lines) == len(executables)
-        assert set(lines) == {"has a handle", "has none"}
+        assert all(file.startswith(folders[-1]) for file in lines[:2])
+        assert len(lines[2:]) == len(executables)
+        assert set(lines[2:]) == {"has a handle", "has none"}
 
-    @pytest.mark.parametrize("command", ["file", "module", "text"])
+    @pytest.mark.parametrize(
+        "command",
+        ["file", *(pytest.param(each, marks=pytest.mark.slow) for each in ("module", "text"))],
+    )
     def test_nodes_of_a_script_thaw_and_find_what_they_import(
         self, tmp_path: Path, command: str
     ) -> None:
@@ -461,19 +419,17 @@ class TestOnABareHost:
         )
         (folder / "shp_late.py").write_text("import math\nANSWER = 42")
         (folder / "shp_own.py").write_text("OWN = 'own'")
-        (folder / "shp_plots.py").write_text("import matplotlib")
+        (folder / "shp_plots.py").write_text("import pluggy")
         script = Script(
             folder,
             """
             import pickle, sys
             import cloudpickle
-            import matplotlib  # for the launch only
+            import pluggy  # for the launch only
             import shp_helpers
             import shp_plots
             import launchpad_lite as lp
             from launchers._shipping import pack_up
-            from launchpad_lite._plan import make_plan
-            from launchpad_lite.launching import get_launcher
 
             class Node:
                 def __init__(self):
@@ -482,7 +438,7 @@ class TestOnABareHost:
 
             program = lp.Program("script")
             program.add_node(lp.CourierNode(Node), label="node")
-            executables = make_plan(program, get_launcher("test_mp")).executables
+            executables = lp.plan(program, "test_mp").executables
             shipment = pack_up(executables)
             files = [name for tree in shipment.trees[:-1] for name in tree.files]
             archives = [tree.archive() for tree in shipment.trees]

@@ -1,14 +1,16 @@
-import dataclasses
+"""What ssh is told, which host gets which node, and a launch where a shell takes the place of ssh."""
+
+import os
 import shlex
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import launchpad_lite as lp
-from launchers._hosts import HostSpec
 from launchers.host.arrival import LOADER, shell_command
-from launchers.ssh import SshLauncher
+from launchers.ssh import HostSpec, SshLauncher
 from launchpad_lite.errors import LaunchError, ProgramError
 
 
@@ -16,9 +18,9 @@ class Node:
     def run(self) -> None: ...
 
 
-def make_program(**groups: int) -> lp.Program:
+def make_program(actors: int = 2) -> lp.Program:
     program = lp.Program("placed")
-    for group, count in (groups or {"actor": 2, "learner": 1}).items():
+    for group, count in (("actor", actors), ("learner", 1)):
         with program.group(group):
             for _ in range(count):
                 program.add_node(lp.CourierNode(Node))
@@ -29,69 +31,49 @@ def command(spec: HostSpec, **options: Any) -> list[str]:
     return SshLauncher([spec], **options).command(spec)
 
 
-def how(spec: HostSpec, **options: Any) -> str:
-    """The command without what runs on the host."""
-    return shlex.join(command(spec, **options)[:-1])
-
-
 _OPTIONS = (
-    "ssh -T -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=2 -o ServerAliveCountMax=4"
+    "-T -o BatchMode=yes -o ConnectTimeout={} -o ServerAliveInterval={} -o ServerAliveCountMax=4"
 )
+_PLAIN = f"ssh {_OPTIONS.format(10, 2)}"
 
 
 @pytest.mark.parametrize(
-    ("spec", "expected"),
+    ("spec", "options", "expected"),
     [
-        (HostSpec("h1"), f"{_OPTIONS} -- h1"),
-        (HostSpec("h1", user="ann"), f"{_OPTIONS} -- ann@h1"),
-        (HostSpec("h1", user="ann@realm", port=2222), f"{_OPTIONS} -p 2222 -- ann@realm@h1"),
-        (HostSpec("fd00::1", user="ann"), f"{_OPTIONS} -- ann@fd00::1"),
+        (HostSpec("h1"), {}, f"{_PLAIN} -- h1"),
+        (HostSpec("h1", user="ann"), {}, f"{_PLAIN} -- ann@h1"),
+        (HostSpec("h1", user="ann@realm", port=2222), {}, f"{_PLAIN} -p 2222 -- ann@realm@h1"),
+        (HostSpec("fd00::1", user="ann"), {}, f"{_PLAIN} -- ann@fd00::1"),
         # Where others reach it has nothing to do with how ssh does.
-        (HostSpec("h1", address="10.0.0.1", gpu=2), f"{_OPTIONS} -- h1"),
+        (HostSpec("h1", address="10.0.0.1", gpu=2), {}, f"{_PLAIN} -- h1"),
+        # Time limits become those of ssh, a second at least.
+        (
+            HostSpec("h1"),
+            {"silence_s": 60, "connect_s": 90},
+            f"ssh {_OPTIONS.format(45, 15)} -- h1",
+        ),
+        (HostSpec("h1"), {"silence_s": 1, "connect_s": 1}, f"ssh {_OPTIONS.format(1, 1)} -- h1"),
+        # Options of the user come first, so that ssh heeds them.
+        (
+            HostSpec("h1"),
+            {"ssh": ("ssh", "-F", "other config", "-o", "ConnectTimeout=99")},
+            f"ssh -F 'other config' -o ConnectTimeout=99 {_OPTIONS.format(10, 2)} -- h1",
+        ),
     ],
 )
-def test_ssh_is_called_so(spec: HostSpec, expected: str) -> None:
-    assert how(spec) == expected
+def test_ssh_is_called_so(spec: HostSpec, options: dict[str, Any], expected: str) -> None:
+    assert shlex.join(command(spec, **options)[:-1]) == expected
 
 
-def test_time_limits_become_those_of_ssh() -> None:
-    assert how(HostSpec("h1"), silence_s=60, connect_s=90) == (
-        "ssh -T -o BatchMode=yes -o ConnectTimeout=45 -o ServerAliveInterval=15 "
-        "-o ServerAliveCountMax=4 -- h1"
-    )
-
-
-def test_the_shortest_time_limits_are_a_second_each() -> None:
-    assert "ConnectTimeout=1 -o ServerAliveInterval=1 " in how(
-        HostSpec("h1"), silence_s=1, connect_s=1
-    )
-
-
-def test_options_of_the_user_come_first_so_that_ssh_heeds_them() -> None:
-    ssh = ("ssh", "-F", "other config", "-o", "ConnectTimeout=99")
-    assert how(HostSpec("h1"), ssh=ssh).startswith(
-        "ssh -F 'other config' -o ConnectTimeout=99 -T -o BatchMode=yes -o ConnectTimeout=10 "
-    )
-
-
-def test_no_host_is_taken_for_an_option_of_ssh() -> None:
-    with pytest.raises(ValueError, match="-oProxyCommand"):
-        SshLauncher("-oProxyCommand=touch /tmp/owned")
-
-
-def test_this_interpreter_is_looked_for_first_then_others_of_its_version() -> None:
-    minor = sys.version_info.minor
-    expected = shell_command([sys.executable, f"python3.{minor}", "python3"])
-    assert command(HostSpec("h1"))[-1] == expected
-
-
-def test_the_interpreter_of_a_host_goes_before_that_of_all() -> None:
+def test_the_interpreter_of_a_host_goes_before_that_of_all_and_this_one() -> None:
     spec = HostSpec("h1", python="/opt/py/bin/python")
+    others = [sys.executable, f"python3.{sys.version_info.minor}", "python3"]
     assert command(spec, python="python3.11")[-1] == shell_command(["/opt/py/bin/python"])
     assert command(HostSpec("h2"), python="python3.11")[-1] == shell_command(["python3.11"])
+    assert command(HostSpec("h2"))[-1] == shell_command(others)
 
 
-def test_what_a_host_runs_is_written_out_like_this() -> None:
+def test_what_a_host_runs_is_one_line_that_no_shell_changes() -> None:
     script = (
         'for p; do case $p in "~/"*) p=$HOME/${p#"~/"};; esac; '
         'command -v "$p" >/dev/null 2>&1 && exec "$p" -c "$0"; done; '
@@ -100,15 +82,7 @@ def test_what_a_host_runs_is_written_out_like_this() -> None:
     assert shell_command(["/a/python", "b c"]) == (
         f"exec sh -c '{script}' '{LOADER}' /a/python 'b c'"
     )
-
-
-def test_what_a_host_runs_is_one_line_that_no_shell_changes() -> None:
     assert not set("'\n\\$`!") & set(LOADER)
-
-
-def test_the_command_is_the_same_for_every_program_so_that_it_tells_nothing_of_it() -> None:
-    launcher = SshLauncher("h1")
-    assert launcher.command(HostSpec("h1")) == SshLauncher("h1").command(HostSpec("h1"))
 
 
 # Mistakes
@@ -117,6 +91,8 @@ def test_the_command_is_the_same_for_every_program_so_that_it_tells_nothing_of_i
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({}, "hosts"),
+        ({"hosts": "-oProxyCommand=touch /tmp/owned"}, "-oProxyCommand"),
         ({"hosts": "h1", "strategy": "scatter"}, "scatter"),
         ({"hosts": "h1", "tunnel": "maybe"}, "maybe"),
         ({"hosts": "h1", "silence_s": 0.5}, "silence_s is at least 1 s, not 0.5"),
@@ -125,13 +101,8 @@ def test_the_command_is_the_same_for_every_program_so_that_it_tells_nothing_of_i
     ],
 )
 def test_options_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, ProgramError), match=message):
         lp.plan(make_program(), "ssh", **options)
-
-
-def test_without_hosts_it_is_said_how_to_name_them() -> None:
-    with pytest.raises((ValueError, LaunchError, ProgramError), match="hosts"):
-        lp.plan(make_program(), "ssh")
 
 
 def test_requirements_that_cannot_be_read_are_told() -> None:
@@ -139,33 +110,26 @@ def test_requirements_that_cannot_be_read_are_told() -> None:
         lp.launch(make_program(), "ssh", hosts="h1", requirements="none.txt")
 
 
-# Plans; nobody is connected to
+# Plans
 
 
-def placed(hosts: Any, program: lp.Program | None = None, **options: Any) -> dict[str, str]:
-    plan = lp.plan(program or make_program(), "ssh", hosts=hosts, **options)
-    return dict(plan.hosts)
-
-
-def test_nodes_are_spread_over_the_hosts() -> None:
-    assert placed("h1,h2,h3") == {"actor[0]": "h1", "actor[1]": "h2", "learner[0]": "h3"}
-
-
-def test_nodes_are_packed_onto_few_hosts() -> None:
-    assert set(placed("h1:cpu=8,h2:cpu=8,h3:cpu=8", strategy="pack").values()) == {"h1"}
-
-
-def test_nodes_are_placed_by_name() -> None:
-    assert placed("h1,h2,h3", placement={"learner": "h2", "actor": ["h1", "h3"]}) == {
-        "learner[0]": "h2",
-        "actor[0]": "h1",
-        "actor[1]": "h3",
-    }
-
-
-def test_nodes_are_placed_by_what_they_need() -> None:
-    where = placed("h1:gpu=0,h2:gpu=2", resources={"learner": {"gpu": 1}})
-    assert where["learner[0]"] == "h2"
+@pytest.mark.parametrize(
+    ("hosts", "options", "expected"),
+    [
+        ("h1,h2,h3", {}, "h1 h2 h3"),
+        ("h1:cpu=8,h2:cpu=8,h3:cpu=8", {"strategy": "pack"}, "h1 h1 h1"),
+        ("h1,h2,h3", {"placement": {"learner": "h2", "actor": ["h1", "h3"]}}, "h1 h3 h2"),
+        ("h1:gpu=2,h2:gpu=0,h3:gpu=0", {"resources": {"learner": {"gpu": 1}}}, "h2 h3 h1"),
+        # However hosts are written down.
+        ([{"name": "h3", "user": "ann", "gpu": 2}], {}, "h3 h3 h3"),
+        ([HostSpec("h3", user="ann", gpu=2)], {}, "h3 h3 h3"),
+        ("ann@h3:gpu=2", {}, "h3 h3 h3"),
+    ],
+)
+def test_nodes_are_placed_on_hosts(hosts: Any, options: dict[str, Any], expected: str) -> None:
+    where = lp.plan(make_program(), "ssh", hosts=hosts, **options).hosts
+    assert list(where) == ["actor[0]", "actor[1]", "learner[0]"]
+    assert " ".join(where.values()) == expected
 
 
 def test_the_plan_shows_each_node_with_its_host() -> None:
@@ -176,33 +140,65 @@ def test_the_plan_shows_each_node_with_its_host() -> None:
 
 
 def test_impossible_placements_are_explained_together() -> None:
-    with pytest.raises((ProgramError, LaunchError)) as raised:
-        lp.plan(
-            make_program(),
-            "ssh",
-            hosts="h1:gpu=1,h2:gpu=0",
-            resources={"learner": {"gpu": 4}, "actor[1]": {"gpu": 2}},
-        )
-    text = str(raised.value)
-    assert "learner[0]" in text
-    assert "actor[1]" in text
-    assert "h1" in text
+    resources = {"learner": {"gpu": 4}, "actor[1]": {"gpu": 2}}
+    with pytest.raises(ProgramError) as raised:
+        lp.plan(make_program(), "ssh", hosts="h1:gpu=1,h2:gpu=0", resources=resources)
+    assert "learner[0] wants gpu=4; h1 has gpu=1" in str(raised.value)
+    assert "actor[1] wants gpu=2; h1 has gpu=1" in str(raised.value)
 
 
 def test_a_placement_on_a_host_that_is_not_there_is_told_with_those_that_are() -> None:
-    with pytest.raises((ProgramError, LaunchError), match="no host 'h9'; the hosts are: h1, h2"):
-        placed("h1,h2", placement={"actor": "h9"})
+    with pytest.raises(ProgramError, match="no host 'h9'; the hosts are: h1, h2"):
+        lp.plan(make_program(), "ssh", hosts="h1,h2", placement={"actor": "h9"})
 
 
 def test_a_launcher_serves_several_programs() -> None:
-    (launcher, other) = SshLauncher("h1,h2"), make_program(actor=4)
-    first = launcher.placement(lp.plan(make_program(), "ssh", hosts="h1,h2").executables)
-    launcher.placement(lp.plan(other, "ssh", hosts="h1,h2").executables)
-    assert launcher.placement(lp.plan(make_program(), "ssh", hosts="h1,h2").executables) == first
+    launcher = SshLauncher("h1,h2")
+    first = lp.plan(make_program(), launcher).hosts
+    lp.plan(make_program(actors=4), launcher)
+    assert lp.plan(make_program(), launcher).hosts == first
 
 
-def test_hosts_are_read_as_they_are_everywhere() -> None:
-    spec = HostSpec("h3", user="ann", gpu=2)
-    mappings = [{"name": "h3", "user": "ann", "gpu": 2}]
-    assert command(dataclasses.replace(spec)) == command(spec)
-    assert placed(mappings) == placed([spec]) == placed("ann@h3:gpu=2")
+# Launches; each host is this machine
+
+
+class Greeter:
+    def greet(self, caller: str) -> str:
+        return f"{os.environ['HOST']} greets {caller}"
+
+
+def ask(greeter: Any, output: Path) -> None:
+    output.write_text(greeter.greet(os.environ["HOST"]))
+
+
+@pytest.fixture
+def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Runs what hosts are to run here, and tells it which host it is."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    path = tmp_path / "ssh"
+    path.write_text('#!/bin/sh\nwhile [ "$1" != -- ]; do shift; done\nHOST=$2 exec sh -c "$3"\n')
+    path.chmod(0o755)
+    return [str(path)]
+
+
+def test_nodes_run_on_their_hosts_and_call_one_another(
+    launch_program: Any, ssh: list[str], tmp_path: Path
+) -> None:
+    program = lp.Program("greeting")
+    greeter = program.add_node(lp.CourierNode(Greeter), label="greeter")
+    program.add_node(lp.PyNode(ask, greeter, tmp_path / "answer"), label="asking")
+    running = launch_program(
+        program, "ssh", hosts="h1,h2", placement={"greeter": "h1", "asking": "h2"}, ssh=ssh
+    )
+    assert running.wait().outcome is lp.Outcome.COMPLETED
+    assert (tmp_path / "answer").read_text() == "h1 greets h2"
+
+
+def test_what_is_wrong_with_hosts_is_told_of_all_together(
+    launch_program: Any, ssh: list[str]
+) -> None:
+    with pytest.raises(LaunchError) as raised:
+        launch_program(make_program(), "ssh", hosts="h[1-2]:python=/no/python", ssh=ssh)
+    for host in ("h1", "h2"):
+        assert f"{host}: no Python was found: there is no /no/python" in str(raised.value)

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="others adopt no
 
 def test_who_ignores_sigterm_is_ended_though_the_sweeper_stood_still(tmp_path: Path) -> None:
     source = """
-        import itertools, os, subprocess, sys, time, types
+        import itertools, os, subprocess, sys
         from launchers.host import sweep
 
         child = subprocess.Popen(
@@ -20,8 +20,7 @@ def test_who_ignores_sigterm_is_ended_though_the_sweeper_stood_still(tmp_path: P
         )
         child.stdout.readline()
         clock = itertools.chain([0.0, 0.1], itertools.count(60.0, 0.01))
-        sweep.time = types.SimpleNamespace(monotonic=lambda: next(clock), sleep=time.sleep)
-        sweep.end_children(os.getpid())
+        sweep.end_children(os.getpid(), clock=lambda: next(clock))
         print("left" if os.path.exists(f"/proc/{child.pid}") else "gone", flush=True)
         child.kill()
         child.returncode = 0
