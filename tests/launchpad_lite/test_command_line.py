@@ -14,8 +14,6 @@ from absl.testing import flagsaver
 
 import courier
 import launchpad_lite as lp
-from launchpad_lite._command_line import render_status
-from launchpad_lite.launching import NodeStatus
 
 #: What `python -m launchpad_lite.launch` runs.
 _SCRIPT = str(Path(lp.__file__).with_name("launch.py"))
@@ -242,16 +240,6 @@ def test_arguments_are_converted_to_optional_types_too(command: Command) -> None
     code, shown, _ = command("plan", "prog:typed", "--count=3", "--flag=false")
     assert code == 0
     assert "3 False ()" in shown
-
-
-def test_the_status_of_nodes_is_a_table() -> None:
-    known = NodeStatus("a[0]", "running", "h1", 4711, {}, 2, 0.51, 100.04)
-    unknown = NodeStatus("longer[0]", "starting", "", None, {})
-    assert render_status([known, unknown]).splitlines() == [
-        "node       state     host  pid   restarts  cores  MiB",
-        "a[0]       running   h1    4711  2         0.5    100.0",
-        "longer[0]  starting        -     0         -      -",
-    ]
 
 
 @pytest.mark.parametrize(

@@ -112,11 +112,9 @@ if __name__ == "__main__":
     ("call", "arguments", "where"),
     [
         ("program", ["--launcher=local_mt"], "in a thread"),
-        ("program", ["--lp_launch_type", "local_mt"], "in a thread"),
         ("program", [], "in a process"),
         ("program, launch_type='local_mt'", ["--launcher=local_mp"], "in a thread"),
         ("[program], lp.LaunchType.LOCAL_MULTI_THREADING", [], "in a thread"),
-        ("program, {'worker': {'cpu': 1, 'ram': 1}}", ["--launcher=local_mt"], "in a thread"),
     ],
 )
 def test_the_launcher_is_chosen_in_code_or_on_the_command_line(
@@ -148,11 +146,8 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("launcher", ["local_mp", "local_mt"])
-def test_a_script_that_ends_with_launch_fails_as_its_program_does(
-    run_script: Any, launcher: str
-) -> None:
-    done = run_script(FAILING_SCRIPT, f"--launcher={launcher}")
+def test_a_script_that_ends_with_launch_fails_as_its_program_does(run_script: Any) -> None:
+    done = run_script(FAILING_SCRIPT)
     assert done.returncode == 1
     assert "bad[0]" in done.stderr
     assert "ValueError: the cause of it" in done.stderr
@@ -166,13 +161,6 @@ def test_a_failure_that_the_script_handled_does_not_change_its_exit_code(run_scr
     done = run_script(source.replace("    lp.launch(program)\n", "", 1), "--launcher=local_mt")
     assert done.returncode == 0, done.stderr
     assert "bad[0]" in done.stdout
-
-
-def test_an_unknown_launcher_is_told_with_those_that_are_installed(run_script: Any) -> None:
-    done = run_script(FAILING_SCRIPT, "--launcher=nonsense")
-    assert done.returncode == 1
-    assert "no launcher named 'nonsense'" in done.stderr
-    assert "local_mp, local_mt" in done.stderr
 
 
 def test_launch_takes_exactly_one_program() -> None:
