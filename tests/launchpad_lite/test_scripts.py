@@ -193,6 +193,11 @@ class Handler:
     def __call__(self, signum, frame):
         print("called", signum, flush=True)
 
+def in_thread(change):
+    thread = threading.Thread(target=change, args=(handler,))
+    thread.start()
+    thread.join()
+
 handler = Handler()
 {body}
 try:
@@ -204,73 +209,66 @@ print("went on", flush=True)
 """
 
 
-@pytest.mark.parametrize(
-    ("body", "signal", "code", "output"),
-    [
-        ("lp.register_stop_handler(handler)", "SIGINT", -2, "called 2 interrupted"),
-        ("lp.register_stop_handler(handler)", "SIGTERM", -15, "called 15"),
-        (
-            ("lp.register_stop_handler(handler); lp.unregister_stop_handler(handler)\n"
-            "assert signal.getsignal(signal.SIGINT) is signal.default_int_handler"),
-            "SIGINT", -2, "interrupted",
-        ),
-        (
-            ("def bad():\n    raise ValueError('bad handler')\n"
-            "lp.register_stop_handler(handler); lp.register_stop_handler(bad)"),
-            "SIGINT", -2, "called 2 interrupted",
-        ),
-        (
-            ("signal.signal(signal.SIGINT, lambda *_: print('mine', flush=True))\n"
-            "lp.register_stop_handler(handler)"),
-            "SIGINT", 0, "mine went on",
-        ),
-        (
-            ("lp.register_stop_handler(handler)\n"
-            "thread = threading.Thread(target=lp.unregister_stop_handler, args=(handler,))\n"
-            "thread.start(); thread.join()"),
-            "SIGINT", -2, "interrupted",
-        ),
-        (
-            ("thread = threading.Thread(target=lp.register_stop_handler, args=(handler,))\n"
-            "thread.start(); thread.join()"),
-            "SIGINT", -2, "interrupted",
-        ),
-        (
-            ("class Racing:\n"
-            "    def __call__(self): pass\n"
-            "    def __eq__(self, other):\n"
-            "        if other is not print:\n"
-            "            return self is other\n"
-            "        try:\n"
-            "            signal.raise_signal(signal.SIGINT)\n"
-            "        except KeyboardInterrupt:\n"
-            "            print('in time', flush=True)\n"
-            "lp.register_stop_handler(Racing()); lp.register_stop_handler(handler)\n"
-            "lp.unregister_stop_handler(print)"),
-            "SIGTERM", -15, "called 2 in time",
-        ),
-        (
-            ("program = lp.Program('p')\n"
-            "program.add_node(lp.PyNode(lp.wait_for_stop), label='a')\n"
-            "lp.register_stop_handler(print)\n"
-            "running = lp.launch(program, 'local_mt')\n"
-            "launched = signal.getsignal(signal.SIGINT)\n"
-            "lp.unregister_stop_handler(print)\n"
-            "assert signal.getsignal(signal.SIGINT) == launched, 'launch lost its handler'\n"
-            "running.stop()"),
-            "SIGINT", -2, "interrupted",
-        ),
-    ],
-    ids=[
-        "Ctrl-C calls the handler and interrupts", "SIGTERM calls the handler and ends",
-        "unregistering restores", "a failing handler stops no other", "own handlers stay",
-        "unregistering in a thread", "registering in a thread", "a signal while registering",
-        "unregistering while a program runs",
-    ],
-)  # fmt: skip
-def test_signals_in_a_script_with_stop_handlers(
-    run_script: Any, body: str, signal: str, code: int, output: str
-) -> None:
+SIGNALS: dict[str, tuple[str, str, int, str]] = {
+    "Ctrl-C calls the handler and interrupts": (
+        "lp.register_stop_handler(handler)", "SIGINT", -2, "called 2 interrupted",
+    ),
+    "SIGTERM calls the handler and ends": (
+        "lp.register_stop_handler(handler)", "SIGTERM", -15, "called 15",
+    ),
+    "unregistering restores": (
+        ("lp.register_stop_handler(handler); lp.unregister_stop_handler(handler)\n"
+        "assert signal.getsignal(signal.SIGINT) is signal.default_int_handler"),
+        "SIGINT", -2, "interrupted",
+    ),
+    "unregistering in a thread": (
+        "lp.register_stop_handler(handler); in_thread(lp.unregister_stop_handler)",
+        "SIGINT", -2, "interrupted",
+    ),
+    "registering in a thread": (
+        "in_thread(lp.register_stop_handler)", "SIGINT", -2, "interrupted",
+    ),
+    "a failing handler stops no other": (
+        ("def bad():\n    raise ValueError('bad handler')\n"
+        "lp.register_stop_handler(handler); lp.register_stop_handler(bad)"),
+        "SIGINT", -2, "called 2 interrupted",
+    ),
+    "own handlers stay": (
+        ("signal.signal(signal.SIGINT, lambda *_: print('mine', flush=True))\n"
+        "lp.register_stop_handler(handler)"),
+        "SIGINT", 0, "mine went on",
+    ),
+    "a signal while registering": (
+        ("class Racing:\n"
+        "    def __call__(self): pass\n"
+        "    def __eq__(self, other):\n"
+        "        if other is not print:\n"
+        "            return self is other\n"
+        "        try:\n"
+        "            signal.raise_signal(signal.SIGINT)\n"
+        "        except KeyboardInterrupt:\n"
+        "            print('in time', flush=True)\n"
+        "lp.register_stop_handler(Racing()); lp.register_stop_handler(handler)\n"
+        "lp.unregister_stop_handler(print)"),
+        "SIGTERM", -15, "called 2 in time",
+    ),
+    "unregistering while a program runs": (
+        ("program = lp.Program('p')\n"
+        "program.add_node(lp.PyNode(lp.wait_for_stop), label='a')\n"
+        "lp.register_stop_handler(print)\n"
+        "running = lp.launch(program, 'local_mt')\n"
+        "launched = signal.getsignal(signal.SIGINT)\n"
+        "lp.unregister_stop_handler(print)\n"
+        "assert signal.getsignal(signal.SIGINT) == launched, 'launch lost its handler'\n"
+        "running.stop()"),
+        "SIGINT", -2, "interrupted",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SIGNALS)
+def test_signals_in_a_script_with_stop_handlers(run_script: Any, case: str) -> None:
+    body, signal, code, output = SIGNALS[case]
     done = run_script(SIGNAL_SCRIPT.format(body=body, signal=signal))
     assert (done.returncode, done.stdout.split()) == (code, output.split()), done.stderr
     if "bad handler" in body:
