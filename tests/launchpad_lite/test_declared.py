@@ -43,17 +43,9 @@ def calls(program: lp.Program) -> dict[str, tuple[str, ...]]:
     return {each.name: each.calls for each in lp.plan(program, "test_mt").executables}
 
 
-@pytest.mark.parametrize(
-    ("launcher", "size"),
-    [
-        ("test_mt", 1),
-        ("local_mt", 2),
-        ("test_mt", 3),
-        pytest.param("test_mp", 3, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("size", [1, 2, 3])
 def test_nodes_call_each_other_in_a_circle(
-    launch_program: Any, program: lp.Program, launcher: str, size: int
+    launch_program: Any, program: lp.Program, size: int
 ) -> None:
     labels = "abc"[:size]
     handle = program.declare(labels[-1])
@@ -63,7 +55,7 @@ def test_nodes_call_each_other_in_a_circle(
     if size > 1:
         expected = {f"{label}[0]": (f"{other}[0]",) for label, other in ring.items()}
         assert calls(program) == expected
-    running = launch_program(program, launcher)
+    running = launch_program(program)
     assert {label: running.client(label).other() for label in labels} == ring
 
 

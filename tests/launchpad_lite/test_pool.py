@@ -103,35 +103,20 @@ def test_a_node_calls_the_replicas_in_turns_by_key_and_all(
     assert pool.dereference().by_key(keys[0]).index() == homes[0]
 
 
-def test_keys_have_the_same_home_for_every_node(launch_program: Any) -> None:
-    program, pool = program_of(3)
-    for _ in range(2):
-        program.add_node(lp.CourierNode(User, pool), label="user")
-    running = launch_program(program, "test_mp")  # each has its own hash of strings
-    keys = [f"key {number}" for number in range(30)]
-    first, second = (running.client("user", index) for index in range(2))
-    # While a program is young, one that seemed to be away is passed over for a second.
-    poll_until(lambda: first.homes(keys) == second.homes(keys), 30)
-
-
 def test_a_pool_that_is_used_twice_in_a_node_is_one_with_edges_to_each_replica(
     launch_program: Any,
 ) -> None:
-    program, pool = program_of(3)
-    program.add_node(lp.CourierNode(User, pool, other=pool), label="user")
-    plan = lp.plan(program, "test_mt")
-    assert plan.executables[-1].calls == ("replica[0]", "replica[1]", "replica[2]")
-    assert "calls replica[0], replica[1], replica[2]" in str(plan)
-    assert launch_program(program, "test_mt").client("user").is_one()
-
-
-def test_declared_nodes_can_be_in_a_pool(launch_program: Any) -> None:
     program = lp.Program("pool")
-    pool = lp.Pool([program.declare("replica", index) for index in range(2)])
-    program.add_node(lp.CourierNode(User, pool), label="user")
-    for index in range(2):
+    pool = lp.Pool([program.declare("replica", index) for index in range(3)])
+    program.add_node(lp.CourierNode(User, pool, other=pool), label="user")
+    for index in range(3):
         program.add_node(lp.CourierNode(Replica, index), label="replica")
-    assert launch_program(program, "test_mt").client("user").all() == [0, 1]
+    plan = lp.plan(program, "test_mt")
+    assert plan.executables[0].calls == ("replica[0]", "replica[1]", "replica[2]")
+    assert "calls replica[0], replica[1], replica[2]" in str(plan)
+    user = launch_program(program, "test_mt").client("user")
+    assert user.is_one()
+    assert user.all() == [0, 1, 2]
 
 
 def test_a_replica_that_comes_back_is_called_again(launch_program: Any) -> None:
@@ -147,15 +132,6 @@ def test_a_replica_that_comes_back_is_called_again(launch_program: Any) -> None:
     expected = [(index, int(index == home)) for index in range(3)]
     assert user.restarts() == expected
     poll_until(lambda: user.homes(["x"]) == [home], 20)
-
-
-def test_without_a_restart_the_loss_of_a_replica_ends_the_program(launch_program: Any) -> None:
-    program, pool = program_of(2)
-    program.add_node(lp.CourierNode(User, pool), label="user")
-    running = launch_program(program, "test_mp")
-    running.client("user").futures.kill("x")
-    with pytest.raises(lp.NodeFailedError, match=r"replica\[[01]\].*SIGKILL"):
-        running.wait()
 
 
 def test_the_others_do_the_work_of_a_replica_that_ended_well(launch_program: Any) -> None:
