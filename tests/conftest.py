@@ -43,6 +43,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     _restore_signals()
+    # Several tests at a time leave no core for threads of numpy, which wait in busy loops.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     folder = tempfile.mkdtemp(prefix="launchpad-tests-")
     config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
     os.environ["TMPDIR"] = folder

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,6 +29,11 @@ def file_name(block: str) -> str:
 
 
 _FILES = {file_name(block): block for block in blocks("python")}
+_OTHERS = {
+    file_name(block): block
+    for page in ("docs/nodes.md", "docs/resources.md")
+    for block in blocks("python", page)
+}
 _OUTPUT = {
     "hello.py": "[visitor[0]] hello, world\n",
     "page_node.py": "[reader[0]] a page\n",
@@ -35,14 +41,10 @@ _OUTPUT = {
 }
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    for name, block in _FILES.items():
-        (tmp_path / name).write_text(block)
-    return tmp_path
-
-
 def run(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    """Runs Python in a folder that has all files of the pages."""
+    for name, block in {**_FILES, **_OTHERS}.items():
+        (folder / name).write_text(block)
     environment = {
         **os.environ,
         "PYTHONPATH": str(_ROOT),
@@ -50,7 +52,7 @@ def run(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
     }
     # The runs below are none of this test's.
     environment.pop("PYTEST_CURRENT_TEST", None)
-    return subprocess.run(
+    done = subprocess.run(
         [sys.executable, *arguments],
         cwd=folder,
         env=environment,
@@ -58,37 +60,28 @@ def run(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
         text=True,
         timeout=100,
     )
-
-
-@pytest.mark.parametrize("name", [name for name in _FILES if not name.startswith("test_")])
-def test_its_programs_run(folder: Path, name: str) -> None:
-    done = run(folder, name)
-    assert (done.returncode, done.stderr) == (0, "")
-    # An HTTP server logs its requests beside.
-    assert _OUTPUT[name] in done.stdout
-
-
-_PAGES = ("docs/nodes.md", "docs/resources.md")
-
-
-@pytest.mark.parametrize(
-    "program",
-    [
-        pytest.param(block, id=file_name(block))
-        for page in _PAGES
-        for block in blocks("python", page)
-    ],
-)
-def test_the_programs_of_other_pages_run(folder: Path, program: str) -> None:
-    (folder / file_name(program)).write_text(program)
-    done = run(folder, file_name(program))
     assert done.returncode == 0, done.stdout + done.stderr
+    return done
 
 
-@pytest.mark.parametrize("name", [name for name in _FILES if name.startswith("test_")])
-def test_its_tests_pass(folder: Path, name: str) -> None:
-    done = run(folder, "-m", "pytest", "-q", "-p", "no:cacheprovider", name)
-    assert done.returncode == 0, done.stdout + done.stderr
+def files(*, are_tests: bool) -> list[Any]:
+    names = [name for name in (*_FILES, *_OTHERS) if name.startswith("test_") is are_tests]
+    marks = {name: () if name == "hello.py" else pytest.mark.slow for name in names}
+    return [pytest.param(name, marks=marks[name]) for name in names]
+
+
+@pytest.mark.parametrize("name", files(are_tests=False))
+def test_the_programs_of_the_pages_run(tmp_path: Path, name: str) -> None:
+    done = run(tmp_path, name)
+    if name in _FILES:
+        assert done.stderr == ""
+        # An HTTP server logs its requests beside.
+        assert _OUTPUT[name] in done.stdout
+
+
+@pytest.mark.parametrize("name", files(are_tests=True))
+def test_its_tests_pass(tmp_path: Path, name: str) -> None:
+    run(tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", name)
 
 
 def test_its_picture_is_the_one_that_render_draws() -> None:

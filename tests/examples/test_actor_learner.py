@@ -1,7 +1,6 @@
 import dataclasses
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 
 import launchpad_lite as lp
-from examples.actor_learner.launch import CURVE_FILE, line
+from examples.actor_learner.launch import CURVE_FILE, line, main
 from examples.actor_learner.ppo import (
     PPO,
     ActorCritic,
@@ -21,8 +20,8 @@ from examples.actor_learner.ppo import (
 )
 from examples.actor_learner.program import Progress, make_program, read_result, table
 from launchpad_lite.testing import poll_until
+from tests.examples.running import run_example, run_python
 
-_ROOT = Path(__file__).parents[2]
 _PNG = b"\x89PNG\r\n\x1a\n"
 
 #: A target that is reached after one update or two.
@@ -132,12 +131,9 @@ def test_an_update_makes_good_actions_likelier_and_values_better() -> None:
     assert error() < before[1]
 
 
-@pytest.mark.parametrize("launcher", ["test_mt", "test_mp"])
-def test_it_ends_by_itself_once_it_is_solved(
-    launch_program: Any, tmp_path: Path, launcher: str
-) -> None:
+def test_it_ends_by_itself_once_it_is_solved(launch_program: Any, tmp_path: Path) -> None:
     folder = tmp_path / "made" / "for it"
-    result = launch_program(make_program(output=folder, **EASY), launcher, notice_s=30).wait()
+    result = launch_program(make_program(output=folder, **EASY), "test_mt", notice_s=30).wait()
     assert (result.outcome, result.reason) == (lp.Outcome.STOPPED, "lp.stop() in evaluator[0]")
     assert not result.killed
     found = read_result(folder)
@@ -163,14 +159,7 @@ def test_the_same_seed_learns_the_same_as_threads_and_as_processes(
     assert curves[0][:common] == curves[1][:common]
 
 
-def test_it_gives_up_when_the_time_is_over_and_prints_that(
-    launch_program: Any, capsys: Any
-) -> None:
-    options = {**EASY, "target": 500.0, "max_seconds": 0.5}
-    launch_program(make_program(**options), "test_mt").wait()
-    assert "500 NOT reached" in capsys.readouterr().out
-
-
+@pytest.mark.slow
 def test_a_stop_from_outside_keeps_what_was_found_and_ends_nobody_by_force(
     launch_program: Any, tmp_path: Path
 ) -> None:
@@ -218,15 +207,12 @@ def test_mistakes_are_found_before_anything_starts(options: dict[str, Any], mist
         make_program(**options)
 
 
+@pytest.mark.slow
 def test_hosts_must_have_what_only_some_nodes_import(tmp_path: Path) -> None:
     # In a process of its own: here other tests may have loaded it.
-    command = ["-m", "launchpad_lite.launch", "--launcher=ssh", "--hosts=h1", "emit"]
-    done = subprocess.run(
-        [sys.executable, *command, "examples.actor_learner.program", f"--output={tmp_path}"],
-        cwd=_ROOT,
-        capture_output=True,
-        text=True,
-        timeout=110,
+    done = run_python(
+        *("-m", "launchpad_lite.launch", "--launcher=ssh", "--hosts=h1"),
+        *("emit", "examples.actor_learner.program", f"--output={tmp_path}"),
     )
     assert (done.returncode, done.stderr) == (0, "")
     packages = (tmp_path / "packages.txt").read_text().splitlines()
@@ -240,18 +226,10 @@ def test_progress_is_one_line() -> None:
     assert words == "update 12 24,576 steps training 210.3 greedy 489.1 3.4 s"
 
 
-def run_script(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-m", "examples.actor_learner.launch", *arguments],
-        cwd=_ROOT,
-        capture_output=True,
-        text=True,
-        timeout=110,
-    )
-
-
+@pytest.mark.slow
 def test_the_script_shows_a_table_and_keeps_the_result(tmp_path: Path) -> None:
-    done = run_script("--actors=1", "--target=60", "--episodes=4", f"--output={tmp_path}")
+    arguments = ("--actors=1", "--target=60", "--episodes=4", f"--output={tmp_path}")
+    done = run_example("actor_learner", *arguments)
     assert (done.returncode, done.stderr) == (0, "")
     found = read_result(tmp_path)
     assert found.solved
@@ -260,17 +238,21 @@ def test_the_script_shows_a_table_and_keeps_the_result(tmp_path: Path) -> None:
     assert (tmp_path / CURVE_FILE).read_bytes().startswith(_PNG)
 
 
-@pytest.mark.slow
-def test_the_script_says_that_the_target_was_not_reached() -> None:
-    done = run_script("--launcher=local_mt", "--target=500", "--max-seconds=0.5")
-    assert (done.returncode, done.stderr) == (1, "")
-    assert "500 NOT reached" in done.stdout
+def test_the_script_says_that_the_target_was_not_reached(
+    monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["launch", "--launcher=local_mt", "--max-seconds=0.3"])
+    assert main() == 1
+    assert "475 NOT reached" in capsys.readouterr().out
 
 
-def test_the_script_refuses_to_learn_without_actors() -> None:
-    done = run_script("--actors=0")
-    assert done.returncode == 2
-    assert "at least one actor" in done.stderr
+def test_the_script_refuses_to_learn_without_actors(
+    monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["launch", "--actors=0"])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert "at least one actor" in capsys.readouterr().err
 
 
 @pytest.mark.slow

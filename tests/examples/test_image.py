@@ -3,15 +3,14 @@ import sys
 from pathlib import Path
 
 import launchpad_lite as lp
-
-_ROOT = Path(__file__).parents[2]
+from tests.examples.running import ROOT
 
 
 def make_image(*arguments: str) -> "subprocess.CompletedProcess[str]":
     """Asks what `make image` would do."""
     return subprocess.run(
         ["make", "--dry-run", "image", *arguments],
-        cwd=_ROOT,
+        cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=60,
@@ -39,7 +38,7 @@ def test_an_image_is_tagged_so_that_clusters_take_the_one_that_was_loaded() -> N
 
 
 def test_an_image_can_launch_from_inside_of_a_cluster() -> None:
-    dockerfile = (_ROOT / "examples" / "Dockerfile").read_text()
+    dockerfile = (ROOT / "examples" / "Dockerfile").read_text()
     assert "pip install --no-cache-dir '/src[kubernetes]' " in dockerfile
 
 

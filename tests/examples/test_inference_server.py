@@ -1,6 +1,5 @@
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,19 +19,13 @@ from examples.inference_server.program import (
     table,
 )
 from launchpad_lite.testing import poll_until
+from tests.examples.running import run_example
 
-_ROOT = Path(__file__).parents[2]
 
-
-def play(
-    launch_program: Any,
-    folder: Path,
-    launcher: str = "test_mt",
-    **options: Any,
-) -> Result:
+def play(launch_program: Any, folder: Path, **options: Any) -> Result:
     output = folder / "result.json"
     program = make_program(output=output, **options)
-    assert launch_program(program, launcher).wait().outcome is lp.Outcome.COMPLETED
+    assert launch_program(program, "test_mt").wait().outcome is lp.Outcome.COMPLETED
     return Result(**json.loads(output.read_text(encoding="utf-8")))
 
 
@@ -50,12 +43,9 @@ def play_alone(seed: int) -> float:
     return total
 
 
-@pytest.mark.parametrize("launcher", ["test_mt", "test_mp"])
-def test_actors_balance_as_well_as_alone(
-    launch_program: Any, tmp_path: Path, launcher: str
-) -> None:
+def test_actors_balance_as_well_as_alone(launch_program: Any, tmp_path: Path) -> None:
     # Patient, so that nobody has played to the end before another one has begun.
-    result = play(launch_program, tmp_path, launcher, num_actors=3, timeout_ms=50)
+    result = play(launch_program, tmp_path, num_actors=3, timeout_ms=50)
     assert result.returns == [[play_alone(seed)] for seed in range(3)]
     assert result.mean_return >= SOLVED
     assert result.actions == sum(map(sum, result.returns))
@@ -65,9 +55,8 @@ def test_actors_balance_as_well_as_alone(
     assert result.batches < result.actions
 
 
-@pytest.mark.parametrize("launcher", ["test_mt", "test_mp"])
-def test_batches_of_one_are_no_batches(launch_program: Any, tmp_path: Path, launcher: str) -> None:
-    result = play(launch_program, tmp_path, launcher, num_actors=2, batch_size=1)
+def test_batches_of_one_are_no_batches(launch_program: Any, tmp_path: Path) -> None:
+    result = play(launch_program, tmp_path, num_actors=2, batch_size=1)
     assert result.largest_batch == result.mean_batch == 1
     assert result.batches == result.actions
     assert result.mean_return >= SOLVED
@@ -91,7 +80,7 @@ def test_the_policy_pushes_to_where_the_pole_falls() -> None:
 
 def test_a_run_can_be_stopped(launch_program: Any, tmp_path: Path) -> None:
     output = tmp_path / "result.json"
-    running = launch_program(make_program(2, output=output, episodes=10**6), "test_mp")
+    running = launch_program(make_program(2, output=output, episodes=10**6), "test_mt")
     inference = running.client("inference")
     poll_until(inference.batches)
     assert running.stop().outcome is lp.Outcome.STOPPED
@@ -121,48 +110,23 @@ def test_programs_that_make_no_sense_are_refused(arguments: Any, message: str) -
         make_program(**arguments)
 
 
-def test_the_demo_compares_with_batches_of_one(monkeypatch: Any, capsys: Any) -> None:
+@pytest.mark.slow
+def test_the_demo_compares_with_batches_of_one() -> None:
     # Patient, so that nobody has played to the end before the other one has begun.
-    arguments = ["--launcher=local_mt", "--actors=2", "--compare", "--timeout=50"]
-    monkeypatch.setattr(sys, "argv", ["launch", *arguments])
-    assert launch.main() == 0
-    shown = capsys.readouterr().out.splitlines()
-    assert shown[:2] == ["2 actors (threads of this process)"] * 2
+    done = run_example("inference_server", "--actors=2", "--compare", "--timeout=50")
+    assert (done.returncode, done.stderr) == (0, "")
+    shown = done.stdout.splitlines()
+    assert shown[:2] == ["2 actors (processes of this machine)"] * 2
     batched, single = (line.split() for line in shown[-2:])
-    assert (batched[0], single[0]) == ("2", "1")
+    assert (batched[0], batched[2], single[0]) == ("2", "2", "1")
     assert float(batched[1]) > 1 == float(single[1])
     assert float(batched[-1]) >= SOLVED <= float(single[-1])
 
 
-def test_the_demo_runs_in_processes() -> None:
-    done = subprocess.run(
-        # Patient, so that nobody has played to the end before the other one has begun.
-        [sys.executable, "-m", "examples.inference_server.launch", "--actors=2", "--timeout=50"],
-        cwd=_ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "2 actors (processes of this machine)" in done.stdout
-    row = done.stdout.splitlines()[-1].split()
-    assert (row[0], row[2]) == ("2", "2")
-    assert float(row[-1]) >= SOLVED
-
-
-@pytest.mark.parametrize(
-    ("argument", "message"),
-    [
-        ("--actors=0", "inference_server needs at least one actor, not 0"),
-        ("--batch-size=0", "inference_server needs at least one observation in a batch, not 0"),
-    ],
-)
-def test_the_demo_explains_bad_flags(
-    monkeypatch: Any, capsys: Any, argument: str, message: str
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["launch", argument])
+def test_the_demo_explains_bad_flags(monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.setattr(sys, "argv", ["launch", "--actors=0"])
     with pytest.raises(SystemExit, match="2"):
         launch.main()
     shown = capsys.readouterr()
     assert shown.out == ""
-    assert message in shown.err
+    assert "inference_server needs at least one actor, not 0" in shown.err

@@ -2,7 +2,6 @@ import collections
 import json
 import os
 import site
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,7 @@ from examples.map_reduce.program import (
     words_of,
 )
 from launchpad_lite.testing import poll_until
-
-_ROOT = Path(__file__).parents[2]
+from tests.examples.running import ROOT, run_example
 
 
 def count_alone(paths: list[Path]) -> dict[str, int]:
@@ -47,16 +45,15 @@ def make_library(folder: Path, changed: Path, text: str) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("launcher", ["test_mt", "test_mp"])
-def test_it_counts_as_a_single_process_does(
-    launch_program: Any, tmp_path: Path, launcher: str
-) -> None:
+@pytest.mark.slow
+def test_it_counts_as_a_single_process_does(launch_program: Any, tmp_path: Path) -> None:
     output = tmp_path / "counts.json"
     program = make_program(num_files=4, num_reducers=2, output=output)
-    assert launch_program(program, launcher).wait().outcome is lp.Outcome.COMPLETED
+    assert launch_program(program, "test_mt").wait().outcome is lp.Outcome.COMPLETED
     assert json.loads(output.read_text(encoding="utf-8")) == count_alone(default_paths(4))
 
 
+@pytest.mark.slow
 def test_a_mapper_reads_the_library_of_the_python_that_runs_it(
     launch_program: Any, tmp_path: Path
 ) -> None:
@@ -64,7 +61,7 @@ def test_a_mapper_reads_the_library_of_the_python_that_runs_it(
     program = make_program(num_files=2, num_reducers=1, output=output)
     changed = next(path for path in default_paths(2) if len(path.parts) == 1)
     home = make_library(tmp_path / "elsewhere", changed, "zyzzyva zyzzyva")
-    packages = os.pathsep.join([str(_ROOT), *site.getsitepackages()])
+    packages = os.pathsep.join([str(ROOT), *site.getsitepackages()])
     elsewhere = {"PYTHONHOME": str(home), "PYTHONPATH": packages}
     launch_program(program, "test_mp", processes={"mapper": {"env": elsewhere}}).wait()
     expected = collections.Counter(count_alone(default_paths(2)))
@@ -73,30 +70,24 @@ def test_a_mapper_reads_the_library_of_the_python_that_runs_it(
 
 
 def test_only_files_are_read_that_every_build_of_this_python_has() -> None:
-    names = {path.parts[0].removesuffix(".py") for path in default_paths(10_000)}
+    paths = default_paths(10_000)
+    assert not any(path.is_absolute() for path in paths)
+    names = {path.parts[0].removesuffix(".py") for path in paths}
     assert names <= sys.stdlib_module_names
     # Apart in Debian and others.
     assert not names & {"tkinter", "idlelib", "turtle", "lib2to3", "distutils", "ensurepip"}
-    assert not any(path.is_absolute() for path in default_paths(10_000))
 
 
-def test_files_of_the_user_are_where_they_were_named(
-    launch_program: Any, tmp_path: Path, monkeypatch: Any
+def test_files_of_the_user_are_where_they_were_named_whatever_is_in_them(
+    launch_program: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "text").write_text("two words")
-    monkeypatch.chdir(tmp_path)
-    program = make_program(output=tmp_path / "counts.json", paths=[Path("text")])
-    monkeypatch.chdir(_ROOT)
-    launch_program(program, "test_mt").wait()
-    assert json.loads((tmp_path / "counts.json").read_text()) == {"two": 1, "words": 1}
-
-
-def test_files_may_be_empty_and_not_utf8(launch_program: Any, tmp_path: Path) -> None:
-    paths = [tmp_path / "empty", tmp_path / "latin"]
-    paths[0].write_bytes(b"")
-    paths[1].write_bytes("caf\xe9 und tee und Tee".encode("latin-1"))
+    (tmp_path / "empty").write_bytes(b"")
+    (tmp_path / "latin").write_bytes("caf\xe9 und tee und Tee".encode("latin-1"))
     output = tmp_path / "counts.json"
-    launch_program(make_program(output=output, paths=paths), "test_mt").wait()
+    monkeypatch.chdir(tmp_path)
+    program = make_program(output=output, paths=[Path("empty"), Path("latin")])
+    monkeypatch.chdir(ROOT)
+    launch_program(program, "test_mt").wait()
     assert json.loads(output.read_text()) == {"caf": 1, "und": 2, "tee": 2}
 
 
@@ -105,29 +96,28 @@ def test_a_file_that_is_missing_ends_the_program_and_is_named(
 ) -> None:
     paths = [library() / "inspect.py", tmp_path / "nothing.py"]
     with pytest.raises(lp.NodeFailedError, match=r"mapper\[1\].*nothing\.py"):
-        launch_program(make_program(paths=paths), "test_mp").wait()
+        launch_program(make_program(paths=paths), "test_mt").wait()
 
 
-def test_without_an_output_the_reporter_prints_the_table(launch_program: Any, capsys: Any) -> None:
-    launch_program(make_program(num_files=1), "test_mt").wait()
+def test_without_an_output_the_reporter_prints_the_table(
+    launch_program: Any, capsys: Any, tmp_path: Path
+) -> None:
+    path = tmp_path / "text"
+    path.write_text("two words")
+    launch_program(make_program(paths=[path]), "test_mt").wait()
     shown = capsys.readouterr().out
     assert "100%   1/1 files" in shown
-    assert shown.endswith(table(count_alone(default_paths(1))) + "\n")
+    assert shown.endswith(table(count_alone([path])) + "\n")
 
 
 def test_every_reducer_gets_words_and_the_same_ones_in_every_process() -> None:
     assert [reducer_of(word, 3) for word in ("self", "def", "the", "return")] == [0, 2, 0, 1]
 
 
+@pytest.mark.slow
 def test_the_demo_shows_progress_and_a_table_and_leaves_nothing() -> None:
     before = {child.pid for child in psutil.Process().children(recursive=True)}
-    done = subprocess.run(
-        [sys.executable, "-m", "examples.map_reduce.launch", "--files=3", "--reducers=2"],
-        cwd=_ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = run_example("map_reduce", "--files=3", "--reducers=2")
     assert (done.returncode, done.stderr) == (0, "")
     assert "[reporter[0]] 100%   3/3 files" in done.stdout
     assert table(count_alone(default_paths(3))) in done.stdout

@@ -1,7 +1,4 @@
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +7,7 @@ import pytest
 
 from examples.replay.program import ERROR_BUFFER, MIN_SIZE, QNetwork, forward, make_program
 from tests.engines import needs_reverb
-
-_ROOT = Path(__file__).parents[2]
+from tests.examples.running import run_example
 
 
 def test_the_network_learns_the_values_of_the_actions_that_were_taken() -> None:
@@ -51,14 +47,7 @@ def test_mistakes_are_found_before_anything_starts(options: dict[str, Any], mist
 @needs_reverb
 def test_the_script_learns_at_the_ratio_that_was_asked_for(tmp_path: Path) -> None:
     output = tmp_path / "result.json"
-    done = subprocess.run(
-        [sys.executable, "-m", "examples.replay.launch", "--ratio=8", f"--output={output}"],
-        cwd=_ROOT,
-        env={**os.environ, "LAUNCHPAD_LOGGING_DIR": str(tmp_path / "logs")},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    done = run_example("replay", "--ratio=8", f"--output={output}", timeout_s=240)
     assert done.returncode == 0, done.stderr
     assert "[evaluator[0]] learner step" in done.stdout
     result = json.loads(output.read_text(encoding="utf-8"))

@@ -14,9 +14,9 @@ import launchpad_lite as lp
 from examples.evolution_strategies.program import Problem, Result, Search, make_program, rosenbrock
 from launchpad_lite.testing import Fault, Injected, Monkey, poll_until
 
-pytestmark = [
-    pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="the monkey is a tool for Linux"),
-]
+pytestmark = pytest.mark.skipif(
+    not hasattr(os, "pidfd_open"), reason="the monkey is a tool for Linux"
+)
 
 #: As often as there are faults, and with little delay.
 RESTART = lp.RestartPolicy(max_restarts=10_000, backoff_s=0.01, max_backoff_s=0.2)
@@ -58,14 +58,7 @@ def short(chaos: Chaos) -> Any:
 
 
 def long(chaos: Chaos) -> Any:
-    chaos = replace(
-        chaos,
-        evaluator_faults=300,
-        evolver_kills=10,
-        dimension=16,
-        cost_ms=40.0,
-        interval_s=0.15,
-    )
+    chaos = replace(chaos, evaluator_faults=300, evolver_kills=10, dimension=16, cost_ms=40.0)
     marks = [pytest.mark.long, pytest.mark.timeout(600)]
     return pytest.param(chaos, id=f"long-seed-{chaos.seed}", marks=marks)
 
@@ -77,7 +70,6 @@ def long(chaos: Chaos) -> Any:
         short(Chaos(seed=2, liveness=HUNG, max_pause_s=4.0)),
         long(Chaos(seed=11)),
         long(Chaos(seed=12, liveness=HUNG, max_pause_s=4.0)),
-        long(Chaos(seed=13)),
     ],
 )
 def test_chaos_changes_no_result_and_the_history_accounts_for_every_kill(

@@ -75,12 +75,11 @@ def run_cells(folder, *cells):
     return [tuple(result) for result in json.loads(driver.stdout)]
 
 
-@pytest.mark.parametrize("launcher", ["local_mt", "local_mp"])
-def test_a_cell_launches_a_program_and_the_next_waits_for_it(tmp_path, launcher):
+def test_a_cell_launches_a_program_and_the_next_waits_for_it(tmp_path):
     *earlier, (printed, error) = run_cells(
         tmp_path,
         PROGRAM,
-        f"running = lp.launch(make_program(), {launcher!r})",
+        "running = lp.launch(make_program(), 'local_mp')",
         "print(running.wait().outcome)",
     )
     assert [failed for _, failed in earlier] == [None, None]

@@ -1,6 +1,5 @@
 """Colocations before anything runs: descriptions, bad input, plans, names, edges."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,71 +36,48 @@ def test_a_colocation_is_described_by_what_it_consists_of() -> None:
     assert lp.MultiThreadingColocation(nodes).description == f"MultiThreadingColocation{described}"
 
 
-def test_make_program_finds_a_label_for_a_colocation() -> None:
-    program = lp.make_program(lp.ColocationNode([lp.CourierNode(Service)]))
-    assert list(program.groups) == ["colocation_node"]
-
-
-def test_the_addresses_are_those_of_the_inner_nodes() -> None:
+def test_a_colocation_has_the_addresses_of_its_inner_nodes() -> None:
     first, second = lp.CourierNode(Service), lp.CourierNode(Service)
-    colocation = lp.ColocationNode([first, lp.PyNode(_main), second])
+    colocation = lp.ColocationNode(node for node in (first, lp.PyNode(_main), second))
     assert list(colocation.addresses) == [first.courier_address, second.courier_address]
     assert list(colocation.inner_nodes) == list(colocation.with_inner())[1:]
-
-
-def test_any_iterable_of_nodes_will_do() -> None:
-    colocation = lp.ColocationNode(lp.PyNode(_main) for _ in range(3))
-    assert len(colocation.inner_nodes) == 3
 
 
 # Bad input
 
 
-@pytest.mark.parametrize(
-    "make", [lp.ColocationNode, lp.MultiThreadingColocation, lp.MultiProcessingColocation]
-)
-def test_a_colocation_refuses_what_it_cannot_run(make: Callable[..., Any]) -> None:
+def test_a_colocation_refuses_what_it_cannot_run() -> None:
     node = lp.CourierNode(Service)
-    with pytest.raises(ValueError, match="at least one node"):
-        make([])
-    with pytest.raises(ValueError, match="can be colocated once"):
-        make([node, node])
-    with pytest.raises(TypeError, match="consists of nodes"):
-        make([node.create_handle()])
-    with pytest.raises(TypeError, match="consists of nodes"):
-        make([Service])
-
-
-def test_a_node_cannot_be_in_a_colocation_and_in_one_inside_of_it() -> None:
-    node = lp.CourierNode(Service)
-    with pytest.raises(ValueError, match="can be colocated once"):
-        lp.ColocationNode([lp.ColocationNode([node]), node])
-
-
-def test_an_unknown_mode_is_refused() -> None:
-    with pytest.raises(ValueError, match="'thread' or 'process', not 'fibre'"):
-        lp.ColocationNode([lp.PyNode(_main)], "fibre")  # type: ignore[arg-type]
-
-
-def test_the_first_end_ends_threads_only() -> None:
-    with pytest.raises(ValueError, match="threads only"):
-        lp.ColocationNode([lp.PyNode(_main)], "process", return_on_first_completed=True)
-
-
-@pytest.mark.parametrize(
-    ("tries", "error"), [(-1, ValueError), (True, TypeError), ("2", TypeError)]
-)
-def test_a_number_of_retries_is_a_whole_number(tries: Any, error: type[Exception]) -> None:
-    with pytest.raises(error, match="num_retries_on_failure"):
-        lp.MultiProcessingColocation([lp.PyNode(_main)], num_retries_on_failure=tries)
+    for make in (lp.ColocationNode, lp.MultiThreadingColocation, lp.MultiProcessingColocation):
+        refused: list[tuple[list[Any], type[Exception], str]] = [
+            ([], ValueError, "at least one node"),
+            ([node, node], ValueError, "can be colocated once"),
+            ([lp.MultiThreadingColocation([node]), node], ValueError, "can be colocated once"),
+            ([node.create_handle()], TypeError, "consists of nodes"),
+            ([Service], TypeError, "consists of nodes"),
+        ]
+        for nodes, error, words in refused:
+            with pytest.raises(error, match=words):
+                make(nodes)
 
 
 def test_processes_cannot_be_parts_of_a_thread() -> None:
     inner = lp.ColocationNode([lp.PyNode(_main)], "process")
-    with pytest.raises(ValueError, match="cannot be a part of one with threads"):
-        lp.ColocationNode([inner])
-    with pytest.raises(ValueError, match="cannot be a part of one with threads"):
-        lp.ColocationNode([lp.ColocationNode([inner], "process"), lp.PyNode(_main)])
+    for nodes in ([inner], [lp.ColocationNode([inner], "process"), lp.PyNode(_main)]):
+        with pytest.raises(ValueError, match="cannot be a part of one with threads"):
+            lp.ColocationNode(nodes)
+
+
+def test_wrong_options_are_refused() -> None:
+    nodes, wrong = [lp.PyNode(_main)], "fibre"
+    with pytest.raises(ValueError, match="'thread' or 'process', not 'fibre'"):
+        lp.ColocationNode(nodes, wrong)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="threads only"):
+        lp.ColocationNode(nodes, "process", return_on_first_completed=True)
+    tries: Any
+    for tries, error in ((-1, ValueError), (True, TypeError), ("2", TypeError)):
+        with pytest.raises(error, match="num_retries_on_failure"):
+            lp.MultiProcessingColocation(nodes, num_retries_on_failure=tries)
 
 
 def test_a_node_is_either_added_or_colocated_once() -> None:
@@ -114,12 +90,9 @@ def test_a_node_is_either_added_or_colocated_once() -> None:
     program = lp.Program("twice")
     colocation = lp.ColocationNode([lp.ColocationNode([node])])
     program.add_node(colocation, label="together")
-    with pytest.raises(ValueError, match="already added, to the group 'together'"):
-        program.add_node(node, label="single")
-    with pytest.raises(ValueError, match="already added, to the group 'together'"):
-        program.add_node(colocation, label="together")
-    with pytest.raises(ValueError, match="already added, to the group 'together'"):
-        program.add_node(lp.ColocationNode([node, lp.PyNode(_main)]), label="other")
+    for again in (node, colocation, lp.ColocationNode([node, lp.PyNode(_main)])):
+        with pytest.raises(ValueError, match="already added, to the group 'together'"):
+            program.add_node(again, label="other")
     assert list(program.groups) == ["together"]
 
 
@@ -161,14 +134,6 @@ def test_a_node_in_the_place_of_a_handle_is_a_mistake(mode: Any) -> None:
 # Plans
 
 
-def test_threads_are_one_executable_and_processes_are_several() -> None:
-    for mode, expected in (("thread", ["group[0]"]), ("process", ["group[0]", "group[1]"])):
-        program = lp.Program("plan")
-        nodes = [lp.CourierNode(Service), lp.PyNode(_main)]
-        program.add_node(lp.ColocationNode(nodes, mode), label="group")  # type: ignore[arg-type]
-        assert _names(lp.plan(program)) == expected
-
-
 def test_colocations_and_plain_nodes_share_a_group() -> None:
     program = lp.Program("mixed")
     inner = [lp.CourierNode(Service) for _ in range(4)]
@@ -176,12 +141,16 @@ def test_colocations_and_plain_nodes_share_a_group() -> None:
         program.add_node(lp.ColocationNode(inner[:2], "process"))
         program.add_node(lp.ColocationNode(inner[2:]))
         last = program.add_node(lp.CourierNode(Service))
-    handles = [*(node.create_handle() for node in inner), last]
+    external = lp.ExternalNode("localhost:1234")
+    program.add_node(lp.ColocationNode([external]), label="external")
+    handles = [*(node.create_handle() for node in (*inner, external)), last]
     program.add_node(lp.PyNode(_main, handles), label="caller")
     plan = lp.plan(program)
     assert _names(plan) == [*(f"group[{index}]" for index in range(4)), "caller[0]"]
     assert _calls(plan)["caller[0]"] == tuple(f"group[{index}]" for index in range(4))
     assert [len(executable.addresses) for executable in plan.executables] == [1, 1, 2, 1, 0]
+    both = "ColocationNode(CourierNode(Service), CourierNode(Service))"
+    assert any(line.endswith(f"group[2]  {both}") for line in str(plan).splitlines())
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -194,20 +163,6 @@ def test_edges_between_inner_nodes_are_those_between_executables(mode: Any) -> N
     threads: dict[str, tuple[str, ...]] = {"group[0]": ()}
     processes = {"group[0]": ("group[1]",), "group[1]": ("group[0]",)}
     assert _calls(lp.plan(program)) == (threads if mode == "thread" else processes)
-
-
-def test_the_tree_shows_what_runs_together() -> None:
-    replay = lp.CourierNode(Service)
-    learner = lp.CourierNode(Service, replay.create_handle())
-    program = lp.Program("tree")
-    program.add_node(lp.ColocationNode([learner, replay]), label="learner")
-    program.add_node(lp.PyNode(_main, replay.create_handle()), label="actor")
-    lines = str(lp.plan(program, resources={"learner": {"cpu": 2}})).splitlines()
-    assert lines[1].startswith("├── learner  1 node, each ")
-    assert lines[2].endswith(
-        "learner[0]  ColocationNode(CourierNode(Service), CourierNode(Service))"
-    )
-    assert lines[4].endswith("actor[0]  PyNode(_main)  calls learner[0]")
 
 
 def test_resources_of_the_group_are_those_of_each_of_its_executables() -> None:
@@ -232,14 +187,6 @@ def test_nested_colocations_are_flattened_as_far_as_they_go() -> None:
     plan = lp.plan(nest("process"))
     assert _names(plan) == ["group[0]", "group[1]", "caller[0]"]
     assert _calls(plan)["caller[0]"] == ("group[0]",)
-
-
-def test_a_colocation_of_what_runs_already_starts_nothing() -> None:
-    program = lp.Program("external")
-    external = lp.ExternalNode("localhost:1234")
-    program.add_node(lp.ColocationNode([external]), label="external")
-    program.add_node(lp.PyNode(_main, external.create_handle()), label="caller")
-    assert _calls(lp.plan(program)) == {"caller[0]": ()}
 
 
 # Restarts
@@ -269,9 +216,6 @@ def test_retries_hold_unless_the_launch_says_otherwise() -> None:
     assert _restarts(restart={"group": "on_failure"})[:2] == [default, default]
     assert _restarts(restart={"group": "never"})[:2] == [never, never]
     assert _restarts(restart="never") == [never, never, never]
-
-
-def test_without_retries_nothing_is_restarted() -> None:
     plan = lp.plan(_retried(0))
     assert {getattr(each.restart.when, "value", None) for each in plan.executables} == {"never"}
 

@@ -1,17 +1,24 @@
 """`python -m launchpad_lite.launch`: run, plan, render, and how mistakes are told."""
 
+import os
+import runpy
+import shutil
+import sys
 import xml.etree.ElementTree as ET
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from absl.testing import flagsaver
 
+import courier
 import launchpad_lite as lp
-from launchpad_lite._command_line import main, make_program, render_status
-from launchpad_lite.launching import NodeStatus
+
+#: What `python -m launchpad_lite.launch` runs.
+_SCRIPT = str(Path(lp.__file__).with_name("launch.py"))
 
 PROGRAM = """
-import enum
 from pathlib import Path
 from typing import Optional
 import launchpad_lite as lp
@@ -51,12 +58,17 @@ def taken(port: int):
 def nothing():
     return 5
 
+def typed(count: Optional[int] = None, flag: Optional[bool] = None, names: list = ()):
+    program = lp.Program("typed")
+    program.add_node(lp.PyNode(print), label=f"{count!r} {flag!r} {names!r}")
+    return program
+
 ready = make_program()
 """
 
 
-@pytest.fixture(autouse=True)
-def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture
+def programs(tmp_path: Path) -> Path:
     folder = tmp_path / "dir"
     folder.mkdir()
     (folder / "helper_beside.py").write_text("greeting = 'hi'\n")
@@ -64,46 +76,69 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+Command = Callable[..., "tuple[int, str, str]"]
+
+
+@pytest.fixture
+def command(programs: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Command:
+    """Runs command lines in this process; returns exit code, output and errors."""
+    monkeypatch.setattr(sys, "path", [str(programs), *sys.path])
+    monkeypatch.chdir(programs)
+    for name in ("prog", "helper_beside", "json_like"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+    def command(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["launch", *arguments])
+        with flagsaver.flagsaver(), pytest.raises(SystemExit) as ended:
+            runpy.run_path(_SCRIPT, run_name="__main__")
+        printed = capsys.readouterr()
+        assert isinstance(ended.value.code, int)
+        return ended.value.code, printed.out, printed.err
+
+    return command
+
+
+@pytest.mark.usefixtures("programs")
 def test_a_program_in_a_file_is_run(run_command: Any) -> None:
     done = run_command("dir/prog.py:make_program", "--times=2", "--loud", "--text=ho ")
     assert (done.returncode, done.stderr) == (0, "")
     assert "HO HO" in done.stdout
 
 
-@pytest.mark.parametrize("launcher", ["--launcher=local_mt", "--lp_launch_type=test_mp"])
-def test_run_is_a_command_too_and_flags_stand_anywhere(run_command: Any, launcher: str) -> None:
-    done = run_command("run", "dir/prog.py", launcher)
-    assert (done.returncode, done.stderr) == (0, "")
+@pytest.mark.parametrize("launcher", ["--launcher=local_mt", "--lp_launch_type=test_mt"])
+def test_run_is_a_command_too_and_flags_stand_anywhere(command: Command, launcher: str) -> None:
+    assert command("run", "prog.py", launcher) == (0, "hello \n", "")
 
 
-def test_a_failing_node_gives_exit_code_1_and_the_cause(run_command: Any) -> None:
-    done = run_command("--launcher=local_mt", "dir/prog.py:failing")
-    assert done.returncode == 1
-    assert "bad[0]" in done.stderr
-    assert "ValueError: the first cause" in done.stderr
-    assert done.stderr.count("the first cause") < 4  # told once, with its traceback
+def test_a_failing_node_gives_exit_code_1_and_the_cause(command: Command) -> None:
+    code, _, told = command("--launcher=local_mt", "prog.py:failing")
+    assert code == 1
+    assert "bad[0]" in told
+    assert "ValueError: the first cause" in told
+    assert told.count("the first cause") < 4  # told once, with its traceback
 
 
-def test_the_plan_of_a_program_is_printed(run_command: Any) -> None:
-    done = run_command("plan", "--launcher=local_mt", "dir/prog.py:ready")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "greetings  (local_mt: threads of this process)" in done.stdout
-    assert "greeter[0]  PyClassNode(Greeter)" in done.stdout
+def test_the_plan_of_a_program_is_printed(command: Command) -> None:
+    code, shown, told = command("plan", "--launcher=local_mt", "prog.py:ready")
+    assert (code, told) == (0, "")
+    assert "greetings  (local_mt: threads of this process)" in shown
+    assert "greeter[0]  PyClassNode(Greeter)" in shown
 
 
-def test_restarts_and_checkpoints_are_chosen_by_flags(run_command: Any, tmp_path: Path) -> None:
+def test_restarts_and_checkpoints_are_chosen_by_flags(command: Command, programs: Path) -> None:
     flags = ("--lp_restart=greeter=on_failure", "--lp_checkpoints=runs/1")
-    done = run_command("plan", *flags, "dir/prog.py:ready")
-    assert (done.returncode, done.stderr) == (0, "")
-    expected = f"each restart=on_failure, at most 3 in 600 s; checkpoints in {tmp_path / 'runs/1'}"
-    assert expected in done.stdout
-    done = run_command("plan", "--lp_restart=sometimes", "dir/prog.py:ready")
-    assert done.returncode == 2
-    assert "restart: a restart policy is one of 'never', 'on_failure', 'always'" in done.stderr
+    code, shown, told = command("plan", *flags, "prog.py:ready")
+    assert (code, told) == (0, "")
+    expected = f"each restart=on_failure, at most 3 in 600 s; checkpoints in {programs / 'runs/1'}"
+    assert expected in shown
+    code, _, told = command("plan", "--lp_restart=sometimes", "prog.py:ready")
+    assert code == 2
+    assert "restart: a restart policy is one of 'never', 'on_failure', 'always'" in told
 
 
+@pytest.mark.slow
 def test_what_stands_before_a_program_may_be_options_of_its_launcher(
-    run_command: Any, tmp_path: Path
+    run_command: Any, tmp_path: Path, programs: Path
 ) -> None:
     options = ("--launcher=slurm", "--time=1:00:00", "--requeue", "--nodes=1")
     done = run_command(*options, "emit", "dir/prog.py", "--times=2", "--output=review")
@@ -115,37 +150,25 @@ def test_what_stands_before_a_program_may_be_options_of_its_launcher(
     written = [Path(line) for line in done.stdout.splitlines()]
     assert tmp_path / "review" / "work.pickle" in written
     assert {path.stat().st_mode & 0o777 for path in written} == {0o600}
-
-
-def test_emit_may_be_told_its_launcher_as_a_word(run_command: Any, tmp_path: Path) -> None:
-    done = run_command("emit", "slurm", "--nodes=1", "dir/prog.py", "-o", "review")
+    # The launcher may be a word, too.
+    done = run_command("emit", "slurm", "--nodes=1", "dir/prog.py", "-o", "again")
     assert (done.returncode, done.stderr) == (0, "")
-    assert (tmp_path / "review" / "job.sh").exists()
+    assert (tmp_path / "again" / "job.sh").exists()
 
 
-@pytest.mark.parametrize("command", ["status", "logs", "stop"])
+@pytest.mark.parametrize("verb", ["status", "logs", "stop"])
 def test_programs_that_end_with_their_launcher_are_not_found_again(
-    run_command: Any, command: str
+    command: Command, verb: str
 ) -> None:
-    done = run_command(command, "4711", "--launcher=local_mp")
-    assert done.returncode == 1
-    assert "end with the process that launched them" in done.stderr
+    code, _, told = command(verb, "4711", "--launcher=local_mp")
+    assert code == 1
+    assert "end with the process that launched them" in told
 
 
-def test_a_launcher_that_hands_out_nothing_emits_nothing(run_command: Any) -> None:
-    done = run_command("emit", "dir/prog.py:ready", "--output=review")
-    assert done.returncode == 1
-    assert "'local_mp' hands nothing to others" in done.stderr
-
-
-def test_the_status_of_nodes_is_a_table() -> None:
-    known = NodeStatus("a[0]", "running", "h1", 4711, {}, 2, 0.51, 100.04)
-    unknown = NodeStatus("longer[0]", "starting", "", None, {})
-    assert render_status([known, unknown]).splitlines() == [
-        "node       state     host  pid   restarts  cores  MiB",
-        "a[0]       running   h1    4711  2         0.5    100.0",
-        "longer[0]  starting        -     0         -      -",
-    ]
+def test_a_launcher_that_hands_out_nothing_emits_nothing(command: Command) -> None:
+    code, _, told = command("emit", "prog.py:ready", "--output=review")
+    assert code == 1
+    assert "'local_mp' hands nothing to others" in told
 
 
 def test_a_module_is_found_in_the_current_folder(run_command: Any, tmp_path: Path) -> None:
@@ -156,35 +179,14 @@ def test_a_module_is_found_in_the_current_folder(run_command: Any, tmp_path: Pat
     assert done.stdout.startswith("flowchart LR")
 
 
-@pytest.fixture
-def in_folder(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For commands in this process: undoes what they do to sys.path and sys.modules."""
-    import sys
-
-    monkeypatch.setattr(sys, "path", [str(programs), *sys.path])
-    monkeypatch.chdir(programs)
-    for name in ("prog", "helper_beside", "json_like"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-
-
-@pytest.mark.usefixtures("in_folder")
-def test_drawings_go_to_files(capsys: Any, programs: Path) -> None:
-    assert main(["render", "--output=graph.mmd", "prog:ready"]) == 0
+def test_drawings_go_to_files(command: Command, programs: Path) -> None:
+    assert command("render", "--output=graph.mmd", "prog:ready") == (0, "", "")
     assert (programs / "graph.mmd").read_text().startswith("flowchart LR")
-    if lp_can_draw():
-        assert main(["render", "prog.py:ready", "--output=graph.svg"]) == 0
+    if shutil.which("dot") is not None or os.environ.get("CI") == "true":
+        assert command("render", "prog.py:ready", "--output=graph.svg") == (0, "", "")
         ET.fromstring((programs / "graph.svg").read_text())
-    assert capsys.readouterr().out == ""
 
 
-def lp_can_draw() -> bool:
-    import os
-    import shutil
-
-    return shutil.which("dot") is not None or os.environ.get("CI") == "true"
-
-
-@pytest.mark.usefixtures("in_folder")
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -210,70 +212,44 @@ def lp_can_draw() -> bool:
     ],
 )
 def test_mistakes_on_the_command_line_give_exit_code_2(
-    capsys: Any, programs: Path, arguments: list[str], words: str, restored_flags: None
+    command: Command, programs: Path, arguments: list[str], words: str
 ) -> None:
     (programs / "json.py").write_text("")
     (programs / "raising.py").write_text("1 / 0\n")
     (programs / "missing_import.py").write_text("import not_installed_at_all\n")
-    assert main(arguments) == 2
-    assert words in capsys.readouterr().err
+    code, _, told = command(*arguments)
+    assert code == 2
+    assert words in told
 
 
-@pytest.fixture
-def restored_flags() -> Any:
-    from absl import flags
-    from absl.testing import flagsaver
-
-    with flagsaver.flagsaver():
-        yield
-    assert flags.FLAGS.launcher is None
-
-
-@pytest.mark.usefixtures("in_folder", "restored_flags")
-def test_a_program_that_cannot_be_started_gives_exit_code_1(capsys: Any) -> None:
-    import courier
-
+def test_a_program_that_cannot_be_started_gives_exit_code_1(command: Command) -> None:
     with courier.Server(object()) as server:
-        assert main(["--launcher=local_mt", "prog:taken", f"--port={server.port}"]) == 1
-    assert str(server.port) in capsys.readouterr().err
+        code, _, told = command("--launcher=local_mt", "prog:taken", f"--port={server.port}")
+    assert code == 1
+    assert str(server.port) in told
 
 
-def test_without_arguments_and_with_help_the_usage_is_shown(capsys: Any) -> None:
-    assert main([]) == 2
-    assert main(["--help"]) == 0
-    assert "local_mp, local_mt" in capsys.readouterr().out
+def test_without_arguments_and_with_help_the_usage_is_shown(command: Command) -> None:
+    assert command()[0] == 2
+    code, shown, _ = command("--help")
+    assert code == 0
+    assert "local_mp, local_mt" in shown
 
 
-def typed(
-    count: int | None = None, flag: bool | None = None, names: list[int] | None = None
-) -> Any:
-    program = lp.Program("typed")
-    program.arguments = (count, flag, names)  # type: ignore[attr-defined]
-    return program
-
-
-def test_arguments_are_converted_to_optional_types_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-    import types
-
-    module: Any = types.ModuleType("typed_programs")
-    module.typed = typed
-    monkeypatch.setitem(sys.modules, "typed_programs", module)
-    program: Any = make_program("typed_programs:typed", ["--count=3", "--flag=false"])
-    assert program.arguments == (3, False, None)
+def test_arguments_are_converted_to_optional_types_too(command: Command) -> None:
+    code, shown, _ = command("plan", "prog:typed", "--count=3", "--flag=false")
+    assert code == 0
+    assert "3 False ()" in shown
 
 
 @pytest.mark.parametrize(
-    "statement",
-    ["import launchpad_lite.launch", "from launchpad_lite import launch", ("import importlib;"
-     "importlib.import_module('launchpad_lite.launch')")],
-)  # fmt: skip
+    "statement", ["from launchpad_lite import launch", "import launchpad_lite.launch"]
+)
 def test_importing_the_module_launch_does_not_replace_the_function(
     run_script: Any, statement: str
 ) -> None:
     done = run_script(
         f"{statement}\nimport launchpad_lite as lp\n"
         "assert lp.launch.__name__ == 'launch' and callable(lp.launch)\n"
-        "lp.Program('x')\n"
     )
     assert (done.returncode, done.stderr) == (0, "")

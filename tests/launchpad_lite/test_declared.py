@@ -7,8 +7,6 @@ import pytest
 
 import launchpad_lite as lp
 
-LAUNCHERS = ["test_mt", "local_mt", "test_mp"]
-
 
 class Peer:
     """Knows another one, and asks it."""
@@ -41,14 +39,13 @@ def program() -> lp.Program:
     return lp.Program("declared")
 
 
-def calls(program: lp.Program, launcher: str = "test_mt") -> dict[str, tuple[str, ...]]:
-    return {each.name: each.calls for each in lp.plan(program, launcher).executables}
+def calls(program: lp.Program) -> dict[str, tuple[str, ...]]:
+    return {each.name: each.calls for each in lp.plan(program, "test_mt").executables}
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_nodes_call_each_other_in_a_circle(
-    launch_program: Any, program: lp.Program, launcher: str, size: int
+    launch_program: Any, program: lp.Program, size: int
 ) -> None:
     labels = "abc"[:size]
     handle = program.declare(labels[-1])
@@ -57,87 +54,55 @@ def test_nodes_call_each_other_in_a_circle(
     ring = {label: labels[index - 1] for index, label in enumerate(labels)}
     if size > 1:
         expected = {f"{label}[0]": (f"{other}[0]",) for label, other in ring.items()}
-        assert calls(program, launcher) == expected
-    running = launch_program(program, launcher)
+        assert calls(program) == expected
+    running = launch_program(program)
     assert {label: running.client(label).other() for label in labels} == ring
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_a_node_that_was_declared_and_never_added_is_a_mistake_that_names_it(
-    program: lp.Program, launcher: str
+def test_a_handle_to_what_is_missing_or_serves_nothing_is_a_mistake_that_names_it(
+    program: lp.Program,
 ) -> None:
+    other = lp.Program("other")
+    elsewhere = other.declare("e")
+    other.add_node(peer("e"), label="e")
     program.add_node(peer("a", [program.declare("b")]), label="a")
     program.add_node(peer("c", program.declare("c", 1)), label="c")
+    program.add_node(peer("d", program.declare("silent")), label="d")
+    program.add_node(peer("e", elsewhere), label="e")
+    program.add_node(lp.PyNode(function), label="silent")
     with pytest.raises(lp.ProgramError) as caught:
-        lp.plan(program, launcher)
-    first, second = caught.value.mistakes
+        lp.plan(program, "test_mt")
+    first, second, third, fourth = caught.value.mistakes
     assert "a[0] CourierNode(Peer): argument 1[0] is a handle to b[0], which was declared" in first
     assert "c[0] CourierNode(Peer): argument 1 is a handle to c[1], which was declared" in second
+    assert "silent[0], but a PyNode(function) serves nothing" in third
+    assert "e[0]" in fourth
+    assert "never added" in fourth
+
+
+def test_a_node_may_be_declared_whenever_and_as_often_as_one_likes(program: lp.Program) -> None:
+    program.declare("nobody uses it")
+    first, second = program.declare("b"), program.declare("b")
+    arguments = {"other": first}
+    program.add_node(peer("a", [first, second]), label="a")
+    program.add_node(peer("copied", copy.deepcopy(arguments)), label="a")
+    program.add_node(peer("copied", copy.copy(second)), label="a")
+    program.add_node(peer("b"), label="b")
+    program.add_node(peer("c", program.declare("b")), label="c")
+    to_b = ("b[0]",)
+    assert calls(program) == {"a[0]": to_b, "a[1]": to_b, "a[2]": to_b, "b[0]": (), "c[0]": to_b}
 
 
 def test_a_replica_is_declared_by_its_index(program: lp.Program) -> None:
     handles = [program.declare("b", index) for index in range(3)]
     for handle in handles:
         program.add_node(peer("a", handle), label="a")
-    for _ in range(3):
-        program.add_node(peer("b"), label="b")
-    assert {name: each for name, each in calls(program).items() if each} == {
-        f"a[{index}]": (f"b[{index}]",) for index in range(3)
-    }
-
-
-def test_groups_that_are_open_count_replicas_too(program: lp.Program) -> None:
-    handle = program.declare("b", 1)
     with program.group("b"):
         program.add_node(peer("b"))
-        program.add_node(peer("b", handle))
-        program.add_node(peer("b", handle))
-    assert calls(program)["b[2]"] == ("b[1]",)
-
-
-def test_what_was_added_before_can_be_declared(launch_program: Any, program: lp.Program) -> None:
-    program.add_node(peer("b"), label="b")
-    program.add_node(peer("a", program.declare("b")), label="a")
-    assert calls(program)["a[0]"] == ("b[0]",)
-    assert launch_program(program).client("a").other() == "b"
-
-
-def test_one_node_may_be_declared_several_times(program: lp.Program) -> None:
-    first, second = program.declare("b"), program.declare("b")
-    program.add_node(peer("a", [first, second]), label="a")
-    program.add_node(peer("b"), label="b")
-    program.add_node(peer("c", program.declare("b")), label="c")
-    assert calls(program) == {"a[0]": ("b[0]",), "b[0]": (), "c[0]": ("b[0]",)}
-
-
-def test_a_node_that_is_declared_but_not_used_is_no_mistake(program: lp.Program) -> None:
-    program.declare("b")
-    program.add_node(peer("a"), label="a")
-    assert calls(program) == {"a[0]": ()}
-
-
-def test_a_copy_of_arguments_made_before_the_node_was_added_is_fine(program: lp.Program) -> None:
-    arguments = {"other": program.declare("b")}
-    program.add_node(peer("a", copy.deepcopy(arguments)), label="a")
-    program.add_node(peer("c", copy.copy(arguments["other"])), label="c")
-    program.add_node(peer("b"), label="b")
-    assert calls(program) == {"a[0]": ("b[0]",), "c[0]": ("b[0]",), "b[0]": ()}
-
-
-def test_a_node_that_serves_nothing_can_be_declared_but_not_called(program: lp.Program) -> None:
-    program.add_node(peer("a", program.declare("b")), label="a")
-    program.add_node(lp.PyNode(function), label="b")
-    with pytest.raises(lp.ProgramError, match=r"b\[0\], but a PyNode\(function\) serves nothing"):
-        lp.plan(program, "test_mt")
-
-
-def test_a_node_of_another_program_was_never_added_to_this_one(program: lp.Program) -> None:
-    other = lp.Program("other")
-    handle = other.declare("b")
-    other.add_node(peer("b"), label="b")
-    program.add_node(peer("a", handle), label="a")
-    with pytest.raises(lp.ProgramError, match="never added"):
-        lp.plan(program, "test_mt")
+        program.add_node(peer("b", handles[1]))
+        program.add_node(peer("b"))
+    edges = {name: each for name, each in calls(program).items() if each}
+    assert edges == {**{f"a[{n}]": (f"b[{n}]",) for n in range(3)}, "b[1]": ("b[1]",)}
 
 
 def test_an_outer_process_dereferences_it_too(launch_program: Any, program: lp.Program) -> None:
@@ -175,11 +140,12 @@ def test_wrong_labels_and_replicas_are_refused(
 
 
 def test_a_program_is_made_of_nodes_and_its_groups_are_named_after_them() -> None:
+    first = peer("a")
     nodes = [
-        peer("a"),
+        first,
         lp.CourierNode(HTTPServer),
         lp.PyNode(function),
-        peer("b"),
+        peer("b", first.create_handle()),
         lp.PyNode(lambda: None),
         lp.MultiThreadingColocation([peer("c"), peer("d")]),
     ]
@@ -192,13 +158,7 @@ def test_a_program_is_made_of_nodes_and_its_groups_are_named_after_them() -> Non
         "lambda": [nodes[4]],
         "multi_threading_colocation": [nodes[5]],
     }
-
-
-def test_a_program_of_nodes_runs(launch_program: Any) -> None:
-    first = peer("a")
-    program = lp.make_program(first, peer("b", first.create_handle()))
-    assert program.name == "launchpad"
-    assert launch_program(program).client("peer", 1).other() == "a"
+    assert calls(program)["peer[1]"] == ("peer[0]",)
 
 
 def test_a_program_is_made_of_nodes_only_each_once() -> None:
@@ -208,3 +168,4 @@ def test_a_program_is_made_of_nodes_only_each_once() -> None:
     with pytest.raises(ValueError, match="already added"):
         lp.make_program(node, node)
     assert lp.make_program().get_all_nodes() == []
+    assert lp.make_program().name == "launchpad"

@@ -12,7 +12,8 @@ import pytest
 import courier
 import launchpad_lite as lp
 
-LAUNCHERS = ["test_mt", "local_mt", "test_mp"]
+#: With copies of what is shared by threads, and without.
+LAUNCHERS = ["test_mt", "local_mt"]
 
 
 class Locked:
@@ -49,12 +50,8 @@ class Probe:
         return [type(each).__name__ for each in self._args]
 
     def is_same(self) -> bool:
-        first, second = self._args
-        return first is second.content is second.names[0]
-
-    def inner_is_same(self) -> bool:
-        outer, inner = self._args
-        return outer.args[0] is inner
+        first, second, outer = self._args
+        return first is second.content is second.names[0] is outer.args[0]
 
     def ping(self) -> list[str]:
         """Calls what is in a Deferred: an argument, one by name, in a dataclass, in a list."""
@@ -75,32 +72,29 @@ def probe_of(launch_program: Any, launcher: str, *args: Any, **kwargs: Any) -> A
     return launch_program(program, launcher).client("probe")
 
 
-def plan_of(*args: Any, launcher: str = "test_mp") -> lp.LaunchPlan:
+def plan_of(*args: Any) -> lp.LaunchPlan:
     program = lp.Program("deferred")
     program.add_node(lp.CourierNode(Probe, *args), label="probe")
-    return lp.plan(program, launcher)
+    return lp.plan(program, "test_mp")
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", [*LAUNCHERS, "test_mp"])
 def test_what_cannot_be_pickled_is_made_in_the_node(launch_program: Any, launcher: str) -> None:
     Locked.made = 0
     deferred = lp.Deferred(Locked, 1, key=2)
-    probe = probe_of(launch_program, launcher, deferred, lp.Deferred(threading.Event))
-    assert probe.kinds() == ["Locked", "Event"]
+    text = "local"
+    local = lp.Deferred(lambda: [text])
+    probe = probe_of(launch_program, launcher, deferred, lp.Deferred(threading.Event), local)
+    assert probe.kinds() == ["Locked", "Event", "list"]
     assert Locked.made == (launcher != "test_mp")
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_one_that_is_used_twice_in_a_node_is_one_object(launch_program: Any, launcher: str) -> None:
-    deferred = lp.Deferred(Locked)
-    assert probe_of(launch_program, launcher, deferred, Config(deferred, [deferred])).is_same()
-
-
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_one_within_another_is_made_first_and_once(launch_program: Any, launcher: str) -> None:
-    inner = lp.Deferred(Locked)
-    probe = probe_of(launch_program, launcher, lp.Deferred(Locked, inner), inner)
-    assert probe.inner_is_same()
+    shared = [threading.Lock()] if launcher == "local_mt" else []
+    deferred = lp.Deferred(Locked, *shared)
+    things = (deferred, Config(deferred, [deferred]), lp.Deferred(Locked, deferred))
+    assert probe_of(launch_program, launcher, *things).is_same()
 
 
 def test_two_nodes_have_objects_of_their_own_even_in_one_process(launch_program: Any) -> None:
@@ -130,8 +124,7 @@ def test_handles_in_its_arguments_become_clients_and_edges(
     assert launch_program(program, launcher).client("probe").ping() == ["pong"] * 5
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-@pytest.mark.parametrize("deep", [False, True])
+@pytest.mark.parametrize(("launcher", "deep"), [("test_mp", False), ("local_mt", True)])
 def test_the_error_of_its_constructor_is_the_failure_of_the_node(
     launch_program: Any, launcher: str, deep: bool
 ) -> None:
@@ -154,44 +147,21 @@ def test_the_error_of_its_constructor_is_the_failure_of_the_node(
         (lp.Deferred(Locked, key=threading.Lock()), r"argument 1\.kwargs\['key'\] \(a lock\)"),
         (lp.Deferred(Locked, lp.Deferred(Locked, threading.Lock())), r"argument 1\..*\(a lock\)"),
         (lp.Deferred(Locked, lp.CourierNode(Server)), r"argument 1\.args\[0\].*is a node"),
+        (lp.Deferred(Locked, [lp.CourierNode(Server).create_handle()]), "never added"),
     ],
 )
-def test_arguments_that_cannot_be_pickled_are_named_with_their_place(
-    deferred: Any, place: str
-) -> None:
+def test_mistakes_in_its_arguments_are_named_with_their_place(deferred: Any, place: str) -> None:
     with pytest.raises(lp.ProgramError, match=place):
         plan_of(0, deferred)
-
-
-def test_threads_share_arguments_that_cannot_be_pickled(launch_program: Any) -> None:
-    lock = threading.Lock()
-    probe = probe_of(launch_program, "local_mt", lp.Deferred(Locked, lock))
-    assert probe.kinds() == ["Locked"]
-
-
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_a_lost_handle_in_its_arguments_is_a_mistake(launcher: str) -> None:
-    handle = lp.CourierNode(Server).create_handle()
-    with pytest.raises(lp.ProgramError, match="never added"):
-        plan_of(lp.Deferred(Locked, [handle]), launcher=launcher)
-
-
-def test_a_local_constructor_is_fine(launch_program: Any) -> None:
-    text = "local"
-    probe = probe_of(launch_program, "test_mp", lp.Deferred(lambda: [text]))
-    assert probe.kinds() == ["list"]
-
-
-def test_it_takes_something_that_can_be_called() -> None:
-    with pytest.raises(TypeError, match="cannot be called"):
-        lp.Deferred(5)  # type: ignore[arg-type]
-    assert repr(lp.Deferred(Locked, 1)) == "Deferred(Locked)"
 
 
 def test_it_is_constructed_once_here_too_if_it_is_asked_for() -> None:
     deferred = lp.Deferred(Locked, lp.Deferred(dict, a=1))
     made = deferred.dereference()
     assert made.args == ({"a": 1},)
+    assert repr(deferred) == "Deferred(Locked)"
+    with pytest.raises(TypeError, match="cannot be called"):
+        lp.Deferred(5)  # type: ignore[arg-type]
     assert deferred.dereference() is made is lp.maybe_dereference(deferred)
     assert lp.maybe_dereference(made) is made
     assert lp.maybe_dereference(None) is None

@@ -1,5 +1,6 @@
+"""Code of a thread is ended by force: at any step, but not where it does something as a whole."""
+
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 
 import launchpad_lite as lp
 from launchpad_lite._forcing import ForcedExit, Forcing
-from launchpad_lite.testing.programs import poll_until
+from launchpad_lite.testing import poll_until
 
 
 class Runner:
@@ -16,6 +17,7 @@ class Runner:
     def __init__(self, code: Callable[["Runner"], None]) -> None:
         self.forcing = Forcing()
         self.begun = threading.Event()
+        self.may_end = threading.Event()
         self.steps: list[str] = []
         self._code = code
         self._thread = threading.Thread(target=self._run)
@@ -26,48 +28,42 @@ class Runner:
         except ForcedExit:
             self.steps.append("forced")
 
-    def start(self) -> None:
+    def start(self) -> "Runner":
+        """Returns when the code works."""
         self._thread.start()
+        assert self.begun.wait(30)
+        return self
 
     def end(self) -> list[str]:
+        """Returns what the code did."""
         self._thread.join(30)
         assert not self._thread.is_alive()
         return self.steps
 
-    def work(self, step: str, seconds: float = 30.0) -> None:
-        """Takes its time, in small steps."""
+    def work(self, step: str) -> None:
+        """Works until it may end."""
         self.begun.set()
-        give_up_at = time.monotonic() + seconds
-        while time.monotonic() < give_up_at:
-            time.sleep(0.01)
+        poll_until(self.may_end.is_set)
         self.steps.append(step)
 
 
 def test_a_thread_is_forced_out_of_its_code() -> None:
-    runner = Runner(lambda self: self.work("whole"))
-    runner.start()
-    runner.begun.wait(30)
-    runner.forcing.force()
-    assert runner.end() == ["forced"]
-
-
-def test_a_thread_that_is_forced_before_it_begins_does_not() -> None:
-    runner = Runner(lambda self: self.work("whole", 0.0))
-    runner.forcing.force()
-    runner.start()
-    assert runner.end() == ["forced"]
+    runner = Runner(lambda self: self.work("whole")).start()
+    # From elsewhere nothing is held back.
+    with runner.forcing.held_back():
+        runner.forcing.force()
+        assert runner.end() == ["forced"]
 
 
 def test_what_is_done_as_a_whole_is_so_and_the_exit_comes_behind_it() -> None:
     def code(self: Runner) -> None:
         with self.forcing.held_back():
-            self.work("whole", 0.5)
+            self.work("whole")
         self.work("behind")
 
-    runner = Runner(code)
-    runner.start()
-    runner.begun.wait(30)
+    runner = Runner(code).start()
     runner.forcing.force()
+    runner.may_end.set()
     assert runner.end() == ["whole", "forced"]
 
 
@@ -77,33 +73,26 @@ def test_who_is_forced_out_cleans_up_undisturbed() -> None:
             self.work("whole")
         finally:
             self.steps.append("cleans up")
-            self.work("cleaned up", 0.5)
+            self.work("cleaned up")
 
-    runner = Runner(code)
-    runner.start()
-    runner.begun.wait(30)
+    runner = Runner(code).start()
     runner.forcing.force()
     poll_until(lambda: runner.steps)
     for _ in range(20):
         runner.forcing.force()
-        time.sleep(0.01)
+    runner.may_end.set()
     assert runner.end() == ["cleans up", "cleaned up", "forced"]
 
 
-def test_code_that_has_ended_is_not_forced_out_of_what_follows() -> None:
+def test_who_is_forced_before_the_code_begins_or_after_its_end_is_not_interrupted() -> None:
     forcing = Forcing()
     assert forcing.run(lambda: 1) == 1
     forcing.force()
-    time.sleep(0.05)
-
-
-def test_elsewhere_nothing_is_held_back() -> None:
-    runner = Runner(lambda self: self.work("whole"))
-    runner.start()
-    runner.begun.wait(30)
-    with runner.forcing.held_back():
-        runner.forcing.force()
-        assert runner.end() == ["forced"]
+    assert sum(1 for _ in range(1000)) == 1000
+    forced = Forcing()
+    forced.force()
+    with pytest.raises(ForcedExit):
+        forced.run(lambda: pytest.fail("it began"))
 
 
 def test_an_error_of_what_is_done_as_a_whole_is_kept() -> None:

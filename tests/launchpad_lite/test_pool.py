@@ -11,7 +11,6 @@ import courier
 import launchpad_lite as lp
 from launchpad_lite.testing import poll_until
 
-LAUNCHERS = ["test_mt", "local_mt", "test_mp"]
 QUICK = lp.RestartPolicy(backoff_s=0.01, max_restarts=50)
 
 
@@ -87,8 +86,9 @@ def program_of(
     return program, lp.Pool(handles, choose=choose)
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-@pytest.mark.parametrize("choose", ["round_robin", "least_loaded"])
+@pytest.mark.parametrize(
+    ("launcher", "choose"), [("test_mt", "round_robin"), ("local_mt", "least_loaded")]
+)
 def test_a_node_calls_the_replicas_in_turns_by_key_and_all(
     launch_program: Any, launcher: str, choose: str
 ) -> None:
@@ -103,42 +103,20 @@ def test_a_node_calls_the_replicas_in_turns_by_key_and_all(
     assert pool.dereference().by_key(keys[0]).index() == homes[0]
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_keys_have_the_same_home_for_every_node(launch_program: Any, launcher: str) -> None:
-    program, pool = program_of(3)
-    for _ in range(2):
-        program.add_node(lp.CourierNode(User, pool), label="user")
-    running = launch_program(program, launcher)
-    keys = [f"key {number}" for number in range(30)]
-    first, second = (running.client("user", index) for index in range(2))
-    # While a program is young, one that seemed to be away is passed over for a second.
-    poll_until(lambda: first.homes(keys) == second.homes(keys), 30)
-
-
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_edges_lead_to_each_of_the_replicas(launcher: str) -> None:
-    program, pool = program_of(3)
-    program.add_node(lp.CourierNode(User, {"servers": [pool]}), label="user")
-    plan = lp.plan(program, launcher)
-    assert plan.executables[-1].calls == ("replica[0]", "replica[1]", "replica[2]")
-    assert "calls replica[0], replica[1], replica[2]" in str(plan)
-
-
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_a_pool_that_is_used_twice_in_a_node_is_one(launch_program: Any, launcher: str) -> None:
-    program, pool = program_of(2)
-    program.add_node(lp.CourierNode(User, pool, pool), label="user")
-    assert launch_program(program, launcher).client("user").is_one()
-
-
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_declared_nodes_can_be_in_a_pool(launch_program: Any, launcher: str) -> None:
+def test_a_pool_that_is_used_twice_in_a_node_is_one_with_edges_to_each_replica(
+    launch_program: Any,
+) -> None:
     program = lp.Program("pool")
-    pool = lp.Pool([program.declare("replica", index) for index in range(2)])
-    program.add_node(lp.CourierNode(User, pool), label="user")
-    for index in range(2):
+    pool = lp.Pool([program.declare("replica", index) for index in range(3)])
+    program.add_node(lp.CourierNode(User, pool, other=pool), label="user")
+    for index in range(3):
         program.add_node(lp.CourierNode(Replica, index), label="replica")
-    assert launch_program(program, launcher).client("user").all() == [0, 1]
+    plan = lp.plan(program, "test_mt")
+    assert plan.executables[0].calls == ("replica[0]", "replica[1]", "replica[2]")
+    assert "calls replica[0], replica[1], replica[2]" in str(plan)
+    user = launch_program(program, "test_mt").client("user")
+    assert user.is_one()
+    assert user.all() == [0, 1, 2]
 
 
 def test_a_replica_that_comes_back_is_called_again(launch_program: Any) -> None:
@@ -156,30 +134,18 @@ def test_a_replica_that_comes_back_is_called_again(launch_program: Any) -> None:
     poll_until(lambda: user.homes(["x"]) == [home], 20)
 
 
-def test_without_a_restart_the_loss_of_a_replica_ends_the_program(launch_program: Any) -> None:
-    program, pool = program_of(2)
-    program.add_node(lp.CourierNode(User, pool), label="user")
-    running = launch_program(program, "test_mp")
-    running.client("user").futures.kill("x")
-    with pytest.raises(lp.NodeFailedError, match=r"replica\[[01]\].*SIGKILL"):
-        running.wait()
-
-
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_the_others_do_the_work_of_a_replica_that_ended_well(
-    launch_program: Any, launcher: str
-) -> None:
+def test_the_others_do_the_work_of_a_replica_that_ended_well(launch_program: Any) -> None:
     program, pool = program_of(3, Leaving)
     program.add_node(lp.CourierNode(User, pool), label="user")
     # Who leaves answers first, for which its server has the notice.
-    user = launch_program(program, launcher, notice_s=30).client("user")
+    user = launch_program(program, "test_mp", notice_s=30).client("user")
     left = {0, 1, 2} - {user.leave("x")}
     poll_until(lambda: user.homes(["x"])[0] in left, 20)
     # One that was slow to start is passed over for a moment, too.
     poll_until(lambda: set(user.turns(10)) == left, 20)
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", ["test_mt", "test_mp"])
 def test_a_node_that_waits_in_a_pool_hears_of_the_stop(launch_program: Any, launcher: str) -> None:
     program, pool = program_of(2)
     program.add_node(lp.CourierNode(Caller, pool), label="caller")
@@ -221,6 +187,8 @@ def test_wrong_arguments_are_refused() -> None:
             lp.Pool([handle, thing])
     with pytest.raises(TypeError):
         lp.Pool(handle)  # type: ignore[arg-type]
+    with pytest.raises(lp.UnresolvedAddressError):
+        lp.Pool([handle]).dereference()
 
 
 def test_mistakes_of_its_handles_are_told_when_planning() -> None:
@@ -234,9 +202,3 @@ def test_mistakes_of_its_handles_are_told_when_planning() -> None:
     first, second = caught.value.mistakes
     assert "never added" in first
     assert "silent[0], but a PyNode(print) serves nothing" in second
-
-
-def test_a_pool_is_not_dereferenced_before_the_launch() -> None:
-    _, pool = program_of(1)
-    with pytest.raises(lp.UnresolvedAddressError):
-        pool.dereference()

@@ -24,23 +24,20 @@ def program() -> lp.Program:
 
 
 def test_nodes_are_grouped_by_label_in_the_order_of_their_addition(program: lp.Program) -> None:
-    first, second, third = make_node(), make_node(), make_node()
+    first, second, third, fourth = (make_node() for _ in range(4))
     program.add_node(first, label="b")
     with program.group("a"):
         assert program.current_group == "a"
         program.add_node(second)
     program.add_node(third, "b")
-    assert program.groups == {"b": [first, third], "a": [second]}
+    with program.group("a"):
+        program.add_node(fourth)
+    with program.group("without nodes"):
+        pass
+    assert program.groups == {"b": [first, third], "a": [second, fourth]}
     assert list(program.groups) == ["b", "a"]
-    assert program.get_all_nodes() == [first, third, second]
-    assert "b[2], a[1]" in repr(program)
-
-
-def test_a_group_can_be_opened_again(program: lp.Program) -> None:
-    for _ in range(2):
-        with program.group("a"):
-            program.add_node(make_node())
-    assert len(program.groups["a"]) == 2
+    assert program.get_all_nodes() == [first, third, second, fourth]
+    assert "b[2], a[2]" in repr(program)
 
 
 def test_the_label_of_the_open_group_may_be_repeated_but_no_other_given(
@@ -71,17 +68,23 @@ def test_a_group_closes_when_its_block_raises(program: lp.Program) -> None:
         pass
 
 
-def test_a_group_without_nodes_is_none(program: lp.Program) -> None:
-    with program.group("a"):
-        pass
+def test_nodes_with_labels_are_added_and_nothing_else(program: lp.Program) -> None:
+    for empty in (None, ""):
+        with pytest.raises(ValueError, match=r"a label cannot be empty.*program\.group"):
+            program.add_node(make_node(), label=empty)
+    wrong: Any
+    for wrong in (0, 5, b"a", ["a"]):
+        with pytest.raises(TypeError, match="is a string"):
+            program.add_node(make_node(), label=wrong)
+        with pytest.raises(TypeError, match="a program's name is a string"):
+            lp.Program(wrong)
+    for wrong in (Service, Service(), None, "node", make_node().create_handle()):
+        with pytest.raises(TypeError, match="add_node takes a node"):
+            program.add_node(wrong, label="a")
     assert program.groups == {}
-
-
-@pytest.mark.parametrize("label", [None, ""])
-def test_a_node_needs_a_label(program: lp.Program, label: str | None) -> None:
-    with pytest.raises(ValueError, match=r"a label cannot be empty.*program\.group"):
-        program.add_node(make_node(), label=label)
-    assert program.groups == {}
+    with pytest.raises(ValueError, match="a program's name cannot be empty") as refused:
+        lp.Program("")
+    assert "add_node" not in str(refused.value)
 
 
 BAD_LABELS = [
@@ -90,7 +93,7 @@ BAD_LABELS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("label", BAD_LABELS)
+@pytest.mark.parametrize("label", BAD_LABELS, ids=ascii)
 def test_labels_that_would_break_names_or_files_are_refused(
     program: lp.Program, label: str
 ) -> None:
@@ -110,33 +113,12 @@ def test_other_printable_labels_are_fine(program: lp.Program, label: str) -> Non
     assert list(program.groups) == [label]
 
 
-@pytest.mark.parametrize("label", [0, 5, b"a", ["a"]])
-def test_a_label_that_is_no_string_is_a_type_error(program: lp.Program, label: Any) -> None:
-    with pytest.raises(TypeError, match="is a string"):
-        program.add_node(make_node(), label=label)
-    with pytest.raises(TypeError, match="a program's name is a string"):
-        lp.Program(label)
-
-
-def test_an_empty_name_of_a_program_is_refused_without_advice_about_nodes() -> None:
-    with pytest.raises(ValueError, match="a program's name cannot be empty") as refused:
-        lp.Program("")
-    assert "add_node" not in str(refused.value)
-
-
 def test_a_node_is_added_once(program: lp.Program) -> None:
     node = make_node()
     program.add_node(node, label="a")
     with pytest.raises(ValueError, match=r"already added, to the group 'a'"):
         program.add_node(node, label="b")
     assert list(program.groups) == ["a"]
-
-
-@pytest.mark.parametrize("thing", [Service, Service(), None, "node", make_node().create_handle()])
-def test_only_nodes_are_added(program: lp.Program, thing: Any) -> None:
-    with pytest.raises(TypeError, match="add_node takes a node"):
-        program.add_node(thing, label="a")
-    assert program.groups == {}
 
 
 def test_a_group_may_mix_kinds_of_nodes(program: lp.Program) -> None:
@@ -162,17 +144,16 @@ def test_configure_replaces_the_arguments_so_that_cycles_can_be_drawn(program: l
     first = lp.CourierNode(Service, "to be replaced", unwanted=1)
     second = lp.CourierNode(Service, first.create_handle())
     first.configure(second.create_handle(), name="x")
-    program.add_node(first, label="first")
-    program.add_node(second, label="second")
+    itself = make_node()
+    itself.configure(itself.create_handle())
+    for node, label in ((first, "first"), (second, "second"), (itself, "itself")):
+        program.add_node(node, label=label)
     calls = {each.name: each.calls for each in lp.plan(program, "test_mt").executables}
-    assert calls == {"first[0]": ("second[0]",), "second[0]": ("first[0]",)}
-
-
-def test_a_node_may_call_itself(program: lp.Program) -> None:
-    node = lp.CourierNode(Service)
-    node.configure(node.create_handle())
-    program.add_node(node, label="a")
-    assert lp.plan(program, "test_mt").executables[0].calls == ("a[0]",)
+    assert calls == {
+        "first[0]": ("second[0]",),
+        "second[0]": ("first[0]",),
+        "itself[0]": ("itself[0]",),
+    }
 
 
 @pytest.mark.parametrize("kind", [lp.CourierNode, lp.PyClassNode])
@@ -219,26 +200,15 @@ def test_wrong_options_are_refused_when_the_node_is_made(
         lp.CourierNode(Service, **options)
 
 
-def test_wrong_client_options_of_a_handle_are_refused_at_once() -> None:
-    with pytest.raises(TypeError, match="'retries'"):
-        make_node().create_handle().set_client_kwargs(retries=3)
-
-
-def test_a_method_called_on_a_handle_is_explained() -> None:
-    handle = make_node().create_handle()
-    with pytest.raises(AttributeError, match=r"has no 'produce'.*CourierNode\(Service\)"):
-        handle.produce()  # type: ignore[attr-defined]
-
-
-def test_handles_survive_copies_and_pickling() -> None:
+def test_handles_survive_copies_and_explain_what_they_cannot_do_before_the_launch() -> None:
     handle = make_node().create_handle()
     for twin in (copy.deepcopy(handle), pickle.loads(pickle.dumps(handle))):
-        assert twin.node_key == handle.node_key
-        assert twin.address == handle.address
-
-
-def test_a_handle_is_not_dereferenced_before_the_launch() -> None:
+        assert (twin.node_key, twin.address) == (handle.node_key, handle.address)
+    with pytest.raises(TypeError, match="'retries'"):
+        handle.set_client_kwargs(retries=3)
+    with pytest.raises(AttributeError, match=r"has no 'produce'.*CourierNode\(Service\)"):
+        handle.produce()  # type: ignore[attr-defined]
     with pytest.raises(lp.UnresolvedAddressError, match="after launch"):
-        make_node().create_handle().dereference()
+        handle.dereference()
     with pytest.raises(TypeError, match="serves nothing"):
         lp.PyNode(print).create_handle().dereference()

@@ -1,8 +1,6 @@
 """What a ReverbNode says before anything starts; Reverb itself need not be installed."""
 
 import importlib.util
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -46,6 +44,8 @@ def test_a_plan_shows_the_node_its_port_and_who_calls_it(monkeypatch: pytest.Mon
     assert replay.description == "ReverbNode(make_tables)"
     assert [address.name for address in replay.addresses] == ["reverb"]
     assert learner.calls == ("replay[0]",)
+    with pytest.raises(lp.UnresolvedAddressError):
+        lp.ReverbNode(make_tables).create_handle().dereference()
 
 
 def test_where_reverb_is_missing_the_mistake_says_how_to_install_it_next_to_others(
@@ -54,9 +54,7 @@ def test_where_reverb_is_missing_the_mistake_says_how_to_install_it_next_to_othe
     _find(monkeypatch, found=False)
     with pytest.raises(lp.ProgramError) as raised:
         lp.plan(_program(), "local_mp", resources={"nobody": lp.Resources()})
-    missing, unknown = sorted(raised.value.mistakes)
-    if missing.startswith("resources"):
-        missing, unknown = unknown, missing
+    missing, unknown = sorted(raised.value.mistakes, key=lambda each: "nobody" in each)
     assert missing.startswith("replay[0]: ReverbNode(make_tables) needs Reverb")
     assert "pip install 'launchpad-lite[reverb]'" in missing
     assert "3.11" in missing
@@ -70,14 +68,6 @@ def test_a_period_without_a_place_is_a_mistake(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(lp.ProgramError, match="nobody says where: give ReverbNode a checkpoint_"):
         lp.plan(program, "local_mp")
     assert lp.plan(program, "local_mp", checkpoints={"replay": "a_folder"}).executables
-
-
-def test_importing_launchpad_lite_imports_neither_reverb_nor_tensorflow() -> None:
-    script = (
-        "import sys, launchpad_lite as lp; lp.ReverbNode(list).create_handle();"
-        "assert not {'reverb', 'tensorflow', 'numpy'} & set(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 
 @pytest.mark.parametrize(
@@ -96,8 +86,3 @@ def test_mistakes_are_told_where_they_are_made(
 ) -> None:
     with pytest.raises(error, match=message):
         lp.ReverbNode(*arguments)
-
-
-def test_a_handle_has_no_client_before_the_program_runs() -> None:
-    with pytest.raises(lp.UnresolvedAddressError):
-        lp.ReverbNode(make_tables).create_handle().dereference()

@@ -1,61 +1,13 @@
-"""What a node can reach of its program, and stop handlers."""
+"""What a node can reach of its program: its stop, and handlers of it."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import launchpad_lite as lp
-from courier import Secret
-from launchpad_lite._address import AddressTable
-from launchpad_lite._runtime import NodeRuntime, NodeSetup
-from launchpad_lite._stop_handlers import StopHandlers
-from launchpad_lite._worker import run_node
 from launchpad_lite.testing import poll_until
-
-
-class FakeLink:
-    def __init__(self) -> None:
-        self.stops = 0
-        self.runs: list[bool] = []
-        self.heartbeats = 0
-        self.listens: bool | None = None
-
-    def constructed(self, runs: bool) -> None:
-        self.runs.append(runs)
-
-    def ask_stop(self) -> None:
-        self.stops += 1
-
-    def heard(self, listens: bool) -> None:
-        self.listens = listens  # what was said last
-
-    def leaving(self) -> None: ...
-
-    def healthy(self) -> None: ...
-
-    def heartbeat(self) -> None:
-        self.heartbeats += 1
-
-
-def make_runtime(name: str = "node") -> tuple[NodeRuntime, FakeLink]:
-    link = FakeLink()
-    table = AddressTable({}, Secret.generate())
-    return NodeRuntime(NodeSetup("program", name, 0, notice_s=1.0), table, link), link
-
-
-class Do:
-    """Work that calls a function."""
-
-    def __init__(self, function: Callable[[], Any]) -> None:
-        self.function = function
-
-    def thaw(self) -> Any:
-        return self
-
-    def __call__(self, runtime: NodeRuntime) -> None:
-        self.function()
 
 
 def in_thread(function: Callable[[], Any]) -> Any:
@@ -74,51 +26,45 @@ def in_thread(function: Callable[[], Any]) -> Any:
     return result[0]
 
 
+def launch_function(launch_program: Any, function: Callable[[], Any]) -> Any:
+    program = lp.Program("function")
+    program.add_node(lp.PyNode(function), label="node")
+    return launch_program(program, "local_mt")
+
+
 @pytest.mark.parametrize("ask", [lp.stop, lp.stop_event, lambda: lp.wait_for_stop(0.0)])
 def test_outside_of_a_program_there_is_nothing_to_stop(ask: Callable[[], Any]) -> None:
     with pytest.raises(lp.NoProgramError, match="no program runs"):
         ask()
 
 
-def test_a_node_asks_for_the_stop_and_sees_its_own() -> None:
-    runtime, link = make_runtime()
-    seen: list[bool] = []
-
+def test_a_node_asks_for_the_stop_and_sees_its_own(launch_program: Any) -> None:
     def work() -> None:
-        seen.append(lp.wait_for_stop(0.0))
+        assert not lp.wait_for_stop(0.0)
         lp.stop()
         lp.stop()
-        runtime.request_stop()
-        seen.append(lp.wait_for_stop())
-        seen.append(lp.stop_event() is runtime.stop_event)
+        assert lp.wait_for_stop()
+        assert lp.stop_event().is_set()
 
-    assert in_thread(lambda: run_node(Do(work), runtime)) is None
-    assert seen == [False, True, True]
-    assert link.stops == 2
+    assert launch_function(launch_program, work).wait().outcome is lp.Outcome.STOPPED
 
 
-def test_a_thread_of_the_only_program_belongs_to_it() -> None:
-    runtime, link = make_runtime()
-    run_node_in_thread = lambda: run_node(Do(lambda: in_thread(lp.stop)), runtime)
-    assert in_thread(run_node_in_thread) is None
-    assert link.stops == 1
+def test_a_thread_of_the_only_program_belongs_to_it(launch_program: Any) -> None:
+    running = launch_function(launch_program, lambda: in_thread(lp.stop))
+    assert running.wait().outcome is lp.Outcome.STOPPED
     with pytest.raises(lp.NoProgramError):
         lp.stop()
 
 
-def test_a_thread_beside_two_programs_belongs_to_neither() -> None:
-    (first, first_link), (second, _) = make_runtime("a"), make_runtime("b")
+def test_a_thread_beside_two_programs_belongs_to_neither(launch_program: Any) -> None:
+    other = launch_function(launch_program, lp.wait_for_stop)
 
     def work() -> None:
-        lp.stop()
         raise in_thread(lp.stop)
 
-    def outer() -> None:
-        report = in_thread(lambda: run_node(Do(work), first))
-        assert "several programs" in report.message
-
-    assert in_thread(lambda: run_node(Do(outer), second)) is None
-    assert first_link.stops == 1
+    with pytest.raises(lp.NodeFailedError, match="several programs"):
+        launch_function(launch_program, work).wait()
+    assert other.stop().outcome is lp.Outcome.STOPPED
 
 
 @pytest.mark.parametrize(
@@ -134,95 +80,18 @@ def test_a_thread_beside_two_programs_belongs_to_neither() -> None:
         (ValueError("x"), True, True),
     ],
 )
-def test_how_a_node_ends(error: BaseException, stopped: bool, failed: bool) -> None:
-    runtime, _ = make_runtime()
-
+def test_how_a_node_ends(
+    launch_program: Any, error: BaseException, stopped: bool, failed: bool
+) -> None:
     def work() -> None:
         if stopped:
-            runtime.request_stop()
+            lp.stop()
+            lp.wait_for_stop()
         raise error
 
-    report = in_thread(lambda: run_node(Do(work), runtime))
-    assert (report is not None) is failed
-
-
-# Stop handlers
-
-
-@pytest.fixture
-def handlers() -> Iterator[StopHandlers]:
-    return StopHandlers()
-
-
-def test_handlers_are_called_once_the_last_one_first_with_what_they_take(
-    handlers: StopHandlers,
-) -> None:
-    calls: list[Any] = []
-    functions: list[Callable[..., Any]] = [
-        lambda signum, frame: calls.append((signum, frame)),
-        lambda: calls.append("none"),
-        lambda *args: calls.append(args),
-        lambda signum=1, frame=2: calls.append(("defaults", signum, frame)),
-        calls.clear,  # a builtin, without arguments
-    ]
-    for function in functions:
-        handlers.add(function, catch_signals=False)
-    handlers.call_all(15, None)
-    handlers.call_all(15, None)
-    assert calls == [("defaults", 15, None), (15, None), "none", (15, None)]
-
-
-def test_a_type_error_inside_a_handler_does_not_call_it_twice(
-    handlers: StopHandlers, caplog: pytest.LogCaptureFixture
-) -> None:
-    calls: list[Any] = []
-
-    def broken(signum: int, frame: Any) -> None:
-        calls.append(signum)
-        raise TypeError("mine")
-
-    handlers.add(broken, catch_signals=False)
-    handlers.call_all()
-    assert calls == [15]
-    assert "broken" in caplog.text
-
-
-def test_a_failing_handler_does_not_stop_the_others(
-    handlers: StopHandlers, caplog: pytest.LogCaptureFixture
-) -> None:
-    calls: list[str] = []
-
-    def failing() -> None:
-        raise ValueError("mine")
-
-    def leaving() -> None:
-        raise SystemExit(1)
-
-    for handler in (lambda: calls.append("first"), failing, leaving):
-        handlers.add(handler, catch_signals=False)
-    with pytest.raises(SystemExit):
-        handlers.call_all()
-    assert calls == ["first"]
-    assert "failing" in caplog.text
-
-
-def test_a_handler_may_register_and_unregister_others(handlers: StopHandlers) -> None:
-    calls: list[str] = []
-
-    def late() -> None:
-        calls.append("late")
-
-    def gone() -> None:
-        calls.append("gone")
-
-    def first() -> None:
-        handlers.add(late, catch_signals=False)
-        handlers.remove(gone)
-
-    handlers.add(gone, catch_signals=False)
-    handlers.add(first, catch_signals=False)
-    handlers.call_all()
-    assert calls == ["late"]
+    running = launch_function(launch_program, work).running
+    assert running.join(30)
+    assert bool(running.result.failures) is failed
 
 
 def test_unknown_handlers_are_ignored_and_what_cannot_be_called_is_refused() -> None:
@@ -255,14 +124,3 @@ def test_handlers_registered_anywhere_are_called_when_a_program_of_threads_stops
     # The node's own are called in another thread, for which its end waits two seconds only.
     poll_until(lambda: len(called) == 2)
     assert called == ["node", "thread of a node"]
-
-
-def test_a_node_that_was_asked_while_it_was_constructed_tells_again_whether_it_listens() -> None:
-    runtime, link = make_runtime()
-    with runtime.active():
-        runtime.request_stop()
-        assert link.listens  # it may yet look
-        runtime.constructed(runs=True)
-        assert not link.listens
-        assert lp.stop_event().is_set()
-        assert link.listens

@@ -112,11 +112,9 @@ if __name__ == "__main__":
     ("call", "arguments", "where"),
     [
         ("program", ["--launcher=local_mt"], "in a thread"),
-        ("program", ["--lp_launch_type", "local_mt"], "in a thread"),
         ("program", [], "in a process"),
         ("program, launch_type='local_mt'", ["--launcher=local_mp"], "in a thread"),
         ("[program], lp.LaunchType.LOCAL_MULTI_THREADING", [], "in a thread"),
-        ("program, {'worker': {'cpu': 1, 'ram': 1}}", ["--launcher=local_mt"], "in a thread"),
     ],
 )
 def test_the_launcher_is_chosen_in_code_or_on_the_command_line(
@@ -148,11 +146,8 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("launcher", ["local_mp", "local_mt"])
-def test_a_script_that_ends_with_launch_fails_as_its_program_does(
-    run_script: Any, launcher: str
-) -> None:
-    done = run_script(FAILING_SCRIPT, f"--launcher={launcher}")
+def test_a_script_that_ends_with_launch_fails_as_its_program_does(run_script: Any) -> None:
+    done = run_script(FAILING_SCRIPT)
     assert done.returncode == 1
     assert "bad[0]" in done.stderr
     assert "ValueError: the cause of it" in done.stderr
@@ -166,13 +161,6 @@ def test_a_failure_that_the_script_handled_does_not_change_its_exit_code(run_scr
     done = run_script(source.replace("    lp.launch(program)\n", "", 1), "--launcher=local_mt")
     assert done.returncode == 0, done.stderr
     assert "bad[0]" in done.stdout
-
-
-def test_an_unknown_launcher_is_told_with_those_that_are_installed(run_script: Any) -> None:
-    done = run_script(FAILING_SCRIPT, "--launcher=nonsense")
-    assert done.returncode == 1
-    assert "no launcher named 'nonsense'" in done.stderr
-    assert "local_mp, local_mt" in done.stderr
 
 
 def test_launch_takes_exactly_one_program() -> None:
@@ -205,6 +193,11 @@ class Handler:
     def __call__(self, signum, frame):
         print("called", signum, flush=True)
 
+def in_thread(change):
+    thread = threading.Thread(target=change, args=(handler,))
+    thread.start()
+    thread.join()
+
 handler = Handler()
 {body}
 try:
@@ -216,73 +209,66 @@ print("went on", flush=True)
 """
 
 
-@pytest.mark.parametrize(
-    ("body", "signal", "code", "output"),
-    [
-        ("lp.register_stop_handler(handler)", "SIGINT", -2, "called 2 interrupted"),
-        ("lp.register_stop_handler(handler)", "SIGTERM", -15, "called 15"),
-        (
-            ("lp.register_stop_handler(handler); lp.unregister_stop_handler(handler)\n"
-            "assert signal.getsignal(signal.SIGINT) is signal.default_int_handler"),
-            "SIGINT", -2, "interrupted",
-        ),
-        (
-            ("def bad():\n    raise ValueError('bad handler')\n"
-            "lp.register_stop_handler(handler); lp.register_stop_handler(bad)"),
-            "SIGINT", -2, "called 2 interrupted",
-        ),
-        (
-            ("signal.signal(signal.SIGINT, lambda *_: print('mine', flush=True))\n"
-            "lp.register_stop_handler(handler)"),
-            "SIGINT", 0, "mine went on",
-        ),
-        (
-            ("lp.register_stop_handler(handler)\n"
-            "thread = threading.Thread(target=lp.unregister_stop_handler, args=(handler,))\n"
-            "thread.start(); thread.join()"),
-            "SIGINT", -2, "interrupted",
-        ),
-        (
-            ("thread = threading.Thread(target=lp.register_stop_handler, args=(handler,))\n"
-            "thread.start(); thread.join()"),
-            "SIGINT", -2, "interrupted",
-        ),
-        (
-            ("class Racing:\n"
-            "    def __call__(self): pass\n"
-            "    def __eq__(self, other):\n"
-            "        if other is not print:\n"
-            "            return self is other\n"
-            "        try:\n"
-            "            signal.raise_signal(signal.SIGINT)\n"
-            "        except KeyboardInterrupt:\n"
-            "            print('in time', flush=True)\n"
-            "lp.register_stop_handler(Racing()); lp.register_stop_handler(handler)\n"
-            "lp.unregister_stop_handler(print)"),
-            "SIGTERM", -15, "called 2 in time",
-        ),
-        (
-            ("program = lp.Program('p')\n"
-            "program.add_node(lp.PyNode(lp.wait_for_stop), label='a')\n"
-            "lp.register_stop_handler(print)\n"
-            "running = lp.launch(program, 'local_mt')\n"
-            "launched = signal.getsignal(signal.SIGINT)\n"
-            "lp.unregister_stop_handler(print)\n"
-            "assert signal.getsignal(signal.SIGINT) == launched, 'launch lost its handler'\n"
-            "running.stop()"),
-            "SIGINT", -2, "interrupted",
-        ),
-    ],
-    ids=[
-        "Ctrl-C calls the handler and interrupts", "SIGTERM calls the handler and ends",
-        "unregistering restores", "a failing handler stops no other", "own handlers stay",
-        "unregistering in a thread", "registering in a thread", "a signal while registering",
-        "unregistering while a program runs",
-    ],
-)  # fmt: skip
-def test_signals_in_a_script_with_stop_handlers(
-    run_script: Any, body: str, signal: str, code: int, output: str
-) -> None:
+SIGNALS: dict[str, tuple[str, str, int, str]] = {
+    "Ctrl-C calls the handler and interrupts": (
+        "lp.register_stop_handler(handler)", "SIGINT", -2, "called 2 interrupted",
+    ),
+    "SIGTERM calls the handler and ends": (
+        "lp.register_stop_handler(handler)", "SIGTERM", -15, "called 15",
+    ),
+    "unregistering restores": (
+        ("lp.register_stop_handler(handler); lp.unregister_stop_handler(handler)\n"
+        "assert signal.getsignal(signal.SIGINT) is signal.default_int_handler"),
+        "SIGINT", -2, "interrupted",
+    ),
+    "unregistering in a thread": (
+        "lp.register_stop_handler(handler); in_thread(lp.unregister_stop_handler)",
+        "SIGINT", -2, "interrupted",
+    ),
+    "registering in a thread": (
+        "in_thread(lp.register_stop_handler)", "SIGINT", -2, "interrupted",
+    ),
+    "a failing handler stops no other": (
+        ("def bad():\n    raise ValueError('bad handler')\n"
+        "lp.register_stop_handler(handler); lp.register_stop_handler(bad)"),
+        "SIGINT", -2, "called 2 interrupted",
+    ),
+    "own handlers stay": (
+        ("signal.signal(signal.SIGINT, lambda *_: print('mine', flush=True))\n"
+        "lp.register_stop_handler(handler)"),
+        "SIGINT", 0, "mine went on",
+    ),
+    "a signal while registering": (
+        ("class Racing:\n"
+        "    def __call__(self): pass\n"
+        "    def __eq__(self, other):\n"
+        "        if other is not print:\n"
+        "            return self is other\n"
+        "        try:\n"
+        "            signal.raise_signal(signal.SIGINT)\n"
+        "        except KeyboardInterrupt:\n"
+        "            print('in time', flush=True)\n"
+        "lp.register_stop_handler(Racing()); lp.register_stop_handler(handler)\n"
+        "lp.unregister_stop_handler(print)"),
+        "SIGTERM", -15, "called 2 in time",
+    ),
+    "unregistering while a program runs": (
+        ("program = lp.Program('p')\n"
+        "program.add_node(lp.PyNode(lp.wait_for_stop), label='a')\n"
+        "lp.register_stop_handler(print)\n"
+        "running = lp.launch(program, 'local_mt')\n"
+        "launched = signal.getsignal(signal.SIGINT)\n"
+        "lp.unregister_stop_handler(print)\n"
+        "assert signal.getsignal(signal.SIGINT) == launched, 'launch lost its handler'\n"
+        "running.stop()"),
+        "SIGINT", -2, "interrupted",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SIGNALS)
+def test_signals_in_a_script_with_stop_handlers(run_script: Any, case: str) -> None:
+    body, signal, code, output = SIGNALS[case]
     done = run_script(SIGNAL_SCRIPT.format(body=body, signal=signal))
     assert (done.returncode, done.stdout.split()) == (code, output.split()), done.stderr
     if "bad handler" in body:
