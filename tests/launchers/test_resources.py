@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ def look(folder: Path, name: str) -> None:
         "arguments": sys.argv[1:],
         "pid": os.getpid(),
         "path": sys.path,
+        "flag": flags.FLAGS["a_test_flag"].value if "a_test_flag" in flags.FLAGS else None,
     }
     (folder / name).write_text(json.dumps(found))
 
@@ -44,8 +45,16 @@ def seen(folder: Path, name: str) -> dict[str, Any]:
     return dict(json.loads((folder / name).read_text()))
 
 
+@pytest.fixture
+def _flag() -> Iterator[None]:
+    flags.DEFINE_integer("a_test_flag", 1, "For this test.")
+    yield
+    del flags.FLAGS.a_test_flag
+
+
 @linux
-def test_nodes_get_devices_cores_and_an_environment_of_their_own(
+@pytest.mark.usefixtures("_flag")
+def test_nodes_get_devices_cores_environment_and_flags_of_their_own(
     launch_program: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,GPU-7")
@@ -54,12 +63,16 @@ def test_nodes_get_devices_cores_and_an_environment_of_their_own(
     several = len(available) > 1  # one core cannot be divided
     cores = {"actor": {"cpu": 0.25}, "actor[1]": {"cpu": 1}} if several else {}
     processes = {
+        "learner": lp.PythonProcess(args={"a_test_flag": 5}),
         "actor": {"env": {"A_VARIABLE": "group", "HOME": None}},
         "actor[1]": lp.PythonProcess(env={"A_VARIABLE": "single"}),
+        "other": {"args": {"on": True, "off": False, "many": ["1", "2"]}},
     }
-    program = looking(tmp_path, learner=2, actor=2, other=1)
     launch_program(
-        program, "test_mp", resources={"learner": {"gpu": 1}, **cores}, processes=processes
+        looking(tmp_path, learner=2, actor=2, other=1),
+        "test_mp",
+        resources={"learner": {"gpu": 1}, **cores},
+        processes=processes,
     ).wait()
     actor, single, other = (seen(tmp_path, name) for name in ("actor0", "actor1", "other0"))
     devices = {seen(tmp_path, f"learner{index}")["devices"] for index in range(2)}
@@ -72,6 +85,9 @@ def test_nodes_get_devices_cores_and_an_environment_of_their_own(
     assert (actor["variable"], actor["home"]) == ("group", None)
     assert (single["variable"], single["home"]) == ("single", str(tmp_path))
     assert (other["variable"], other["home"]) == (None, str(tmp_path))
+    # Flags are as if its command line said them.
+    assert [seen(tmp_path, name)["flag"] for name in ("learner0", "actor0")] == [5, 1]
+    assert other["arguments"][-4:] == ["--on", "--nooff", "--many=1", "--many=2"]
 
 
 def take(mib: int, folder: Path) -> None:
@@ -153,7 +169,8 @@ def test_an_interpreter_that_cannot_do_says_what_to_do(
     launch_program: Any, tmp_path: Path, wrap: Any
 ) -> None:
     processes = {"actor": {"interpreter": str(wrap("", "-I", "-S"))}}
-    running = launch_program(looking(tmp_path, actor=1), "test_mp", processes=processes)
+    # By the original's name of the argument.
+    running = launch_program(looking(tmp_path, actor=1), "test_mp", local_resources=processes)
     with pytest.raises(lp.NodeFailedError, match="-m pip install launchpad-lite"):
         running.wait()
 
@@ -198,32 +215,6 @@ def test_a_new_interpreter_serves_restarts_and_stops_as_a_forked_worker_does(
     )
     running.wait()
     assert int((tmp_path / "answer").read_text()) != os.getpid()
-
-
-def read_flag(folder: Path) -> None:
-    (folder / "flag").write_text(str(flags.FLAGS.a_test_flag))
-
-
-def test_flags_of_a_group_are_as_if_its_command_line_said_them(
-    launch_program: Any, tmp_path: Path
-) -> None:
-    flags.DEFINE_integer("a_test_flag", 1, "For this test.")
-    try:
-        program = looking(tmp_path, other=1)
-        program.add_node(lp.PyNode(read_flag, tmp_path), label="flagged")
-        # By the original's name of the argument.
-        launch_program(
-            program,
-            "test_mp",
-            local_resources={
-                "flagged": lp.PythonProcess(args={"a_test_flag": 5}),
-                "other": lp.PythonProcess(args={"on": True, "off": False, "many": ["1", "2"]}),
-            },
-        ).wait()
-    finally:
-        del flags.FLAGS.a_test_flag
-    assert (tmp_path / "flag").read_text() == "5"
-    assert seen(tmp_path, "other0")["arguments"][-4:] == ["--on", "--nooff", "--many=1", "--many=2"]
 
 
 @pytest.mark.parametrize(
