@@ -440,13 +440,18 @@ def start_saver(folder: Path, start: Any) -> StartSaver:
 
 
 @pytest.mark.parametrize(
-    ("moment", "newest"), [("write", "2"), ("rename", "2"), ("remove", "other")]
+    ("moment", "tidy", "newest"),
+    [
+        ("write", "discard", "2"),
+        ("rename", "save", "2"),
+        ("rename", "restore", "2"),
+        ("remove", "restore", "other"),
+    ],
 )
-@pytest.mark.parametrize("tidy", ["discard", "save", "restore"])
 def test_a_save_that_is_killed_leaves_whole_checkpoints_and_is_tidied_up(
     moment: str,
-    newest: str,
     tidy: str,
+    newest: str,
     store: CheckpointStore,
     folder: Path,
     start_saver: StartSaver,

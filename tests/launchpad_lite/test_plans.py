@@ -442,15 +442,15 @@ def test_big_programs_are_planned_in_reasonable_time(launcher: str) -> None:
         "array": np.zeros(2**15),
     }
     with program.group("server"):
-        servers = [program.add_node(lp.CourierNode(Service, config)) for _ in range(100)]
+        servers = [program.add_node(lp.CourierNode(Service, config)) for _ in range(60)]
     with program.group("caller"):
-        for _ in range(100):
+        for _ in range(60):
             program.add_node(lp.CourierNode(Service, servers, config=config))
     start = time.process_time()
     plan = lp.plan(program, launcher)
-    assert time.process_time() - start < 15.0
-    assert len(plan.executables) == 200
-    assert len(plan.executables[-1].calls) == 100
+    assert time.process_time() - start < 5.0
+    assert len(plan.executables) == 120
+    assert len(plan.executables[-1].calls) == 60
 
 
 # Pictures
