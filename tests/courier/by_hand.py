@@ -26,6 +26,9 @@ from courier._engine.handshake import (
 from courier._parcel import Parcel
 from courier.errors import AuthenticationError
 
+#: What our clients say first.
+OPENING = prefix(Purpose.CALLS)
+
 
 class HungUpError(Exception):
     """The other side left."""

@@ -9,7 +9,6 @@ import struct
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import courier
 from courier._engine.frames import Chunk, Frame, FrameReader, Kind, Seals, encode
@@ -29,16 +28,6 @@ from tests.courier.waiting import wait_until
 _POOLS = ("courier-handler", "courier-control", "courier-transfer", "courier-watch")
 #: Nothing that a stranger sends may cost more than this for long.
 _SLACK_BYTES = 64 << 20
-
-
-class Bomb:
-    """Leaves a mark where it is unpickled."""
-
-    def __init__(self, mark: Path) -> None:
-        self._mark = mark
-
-    def __reduce__(self) -> Any:
-        return Path.touch, (self._mark,)
 
 
 # Bytes

@@ -1,4 +1,3 @@
-import gc
 import pickle
 import signal
 import threading
@@ -12,7 +11,6 @@ import courier
 from courier._engine.channel import Channel, NothingSentError
 from courier._engine.link import Link
 from tests.courier.conftest import Script, Serve
-from tests.courier.waiting import wait_until
 
 
 class Counter:
@@ -53,30 +51,6 @@ def test_a_client_finds_a_restarted_server_and_each_call_runs_once(
     ran = outcomes.count(None)
     assert all(error is None or isinstance(error, courier.ServerLostError) for error in outcomes)
     assert client.increment() == ran + 1
-
-
-def test_a_client_that_does_not_wait_finds_a_restarted_server_too(
-    serve: Serve, reserve: Callable[[], int]
-) -> None:
-    there = {"port": reserve(), "share_port": True}
-    first, client = serve(Counter(), client={"wait_for_ready": False}, **there)
-    assert client.increment() == 1
-    first.stop(0)
-    with pytest.raises(ConnectionError):
-        client.increment()
-    serve(Counter(), **there)
-    courier.wait_until_ready(client, 20)
-
-    def call() -> Any:
-        give_up_at = time.monotonic() + 20
-        while time.monotonic() < give_up_at:
-            try:
-                return client.increment()
-            except courier.ServerUnreachableError:
-                pass  # its connection has not noticed yet
-        return None
-
-    assert call() == 1
 
 
 @pytest.mark.parametrize("call", ["client.hang()", "next(client.stream())"])
@@ -158,32 +132,6 @@ def test_a_process_without_the_secret_cannot_load_a_client(serve: Serve, script:
     assert "does not hold the secret" in out, err
 
 
-def test_a_client_survives_a_fork(serve: Serve, script: Script) -> None:
-    server, _ = serve(Counter())
-    caller = script(
-        "import os\n"
-        "client = courier.Client(sys.argv[1], secret=secret)\n"
-        "client.increment()\n"
-        "client.futures.increment().result()\n"
-        "child = os.fork()\n"
-        "if child == 0:\n"
-        "    client.increment(10)\n"
-        "    future = client.futures.increment(10)\n"
-        "    import threading\n"
-        "    done = threading.Event()\n"
-        "    future.add_done_callback(lambda f: done.set())\n"
-        "    assert future.result() > 20 and done.wait(20)\n"
-        "    courier.close(client)\n"
-        "    sys.exit()\n"
-        "print('status', os.waitpid(child, 0)[1])\n"
-        "print('parent', client.increment(100))\n",
-        server.address,
-    )
-    out, err = caller.communicate(timeout=60)
-    lines = sorted(out.splitlines())
-    assert lines[-2:] == ["parent 122", "status 0"], (out, err)
-
-
 def test_a_closed_client_fails_its_pending_and_later_calls(serve: Serve) -> None:
     release = threading.Event()
     _, client = serve(lambda: release.wait(30))
@@ -222,17 +170,6 @@ def _error_of(future: Any) -> BaseException | None:
     except courier.CallCancelledError as cancelled:
         return cancelled
     return error
-
-
-def test_a_dropped_client_gives_its_threads_back(serve: Serve, secret: courier.Secret) -> None:
-    server, _ = serve(Counter())
-    courier.Client(server.address, secret=secret).increment()
-    gc.collect()
-    before = threading.active_count()
-    for _ in range(30):
-        courier.Client(server.address, secret=secret).increment()
-    gc.collect()
-    wait_until(lambda: threading.active_count() <= before + 16)  # the server's handlers
 
 
 @pytest.mark.parametrize("address", ["", "host", ":1", "host:", "host:0", "host:70000", "host:x"])

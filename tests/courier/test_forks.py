@@ -35,10 +35,10 @@ def _output(process: subprocess.Popen[str]) -> str:
 
 
 _USE = """
-import os, pickle
+import os, pickle, threading
 client = courier.Client(sys.argv[1], secret=secret)
 assert client.add(1) == 1
-pending = client.futures.wait(1.5)
+pending = client.futures.wait(0.5)
 items = pickle.dumps(client)
 children = []
 for number in range(4):
@@ -46,7 +46,9 @@ for number in range(4):
     if not child:
         mine = pickle.loads(items) if number % 2 else client
         mine.add(10)
-        mine.futures.add(10).result(20)
+        done = threading.Event()
+        mine.futures.add(10).add_done_callback(lambda _: done.set())
+        assert done.wait(20)
         if number < 2: courier.close(mine)
         os._exit(0)
     children.append(child)
@@ -66,7 +68,7 @@ def test_children_use_an_inherited_or_pickled_client_beside_their_parent(
 _LOSE = """
 import os
 client = courier.Client(sys.argv[1], secret=secret)
-pending = client.futures.wait(1.0)
+pending = client.futures.wait(0.5)
 items = client.futures.add(1)
 child = os.fork()
 if not child:

@@ -168,6 +168,7 @@ def test_what_has_come_goes_on_before_a_pump_stops(monkeypatch: pytest.MonkeyPat
         assert client.recv(64) == b""
 
 
+@pytest.mark.slow
 def test_a_pump_stops_though_nobody_takes_what_has_come() -> None:
     client, outer = socket.socketpair()
     inner, server = socket.socketpair()

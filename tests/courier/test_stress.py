@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import courier
-from courier._engine.handshake import Purpose, prefix
+from tests.courier.by_hand import OPENING
 from tests.courier.conftest import Serve, our_threads
 from tests.courier.waiting import wait_until
 
@@ -133,14 +133,6 @@ def test_each_reply_belongs_to_its_call_whatever_the_threads_do(serve: Serve) ->
     assert min(done) > 0
     assert client.echo("end") == ("end",)
     courier.close(hasty)
-
-
-def test_a_call_timeout_ends_a_future_that_is_waited_for_longer(serve: Serve) -> None:
-    _, client = serve(Object(), client={"call_timeout": 0.3})
-    for timeout in (20, None):
-        begun_at = time.monotonic()
-        assert isinstance(client.futures.patient().exception(timeout), courier.CallTimeoutError)
-        assert time.monotonic() - begun_at < 15
 
 
 def _aside(function: Callable[[], Any]) -> "concurrent.futures.Future[Any]":
@@ -269,7 +261,7 @@ def test_a_server_hangs_up_on_whoever_came_just_as_it_stopped(secret: courier.Se
             socket.create_connection(("127.0.0.1", server.port)) as guest,
         ):
             guest.settimeout(20)
-            guest.sendall(prefix(Purpose.CALLS))  # the kernel forgets whoever says nothing
+            guest.sendall(OPENING)  # the kernel forgets whoever says nothing
             assert guest.recv(1) == b""
         stopping.join()
 
