@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 
 import courier
-from courier._engine.channel import Channel, NothingSentError
-from courier._engine.link import Link
 from tests.courier.conftest import Script, Serve
 
 
@@ -184,35 +182,3 @@ def test_what_acts_on_clients_refuses_anything_else() -> None:
             function("client")
     with pytest.raises(TypeError, match="courier client"):
         courier.submit(print, 1)
-
-
-@pytest.mark.parametrize("blocking", [True, False])
-def test_a_call_that_begins_as_its_server_leaves_goes_to_the_next_one(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch, reserve: Callable[[], int], blocking: bool
-) -> None:
-    there = {"port": reserve(), "share_port": True}
-    server, client = serve(lambda: "first", **there)
-    assert client() == "first"
-    server.stop(0.0)
-    serve(lambda: "next", **there)
-    begin, send = Link.begin, Channel.send
-    began: list[Link] = []
-
-    def note_begin(link: Link, *args: Any, **kwargs: Any) -> None:
-        began.append(link)
-        begin(link, *args, **kwargs)
-
-    def send_too_late(channel: Channel, *args: Any) -> bool:
-        if len(began) > 1 or args[0] == 0:
-            return send(channel, *args)
-        # Another thread reads the end of the connection before this one can write to it.
-        reader = threading.Thread(target=began[0].fail, args=("the server closed the connection",))
-        reader.start()
-        reader.join()
-        raise NothingSentError("broken pipe")
-
-    # As if nobody had looked at the connection since its server left.
-    monkeypatch.setattr(Link, "refresh", lambda _: True)
-    monkeypatch.setattr(Link, "begin", note_begin)
-    monkeypatch.setattr(Channel, "send", send_too_late)
-    assert (client() if blocking else client.futures().result(20)) == "next"
