@@ -30,6 +30,17 @@ from courier.errors import AuthenticationError
 OPENING = prefix(Purpose.CALLS)
 
 
+def connected(address: str, unix: str = "") -> socket.socket:
+    """Connects to the port, or to the unix socket, of a server."""
+    if unix:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.connect(unix)
+    else:
+        sock = socket.create_connection(split_address(address))
+    sock.settimeout(20)
+    return sock
+
+
 class HungUpError(Exception):
     """The other side left."""
 
@@ -130,11 +141,7 @@ class Stranger(_Side):
         unix: str = "",
         server: bytes = NO_NAME,
     ) -> None:
-        if unix:
-            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            sock.connect(unix)
-        else:
-            sock = socket.create_connection(split_address(address))
+        sock = connected(address, unix)
         super().__init__(sock)
         handshake = ClientHandshake(secret, server)
         sock.sendall(prefix(Purpose.CALLS) + handshake.hello())

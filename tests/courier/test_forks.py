@@ -4,7 +4,6 @@ import os
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 
 import courier
 from tests.courier.conftest import Script, Serve
-from tests.courier.waiting import wait_until
 
 
 class Counter:
@@ -228,33 +226,3 @@ def test_a_child_closes_what_belongs_to_its_parents_connections(
         server.address,
     )
     assert _output(process) == "0\n"
-
-
-def test_the_server_of_a_stopped_parent_is_gone_though_its_child_lives(
-    script: Script, connect: Callable[..., Any]
-) -> None:
-    process = script(_SERVE, "wire")
-    assert process.stdout is not None
-    words = [*process.stdout.readline().split(), *process.stdout.readline().split()]
-    words.remove("called")
-    _, child, port = map(int, words)
-    try:
-        # If the child held the port, nobody would answer there, and an attempt takes this long.
-        timing = courier.Timing(attempt_s=60.0)
-        client = connect(f"127.0.0.1:{port}", wait_for_ready=False, timing=timing)
-        client()
-        process.kill()
-        process.wait()
-
-        def is_gone() -> bool:
-            try:
-                client()
-            except (courier.ServerUnreachableError, courier.ServerLostError):
-                return True
-            return False
-
-        begun_at = time.monotonic()
-        wait_until(is_gone)
-        assert time.monotonic() - begun_at < 20
-    finally:
-        os.kill(child, signal.SIGKILL)

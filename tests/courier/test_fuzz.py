@@ -31,24 +31,22 @@ from courier._engine.handshake import (
     Introduction,
     Purpose,
     ServerHandshake,
-    SessionKeys,
     prefix,
     read_prefix,
 )
 from courier._parcel import Parcel
 from courier._proto import courier_pb2 as pb
+from tests.courier.by_hand import Visitor, answered_by_hand
 from tests.courier.conftest import Serve
 from tests.courier.fuzzing import (
     Way,
     call_frame,
     cut,
     feed,
-    introduction_of,
     is_hung_up,
     joined,
     mutated,
     nothing_left,
-    receive,
     resident_bytes,
     send_anyway,
     slam,
@@ -311,13 +309,24 @@ def key() -> courier.Secret:
     return courier.Secret.generate()
 
 
-@given(st.one_of(st.binary(max_size=300), st.binary(max_size=40).map(lambda tail: MAGIC + tail)))
+@given(
+    st.one_of(st.binary(max_size=300), st.binary(max_size=40).map(lambda tail: MAGIC + tail)),
+    st.binary(min_size=HELLO_BYTES, max_size=HELLO_BYTES),
+    st.binary(max_size=64),
+)
 @some
-def test_junk_is_no_prefix(data: bytes) -> None:
-    if data in {prefix(purpose) for purpose in Purpose}:
-        return
-    with pytest.raises(courier.errors.ProtocolError):
-        read_prefix(data)
+def test_junk_is_no_prefix_no_welcome_and_no_proof(data: bytes, hello: bytes, proof: bytes) -> None:
+    if data not in {prefix(purpose) for purpose in Purpose}:
+        with pytest.raises(courier.errors.ProtocolError):
+            read_prefix(data)
+    with pytest.raises((courier.ProtocolError, courier.AuthenticationError)):
+        ClientHandshake(courier.Secret(KEY)).prove(data)
+    handshake = ServerHandshake(courier.Secret(KEY), _INTRODUCTION)
+    with pytest.raises(courier.errors.AuthenticationError):
+        handshake.check(b"")  # before the hello
+    handshake.welcome(hello)
+    with pytest.raises(courier.errors.AuthenticationError):
+        handshake.check(proof)
 
 
 _JSON = st.recursive(
@@ -346,27 +355,6 @@ def test_junk_is_no_introduction(data: bytes) -> None:
         return
     texts = (made.name, made.host, made.local, made.refusal, *made.idempotent)
     assert all(isinstance(text, str) for text in texts)
-
-
-@given(st.binary(max_size=400))
-@some
-def test_junk_is_no_welcome(data: bytes) -> None:
-    with pytest.raises((courier.ProtocolError, courier.AuthenticationError)):
-        ClientHandshake(courier.Secret(KEY)).prove(data)
-
-
-@given(st.binary(min_size=HELLO_BYTES, max_size=HELLO_BYTES), st.binary(max_size=64))
-@some
-def test_junk_is_no_proof(hello: bytes, proof: bytes) -> None:
-    handshake = ServerHandshake(courier.Secret(KEY), _INTRODUCTION)
-    handshake.welcome(hello)
-    with pytest.raises(courier.errors.AuthenticationError):
-        handshake.check(proof)
-
-
-def test_no_proof_counts_before_the_hello(key: courier.Secret) -> None:
-    with pytest.raises(courier.errors.AuthenticationError):
-        ServerHandshake(key, _INTRODUCTION).check(b"")
 
 
 @given(st.randoms(use_true_random=False))
@@ -459,7 +447,7 @@ def server(serve: Serve, target: Target, connect: Callable[..., Any]) -> Iterato
     server, client = serve(target, in_process="wire", client={"call_timeout": 20})
     assert client.alive() == "yes"
     # What an answer costs once only is not what strangers cost.
-    introduction_of(server)
+    Way(server, "tcp")
     with grpc.insecure_channel(server.address) as channel:
         Wire(channel, server.secret)
     with nothing_left():
@@ -727,56 +715,14 @@ def test_frames_in_a_grpc_stream_need_a_proof_too(
 
 # (e) A client whose server is none
 
-Script = Callable[[socket.socket], None]
+Script = Callable[[Visitor], None]
 
 
 @pytest.fixture
 def rogue() -> Iterator[Callable[[Script], str]]:
     """Listens, and does with each connection what it is told; returns the address."""
     with contextlib.ExitStack() as stack:
-
-        def start(script: Script) -> str:
-            listener = socket.create_server(("127.0.0.1", 0))
-            done = threading.Event()
-            held: list[socket.socket] = []
-
-            def serve() -> None:
-                while not done.is_set():
-                    try:
-                        sock, _ = listener.accept()
-                    except OSError:
-                        return
-                    sock.settimeout(10)
-                    held.append(sock)
-                    with contextlib.suppress(OSError, courier.CourierError):
-                        script(sock)
-
-            def stop() -> None:
-                done.set()
-                listener.shutdown(socket.SHUT_RDWR)
-                for sock in held:
-                    with contextlib.suppress(OSError):
-                        sock.shutdown(socket.SHUT_RDWR)
-                thread.join()
-                # Only now: until then somebody may still have been let in.
-                listener.close()
-                for sock in held:
-                    sock.close()
-
-            thread = threading.Thread(target=serve)
-            thread.start()
-            stack.callback(stop)
-            return f"127.0.0.1:{listener.getsockname()[1]}"
-
-        yield start
-
-
-def welcome(sock: socket.socket, secret: courier.Secret | None) -> SessionKeys:
-    """Does as a server does that proves itself."""
-    said = receive(sock, 8 + HELLO_BYTES)
-    handshake = ServerHandshake(secret, Introduction("ab" * NAME_BYTES, idempotent=("again",)))
-    sock.sendall(handshake.welcome(said[8:]))
-    return handshake.check(receive(sock, PROOF_BYTES))
+        yield lambda script: stack.enter_context(answered_by_hand(script))
 
 
 def call_all_ways(client: Any) -> None:
@@ -789,10 +735,6 @@ def call_all_ways(client: Any) -> None:
     with contextlib.suppress(courier.CourierError):
         for _, item in zip(range(20), client.items(), strict=False):
             assert item is not None
-
-
-def _wait_for_hello(sock: socket.socket) -> None:
-    sock.recv(1)
 
 
 _BEFORE_THE_PROOF: dict[str, Callable[[random.Random, bytes], bytes]] = {
@@ -819,10 +761,11 @@ def test_a_client_outlives_what_is_no_server(
 ) -> None:
     chance = random.Random(stage)
 
-    def answer(sock: socket.socket) -> None:
-        _wait_for_hello(sock)
-        sock.sendall(_BEFORE_THE_PROOF[stage](chance, bomb))
-        slam(sock) if chance.random() < 0.5 else sock.close()
+    def answer(visitor: Visitor) -> None:
+        visitor.receive(1)
+        visitor.send([_BEFORE_THE_PROOF[stage](chance, bomb)])
+        if chance.random() < 0.5:
+            slam(visitor.socket)
 
     client = connect(rogue(answer), call_timeout=0.4, wait_for_ready=False)
     call_all_ways(client)
@@ -831,10 +774,10 @@ def test_a_client_outlives_what_is_no_server(
 def test_a_timeout_holds_against_a_server_that_says_a_byte_at_a_time(
     rogue: Callable[[Script], str], connect: Callable[..., Any]
 ) -> None:
-    def answer(sock: socket.socket) -> None:
-        sock.sendall(LENGTH.pack(1 << 20))
+    def answer(visitor: Visitor) -> None:
+        visitor.socket.sendall(LENGTH.pack(1 << 20))
         for _ in range(600):
-            sock.sendall(b"\0")
+            visitor.socket.sendall(b"\0")
             time.sleep(0.1)
 
     # The timeout is far below what an attempt may take, also where the machine is slow.
@@ -860,17 +803,16 @@ def test_a_client_outlives_junk_of_a_proven_server(
     kinds = [*(int(kind) for kind in Kind), 0, 99]
     value = pickle.dumps("fine")
 
-    def answer(sock: socket.socket) -> None:
-        seals = Seals(welcome(sock, secret).replies)
-        sock.recv(1)
+    def answer(visitor: Visitor) -> None:
+        visitor.greet(secret, idempotent=("again",))
+        visitor.receive(1)
         for _ in range(30):
             number = chance.choice((0, 1, 1, 2, 3, 4, 1 << 63))
             data = chance.choice((value, value, b"", chance.randbytes(20), pickle.dumps((1, 2))))
             buffers = [memoryview(bytes(10))] * chance.choice((0, 0, 1, 3))
-            frame = encode(chance.choice(kinds), number, Parcel(data, buffers), seals=seals)
+            frame = encode(chance.choice(kinds), number, Parcel(data, buffers), seals=visitor.seals)
             written = joined(frame)
-            sock.sendall(mutated(written, chance) if chance.random() < 0.05 else written)
-        sock.close()
+            visitor.send([mutated(written, chance) if chance.random() < 0.05 else written])
 
     address = rogue(answer)
     for _ in range(6):

@@ -705,38 +705,6 @@ def test_another_server_at_the_same_port_answers_next(
     assert node.kept is None
 
 
-def test_a_call_waits_for_a_server_that_is_to_come(
-    serve: Serve,
-    connect: Callable[..., Any],
-    node: Node,
-    reserve: Callable[[], int],
-    mode: str,
-) -> None:
-    there = {"port": reserve(), "share_port": True}
-    first, _ = serve(node, in_process=mode, **there)
-    first.stop(0.0)
-    client = connect(first.address)
-    future = client.futures.echo(4)
-    serve(node, in_process=mode, **there)
-    assert future.result(_PATIENCE_S) == 4
-
-
-def test_a_server_that_nobody_stopped_does_not_live_on_as_an_address(
-    serve: Serve, node: Node, reserve: Callable[[], int], mode: str
-) -> None:
-    server, client = serve(
-        node,
-        in_process=mode,
-        client={"wait_for_ready": False},
-        port=reserve(),
-        share_port=True,
-    )
-    assert client.echo(1) == 1
-    server.stop(0.0)
-    with pytest.raises(courier.ServerUnreachableError):
-        client.echo(1)
-
-
 @everywhere
 def test_a_handler_may_call_its_own_server(
     serve: Serve, connect: Callable[..., Any], mode: str

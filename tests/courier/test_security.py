@@ -620,17 +620,6 @@ class TestRequestsOnTheWay:
         assert caller.is_hung_up_on()
         assert target.calls == 0
 
-    def test_a_recorded_connection_cannot_be_played_again(
-        self, server: courier.Server, caller: Stranger, target: Target
-    ) -> None:
-        request = caller.call(1, GOOD)
-        caller.send(request)
-        assert caller.read().kind == Kind.VALUE
-        with Stranger(server.address, None) as replay:
-            replay.send([caller.proof, *request])
-            assert replay.is_hung_up_on()
-        assert target.calls == 1
-
 
 def test_a_client_does_not_call_again_and_again_who_always_hangs_up(
     connect: Callable[..., Any], secret: courier.Secret

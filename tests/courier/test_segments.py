@@ -149,7 +149,7 @@ def test_thousands_of_buffers_of_all_sizes_come_back_in_order(client: Any) -> No
         np.full(int(size), index % 251, np.uint8)
         for index, size in enumerate(generator.integers(0, 3000, 5000))
     ]
-    arrays[::50] = [np.full(_MIN_BYTES + index, index, np.uint8) for index in range(100)]
+    arrays[::125] = [np.full(_MIN_BYTES + index, index, np.uint8) for index in range(40)]
     results = client.echo(arrays)
     assert len(results) == len(arrays)
     for result, array in zip(results, arrays, strict=True):
@@ -327,6 +327,16 @@ def test_memory_may_be_given_back_by_any_thread(client: Any) -> None:
         assert receive_and_drop(seed) == zlib.crc32(_random(1 << 20, seed))
         thread.join()
     assert _maps() <= 32
+
+
+def test_segments_that_nobody_used_for_long_are_given_back(serve: Serve, node: Node) -> None:
+    before = _maps()
+    _, client = serve(node, timing=courier.Timing(tidy_s=0.05, segment_idle_s=0.2))
+    result = client.make(1 << 20, 1)
+    assert _maps() == before + 2
+    del result
+    wait_until(lambda: _maps() <= before + 1)  # the server's; the client hears of it later
+    np.testing.assert_array_equal(client.make(1 << 20, 2), _random(1 << 20, 2))
 
 
 def test_the_receiver_does_not_hold_on_to_segments_that_the_sender_has_dropped(
