@@ -509,20 +509,6 @@ def test_junk_behind_the_proof_does_no_harm(way: Way, seed: int) -> None:
                 slam(sock)
 
 
-def test_frames_of_every_kind_and_number_do_no_harm(way: Way) -> None:
-    chance = random.Random(1)
-    for _ in range(6):
-        sock, seals = way.connect_proven()
-        with sock:
-            for _ in range(40):
-                kind = chance.choice((1, 2, 3, 3, 4, 4))
-                meta = chance.choice((b"hit", b"items", b"items", b"", bytes(8) + b"hit", b"\xff"))
-                data = chance.choice((GOOD, b"", bytes(8), b"\xff" * 8))
-                parcel = Parcel(data)
-                number = chance.randrange(3)
-                send_anyway(sock, joined(encode(kind, number, parcel, meta=meta, seals=seals)))
-
-
 @pytest.mark.parametrize("arguments", [5, ((), {}, 1), (5, 5), ((), {1: 2})], ids=repr)
 @pytest.mark.parametrize("is_fast", [False, True])
 def test_arguments_of_a_wrong_shape_are_refused_as_such(

@@ -209,6 +209,7 @@ def test_a_killed_server_is_noticed_at_once_and_its_successor_found(
         wait_until(lambda: not segments())
 
 
+@pytest.mark.slow
 def test_a_call_waits_for_the_successor_of_a_killed_server(
     script: Script, connect: Callable[..., Any], reserve: Callable[[], int]
 ) -> None:
