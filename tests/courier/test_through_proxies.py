@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 
 import courier
-from courier._engine import dialing
 from tests.courier.conftest import Serve
 from tests.courier.waiting import wait_until
 
 _CONNECT = "/courier.v1.Courier/Connect"
+#: However slow the machine is: after a few attempts in vain a call is given up.
+_PATIENT = courier.Timing(probe_s=10.0, grpc_attempt_s=20.0)
 
 
 class Object:
@@ -126,12 +127,7 @@ def obj() -> Object:
 
 
 @pytest.fixture(params=[StreamProxy, PickyFront])
-def proxy(
-    request: Any, serve: Serve, obj: Object, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Any]:
-    # However slow the machine is: after a few attempts in vain a call is given up.
-    monkeypatch.setattr(dialing, "_PROBE_S", 10.0)
-    monkeypatch.setattr(dialing, "_GRPC_ATTEMPT_S", 20.0)
+def proxy(request: Any, serve: Serve, obj: Object) -> Iterator[Any]:
     server, _ = serve(obj)
     proxy = request.param(server.address)
     yield proxy
@@ -139,48 +135,36 @@ def proxy(
 
 
 @pytest.fixture
-def client(proxy: Any, secret: courier.Secret) -> Iterator[Any]:
-    client: Any = courier.Client(proxy.address, secret=secret, call_timeout=60)
-    yield client
-    courier.close(client)
+def client(proxy: Any, connect: Callable[..., Any]) -> Any:
+    return connect(proxy.address, call_timeout=60, timing=_PATIENT)
 
 
-def test_calls_futures_and_exceptions_pass(client: Any) -> None:
+def test_calls_futures_exceptions_and_arrays_pass(client: Any) -> None:
     assert client.echo("here") == "here"
     futures = [client.futures.echo(number) for number in range(200)]
     assert [future.result(20) for future in futures] == list(range(200))
     with pytest.raises(KeyError, match="text"):
         client.fail()
-
-
-def test_large_arrays_pass_both_ways(client: Any) -> None:
     array = np.arange(3_000_000, dtype=np.float64)
     assert np.array_equal(client.echo(array), array)
-    futures = [client.futures.echo(array[start::5]) for start in range(5)]
-    for start, future in enumerate(futures):
-        assert np.array_equal(future.result(30), array[start::5])
 
 
-@pytest.mark.parametrize(("end", "size"), [(500, 1), (6, 1_000_000)])
-def test_the_items_of_a_generator_pass(client: Any, end: int, size: int) -> None:
-    assert [item[-1] for item in client.count(end, size)] == list(range(end))
-
-
-def test_a_generator_waits_for_its_reader_there_too(client: Any) -> None:
+def test_generators_pass_and_wait_for_their_reader(client: Any) -> None:
+    for end, size in ((500, 1), (6, 1_000_000)):
+        assert [item[-1] for item in client.count(end, size)] == list(range(end))
     items = client.count(1_000_000, 10_000)
     assert [len(next(items)) for _ in range(20)] == [10_000] * 20
     items.close()
     assert client.echo(1) == 1
 
 
-def test_a_cancelled_call_is_seen_by_the_handler(client: Any, obj: Object) -> None:
+def test_a_handler_notices_a_cancelled_call_and_a_closed_client(client: Any, obj: Object) -> None:
     future = client.futures.patient()
     assert obj.entered.wait(20)
     future.cancel()
     assert obj.cancelled.wait(20)
-
-
-def test_a_closed_client_is_noticed_by_the_handler(client: Any, obj: Object) -> None:
+    obj.entered.clear()
+    obj.cancelled.clear()
     future = client.futures.patient()
     assert obj.entered.wait(20)
     courier.close(client)
@@ -203,7 +187,9 @@ def test_a_proxy_that_dies_loses_the_calls_on_their_way(
 
 
 def test_another_secret_is_refused_there_too(proxy: Any, connect: Callable[..., Any]) -> None:
-    client = connect(proxy.address, secret=courier.Secret.generate(), call_timeout=20)
+    client = connect(
+        proxy.address, secret=courier.Secret.generate(), call_timeout=20, timing=_PATIENT
+    )
     with pytest.raises(courier.AuthenticationError, match=proxy.address):
         client.echo(1)
 
@@ -213,7 +199,7 @@ def test_closed_clients_leave_no_thread_behind(proxy: Any, connect: Callable[...
         return sum(thread.name == "courier-stream" for thread in threading.enumerate())
 
     for _ in range(3):
-        client = connect(proxy.address, call_timeout=20)
+        client = connect(proxy.address, call_timeout=20, timing=_PATIENT)
         assert client.echo(1) == 1
         courier.close(client)
     wait_until(lambda: ours() == 0)
