@@ -15,7 +15,6 @@ from launchpad_lite.testing import poll_until
 from launchpad_lite.testing.programs import call_until_answered
 from tests.launchers.scripts import Script
 
-LAUNCHERS = ["test_mt", "test_mp"]
 QUICK = lp.RestartPolicy(backoff_s=0.01, max_restarts=50)
 
 
@@ -72,11 +71,10 @@ def _pid(running: Any) -> int:
     return int(poll_until(lambda: running.running.status()[0].pid))
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_state_is_saved_at_the_stop_and_there_at_the_next_launch(
-    launch_program: Any, tmp_path: Path, launcher: str
+    launch_program: Any, tmp_path: Path
 ) -> None:
-    for expected in (1, 2, 3):
+    for expected, launcher in enumerate(["test_mt", "test_mp", "test_mt"], start=1):
         running = launch_program(
             _program(), launcher, checkpoints=tmp_path / "checkpoints", notice_s=30
         )
@@ -101,10 +99,9 @@ def test_a_restarted_node_goes_on_where_its_newest_checkpoint_is(
     assert call_until_answered(client.add) == 6
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_state_is_saved_on_a_period(launch_program: Any, tmp_path: Path, launcher: str) -> None:
+def test_state_is_saved_on_a_period(launch_program: Any, tmp_path: Path) -> None:
     checkpoints = lp.Checkpoints(tmp_path / "checkpoints", period_s=0.05, keep=1)
-    running = launch_program(_program(), launcher, checkpoints=checkpoints)
+    running = launch_program(_program(), checkpoints=checkpoints)
     running.client("counter").add(42)
 
     def saved() -> bool:
@@ -117,14 +114,13 @@ def test_state_is_saved_on_a_period(launch_program: Any, tmp_path: Path, launche
     poll_until(saved)
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_a_node_that_ends_since_its_calls_end_is_saved_too(
-    launch_program: Any, tmp_path: Path, launcher: str
+    launch_program: Any, tmp_path: Path
 ) -> None:
     program = lp.Program("runner")
     other = program.add_node(lp.CourierNode(Counter), label="other")
     program.add_node(lp.CourierNode(Runner, other), label="runner")
-    running = launch_program(program, launcher, checkpoints={"runner": tmp_path}, notice_s=30)
+    running = launch_program(program, checkpoints={"runner": tmp_path}, notice_s=30)
     poll_until(lambda: running.client("runner").add(0) > 3)
     running.stop()
     (file,) = tmp_path.glob("runner/0/0*/state/value.json")
@@ -154,13 +150,14 @@ def test_state_that_cannot_be_saved_at_the_end_is_a_failure(
     launch_program: Any, tmp_path: Path
 ) -> None:
     running = launch_program(
-        _program(Unsaved), "test_mp", checkpoints=tmp_path / "checkpoints", notice_s=30
+        _program(Unsaved), "test_mt", checkpoints=tmp_path / "checkpoints", notice_s=30
     )
     running.client("counter").add()
     with pytest.raises(lp.NodeFailedError, match="no way to save"):
         running.stop()
 
 
+@pytest.mark.slow
 def test_nothing_half_done_is_left_of_a_node_that_is_killed_while_it_saves(
     launch_program: Any, tmp_path: Path
 ) -> None:
@@ -225,6 +222,7 @@ def test_a_node_told_from_outside_to_end_ends_its_program_in_order_without_a_pol
     assert values == ["1", "2"]
 
 
+@pytest.mark.slow
 def test_a_signal_to_every_process_of_the_program_is_one_orderly_stop(tmp_path: Path) -> None:
     source = """
         import pathlib, json

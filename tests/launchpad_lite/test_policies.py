@@ -95,7 +95,7 @@ def test_policies_tell_what_they_are() -> None:
     assert str(bound) == "restart=always, at most 5 in 60 s, moves=False"
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     policy=st.builds(
         RestartPolicy, backoff_s=seconds, max_backoff_s=seconds, jitter=st.floats(0, 1)
