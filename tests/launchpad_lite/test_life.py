@@ -1,8 +1,6 @@
 """The state machine of a program's life: by example, and by property in worlds that misbehave."""
 
 import dataclasses
-import functools
-import heapq
 import itertools
 import math
 import random
@@ -11,8 +9,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from hypothesis import event as tell, given, settings, strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis import event as tell, settings, strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 import courier
 from courier import ExceptionReport
@@ -638,6 +643,14 @@ def test_a_program_ends_when_all_nodes_with_something_to_run_have_ended() -> Non
     assert life.result == ProgramResult(Outcome.COMPLETED, reason=reason)
 
 
+def test_a_program_ends_when_those_that_ran_only_serve() -> None:
+    life = begun(NodeTerms("a"), NodeTerms("b"), NodeTerms("c"))
+    for name, runs in (("a", True), ("b", True), ("c", False)):
+        assert life(Constructed(name, 0, runs)) == []
+    assert life(Constructed("a", 0, False)) == []
+    assert {type(action) for action in life(Constructed("b", 0, False))} == {RequestStop}
+
+
 def test_a_node_that_is_not_constructed_yet_keeps_the_program_alive() -> None:
     life = begun("run", "late")
     life(Constructed("run", 0, True))
@@ -665,17 +678,6 @@ def test_a_second_stop_changes_nothing() -> None:
     result = finish_of(life, Ended("a", 0))
     assert (result.reason, result.signum) == ("first", 2)
     assert (result.outcome, result.exit_code) == (Outcome.INTERRUPTED, 130)
-
-
-def test_asking_again_for_the_kill_does_not_put_off_the_end() -> None:
-    life = begun("a")
-    assert life(KillAsked()) == [Kill("a")]
-    life.now += GIVE_UP_S / 2
-    assert life(KillAsked()) == []
-    life.now += GIVE_UP_S / 2
-    (finish,) = life(KillAsked())
-    assert isinstance(finish, Finish)
-    assert finish.result.killed == ("a",)
 
 
 def test_stopping_asks_then_terminates_then_kills_then_gives_up() -> None:
@@ -802,43 +804,6 @@ def test_a_caller_that_listens_after_all_gets_its_share_of_the_notice_back() -> 
     assert life.wait(2 * EPS) == [RequestStop("b")]
 
 
-def test_a_caller_that_listens_too_late_may_not_call_again() -> None:
-    life = begun(*CHAIN, notice_s=30.0)
-    life(StopAsked("x"))
-    life(Heard("a", 0, listens=False))
-    assert life.wait(DEAF_S) == [EndCalls("a"), RequestStop("b")]
-    life(Heard("a", 0, listens=True))
-    assert life.wait(9.9) == []
-    assert life.wait(0.2) == [RequestStop("c")]
-    assert life.wait(DEAF_S) == []
-
-
-def test_a_node_that_calls_nobody_and_does_not_listen_has_its_calls_ended_too() -> None:
-    life = begun("a", notice_s=-1.0)
-    life(StopAsked("x"))
-    life(Heard("a", 0, listens=False))
-    assert life.wait(1e6) == [EndCalls("a")]
-
-
-def test_the_calls_of_a_node_that_has_ended_or_is_ended_by_force_need_no_end() -> None:
-    life = begun("a", "b", notice_s=DEAF_S / 2)
-    life(StopAsked("x"))
-    for name in ("a", "b"):
-        life(Heard(name, 0, listens=False))
-    life(Ended("a", 0))
-    assert life.wait(DEAF_S + TERMINATE_S) == [Terminate("b"), Kill("b")]
-
-
-def test_a_node_whose_calls_ended_before_the_stop_holds_up_nobody() -> None:
-    life = begun(
-        NodeTerms("server"), NodeTerms("actor", calls=("server",), restart=AT_ONCE), notice_s=10.0
-    )
-    life(Preempted("actor", 0, 15))
-    life(Heard("actor", 0, listens=False))
-    assert life.wait(DEAF_S) == [EndCalls("actor")]
-    assert life(StopAsked("x")) == [RequestStop("server")]
-
-
 def test_a_row_of_callers_that_are_known_to_be_deaf_is_asked_without_a_further_event() -> None:
     names = ["a", "b", "c", "d", "e"]
     life = begun(
@@ -870,28 +835,12 @@ def test_without_notice_all_are_asked_before_they_are_ended_by_force() -> None:
     assert {each.node for each in of(Terminate, actions)} == {"a", "b", "c"}
 
 
-def test_without_notice_all_are_asked_even_if_time_brings_the_stop() -> None:
-    life = begun(limited("thread", startup_s=5.0), "b", notice_s=0.0)
-    actions = life.wait(5.0 + TERMINATE_S + GIVE_UP_S)
-    assert actions[-3:] == [DumpStacks("b"), RequestStop("b"), Terminate("b")]
-
-
 def test_who_wakes_when_the_notice_is_over_asks_before_it_ends_by_force() -> None:
     life = begun(*CHAIN, notice_s=9.0)
     life(StopAsked("x"))
     actions = life.oversleep(20.0)
     assert {each.node for each in of(RequestStop, actions)} == {"b", "c"}
     assert {each.node for each in of(Terminate, actions)} == {"a", "b", "c"}
-
-
-def test_a_node_that_leaves_already_holds_up_those_it_calls_for_its_share_too() -> None:
-    life = begun(
-        NodeTerms("server"), NodeTerms("actor", calls=("server",), restart=AT_ONCE), notice_s=10.0
-    )
-    life(Preempted("actor", 0, 15))
-    assert life(StopAsked("x")) == []
-    assert life.wait(4.9) == []
-    assert life.wait(0.2) == [RequestStop("server")]
 
 
 # Whose fault it is
@@ -1253,14 +1202,6 @@ def test_nodes_of_a_lost_host_are_started_anew_like_those_that_failed() -> None:
     assert [each.failure for each in result.failures[0].restarts] == [start.cause]
 
 
-def test_nothing_is_done_to_workers_of_a_lost_host() -> None:
-    slow = RestartPolicy(backoff_s=1000.0, max_backoff_s=1000.0)
-    life = begun(NodeTerms("a", restart=slow), "b")
-    life(HostLost("far", ("a",), GONE))
-    assert life(KillAsked()) == [Kill("b")]
-    assert finish_of(life, Ended("b", 0)).outcome is Outcome.STOPPED
-
-
 def test_the_loss_of_a_host_does_not_touch_nodes_that_were_started_elsewhere_since() -> None:
     life = begun(NodeTerms("a", restart=AT_ONCE), "b")
     assert life(Ended("a", 0, failure("a"))) == [Start("a", 1)]
@@ -1327,11 +1268,6 @@ def test_the_loss_of_a_host_is_told_once_however_many_nodes_were_on_it() -> None
     assert all(node in text for node in nodes)
     followed = str(NodeFailedError(failures[-1], failures[:-1])).partition("What followed:")[2]
     assert followed == f"\n  actor[0], actor[1], actor[2] and 17 more on far failed: {GONE}"
-
-
-def test_one_node_of_a_lost_host_reads_like_any_other_failure() -> None:
-    lost = NodeFailure("a[0]", "far", GONE, host_lost=True)
-    assert str(NodeFailedError(lost)) == f"a[0] on far failed: {GONE}"
 
 
 def test_nodes_that_are_lost_with_their_last_restart_show_their_history() -> None:
@@ -1404,25 +1340,6 @@ def test_failures_before_the_window_do_not_delay_restarts_of_a_node_that_ended_w
     assert life.wait(1.0) == [Start("a", 4)]
 
 
-def test_what_an_earlier_worker_says_is_not_taken_for_the_new_ones() -> None:
-    life = begun(NodeTerms("a", restart=AT_ONCE, liveness=Liveness(startup_s=5.0)))
-    assert life(Ended("a", 0, failure("a"))) == [Start("a", 1)]
-    for stale in (Ended("a", 0), Ended("a", 0, failure("a")), Preempted("a", 0, 15)):
-        assert life(stale) == []
-    life(Constructed("a", 0, True))
-    assert DumpStacks("a", hung=True) in life.wait(5.0)
-
-
-def test_a_node_that_waits_for_its_restart_is_not_started_once_the_program_stops() -> None:
-    life = begun(NodeTerms("a", restart=RestartPolicy(backoff_s=5.0)), "b")
-    life(Ended("a", 0, failure("a")))
-    assert life(StopAsked("x")) == [RequestStop("b")]
-    assert life.wait(6.0) == []
-    result = finish_of(life, Ended("b", 0))
-    assert result.outcome is Outcome.STOPPED
-    assert len(result.restarts) == 1
-
-
 # Workers that take long to end after the node failed: threads go on, exit functions wait
 
 
@@ -1440,34 +1357,6 @@ def test_a_failed_node_that_never_ends_by_itself_does_not_keep_the_program_from_
     assert [each.summary for each in result.failures] == ["a broke"]
     assert "a broke" in result.reason
     assert result.killed == ("a",)
-
-
-def test_a_failed_node_that_cannot_be_ended_by_force_does_not_keep_the_program_alive() -> None:
-    life = begun("thread", "b", notice_s=3.0)
-    life(Failed("thread", 0, failure("thread")))
-    life(Ended("b", 0))
-    assert [each.summary for each in life.tick_to_the_end().failures] == ["thread broke"]
-
-
-@pytest.mark.parametrize("ended", [None, failure("a"), failure("a", text="was killed")])
-def test_a_failure_that_is_told_again_at_the_end_counts_once(ended: NodeFailure | None) -> None:
-    life = begun("a", "b")
-    life.wait(2.0)
-    for _ in range(2):
-        life(Failed("a", 0, failure("a")))
-    life.wait(1.0)
-    (failed,) = finish_of(life, Ended("a", 0, ended), Ended("b", 0)).failures
-    assert (failed.summary, failed.at_s) == ("a broke", 2.0)
-
-
-def test_a_failed_node_that_lingers_waits_for_the_cause_if_it_is_a_consequence() -> None:
-    life = begun("a", "b")
-    for _ in range(2):
-        assert life(Failed("a", 0, failure("a", consequence=True))) == []
-    life.wait(BLAME_S / 2)
-    life(Ended("b", 0, failure("b")))
-    result = finish_of(life, Ended("a", 0, failure("a", consequence=True)))
-    assert [each.node for each in result.failures] == ["b", "a"]
 
 
 def test_a_failed_node_that_lingers_is_ended_by_force_after_the_notice_and_restarted_once() -> None:
@@ -1505,16 +1394,6 @@ def test_failures_of_nodes_that_linger_count_for_the_policy() -> None:
     assert [each.failure.summary for each in failed.restarts if each.failure] == ["a first"]
 
 
-def test_a_failed_node_that_cannot_be_ended_fails_the_program_and_is_not_restarted() -> None:
-    life = begun(NodeTerms("thread", restart=AT_ONCE), "b", notice_s=3.0)
-    life(Failed("thread", 0, failure("thread")))
-    actions = life.wait(3.0 + TERMINATE_S + GIVE_UP_S)
-    assert of(Start, actions) == []
-    assert RequestStop("b") in actions
-    (failed,) = finish_of(life, Ended("b", 0)).failures
-    assert failed.summary.startswith("thread broke; it cannot be ended by force")
-
-
 @pytest.mark.parametrize("ended", [None, failure("a", text="was killed")])
 def test_a_failure_while_all_stop_counts_even_if_the_worker_is_ended_by_force(
     ended: NodeFailure | None,
@@ -1543,26 +1422,6 @@ def test_a_failure_that_was_to_be_mended_when_somebody_asked_for_the_stop_counts
     assert result.restarts == ()
 
 
-def test_a_node_that_fails_before_it_is_asked_to_end_holds_up_others_for_its_share_only() -> None:
-    life = begun(*CHAIN, notice_s=30.0)
-    life(StopAsked("x"))
-    life(Failed("b", 0, failure("b")))
-    assert life(Ended("a", 0)) == []  # b leaves already
-    assert life.wait(9.9) == []
-    assert life.wait(0.2) == [RequestStop("c")]
-
-
-def test_a_failed_node_whose_host_is_lost_counts_once() -> None:
-    life = begun(NodeTerms("a", restart=AT_ONCE), "b")
-    life(Failed("a", 0, failure("a")))
-    assert life(HostLost("far", ("a",), GONE)) == [Start("a", 1)]
-    life(Failed("a", 1, failure("a", text="broke again")))
-    life(HostLost("near", ("a", "b"), GONE))
-    result = life.result
-    assert [each.summary for each in result.failures] == [GONE, "a broke again"]
-    assert [each.failure.summary for each in result.restarts if each.failure] == ["a broke"]
-
-
 @pytest.mark.parametrize("why", [Preempted("a", 0, 15), Tick()])
 def test_a_failure_of_a_node_that_is_being_ended_already_says_nothing_new(why: Event) -> None:
     life = begun(NodeTerms("a", restart=AT_ONCE, liveness=Liveness(startup_s=5.0)))
@@ -1573,15 +1432,6 @@ def test_a_failure_of_a_node_that_is_being_ended_already_says_nothing_new(why: E
     (restart,) = finish_of(life, StopAsked("x"), Ended("a", 1)).restarts
     assert restart.failure is not None
     assert "broke" not in restart.failure.summary
-
-
-def test_a_node_that_fails_after_an_earlier_worker_of_it_did_is_heard() -> None:
-    life = begun(NodeTerms("a", restart=RestartPolicy(max_restarts=2, backoff_s=0.0)), "b")
-    for attempt in range(2):
-        life(Failed("a", attempt, failure("a")))
-        assert life(Ended("a", attempt, failure("a"))) == [Start("a", attempt + 1)]
-    assert life(Failed("a", 0, failure("a"))) == []  # said by the first
-    assert RequestStop("b") in life(Failed("a", 2, failure("a")))
 
 
 # Hung nodes
@@ -1648,14 +1498,6 @@ def test_a_node_that_waits_for_its_turn_to_stop_need_not_show_that_it_goes_on() 
     assert life(Ended("actor", 0)) == [RequestStop("replay")]
 
 
-def test_a_hung_node_keeps_its_time_to_die_when_the_program_stops_without_notice() -> None:
-    life = begun(limited("a", startup_s=5.0), "b", notice_s=0.0)
-    life.wait(5.0)
-    life(StopAsked("x"))
-    assert life.wait(TERMINATE_S - EPS) == []
-    assert Kill("a") in life.wait(2 * EPS)
-
-
 @pytest.mark.parametrize("goes", [Leaving("a", 0), Failed("a", 0, failure("a"))])
 def test_a_node_on_its_way_out_need_not_show_that_it_lives(goes: Event) -> None:
     life = begun(limited("a", AT_ONCE, health_s=2.0, heartbeat_s=2.0, startup_s=2.0), "b")
@@ -1669,13 +1511,6 @@ def test_a_node_on_its_way_out_need_not_show_that_it_lives(goes: Event) -> None:
     assert DumpStacks("a", hung=True) in life.wait(2.1)  # the new one must show it
 
 
-def test_a_node_that_leaves_before_it_was_constructed_is_not_hung() -> None:
-    life = begun(limited("a", startup_s=5.0))
-    life(Leaving("a", 0))
-    assert life.wait(100.0) == []
-    assert finish_of(life, Constructed("a", 0, True), Ended("a", 0)).outcome is Outcome.COMPLETED
-
-
 def test_a_node_that_leaves_keeps_the_program_alive_and_is_asked_to_end_in_its_turn() -> None:
     life = begun(*CHAIN)
     for name in ("a", "b", "c"):
@@ -1683,17 +1518,6 @@ def test_a_node_that_leaves_keeps_the_program_alive_and_is_asked_to_end_in_its_t
         assert life(Leaving(name, 0)) == []
     assert life.wait(100.0) == []
     assert life(StopAsked("x")) == [RequestStop("a")]
-
-
-@pytest.mark.parametrize("sign", [Healthy("a", 1), Heartbeat("a", 1)])
-def test_signs_of_life_of_a_constructor_start_no_limit(sign: Event) -> None:
-    life = begun(limited("a", AT_ONCE, health_s=1.0, heartbeat_s=1.0, startup_s=50.0))
-    life(Constructed("a", 0, True))
-    assert life(Ended("a", 0, failure("a"))) == [Start("a", 1)]  # constructed was the one before
-    life.wait(1.0)
-    life(sign)
-    assert life.wait(48.9) == []
-    assert DumpStacks("a", hung=True) in life.wait(0.2)
 
 
 def test_a_constructor_takes_no_time_while_its_node_has_no_host() -> None:
@@ -1785,15 +1609,6 @@ def test_a_preempted_node_that_does_not_leave_is_ended_by_force_and_restarted() 
     assert life(Ended("a", 0)) == [Start("a", 1)]
 
 
-def test_a_preempted_node_is_not_asked_again_when_the_program_stops() -> None:
-    life = begun(NodeTerms("a", restart=AT_ONCE), "b", notice_s=3.0)
-    life(Preempted("a", 0, 15))
-    life.wait(2.0)
-    assert life(StopAsked("x")) == [RequestStop("b")]
-    assert life.wait(1.0) == [Terminate("a")]
-    assert finish_of(life, Ended("a", 0), Ended("b", 0)).outcome is Outcome.STOPPED
-
-
 def test_a_node_that_was_killed_before_the_stop_and_given_up_after_it_is_named() -> None:
     life = begun(NodeTerms("thread", restart=AT_ONCE), notice_s=3.0)
     life(Preempted("thread", 0, 15))
@@ -1812,15 +1627,6 @@ def test_how_an_earlier_worker_heard_the_stop_says_nothing_of_the_new_one() -> N
     assert life(StopAsked("x")) == []
     assert life.wait(4.9) == []
     assert life.wait(0.2) == [RequestStop("server")]
-
-
-def test_a_preemption_while_all_stop_changes_nothing_but_who_is_asked() -> None:
-    life = begun(*CHAIN)
-    life(StopAsked("x"))
-    assert life(Preempted("b", 0, 15)) == []
-    assert life(Ended("a", 0)) == []
-    assert life(Ended("b", 0)) == [RequestStop("c")]
-    assert finish_of(life, Ended("c", 0)).outcome is Outcome.STOPPED
 
 
 # By property
@@ -2046,256 +1852,9 @@ class AnyOrder(RuleBasedStateMachine):
         assert life.machine.handle(Tick(), life.now) == []
 
 
-TestAnyOrder = AnyOrder.TestCase
-TestAnyOrder.settings = settings(max_examples=400, stateful_step_count=40)
-
-
-@dataclass(frozen=True)
-class Behaviour:
-    """How a worker of a fake world lives. Seconds; None: never."""
-
-    constructs_s: float | None
-    runs: bool
-    ends_s: float | None
-    ends: str
-    #: How long it takes to end after it said so; 0: it ends without a word.
-    lingers_s: float | None
-    #: Until when it gives signs of life.
-    lively_s: float
-    is_told_s: float | None
-    listens: bool | None
-    obeys_stop_s: float | None
-    obeys_sigterm_s: float | None
-    obeys_sigkill_s: float | None
-    #: How late what it says arrives; not the same for all it says.
-    late_s: tuple[float, ...]
-
-
-#: Seconds between signs of life.
-_SIGN_S = 0.5
-sometime = st.sampled_from([None, 0.0, 0.05, 0.7, 3.0, 12.0])
-behaviours = st.builds(
-    Behaviour,
-    constructs_s=sometime,
-    runs=st.booleans(),
-    ends_s=st.sampled_from([None, 0.2, 0.7, 3.0, 12.0]),  # never at once, again and again
-    ends=st.sampled_from(["well", "failed", "raised", "consequence"]),
-    lingers_s=st.sampled_from([0.0, 0.0, 0.3, 4.0, None]),
-    lively_s=st.sampled_from([100.0, 0.0, 5.0]),
-    is_told_s=st.sampled_from([None, None, None, 0.3, 6.0]),
-    listens=st.sampled_from([None, True, False]),
-    obeys_stop_s=sometime,
-    obeys_sigterm_s=sometime,
-    obeys_sigkill_s=st.sampled_from([0.0, 0.0, 0.1, None]),
-    late_s=st.lists(st.sampled_from([0.0, 0.01, 0.5]), min_size=1, max_size=4).map(tuple),
-)
-
-
-class World:
-    """Workers with a will of their own, and a supervisor that obeys a `Life`."""
-
-    def __init__(self, life: Life, behaviours: list[Behaviour]) -> None:
-        self.life = life
-        self._behaviours = itertools.cycle(behaviours)
-        self._ahead: list[tuple[float, int, Callable[[], None]]] = []
-        self._count = itertools.count()
-        self._living: dict[str, tuple[int, Behaviour]] = {}
-        self._places = Places()
-
-    def at(self, when: float, do: Callable[[], None]) -> None:
-        heapq.heappush(self._ahead, (when, next(self._count), do))
-
-    def run_until(self, until: float) -> None:
-        while not self.life.over:
-            due = self.life.machine.deadline
-            ahead = self._ahead[0][0] if self._ahead else math.inf
-            when = min(ahead, math.inf if due is None else due)
-            if when > until:
-                break
-            self.life.now = max(self.life.now, when)
-            if ahead <= when:
-                heapq.heappop(self._ahead)[2]()
-            else:
-                self.tell(Tick())
-        if not self.life.over:
-            self.life.now = until
-
-    def tell(self, event: Event) -> None:
-        for action in self.life(event):
-            if isinstance(action, Start):
-                self._start(action)
-            elif not isinstance(action, Finish):
-                attempt, behaviour = self._living.get(action.node, (-1, None))
-                if behaviour is not None:
-                    self._obey(action, attempt, behaviour)
-
-    def lose(self, host: str, silent_s: float) -> None:
-        """Takes a host away, which is told later."""
-        living = {name: attempt for name, (attempt, _) in self._living.items()}
-        event = self._places.lose(host, living)
-        for name in event.nodes:
-            del self._living[name]
-        self.at(self.life.now + silent_s, lambda: self.tell(event))
-
-    def _start(self, action: Start) -> None:
-        node, attempt = action.node, action.attempt
-        assert node not in self._living, "two live workers for one node"
-        if not self._places.place(action):
-            self.at(self.life.now, lambda: self.tell(no_host(action)))
-            return
-        does = next(self._behaviours)
-        self._living[node] = (attempt, does)
-        now = self.life.now
-        if does.constructs_s is not None:
-            self._say(now + does.constructs_s, Constructed(node, attempt, does.runs))
-            self.at(now + does.constructs_s, lambda: self._show_life(node, attempt, 0.0))
-        if does.is_told_s is not None:
-            self._say(now + does.is_told_s, Preempted(node, attempt, 15))
-            if does.obeys_stop_s is not None:
-                self._end(node, attempt, does.is_told_s + does.obeys_stop_s, "well")
-        if does.ends_s is None or does.lingers_s == 0.0:
-            self._end(node, attempt, does.ends_s, does.ends)
-            return
-        how = {"consequence": does.ends == "consequence", "raised": does.ends == "raised"}
-        failed = failure(node, text="broke early", **how)
-        is_well = does.ends == "well"
-        said = Leaving(node, attempt) if is_well else Failed(node, attempt, failed)
-        self._say(now + does.ends_s, said)
-        if does.lingers_s is not None:
-            self._end(node, attempt, does.ends_s + does.lingers_s, does.ends)
-
-    def _obey(self, action: Action, attempt: int, does: Behaviour) -> None:
-        assert not isinstance(action, Start | Finish)
-        if isinstance(action, RequestStop):
-            if does.listens is not None:
-                self._say(self.life.now, Heard(action.node, attempt, does.listens))
-            self._end(action.node, attempt, does.obeys_stop_s, "well")
-        elif isinstance(action, Terminate):
-            self._end(action.node, attempt, does.obeys_sigterm_s, "failed")
-        elif isinstance(action, Kill):
-            self._end(action.node, attempt, does.obeys_sigkill_s, "failed")
-
-    def _show_life(self, node: str, attempt: int, since_s: float) -> None:
-        now_attempt, does = self._living.get(node, (-1, None))
-        if does is not None and now_attempt == attempt and since_s <= does.lively_s:
-            self._say(self.life.now, Healthy(node, attempt))
-            self._say(self.life.now, Heartbeat(node, attempt))
-            again = since_s + _SIGN_S
-            self.at(self.life.now + _SIGN_S, lambda: self._show_life(node, attempt, again))
-
-    def _say(self, when: float, event: Any) -> None:
-        def say() -> None:
-            attempt, does = self._living.get(event.node, (-1, None))
-            if does is not None and attempt == event.attempt:
-                late_s = does.late_s[next(self._count) % len(does.late_s)]
-                said = event
-                if isinstance(event, Failed):
-                    unasked = not self.life.workers[event.node].was_asked
-                    said = dataclasses.replace(event, unasked=unasked)
-                self.at(self.life.now + late_s, lambda: self.tell(said))
-
-        self.at(when, say)
-
-    def _end(self, node: str, attempt: int, after_s: float | None, how: str) -> None:
-        def end() -> None:
-            if self._living.get(node, (-1, None))[0] != attempt:
-                return
-            late_s = self._living.pop(node)[1].late_s[0]
-            failed = None
-            if how != "well":
-                failed = failure(node, consequence=how == "consequence", raised=how == "raised")
-            unasked = not self.life.workers[node].was_asked
-            ended = Ended(node, attempt, failed, dead_s=late_s, unasked=unasked)
-            self.at(self.life.now + late_s, lambda: self.tell(ended))
-
-        if after_s is not None:
-            self.at(self.life.now + after_s, end)
-
-
-@settings(max_examples=300)
-@given(
-    terms=programs(),
-    notice_s=notices,
-    behaviours=st.lists(behaviours, min_size=1, max_size=8),
-    stops_at_s=st.sampled_from([0.0, 1.0, 7.3, 25.0]),
-    blame_s=blames,
-    losses=st.lists(
-        st.tuples(
-            st.sampled_from(HOSTS), st.sampled_from([0.1, 1.0, 6.0]), st.sampled_from([0.0, 8.0])
-        ),
-        max_size=3,
-        unique_by=lambda loss: loss[0],
-    ),
-)
-def test_no_behaviour_of_workers_and_hosts_leads_to_a_wait_without_end(
-    terms: list[NodeTerms],
-    notice_s: float,
-    behaviours: list[Behaviour],
-    stops_at_s: float,
-    blame_s: float,
-    losses: list[tuple[str, float, float]],
-) -> None:
-    life = Life(*terms, notice_s=notice_s, blame_s=blame_s)
-    world = World(life, behaviours)
-    for host, at_s, silent_s in losses:
-        world.at(life.now + at_s, functools.partial(world.lose, host, silent_s))
-    world.tell(Tick())
-    world.run_until(life.launched_at + stops_at_s)
-    world.tell(StopAsked("enough"))
-    world.run_until(life.now + 100.0)
-    if notice_s < 0 and not life.over:
-        world.tell(KillAsked())
-        world.run_until(life.now + 100.0)
-    assert life.over
-    tell(f"{life.result.outcome}")
-
-
-@settings(max_examples=100)
-@given(
-    terms=programs(),
-    steps=st.lists(st.tuples(names, st.booleans(), st.sampled_from([0.1, 1.0])), max_size=20),
-)
-def test_a_program_does_not_end_as_long_as_nothing_ends_or_asks(
-    terms: list[NodeTerms], steps: list[tuple[str, bool, float]]
-) -> None:
-    life = begun(*(NodeTerms(each.name, "host", each.calls, each.restart) for each in terms))
-    had_work: set[str] = set()
-    for name, runs, seconds in steps:
-        if name in life.terms:
-            # One that ran and then only serves has ended its work.
-            had_work |= {name} if runs else set()
-            assert life(Constructed(name, 0, name in had_work)) == []
-        assert life.wait(seconds) == []
-
-
-def test_a_program_ends_when_those_that_ran_only_serve() -> None:
-    life = begun(NodeTerms("a"), NodeTerms("b"), NodeTerms("c"))
-    for name, runs in (("a", True), ("b", True), ("c", False)):
-        assert life(Constructed(name, 0, runs)) == []
-    assert life(Constructed("a", 0, False)) == []
-    assert {type(action) for action in life(Constructed("b", 0, False))} == {RequestStop}
-
-
-@settings(max_examples=200)
-@given(terms=programs(), lively=st.booleans())
-@pytest.mark.slow
-def test_nodes_without_a_policy_that_say_nothing_are_hung_if_they_have_limits(
-    terms: list[NodeTerms], lively: bool
-) -> None:
-    life = begun(
-        *(NodeTerms(each.name, calls=each.calls, liveness=each.liveness) for each in terms)
+@pytest.mark.parametrize("examples", [40, pytest.param(400, marks=pytest.mark.slow)])
+def test_whatever_happens_in_whichever_order_all_promises_hold(examples: int) -> None:
+    run_state_machine_as_test(
+        AnyOrder,
+        settings=settings(max_examples=examples, stateful_step_count=40),
     )
-    for each in terms:
-        life(Constructed(each.name, 0, True))
-    watched = [
-        each
-        for each in terms
-        if each.liveness.health_s is not None or each.liveness.heartbeat_s is not None
-    ]
-    for _ in range(200):
-        if lively:
-            for each in watched:
-                life(Healthy(each.name, 0))
-                life(Heartbeat(each.name, 0))
-        life.wait(0.25)
-    assert life.over == (bool(watched) and not lively)
