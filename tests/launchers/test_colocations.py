@@ -14,6 +14,7 @@ import pytest
 import courier
 import launchpad_lite as lp
 from launchpad_lite.testing import poll_until
+from tests.launchers.running import states
 
 both = pytest.mark.parametrize("launcher", ["test_mt", "test_mp"])
 modes = pytest.mark.parametrize("mode", ["thread", "process"])
@@ -86,10 +87,6 @@ def _together(*nodes: Any, mode: Any = "thread", **options: Any) -> lp.Program:
     return program
 
 
-def _states(running: Any) -> set[str]:
-    return {status.state for status in running.running.status()}
-
-
 @pytest.mark.parametrize(
     ("launcher", "mode"), [("test_mt", "thread"), ("test_mp", "thread"), ("test_mp", "process")]
 )
@@ -145,7 +142,7 @@ def test_those_that_only_serve_go_on_until_the_program_ends(
     program = _together(lp.PyClassNode(Learner, replay.create_handle(), str(tmp_path)), replay)
     program.add_node(lp.PyNode(_wait_for_file, str(tmp_path), "enough"), label="other")
     running = launch_program(program)
-    poll_until(lambda: {"serving", "running"} == _states(running), 30)
+    poll_until(lambda: {"serving", "running"} == states(running), 30)
     assert replay.create_handle().dereference().insert(1) == 5
     assert running.running.result is None
     _touch(str(tmp_path), "enough")
@@ -193,7 +190,7 @@ def test_the_first_end_ends_the_others_if_wanted(
     program.add_node(outside, label="outside")
     # A call in flight may finish within the notice, and this one does not.
     running = launch_program(program, launcher, notice_s=1 if other == "call" else 60)
-    poll_until(lambda: _states(running) == {"running", "serving"}, 30)
+    poll_until(lambda: states(running) == {"running", "serving"}, 30)
     _touch(folder, "first")
     assert running.wait(40).outcome is lp.Outcome.COMPLETED
     assert (tmp_path / "asked").exists() == (other == "wait")
@@ -289,7 +286,7 @@ def test_a_failure_inside_fails_the_program_and_ends_the_others(
     }
     nodes = [lp.PyNode(_fail, folder, after="go"), siblings[sibling], replay]
     running = launch_program(_together(*nodes, mode=mode), launcher, notice_s=30)
-    poll_until(lambda: "starting" not in _states(running), 30)
+    poll_until(lambda: "starting" not in states(running), 30)
     _touch(folder, "go")
     with pytest.raises(lp.NodeFailedError, match="broken inside") as failed:
         running.wait(50)
@@ -376,7 +373,7 @@ def test_a_stop_ends_calls_between_inner_nodes_and_to_others(launch_program: Any
     )
     program.add_node(outside, label="outside")
     running = launch_program(program, notice_s=60)
-    poll_until(lambda: _states(running) == {"running", "serving"}, 30)
+    poll_until(lambda: states(running) == {"running", "serving"}, 30)
     result = running.stop(50)
     assert result.outcome is lp.Outcome.STOPPED
     assert result.killed == ()
@@ -419,47 +416,6 @@ def test_after_the_first_end_a_stuck_inner_node_is_left_when_the_notice_is_over(
     program = _together(lp.PyNode(time.sleep, 1000), lp.PyNode(int), return_on_first_completed=True)
     running = launch_program(program, "test_mp", notice_s=0.3)
     assert running.wait().outcome is lp.Outcome.COMPLETED
-
-
-class Ends:
-    """Serves until it is told to end."""
-
-    def __init__(self) -> None:
-        self._end = threading.Event()
-
-    def end(self) -> None:
-        self._end.set()
-
-    def run(self) -> None:
-        self._end.wait()
-
-
-class Insists:
-    """Calls another that ends in between."""
-
-    def __init__(self, other: Any) -> None:
-        self._other = other
-
-    def run(self) -> None:
-        while True:
-            try:
-                self._other.end()
-            except courier.ServerLostError:
-                continue  # it was just about to end
-
-
-@pytest.mark.slow
-def test_an_inner_node_is_told_that_one_it_calls_has_ended(
-    launch_program: Any, tmp_path: Path
-) -> None:
-    ends = lp.CourierNode(Ends)
-    program = _together(
-        lp.PyClassNode(Insists, ends.create_handle()), lp.PyNode(_wait, str(tmp_path))
-    )
-    program.add_node(ends, label="ends")
-    running = launch_program(program)
-    with pytest.raises(lp.NodeFailedError, match=r"it calls ends\[0\], which had ended"):
-        running.wait()
 
 
 def _beat(folder: str) -> None:

@@ -17,6 +17,7 @@ import launchpad_lite as lp
 from launchpad_lite.nodes.base import Handle
 from launchpad_lite.testing import poll_until
 from tests.launchers.marks import Marked, mark_all
+from tests.launchers.running import first_pid, states
 from tests.launchers.scripts import Script
 
 both = pytest.mark.parametrize("launcher", ["test_mt", "test_mp"])
@@ -118,10 +119,6 @@ def _launch_up(
     return running
 
 
-def _states(running: Any) -> list[str]:
-    return [each.state for each in running.running.status()]
-
-
 # Its start
 
 
@@ -217,19 +214,19 @@ def test_a_command_is_ready_when_it_listens_everywhere(launch_program: Any, tmp_
     node = lp.CommandNode(command, listens=["one", "two"])
     running = launch_program(_program(node))
     poll_until(lambda: running.running.status()[0].pid)
-    assert _states(running) == ["starting"]
+    assert states(running) == {"starting"}
     gate.touch()
     endpoint = running.client("node")
     (status,) = running.running.status()
     assert status.endpoints["one"] == endpoint
-    poll_until(lambda: _states(running) == ["serving"], 20)
+    poll_until(lambda: states(running) == {"serving"}, 20)
 
 
 def test_a_line_of_output_says_that_a_command_is_ready(launch_program: Any, tmp_path: Path) -> None:
     # Much follows at once, and does not hide it.
     command = "echo; echo 'now READY for 5'; seq 1 1000; exec sleep 1000"
     running = launch_program(_program(lp.CommandNode(command, ready=r"READY for \d")))
-    poll_until(lambda: _states(running) == ["running"], 20)
+    poll_until(lambda: states(running) == {"running"}, 20)
     assert running.stop().outcome is lp.Outcome.STOPPED
 
 
@@ -411,7 +408,7 @@ def test_children_of_a_command_whose_worker_is_killed_end_before_it_comes_back(
     running = launch_program(program, "test_mp", restart="on_failure")
     poll_until(lambda: (tmp_path / "pid0").exists() and (tmp_path / "pid0").read_text(), 20)
     # The worker may be faster than the launcher takes note of it.
-    os.kill(int(poll_until(lambda: running.running.status()[0].pid, 20)), signal.SIGKILL)
+    os.kill(first_pid(running), signal.SIGKILL)
     poll_until((tmp_path / "pid1").exists, 20)
     assert not _goes_on(int((tmp_path / "pid0").read_text()), marked)
     running.stop()

@@ -282,13 +282,15 @@ class Answers:
         while True:
             try:
                 self._server.ping()
-            except courier.CourierError:
+            except courier.CourierError as error:
                 if self._how == "os._exit":
                     os._exit(3)
                 if self._how == "sys.exit":
                     sys.exit(3)
                 if self._how == "from None":
                     raise RuntimeError("my own words") from None
+                if self._how == "from":
+                    raise RuntimeError("my own words") from error
                 raise RuntimeError("my own words")  # noqa: B904 - as people write it
 
 
@@ -303,7 +305,7 @@ _HOWS = ("SIGKILL", "os._exit", "raise")
             pytest.param(*case, marks=pytest.mark.slow)
             for case in [
                 *itertools.product([3], [True], _HOWS, ["raise", "sys.exit", "os._exit"]),
-                *itertools.product([1], [False], ["os._exit", "raise"], ["from None"]),
+                *itertools.product([1], [False], ["os._exit", "raise"], ["from None", "from"]),
             ]
         ),
     ],

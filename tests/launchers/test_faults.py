@@ -24,6 +24,7 @@ import pytest
 import launchpad_lite as lp
 from launchers.host.sweep import MARK
 from launchpad_lite.testing import poll_until
+from tests.launchers.running import states
 from tests.launchers.scripts import Script, kill
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -417,6 +418,7 @@ _PROCESSES: Mapping[str, Fault] = {
         _stuck_and_killed(lambda _: None), (-signal.SIGKILL,), act="is_deaf"
     ),
     "SIGSTOP of the agent, SIGTERM": Fault(_agent_stopped, (143,), forced="server[0]"),
+    "SIGTERM to the agent": Fault(lambda run: run.signal(signal.SIGTERM, run.agent()), (143,)),
     "SIGKILL of the warden": Fault(_without_warden, (0,), act="returns"),
     "SIGKILL of a worker": Fault(
         lambda run: run.signal(signal.SIGKILL, run.worker()),
@@ -596,10 +598,6 @@ def _many(count: int) -> lp.Program:
     return program
 
 
-def _states(running: Any) -> set[str]:
-    return {each.state for each in running.running.status()}
-
-
 def _zombies_of(parent: psutil.Process) -> list[psutil.Process]:
     found = []
     for child in parent.children():
@@ -644,7 +642,7 @@ def test_what_a_dead_worker_left_may_print_for_ever(launch_program: Any) -> None
     policy = lp.RestartPolicy(backoff_s=0.01)
     running = launch_program(program, "test_mp", restart=policy)
     poll_until(lambda: running.running.status()[0].restarts == 3, 30)
-    poll_until(lambda: _states(running) == {"running"}, 30)
+    poll_until(lambda: states(running) == {"running"}, 30)
     started = time.monotonic()
     assert running.stop(30).outcome is lp.Outcome.STOPPED
     assert time.monotonic() - started < _PROMISED_S + _LOADED_S
@@ -653,7 +651,7 @@ def test_what_a_dead_worker_left_may_print_for_ever(launch_program: Any) -> None
 @pytest.mark.slow
 def test_two_hundred_workers_killed_at_once_are_one_failure(launch_program: Any) -> None:
     running = launch_program(_many(200), "test_mp")
-    poll_until(lambda: _states(running) == {"running"}, 60)
+    poll_until(lambda: states(running) == {"running"}, 60)
     pids = [each.pid for each in running.running.status()]
     assert None not in pids
     for pid in pids:
@@ -688,7 +686,7 @@ def test_a_worker_that_is_killed_while_it_is_started_is_named(
             running.wait(30)
     else:
         poll_until(lambda: any(each.restarts for each in running.running.status()), 30)
-        poll_until(lambda: _states(running) == {"running"}, 30)
+        poll_until(lambda: states(running) == {"running"}, 30)
         (again,) = running.stop().restarts
         assert "SIGKILL" in again.failure.summary
 

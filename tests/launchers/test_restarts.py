@@ -1,9 +1,7 @@
 """Nodes that fail come back, as far as their policy allows."""
 
-import contextlib
 import os
 import signal
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -114,22 +112,6 @@ def test_a_node_that_recovers_lets_the_program_complete(launch_program: Any) -> 
     assert [restart.failure.summary for restart in result.restarts] == ["ValueError: boom"] * 2
 
 
-def test_a_policy_that_is_used_up_ends_the_program_with_the_history(launch_program: Any) -> None:
-    program = lp.Program("fails")
-    program.add_node(lp.PyClassNode(Fails, 100), label="fails")
-    program.add_node(lp.PyNode(lp.wait_for_stop), label="waits")
-    policy = lp.RestartPolicy(max_restarts=2, backoff_s=0.01)
-    running = launch_program(program, restart=policy)
-    with pytest.raises(lp.NodeFailedError) as failed:
-        running.wait()
-    failure = failed.value.failure
-    assert (failure.node, failure.attempt) == ("fails[0]", 2)
-    assert [restart.attempt for restart in failure.restarts] == [1, 2]
-    assert "allows no more than 2" in str(failed.value)
-    assert str(failed.value).count("ValueError: boom") >= 3
-    assert running.running.result.exit_code == 1
-
-
 def test_a_node_that_always_runs_runs_again_until_the_program_is_stopped(
     launch_program: Any,
 ) -> None:
@@ -182,42 +164,3 @@ def test_a_stop_while_a_node_waits_for_its_restart_ends_at_once(launch_program: 
     result = running.stop(60)
     assert result.outcome is lp.Outcome.STOPPED
     assert len(result.restarts) == 1
-
-
-def test_a_thread_of_a_test_may_restart_while_others_call(
-    launch_program: Any, tmp_path: Path
-) -> None:
-    program = lp.Program("threads")
-    program.add_node(lp.CourierNode(Crashing), label="crashing")
-    running = launch_program(program, "test_mt", restart=QUICK)
-    client = running.client("crashing")
-    assert client.attempt() == 0
-    with contextlib.suppress(courier.ServerLostError):  # it may end before it has answered
-        client.crash()
-
-    def came_back() -> bool:
-        try:
-            return bool(client.attempt() == 1)
-        except courier.CourierError:
-            return False
-
-    poll_until(came_back)
-
-
-class Crashing:
-    """Ends its run with an error when it is told to."""
-
-    def __init__(self) -> None:
-        self._crash = threading.Event()
-
-    def attempt(self) -> int:
-        return lp.restart_count()
-
-    def crash(self) -> None:
-        self._crash.set()
-
-    def run(self) -> None:
-        while not self._crash.wait(0.01):
-            if lp.stop_event().is_set():
-                return
-        raise RuntimeError("crashed")

@@ -107,20 +107,6 @@ def test_a_signal_stops_in_order(tmp_path: Path, how: str, signum: signal.Signal
 
 
 @pytest.mark.slow
-def test_sigterm_to_the_agent_stops_the_program_in_order(tmp_path: Path) -> None:
-    with Script(tmp_path, _WAITING) as script:
-        process = script.start("waits")
-        script.wait_for("up", 2)
-        agent = script.agent()
-        assert agent is not None
-        agent.terminate()
-        process.communicate(timeout=60)
-        assert process.returncode == 128 + signal.SIGTERM
-        assert len(list(tmp_path.glob("handled*"))) == 2
-        script.assert_gone()
-
-
-@pytest.mark.slow
 def test_sigterm_to_an_agent_that_passes_on_much_output_stops_in_order(tmp_path: Path) -> None:
     source = """
         import pathlib

@@ -13,6 +13,7 @@ import pytest
 import launchpad_lite as lp
 from launchpad_lite.testing import poll_until
 from launchpad_lite.testing.programs import call_until_answered
+from tests.launchers.running import first_pid
 from tests.launchers.scripts import Script
 
 QUICK = lp.RestartPolicy(backoff_s=0.01, max_restarts=50)
@@ -27,9 +28,6 @@ class Counter:
     def add(self, by: int = 1) -> int:
         self._value += by
         return self._value
-
-    def checkpoint(self) -> Path | None:
-        return lp.save_checkpoint()
 
     def save(self, folder: Path) -> None:
         (folder / "value.json").write_text(json.dumps(self._value))
@@ -64,39 +62,6 @@ def _program(constructor: Any = Counter) -> lp.Program:
     program = lp.Program("state")
     program.add_node(lp.CourierNode(constructor), label="counter")
     return program
-
-
-def _pid(running: Any) -> int:
-    """Returns that of the first node, which may be known later than its answers."""
-    return int(poll_until(lambda: running.running.status()[0].pid))
-
-
-def test_state_is_saved_at_the_stop_and_there_at_the_next_launch(
-    launch_program: Any, tmp_path: Path
-) -> None:
-    for expected, launcher in enumerate(["test_mt", "test_mp", "test_mt"], start=1):
-        running = launch_program(
-            _program(), launcher, checkpoints=tmp_path / "checkpoints", notice_s=30
-        )
-        assert running.client("counter").add() == expected
-        running.stop()
-    kept = sorted((tmp_path / "checkpoints" / "counter" / "0").glob("0*"))
-    assert [folder.name for folder in kept] == ["00000002", "00000003"]
-
-
-def test_a_restarted_node_goes_on_where_its_newest_checkpoint_is(
-    launch_program: Any, tmp_path: Path
-) -> None:
-    running = launch_program(
-        _program(), "test_mp", restart=QUICK, checkpoints={"counter": tmp_path / "checkpoints"}
-    )
-    client = running.client("counter")
-    client.add(5)
-    assert client.checkpoint() is not None
-    client.add(100)  # lost: there is no exact recovery
-    os.kill(_pid(running), signal.SIGKILL)
-    poll_until(lambda: running.running.status()[0].restarts == 1)
-    assert call_until_answered(client.add) == 6
 
 
 def test_state_is_saved_on_a_period(launch_program: Any, tmp_path: Path) -> None:
@@ -196,7 +161,7 @@ def test_a_node_told_from_outside_to_end_saves_and_comes_back(
     )
     client = running.client("counter")
     assert client.add(7) == 7
-    os.kill(_pid(running), signal.SIGTERM)
+    os.kill(first_pid(running), signal.SIGTERM)
     poll_until(lambda: running.running.status()[0].restarts == 1)
     assert call_until_answered(client.add) == 8
     (restart,) = running.stop().restarts
@@ -212,7 +177,7 @@ def test_a_node_told_from_outside_to_end_ends_its_program_in_order_without_a_pol
     running = launch_program(program, "test_mp", checkpoints=tmp_path, notice_s=30)
     running.client("counter").add(1)
     running.client("other").add(2)
-    os.kill(_pid(running), signal.SIGTERM)
+    os.kill(first_pid(running), signal.SIGTERM)
     with pytest.raises(SystemExit) as exited:
         running.wait()
     assert exited.value.code == 143

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-import courier
 import launchpad_lite as lp
 from launchpad_lite.testing import poll_until
+from tests.launchers.running import first_pid, wait_until_up
 from tests.launchers.timing import Timing
 
 LAUNCHERS = ["test_mt", "test_mp"]
@@ -25,15 +25,6 @@ def _program(work: Any, *arguments: Any) -> lp.Program:
     program.add_node(lp.PyNode(work, *arguments), label="node")
     program.add_node(lp.PyNode(lp.wait_for_stop), label="other")
     return program
-
-
-def _wait_until_running(running: Any) -> None:
-    poll_until(lambda: {each.state for each in running.running.status()} <= {"running", "serving"})
-
-
-def _pid(running: Any) -> int:
-    """Returns that of the first node, which may be known later than its state."""
-    return int(poll_until(lambda: running.running.status()[0].pid))
 
 
 def _fail_beside_a_thread() -> None:
@@ -113,7 +104,7 @@ def test_the_state_of_a_node_that_is_ended_by_force_is_not_saved(
         running.wait(60)
         expected = ["0 0"]  # of the last start, which ended well
     else:
-        _wait_until_running(running)
+        wait_until_up(running)
         assert running.stop(30).killed == ("torn[0]",)
         expected = []
     assert [file.read_text() for file in tmp_path.glob("torn/0/0*/state/state")] == expected
@@ -140,7 +131,7 @@ def test_whoever_is_ended_by_force_can_clean_up_undisturbed(
         _program(_clean_up_slowly, str(file)), "test_mp", notice_s=2.0, timing=timing
     )
     poll_until(Path(f"{file}.up").exists)
-    pid = _pid(running)
+    pid = first_pid(running)
     running.running.request_stop("now")
     if "test_mp" == "test_mp":
         poll_until(file.exists)
@@ -161,8 +152,8 @@ def test_a_notice_that_comes_twice_is_one(launch_program: Any, tmp_path: Path) -
     file = tmp_path / "up"
     running = launch_program(_program(_leave_slowly, str(file)), "test_mp", notice_s=60)
     poll_until(file.exists, 30)
-    _wait_until_running(running)
-    pid = _pid(running)
+    wait_until_up(running)
+    pid = first_pid(running)
     os.kill(pid, signal.SIGTERM)
     poll_until(lambda: running.running.status()[1].state == "ended", 30)
     os.kill(pid, signal.SIGTERM)  # while its stop handler takes its time
@@ -171,20 +162,6 @@ def test_a_notice_that_comes_twice_is_one(launch_program: Any, tmp_path: Path) -
         running.wait(30)
     assert exited.value.code == 143
     assert running.running.result.failures == ()
-
-
-def test_a_thread_ends_at_once_when_the_program_is_killed_while_it_stops(
-    launch_program: Any, tmp_path: Path
-) -> None:
-    running = launch_program(
-        _program(_clean_up_slowly, str(tmp_path / "x")), "test_mt", notice_s=60
-    )
-    _wait_until_running(running)
-    running.running.request_stop("now")
-    running.running.kill()
-    started = time.monotonic()
-    running.wait(30)
-    assert time.monotonic() - started < 20  # and the fixture finds no thread
 
 
 class Coordinator:
@@ -282,33 +259,9 @@ def test_a_mistake_in_the_last_calls_is_a_failure(launch_program: Any, tmp_path:
     program.add_node(lp.PyNode(_mistake_after_the_stop, coordinator, str(up)), label="node")
     running = launch_program(program, notice_s=60)
     poll_until(up.exists)
-    _wait_until_running(running)
+    wait_until_up(running)
     with pytest.raises(lp.NodeFailedError, match="hand_over"):
         running.stop(30)
-
-
-def _wrap(coordinator: Any) -> None:
-    try:
-        coordinator.finished()
-        while True:
-            coordinator.finished()
-    except courier.CourierError as error:
-        raise RuntimeError("no more data") from error
-
-
-def test_an_error_that_names_its_cause_is_told_after_it(
-    launch_program: Any, tmp_path: Path
-) -> None:
-    program = lp.Program("wraps")
-    coordinator = program.add_node(lp.CourierNode(Coordinator, str(tmp_path / "x")), label="c")
-    program.add_node(lp.PyNode(_wrap, coordinator), label="node")
-    running = launch_program(program, "test_mp")
-    client = running.client("c")
-    poll_until(lambda: client.asked() > 3, 30)
-    os.kill(_pid(running), signal.SIGKILL)
-    with pytest.raises(lp.NodeFailedError) as failed:
-        running.wait(30)
-    assert failed.value.failure.node == "c[0]"
 
 
 def _note_stop(file: str) -> None:
@@ -347,7 +300,7 @@ class Counting:
 
 def test_an_object_that_is_called_keeps_its_state_too(launch_program: Any, tmp_path: Path) -> None:
     running = launch_program(_program(Counting()), checkpoints={"node": tmp_path}, notice_s=30)
-    _wait_until_running(running)
+    wait_until_up(running)
     running.stop()
     assert len(list(tmp_path.glob("node/0/0*/state/saved"))) == 1
 
