@@ -44,7 +44,7 @@ class Oracle:
         return max((1 + self.wave(caller) for caller in self.callers(name)), default=0)
 
 
-@settings(max_examples=500)
+@settings(max_examples=200)
 @given(graphs())
 def test_the_order_is_that_of_the_oracle(calls: Calls) -> None:
     order, oracle = StopOrder(calls), Oracle(calls)
@@ -56,7 +56,7 @@ def test_the_order_is_that_of_the_oracle(calls: Calls) -> None:
         assert order.below(name) == oracle.below[name]
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(graphs())
 def test_the_order_does_not_depend_on_how_the_graph_is_written(calls: Calls) -> None:
     shuffled = list(reversed(calls.items()))

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from launchpad_lite._policies import NEVER, Liveness, RestartPolicy, RestartWhen
+from launchpad_lite.launching import Liveness, RestartPolicy, RestartWhen
+
+NEVER = RestartPolicy("never")
 
 seconds = st.floats(0, 1e9)
 chances = st.floats(0, 1)
