@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import launchpad_lite as lp
+from tests.launchers.timing import Timing
 
 OFTEN = lp.RestartPolicy(max_restarts=50, backoff_s=0.01)
 HEALTH = lp.Liveness(health_s=2.0)
@@ -75,7 +76,11 @@ def _program(how: str, folder: Path) -> lp.Program:
 def test_a_hung_node_is_restarted_and_its_stack_is_kept(
     launch_program: Any, tmp_path: Path, how: str, launcher: str, limits: lp.Liveness, summary: str
 ) -> None:
-    running = launch_program(_program(how, tmp_path), launcher, liveness=limits, restart=OFTEN)
+    # A thread that is not ended in this time is given up.
+    timing = Timing(terminate_s=10.0, give_up_s=10.0)
+    running = launch_program(
+        _program(how, tmp_path), launcher, liveness=limits, restart=OFTEN, timing=timing
+    )
     _check_restarts(running.wait(), summary)
 
 

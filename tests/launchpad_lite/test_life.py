@@ -680,6 +680,17 @@ def test_a_second_stop_changes_nothing() -> None:
     assert (result.outcome, result.exit_code) == (Outcome.INTERRUPTED, 130)
 
 
+def test_asking_again_for_the_kill_does_not_put_off_the_end() -> None:
+    life = begun("a")
+    assert life(KillAsked()) == [Kill("a")]
+    life.now += GIVE_UP_S / 2
+    assert life(KillAsked()) == []
+    life.now += GIVE_UP_S / 2
+    (finish,) = life(KillAsked())
+    assert isinstance(finish, Finish)
+    assert finish.result.killed == ("a",)
+
+
 def test_stopping_asks_then_terminates_then_kills_then_gives_up() -> None:
     life = begun("good", "bad", notice_s=3.0)
     assert life(StopAsked("x")) == [RequestStop("good"), RequestStop("bad")]
