@@ -217,14 +217,11 @@ def test_a_call_to_a_node_that_has_ended_fails_instead_of_waiting(
     assert "no server answers" in (tmp_path / "met").read_text()
 
 
-@pytest.mark.parametrize("launcher", ["test_mt", "test_mp"])
-def test_the_launching_process_too_is_told_that_a_node_has_ended(
-    launch_program: Any, launcher: str
-) -> None:
+def test_the_launching_process_too_is_told_that_a_node_has_ended(launch_program: Any) -> None:
     program = lp.Program("ended")
     program.add_node(lp.CourierNode(Ends), label="ends")
     program.add_node(lp.PyNode(lp.wait_for_stop), label="waits")
-    running = launch_program(program, launcher)
+    running = launch_program(program)
     client = running.client("ends")
 
     def is_lost() -> bool:

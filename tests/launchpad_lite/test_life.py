@@ -1153,6 +1153,14 @@ def test_nodes_of_a_lost_host_are_started_anew_like_those_that_failed() -> None:
     assert [each.failure for each in result.failures[0].restarts] == [start.cause]
 
 
+def test_nothing_is_done_to_workers_of_a_lost_host() -> None:
+    slow = RestartPolicy(backoff_s=1000.0, max_backoff_s=1000.0)
+    life = begun(NodeTerms("a", restart=slow), "b")
+    life(HostLost("far", ("a",), GONE))
+    assert life(KillAsked()) == [Kill("b")]
+    assert finish_of(life, Ended("b", 0)).outcome is Outcome.STOPPED
+
+
 def test_the_loss_of_a_host_does_not_touch_nodes_that_were_started_elsewhere_since() -> None:
     life = begun(NodeTerms("a", restart=AT_ONCE), "b")
     assert life(Ended("a", 0, failure("a"))) == [Start("a", 1)]
@@ -1291,6 +1299,25 @@ def test_failures_before_the_window_do_not_delay_restarts_of_a_node_that_ended_w
     assert life.wait(1.0) == [Start("a", 4)]
 
 
+def test_what_an_earlier_worker_says_is_not_taken_for_the_new_ones() -> None:
+    life = begun(NodeTerms("a", restart=AT_ONCE, liveness=Liveness(startup_s=5.0)))
+    assert life(Ended("a", 0, failure("a"))) == [Start("a", 1)]
+    for stale in (Ended("a", 0), Ended("a", 0, failure("a")), Preempted("a", 0, 15)):
+        assert life(stale) == []
+    life(Constructed("a", 0, True))
+    assert DumpStacks("a", hung=True) in life.wait(5.0)
+
+
+def test_a_node_that_waits_for_its_restart_is_not_started_once_the_program_stops() -> None:
+    life = begun(NodeTerms("a", restart=RestartPolicy(backoff_s=5.0)), "b")
+    life(Ended("a", 0, failure("a")))
+    assert life(StopAsked("x")) == [RequestStop("b")]
+    assert life.wait(6.0) == []
+    result = finish_of(life, Ended("b", 0))
+    assert result.outcome is Outcome.STOPPED
+    assert len(result.restarts) == 1
+
+
 # Workers that take long to end after the node failed: threads go on, exit functions wait
 
 
@@ -1322,6 +1349,17 @@ def test_a_failed_node_that_lingers_is_ended_by_force_after_the_notice_and_resta
     (restart,) = finish_of(life, StopAsked("x"), Ended("a", 1), Ended("b", 0)).restarts
     assert restart.failure is not None
     assert restart.failure.summary == "a broke"
+
+
+@pytest.mark.parametrize("ended", [None, failure("a"), failure("a", text="was killed")])
+def test_a_failure_that_is_told_again_at_the_end_counts_once(ended: NodeFailure | None) -> None:
+    life = begun("a", "b")
+    life.wait(2.0)
+    for _ in range(2):
+        life(Failed("a", 0, failure("a")))
+    life.wait(1.0)
+    (failed,) = finish_of(life, Ended("a", 0, ended), Ended("b", 0)).failures
+    assert (failed.summary, failed.at_s) == ("a broke", 2.0)
 
 
 @pytest.mark.parametrize("ended", [None, failure("a")])
