@@ -48,14 +48,14 @@ _SCRIPT = """
         kind = sys.argv[1]
         make = globals().get(kind + "_node") or (lambda: lp.PyNode(globals()[kind]))
         program.add_node(make())
-    if kind in ("returns", "exits_well"):
+    if kind == "exits_well":
         program = lp.Program("ends")
         program.add_node(lp.PyNode(globals()[kind]), label="node")
     lp.launch(program, notice_s=30)  # who is ended by force is named, too
 """
 
 
-@pytest.mark.parametrize("kind", ["returns", "stops", "exits_well"])
+@pytest.mark.parametrize("kind", ["stops", "exits_well"])
 def test_a_good_end_is_0(tmp_path: Path, kind: str) -> None:
     with Script(tmp_path, _SCRIPT) as script:
         ended = script.run(kind)
