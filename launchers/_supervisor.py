@@ -34,8 +34,9 @@ from launchpad_lite._events import (
     Terminate,
     Tick,
 )
-from launchpad_lite._life import BLAME_S, NodeTerms, ProgramLife
+from launchpad_lite._life import NodeTerms, ProgramLife
 from launchpad_lite._stop_handlers import STOP_HANDLERS
+from launchpad_lite._timing import DEFAULT, Timing
 from launchpad_lite.launching import (
     AddressTable,
     LaunchOptions,
@@ -47,8 +48,6 @@ from launchpad_lite.launching import (
     RunningProgram,
 )
 
-#: Seconds that stop handlers of this process have once all nodes have ended.
-_HANDLERS_S = 2.0
 _LONGEST_WAIT_S = 3600.0
 
 _LOGGER = logging.getLogger(__name__)
@@ -128,7 +127,9 @@ class SupervisedProgram(RunningProgram):
         options: LaunchOptions,
         table: AddressTable,
         log_dir: Path | None,
-        blame_s: float = BLAME_S,
+        blame_s: float | None = None,
+        *,
+        timing: Timing = DEFAULT,
     ) -> None:
         """Prepares it.
 
@@ -138,7 +139,8 @@ class SupervisedProgram(RunningProgram):
             table: Where its nodes listen.
             log_dir: Folder with the output of the nodes, if it is kept.
             blame_s: Seconds within which the cause of a failure is known that others may have
-                felt before.
+                felt before; None: as `timing` says.
+            timing: How long it waits for what else.
         """
         super().__init__(plan)
         self._table = table
@@ -146,6 +148,7 @@ class SupervisedProgram(RunningProgram):
         self._crash_dir: Path | None = None
         self._options = options
         self._blame_s = blame_s
+        self._timing = timing
         #: Put from any thread and from signal handlers: only a SimpleQueue allows that.
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._states = {executable.name: "starting" for executable in plan.executables}
@@ -261,7 +264,7 @@ class SupervisedProgram(RunningProgram):
     def _end_here(self) -> None:
         """Ends what of the program is in this process."""
         self._stopping.set()
-        self._handlers.join(_HANDLERS_S)
+        self._handlers.join(self._timing.handlers_s)
         self._table.clients.close()
 
     def _keep(self, result: ProgramResult, host: Host) -> None:
@@ -283,7 +286,11 @@ class SupervisedProgram(RunningProgram):
             for each in self.plan.executables
         ]
         life = ProgramLife(
-            terms, self._options.notice_s, blame_s=self._blame_s, now=time.monotonic()
+            terms,
+            self._options.notice_s,
+            timing=self._timing,
+            blame_s=self._blame_s,
+            now=time.monotonic(),
         )
         event: Event = Tick()
         while True:

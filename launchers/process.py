@@ -11,6 +11,7 @@ from launchers._run_folder import make_run_folder
 from launchers._supervisor import SupervisedProgram
 from launchers.host.machine import Machine
 from launchers.host.remote import AgentHost, start_agent_here
+from launchpad_lite._timing import DEFAULT, Timing
 from launchpad_lite.errors import LaunchError
 from launchpad_lite.launching import (
     AddressTable,
@@ -31,6 +32,14 @@ class ProcessLauncher(Launcher):
 
     description = "processes of this machine"
     shows_output = True
+
+    def __init__(self, *, timing: Timing = DEFAULT) -> None:
+        """Prepares it.
+
+        Args:
+            timing: How long its programs wait for what; for tests.
+        """
+        self._timing = timing
 
     def mistakes(self, executables: Sequence[Executable]) -> Sequence[str]:
         """Says what this machine does not have, or not as often as is asked for."""
@@ -58,7 +67,7 @@ class ProcessLauncher(Launcher):
             table = AddressTable(endpoints, Secret.generate())
             # The working directory of the agent is that of the launch, whatever comes later.
             log_dir = (options.log_dir or make_run_folder(plan.program)).absolute()
-            program = SupervisedProgram(plan, options, table, log_dir)
+            program = SupervisedProgram(plan, options, table, log_dir, timing=self._timing)
             for node, payload in payloads(plan, table, options).items():
                 host.take(node, payload, allotment.grants[node])
             host.listen(program, log_dir, logs=None)

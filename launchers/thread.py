@@ -25,6 +25,7 @@ from launchpad_lite._events import (
 )
 from launchpad_lite._forcing import ForcedExit
 from launchpad_lite._runtime import NodeRuntime
+from launchpad_lite._timing import DEFAULT, Timing
 from launchpad_lite._worker import run_work
 from launchpad_lite.errors import LaunchError
 from launchpad_lite.launching import (
@@ -36,9 +37,6 @@ from launchpad_lite.launching import (
     NodeFailure,
     RunningProgram,
 )
-
-#: Seconds that stop handlers of a node have once its code has ended.
-_HANDLERS_S = 2.0
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -53,6 +51,14 @@ class ThreadLauncher(Launcher):
 
     description = "threads of this process"
     shares_memory = True
+
+    def __init__(self, *, timing: Timing = DEFAULT) -> None:
+        """Prepares it.
+
+        Args:
+            timing: How long its programs wait for what; for tests.
+        """
+        self._timing = timing
 
     def notes(self, executables: Sequence[Executable]) -> Sequence[str]:
         """Says what threads cannot have of their own."""
@@ -71,8 +77,9 @@ class ThreadLauncher(Launcher):
             raise LaunchError(f"program {plan.program!r}: {error}") from error
         endpoints = {key: endpoint(port) for key, port in reserved.items()}
         table = AddressTable(endpoints, Secret.generate())
-        program = SupervisedProgram(plan, options, table, log_dir=None)
-        program.supervise(_ThreadHost(plan, table, options.notice_s, program, ports))
+        program = SupervisedProgram(plan, options, table, log_dir=None, timing=self._timing)
+        host = _ThreadHost(plan, table, options.notice_s, program, ports, self._timing.handlers_s)
+        program.supervise(host)
         return program
 
 
@@ -113,8 +120,9 @@ class _Link:
 class _ThreadNode:
     """One start of a node: a thread that looks after another, in which the user's code runs."""
 
-    def __init__(self, executable: Executable, runtime: NodeRuntime) -> None:
+    def __init__(self, executable: Executable, runtime: NodeRuntime, handlers_s: float) -> None:
         self.runtime = runtime
+        self._handlers_s = handlers_s
         self._work = executable.work
         #: May be ended at any point; the other one cleans up.
         self._runner: threading.Thread | None = None
@@ -134,7 +142,7 @@ class _ThreadNode:
             self._runner.start()
             self._runner.join()
         if self._handlers.is_alive():
-            self._handlers.join(_HANDLERS_S)
+            self._handlers.join(self._handlers_s)
         return self._report  # None, too, if it was ended by force
 
     def _run_work(self) -> None:
@@ -182,12 +190,14 @@ class _ThreadHost:
         notice_s: float,
         program: SupervisedProgram,
         ports: PortReservations,
+        handlers_s: float,
     ) -> None:
         self._plan = plan
         self._table = table
         self._notice_s = notice_s
         self._program = program
         self._ports = ports
+        self._handlers_s = handlers_s
         self._executables = {each.name: each for each in plan.executables}
         self._nodes: dict[str, _ThreadNode] = {}
         self._threads: list[threading.Thread] = []
@@ -202,7 +212,7 @@ class _ThreadHost:
         setup = executable.setup(self._plan.program, attempt, self._notice_s)
         runtime = NodeRuntime(setup, self._table, _Link(node, attempt, self._program))
         runtime.note_ended(self._ended)
-        self._nodes[node] = _ThreadNode(executable, runtime)
+        self._nodes[node] = _ThreadNode(executable, runtime, self._handlers_s)
         self._stacks.pop(node, None)
         thread = threading.Thread(
             target=self._look_after,

@@ -10,7 +10,7 @@ serve are then stopped), when anybody asks for it, when a node fails beyond its
 restart policy, or by a signal.
 
 Each node goes through stages of its own: asked to end, after the notice SIGTERM,
-after another `TERMINATE_S` killed, after `GIVE_UP_S` given up. When the program
+after another `Timing.terminate_s` killed, after `give_up_s` given up. When the program
 stops all go that way, callers before those they call. A node that is hung, or
 that was told from outside to go, goes that way alone. When a host is lost, its
 nodes have ended without any of that; where they are started anew is the
@@ -52,20 +52,10 @@ from launchpad_lite._events import (
 from launchpad_lite._order import StopOrder
 from launchpad_lite._policies import NEVER, Liveness, RestartPolicy, RestartWhen
 from launchpad_lite._result import NodeFailure, Outcome, ProgramResult, Restart
+from launchpad_lite._timing import DEFAULT, Timing
 
-#: Seconds between SIGTERM and SIGKILL.
-TERMINATE_S = 1.0
-#: Seconds after SIGKILL until a worker that still has not ended is given up.
-GIVE_UP_S = 1.0
-#: Seconds to wait for the cause when all that is known are consequences: on one host, where the end
-#: of a process is known at once. Also, how far the failure of a node may be from that of one that
-#: calls it to be its cause, if that one does not say what it follows from.
-BLAME_S = 0.5
 #: Seconds for which the failure of a node that was started anew can be the cause of another's.
 CAUSE_S = 10.0
-#: Seconds for which a node that does not look at the stop may go on to call, and holds up those it
-#: calls: it may be waiting for one of them, which will not answer before it is asked to stop, too.
-DEAF_S = 0.5
 #: Restarts that are remembered for the result, the newest ones.
 MAX_RESTARTS_KEPT = 10_000
 #: Who looks at a deadline later than this was asleep; nodes are not to blame for it.
@@ -183,7 +173,8 @@ class ProgramLife:
         nodes: Iterable[NodeTerms],
         notice_s: float,
         *,
-        blame_s: float = BLAME_S,
+        timing: Timing = DEFAULT,
+        blame_s: float | None = None,
         now: float = 0.0,
         chance: Callable[[], float] = random.random,
     ) -> None:
@@ -193,9 +184,10 @@ class ProgramLife:
             nodes: All of them.
             notice_s: Seconds nodes have to end after the program was asked to; 0 ends them by
                 force at once, below 0 never.
+            timing: How long it waits for what.
             blame_s: Seconds to wait for the cause when all that is known are consequences, and
                 for the end of a worker that cannot be ended by force. With several hosts: longer
-                than it takes to notice that one of them has gone silent.
+                than it takes to notice that one of them has gone silent. None: as `timing` says.
             now: Seconds of a clock that never goes back.
             chance: Returns numbers evenly distributed from 0 to 1.
         """
@@ -207,7 +199,8 @@ class ProgramLife:
         #: Whether any node ever said that it has something to run.
         self._had_work = False
         self._notice_s = math.inf if notice_s < 0 else notice_s
-        self._blame_s = blame_s
+        self._timing = timing
+        self._blame_s = timing.blame_s if blame_s is None else blame_s
         self._launched_at = now
         self._chance = chance
         self._phase = _Phase.RUNNING
@@ -318,7 +311,9 @@ class ProgramLife:
             self._expect(node, "heartbeat", liveness.heartbeat_deadline_s, now)
         else:
             node.deaf = not event.listens
-            until = min(node.holds_until, now + DEAF_S) if node.deaf else node.share_ends
+            until = (
+                min(node.holds_until, now + self._timing.deaf_s) if node.deaf else node.share_ends
+            )
             node.holds_until = self._due(until)
         return []
 
@@ -430,7 +425,7 @@ class ProgramLife:
         node.asked = node.warned = node.fell = False
         self._enter(node, _Stage.WAITING, now + delay_s)
         if node.name in self._suspects and failure is not None and not failure.is_consequence:
-            self._blame_within(BLAME_S, now)
+            self._blame_within(self._timing.blame_s, now)
 
     def _note_failure(self, failure: NodeFailure, now: float) -> list[Action]:
         gone = self._gone_below(failure.node) if failure.is_consequence else []
@@ -444,7 +439,7 @@ class ProgramLife:
             self._phase = _Phase.BLAMING
             self._suspects = self._order.below(failure.node)
             is_explained = gone or self._cause_among_restarts(failure)
-            self._blame_within(BLAME_S if is_explained else self._blame_s, now)
+            self._blame_within(self._timing.blame_s if is_explained else self._blame_s, now)
         return []
 
     def _blame_within(self, seconds: float, now: float) -> None:
@@ -476,7 +471,7 @@ class ProgramLife:
         if self.stopping:
             return []
         # Nodes that failed only since others were going already did not fail.
-        since = now - self._launched_at - BLAME_S
+        since = now - self._launched_at - self._timing.blame_s
         self._failures = [
             failure
             for failure in self._failures
@@ -605,14 +600,16 @@ class ProgramLife:
 
     def _terminate(self, node: _Node, now: float) -> Action:
         node.asked = True
-        self._enter(node, _Stage.TERMINATED, now + TERMINATE_S)
+        self._enter(node, _Stage.TERMINATED, now + self._timing.terminate_s)
         self._note_force(node)
         return Terminate(node.name)
 
     def _kill(self, node: _Node, now: float) -> Action:
         # Its host may be gone, which becomes known later; then it can be started on another one.
         node.asked = True
-        give_up_s = GIVE_UP_S if self.stopping else max(GIVE_UP_S, self._blame_s)
+        give_up_s = (
+            self._timing.give_up_s if self.stopping else max(self._timing.give_up_s, self._blame_s)
+        )
         self._enter(node, _Stage.KILLED, now + give_up_s)
         self._note_force(node)
         return Kill(node.name)
@@ -695,7 +692,7 @@ class ProgramLife:
                 node.deadline = self._due(min(node.deadline, self._phase_ends))
                 node.holds = not node.calls_ended
             elif node.stage is _Stage.KILLED:
-                node.deadline = self._due(min(node.deadline, now + GIVE_UP_S))
+                node.deadline = self._due(min(node.deadline, now + self._timing.give_up_s))
             if node.stage is _Stage.ASKED:
                 self._limit_hold(node, now)
             if node.has_worker and outcome is Outcome.FAILED:
@@ -776,7 +773,9 @@ class ProgramLife:
         # that a node takes the place of the first that failed of it, however far away.
         for each in sorted(failures, key=lambda each: -len(below[each.node])):
             for name in below[each.node] & fallen.keys():
-                if each.node not in below[name] and _may_have_caused(fallen[name], each):
+                if each.node not in below[name] and _may_have_caused(
+                    fallen[name], each, self._timing.blame_s
+                ):
                     place[name] = min(place[name], place[each.node])
         return sorted(failures, key=lambda each: (place[each.node], len(below[each.node])))
 
@@ -791,7 +790,7 @@ class ProgramLife:
             if failure.is_consequence:
                 is_cause = abs(failure.at_s - restart.at_s) < within_s
             else:
-                is_cause = _may_have_caused(cause, failure) and (
+                is_cause = _may_have_caused(cause, failure, self._timing.blame_s) and (
                     failure.node not in self._order.below(restart.node)
                 )
             if is_cause:
@@ -799,14 +798,14 @@ class ProgramLife:
         return None
 
 
-def _may_have_caused(cause: NodeFailure, failure: NodeFailure) -> bool:
+def _may_have_caused(cause: NodeFailure, failure: NodeFailure, within_s: float) -> bool:
     """Tells whether a node may have failed since one that it calls did, without saying so."""
     if failure.host_lost:
         return False
     was_killed = failure.exit_status is not None and failure.exit_status < 0
     # Who answers the loss of a connection may be heard first; a signal is no such answer.
-    earliest_s = 0.0 if was_killed else -BLAME_S
-    return earliest_s <= failure.at_s - cause.at_s < BLAME_S
+    earliest_s = 0.0 if was_killed else -within_s
+    return earliest_s <= failure.at_s - cause.at_s < within_s
 
 
 def _was_there(node: _Node, event: HostLost) -> bool:

@@ -14,8 +14,8 @@ import pytest
 import courier
 import launchpad_lite as lp
 from launchpad_lite.testing import poll_until
+from tests.launchers.running import states
 
-LAUNCHERS = ["test_mt", "test_mp", "local_mt", "local_mp"]
 both = pytest.mark.parametrize("launcher", ["test_mt", "test_mp"])
 modes = pytest.mark.parametrize("mode", ["thread", "process"])
 
@@ -87,12 +87,9 @@ def _together(*nodes: Any, mode: Any = "thread", **options: Any) -> lp.Program:
     return program
 
 
-def _states(running: Any) -> set[str]:
-    return {status.state for status in running.running.status()}
-
-
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-@modes
+@pytest.mark.parametrize(
+    ("launcher", "mode"), [("test_mt", "thread"), ("test_mp", "thread"), ("test_mp", "process")]
+)
 def test_the_program_ends_when_the_inner_nodes_that_run_have_ended(
     launch_program: Any, tmp_path: Path, launcher: str, mode: str
 ) -> None:
@@ -124,40 +121,35 @@ def test_calls_inside_pass_no_socket_and_calls_from_outside_do_work(
     assert replay.create_handle().dereference().insert(1) == 1
 
 
-@both
 @modes
 def test_inner_nodes_call_each_other_in_a_circle(
-    launch_program: Any, tmp_path: Path, launcher: str, mode: str
+    launch_program: Any, tmp_path: Path, mode: str
 ) -> None:
     first, second = lp.CourierNode(Learner), lp.CourierNode(Learner)
     for node, other in ((first, second), (second, first)):
         node.configure(other.create_handle(), str(tmp_path))
         node.disable_run()
-    launch_program(_together(first, second, mode=mode), launcher)
+    launch_program(_together(first, second, mode=mode))
     for node in (first, second):
         with pytest.raises((AttributeError, courier.CourierError)):
             node.create_handle().dereference().ask()  # it has no `peer`; the call arrived
 
 
-@both
 def test_those_that_only_serve_go_on_until_the_program_ends(
-    launch_program: Any, tmp_path: Path, launcher: str
+    launch_program: Any, tmp_path: Path
 ) -> None:
     replay = lp.CourierNode(Replay)
     program = _together(lp.PyClassNode(Learner, replay.create_handle(), str(tmp_path)), replay)
     program.add_node(lp.PyNode(_wait_for_file, str(tmp_path), "enough"), label="other")
-    running = launch_program(program, launcher)
-    poll_until(lambda: {"serving", "running"} == _states(running), 30)
+    running = launch_program(program)
+    poll_until(lambda: {"serving", "running"} == states(running), 30)
     assert replay.create_handle().dereference().insert(1) == 5
     assert running.running.result is None
     _touch(str(tmp_path), "enough")
     assert running.wait().outcome is lp.Outcome.COMPLETED
 
 
-@both
-def test_all_inner_nodes_that_run_are_waited_for(
-    launch_program: Any, tmp_path: Path, launcher: str
-) -> None:
+def test_all_inner_nodes_that_run_are_waited_for(launch_program: Any, tmp_path: Path) -> None:
     folder = str(tmp_path)
     running = launch_program(
         _together(
@@ -165,7 +157,6 @@ def test_all_inner_nodes_that_run_are_waited_for(
             lp.PyNode(_wait_for_file, folder, "second"),
             lp.PyNode(_wait_for_file, folder, "second"),
         ),
-        launcher,
     )
     poll_until((tmp_path / "first").exists, 30)
     with pytest.raises(TimeoutError):
@@ -174,8 +165,10 @@ def test_all_inner_nodes_that_run_are_waited_for(
     assert running.wait().outcome is lp.Outcome.COMPLETED
 
 
-@both
-@pytest.mark.parametrize("other", ["wait", "serve", "call", "step"])
+@pytest.mark.parametrize(
+    ("launcher", "other"),
+    [("test_mt", "wait"), ("test_mt", "serve"), ("test_mt", "step"), ("test_mp", "call")],
+)
 def test_the_first_end_ends_the_others_if_wanted(
     launch_program: Any, tmp_path: Path, launcher: str, other: str
 ) -> None:
@@ -197,7 +190,7 @@ def test_the_first_end_ends_the_others_if_wanted(
     program.add_node(outside, label="outside")
     # A call in flight may finish within the notice, and this one does not.
     running = launch_program(program, launcher, notice_s=1 if other == "call" else 60)
-    poll_until(lambda: _states(running) == {"running", "serving"}, 30)
+    poll_until(lambda: states(running) == {"running", "serving"}, 30)
     _touch(folder, "first")
     assert running.wait(40).outcome is lp.Outcome.COMPLETED
     assert (tmp_path / "asked").exists() == (other == "wait")
@@ -242,8 +235,7 @@ class ThreadHandler(Handler):
         thread.join()
 
 
-@both
-@pytest.mark.parametrize("why", ["stop", "first"])
+@pytest.mark.parametrize(("launcher", "why"), [("test_mp", "stop"), ("test_mt", "first")])
 def test_stop_handlers_of_inner_nodes_are_called_once(
     launch_program: Any, tmp_path: Path, launcher: str, why: str
 ) -> None:
@@ -274,9 +266,14 @@ def test_stop_handlers_of_a_thread_that_belongs_to_no_inner_node_are_called(
     assert (tmp_path / "handler").read_text() == "called\n"
 
 
-@both
-@modes
-@pytest.mark.parametrize("sibling", ["waits", "serves", "calls"])
+@pytest.mark.parametrize(
+    ("launcher", "mode", "sibling"),
+    [
+        ("test_mt", "thread", "waits"),
+        ("test_mt", "process", "serves"),
+        ("test_mp", "thread", "calls"),
+    ],
+)
 def test_a_failure_inside_fails_the_program_and_ends_the_others(
     launch_program: Any, tmp_path: Path, launcher: str, mode: str, sibling: str
 ) -> None:
@@ -289,7 +286,7 @@ def test_a_failure_inside_fails_the_program_and_ends_the_others(
     }
     nodes = [lp.PyNode(_fail, folder, after="go"), siblings[sibling], replay]
     running = launch_program(_together(*nodes, mode=mode), launcher, notice_s=30)
-    poll_until(lambda: "starting" not in _states(running), 30)
+    poll_until(lambda: "starting" not in states(running), 30)
     _touch(folder, "go")
     with pytest.raises(lp.NodeFailedError, match="broken inside") as failed:
         running.wait(50)
@@ -307,13 +304,12 @@ class Broken:
         raise ValueError("broken constructor")
 
 
-@both
 @modes
 def test_a_constructor_that_fails_ends_the_inner_nodes_that_run_already(
-    launch_program: Any, tmp_path: Path, launcher: str, mode: str
+    launch_program: Any, tmp_path: Path, mode: str
 ) -> None:
     nodes = [lp.PyNode(_wait, str(tmp_path)), lp.CourierNode(Broken, str(tmp_path))]
-    running = launch_program(_together(*nodes, mode=mode), launcher, notice_s=30)
+    running = launch_program(_together(*nodes, mode=mode), notice_s=30)
     with pytest.raises(lp.NodeFailedError, match="broken constructor") as failed:
         running.wait(50)
     assert isinstance(failed.value.__cause__, ValueError)
@@ -343,27 +339,21 @@ def test_the_cause_is_told_rather_than_what_followed(launch_program: Any) -> Non
         running.wait()
 
 
-@both
-def test_system_exit_0_of_an_inner_node_is_no_failure(
-    launch_program: Any, tmp_path: Path, launcher: str
-) -> None:
+def test_system_exit_0_of_an_inner_node_is_no_failure(launch_program: Any, tmp_path: Path) -> None:
     program = _together(
         lp.PyNode(sys.exit, 0), lp.PyNode(sys.exit), lp.PyNode(_touch, str(tmp_path), "ran")
     )
-    assert launch_program(program, launcher).wait().outcome is lp.Outcome.COMPLETED
+    assert launch_program(program).wait().outcome is lp.Outcome.COMPLETED
     assert (tmp_path / "ran").exists()
     with pytest.raises(lp.NodeFailedError, match="SystemExit"):
-        launch_program(_together(lp.PyNode(sys.exit, 3)), launcher).wait()
+        launch_program(_together(lp.PyNode(sys.exit, 3))).wait()
 
 
-@both
 @modes
-def test_an_inner_node_can_stop_the_program(
-    launch_program: Any, tmp_path: Path, launcher: str, mode: str
-) -> None:
+def test_an_inner_node_can_stop_the_program(launch_program: Any, tmp_path: Path, mode: str) -> None:
     replay = lp.CourierNode(Replay)
     program = _together(lp.PyNode(_wait, str(tmp_path)), replay, mode=mode)
-    running = launch_program(program, launcher, notice_s=30)
+    running = launch_program(program, notice_s=30)
     poll_until((tmp_path / "asked.up").exists, 30)
     with contextlib.suppress(courier.CourierError):  # the program may have stopped meanwhile
         replay.create_handle().dereference().stop()
@@ -373,10 +363,7 @@ def test_an_inner_node_can_stop_the_program(
     assert (tmp_path / "asked").exists()
 
 
-@both
-def test_a_stop_ends_calls_between_inner_nodes_and_to_others(
-    launch_program: Any, launcher: str
-) -> None:
+def test_a_stop_ends_calls_between_inner_nodes_and_to_others(launch_program: Any) -> None:
     inside, outside = lp.CourierNode(Replay), lp.CourierNode(Replay)
     program = _together(
         lp.PyClassNode(Caller, inside.create_handle(), "wait_long"),
@@ -385,8 +372,8 @@ def test_a_stop_ends_calls_between_inner_nodes_and_to_others(
         inside,
     )
     program.add_node(outside, label="outside")
-    running = launch_program(program, launcher, notice_s=60)
-    poll_until(lambda: _states(running) == {"running", "serving"}, 30)
+    running = launch_program(program, notice_s=60)
+    poll_until(lambda: states(running) == {"running", "serving"}, 30)
     result = running.stop(50)
     assert result.outcome is lp.Outcome.STOPPED
     assert result.killed == ()
@@ -398,6 +385,7 @@ def _step(folder: str) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 @both
 def test_an_inner_node_that_never_looks_at_the_stop_is_ended_by_force(
     launch_program: Any, tmp_path: Path, launcher: str
@@ -411,6 +399,7 @@ def test_an_inner_node_that_never_looks_at_the_stop_is_ended_by_force(
     assert (tmp_path / "asked").exists()
 
 
+@pytest.mark.slow
 def test_an_inner_node_that_is_stuck_is_killed_with_its_process(
     launch_program: Any, tmp_path: Path
 ) -> None:
@@ -420,53 +409,13 @@ def test_an_inner_node_that_is_stuck_is_killed_with_its_process(
     assert running.stop(30).killed == ("group[0]",)
 
 
+@pytest.mark.slow
 def test_after_the_first_end_a_stuck_inner_node_is_left_when_the_notice_is_over(
     launch_program: Any,
 ) -> None:
     program = _together(lp.PyNode(time.sleep, 1000), lp.PyNode(int), return_on_first_completed=True)
     running = launch_program(program, "test_mp", notice_s=0.3)
     assert running.wait().outcome is lp.Outcome.COMPLETED
-
-
-class Ends:
-    """Serves until it is told to end."""
-
-    def __init__(self) -> None:
-        self._end = threading.Event()
-
-    def end(self) -> None:
-        self._end.set()
-
-    def run(self) -> None:
-        self._end.wait()
-
-
-class Insists:
-    """Calls another that ends in between."""
-
-    def __init__(self, other: Any) -> None:
-        self._other = other
-
-    def run(self) -> None:
-        while True:
-            try:
-                self._other.end()
-            except courier.ServerLostError:
-                continue  # it was just about to end
-
-
-@both
-def test_an_inner_node_is_told_that_one_it_calls_has_ended(
-    launch_program: Any, tmp_path: Path, launcher: str
-) -> None:
-    ends = lp.CourierNode(Ends)
-    program = _together(
-        lp.PyClassNode(Insists, ends.create_handle()), lp.PyNode(_wait, str(tmp_path))
-    )
-    program.add_node(ends, label="ends")
-    running = launch_program(program, launcher)
-    with pytest.raises(lp.NodeFailedError, match=r"it calls ends\[0\], which had ended"):
-        running.wait()
 
 
 def _beat(folder: str) -> None:
@@ -504,8 +453,10 @@ class Counter:
         self._value = json.loads((folder / "value.json").read_text())
 
 
-@both
-@modes
+@pytest.mark.parametrize(
+    ("launcher", "mode"),
+    [("test_mt", "thread"), pytest.param("test_mp", "process", marks=pytest.mark.slow)],
+)
 def test_each_inner_node_finds_its_own_state_again(
     launch_program: Any, tmp_path: Path, launcher: str, mode: str
 ) -> None:
@@ -536,10 +487,9 @@ class FailsOnce:
         (self._folder / "done").touch()
 
 
-@both
 @pytest.mark.slow
 def test_an_inner_process_is_started_anew_as_often_as_it_may(
-    launch_program: Any, tmp_path: Path, launcher: str
+    launch_program: Any, tmp_path: Path
 ) -> None:
     def retried(times: int) -> lp.Program:
         nodes = [lp.PyClassNode(FailsOnce, str(tmp_path), times), lp.CourierNode(Replay)]
@@ -547,52 +497,45 @@ def test_an_inner_process_is_started_anew_as_often_as_it_may(
         program.add_node(lp.MultiProcessingColocation(nodes, 2), label="group")
         return program
 
-    result = launch_program(retried(2), launcher).wait()
+    result = launch_program(retried(2)).wait()
     assert result.outcome is lp.Outcome.COMPLETED
     assert [restart.node for restart in result.restarts] == ["group[0]", "group[0]"]
     with pytest.raises(lp.NodeFailedError, match="once more"):
-        launch_program(retried(3), launcher).wait()
+        launch_program(retried(3)).wait()
     with pytest.raises(lp.NodeFailedError, match="once more"):
-        launch_program(retried(1), launcher, restart="never").wait()
+        launch_program(retried(1), restart="never").wait()
 
 
-@both
-def test_threads_are_started_anew_together(
-    launch_program: Any, tmp_path: Path, launcher: str
-) -> None:
+def test_threads_are_started_anew_together(launch_program: Any, tmp_path: Path) -> None:
     replay = lp.CourierNode(Replay)
     program = _together(lp.PyClassNode(FailsOnce, str(tmp_path), 1), replay)
     policy = lp.RestartPolicy(backoff_s=0.01)
-    result = launch_program(program, launcher, restart=policy).wait()
+    result = launch_program(program, restart=policy).wait()
     assert result.outcome is lp.Outcome.COMPLETED
     assert len(result.restarts) == 1
 
 
-@both
 @pytest.mark.slow
-def test_nested_colocations_end_stop_and_fail_as_one(
-    launch_program: Any, tmp_path: Path, launcher: str
-) -> None:
+def test_nested_colocations_end_stop_and_fail_as_one(launch_program: Any, tmp_path: Path) -> None:
     folder = str(tmp_path)
 
     def nest(*nodes: Any) -> lp.Program:
         inner = lp.ColocationNode([*nodes, lp.CourierNode(Replay)])
         return _together(lp.CourierNode(Replay), inner)
 
-    assert launch_program(nest(lp.PyNode(int)), launcher).wait().outcome is lp.Outcome.COMPLETED
-    running = launch_program(nest(lp.PyNode(_wait, folder)), launcher, notice_s=60)
+    assert launch_program(nest(lp.PyNode(int))).wait().outcome is lp.Outcome.COMPLETED
+    running = launch_program(nest(lp.PyNode(_wait, folder)), notice_s=60)
     poll_until((tmp_path / "asked.up").exists, 30)
     assert running.stop(40).killed == ()
-    running = launch_program(nest(lp.PyNode(_step, folder)), launcher, notice_s=0.3)
+    running = launch_program(nest(lp.PyNode(_step, folder)), notice_s=0.3)
     poll_until((tmp_path / "stepping").exists, 30)
     assert running.stop(40).killed == ("group[0]",)
     with pytest.raises(lp.NodeFailedError, match="broken inside"):
-        launch_program(nest(lp.PyNode(_fail, folder)), launcher).wait()
+        launch_program(nest(lp.PyNode(_fail, folder))).wait()
 
 
-@both
 def test_colocations_of_all_kinds_and_plain_nodes_share_a_group(
-    launch_program: Any, tmp_path: Path, launcher: str
+    launch_program: Any, tmp_path: Path
 ) -> None:
     inner = [lp.CourierNode(Replay) for _ in range(4)]
     program = lp.Program("mixed")
@@ -604,5 +547,5 @@ def test_colocations_of_all_kinds_and_plain_nodes_share_a_group(
     with program.group("learner"):
         for handle in handles:
             program.add_node(lp.PyClassNode(Learner, handle, str(tmp_path)))
-    running = launch_program(program, launcher)
+    running = launch_program(program, "test_mp")
     assert running.wait().outcome is lp.Outcome.COMPLETED

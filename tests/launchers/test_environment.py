@@ -63,7 +63,7 @@ def test_nodes_see_what_the_script_sees(tmp_path: Path) -> None:
     assert first["random"] != second["random"]
 
 
-@pytest.mark.parametrize("name", ["launchers", "courier", "json.py", "agent.py", "selectors.py"])
+@pytest.mark.parametrize("name", ["launchers", "json.py", "agent.py"])
 def test_names_in_the_working_directory_hide_nothing(tmp_path: Path, name: str) -> None:
     here = tmp_path / "here"
     here.mkdir()
@@ -108,6 +108,7 @@ def _descriptors_of_last(launch_program: Any, nodes: int) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_a_worker_inherits_no_descriptors_of_others(launch_program: Any) -> None:
     alone = _descriptors_of_last(launch_program, 1)
     among_many = _descriptors_of_last(launch_program, 20)

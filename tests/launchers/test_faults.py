@@ -1,21 +1,19 @@
 """However a program ends: who did it is named, the exit code tells, and nothing is left.
 
-One program for all faults: nodes that serve at known ports, and with processes each a family of
-every kind of child. One fault each, then the same questions. `docs/promises.md` has the table.
+One program for all faults: nodes that serve, and with processes each a family of every kind of
+child. One fault each, then the same questions. `docs/promises.md` has the table.
 """
 
 import contextlib
 import os
-import random
 import re
 import signal
-import socket
 import stat
 import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,13 +22,9 @@ import psutil
 import pytest
 
 import launchpad_lite as lp
-from courier import Secret
-from launchers._supervisor import SupervisedProgram
 from launchers.host.sweep import MARK
-from launchers.host.usage import Usage
-from launchpad_lite._events import Constructed, Ended, Event
-from launchpad_lite.launching import AddressTable, LaunchOptions
 from launchpad_lite.testing import poll_until
+from tests.launchers.running import states
 from tests.launchers.scripts import Script, kill
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -40,7 +34,7 @@ _PROGRAM = """
     from multiprocessing import shared_memory
     import launchpad_lite as lp
 
-    LAUNCHER, ACT, PORT, TAG = sys.argv[1:5]
+    LAUNCHER, ACT, TAG = sys.argv[1:4]
     SHARER = '''
     import pathlib, sys, time
     from multiprocessing import shared_memory
@@ -142,15 +136,14 @@ _PROGRAM = """
     acts = (returns, stops, raises, leaves, segfaults, is_deaf, holds_the_gil)
     ACTS = {act.__name__: act for act in acts}
     program = lp.Program("faults")
-    fixed = lp.CourierNode(Server, courier_kwargs={"port": int(PORT)})
-    server = program.add_node(fixed, label="server")
+    server = program.add_node(lp.CourierNode(Server), label="server")
     with program.group("node"):
         program.add_node(lp.CourierNode(ServingNode, 0, server))
         program.add_node(lp.PyClassNode(Node, 1, server))
     running = lp.launch(
         program,
         launcher=LAUNCHER,
-        notice_s=float(sys.argv[5]),
+        notice_s=float(sys.argv[4]),
         liveness=lp.Liveness(health_s=8.0) if ACT == "returns" else None,
     )
     try:
@@ -184,10 +177,9 @@ class Faulty:
         self._pids = folder / "pids"
         for each in (self._temporary, self._pids):
             each.mkdir()
-        self._port = _free_port()
         self._listening: set[tuple[int, int]] = set()
         self._family: dict[str, list[psutil.Process]] = {}
-        arguments = (launcher, act, str(self._port), self._script.tag, str(notice_s))
+        arguments = (launcher, act, self._script.tag, str(notice_s))
         self.process = self._script.start(*arguments, env={"TMPDIR": str(self._temporary)})
         #: When the fault came.
         self.since = time.monotonic()
@@ -211,8 +203,8 @@ class Faulty:
             for connection in _connections(process)
             if connection.status == psutil.CONN_LISTEN
         }
-        assert self._port in ports
         self._listening = {each for each in _listening() if each[0] in ports}
+        assert len({port for port, _ in self._listening}) >= _NODES  # those that serve
 
     def wait_for(self, name: str, count: int = 1) -> None:
         self._script.wait_for(name, count)
@@ -225,8 +217,11 @@ class Faulty:
         self.since = time.monotonic()
         (to or self.process).send_signal(signum)
 
+    def agent_if_up(self) -> psutil.Process | None:
+        return self._script.agent()
+
     def agent(self) -> psutil.Process:
-        agent = self._script.agent()
+        agent = self.agent_if_up()
         assert agent is not None
         return agent
 
@@ -263,6 +258,17 @@ class Faulty:
         assert took_s < limit_s
         return took_s, *self.process.communicate(timeout=30)
 
+    def kill_early(self) -> None:
+        """Kills the launcher before all may be up, and waits until no process is left."""
+        kill(self.process)
+        self.process.communicate(timeout=30)
+        self._script.assert_gone()
+        for path in self._pids.iterdir():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                family = psutil.Process(int(path.name.partition("-")[2]))
+                poll_until(lambda: not _is_alive(family), must=False)  # noqa: B023 - at once
+                assert not _is_alive(family), path.name
+
     def assert_no_port_or_file_is_left(self) -> None:
         # The ports themselves may be another's by now.
         assert not self._listening & _listening()
@@ -284,17 +290,6 @@ def _is_alive(process: psutil.Process) -> bool:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
         return False
-
-
-def _free_port() -> int:
-    """Returns one that is free, and that the system gives to nobody who leaves the choice to it."""
-    limits = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
-    lowest = max(1024, int(limits[0]) - 10_000)
-    for port in random.sample(range(lowest, int(limits[0])), 100):
-        with contextlib.suppress(OSError), socket.socket() as free:
-            free.bind(("127.0.0.1", port))
-            return port
-    pytest.skip(f"the system may give away all ports from {lowest}")
 
 
 def _listening() -> set[tuple[int, int]]:
@@ -423,6 +418,7 @@ _PROCESSES: Mapping[str, Fault] = {
         _stuck_and_killed(lambda _: None), (-signal.SIGKILL,), act="is_deaf"
     ),
     "SIGSTOP of the agent, SIGTERM": Fault(_agent_stopped, (143,), forced="server[0]"),
+    "SIGTERM to the agent": Fault(lambda run: run.signal(signal.SIGTERM, run.agent()), (143,)),
     "SIGKILL of the warden": Fault(_without_warden, (0,), act="returns"),
     "SIGKILL of a worker": Fault(
         lambda run: run.signal(signal.SIGKILL, run.worker()),
@@ -485,6 +481,7 @@ def bystanders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[psutil
                 each.wait()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("launcher", "name"),
     [(launcher, name) for launcher, faults in _FAULTS.items() for name in faults],
@@ -497,8 +494,7 @@ def test_nothing_is_left_and_who_did_it_is_named(
 ) -> None:
     fault = _FAULTS[launcher][name]
     notice_s = fault.notice_s or (_NOTICE_S if fault.forced else _LONG_NOTICE_S)
-    run = Faulty(tmp_path, launcher, fault.act, notice_s)
-    try:
+    with contextlib.closing(Faulty(tmp_path, launcher, fault.act, notice_s)) as run:
         run.wait_until_up()
         fault.happens(run)
         took_s, stdout, stderr = run.end()
@@ -510,8 +506,69 @@ def test_nothing_is_left_and_who_did_it_is_named(
             assert fault.forced in line if fault.forced else not line
         run.assert_no_port_or_file_is_left()
         assert [each for each in bystanders if not _is_alive(each)] == []
-    finally:
-        run.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("delay_s", [0.0, 0.1, 0.3, 0.5, 0.8, 1.2])
+@pytest.mark.parametrize("also_agent", [False, True])
+def test_nothing_is_left_when_the_launcher_is_killed_at_any_moment(
+    tmp_path: Path, also_agent: bool, delay_s: float
+) -> None:
+    with contextlib.closing(Faulty(tmp_path, "local_mp", "waits", _LONG_NOTICE_S)) as run:
+        agent = poll_until(run.agent_if_up, 60) if also_agent else None
+        time.sleep(delay_s)  # the moment is what is tested
+        if agent is not None:
+            kill(agent)
+        run.kill_early()
+
+
+@pytest.mark.slow
+def test_nothing_is_left_if_a_child_of_the_killed_launcher_holds_its_pipes(tmp_path: Path) -> None:
+    source = """
+        import os, pathlib, time
+        import launchpad_lite as lp
+
+        def wait():
+            pathlib.Path("up").touch()
+            lp.wait_for_stop()
+
+        program = lp.Program("pipes")
+        program.add_node(lp.PyNode(wait), label="node")
+        running = lp.launch(program)
+        child = os.fork()
+        if child == 0:
+            time.sleep(1000)
+        pathlib.Path("child.tmp").write_text(str(child))
+        os.rename("child.tmp", "child")
+        running.wait()
+    """
+    with Script(tmp_path, source) as script:
+        process = script.start(quiet=True)
+        script.wait_for("up")
+        script.wait_for("child")
+        child = int((tmp_path / "child").read_text())
+        kill(process)
+        process.wait()
+        poll_until(lambda: {each.pid for each in script.processes()} == {child})
+
+
+def test_children_of_a_node_end_with_it_while_the_program_goes_on(
+    launch_program: Any, tmp_path: Path
+) -> None:
+    program = lp.Program("children")
+    program.add_node(lp.PyNode(_leave_a_child, tmp_path / "child"), label="short")
+    program.add_node(lp.PyNode(lp.wait_for_stop), label="long")
+    running = launch_program(program, "test_mp")
+    poll_until((tmp_path / "child").exists)
+    pid = int((tmp_path / "child").read_text())
+    poll_until(lambda: not psutil.pid_exists(pid))
+    assert running.running.result is None
+
+
+def _leave_a_child(file: Path) -> None:
+    child = subprocess.Popen(["sleep", "1000"])
+    file.with_suffix(".tmp").write_text(str(child.pid))
+    file.with_suffix(".tmp").rename(file)
 
 
 # Many at a time, again and again, and at the worst moment
@@ -519,22 +576,18 @@ def test_nothing_is_left_and_who_did_it_is_named(
 
 def _agent_here() -> psutil.Process:
     """The agent of the only program that was launched by this process."""
-    (warden,) = filter(_is_warden, psutil.Process().children())
-    (agent,) = warden.children()
+
+    def find() -> psutil.Process | None:
+        for child in psutil.Process().children():
+            # One that an earlier test left as a zombie has no command line to ask for.
+            with contextlib.suppress(psutil.Error):
+                if "from launchers.host.agent import main" in " ".join(child.cmdline()):
+                    return next(iter(child.children()), None)
+        return None
+
+    agent = poll_until(find, 20)
+    assert agent is not None
     return agent
-
-
-def _is_warden(child: psutil.Process) -> bool:
-    # One that an earlier test left as a zombie has no command line to ask for.
-    with contextlib.suppress(psutil.Error):
-        return "from launchers.host.agent import main" in " ".join(child.cmdline())
-    return False
-
-
-def _agent_if_up() -> psutil.Process | None:
-    with contextlib.suppress(ValueError, psutil.Error):
-        return _agent_here()
-    return None
 
 
 def _many(count: int) -> lp.Program:
@@ -543,10 +596,6 @@ def _many(count: int) -> lp.Program:
         for _ in range(count):
             program.add_node(lp.PyNode(lp.wait_for_stop))
     return program
-
-
-def _states(running: Any) -> set[str]:
-    return {each.state for each in running.running.status()}
 
 
 def _zombies_of(parent: psutil.Process) -> list[psutil.Process]:
@@ -586,13 +635,14 @@ def _fails_beside_a_daemon_that_prints() -> None:
     lp.wait_for_stop()
 
 
+@pytest.mark.slow
 def test_what_a_dead_worker_left_may_print_for_ever(launch_program: Any) -> None:
     program = lp.Program("prints")
     program.add_node(lp.PyNode(_fails_beside_a_daemon_that_prints), label="node")
     policy = lp.RestartPolicy(backoff_s=0.01)
     running = launch_program(program, "test_mp", restart=policy)
     poll_until(lambda: running.running.status()[0].restarts == 3, 30)
-    poll_until(lambda: _states(running) == {"running"}, 30)
+    poll_until(lambda: states(running) == {"running"}, 30)
     started = time.monotonic()
     assert running.stop(30).outcome is lp.Outcome.STOPPED
     assert time.monotonic() - started < _PROMISED_S + _LOADED_S
@@ -601,7 +651,7 @@ def test_what_a_dead_worker_left_may_print_for_ever(launch_program: Any) -> None
 @pytest.mark.slow
 def test_two_hundred_workers_killed_at_once_are_one_failure(launch_program: Any) -> None:
     running = launch_program(_many(200), "test_mp")
-    poll_until(lambda: _states(running) == {"running"}, 60)
+    poll_until(lambda: states(running) == {"running"}, 60)
     pids = [each.pid for each in running.running.status()]
     assert None not in pids
     for pid in pids:
@@ -613,8 +663,7 @@ def test_two_hundred_workers_killed_at_once_are_one_failure(launch_program: Any)
     assert time.monotonic() - started < _PROMISED_S + _LOADED_S
 
 
-@pytest.mark.parametrize("notice_s", [0.0, 2.0])
-@pytest.mark.parametrize("up", [0, 8, 16])
+@pytest.mark.parametrize(("up", "notice_s"), [(0, 2.0), (8, 0.0), (16, 2.0)])
 def test_a_stop_while_nodes_are_started_ends_all(
     launch_program: Any, up: int, notice_s: float
 ) -> None:
@@ -630,109 +679,16 @@ def test_a_worker_that_is_killed_while_it_is_started_is_named(
     launch_program: Any, restart: str
 ) -> None:
     running = launch_program(_many(4), "test_mp", restart=restart)
-    agent = poll_until(_agent_if_up, 20)
-    assert agent is not None
+    agent = _agent_here()
     kill(poll_until(agent.children, 20)[0])
     if restart == "never":
         with pytest.raises(lp.NodeFailedError, match=r"node\[.\] .* killed by SIGKILL"):
             running.wait(30)
     else:
         poll_until(lambda: any(each.restarts for each in running.running.status()), 30)
-        poll_until(lambda: _states(running) == {"running"}, 30)
+        poll_until(lambda: states(running) == {"running"}, 30)
         (again,) = running.stop().restarts
         assert "SIGKILL" in again.failure.summary
-
-
-# Mistakes of ours
-
-
-class BrokenHost:
-    """A host of obedient nodes, of whose methods one raises."""
-
-    name = "broken"
-
-    def __init__(self, broken: str) -> None:
-        self._broken = broken
-        self.program: SupervisedProgram | None = None
-
-    def _do(self, method: str, event: Event | None = None) -> None:
-        if method == self._broken:
-            raise RuntimeError(f"{method} is broken")
-        if event is not None:
-            assert self.program is not None
-            self.program.post(event)
-
-    def host_of(self, node: str) -> str:
-        return self.name
-
-    def start(self, node: str, attempt: int, cause: lp.NodeFailure | None) -> None:
-        self._do("start", Constructed(node, attempt, runs=True))
-
-    def request_stop(self, node: str) -> None:
-        self._do("request_stop")
-
-    def end_calls(self, node: str) -> None:
-        self._do("end_calls")
-
-    def tell_ended(self, callers: Sequence[str], keys: Sequence[str]) -> None:
-        self._do("tell_ended")
-
-    def tell_lost(self, keys: Sequence[str]) -> None:
-        self._do("tell_lost")
-
-    def dump_stacks(self, node: str, *, hung: bool) -> None:
-        self._do("dump_stacks")
-
-    def terminate(self, node: str) -> None:
-        self._do("terminate", None if self._broken == "kill" else Ended(node, 0))
-
-    def kill(self, node: str) -> None:
-        self._do("kill", Ended(node, 0))
-
-    def close(self) -> None:
-        self._do("close")
-
-    def pids(self) -> Mapping[str, int]:
-        return {}
-
-    def usage(self) -> Mapping[str, Usage]:
-        return {}
-
-    def stacks(self) -> Mapping[str, str]:
-        self._do("stacks")
-        return {}
-
-
-def _supervised(folder: Path, broken: str) -> lp.ProgramResult:
-    """Stops a program of two nodes on a broken host, and returns how it ended."""
-    host = BrokenHost(broken)
-    plan = lp.plan(_many(2), "test_mt")
-    table = AddressTable({}, Secret.generate())
-    program = host.program = SupervisedProgram(plan, LaunchOptions(0.0, folder), table, folder)
-    program.supervise(host)
-    if broken == "event":
-        program.post(Constructed("nobody[0]", 0, runs=True))
-    program.request_stop("the test")
-    assert program.join(60)
-    assert program.result is not None
-    return program.result
-
-
-@pytest.mark.parametrize("broken", ["start", "request_stop", "terminate", "kill", "event"])
-def test_a_mistake_of_the_supervisor_is_a_failure_and_no_wait_without_end(
-    tmp_path: Path, broken: str
-) -> None:
-    result = _supervised(tmp_path, broken)
-    assert result.outcome is lp.Outcome.FAILED
-    assert result.failures[0].node == "supervisor"
-    assert "supervisor" in (tmp_path / "report.txt").read_text()
-
-
-@pytest.mark.parametrize("broken", ["close", "stacks"])
-def test_a_mistake_after_the_end_of_all_nodes_does_not_change_how_it_went(
-    tmp_path: Path, broken: str
-) -> None:
-    assert _supervised(tmp_path, broken).outcome is lp.Outcome.STOPPED
 
 
 # What docs/promises.md says
@@ -767,6 +723,7 @@ def test_the_tests_that_the_table_names_exist(file: str, test: str) -> None:
     assert f"\ndef {test}(" in (Path(__file__).parent / file).read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", _PRINTED)
 def test_the_code_that_shows_a_promise_runs(tmp_path: Path, name: str) -> None:
     assert _SNIPPETS.keys() == _PRINTED.keys()

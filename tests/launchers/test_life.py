@@ -11,8 +11,8 @@ import pytest
 
 import courier
 import launchpad_lite as lp
-from launchers import thread
 from launchpad_lite.testing import poll_until
+from tests.launchers.timing import Timing
 
 
 class Server:
@@ -29,9 +29,8 @@ def _waiting(name: str = "waiting") -> lp.Program:
     return program
 
 
-@pytest.mark.parametrize("launcher", ["test_mt", "test_mp"])
-def test_wait_gives_up_and_the_program_goes_on(launch_program: Any, launcher: str) -> None:
-    running = launch_program(_waiting(), launcher)
+def test_wait_gives_up_and_the_program_goes_on(launch_program: Any) -> None:
+    running = launch_program(_waiting())
     with pytest.raises(TimeoutError, match="still runs"):
         running.wait(0.2)
     assert running.running.result is None
@@ -40,15 +39,11 @@ def test_wait_gives_up_and_the_program_goes_on(launch_program: Any, launcher: st
     assert first.outcome is lp.Outcome.STOPPED
 
 
-@pytest.mark.parametrize("launcher", ["test_mt", "test_mp"])
-def test_a_block_stops_its_program(launcher: str) -> None:
-    with lp.launch(_waiting(), launcher) as running:
+def test_a_block_stops_its_program_and_lets_an_error_pass() -> None:
+    with lp.launch(_waiting(), "test_mt") as running:
         pass
     assert running.result is not None
     assert running.result.outcome is lp.Outcome.STOPPED
-
-
-def test_the_error_that_leaves_a_block_is_the_one_to_see() -> None:
     with pytest.raises(KeyError, match="mine"), lp.launch(_waiting(), "test_mp") as running:
         raise KeyError("mine")
     assert running.result is not None
@@ -56,10 +51,10 @@ def test_the_error_that_leaves_a_block_is_the_one_to_see() -> None:
 
 def test_several_programs_run_side_by_side(launch_program: Any) -> None:
     all_running = []
-    for index in range(3):
-        program = lp.Program(f"side{index}")
+    for launcher in ("test_mt", "test_mt", "test_mp"):
+        program = lp.Program(f"side{len(all_running)}")
         program.add_node(lp.CourierNode(Server), label="server")
-        all_running.append(launch_program(program, "test_mp"))
+        all_running.append(launch_program(program, launcher))
     assert [each.client("server").ping(i) for i, each in enumerate(all_running)] == [0, 1, 2]
     all_running[1].stop()
     assert all_running[0].client("server").ping(5) == 5
@@ -81,7 +76,7 @@ def test_fifty_nodes_come_up_and_end(launch_program: Any) -> None:
 def test_a_result_that_cannot_be_pickled_harms_the_call_only(launch_program: Any) -> None:
     program = lp.Program("unpicklable")
     program.add_node(lp.CourierNode(Server), label="server")
-    running = launch_program(program, "test_mp")
+    running = launch_program(program)
     with pytest.raises((courier.CourierError, TypeError)):
         running.client("server").unpicklable()
     assert running.client("server").ping(3) == 3
@@ -101,6 +96,7 @@ def test_daemon_threads_of_a_node_do_not_hold_it(launch_program: Any) -> None:
     assert launch_program(program, "test_mp").wait().outcome is lp.Outcome.COMPLETED
 
 
+@pytest.mark.slow
 def test_other_threads_hold_a_node_until_the_notice_is_over(launch_program: Any) -> None:
     program = lp.Program("thread")
     program.add_node(lp.PyNode(_leave_a_thread), label="node")
@@ -111,10 +107,8 @@ def test_other_threads_hold_a_node_until_the_notice_is_over(launch_program: Any)
 
 @pytest.mark.parametrize("launcher", ["test_mt", "test_mp"])
 def test_all_stop_handlers_have_returned_when_the_program_has_ended(
-    launch_program: Any, tmp_path: Path, launcher: str, monkeypatch: pytest.MonkeyPatch
+    launch_program: Any, tmp_path: Path, launcher: str
 ) -> None:
-    monkeypatch.setattr(thread, "_HANDLERS_S", 20.0)  # a slow machine needs some of them
-
     def node(index: int) -> None:
         def handler() -> None:
             time.sleep(0.3)  # longer than the node needs to end
@@ -128,7 +122,8 @@ def test_all_stop_handlers_have_returned_when_the_program_has_ended(
     with program.group("node"):
         for index in range(3):
             program.add_node(lp.PyNode(node, index))
-    running = launch_program(program, launcher, notice_s=30)
+    timing = Timing(handlers_s=20.0)  # a slow machine needs some of them
+    running = launch_program(program, launcher, notice_s=30, timing=timing)
     poll_until(lambda: len(list(tmp_path.glob("up*"))) == 3)
     assert running.stop().killed == ()
     assert {each.name for each in tmp_path.glob("[0-9]")} == {"0", "1", "2"}
@@ -138,19 +133,25 @@ def _children() -> set[int]:
     return {child.pid for child in psutil.Process().children(recursive=True)}
 
 
-def test_an_agent_that_cannot_start_is_a_launch_error(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    fake = tmp_path / "python"
-    fake.write_text("#!/bin/sh\nexit 1\n")
-    fake.chmod(0o700)
+def _assert_no_launch(match: str) -> None:
+    """A launch fails, and leaves neither processes nor threads."""
     before, threads = _children(), threading.active_count()
-    for executable in (str(fake), "/no/such/python"):
-        monkeypatch.setattr(sys, "executable", executable)
-        with pytest.raises(lp.LaunchError, match="agent of localhost"):
-            lp.launch(_waiting(), "test_mp")
+    with pytest.raises(lp.LaunchError, match=match):
+        lp.launch(_waiting(), "test_mp")
     assert _children() <= before  # those of earlier tests may go meanwhile
     assert threading.active_count() <= threads
+
+
+@pytest.mark.parametrize("script", ["exit 1", ""])
+def test_an_agent_that_cannot_start_is_a_launch_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str
+) -> None:
+    fake = tmp_path / "python"
+    if script:
+        fake.write_text(f"#!/bin/sh\n{script}\n")
+        fake.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(fake))
+    _assert_no_launch("agent of localhost")
 
 
 def test_a_log_folder_that_cannot_be_made_is_a_launch_error(
@@ -158,11 +159,7 @@ def test_a_log_folder_that_cannot_be_made_is_a_launch_error(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("LAUNCHPAD_LOGGING_DIR", str(tmp_path / "file" / "below"))
-    before, threads = _children(), threading.active_count()
-    with pytest.raises(lp.LaunchError, match="folder for logs"):
-        lp.launch(_waiting(), "test_mp")
-    assert _children() <= before
-    assert threading.active_count() <= threads
+    _assert_no_launch("folder for logs")
 
 
 def test_a_log_that_cannot_be_written_is_a_failure_that_says_so(
@@ -220,14 +217,11 @@ def test_a_call_to_a_node_that_has_ended_fails_instead_of_waiting(
     assert "no server answers" in (tmp_path / "met").read_text()
 
 
-@pytest.mark.parametrize("launcher", ["test_mt", "test_mp"])
-def test_the_launching_process_too_is_told_that_a_node_has_ended(
-    launch_program: Any, launcher: str
-) -> None:
+def test_the_launching_process_too_is_told_that_a_node_has_ended(launch_program: Any) -> None:
     program = lp.Program("ended")
     program.add_node(lp.CourierNode(Ends), label="ends")
     program.add_node(lp.PyNode(lp.wait_for_stop), label="waits")
-    running = launch_program(program, launcher)
+    running = launch_program(program)
     client = running.client("ends")
 
     def is_lost() -> bool:

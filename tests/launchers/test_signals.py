@@ -12,7 +12,6 @@ import psutil
 import pytest
 
 import launchpad_lite as lp
-from launchpad_lite._launch import SIGNALS
 from launchpad_lite.testing import poll_until
 from tests.launchers.scripts import Script
 
@@ -27,16 +26,10 @@ _WAITING = """
         pathlib.Path(f"up{index}").touch()
         lp.wait_for_stop()
 
-    def ignore(index):
-        lp.register_stop_handler(lambda: pathlib.Path(f"asked{index}").touch())
-        pathlib.Path(f"up{index}").touch()
-        while True:
-            time.sleep(1)
-
     program = lp.Program("waiting")
     with program.group("node"):
         for index in range(2):
-            program.add_node(lp.PyNode(globals()[sys.argv[1]], index))
+            program.add_node(lp.PyNode(wait, index))
     running = lp.launch(program, launcher="test_mp", notice_s=600)
     pathlib.Path("launched").touch()
     if "waits" in sys.argv:
@@ -74,10 +67,16 @@ def _wait_until_up(script: Script) -> None:
     script.wait_for("launched")  # nodes may be up before signals are looked at
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.parametrize("before", ["first", "ended", "runs"])
+@pytest.mark.parametrize(
+    ("before", "signum"),
+    [
+        ("first", signal.SIGTERM),
+        pytest.param("ended", signal.SIGHUP, marks=pytest.mark.slow),
+        pytest.param("runs", signal.SIGTERM, marks=pytest.mark.slow),
+    ],
+)
 def test_a_launch_that_waits_is_cancelled_whatever_was_launched_before(
-    tmp_path: Path, signum: signal.Signals, before: str
+    tmp_path: Path, before: str, signum: signal.Signals
 ) -> None:
     with Script(tmp_path, _LAUNCHING) as script:
         process = script.start(before)
@@ -91,11 +90,13 @@ def test_a_launch_that_waits_is_cancelled_whatever_was_launched_before(
         script.assert_gone()
 
 
-@pytest.mark.parametrize("how", ["waits", "ends"])
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_stops_in_order(tmp_path: Path, signum: signal.Signals, how: str) -> None:
+@pytest.mark.parametrize(
+    ("how", "signum"),
+    [("waits", signal.SIGINT), ("ends", signal.SIGTERM), ("ends", signal.SIGHUP)],
+)
+def test_a_signal_stops_in_order(tmp_path: Path, how: str, signum: signal.Signals) -> None:
     with Script(tmp_path, _WAITING) as script:
-        process = script.start("wait", how)
+        process = script.start(how)
         _wait_until_up(script)
         process.send_signal(signum)
         process.communicate(timeout=60)
@@ -105,32 +106,7 @@ def test_a_signal_stops_in_order(tmp_path: Path, signum: signal.Signals, how: st
         script.assert_gone()
 
 
-def test_a_second_interrupt_ends_at_once_whatever_the_notice(tmp_path: Path) -> None:
-    with Script(tmp_path, _WAITING) as script:
-        process = script.start("ignore", "waits")
-        _wait_until_up(script)
-        process.send_signal(signal.SIGINT)
-        script.wait_for("asked")  # two of the same at one moment are one
-        assert process.poll() is None
-        process.send_signal(signal.SIGINT)
-        process.communicate(timeout=60)
-        assert process.returncode in (130, -signal.SIGINT)
-        script.assert_gone()
-
-
-def test_sigterm_to_the_agent_stops_the_program_in_order(tmp_path: Path) -> None:
-    with Script(tmp_path, _WAITING) as script:
-        process = script.start("wait", "waits")
-        script.wait_for("up", 2)
-        agent = script.agent()
-        assert agent is not None
-        agent.terminate()
-        process.communicate(timeout=60)
-        assert process.returncode == 128 + signal.SIGTERM
-        assert len(list(tmp_path.glob("handled*"))) == 2
-        script.assert_gone()
-
-
+@pytest.mark.slow
 def test_sigterm_to_an_agent_that_passes_on_much_output_stops_in_order(tmp_path: Path) -> None:
     source = """
         import pathlib
@@ -160,7 +136,7 @@ def test_sigterm_to_an_agent_that_passes_on_much_output_stops_in_order(tmp_path:
 
 def test_the_end_of_the_terminal_is_nothing_to_who_ignores_it(tmp_path: Path) -> None:
     with Script(tmp_path, _WAITING) as script:
-        process = script.start("wait", "waits", command=("nohup", sys.executable, str(script.path)))
+        process = script.start("waits", command=("nohup", sys.executable, str(script.path)))
         _wait_until_up(script)
         process.send_signal(signal.SIGHUP)
         with pytest.raises(subprocess.TimeoutExpired):
@@ -169,23 +145,6 @@ def test_the_end_of_the_terminal_is_nothing_to_who_ignores_it(tmp_path: Path) ->
         process.communicate(timeout=60)
         assert process.returncode == 143
         script.assert_gone()
-
-
-def test_an_interrupt_before_anybody_watches_for_it_ends_all(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    launched: list[lp.RunningProgram] = []
-
-    def interrupt(running: lp.RunningProgram) -> None:
-        launched.append(running)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(SIGNALS, "watch", interrupt)
-    program = lp.Program("interrupted")
-    program.add_node(lp.PyNode(lp.wait_for_stop), label="node")
-    with pytest.raises(KeyboardInterrupt):
-        lp.launch(program, "local_mt", notice_s=60)
-    assert launched[0].join(60)
 
 
 def test_an_interrupt_while_the_supervisor_is_started_ends_all(
@@ -206,13 +165,14 @@ def test_an_interrupt_while_the_supervisor_is_started_ends_all(
     poll_until(lambda: "launchpad-interrupted" not in {t.name for t in threading.enumerate()}, 60)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", range(4))
 def test_an_interrupt_during_the_start_ends_all(tmp_path: Path, moment: int) -> None:
     source = _WAITING.replace(
         "    running =", "    pathlib.Path('launching').touch()\n    running ="
     )
     with Script(tmp_path, source) as script:
-        process = script.start("wait", "waits")
+        process = script.start("waits")
         script.wait_for("launching")
         started = time.monotonic()
         poll_until(lambda: time.monotonic() > started + 0.15 * moment)

@@ -13,9 +13,9 @@ import pytest
 import launchpad_lite as lp
 from launchpad_lite.testing import poll_until
 from launchpad_lite.testing.programs import call_until_answered
+from tests.launchers.running import first_pid
 from tests.launchers.scripts import Script
 
-LAUNCHERS = ["test_mt", "test_mp"]
 QUICK = lp.RestartPolicy(backoff_s=0.01, max_restarts=50)
 
 
@@ -28,9 +28,6 @@ class Counter:
     def add(self, by: int = 1) -> int:
         self._value += by
         return self._value
-
-    def checkpoint(self) -> Path | None:
-        return lp.save_checkpoint()
 
     def save(self, folder: Path) -> None:
         (folder / "value.json").write_text(json.dumps(self._value))
@@ -67,44 +64,9 @@ def _program(constructor: Any = Counter) -> lp.Program:
     return program
 
 
-def _pid(running: Any) -> int:
-    """Returns that of the first node, which may be known later than its answers."""
-    return int(poll_until(lambda: running.running.status()[0].pid))
-
-
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_state_is_saved_at_the_stop_and_there_at_the_next_launch(
-    launch_program: Any, tmp_path: Path, launcher: str
-) -> None:
-    for expected in (1, 2, 3):
-        running = launch_program(
-            _program(), launcher, checkpoints=tmp_path / "checkpoints", notice_s=30
-        )
-        assert running.client("counter").add() == expected
-        running.stop()
-    kept = sorted((tmp_path / "checkpoints" / "counter" / "0").glob("0*"))
-    assert [folder.name for folder in kept] == ["00000002", "00000003"]
-
-
-def test_a_restarted_node_goes_on_where_its_newest_checkpoint_is(
-    launch_program: Any, tmp_path: Path
-) -> None:
-    running = launch_program(
-        _program(), "test_mp", restart=QUICK, checkpoints={"counter": tmp_path / "checkpoints"}
-    )
-    client = running.client("counter")
-    client.add(5)
-    assert client.checkpoint() is not None
-    client.add(100)  # lost: there is no exact recovery
-    os.kill(_pid(running), signal.SIGKILL)
-    poll_until(lambda: running.running.status()[0].restarts == 1)
-    assert call_until_answered(client.add) == 6
-
-
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_state_is_saved_on_a_period(launch_program: Any, tmp_path: Path, launcher: str) -> None:
+def test_state_is_saved_on_a_period(launch_program: Any, tmp_path: Path) -> None:
     checkpoints = lp.Checkpoints(tmp_path / "checkpoints", period_s=0.05, keep=1)
-    running = launch_program(_program(), launcher, checkpoints=checkpoints)
+    running = launch_program(_program(), checkpoints=checkpoints)
     running.client("counter").add(42)
 
     def saved() -> bool:
@@ -117,14 +79,13 @@ def test_state_is_saved_on_a_period(launch_program: Any, tmp_path: Path, launche
     poll_until(saved)
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_a_node_that_ends_since_its_calls_end_is_saved_too(
-    launch_program: Any, tmp_path: Path, launcher: str
+    launch_program: Any, tmp_path: Path
 ) -> None:
     program = lp.Program("runner")
     other = program.add_node(lp.CourierNode(Counter), label="other")
     program.add_node(lp.CourierNode(Runner, other), label="runner")
-    running = launch_program(program, launcher, checkpoints={"runner": tmp_path}, notice_s=30)
+    running = launch_program(program, checkpoints={"runner": tmp_path}, notice_s=30)
     poll_until(lambda: running.client("runner").add(0) > 3)
     running.stop()
     (file,) = tmp_path.glob("runner/0/0*/state/value.json")
@@ -154,13 +115,14 @@ def test_state_that_cannot_be_saved_at_the_end_is_a_failure(
     launch_program: Any, tmp_path: Path
 ) -> None:
     running = launch_program(
-        _program(Unsaved), "test_mp", checkpoints=tmp_path / "checkpoints", notice_s=30
+        _program(Unsaved), "test_mt", checkpoints=tmp_path / "checkpoints", notice_s=30
     )
     running.client("counter").add()
     with pytest.raises(lp.NodeFailedError, match="no way to save"):
         running.stop()
 
 
+@pytest.mark.slow
 def test_nothing_half_done_is_left_of_a_node_that_is_killed_while_it_saves(
     launch_program: Any, tmp_path: Path
 ) -> None:
@@ -199,7 +161,7 @@ def test_a_node_told_from_outside_to_end_saves_and_comes_back(
     )
     client = running.client("counter")
     assert client.add(7) == 7
-    os.kill(_pid(running), signal.SIGTERM)
+    os.kill(first_pid(running), signal.SIGTERM)
     poll_until(lambda: running.running.status()[0].restarts == 1)
     assert call_until_answered(client.add) == 8
     (restart,) = running.stop().restarts
@@ -215,7 +177,7 @@ def test_a_node_told_from_outside_to_end_ends_its_program_in_order_without_a_pol
     running = launch_program(program, "test_mp", checkpoints=tmp_path, notice_s=30)
     running.client("counter").add(1)
     running.client("other").add(2)
-    os.kill(_pid(running), signal.SIGTERM)
+    os.kill(first_pid(running), signal.SIGTERM)
     with pytest.raises(SystemExit) as exited:
         running.wait()
     assert exited.value.code == 143
@@ -225,6 +187,7 @@ def test_a_node_told_from_outside_to_end_ends_its_program_in_order_without_a_pol
     assert values == ["1", "2"]
 
 
+@pytest.mark.slow
 def test_a_signal_to_every_process_of_the_program_is_one_orderly_stop(tmp_path: Path) -> None:
     source = """
         import pathlib, json

@@ -1,12 +1,16 @@
-"""The supervisor on hosts that only write down what it tells them."""
+"""The supervisor on hosts that only write down what it tells them, or of which one part is broken."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
 
 import launchpad_lite as lp
 from courier import Secret
 from launchers._supervisor import SupervisedProgram
 from launchers.host.usage import Usage
-from launchpad_lite._events import Constructed, Ended, HostLost
+from launchpad_lite._events import Constructed, Ended, Event, HostLost
+from launchpad_lite._launch import SIGNALS
 from launchpad_lite.launching import AddressTable, LaunchOptions
 from launchpad_lite.testing import poll_until
 
@@ -19,51 +23,62 @@ def _calls(store: Store) -> None:
     raise AssertionError(store)
 
 
-class RecordingHosts:
-    """The store is on h1, its caller on h2."""
+class FakeHosts:
+    """The store is on h1, its caller on h2. They end when they are ended by force."""
 
     name = "hosts"
 
-    def __init__(self) -> None:
+    def __init__(self, broken: str = "") -> None:
+        """`broken`: which method raises, or that `kill` is what ends a node."""
         self.told: list[str] = []
         self.program: SupervisedProgram | None = None
+        self._broken = broken
 
-    def post(self, event: Constructed | Ended | HostLost) -> None:
+    def post(self, event: Event) -> None:
         assert self.program is not None
         self.program.post(event)
+
+    def _do(self, method: str, told: str = "") -> None:
+        if method == self._broken:
+            raise RuntimeError(f"{method} is broken")
+        if told:
+            self.told.append(told)
 
     def host_of(self, node: str) -> str:
         return {"store[0]": "h1", "caller[0]": "h2"}[node]
 
     def start(self, node: str, attempt: int, cause: lp.NodeFailure | None) -> None:
-        self.told.append(f"start {node}")
+        self._do("start", f"start {node}")
         self.post(Constructed(node, attempt, runs=node == "caller[0]"))
 
     def request_stop(self, node: str) -> None:
-        self.told.append(f"stop {node}")
+        self._do("request_stop", f"stop {node}")
 
     def end_calls(self, node: str) -> None:
-        self.told.append(f"end calls {node}")
+        self._do("end_calls")
 
     def tell_ended(self, callers: Sequence[str], keys: Sequence[str]) -> None:
-        """Is of no interest."""
+        self._do("tell_ended")
 
     def tell_lost(self, keys: Sequence[str]) -> None:
-        self.told.append(f"lost {len(keys)}")
+        self._do("tell_lost", f"lost {len(keys)}")
         if "stop caller[0]" in self.told:
             self.post(Ended("caller[0]", 0))
 
     def dump_stacks(self, node: str, *, hung: bool) -> None:
-        """Is of no interest."""
+        self._do("dump_stacks")
 
     def terminate(self, node: str) -> None:
-        self.post(Ended(node, 0))
+        self._do("terminate")
+        if self._broken != "kill":
+            self.post(Ended(node, 0))
 
     def kill(self, node: str) -> None:
+        self._do("kill")
         self.post(Ended(node, 0))
 
     def close(self) -> None:
-        """Has nothing to give back."""
+        self._do("close")
 
     def pids(self) -> Mapping[str, int]:
         return {}
@@ -72,29 +87,35 @@ class RecordingHosts:
         return {}
 
     def stacks(self) -> Mapping[str, str]:
+        self._do("stacks")
         return {}
 
 
-def _launch(**settings: object) -> RecordingHosts:
+def _launch(
+    hosts: FakeHosts, notice_s: float = 20.0, log_dir: Path | None = None, **settings: object
+) -> SupervisedProgram:
     program = lp.Program("calls")
     store = program.add_node(lp.CourierNode(Store), label="store")
     program.add_node(lp.PyNode(_calls, store), label="caller")
     plan = lp.plan(program, "test_mt", **settings)
     endpoints = {address.key: "10.0.0.1:1" for address in plan.addresses}
-    hosts = RecordingHosts()
-    hosts.program = SupervisedProgram(
-        plan, LaunchOptions(20.0, None), AddressTable(endpoints, Secret.generate()), None
-    )
-    hosts.program.supervise(hosts)
+    table = AddressTable(endpoints, Secret.generate())
+    supervised = SupervisedProgram(plan, LaunchOptions(notice_s, log_dir), table, log_dir)
+    hosts.program = supervised
+    supervised.supervise(hosts)
+    return supervised
+
+
+def _launch_up(**settings: object) -> tuple[FakeHosts, SupervisedProgram]:
+    hosts = FakeHosts()
+    program = _launch(hosts, **settings)
     poll_until(lambda: len(hosts.told) == 2)
     del hosts.told[:]
-    return hosts
+    return hosts, program
 
 
 def test_who_calls_a_lost_host_is_asked_to_end_before_its_calls_fail() -> None:
-    hosts = _launch()
-    program = hosts.program
-    assert program is not None
+    hosts, program = _launch_up()
     hosts.post(HostLost("h1", ("store[0]",), "h1 is lost"))
     assert program.join(60)
     assert hosts.told == ["stop caller[0]", "lost 1"]
@@ -103,10 +124,55 @@ def test_who_calls_a_lost_host_is_asked_to_end_before_its_calls_fail() -> None:
 
 
 def test_calls_to_a_lost_host_fail_before_its_nodes_are_started_elsewhere() -> None:
-    hosts = _launch(restart={"store": lp.RestartPolicy("on_failure", moves=True, backoff_s=0.0)})
+    policy = lp.RestartPolicy("on_failure", moves=True, backoff_s=0.0)
+    hosts, program = _launch_up(restart={"store": policy})
     hosts.post(HostLost("h1", ("store[0]",), "h1 is lost"))
     poll_until(lambda: len(hosts.told) == 2)
     assert hosts.told == ["lost 1", "start store[0]"]
-    assert hosts.program is not None
-    hosts.program.kill()
-    assert hosts.program.join(60)
+    program.kill()
+    assert program.join(60)
+
+
+def _stopped(folder: Path, broken: str) -> lp.ProgramResult:
+    """Stops a program on broken hosts, and returns how it ended."""
+    program = _launch(FakeHosts(broken), 0.0, folder)
+    if broken == "event":
+        program.post(Constructed("nobody[0]", 0, runs=True))
+    program.request_stop("the test")
+    assert program.join(60)
+    assert program.result is not None
+    return program.result
+
+
+@pytest.mark.parametrize("broken", ["start", "request_stop", "terminate", "kill", "event"])
+def test_a_mistake_of_the_supervisor_is_a_failure_and_no_wait_without_end(
+    tmp_path: Path, broken: str
+) -> None:
+    result = _stopped(tmp_path, broken)
+    assert result.outcome is lp.Outcome.FAILED
+    assert result.failures[0].node == "supervisor"
+    assert "supervisor" in (tmp_path / "report.txt").read_text()
+
+
+@pytest.mark.parametrize("broken", ["close", "stacks"])
+def test_a_mistake_after_the_end_of_all_nodes_does_not_change_how_it_went(
+    tmp_path: Path, broken: str
+) -> None:
+    assert _stopped(tmp_path, broken).outcome is lp.Outcome.STOPPED
+
+
+def test_an_interrupt_before_anybody_watches_for_it_ends_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    launched: list[lp.RunningProgram] = []
+
+    def interrupt(running: lp.RunningProgram) -> None:
+        launched.append(running)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(SIGNALS, "watch", interrupt)
+    program = lp.Program("interrupted")
+    program.add_node(lp.PyNode(lp.wait_for_stop), label="node")
+    with pytest.raises(KeyboardInterrupt):
+        lp.launch(program, "local_mt", notice_s=60)
+    assert launched[0].join(60)

@@ -1,6 +1,7 @@
 """The ways in which a node's code can leave, and what each means for it and for others."""
 
 import contextlib
+import logging
 import os
 import signal
 import threading
@@ -10,10 +11,10 @@ from typing import Any
 
 import pytest
 
-import courier
 import launchpad_lite as lp
-from launchpad_lite import _life
 from launchpad_lite.testing import poll_until
+from tests.launchers.running import first_pid, wait_until_up
+from tests.launchers.timing import Timing
 
 LAUNCHERS = ["test_mt", "test_mp"]
 ONCE = lp.RestartPolicy(max_restarts=1, backoff_s=0.01)
@@ -26,20 +27,12 @@ def _program(work: Any, *arguments: Any) -> lp.Program:
     return program
 
 
-def _wait_until_running(running: Any) -> None:
-    poll_until(lambda: {each.state for each in running.running.status()} <= {"running", "serving"})
-
-
-def _pid(running: Any) -> int:
-    """Returns that of the first node, which may be known later than its state."""
-    return int(poll_until(lambda: running.running.status()[0].pid))
-
-
 def _fail_beside_a_thread() -> None:
     threading.Thread(target=time.sleep, args=(1000,)).start()
     raise ValueError("the cause")
 
 
+@pytest.mark.slow
 def test_a_failure_is_told_although_a_thread_of_the_node_goes_on(launch_program: Any) -> None:
     running = launch_program(_program(_fail_beside_a_thread), "test_mp", notice_s=0.5)
     with pytest.raises(lp.NodeFailedError, match=r"node\[0\].*the cause"):
@@ -52,8 +45,10 @@ def _fail_with_an_odd_name() -> None:
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_a_message_that_is_no_utf8_is_told_and_kept(
-    launch_program: Any, launcher: str, tmp_path: Path
+    launch_program: Any, launcher: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    # Logs are a part of pytest's report, and pytest-xdist cannot send such text.
+    caplog.set_level(logging.ERROR, logger="launchers.thread")
     running = launch_program(
         _program(_fail_with_an_odd_name), launcher, restart=ONCE, log_dir=tmp_path / "run"
     )
@@ -85,29 +80,31 @@ class Torn:
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-@pytest.mark.parametrize("how", ["hung", "stopped"])
+@pytest.mark.parametrize("how", ["stopped", pytest.param("hung", marks=pytest.mark.slow)])
 def test_the_state_of_a_node_that_is_ended_by_force_is_not_saved(
-    launch_program: Any,
-    tmp_path: Path,
-    launcher: str,
-    how: str,
-    monkeypatch: pytest.MonkeyPatch,
+    launch_program: Any, tmp_path: Path, launcher: str, how: str
 ) -> None:
-    for limit in ("TERMINATE_S", "GIVE_UP_S"):  # a thread that is not ended cannot be restarted
-        monkeypatch.setattr(_life, limit, 10.0)
+    # A thread that is not ended cannot be restarted.
+    timing = Timing(terminate_s=10.0, give_up_s=10.0)
     program = lp.Program("torn")
     program.add_node(lp.CourierNode(Torn, how == "hung"), label="torn")
     liveness = lp.Liveness(heartbeat_s=2.0) if how == "hung" else None
     # A start that ends well may be slow, too, and be taken for hung.
     often = lp.RestartPolicy(max_restarts=50, backoff_s=0.01)
     running = launch_program(
-        program, launcher, restart=often, liveness=liveness, checkpoints=tmp_path, notice_s=0.3
+        program,
+        launcher,
+        restart=often,
+        liveness=liveness,
+        checkpoints=tmp_path,
+        notice_s=0.3,
+        timing=timing,
     )
     if how == "hung":
         running.wait(60)
         expected = ["0 0"]  # of the last start, which ended well
     else:
-        _wait_until_running(running)
+        wait_until_up(running)
         assert running.stop(30).killed == ("torn[0]",)
         expected = []
     assert [file.read_text() for file in tmp_path.glob("torn/0/0*/state/state")] == expected
@@ -124,17 +121,19 @@ def _clean_up_slowly(file: str) -> None:
             Path(file).write_text(str(step))
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.slow
 def test_whoever_is_ended_by_force_can_clean_up_undisturbed(
-    launch_program: Any, tmp_path: Path, launcher: str, monkeypatch: pytest.MonkeyPatch
+    launch_program: Any, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(_life, "TERMINATE_S", 10.0)
+    timing = Timing(terminate_s=10.0)
     file = tmp_path / "step"
-    running = launch_program(_program(_clean_up_slowly, str(file)), launcher, notice_s=2.0)
+    running = launch_program(
+        _program(_clean_up_slowly, str(file)), "test_mp", notice_s=2.0, timing=timing
+    )
     poll_until(Path(f"{file}.up").exists)
-    pid = _pid(running)
+    pid = first_pid(running)
     running.running.request_stop("now")
-    if launcher == "test_mp":
+    if "test_mp" == "test_mp":
         poll_until(file.exists)
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)  # somebody has no patience
@@ -153,8 +152,8 @@ def test_a_notice_that_comes_twice_is_one(launch_program: Any, tmp_path: Path) -
     file = tmp_path / "up"
     running = launch_program(_program(_leave_slowly, str(file)), "test_mp", notice_s=60)
     poll_until(file.exists, 30)
-    _wait_until_running(running)
-    pid = _pid(running)
+    wait_until_up(running)
+    pid = first_pid(running)
     os.kill(pid, signal.SIGTERM)
     poll_until(lambda: running.running.status()[1].state == "ended", 30)
     os.kill(pid, signal.SIGTERM)  # while its stop handler takes its time
@@ -163,20 +162,6 @@ def test_a_notice_that_comes_twice_is_one(launch_program: Any, tmp_path: Path) -
         running.wait(30)
     assert exited.value.code == 143
     assert running.running.result.failures == ()
-
-
-def test_a_thread_ends_at_once_when_the_program_is_killed_while_it_stops(
-    launch_program: Any, tmp_path: Path
-) -> None:
-    running = launch_program(
-        _program(_clean_up_slowly, str(tmp_path / "x")), "test_mt", notice_s=60
-    )
-    _wait_until_running(running)
-    running.running.request_stop("now")
-    running.running.kill()
-    started = time.monotonic()
-    running.wait(30)
-    assert time.monotonic() - started < 20  # and the fixture finds no thread
 
 
 class Coordinator:
@@ -217,17 +202,16 @@ class Worker:
             self._coordinator.hand_in(result)
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_a_node_that_does_not_look_at_the_stop_has_a_moment_for_its_last_calls(
-    launch_program: Any, tmp_path: Path, launcher: str, monkeypatch: pytest.MonkeyPatch
+    launch_program: Any, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(_life, "DEAF_S", 5.0)  # a moment, on a slow machine
+    timing = Timing(deaf_s=5.0)  # a moment, on a slow machine
     program = lp.Program("last")
     coordinator = program.add_node(
         lp.CourierNode(Coordinator, str(tmp_path / "result")), label="coordinator"
     )
     program.add_node(lp.PyClassNode(Worker, coordinator), label="worker")
-    running = launch_program(program, launcher, notice_s=20)
+    running = launch_program(program, notice_s=20, timing=timing)
     client = running.client("coordinator")
     poll_until(lambda: client.asked() > 3, 30)
     client.finish()
@@ -248,14 +232,13 @@ class SlowToBegin:
             self._coordinator.asked()
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_a_node_that_is_asked_while_it_is_constructed_does_not_hold_up_the_stop(
-    launch_program: Any, tmp_path: Path, launcher: str
+    launch_program: Any, tmp_path: Path
 ) -> None:
     program = lp.Program("slow")
     coordinator = program.add_node(lp.CourierNode(Coordinator, str(tmp_path / "x")), label="c")
     program.add_node(lp.PyClassNode(SlowToBegin, coordinator, str(tmp_path / "up")), label="slow")
-    running = launch_program(program, launcher, notice_s=60)
+    running = launch_program(program, notice_s=60)
     poll_until((tmp_path / "up").exists, 30)
     started = time.monotonic()
     assert running.stop(50).killed == ()
@@ -269,43 +252,16 @@ def _mistake_after_the_stop(coordinator: Any, up: str) -> None:
     coordinator.hand_over(1)  # no such method
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_a_mistake_in_the_last_calls_is_a_failure(
-    launch_program: Any, tmp_path: Path, launcher: str
-) -> None:
+def test_a_mistake_in_the_last_calls_is_a_failure(launch_program: Any, tmp_path: Path) -> None:
     program = lp.Program("mistake")
     coordinator = program.add_node(lp.CourierNode(Coordinator, str(tmp_path / "x")), label="c")
     up = tmp_path / "up"
     program.add_node(lp.PyNode(_mistake_after_the_stop, coordinator, str(up)), label="node")
-    running = launch_program(program, launcher, notice_s=60)
+    running = launch_program(program, notice_s=60)
     poll_until(up.exists)
-    _wait_until_running(running)
+    wait_until_up(running)
     with pytest.raises(lp.NodeFailedError, match="hand_over"):
         running.stop(30)
-
-
-def _wrap(coordinator: Any) -> None:
-    try:
-        coordinator.finished()
-        while True:
-            coordinator.finished()
-    except courier.CourierError as error:
-        raise RuntimeError("no more data") from error
-
-
-def test_an_error_that_names_its_cause_is_told_after_it(
-    launch_program: Any, tmp_path: Path
-) -> None:
-    program = lp.Program("wraps")
-    coordinator = program.add_node(lp.CourierNode(Coordinator, str(tmp_path / "x")), label="c")
-    program.add_node(lp.PyNode(_wrap, coordinator), label="node")
-    running = launch_program(program, "test_mp")
-    client = running.client("c")
-    poll_until(lambda: client.asked() > 3, 30)
-    os.kill(_pid(running), signal.SIGKILL)
-    with pytest.raises(lp.NodeFailedError) as failed:
-        running.wait(30)
-    assert failed.value.failure.node == "c[0]"
 
 
 def _note_stop(file: str) -> None:
@@ -342,14 +298,9 @@ class Counting:
     def restore(self, folder: Path) -> None: ...
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_an_object_that_is_called_keeps_its_state_too(
-    launch_program: Any, tmp_path: Path, launcher: str
-) -> None:
-    running = launch_program(
-        _program(Counting()), launcher, checkpoints={"node": tmp_path}, notice_s=30
-    )
-    _wait_until_running(running)
+def test_an_object_that_is_called_keeps_its_state_too(launch_program: Any, tmp_path: Path) -> None:
+    running = launch_program(_program(Counting()), checkpoints={"node": tmp_path}, notice_s=30)
+    wait_until_up(running)
     running.stop()
     assert len(list(tmp_path.glob("node/0/0*/state/saved"))) == 1
 
@@ -370,14 +321,12 @@ class Draining:
             lp.heartbeat()
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_a_node_that_answers_its_last_calls_is_not_taken_for_hung(
-    launch_program: Any, launcher: str
-) -> None:
+@pytest.mark.slow
+def test_a_node_that_answers_its_last_calls_is_not_taken_for_hung(launch_program: Any) -> None:
     program = lp.Program("drains")
     program.add_node(lp.CourierNode(Draining), label="drains")
     limits = lp.Liveness(health_s=7.0, heartbeat_s=7.0)  # shorter than its last call
-    running = launch_program(program, launcher, liveness=limits, notice_s=20)
+    running = launch_program(program, "test_mp", liveness=limits, notice_s=20)
     assert running.client("drains").slow() == "answered"
     assert running.wait(30).outcome is lp.Outcome.COMPLETED
 

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from launchpad_lite._policies import NEVER, Liveness, RestartPolicy, RestartWhen
+from launchpad_lite.launching import Liveness, RestartPolicy, RestartWhen
+
+NEVER = RestartPolicy("never")
 
 seconds = st.floats(0, 1e9)
 chances = st.floats(0, 1)
@@ -95,7 +97,7 @@ def test_policies_tell_what_they_are() -> None:
     assert str(bound) == "restart=always, at most 5 in 60 s, moves=False"
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     policy=st.builds(
         RestartPolicy, backoff_s=seconds, max_backoff_s=seconds, jitter=st.floats(0, 1)

@@ -1,0 +1,55 @@
+"""Finding all that a test started, whoever adopted it, by a mark in its environment."""
+
+import contextlib
+import os
+import signal
+import uuid
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from launchpad_lite.testing import poll_until
+
+_MARK = "LAUNCHERS_TEST_MARK"
+
+
+class Marked:
+    """The processes that bear a mark."""
+
+    def __init__(self, mark: str) -> None:
+        self._mark = mark
+
+    def processes(self) -> list[psutil.Process]:
+        """All that are alive, but for the one that asks."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, OSError):
+                if process.pid != os.getpid() and process.environ().get(_MARK) == self._mark:
+                    found.append(process)
+        return found
+
+    def sleepers(self) -> list[int]:
+        """Those that run `sleep`."""
+        found = []
+        for process in self.processes():
+            with contextlib.suppress(psutil.Error):
+                if process.cmdline()[:1] == ["sleep"]:
+                    found.append(process.pid)
+        return found
+
+    def assert_gone(self) -> None:
+        """Waits until there are none."""
+        poll_until(lambda: not self.processes(), 20, must=False)
+        assert self.processes() == []
+
+
+def mark_all(monkeypatch: pytest.MonkeyPatch) -> Iterator[Marked]:
+    """Marks all that a test starts; ends what is left after the test."""
+    mark = uuid.uuid4().hex
+    monkeypatch.setenv(_MARK, mark)
+    marked = Marked(mark)
+    yield marked
+    for process in marked.processes():
+        with contextlib.suppress(ProcessLookupError):  # it was about to end
+            os.kill(process.pid, signal.SIGKILL)

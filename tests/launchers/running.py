@@ -1,0 +1,20 @@
+"""What tests ask of programs that run."""
+
+from typing import Any
+
+from launchpad_lite.testing import poll_until
+
+
+def states(running: Any) -> set[str]:
+    """Returns the states that its nodes are in."""
+    return {each.state for each in running.running.status()}
+
+
+def wait_until_up(running: Any) -> None:
+    """Waits until each node runs or serves."""
+    poll_until(lambda: states(running) <= {"running", "serving"})
+
+
+def first_pid(running: Any) -> int:
+    """Returns the process of the first node, which may be known later than its state."""
+    return int(poll_until(lambda: running.running.status()[0].pid))
