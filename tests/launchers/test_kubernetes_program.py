@@ -18,7 +18,7 @@ from launchpad_lite.errors import LaunchError, NodeFailedError
 from launchpad_lite.launching import NodeFailure, Outcome, ProgramResult, RunningProgram
 from launchpad_lite.testing import poll_until
 
-pytest.importorskip("kubernetes")
+pytest.importorskip("kubernetes.client")
 pytest.importorskip("kubernetes_validate")
 
 from tests.beds.kubernetes.server import Failure
