@@ -109,44 +109,30 @@ def event(about: str, reason: str, message: str, name: str = "e") -> dict[str, A
 
 FIRST, EARLIER, LATER = (f"2026-01-01T00:00:{s}Z" for s in ("00", "10", "20"))
 UNSCHEDULABLE = condition(
-    "PodScheduled",
-    "False",
-    "Unschedulable",
-    "0/2 nodes are available: 2 Insufficient nvidia.com/gpu.",
+    "PodScheduled", "False", "Unschedulable", "2 Insufficient example.com/gpu."
 )
 SCHEDULED = condition("PodScheduled", "True", "")
-NO_ROOM = event("p", "FailedScheduling", "0/2 nodes are available: 2 Insufficient cpu.")
+NO_ROOM = event("p", "FailedScheduling", "2 Insufficient cpu.")
 CREATING = waiting("ContainerCreating")
 AWAY = event("p", "NodeNotReady", "Node is not ready")
+BEGAN_ANEW = "was lost, as when its machine or the runtime there begins anew"
 LOST = "is on the machine machine-1, which is lost: NodeNotReady: Node is not ready"
-MOUNT = event("p", "FailedMount", 'MountVolume.SetUp failed for volume "data": no such claim')
+MOUNT = event("p", "FailedMount", "no such claim")
 
 
 @pytest.mark.parametrize(
     ("one", "events", "expected"),
     [
         (pod(), [], None),
-        (
-            pod(conditions=(UNSCHEDULABLE,)),
-            [],
-            "Unschedulable: 0/2 nodes are available: 2 Insufficient nvidia.com/gpu.",
-        ),
+        (pod(conditions=(UNSCHEDULABLE,)), [], "Unschedulable: 2 Insufficient example.com/gpu."),
         (pod(state=CREATING), [], None),
-        (
-            pod(state=CREATING),
-            [MOUNT],
-            'FailedMount: MountVolume.SetUp failed for volume "data": no such claim',
-        ),
-        (
-            pod(),
-            [NO_ROOM],
-            "FailedScheduling: 0/2 nodes are available: 2 Insufficient cpu.",
-        ),
+        (pod(state=CREATING), [MOUNT], "FailedMount: no such claim"),
+        (pod(), [NO_ROOM], "FailedScheduling: 2 Insufficient cpu."),
         (pod(state=CREATING, conditions=(SCHEDULED,)), [NO_ROOM], None),
         (
             pod(state=CREATING, conditions=(SCHEDULED,)),
             [MOUNT, NO_ROOM],
-            'FailedMount: MountVolume.SetUp failed for volume "data": no such claim',
+            "FailedMount: no such claim",
         ),
         (
             pod(state=waiting("ImagePullBackOff", 'Back-off pulling image "no/such"')),
@@ -176,20 +162,14 @@ def job(name: str = f"{RUN}-actor", *conditions: dict[str, Any], **fields: Any) 
     }
 
 
-QUOTA = event(
-    f"{RUN}-actor", "FailedCreate", 'Error creating: pods "x" is forbidden: exceeded quota: few'
-)
+QUOTA = event(f"{RUN}-actor", "FailedCreate", 'pods "x" is forbidden: exceeded quota')
 
 
 @pytest.mark.parametrize(
     ("one", "events", "expected"),
     [
         (job(), [], None),
-        (
-            job(active=1),
-            [QUOTA],
-            'FailedCreate: Error creating: pods "x" is forbidden: exceeded quota: few',
-        ),
+        (job(active=1), [QUOTA], 'FailedCreate: pods "x" is forbidden: exceeded quota'),
         (job(active=2), [QUOTA], None),
         (job(active=1), [event("j", "BackoffLimitExceeded", "x")], None),
         (job(spec={"suspend": True}), [], "its admission"),
@@ -211,14 +191,19 @@ def test_why_a_job_makes_no_pods(one: Any, events: Any, expected: str | None) ->
         (ended(137, "OOMKilled"), [], "was killed: out of memory (limit 64Mi)"),
         (ended(137, "OOMKilled", memory=None), [], "was killed: out of memory (it had no limit)"),
         (
-            disrupted("TerminationByKubelet", reason="Evicted", message="It was low on memory."),
+            disrupted(
+                "TerminationByKubelet",
+                phase="Failed",
+                reason="Evicted",
+                message="It was low on memory.",
+            ),
             [],
             "was evicted by its machine: It was low on memory.",
         ),
         (
-            disrupted("EvictionByEvictionAPI", "Eviction API: evicting", deleted=True),
+            disrupted("EvictionByEvictionAPI", "evicting", phase="Running", deleted=True),
             [],
-            "was evicted, as by a drain of its machine: Eviction API: evicting",
+            "was evicted, as by a drain of its machine: evicting",
         ),
         (disrupted("PreemptionByScheduler"), [], "was preempted by one of higher priority"),
         (disrupted("Novelty", "x"), [], "was ended (Novelty): x"),
@@ -234,15 +219,11 @@ def test_why_a_job_makes_no_pods(one: Any, events: Any, expected: str | None) ->
         (ended(3), [], "ended with exit code 3"),
         (ended(137), [], "was killed by SIGKILL"),
         (ended(139), [], "was ended by signal 11"),
-        (
-            ended(255, "Unknown"),
-            [],
-            "was lost, as when its machine or the runtime there begins anew",
-        ),
+        (ended(255, "Unknown"), [], BEGAN_ANEW),
         (
             ended(137, "ContainerStatusUnknown", "It was not found"),
             [],
-            "was lost, as when its machine or the runtime there begins anew: It was not found",
+            f"{BEGAN_ANEW}: It was not found",
         ),
         (ended(192), [], "was ended by signal 64"),
         (ended(255), [], "ended with exit code 255"),
@@ -333,7 +314,7 @@ def test_waits_are_told_by_node() -> None:
     seen.take_in("ADDED", pod(f"{RUN}-learner-0", conditions=(UNSCHEDULABLE,)))
     seen.take_in("ADDED", pod(RUN, container="supervisor", state=waiting("ErrImagePull", "no")))
     assert seen.waits() == {
-        "Unschedulable: 0/2 nodes are available: 2 Insufficient nvidia.com/gpu.": [
+        "Unschedulable: 2 Insufficient example.com/gpu.": [
             "actor[0]",
             "learner[0]",
         ],
