@@ -14,15 +14,29 @@ from launchers.kubernetes import KubernetesLauncher
 Fault = Callable[[], None]
 
 
-class HastyLauncher(KubernetesLauncher):
-    """Waits only for moments."""
+#: What the documentation says that users need, but for JobSets.
+RIGHTS = frozenset(
+    {
+        *(("create", kind) for kind in ("services", "secrets", "networkpolicies")),
+        *((verb, "jobs") for verb in ("create", "get", "list", "watch", "patch", "delete")),
+        *((verb, "pods") for verb in ("get", "list", "watch", "patch", "delete")),
+        *((verb, "events") for verb in ("list", "watch")),
+        ("get", "pods/log"),
+    }
+)
+#: Nothing waits for more than moments until it is tried again.
+HASTY = Timing(
+    request_pause_s=0.01,
+    longest_request_pause_s=0.02,
+    watch_pause_s=0.01,
+    creation_look_s=0.01,
+)
 
-    _timing = Timing(
-        request_pause_s=0.01,
-        longest_request_pause_s=0.02,
-        watch_pause_s=0.01,
-        creation_look_s=0.01,
-    )
+
+class HastyLauncher(KubernetesLauncher):
+    """Tries again at once."""
+
+    _timing = HASTY
 
 
 def write_config(

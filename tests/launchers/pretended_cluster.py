@@ -5,7 +5,6 @@ The API, its controllers and the objects are those of the bed. Real pods are els
 
 import contextlib
 import dataclasses
-import json
 import math
 import os
 import signal
@@ -43,6 +42,8 @@ from tests.beds.kubernetes.controllers import (
 from tests.beds.kubernetes.logs import Log
 from tests.beds.kubernetes.server import ApiServer, Failure
 from tests.beds.kubernetes.store import ApiError, Object, Store, stamp
+from tests.launchers import kubernetes_access
+from tests.launchers.kubernetes_access import write_config
 
 NAMESPACE, TOKEN = "team", "of-the-researcher"
 LAUNCHER = "launchpad-lite/launcher"
@@ -51,17 +52,9 @@ KEY, ANOTHER_KEY = b"of this run", b"of another run"
 MACHINE, ANOTHER_MACHINE = "machine-1", "machine-2"
 #: What the cluster says whose supervisor was told to end.
 TOLD_TO_END = ProgramResult(Outcome.INTERRUPTED, reason="SIGTERM", signum=signal.SIGTERM)
-#: What the documentation says that users need.
-RIGHTS = frozenset(
-    {
-        *(("create", kind) for kind in ("services", "secrets", "networkpolicies")),
-        *((verb, "jobs") for verb in ("create", "get", "list", "watch", "patch", "delete")),
-        *((verb, "jobsets") for verb in ("create", "get", "patch", "delete")),
-        *((verb, "pods") for verb in ("get", "list", "watch", "patch", "delete")),
-        *((verb, "events") for verb in ("list", "watch")),
-        ("get", "pods/log"),
-    }
-)
+RIGHTS = kubernetes_access.RIGHTS | {
+    (verb, "jobsets") for verb in ("create", "get", "patch", "delete")
+}
 #: Nothing waits for long that is asked again, and nobody gives up soon.
 BRIEF = Timing(
     request_pause_s=0.05,
@@ -113,12 +106,12 @@ class LateApi(Api):
     """While `late` is set, nothing is said of pods to who watches them."""
 
     late = threading.Event()
-    ends = threading.Event()
 
     def watch(self, kind: str, *args: Any, **options: Any) -> Iterator[Any]:
         for each in super().watch(kind, *args, **options):
-            if kind == "Pod" and self.late.is_set():
-                self.ends.wait()
+            while kind == "Pod" and self.late.is_set():
+                if options["cancellation"].wait(0.01):
+                    return
             yield each
 
 
@@ -222,18 +215,8 @@ class PretendedCluster:
         assert not self._loop.errors, self._loop.errors
 
     def write_config(self) -> Path:
-        context = {"cluster": "bed", "user": "researcher", "namespace": NAMESPACE}
-        config = {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "current-context": "bed",
-            "clusters": [{"name": "bed", "cluster": {"server": self.api.url}}],
-            "users": [{"name": "researcher", "user": {"token": TOKEN}}],
-            "contexts": [{"name": "bed", "context": context}],
-        }
-        path = self._folder / "kubeconfig"
-        path.write_text(json.dumps(config))
-        return path
+        user = {"token": TOKEN}
+        return write_config(self._folder, self.api.url, user=user, namespace=NAMESPACE)
 
     # What tests ask
 

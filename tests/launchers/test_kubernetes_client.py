@@ -28,13 +28,12 @@ from launchers._kubernetes.timing import Timing
 from launchers._trust import Authority
 from launchpad_lite.errors import LaunchError, MissingExtraError
 from launchpad_lite.testing import poll_until
-from tests.launchers.kubernetes_access import write_config
+from tests.launchers.kubernetes_access import HASTY, write_config
 
 pytest.importorskip("kubernetes.client")
 
 PODS = "/api/v1/namespaces/team/pods"
 JOBS = "/apis/batch/v1/namespaces/team/jobs"
-HASTY = Timing(request_pause_s=0.01, longest_request_pause_s=0.02, watch_pause_s=0.01)
 
 
 @dataclass(frozen=True)

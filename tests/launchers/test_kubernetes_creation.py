@@ -25,18 +25,8 @@ pytest.importorskip("kubernetes_validate")
 from tests.beds.kubernetes.controllers import GarbageCollector, Loop
 from tests.beds.kubernetes.server import ApiServer, Failure
 from tests.beds.kubernetes.store import Store
-from tests.launchers.kubernetes_access import HastyLauncher, disturb, write_config
+from tests.launchers.kubernetes_access import RIGHTS, HastyLauncher, disturb, write_config
 
-#: What the documentation says that users need for it.
-RIGHTS = frozenset(
-    {
-        *(("create", kind) for kind in ("services", "secrets", "networkpolicies")),
-        *((verb, "jobs") for verb in ("create", "get", "list", "watch", "patch", "delete")),
-        *((verb, "pods") for verb in ("get", "list", "watch", "patch", "delete")),
-        *((verb, "events") for verb in ("list", "watch")),
-        ("get", "pods/log"),
-    }
-)
 LOST = ConnectionResetError("the answer was lost")
 
 

@@ -532,10 +532,8 @@ def test_a_supervisor_that_dies_without_a_word_is_named_with_what_it_printed_las
 def late_pods(lab: Lab) -> Iterator[threading.Event]:
     """While set, what is said of pods comes later than what is said of Jobs, and than logs."""
     lab.api = LateApi
-    LateApi.ends.clear()
     yield LateApi.late
     LateApi.late.clear()
-    LateApi.ends.set()
 
 
 def test_how_a_supervisor_died_is_known_though_its_watch_is_late(
