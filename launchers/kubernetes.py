@@ -34,6 +34,7 @@ from launchers._kubernetes.order import (
 )
 from launchers._kubernetes.pods import PodOptions, Volume
 from launchers._kubernetes.program import DetachedProgram, KubernetesProgram
+from launchers._kubernetes.timing import DEFAULT, Timing
 from launchers._run_folder import make_run_folder
 from launchers._shipping import pack_up
 from launchers._signals import ended_by_signals
@@ -57,9 +58,8 @@ __all__ = ["KubernetesLauncher", "PodOptions", "Volume", "WorkStore", "WorkVolum
 
 #: Pods that are meant by neither the name of a group nor `supervisor`: all.
 _ALL = "*"
-#: How often to look for an object whose creation was interrupted, and seconds until the next look:
-#: the server may be about to create it.
-_LOOKS, _LOOK_S = 3, 0.5
+#: How often to look for an object whose creation was interrupted.
+_LOOKS = 3
 #: The most that fields of Kubernetes hold.
 _INT32_MAX = (1 << 31) - 1
 
@@ -77,6 +77,9 @@ class KubernetesLauncher(Launcher):
 
     All connections between nodes are under TLS, with certificates that are made for the run.
     """
+
+    #: No option: the command line offers all parameters of the constructor.
+    _timing = DEFAULT
 
     def __init__(
         self,
@@ -359,7 +362,7 @@ class KubernetesLauncher(Launcher):
                 the program cannot be started in them. Nothing is left then.
         """
         cluster, packed, objects = self._make(plan, options, suspended=True)
-        api = Api.connect(self._context, self._namespace)
+        api = Api.connect(self._context, self._namespace, timing=self._timing)
         try:
             if self._jobset and not api.has_jobset():
                 raise LaunchError(
@@ -384,6 +387,7 @@ class KubernetesLauncher(Launcher):
                 is_launch=True,
                 take_back=self._take_back(packed, cluster.names.run),
                 log_dir=(options.log_dir or make_run_folder(plan.program)).absolute(),
+                timing=self._timing,
             )
         except BaseException:
             api.close()
@@ -426,7 +430,7 @@ class KubernetesLauncher(Launcher):
                 if each["kind"] == "Job":
                     api.create(owned(each, made))
         except BaseException as error:  # an interrupt, too
-            left = _remove(api, made, root, author, error) + remove_work()
+            left = _remove(api, made, root, author, error, self._timing) + remove_work()
             if left and isinstance(error, LaunchError):
                 error.args = (f"{error}{left}", *error.args[1:])
             elif left:  # an interrupt has no text, and an exit none that is shown
@@ -449,7 +453,7 @@ class KubernetesLauncher(Launcher):
         Raises:
             LaunchError: There is none in the namespace.
         """
-        api = Api.connect(self._context, self._namespace)
+        api = Api.connect(self._context, self._namespace, timing=self._timing)
         try:
             root = api.get("Job", reference) or _jobset(api, reference)
             annotations = root["metadata"].get("annotations", {}) if root is not None else {}
@@ -473,6 +477,7 @@ class KubernetesLauncher(Launcher):
             schedule_s=math.inf,
             is_launch=False,
             log_dir=None,
+            timing=self._timing,
         )
         program.watch()
         return program
@@ -521,7 +526,14 @@ _RESUME = """\
 kubectl patch {flags} {kind} {name} --type=merge -p '{{"spec":{{"suspend":false}}}}'"""
 
 
-def _remove(api: Api, made: "Json | None", root: "Json", author: str, reason: BaseException) -> str:
+def _remove(
+    api: Api,
+    made: "Json | None",
+    root: "Json",
+    author: str,
+    reason: BaseException,
+    timing: Timing,
+) -> str:
     """Deletes the first object of a run if we have created it; returns what remains, for people.
 
     Args:
@@ -530,6 +542,7 @@ def _remove(api: Api, made: "Json | None", root: "Json", author: str, reason: Ba
         root: As it was to be.
         author: Whoever created ours.
         reason: Why it is to go.
+        timing: Limits and pauses.
     """
     kind, name = root["kind"], root["metadata"]["name"]
     status = reason.status if made is None and isinstance(reason, ApiError) else None
@@ -542,7 +555,7 @@ def _remove(api: Api, made: "Json | None", root: "Json", author: str, reason: Ba
                     api.delete(kind, name, uid=found["metadata"]["uid"])
                 break
             if left:
-                time.sleep(_LOOK_S)
+                time.sleep(timing.creation_look_s)
     except (ApiError, KeyboardInterrupt, SystemExit) as error:
         if is_refused and isinstance(error, ApiError) and error.status is not None:
             return ""

@@ -23,6 +23,7 @@ from typing import Any, Literal, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
 from launchers._kubernetes.agreed import CREATED_BY_ANNOTATION
+from launchers._kubernetes.timing import DEFAULT, Timing
 from launchpad_lite.errors import LaunchError, MissingExtraError
 
 Json = dict[str, Any]
@@ -32,16 +33,10 @@ ChangeKind = Literal["ADDED", "MODIFIED", "DELETED"]
 
 #: Seconds for a connection, and for an answer.
 _CONNECT_S, _ANSWER_S = 10.0, 30.0
-#: Seconds between attempts, at first and at most, and those that a server may ask for.
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S, _LONGEST_ASKED_S = 0.25, 4.0, 30.0
-#: How often a request is tried: for some 12 s, in which a server restarts or another takes over.
-_ATTEMPTS = 7
-#: Seconds after which a server ends a watch, and those after which one that says nothing has broken.
-_WATCH_S, _WATCH_SILENCE_S = 60, 75.0
-#: Seconds between attempts to watch what cannot be watched now.
-_WATCH_PAUSE_S, _LONGEST_WATCH_PAUSE_S = 0.5, 10.0
-#: Seconds after which a log that says nothing is read anew: its connection may be gone.
-_LOG_SILENCE_S = 45.0
+#: The most seconds between two attempts for which a server may ask.
+_LONGEST_ASKED_S = 30.0
+#: Seconds after which a server ends a watch.
+_WATCH_S = 60
 #: Answers after which the same request may succeed. Besides 429 nobody knows whether it has.
 _PASSING = frozenset({429, 500, 502, 503, 504})
 _METHODS = {"create": "POST", "patch": "PATCH", "delete": "DELETE"}
@@ -174,14 +169,28 @@ class Api:
         namespace: All requests are about this one.
     """
 
-    def __init__(self, client: Any, namespace: str) -> None:
+    def __init__(
+        self,
+        client: Any,
+        namespace: str,
+        *,
+        timing: Timing = DEFAULT,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
         """Prepares it.
 
         Args:
             client: A `kubernetes.client.ApiClient`, this one's from now on.
             namespace: Of all requests.
+            timing: Limits and pauses.
+            clock: Returns seconds.
+            sleep: Waits for some seconds between two attempts.
         """
         self._client = client
+        self._timing = timing
+        self._clock = clock
+        self._sleep = sleep
         # The pool of connections is for many threads; what renews tokens is not.
         self._credentials = threading.Lock()
         self._certificates: list[tuple[str, float]] | None = None
@@ -189,13 +198,24 @@ class Api:
         self.namespace = namespace
 
     @classmethod
-    def connect(cls, context: str | None = None, namespace: str | None = None) -> "Api":
+    def connect(
+        cls,
+        context: str | None = None,
+        namespace: str | None = None,
+        *,
+        timing: Timing = DEFAULT,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> "Api":
         """Returns the cluster that kubectl would speak with, once it has answered.
 
         Args:
             context: Of the kubeconfig; by default its current one. Inside of a cluster, where there
                 is no kubeconfig, that cluster is meant.
             namespace: By default that of the context, and `default` if it names none.
+            timing: Limits and pauses.
+            clock: Returns seconds.
+            sleep: Waits for some seconds between two attempts.
 
         Raises:
             MissingExtraError: The official client is not installed.
@@ -235,7 +255,7 @@ class Api:
             ) from error
         if found.impersonates:
             client.default_headers["Impersonate-User"] = found.impersonates
-        api = cls(client, namespace or found.namespace)
+        api = cls(client, namespace or found.namespace, timing=timing, clock=clock, sleep=sleep)
         try:
             api._demand("list", "Pod", query={"limit": 1})
         except BaseException:
@@ -412,7 +432,7 @@ class Api:
         """
         known: dict[str, Json] = {}
         version: str | None = None
-        pause_s = _WATCH_PAUSE_S
+        pause_s = self._timing.watch_pause_s
         was_listed = was_watched = False
         while not cancellation.is_set:
             try:
@@ -422,7 +442,7 @@ class Api:
                     yield from _changes(known, items)
                 for change, obj in self._watch_once(kind, selector, fields, version, cancellation):
                     # That it can be listed says nothing of whether it can be watched.
-                    pause_s = _WATCH_PAUSE_S
+                    pause_s = self._timing.watch_pause_s
                     version = obj["metadata"]["resourceVersion"]
                     if change == "DELETED":
                         known.pop(_uid(obj), None)
@@ -433,7 +453,7 @@ class Api:
                     was_watched = True
                     yield change, obj
                 was_watched = True
-                pause_s = _WATCH_PAUSE_S
+                pause_s = self._timing.watch_pause_s
             except ApiError as error:
                 if error.status in (400, 401, 403, 404, 405) and not was_listed:
                     raise
@@ -443,7 +463,7 @@ class Api:
                     version = None  # 410, most often: it has forgotten what came next
                 if cancellation.wait(pause_s * random.uniform(0.7, 1.0)):  # noqa: S311 - no secret
                     return
-                pause_s = min(pause_s * 2, _LONGEST_WATCH_PAUSE_S)
+                pause_s = min(pause_s * 2, self._timing.longest_watch_pause_s)
 
     def logs(
         self,
@@ -483,7 +503,9 @@ class Api:
             query["tailLines"] = tail
         request = self._request("get", "Pod", pod, "log", query=query)
         response = self._try(
-            request, lambda: self._send(request, _LOG_SILENCE_S), cancellation=cancellation
+            request,
+            lambda: self._send(request, self._timing.log_silence_s),
+            cancellation=cancellation,
         )
         rest = b""
         for line in _lines(response, cancellation or Cancellation()):
@@ -506,9 +528,11 @@ class Api:
             "timeoutSeconds": _WATCH_S,
         }
         request = self._request("watch", kind, query=query)
-        began = time.monotonic()
+        began = self._clock()
         response = self._try(
-            request, lambda: self._send(request, _WATCH_SILENCE_S), cancellation=cancellation
+            request,
+            lambda: self._send(request, self._timing.watch_silence_s),
+            cancellation=cancellation,
         )
         for line in _lines(response, cancellation):
             try:
@@ -520,9 +544,9 @@ class Api:
                 status = obj.get("code", 500)
                 raise ApiError(str(obj.get("message", "")), status, str(obj.get("reason", "")))
             yield change, obj
-        if not cancellation.is_set and time.monotonic() < began + 1:
+        if not cancellation.is_set and self._clock() < began + 1:
             # Something between us and the server breaks each connection: no haste.
-            cancellation.wait(_WATCH_PAUSE_S)
+            cancellation.wait(self._timing.watch_pause_s)
 
     # Requests
 
@@ -680,8 +704,8 @@ class Api:
         import urllib3.exceptions
 
         tries = tries or _Tries()
-        pause_s = _FIRST_PAUSE_S
-        give_up_at = time.monotonic() + patience_s
+        pause_s = self._timing.request_pause_s
+        give_up_at = self._clock() + patience_s
         while True:
             tries.count += 1
             asked_s = 0.0
@@ -708,16 +732,17 @@ class Api:
                     f"{request.attempted}: the kubeconfig's way to get credentials failed: "
                     f"{_plain(error)}. Log in again"
                 ) from error
-            if not passes or tries.count >= _ATTEMPTS or time.monotonic() >= give_up_at:
+            is_last = tries.count >= self._timing.attempts or self._clock() >= give_up_at
+            if not passes or is_last:
                 raise failure
             # Not all launchers of a cluster at the same time.
             own_s = pause_s * random.uniform(0.7, 1.0)  # noqa: S311 - no secret
             wait_s = min(asked_s, _LONGEST_ASKED_S) or own_s
             if cancellation is None:
-                time.sleep(wait_s)
+                self._sleep(wait_s)
             elif cancellation.wait(wait_s):
                 raise failure
-            pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+            pause_s = min(pause_s * 2, self._timing.longest_request_pause_s)
 
     def _refusal(self, refused: "_Refused", request: "_Request") -> ApiError:
         """Says in our words what the server said."""

@@ -29,7 +29,6 @@ from launchers._kubernetes.agreed import (
     LAUNCHER_ANNOTATION,
     NODE,
     RUN_LABEL,
-    SPARE_S,
     SUPERVISOR,
     grace_s,
 )
@@ -46,6 +45,7 @@ from launchers._kubernetes.records import (
     Up,
 )
 from launchers._kubernetes.removal import Departures, Fate
+from launchers._kubernetes.timing import DEFAULT, Timing
 from launchers._logs import NodeLogs
 from launchers._run_folder import make_run_folder
 from launchpad_lite._crash import write_crash_report
@@ -62,31 +62,14 @@ from launchpad_lite.launching import (
 
 #: By this finalizer a Job holds its pods until it has counted them.
 _JOB_TRACKING = "batch.kubernetes.io/job-tracking"
-#: Seconds between two words that this process waits.
-_BEAT_S = 20.0
-#: Seconds in which all is gone that was told to end.
-_GONE_S = 30.0
-#: Seconds within which a cluster tells what became of a pod that is lost, if its machine is not.
-_EXPLAIN_S = 5.0
-#: Seconds until what was asked of the cluster is asked again, which has not answered.
-_ASK_AGAIN_S = 5.0
-#: Seconds after which the thread that decides asks for an end no more at once, but first looks whether
-#: somebody wants it sooner.
-_PATIENCE_S = 2.0
-#: Seconds between two looks at what remains, and between two attempts to read a log.
-_LOOK_S = 0.5
-_LOG_PAUSE_S = 1.0
 #: Seconds that threads have to end which ask the cluster; one that it does not answer may take longer.
 _LEAVE_S = 1.0
 #: Objects that are listed each second, at most.
 _LISTED_RATE = 200.0
-#: Seconds in which pods that wait for the same are gathered into one line.
-_GATHER_S = 0.5
 #: Seconds of a log that are read again after a break: what was printed then may have come late.
 _OVERLAP_S = 60
-#: Seconds that a shell waits that attaches, until it has found a log that says how nodes are; and
-#: then until it has read it, since the newest word is at its end.
-_FIRST_STATUS_S = 5.0
+#: Seconds that a shell waits that attaches, until it has read a log that it has found, since the
+#: newest word is at its end.
 _WHOLE_LOG_S = 30.0
 #: Lines of the supervisor's own output that are told with its end.
 _LAST_LINES = 20
@@ -160,6 +143,8 @@ class KubernetesProgram(RunningProgram):
         silence_s: float = math.inf,
         launcher_silence_s: float = math.inf,
         take_back: Callable[[], str] = str,
+        timing: Timing = DEFAULT,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prepares to watch it.
 
@@ -177,6 +162,8 @@ class KubernetesProgram(RunningProgram):
             launcher_silence_s: Seconds after which a supervisor ends the program that sees nothing of
                 this process.
             take_back: Removes what was put elsewhere for it; returns what is left there, for people.
+            timing: Limits and pauses.
+            clock: Returns seconds.
 
         Raises:
             LaunchError: Logs cannot be written.
@@ -190,6 +177,8 @@ class KubernetesProgram(RunningProgram):
         self._launcher_silence_s = launcher_silence_s
         self._is_launch = is_launch
         self._take_back = take_back
+        self._timing = timing
+        self._clock = clock
         self._log_dir = log_dir
         self._nodes = {each.name for each in plan.executables} | {SUPERVISOR}
         self._logs = NodeLogs(log_dir, sorted(self._nodes)) if log_dir is not None else None
@@ -223,6 +212,7 @@ class KubernetesProgram(RunningProgram):
             launcher_silence_s=launcher_silence_s,
             schedule_s=schedule_s,
             notice_s=options.notice_s,
+            timing=timing,
         )
         #: Whether the cluster may yet say what became of lost pods, and until when that counts.
         self._may_explain = False
@@ -262,7 +252,7 @@ class KubernetesProgram(RunningProgram):
                 self.handle_signal(signal.SIGINT)  # so that the next one is the second
             else:
                 self.request_stop("the launch was interrupted")
-            limit_s = self._notice_limit_s() + 2 * _GONE_S + SPARE_S
+            limit_s = self._notice_limit_s() + 2 * self._timing.gone_s + self._timing.spare_s
             self._join_through_interrupts(min(limit_s, threading.TIMEOUT_MAX))
             raise
         if self._failure is not None:
@@ -297,7 +287,7 @@ class KubernetesProgram(RunningProgram):
 
     def status(self) -> list[NodeStatus]:
         """Returns how each node was a few seconds ago."""
-        if not self._is_launch and not self._has_status.wait(_FIRST_STATUS_S):
+        if not self._is_launch and not self._has_status.wait(self._timing.first_status_s):
             if self._followed is not None:
                 self._has_status.wait(_WHOLE_LOG_S)
         if known := self._status:
@@ -391,11 +381,12 @@ class KubernetesProgram(RunningProgram):
         """Returns how the program ended; its objects may still be there."""
         place_limit = math.inf
         if self._is_launch:
-            place_limit = time.monotonic() + self._schedule_s
+            place_limit = self._clock() + self._schedule_s
+        longest_s = self._timing.longest_wait_s
         while True:
             if place_limit < math.inf and self._sight.is_suspended:
                 # Whoever admits it decides when it may begin.
-                place_limit = time.monotonic() + self._schedule_s
+                place_limit = self._clock() + self._schedule_s
             limits = (
                 self._tell_at,
                 self._stop_limit,
@@ -406,10 +397,10 @@ class KubernetesProgram(RunningProgram):
                 math.inf if self._is_up else place_limit,
             )
             with contextlib.suppress(queue.Empty):
-                timeout_s = min(limits) - time.monotonic()
+                timeout_s = min(limits) - self._clock()
                 # A notice of centuries is fine; a wait that long is not.
-                self._take_in(self._events.get(timeout=min(max(timeout_s, 0.0), 3600.0)))
-            now = time.monotonic()
+                self._take_in(self._events.get(timeout=min(max(timeout_s, 0.0), longest_s)))
+            now = self._clock()
             if now >= self._tell_at:
                 self._tell_waits()
             if now >= self._departures.look_at and (lost := self._look_at_stuck(now)) is not None:
@@ -437,10 +428,10 @@ class KubernetesProgram(RunningProgram):
     def _take_in(self, event: _Event) -> None:
         if isinstance(event, _Changed):
             self._sight.take_in(event.change, event.obj)
-            self._tell_at = min(self._tell_at, time.monotonic() + _GATHER_S)
+            self._tell_at = min(self._tell_at, self._clock() + self._timing.gather_s)
             if event.obj["kind"] == "Pod" and self._is_launch:
                 container = self._sight.container(event.obj)
-                self._departures.take_in(event.change, event.obj, container, time.monotonic())
+                self._departures.take_in(event.change, event.obj, container, self._clock())
             self._follow_newest()
         elif isinstance(event, _Said):
             if self._followed is not None and event.uid == self._followed["metadata"]["uid"]:
@@ -507,12 +498,12 @@ class KubernetesProgram(RunningProgram):
             self._is_known.set()
         elif isinstance(record, Status):
             self._status = record.nodes
-            self._departures.take_in_status(record.nodes, time.monotonic())
+            self._departures.take_in_status(record.nodes, self._clock())
         elif isinstance(record, Note):
             self._tell(record.text)
         elif isinstance(record, End):
             self._end = record
-            self._explain_limit, self._may_explain = time.monotonic() + _EXPLAIN_S, True
+            self._explain_limit, self._may_explain = self._clock() + self._timing.explain_s, True
 
     def _follow_newest(self) -> None:
         """Follows the log of the supervisor's newest pod, once it may have one."""
@@ -534,7 +525,7 @@ class KubernetesProgram(RunningProgram):
         self._is_caught_up = False
         self._explain_limit = math.inf
         self._status = ()
-        self._departures.begin(time.monotonic())
+        self._departures.begin(self._clock())
         self._start("log", lambda: self._follow_log(pod))
 
     def _unexplained(self) -> bool:
@@ -580,7 +571,7 @@ class KubernetesProgram(RunningProgram):
         if stop is None:
             self._is_killed = True
             # Who kills waits no longer for a cluster that does not answer.
-            self._stop_limit = min(self._stop_limit, time.monotonic() + _GONE_S)
+            self._stop_limit = min(self._stop_limit, self._clock() + self._timing.gone_s)
         elif self._stop is not None:
             return
         self._stop = self._stop or stop or ("kill() was called", None)
@@ -590,17 +581,17 @@ class KubernetesProgram(RunningProgram):
         """Passes on to the cluster that the program is to end, now or as soon as it answers."""
         try:
             pod = self._who_is_to_end()
-            limit_s = grace_s(self._options.notice_s)
+            limit_s = grace_s(self._options.notice_s, self._timing.spare_s)
             if pod is None or not self._delete("Pod", pod["metadata"]["name"], limit_s):
                 self._delete_root()
                 return
             if self._options.notice_s >= 0:
-                self._stop_limit = time.monotonic() + limit_s + _GONE_S
+                self._stop_limit = self._clock() + limit_s + self._timing.gone_s
         except ApiError as error:
             if error.status in (401, 403):
                 raise
             self._tell(f"the program cannot be stopped yet: {error}")
-            self._ask_at = time.monotonic() + _ASK_AGAIN_S
+            self._ask_at = self._clock() + self._timing.ask_again_s
 
     def _who_is_to_end(self) -> Json | None:
         """Returns the supervisor's pod if it is to stop all in order; None: all is to be deleted."""
@@ -660,7 +651,7 @@ class KubernetesProgram(RunningProgram):
 
     def _remove_all(self) -> str:
         """Deletes all objects and waits until they are gone; returns what remains, for people."""
-        limit = time.monotonic() + _GONE_S
+        limit = self._clock() + self._timing.gone_s
         if not self._is_killed:
             limit += self._notice_limit_s()
         left: list[Json] | None = None
@@ -674,12 +665,13 @@ class KubernetesProgram(RunningProgram):
                 if error.status in (401, 403) and not self._root_deleted:
                     break
             # A list of many pods is much to ask for.
-            if left != [] and self._is_kill_asked(max(_LOOK_S, len(left or ()) / _LISTED_RATE)):
-                limit = min(limit, time.monotonic())
-            if left and time.monotonic() >= limit and not self._is_killed:
+            pause_s = max(self._timing.look_s, len(left or ()) / _LISTED_RATE)
+            if left != [] and self._is_kill_asked(pause_s):
+                limit = min(limit, self._clock())
+            if left and self._clock() >= limit and not self._is_killed:
                 self._is_killed = True
-                limit = time.monotonic() + _GONE_S
-            elif left != [] and time.monotonic() >= limit:
+                limit = self._clock() + self._timing.gone_s
+            elif left != [] and self._clock() >= limit:
                 break
         if failure is not None:
             return (
@@ -696,7 +688,7 @@ class KubernetesProgram(RunningProgram):
     def _notice_limit_s(self) -> float:
         """Returns the seconds that pods have until they must end."""
         notice_s = self._options.notice_s
-        return notice_s + SPARE_S if notice_s > 0 else 0.0
+        return notice_s + self._timing.spare_s if notice_s > 0 else 0.0
 
     def _is_kill_asked(self, timeout_s: float) -> bool:
         """Waits, and tells whether somebody wants all to end at once meanwhile."""
@@ -718,10 +710,11 @@ class KubernetesProgram(RunningProgram):
             self._pods_killed = True
 
     def _list(self, kind: str) -> list[Json]:
-        return self._api.list(kind, f"{RUN_LABEL}={self.names.run}", patience_s=_PATIENCE_S)
+        selector = f"{RUN_LABEL}={self.names.run}"
+        return self._api.list(kind, selector, patience_s=self._timing.patience_s)
 
     def _delete(self, kind: str, name: str, grace_s: int | None = None) -> bool:
-        return self._api.delete(kind, name, grace_s=grace_s, patience_s=_PATIENCE_S)
+        return self._api.delete(kind, name, grace_s=grace_s, patience_s=self._timing.patience_s)
 
     def _left(self) -> list[Json]:
         """Returns the objects that are there."""
@@ -809,7 +802,7 @@ class KubernetesProgram(RunningProgram):
         self._missing = frozenset(self._sight.missing())
         if self._is_launch and self._sight.failed():
             # It may be that they began, and failed: the supervisor's word for it comes later.
-            self._fail_limit = min(self._fail_limit, time.monotonic() + _EXPLAIN_S)
+            self._fail_limit = min(self._fail_limit, self._clock() + self._timing.explain_s)
         new: dict[str, list[str]] = {}
         for what, nodes in self._sight.waits().items():
             fresh = [node for node in nodes if (node, what) not in self._told]
@@ -887,7 +880,7 @@ class KubernetesProgram(RunningProgram):
             # What a connection that ended has left out is read once more.
             is_final = self._has_ended(name, uid)
             if not is_final:
-                self._cancellation.wait(_LOG_PAUSE_S)
+                self._cancellation.wait(self._timing.log_pause_s)
         self._events.put(_LogEnded(uid))
 
     def _has_ended(self, name: str, uid: str) -> bool:
@@ -923,7 +916,8 @@ class KubernetesProgram(RunningProgram):
                     if is_heard and error.status != 404 and not self._cancellation.is_set:
                         self._tell(f"the program is not told that this process waits: {error}")
                         is_heard = False
-            if self._cancellation.wait(_BEAT_S if pod is not None else _LOOK_S):
+            pause_s = self._timing.beat_s if pod is not None else self._timing.look_s
+            if self._cancellation.wait(pause_s):
                 return
 
 

@@ -11,17 +11,12 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from launchers._kubernetes.agreed import LONGEST_BACKOFF_S, NODE, SPARE_S
+from launchers._kubernetes.agreed import LONGEST_BACKOFF_S, NODE
 from launchers._kubernetes.client import ChangeKind, Json
 from launchers._kubernetes.reasons import exit_code, has_ended, host_of, is_running
+from launchers._kubernetes.timing import DEFAULT, Timing
 from launchers.host.pod import MAY_COME_BACK
 from launchpad_lite.launching import Executable, NodeStatus
-
-#: Seconds after which a machine is taken for one that does not answer, and what is seen from outside
-#: for what is.
-_STUCK_S = 20.0
-#: Seconds between two looks at a pod that does not leave.
-_LOOK_S = 1.0
 
 
 class Fate(enum.Enum):
@@ -84,6 +79,7 @@ class Departures:
         launcher_silence_s: float,
         schedule_s: float,
         notice_s: float,
+        timing: Timing = DEFAULT,
     ) -> None:
         """Begins with none.
 
@@ -94,12 +90,14 @@ class Departures:
                 the launching process.
             schedule_s: Seconds within which all pods must have called their supervisor.
             notice_s: Seconds that nodes have to end; below 0: as long as they want.
+            timing: Limits and pauses.
         """
+        self._timing = timing
         self._nodes = {host: each.name for host, each in hosts.items()}
         self._movable = {each.name for each in hosts.values() if each.restart.outlives_host}
         self._silence_s = silence_s
         self._launch_s = schedule_s + LONGEST_BACKOFF_S
-        self._supervisor_end_s = launcher_silence_s + SPARE_S + _STUCK_S
+        self._supervisor_end_s = launcher_silence_s + timing.spare_s + timing.stuck_s
         self._supervisor_end_s += notice_s if notice_s >= 0 else math.inf
         self._leaving: dict[str, _Leaving] = {}
         #: Pods of nodes that run, by their host names, and those that the supervisor had when it was
@@ -149,7 +147,7 @@ class Departures:
         elif uid in self._leaving:
             self._leaving[uid].pod = pod
         elif pod["metadata"].get("deletionTimestamp"):
-            self._leaving[uid] = _Leaving(pod, now, now + _STUCK_S)
+            self._leaving[uid] = _Leaving(pod, now, now + self._timing.stuck_s)
 
     def begin(self, now: float) -> None:
         """Notes that another supervisor is heard from now on."""
@@ -201,10 +199,12 @@ class Departures:
             is_supervisor = host_of(each.pod) not in self._nodes
             fate = self._of_supervisor(each, now) if is_supervisor else self._of_node(each, now)
             # What was to be removed and is still there could not be.
-            each.look_at = now + (_STUCK_S if fate is Fate.REMOVED else _LOOK_S)
+            each.look_at = now + (
+                self._timing.stuck_s if fate is Fate.REMOVED else self._timing.stuck_look_s
+            )
             if fate in (Fate.REMOVED, Fate.PROGRAM_LOST, Fate.PROGRAM_ENDED):
                 yield each.pod, fate
-            elif not each.is_told and now >= each.since + each.grace_s + _STUCK_S:
+            elif not each.is_told and now >= each.since + each.grace_s + self._timing.stuck_s:
                 each.is_told = True
                 yield each.pod, fate
 
@@ -218,10 +218,10 @@ class Departures:
             self._alone_since = math.inf
         else:
             self._alone_since = min(self._alone_since, now)
-        is_gone = now >= self._alone_since + _STUCK_S
+        is_gone = now >= self._alone_since + self._timing.stuck_s
         is_over = 0 in codes  # it told them to go
         if is_over or not self._movable.issuperset(self._nodes.values()):
-            if not is_gone and now < leaving.since + leaving.grace_s + _STUCK_S:
+            if not is_gone and now < leaving.since + leaving.grace_s + self._timing.stuck_s:
                 return Fate.ENDS_LATER
             return Fate.PROGRAM_ENDED if is_over else Fate.PROGRAM_LOST
         # Its machine was away by the time that Kubernetes gave the pod up, and with it all that could
@@ -257,9 +257,9 @@ class Departures:
         if any(host_of(each.pod) not in self._nodes for each in self._leaving.values()):
             return math.inf  # what its supervisor said last may be long ago
         if leaving.pod["metadata"]["uid"] in self._former:
-            return max(self._began_at, self._former_until) + self._silence_s + _STUCK_S
+            return max(self._began_at, self._former_until) + self._silence_s + self._timing.stuck_s
         if not self._is_up:
             return math.inf
         # In its notice, a node has a worker; after it, the pod may take a while to end.
         wait_s = min(leaving.grace_s, self._silence_s)
-        return max(leaving.since + wait_s, self._idle.get(node, math.inf)) + _STUCK_S
+        return max(leaving.since + wait_s, self._idle.get(node, math.inf)) + self._timing.stuck_s

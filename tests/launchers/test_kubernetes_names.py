@@ -19,7 +19,7 @@ LABELS = st.lists(TEXTS | st.sampled_from(["order", "trust", "work-0", "supervis
 
 
 @given(TEXTS, LABELS, RUNS, st.booleans())
-def test_every_name_is_valid(
+def test_every_name_is_valid_and_that_of_one_thing(
     program: str, labels: list[str], run: str | None, jobset: bool
 ) -> None:
     names = Names.of(program, labels, run, jobset=jobset)
@@ -40,13 +40,6 @@ def test_every_name_is_valid(
         assert len(host + RANDOM_END) <= 63  # so the pod's name begins with its host name
         assert names.address(label, LARGEST_INDEX) == f"{host}.{names.groups[label]}"
     assert len(names.supervisor_job + "-0" + RANDOM_END) <= 63
-
-
-@given(TEXTS, LABELS, RUNS, st.booleans())
-def test_no_two_things_of_a_run_have_one_name(
-    program: str, labels: list[str], run: str | None, jobset: bool
-) -> None:
-    names = Names.of(program, labels, run, jobset=jobset)
     labels = list(dict.fromkeys(labels))
     assert list(names.groups) == labels
     others = [names.run, f"{names.run}-supervisor", names.trust, names.order]

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from courier import ExceptionReport, RemoteError
 from launchers._kubernetes.records import (
@@ -104,7 +104,6 @@ def comparable(record: Record) -> Record:
     return without_parcels(record) if isinstance(record, End) else record
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     st.lists(
         st.tuples(
@@ -135,22 +134,15 @@ def test_any_output_arrives_as_it_was_printed(printed: list[tuple[str, bytes]]) 
         assert output_of(records, node) == said
 
 
-def test_a_line_is_given_without_its_end() -> None:
+def test_a_line_of_any_length_is_given_without_its_end_and_not_cut_within_a_character() -> None:
     with Log() as log:
         log.writer.out("actor[0]", b"")
-        log.writer.out("actor[0]", b"x" * 20_000)
-        assert output_of(read(log.lines()), "actor[0]") == b"\n" + b"x" * 20_000 + b"\n"
-
-
-def test_long_text_is_not_cut_within_a_character() -> None:
-    with Log() as log:
         log.writer.out("actor[0]", "€".encode() * 10_000)
-        log.data().decode()  # each line on its own
         for line in log.data().split(b"\n"):
             line.decode()
+        assert output_of(read(log.lines()), "actor[0]") == b"\n" + "€".encode() * 10_000 + b"\n"
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 26), st.integers(0, 26)), max_size=5))
 def test_a_log_that_is_read_again_from_anywhere_counts_once(looks: list[tuple[int, int]]) -> None:
     with Log() as log:
@@ -169,7 +161,6 @@ def test_a_log_that_is_read_again_from_anywhere_counts_once(looks: list[tuple[in
     assert [comparable(each) for each in found] == [comparable(each) for each in whole]
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.integers(1, 10), st.integers(1, 30))
 def test_lines_that_are_missing_are_told(first: int, count: int) -> None:
     with Log() as log:
@@ -186,7 +177,6 @@ def test_lines_that_are_missing_are_told(first: int, count: int) -> None:
     assert len(records) == len(notes) + len(lines[:first] + lines[first + count :])
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_a_stream_that_is_cut_anywhere_gives_nothing_wrong(data: st.DataObject) -> None:
     with Log() as log:
@@ -262,7 +252,6 @@ def test_a_parcel_that_was_changed_is_dropped() -> None:
     assert report.parcel is None
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     st.lists(
         st.one_of(
@@ -331,7 +320,7 @@ def test_what_has_no_time_is_no_part_of_a_log_that_has_times(excuse: str) -> Non
     assert reader.last_number == 1
 
 
-def test_status_and_hosts_of_many_nodes_arrive() -> None:
+def test_status_and_hosts_of_many_nodes_and_lines_of_notes_arrive() -> None:
     nodes = [
         NodeStatus(f"actor[{i}]", "running", f"demo-actor-{i}", i, {"": f"h:{i}"}, 1, 0.5, None)
         for i in range(500)
@@ -340,12 +329,10 @@ def test_status_and_hosts_of_many_nodes_arrive() -> None:
         log.writer.status(nodes)
         log.writer.status([])
         log.writer.up({each.name: each.host for each in nodes})
+        log.writer.note("one\ntwo")
         records = read(log.lines())
-    assert records == [
-        Status(tuple(nodes)),
-        Status(()),
-        Up({each.name: each.host for each in nodes}),
-    ]
+    hosts = {each.name: each.host for each in nodes}
+    assert records == [Status(tuple(nodes)), Status(()), Up(hosts), Note("one"), Note("two")]
 
 
 def test_a_record_whose_piece_is_lost_is_not_read() -> None:
@@ -359,33 +346,23 @@ def test_a_record_whose_piece_is_lost_is_not_read() -> None:
     assert records == [Note("1 line of the log was lost"), Status(tuple(nodes))]
 
 
-def test_notes_keep_their_lines() -> None:
-    with Log() as log:
-        log.writer.note("one\ntwo")
-        assert read(log.lines()) == [Note("one"), Note("two")]
-
-
-def test_an_end_that_no_log_keeps_is_told_shortly() -> None:
+def test_an_end_that_no_log_keeps_is_told_shortly_and_a_large_exception_as_text() -> None:
+    large = failure(ValueError(b"x" * 1_000_000))
     huge = dataclasses.replace(failure(ValueError("x")), last_output="é" * 1_000_000)
     end = an_end(*[dataclasses.replace(huge, node=f"actor[{i}]") for i in range(5)])
     with Log() as log:
+        log.writer.end(an_end(large))
+        before = len(log.data())
         log.writer.end(end)
-        assert len(log.data()) < 8 << 20
-        (found,) = read(log.lines())
+        assert len(log.data()) < before + (8 << 20)
+        exception, found = read(log.lines())
+    assert isinstance(exception, End)
+    report = exception.result.failures[0].report
+    assert report is not None
+    assert (report.parcel, report.type_name) == (None, "ValueError")
     assert isinstance(found, End)
     assert [each.node for each in found.result.failures] == [f"actor[{i}]" for i in range(5)]
     assert found.result.outcome is Outcome.FAILED
-
-
-def test_a_large_exception_stays_behind_as_text() -> None:
-    with Log() as log:
-        log.writer.end(an_end(failure(ValueError(b"x" * 1_000_000))))
-        (found,) = read(log.lines())
-    assert isinstance(found, End)
-    report = found.result.failures[0].report
-    assert report is not None
-    assert report.parcel is None
-    assert report.type_name == "ValueError"
 
 
 def test_a_log_that_cannot_be_written_to_ends_nobody() -> None:

@@ -1,0 +1,69 @@
+"""How long the launcher of pods waits, for what, and how often it asks again."""
+
+from dataclasses import dataclass
+
+from launchers._kubernetes.agreed import SPARE_S
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Limits and pauses; tests hand in others.
+
+    Attributes:
+        request_pause_s: Seconds until a request is tried again, at first; doubled with each.
+        longest_request_pause_s: The most of these seconds.
+        attempts: How often a request is tried: for some 12 s, in which a server restarts or another
+            takes over.
+        watch_pause_s: Seconds until it is tried again to watch what cannot be watched now, at first.
+        longest_watch_pause_s: The most of these seconds.
+        watch_silence_s: Seconds after which a watch that says nothing has broken.
+        log_silence_s: Seconds after which a log that says nothing is read anew: its connection may be
+            gone.
+        creation_look_s: Seconds between two looks for an object whose creation was interrupted: the
+            server may be about to create it.
+        beat_s: Seconds between two words that the launching process waits.
+        gone_s: Seconds in which all is gone that was told to end.
+        explain_s: Seconds within which a cluster tells what became of a pod that is lost, if its
+            machine is not.
+        ask_again_s: Seconds until what was asked of the cluster is asked again, which has not
+            answered.
+        patience_s: Seconds after which the thread that decides asks for an end no more at once, but
+            first looks whether somebody wants it sooner.
+        look_s: Seconds between two looks at what remains.
+        log_pause_s: Seconds between two attempts to read a log.
+        gather_s: Seconds in which pods that wait for the same are gathered into one line.
+        first_status_s: Seconds that a shell waits that attaches, until it has found a log that says
+            how nodes are.
+        longest_wait_s: Seconds after which the thread that decides reads its clock again, though
+            nothing has happened.
+        stuck_s: Seconds after which a machine is taken for one that does not answer, and what is seen
+            from outside for what is.
+        stuck_look_s: Seconds between two looks at a pod that does not leave.
+        spare_s: Seconds beside the notice in which a pod ends. Pods themselves have `SPARE_S`.
+    """
+
+    request_pause_s: float = 0.25
+    longest_request_pause_s: float = 4.0
+    attempts: int = 7
+    watch_pause_s: float = 0.5
+    longest_watch_pause_s: float = 10.0
+    watch_silence_s: float = 75.0
+    log_silence_s: float = 45.0
+    creation_look_s: float = 0.5
+    beat_s: float = 20.0
+    gone_s: float = 30.0
+    explain_s: float = 5.0
+    ask_again_s: float = 5.0
+    patience_s: float = 2.0
+    look_s: float = 0.5
+    log_pause_s: float = 1.0
+    gather_s: float = 0.5
+    first_status_s: float = 5.0
+    longest_wait_s: float = 3600.0
+    stuck_s: float = 20.0
+    stuck_look_s: float = 1.0
+    spare_s: int = SPARE_S
+
+
+#: What users get.
+DEFAULT = Timing()

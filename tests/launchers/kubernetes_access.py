@@ -1,0 +1,92 @@
+"""How a launcher reaches a cluster: its kubeconfig, and requests to which something happens."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launchers._kubernetes.client import Api
+from launchers._kubernetes.timing import Timing
+from launchers.kubernetes import KubernetesLauncher
+
+Fault = Callable[[], None]
+
+
+#: What the documentation says that users need, but for JobSets.
+RIGHTS = frozenset(
+    {
+        *(("create", kind) for kind in ("services", "secrets", "networkpolicies")),
+        *((verb, "jobs") for verb in ("create", "get", "list", "watch", "patch", "delete")),
+        *((verb, "pods") for verb in ("get", "list", "watch", "patch", "delete")),
+        *((verb, "events") for verb in ("list", "watch")),
+        ("get", "pods/log"),
+    }
+)
+#: Nothing waits for more than moments until it is tried again.
+HASTY = Timing(
+    request_pause_s=0.01,
+    longest_request_pause_s=0.02,
+    watch_pause_s=0.01,
+    creation_look_s=0.01,
+)
+
+
+class HastyLauncher(KubernetesLauncher):
+    """Tries again at once."""
+
+    _timing = HASTY
+
+
+def write_config(
+    folder: Path,
+    server: str,
+    *,
+    cluster: dict[str, Any] | None = None,
+    user: dict[str, Any] | None = None,
+    **context: str,
+) -> Path:
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "here", "cluster": {"server": server, **(cluster or {})}}],
+        "users": [{"name": "me", "user": {"token": "a-token", **(user or {})}}],
+        "contexts": [
+            {"name": "one", "context": {"cluster": "here", "user": "me", **context}},
+            {"name": "two", "context": {"cluster": "here", "user": "me", "namespace": "other"}},
+        ],
+        "current-context": "one",
+    }
+    path = folder / "config"
+    path.write_text(json.dumps(config))
+    return path
+
+
+def disturb(
+    monkeypatch: pytest.MonkeyPatch, *, before: Fault | None = None, after: Fault | None = None
+) -> list[str]:
+    """Has something happen at each request before it is sent, and when it was answered.
+
+    Returns:
+        The requests, as "POST jobs demo", the latest last.
+    """
+    send, seen = Api._send, list[str]()
+
+    def disturbed(api: Api, request: Any, *rest: Any) -> Any:
+        words = request.path.split("/namespaces/team/")[-1].split("/")
+        if request.method == "POST":
+            words.append(request.body["metadata"]["name"])
+        seen.append(" ".join([request.method, *words]))
+        if before is not None:
+            before()
+        try:
+            response = send(api, request, *rest)
+            assert response.data  # it is kept
+            return response
+        finally:
+            if after is not None:
+                after()
+
+    monkeypatch.setattr(Api, "_send", disturbed)
+    return seen

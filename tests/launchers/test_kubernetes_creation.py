@@ -1,0 +1,398 @@
+"""How a launcher of pods creates a run: all of it, or nothing; and what it refuses before."""
+
+import base64
+import contextlib
+import json
+import signal
+import socket
+import threading
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import launchpad_lite as lp
+from launchers.kubernetes import KubernetesLauncher, WorkStore, WorkVolume
+from launchpad_lite.errors import LaunchError
+from launchpad_lite.launching import LaunchOptions
+from launchpad_lite.testing import poll_until
+
+pytest.importorskip("kubernetes.client")
+pytest.importorskip("kubernetes_validate")
+
+from tests.beds.kubernetes.controllers import GarbageCollector, Loop
+from tests.beds.kubernetes.server import ApiServer, Failure
+from tests.beds.kubernetes.store import Store
+from tests.launchers.kubernetes_access import RIGHTS, HastyLauncher, disturb, write_config
+
+LOST = ConnectionResetError("the answer was lost")
+
+
+class Node:
+    def run(self) -> None: ...
+
+
+def launcher(**options: Any) -> KubernetesLauncher:
+    return HastyLauncher("an-image", **{"name": "demo", "detach": True, **options})
+
+
+def plan_of(chosen: KubernetesLauncher) -> lp.launching.LaunchPlan:
+    program = lp.Program("small")
+    for label in "ab":
+        program.add_node(lp.CourierNode(Node), label=label)
+    return lp.plan(program, chosen)
+
+
+def create(chosen: KubernetesLauncher) -> None:
+    """Creates a run of two groups."""
+    chosen.start(plan_of(chosen), LaunchOptions())
+
+
+def emit(chosen: KubernetesLauncher, **options: Any) -> dict[str, bytes]:
+    """Returns its files by what they are: `job-demo`."""
+    files = chosen.emit(plan_of(chosen), LaunchOptions(**options))
+    return {
+        name.partition("-")[2].removesuffix(".json"): content for name, content in files.items()
+    }
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServer]:
+    """A server that keeps what is created, and removes what belonged to what is gone."""
+    store = Store()
+    store.create("namespaces", {"metadata": {"name": "team"}})
+    api = ApiServer(store, "team", lambda *_: pytest.fail("no logs"), lambda _: "")
+    api.tokens["a-token"] = RIGHTS
+    loop = Loop(store, [GarbageCollector(store).run])
+    monkeypatch.setenv("KUBECONFIG", str(write_config(tmp_path, api.url, namespace="team")))
+    yield api
+    loop.close()
+    api.close()
+    assert not loop.errors
+
+
+def left(cluster: ApiServer) -> list[str]:
+    return [
+        f"{kind}/{each['metadata']['name']}"
+        for kind, each in cluster.store.all()
+        if kind != "namespaces"
+    ]
+
+
+def nothing_is_left(cluster: ApiServer) -> bool:
+    return bool(poll_until(lambda: not left(cluster), must=False))
+
+
+def test_a_launch_with_the_documented_rights_goes_on_though_each_answer_is_lost_once(
+    cluster: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def after() -> None:
+        if seen[-1].startswith(("POST", "PATCH")) and seen.count(seen[-1]) == 1:
+            raise LOST
+
+    seen = disturb(monkeypatch, after=after)
+    create(launcher())
+    posts = [each.removeprefix("POST ").replace(" ", "/") for each in seen if "POST" in each]
+    assert sorted(posts) == sorted(left(cluster) * 2)
+    root = cluster.store.get("jobs", "team", "demo")
+    assert root["spec"]["suspend"] is False
+
+
+def test_no_pods_of_nodes_are_made_before_their_supervisor_begins(
+    cluster: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = []
+
+    def before() -> None:
+        if seen[-1].startswith("POST jobs demo-"):
+            begun.append(not cluster.store.get("jobs", "team", "demo")["spec"]["suspend"])
+        else:
+            assert not begun, f"{seen[-1]}: it may be what the supervisor needs"
+
+    seen = disturb(monkeypatch, before=before)
+    create(launcher())
+    assert begun == [True, True]
+
+
+def test_an_older_run_of_the_same_name_is_left_alone(
+    cluster: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(launcher())
+    before = left(cluster)
+
+    def fail() -> None:
+        if seen[-1] == "POST jobs demo" and seen.count("POST jobs demo") == 1:
+            raise LOST
+
+    seen = disturb(monkeypatch, before=fail)
+    with pytest.raises(LaunchError, match="already exists"):
+        create(launcher())
+    assert seen.count("POST jobs demo") == 2
+    assert not [each for each in seen if each.startswith("DELETE")]
+    assert left(cluster) == before
+
+
+@pytest.mark.parametrize("place", ["POST jobs demo", "POST secrets demo-trust", "PATCH jobs demo"])
+@pytest.mark.parametrize("detach", [True, False])
+def test_a_creation_that_is_interrupted_leaves_nothing(
+    cluster: ApiServer,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    place: str,
+    detach: bool,
+) -> None:
+    def after() -> None:
+        if seen[-1] == place and seen.count(place) == 1:
+            assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL, "it would be the end"
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setenv("LAUNCHPAD_LOGGING_DIR", str(tmp_path / "logs"))
+    seen = disturb(monkeypatch, after=after)
+    with pytest.raises(SystemExit) as caught:
+        create(launcher(detach=detach))
+    assert caught.value.code == 143
+    assert nothing_is_left(cluster)
+
+
+def test_a_first_object_whose_creation_was_never_answered_is_removed(
+    cluster: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def after() -> None:
+        if seen[-1] == "POST jobs demo":
+            raise LOST
+
+    seen = disturb(monkeypatch, after=after)
+    with pytest.raises(LaunchError, match="does not answer: the answer was lost") as caught:
+        create(launcher())
+    assert nothing_is_left(cluster)
+    assert "kubectl" not in str(caught.value)
+
+
+def test_a_first_object_that_is_there_only_after_the_interrupt_is_removed(
+    cluster: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, kept = "demo", list[Any]()
+
+    def before() -> None:
+        if seen[-1].startswith("GET jobs") and seen.count(seen[-1]) == 2:
+            cluster.store.create("jobs", kept[0])
+
+    def after() -> None:
+        if seen[-1] == "POST jobs demo":
+            kept.append(cluster.store.get("jobs", "team", job))
+            cluster.store.delete("jobs", "team", job)
+            raise KeyboardInterrupt
+
+    seen = disturb(monkeypatch, before=before, after=after)
+    with pytest.raises(KeyboardInterrupt):
+        create(launcher())
+    assert seen.count("GET jobs demo") == 2
+    assert nothing_is_left(cluster)
+
+
+def test_what_cannot_be_removed_is_named_beside_the_first_error_and_the_work_is_taken_back(
+    cluster: ApiServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    cluster.tokens["a-token"] = RIGHTS - {("create", "secrets")}
+
+    def before() -> None:
+        if seen[-1].startswith("DELETE"):
+            raise LOST
+
+    seen = disturb(monkeypatch, before=before)
+    work = WorkVolume(tmp_path / "shared", {"persistentVolumeClaim": {"claimName": "shared"}})
+    with pytest.raises(LaunchError, match="we may not create secrets") as caught:
+        create(launcher(work=work))
+    assert "; what was created remains (cannot delete Job demo: " in str(caught.value)
+    assert str(caught.value).endswith("Remove it: kubectl delete job demo -n team")
+    assert not [*(tmp_path / "shared").iterdir()]
+
+
+def test_what_may_have_been_created_is_named_when_nobody_can_be_asked(
+    cluster: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def after() -> None:
+        if seen[-1] == "POST jobs demo" and seen.count("POST jobs demo") == 1:
+            cluster.faults.failures.append(Failure(503, 1 << 30, lambda *_: True, 0))
+            raise LOST
+
+    seen = disturb(monkeypatch, after=after)
+    with pytest.raises(LaunchError, match="; what was created may remain") as caught:
+        create(launcher())
+    assert "kubectl delete job demo -n team" in str(caught.value)
+
+
+def test_what_an_interrupted_launch_cannot_remove_is_named(
+    cluster: ApiServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def before() -> None:
+        if seen[-1] in ("POST secrets demo-trust", "DELETE jobs demo"):
+            raise KeyboardInterrupt
+
+    seen = disturb(monkeypatch, before=before)
+    with pytest.raises(KeyboardInterrupt):
+        create(launcher())
+    assert "kubectl delete job demo -n team" in capsys.readouterr().err
+    assert "jobs/demo" in left(cluster)
+
+
+def test_a_run_is_found_again_by_a_launcher_that_was_made_by_hand(cluster: ApiServer) -> None:
+    create(launcher())
+    program = launcher().attach("demo")
+    assert program.plan.launcher == "HastyLauncher"
+    program.stop()
+    assert nothing_is_left(cluster)
+
+
+# Options
+
+
+@pytest.mark.parametrize(
+    "name", ["schedule_s", "silence_s", "launcher_silence_s", "ttl_s", "max_run_s"]
+)
+@pytest.mark.parametrize("value", ["5", float("nan"), float("inf"), -1, True, 1 << 40])
+def test_seconds_that_cannot_be_are_refused_at_once(name: str, value: Any) -> None:
+    wants_for_ever = name == "schedule_s" and value == float("inf")
+    is_long = value == 1 << 40 and name not in ("ttl_s", "max_run_s")
+    if wants_for_ever or is_long:
+        launcher(**{name: value})
+    else:
+        with pytest.raises(ValueError, match=f"^{name} is a (whole )?number of seconds, at least"):
+            launcher(**{name: value})
+
+
+def test_an_endless_notice_is_json_as_all_others_read_it() -> None:
+    def refuse(constant: str) -> None:
+        pytest.fail(f"{constant} is no JSON")
+
+    files = emit(launcher(), notice_s=float("inf"))
+    root = json.loads(files["job-demo"], parse_constant=refuse)
+    plan = json.loads(root["metadata"]["annotations"]["launchpad-lite/plan"], parse_constant=refuse)
+    assert plan["notice_s"] == -1
+
+
+# The work beside the objects
+
+
+@pytest.fixture
+def volume(tmp_path: Path) -> WorkVolume:
+    return WorkVolume(tmp_path / "shared", {"persistentVolumeClaim": {"claimName": "shared"}})
+
+
+def files_in(volume: WorkVolume) -> list[str]:
+    folder = Path(volume.folder)
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+def test_runs_of_one_name_do_not_touch_the_work_of_each_other(
+    cluster: ApiServer, volume: WorkVolume, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for _ in range(2):
+        files = emit(launcher(work=volume))
+        (order,) = (json.loads(each) for name, each in files.items() if name.endswith("-order"))
+        source = json.loads(base64.b64decode(order["data"]["order.json"]))["source"]
+        found.append(source["file"].removeprefix("/launchpad/work/"))
+    assert files_in(volume) == ["demo", *sorted({*found})]
+    assert len(files_in(volume)) == 3
+
+    def before() -> None:
+        if seen[-1].startswith("POST secrets"):
+            assert len(files_in(volume)) == 4
+            raise KeyboardInterrupt
+
+    seen = disturb(monkeypatch, before=before)
+    with pytest.raises(KeyboardInterrupt):
+        create(launcher(work=volume))
+    assert files_in(volume) == ["demo", *sorted(found)], "others' work is taken back"
+
+
+def test_work_that_is_written_by_half_is_removed(
+    volume: WorkVolume, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(path: Path, blob: bytes) -> int:
+        with path.open("wb") as file:
+            file.write(blob[:4])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", write)
+    with pytest.raises(
+        LaunchError, match=r"cannot be written to its volume.*No space left"
+    ) as caught:
+        emit(launcher(work=volume))
+    assert "still there" not in str(caught.value)
+    assert files_in(volume) == []
+
+
+def test_a_folder_that_is_none_is_no_place_for_work(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(LaunchError, match="Not a directory") as caught:
+        emit(launcher(work=WorkVolume(tmp_path / "file", {"emptyDir": {}})))
+    assert "still there" not in str(caught.value)
+
+
+ANSWERS = {
+    "/forbidden": b"HTTP/1.1 403 geheim\r\n\r\n",
+    "/moved": b"HTTP/1.1 302 x\r\nLocation: ftp://geheim\r\n\r\n",
+    "/strange": b"geheim\r\n\r\n",
+    "/silent": b"",
+}
+
+
+@pytest.fixture
+def store() -> Iterator[str]:
+    """The address of a server that says something strange to whoever sends it something."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = listener.accept()
+                    with connection:
+                        path = connection.recv(1 << 16).split()[1].decode()
+                        connection.sendall(ANSWERS[path.partition("?")[0]])
+                        connection.shutdown(socket.SHUT_WR)
+                        while connection.recv(1 << 16):
+                            pass
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("STORE/forbidden?geheim", "it answers HTTP 403 Forbidden"),
+        ("STORE/moved?geheim", "it answers HTTP 302 Found"),
+        ("STORE/strange?geheim", "BadStatusLine; is put= of WorkStore the URL of"),
+        ("STORE/silent?geheim", "closed connection without response"),
+        ("http://127.0.0.1:9/?geheim", "Connection refused"),
+        ("http://[geheim", "ValueError; is put="),
+        ("http://here:geheim/", "InvalidURL; is put="),
+        ("http://here/geheim and more", "InvalidURL; is put="),
+        ("http://here/geh\u00e9im?geheim", "UnicodeEncodeError; is put="),
+        ("http:///geheim", "is put="),
+    ],
+)
+def test_a_store_that_does_not_take_work_is_told_without_its_url(
+    store: str, url: str, expected: str
+) -> None:
+    place = WorkStore(url.replace("STORE", store), "http://here")
+    with pytest.raises(
+        LaunchError, match="the work cannot be sent to the object store: "
+    ) as caught:
+        emit(launcher(work=place))
+    assert expected in str(caught.value)
+    assert "geheim" not in "".join(traceback.format_exception(caught.value))
+    assert "geheim" not in repr(place)
+
+
+def test_a_store_without_a_url_for_http_is_refused_at_once() -> None:
+    with pytest.raises(ValueError, match="http:// or https://") as caught:
+        WorkStore("s3://geheim", "http://here")
+    assert "geheim" not in str(caught.value)
