@@ -27,6 +27,7 @@ from courier._replicas import Pool, PoolChoice
 from courier._secret import Secret
 from courier._server import Server
 from courier._shared import Shared
+from courier._timing import Timing
 from courier._tls import TlsCredentials
 from courier.errors import (
     AddressInUseError,
@@ -67,6 +68,7 @@ __all__ = [
     "ServerStateError",
     "ServerUnreachableError",
     "Shared",
+    "Timing",
     "TlsCredentials",
     "UnknownMethodError",
     "UnprotectedServerError",

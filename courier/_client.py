@@ -16,6 +16,7 @@ from courier._connection import ClientOptions, Connection
 from courier._dispatch import LIST_METHODS
 from courier._future import Callback, CallFuture
 from courier._secret import Secret
+from courier._timing import USUAL, Timing
 from courier._tls import KEEPALIVE_S, TlsCredentials
 from courier.errors import RemoteError
 
@@ -137,6 +138,7 @@ class Client(_View):
         compress: bool = False,
         tls: TlsCredentials | None = None,
         keepalive_s: float = KEEPALIVE_S,
+        timing: Timing = USUAL,
     ) -> None:
         """Makes a client; does not connect yet.
 
@@ -151,6 +153,7 @@ class Client(_View):
             tls: Certificates, where the server has some. They are never pickled: a pickled client
                 works in processes that made credentials of the same authority.
             keepalive_s: Seconds until a connection is given up whose other machine is silent.
+            timing: How long internals wait; for tests.
 
         Raises:
             ValueError: `address` is not host:port, the timeout is negative, or `keepalive_s` is
@@ -167,6 +170,7 @@ class Client(_View):
             compress,
             tls,
             keepalive_s,
+            timing,
         )
         super().__init__(Connection(options))
 

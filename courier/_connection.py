@@ -24,6 +24,7 @@ from courier._lane import (
 from courier._parcel import Parcel
 from courier._pool import HandlerPool
 from courier._secret import Secret
+from courier._timing import USUAL, Timing
 from courier._tls import TlsCredentials
 from courier.errors import CallCancelledError, SerializationError
 
@@ -44,6 +45,7 @@ class ClientOptions:
     compress: bool
     tls: TlsCredentials | None
     keepalive_s: float
+    timing: Timing = USUAL
 
 
 class Connection:
@@ -92,6 +94,7 @@ class Connection:
                         options.compress,
                         options.tls,
                         options.keepalive_s,
+                        options.timing,
                     )
                 )
             return self._lane

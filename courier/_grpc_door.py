@@ -14,6 +14,7 @@ from courier._engine.place import ABSTRACT
 from courier._engine.pump import Pump
 from courier._pool import HandlerPool
 from courier._secret import Secret, make_nonce
+from courier._timing import Timing
 from courier._tls import TlsCredentials
 
 if TYPE_CHECKING:
@@ -30,11 +31,13 @@ class GrpcDoor:
         handlers: HandlerPool,
         secret: Secret | None,
         tls: TlsCredentials | None,
+        timing: Timing,
     ) -> None:
         self._dispatcher = dispatcher
         self._handlers = handlers
         self._secret = secret
         self._tls = tls
+        self._timing = timing
         #: Takes the streams of our own clients that came through gRPC.
         self.engine: Host | None = None
         self._pump = Pump()
@@ -98,7 +101,13 @@ class GrpcDoor:
         name = f"courier/grpc/{make_nonce().hex()}" if ABSTRACT else None
         assert self.engine is not None
         self._door = FrontDoor(
-            self._dispatcher, self._handlers, self._secret, self._tls, self.engine, name
+            self._dispatcher,
+            self._handlers,
+            self._secret,
+            self._tls,
+            self.engine,
+            name,
+            self._timing,
         )
         self._door.start()
         self._door.set_healthy(self._healthy)

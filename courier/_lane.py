@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from courier._exceptions import ExceptionReport
 from courier._parcel import Parcel, unpack
 from courier._secret import Secret
+from courier._timing import USUAL, Timing
 from courier._tls import TlsCredentials
 from courier.errors import SerializationError, UnknownMethodError
 
@@ -26,6 +27,7 @@ class LaneOptions:
     compress: bool
     tls: TlsCredentials | None
     keepalive_s: float
+    timing: Timing = USUAL
 
 
 @dataclass(slots=True)

@@ -20,13 +20,12 @@ from courier._grpc_door import GrpcDoor
 from courier._local import InProcess, LocalCall, announce, withdraw
 from courier._pool import HandlerPool
 from courier._secret import Secret
+from courier._timing import USUAL, Timing
 from courier._tls import KEEPALIVE_S, TlsCredentials
 from courier.errors import ServerStateError, UnprotectedServerError
 
 #: How often a server that stops looks whether its calls have ended.
 _LOOK_S = 0.005
-#: What stop() adds to its deadline, so that handlers which heed their cancellation can end.
-_EPILOGUE_S = 0.5
 
 
 class _Stage(enum.Enum):
@@ -67,6 +66,7 @@ class Server:
         tls: TlsCredentials | None = None,
         in_process: Literal["copy", "share", "wire"] = "copy",
         keepalive_s: float = KEEPALIVE_S,
+        timing: Timing = USUAL,
     ) -> None:
         """Prepares a server; it binds its port and serves from `start` on.
 
@@ -90,6 +90,7 @@ class Server:
                 run the method in the thread of a caller who waits, where that is safe. "wire"
                 goes through the socket.
             keepalive_s: Seconds until a connection is given up whose other machine is silent.
+            timing: How long internals wait; for tests.
 
         Raises:
             UnprotectedServerError: `host` is not loopback and there is no secret.
@@ -111,6 +112,7 @@ class Server:
         self._share_port = share_port
         self._tls = tls
         self._keepalive_s = keepalive_s
+        self._timing = timing
         self.secret = secret
         self.in_process = InProcess(in_process)
         self.dispatcher = CacheDispatcher(obj) if isinstance(obj, Cache) else Dispatcher()
@@ -183,7 +185,9 @@ class Server:
                 raise ServerStateError(f"the server is already {self._stage.value}")
             listener = listen(self._host_name, self._port, share_port=self._share_port)
             self._port, self._has_port = listener.getsockname()[1], True
-            self._grpc = GrpcDoor(self.dispatcher, self.handlers, self.secret, self._tls)
+            self._grpc = GrpcDoor(
+                self.dispatcher, self.handlers, self.secret, self._tls, self._timing
+            )
             self._host = Host(
                 self.dispatcher,
                 self.handlers,
@@ -193,6 +197,7 @@ class Server:
                 listener=listener,
                 redirect=self._grpc.admit,
                 keepalive_s=self._keepalive_s,
+                timing=self._timing,
             )
             self._grpc.engine = self._host
             self._host.start()
@@ -247,7 +252,7 @@ class Server:
             local = list(self._local_calls)
         for call in local:
             call.lose()
-        give_up_at = max(give_up_at, time.monotonic() + _EPILOGUE_S)
+        give_up_at = max(give_up_at, time.monotonic() + self._timing.epilogue_s)
         alive = self._grpc.end()
         self.handlers.stop(0.0)
         alive += self.handlers.stop(max(0.0, give_up_at - time.monotonic()))

@@ -19,6 +19,7 @@ from courier._engine.frames import (
 from courier._engine.segments import SegmentMap, SegmentPool
 from courier._frozen import AVAILABLE
 from courier._parcel import Parcel
+from courier._timing import USUAL, Timing
 
 _NO_PARCEL = Parcel(b"")
 #: Small frames are gathered up to here before they are sent.
@@ -42,17 +43,20 @@ class Channel:
     Any thread may post and flush; one at a time receives.
     """
 
-    def __init__(self, carrier: Carrier, receive_key: bytes, send_key: bytes) -> None:
+    def __init__(
+        self, carrier: Carrier, receive_key: bytes, send_key: bytes, timing: Timing = USUAL
+    ) -> None:
         """Wraps a carrier.
 
         Args:
             carrier: Its peer has proved itself.
             receive_key: For the seals of what comes in, where the carrier is exposed.
             send_key: The same for what goes out.
+            timing: How long shared memory is kept.
         """
         self.carrier = carrier
         shares = carrier.passes_descriptors and AVAILABLE
-        self._pool = SegmentPool() if shares else None
+        self._pool = SegmentPool(timing.segment_idle_s) if shares else None
         self._map = SegmentMap(carrier.take_descriptors) if shares else None
         self._reader = FrameReader(
             self._map.map if self._map is not None else None,

@@ -37,14 +37,6 @@ from courier.errors import (
     ServerUnreachableError,
 )
 
-#: What one attempt may take, from the first packet to the welcome.
-_ATTEMPT_S = 10.0
-#: The same where gRPC is tried after something else was refused.
-_GRPC_ATTEMPT_S = 3.0
-
-
-#: How long something may take to answer that speaks HTTP/2.
-_PROBE_S = 1.0
 #: A frame of HTTP/2 without content, which both sides begin with (RFC 9113, section 6.5).
 _EMPTY_SETTINGS = b"\0\0\0\4\0\0\0\0\0"
 _FRAME_HEADER_BYTES = 9
@@ -79,15 +71,18 @@ def dial(options: LaneOptions, timeout_s: float | None, *, over_grpc: bool = Fal
         AuthenticationError: The server does not hold the secret, or the certificate.
         ProtocolError: Something else answers.
     """
-    limit_s = _ATTEMPT_S if timeout_s is None else min(_ATTEMPT_S, max(timeout_s, 0.001))
+    timing = options.timing
+    limit_s = (
+        timing.attempt_s if timeout_s is None else min(timing.attempt_s, max(timeout_s, 0.001))
+    )
     try:
         return _dial_directly(options, limit_s)
     except _OtherProtocolError as error:
-        return _dial_over_grpc(options, min(limit_s, _GRPC_ATTEMPT_S), error)
+        return _dial_over_grpc(options, min(limit_s, timing.grpc_attempt_s), error)
     except SpeechlessError as error:
         if not over_grpc:
             raise
-        return _dial_over_grpc(options, min(limit_s, _GRPC_ATTEMPT_S), error)
+        return _dial_over_grpc(options, min(limit_s, timing.grpc_attempt_s), error)
 
 
 def _dial_directly(options: LaneOptions, limit_s: float) -> Dialled:
@@ -116,7 +111,7 @@ def _dial_directly(options: LaneOptions, limit_s: float) -> Dialled:
                 return local
             carrier.send([proof])
         stack.pop_all()
-        return Dialled(_channel(carrier, keys), introduction)
+        return Dialled(_channel(options, carrier, keys), introduction)
 
 
 def _introduce(
@@ -176,7 +171,7 @@ def _dial_local(
     except (OSError, CourierError, ValueError):
         sock.close()
         return None  # TCP works, which is what users asked for
-    return Dialled(_channel(carrier, keys), confirmed)
+    return Dialled(_channel(options, carrier, keys), confirmed)
 
 
 def _dial_over_grpc(options: LaneOptions, limit_s: float, first: CourierError) -> Dialled:
@@ -208,14 +203,14 @@ def _dial_over_grpc(options: LaneOptions, limit_s: float, first: CourierError) -
                 f"{options.address}: a gRPC server answers, but it is no courier server"
             ) from None
         stack.pop_all()
-        return Dialled(_channel(carrier, keys), introduction)
+        return Dialled(_channel(options, carrier, keys), introduction)
 
 
 def _speaks_http2(options: LaneOptions, limit_s: float) -> bool:
     host, port = split_address(options.address)
     try:
         with connect(host, port, limit_s) as sock:
-            sock.settimeout(min(limit_s, _PROBE_S))
+            sock.settimeout(min(limit_s, options.timing.probe_s))
             sock.sendall(HTTP2_PREFACE + _EMPTY_SETTINGS)
             answer = sock.recv(_FRAME_HEADER_BYTES, socket.MSG_WAITALL)
     except (OSError, UnicodeError):
@@ -223,8 +218,8 @@ def _speaks_http2(options: LaneOptions, limit_s: float) -> bool:
     return answer[3:4] == _EMPTY_SETTINGS[3:4]
 
 
-def _channel(carrier: SocketCarrier, keys: SessionKeys) -> Channel:
-    return Channel(carrier, receive_key=keys.replies, send_key=keys.requests)
+def _channel(options: LaneOptions, carrier: SocketCarrier, keys: SessionKeys) -> Channel:
+    return Channel(carrier, receive_key=keys.replies, send_key=keys.requests, timing=options.timing)
 
 
 @contextlib.contextmanager

@@ -25,6 +25,7 @@ from courier._engine.handshake import (
     read_prefix,
 )
 from courier._secret import Secret
+from courier._timing import Timing
 from courier.errors import AuthenticationError, ProtocolError
 
 #: A guest who has not proved itself by then is shown out.
@@ -46,6 +47,7 @@ class Reception(Protocol):
 
     secret: Secret | None
     tls_context: ssl.SSLContext | None
+    timing: Timing
 
     @property
     def is_healthy(self) -> bool: ...
@@ -165,7 +167,12 @@ class Guest:
         assert self._handshake is not None
         assert self._carrier is not None
         keys = self._handshake.check(self._data)
-        channel = Channel(self._carrier, receive_key=keys.requests, send_key=keys.replies)
+        channel = Channel(
+            self._carrier,
+            receive_key=keys.requests,
+            send_key=keys.replies,
+            timing=self._reception.timing,
+        )
         self._reception.welcome(self, channel)
         return False
 

@@ -38,18 +38,17 @@ from courier._engine.watching import READ, make_watcher
 from courier._parcel import Parcel
 from courier._pool import HandlerPool
 from courier._secret import Secret
+from courier._timing import Timing
 from courier.errors import ProtocolError
 
 #: A handler that runs longer in the poller loses it its place.
 _OVERDUE_S = 0.002
 #: The watch sleeps when the poller has run nothing by itself for so long.
 _CALM_S = 0.05
-_TIDY_S = 5.0
 #: A quarter of the descriptors that a process has by default, if they are so few.
 _MAX_GUESTS = min(1024, max(16, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4))
-#: Seconds that the poller has to end: with a call that it runs by itself, and without.
+#: Seconds that the poller has to end with a call that it runs by itself.
 _BUSY_S = 1.0
-_END_S = 10.0
 _NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 _FULL_PAUSE_S = 0.01
 
@@ -100,6 +99,7 @@ class Host:
         listener: socket.socket,
         redirect: Redirect,
         keepalive_s: float,
+        timing: Timing,
     ) -> None:
         """Prepares to serve.
 
@@ -112,6 +112,7 @@ class Host:
             listener: Bound and listening; becomes the host's.
             redirect: Takes over connections that do not speak our protocol.
             keepalive_s: Seconds until a client is given up whose machine is silent.
+            timing: How long to wait.
         """
         self._dispatcher = dispatcher
         self._handlers = handlers
@@ -119,6 +120,7 @@ class Host:
         self.tls_context = tls_context
         self._redirect = redirect
         self._keepalive_s = keepalive_s
+        self.timing = timing
         self.is_healthy = False
         self._name = os.urandom(NAME_BYTES).hex()
         self._local, self._local_name = _listen_locally(self._name)
@@ -329,12 +331,12 @@ class Host:
                 if self._ready:
                     self._react(*self._ready.popleft())
                     continue
-                self._ready.extend(self._watcher.poll(_TIDY_S))
+                self._ready.extend(self._watcher.poll(self.timing.tidy_s))
             except Exception:  # noqa: BLE001 - one bad connection must not end all others
                 _log.exception("a courier server met an error of its own")
             if self._stopping:
                 self._show_out_all()
-            if time.monotonic() - tidied_at > _TIDY_S:
+            if time.monotonic() - tidied_at > self.timing.tidy_s:
                 self._tidy()
                 tidied_at = time.monotonic()
 
@@ -469,7 +471,7 @@ class Host:
         threads = [t for t in (self._poller, self._watch_thread) if t is not None]
         for thread in threads:
             if thread is not threading.current_thread():
-                thread.join(_BUSY_S if self._busy_since else _END_S)
+                thread.join(_BUSY_S if self._busy_since else self.timing.poller_end_s)
         self._show_out_all()  # the poller may have let somebody in just as it ended
         for caller in list(self._callers.values()):
             caller.hang_up()

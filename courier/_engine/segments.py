@@ -33,8 +33,6 @@ _ALIGNMENT = 64
 #: Segments of one connection that its receiver has not given back; more buffers go inline.
 _MAX_SEGMENTS = 16
 _MAX_BYTES = 4 << 30
-#: What nobody used for so long is given back to the system.
-_IDLE_S = 15.0
 #: In the first byte of a segment: the sender has dropped it, and the receiver may.
 _DROPPED = 2
 #: Frozen memories in one frame; the kernel passes no more descriptors at once than 253, and a
@@ -75,7 +73,13 @@ class _Segment:
 class SegmentPool:
     """The sender's half, for one connection. Thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, idle_s: float) -> None:
+        """Makes an empty pool.
+
+        Args:
+            idle_s: What nobody used for so long is given back to the system.
+        """
+        self._idle_s = idle_s
         self._lock = threading.Lock()
         self._segments: list[_Segment] = []
         self._numbers = itertools.count(1)
@@ -148,7 +152,7 @@ class SegmentPool:
 
     def _drop_idle(self, now: float) -> None:
         for segment in list(self._segments):
-            if now - segment.used_at > _IDLE_S and segment.is_free:
+            if now - segment.used_at > self._idle_s and segment.is_free:
                 segment.memory[0] = _DROPPED
                 self._segments.remove(segment)
 

@@ -38,6 +38,7 @@ from courier._parcel import Parcel
 from courier._pool import HandlerPool, overflowing
 from courier._proto import courier_pb2 as pb
 from courier._secret import Secret, SessionKey
+from courier._timing import Timing
 from courier._tls import TlsCredentials
 from courier.errors import AuthenticationError, ProtocolError
 
@@ -49,8 +50,6 @@ _CONTROL_THREADS = 16
 _TRANSFER_THREADS = 4096
 #: How often a stop looks whether all have their answers.
 _LOOK_S = 0.1
-#: What stop() adds to its deadline, so that handlers which heed their cancellation can end.
-_EPILOGUE_S = 0.5
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -83,6 +82,7 @@ class FrontDoor:
         tls: TlsCredentials | None,
         engine: Host,
         name: str | None,
+        timing: Timing,
     ) -> None:
         """Listens inside of this process; serves from `start` on.
 
@@ -93,9 +93,11 @@ class FrontDoor:
             tls: Certificates, if clients need them.
             engine: Takes the streams of our own clients.
             name: Of an abstract unix socket to listen at; None is a port of loopback.
+            timing: How long to wait.
         """
         self._dispatcher = dispatcher
         self._engine = engine
+        self._timing = timing
 
         self._sessions = Sessions(secret)
         self._lock = threading.Lock()
@@ -198,7 +200,7 @@ class FrontDoor:
         self._server.stop(None)
         stopped.wait(1.0)
         self._empty_parked()
-        give_up_at = max(give_up_at, time.monotonic() + _EPILOGUE_S)
+        give_up_at = max(give_up_at, time.monotonic() + self._timing.epilogue_s)
         for pool in pools:
             pool.stop(0.0)  # so that none uses up the time of the others
         return [

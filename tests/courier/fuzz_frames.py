@@ -131,6 +131,7 @@ class Reception:
     """Stands in for a host; all happens in one thread."""
 
     tls_context = None
+    timing = courier.Timing()
     secret = KEY
     is_healthy = True
     is_wanted = False

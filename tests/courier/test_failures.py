@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 import courier
-from courier._engine import dialing
 from courier._engine.frames import Kind
 from tests.courier.by_hand import Visitor, answered_by_hand
 from tests.courier.conftest import Script, Serve
@@ -385,10 +384,10 @@ def test_a_grpc_server_that_is_none_of_ours_is_told_from_one_that_is_not_there(
     ids=["http", "ssh", "long", "zeros", "empty", "short", "no proof"],
 )
 def test_something_that_is_no_server_of_ours_is_found_out_soon(
-    connect: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, answer: bytes, wait: bool
+    connect: Callable[..., Any], answer: bytes, wait: bool
 ) -> None:
     # Soon is long before the end of an attempt, also where the machine is slow.
-    monkeypatch.setattr(dialing, "_ATTEMPT_S", 60.0)
+    timing = courier.Timing(attempt_s=60.0)
 
     def behave(visitor: Visitor) -> None:
         visitor.receive(1)
@@ -397,7 +396,7 @@ def test_something_that_is_no_server_of_ours_is_found_out_soon(
             pass
 
     with answered_by_hand(behave) as address:
-        client = connect(address, wait_for_ready=wait, call_timeout=60)
+        client = connect(address, wait_for_ready=wait, call_timeout=60, timing=timing)
         begun_at = time.monotonic()
         with pytest.raises((courier.ProtocolError, courier.AuthenticationError)) as caught:
             client.fine()

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 import courier
-from courier._engine import dialing
 from tests.courier.conftest import Script, Serve
 from tests.courier.waiting import wait_until
 
@@ -230,17 +229,17 @@ def test_a_child_closes_what_belongs_to_its_parents_connections(
 
 
 def test_the_server_of_a_stopped_parent_is_gone_though_its_child_lives(
-    script: Script, connect: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    script: Script, connect: Callable[..., Any]
 ) -> None:
-    # If the child held the port, nobody would answer there, and an attempt takes this long.
-    monkeypatch.setattr(dialing, "_ATTEMPT_S", 60.0)
     process = script(_SERVE, "wire")
     assert process.stdout is not None
     words = [*process.stdout.readline().split(), *process.stdout.readline().split()]
     words.remove("called")
     _, child, port = map(int, words)
     try:
-        client = connect(f"127.0.0.1:{port}", wait_for_ready=False)
+        # If the child held the port, nobody would answer there, and an attempt takes this long.
+        timing = courier.Timing(attempt_s=60.0)
+        client = connect(f"127.0.0.1:{port}", wait_for_ready=False, timing=timing)
         client()
         process.kill()
         process.wait()

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import assume, given, settings, strategies as st
 
 import courier
-from courier._engine import dialing, frames as protocol
+from courier._engine import frames as protocol
 from courier._engine.frames import Frame, FrameReader, Kind, Layout, Region, Seals, encode
 from courier._engine.handshake import (
     HELLO_BYTES,
@@ -936,18 +936,17 @@ def test_a_server_without_the_secret_gets_no_call(
 
 
 def test_a_timeout_holds_against_a_server_that_says_a_byte_at_a_time(
-    rogue: Callable[[Script], str], connect: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    rogue: Callable[[Script], str], connect: Callable[..., Any]
 ) -> None:
-    # The timeout is far below what an attempt may take, also where the machine is slow.
-    monkeypatch.setattr(dialing, "_ATTEMPT_S", 60.0)
-
     def answer(sock: socket.socket) -> None:
         sock.sendall(LENGTH.pack(1 << 20))
         for _ in range(600):
             sock.sendall(b"\0")
             time.sleep(0.1)
 
-    client = connect(rogue(answer), call_timeout=0.5)
+    # The timeout is far below what an attempt may take, also where the machine is slow.
+    timing = courier.Timing(attempt_s=60.0)
+    client = connect(rogue(answer), call_timeout=0.5, timing=timing)
     over = threading.Event()
     began = time.monotonic()
     client.futures.hit().add_done_callback(lambda _: over.set())

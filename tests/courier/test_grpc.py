@@ -251,12 +251,8 @@ def test_stop_lets_running_calls_end(serve: Serve, reach: Reach, obj: Object) ->
         assert stopping.result(30) == []
 
 
-def test_stop_keeps_its_deadline_though_calls_run(
-    serve: Serve, reach: Reach, obj: Object, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for module in ("courier._server", "courier._grpc.server"):
-        monkeypatch.setattr(f"{module}._EPILOGUE_S", 5.0)
-    server, _ = serve(obj)
+def test_stop_keeps_its_deadline_though_calls_run(serve: Serve, reach: Reach, obj: Object) -> None:
+    server, _ = serve(obj, timing=courier.Timing(epilogue_s=5.0))
     client = reach(server)
     items = client.call("count", 1_000_000, 100_000)
     next(items)

@@ -127,7 +127,6 @@ def test_a_poller_that_is_held_up_is_waited_for(
 def test_nobody_stays_connected_who_was_let_in_by_the_last_turn_of_the_poller(
     secret: courier.Secret, monkeypatch: pytest.MonkeyPatch, kind: type
 ) -> None:
-    monkeypatch.setattr(host, "_END_S", 0.1)
     entered, ended = threading.Event(), threading.Event()
 
     class Held(kind):  # type: ignore[misc]
@@ -137,7 +136,9 @@ def test_nobody_stays_connected_who_was_let_in_by_the_last_turn_of_the_poller(
             assert ended.wait(_PATIENCE_S)
 
     monkeypatch.setattr(host, kind.__name__, Held)
-    server = courier.Server(lambda: 1, secret=secret, in_process="wire")
+    server = courier.Server(
+        lambda: 1, secret=secret, in_process="wire", timing=courier.Timing(poller_end_s=0.1)
+    )
     server.start()
     client = courier.Client(server.address, secret=secret, wait_for_ready=False)
     future = client.futures()

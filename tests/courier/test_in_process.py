@@ -660,11 +660,9 @@ def test_a_server_that_stops_lets_calls_end_within_their_grace(
     assert future.result(_PATIENCE_S) == "released"
 
 
-def test_calls_that_outlast_the_grace_are_lost(
-    serve: Serve, node: Node, mode: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("courier._server._EPILOGUE_S", 20.0)
-    server, client = serve(node, in_process=mode, thread_pool_size=2)
+def test_calls_that_outlast_the_grace_are_lost(serve: Serve, node: Node, mode: str) -> None:
+    timing = courier.Timing(epilogue_s=20.0)
+    server, client = serve(node, in_process=mode, thread_pool_size=2, timing=timing)
     futures = [client.futures.hang() for _ in range(4)]
     assert node.started.wait(_PATIENCE_S)
     assert server.stop(0.1) == []

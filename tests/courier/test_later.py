@@ -375,17 +375,12 @@ def test_a_call_that_was_given_up_before_its_method_returned_holds_no_stop(serve
 # The end of the server
 
 
-@pytest.fixture
-def patient_epilogue(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets servers that stop at once wait for their threads, however slow the machine is."""
-    monkeypatch.setattr("courier._server._EPILOGUE_S", 20.0)
-    monkeypatch.setattr("courier._grpc.server._EPILOGUE_S", 20.0)
+#: Servers that stop at once wait for their threads, however slow the machine is.
+_PATIENT = courier.Timing(epilogue_s=20.0)
 
 
-def test_a_server_stops_while_calls_are_open(
-    serve: Serve, way: dict[str, Any], node: Node, patient_epilogue: None
-) -> None:
-    server, client = serve(node, **way)
+def test_a_server_stops_while_calls_are_open(serve: Serve, way: dict[str, Any], node: Node) -> None:
+    server, client = serve(node, timing=_PATIENT, **way)
     futures = [client.futures.later() for _ in range(10)]
     node.await_opened(10)
     assert _call_aside(lambda: server.stop(grace_s=0.0)).result(_PATIENCE_S) == []
@@ -440,7 +435,7 @@ def test_a_large_answer_is_not_lost_when_its_server_stops_just_then(serve: Serve
 def by_grpc(
     serve: Serve, secret: courier.Secret, node: Node
 ) -> Iterator[tuple[courier.Server, GrpcClient]]:
-    server, _ = serve(node)
+    server, _ = serve(node, timing=_PATIENT)
     with contextlib.closing(GrpcClient(server.address, secret)) as client:
         yield server, client
 
@@ -492,7 +487,7 @@ def test_a_plain_grpc_client_that_times_out_frees_its_thread(
 
 
 def test_a_server_stops_while_a_plain_grpc_client_waits(
-    by_grpc: tuple[courier.Server, GrpcClient], node: Node, patient_epilogue: None
+    by_grpc: tuple[courier.Server, GrpcClient], node: Node
 ) -> None:
     server, client = by_grpc
     call = _call_aside(lambda: client.call("later"))

@@ -15,7 +15,6 @@ import psutil
 import pytest
 
 import courier
-from courier._engine import dialing
 from courier._engine.handshake import LENGTH, TLS_WANTED
 from launchpad_lite._clients import Clients
 from tests.courier.certificates import Authority
@@ -217,10 +216,9 @@ def test_calls_that_wait_for_a_server_find_it_at_the_new_address(
 
 
 def test_nobody_waits_for_an_attempt_at_the_old_address(
-    silent: str, serve: Serve, connect: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    silent: str, serve: Serve, connect: Callable[..., Any]
 ) -> None:
-    monkeypatch.setattr(dialing, "_ATTEMPT_S", 3 * _PATIENCE_S)
-    client = connect(silent)
+    client = connect(silent, timing=courier.Timing(attempt_s=3 * _PATIENCE_S))
     future = client.futures.who()
     server, _ = serve(Node("second"))
     courier.move(client, server.address)

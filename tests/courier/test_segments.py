@@ -11,7 +11,7 @@ import pytest
 
 import courier
 from courier._client import connection_of
-from courier._engine import host, segments
+from courier._engine import segments
 from courier._engine.segments import MIN_BYTES
 from courier._frozen import AVAILABLE
 from tests.courier.conftest import Serve
@@ -363,16 +363,13 @@ def test_memory_may_be_given_back_by_any_thread(client: Any) -> None:
     assert _maps() <= 32
 
 
-def test_segments_that_nobody_used_for_long_are_given_back(
-    serve: Serve, node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(host, "_TIDY_S", 0.05)
-    before, others = _maps(), _segments()
-    _, client = serve(node)
-    client.echo(_random(1 << 20))
-    assert _segments() - others
-    monkeypatch.setattr(segments, "_IDLE_S", 0.0)
-
+def test_segments_that_nobody_used_for_long_are_given_back(serve: Serve, node: Node) -> None:
+    before = _maps()
+    timing = courier.Timing(tidy_s=0.05, segment_idle_s=0.2)
+    _, client = serve(node, timing=timing, client={"timing": timing})
+    held = client.echo(_random(1 << 20))
+    assert _maps() > before
+    del held
     lane: Any = connection_of(client).lane()
 
     def both_sides_hold_nothing() -> bool:
@@ -386,9 +383,10 @@ def test_segments_that_nobody_used_for_long_are_given_back(
 
 
 def test_the_receiver_does_not_hold_on_to_segments_that_the_sender_has_dropped(
-    client: Any, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, node: Node
 ) -> None:
-    monkeypatch.setattr(segments, "_IDLE_S", 0.0)
+    timing = courier.Timing(segment_idle_s=0.0)
+    _, client = serve(node, timing=timing, client={"timing": timing})
     for seed in range(50):
         client.echo(_random(MIN_BYTES, seed))
     assert _maps() <= 32

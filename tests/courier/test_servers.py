@@ -158,27 +158,23 @@ def test_stop_keeps_its_deadline_and_names_the_threads_that_are_stuck(serve: Ser
     release.set()
 
 
-def test_stop_cancels_handlers_that_heed_it(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("courier._server._EPILOGUE_S", 20.0)
+def test_stop_cancels_handlers_that_heed_it(serve: Serve) -> None:
     entered = threading.Event()
 
     def patient() -> bool:
         entered.set()
         return courier.current_call().wait_cancelled(60)
 
-    server, client = serve(patient)
+    server, client = serve(patient, timing=courier.Timing(epilogue_s=20.0))
     future = client.futures()
     assert entered.wait(20)
     assert server.stop(0.2) == []
     assert isinstance(future.exception(20), courier.ServerLostError)
 
 
-def test_no_thread_of_ours_remains_after_stop_and_close(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("courier._server._EPILOGUE_S", 20.0)
+def test_no_thread_of_ours_remains_after_stop_and_close(serve: Serve) -> None:
     before = our_threads()
-    server, client = serve(lambda value: iter([value]))
+    server, client = serve(lambda value: iter([value]), timing=courier.Timing(epilogue_s=20.0))
     server.bind("echo", lambda value: value)
     server.bind("count", Gauge().stream)
     done = threading.Event()

@@ -22,6 +22,7 @@ from tests.courier.waiting import wait_until
 
 _THREADS = 12
 _SECONDS = 5.0
+_PATIENT = courier.Timing(epilogue_s=20.0)
 
 
 class Object:
@@ -220,13 +221,11 @@ def test_calls_that_wait_while_the_server_changes_are_answered_by_one_or_lost(
     serve: Serve,
     connect: Callable[..., Any],
     reserve: Callable[[], int],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("courier._server._EPILOGUE_S", 20.0)
     port = reserve()
     client = connect(f"127.0.0.1:{port}", call_timeout=60)
     first, second = Object(), Object()
-    server, _ = serve(first, port=port, share_port=True)
+    server, _ = serve(first, port=port, share_port=True, timing=_PATIENT)
     pending = [client.futures.patient() for _ in range(3)]
     for _ in pending:
         assert first.entered.acquire(timeout=20)
@@ -242,12 +241,11 @@ def test_calls_that_wait_while_the_server_changes_are_answered_by_one_or_lost(
 
 
 def test_servers_end_all_their_threads_at_whatever_moment_they_are_stopped(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
+    serve: Serve,
 ) -> None:
-    monkeypatch.setattr("courier._server._EPILOGUE_S", 20.0)
     before = our_threads()
     for _ in range(3):
-        served = [serve(Object()) for _ in range(12)]
+        served = [serve(Object(), timing=_PATIENT) for _ in range(12)]
         for _, client in served:
             for number in range(9):  # known to be fast, so that a watch looks after it
                 client.echo(number)

@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 
 import courier
-from courier._engine import dialing
 from tests.courier.conftest import Serve
 from tests.courier.waiting import wait_until
 
 _CONNECT = "/courier.v1.Courier/Connect"
+#: However slow the machine is: after a few attempts in vain a call is given up.
+_PATIENT = courier.Timing(probe_s=10.0, grpc_attempt_s=20.0)
 
 
 class Object:
@@ -126,12 +127,7 @@ def obj() -> Object:
 
 
 @pytest.fixture(params=[StreamProxy, PickyFront])
-def proxy(
-    request: Any, serve: Serve, obj: Object, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Any]:
-    # However slow the machine is: after a few attempts in vain a call is given up.
-    monkeypatch.setattr(dialing, "_PROBE_S", 10.0)
-    monkeypatch.setattr(dialing, "_GRPC_ATTEMPT_S", 20.0)
+def proxy(request: Any, serve: Serve, obj: Object) -> Iterator[Any]:
     server, _ = serve(obj)
     proxy = request.param(server.address)
     yield proxy
@@ -139,10 +135,8 @@ def proxy(
 
 
 @pytest.fixture
-def client(proxy: Any, secret: courier.Secret) -> Iterator[Any]:
-    client: Any = courier.Client(proxy.address, secret=secret, call_timeout=60)
-    yield client
-    courier.close(client)
+def client(proxy: Any, connect: Callable[..., Any]) -> Any:
+    return connect(proxy.address, call_timeout=60, timing=_PATIENT)
 
 
 def test_calls_futures_and_exceptions_pass(client: Any) -> None:
@@ -203,7 +197,9 @@ def test_a_proxy_that_dies_loses_the_calls_on_their_way(
 
 
 def test_another_secret_is_refused_there_too(proxy: Any, connect: Callable[..., Any]) -> None:
-    client = connect(proxy.address, secret=courier.Secret.generate(), call_timeout=20)
+    client = connect(
+        proxy.address, secret=courier.Secret.generate(), call_timeout=20, timing=_PATIENT
+    )
     with pytest.raises(courier.AuthenticationError, match=proxy.address):
         client.echo(1)
 
@@ -213,7 +209,7 @@ def test_closed_clients_leave_no_thread_behind(proxy: Any, connect: Callable[...
         return sum(thread.name == "courier-stream" for thread in threading.enumerate())
 
     for _ in range(3):
-        client = connect(proxy.address, call_timeout=20)
+        client = connect(proxy.address, call_timeout=20, timing=_PATIENT)
         assert client.echo(1) == 1
         courier.close(client)
     wait_until(lambda: ours() == 0)
