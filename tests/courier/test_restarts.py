@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from tests.courier.conftest import Script
 
 _SERVER = """
@@ -20,6 +22,8 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.slow
+@pytest.mark.serial
 def test_a_call_made_while_the_server_is_down_is_answered_soon_after_the_next_is_up(
     script: Script, connect: Callable[..., Any], reserve: Callable[[], int]
 ) -> None:
