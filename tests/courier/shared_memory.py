@@ -2,18 +2,6 @@
 
 from pathlib import Path
 
-#: Source of a process that holds what `params` of a server returned. For each line it reads, it
-#: says whether that is still what it was.
-HOLDER = """
-import numpy as np
-client = courier.Client(sys.argv[1], secret=secret)
-held = client.params()
-print(int(held[0]), flush=True)
-sys.stdin.readline()
-print(bool((held == held[0]).all()), int(held[-1]), flush=True)
-sys.stdin.readline()
-"""
-
 
 def maps() -> int:
     """Returns how many values that others share are mapped here."""

@@ -219,6 +219,10 @@ class Machine(RuleBasedStateMachine):
             assert entry.is_asked or not entry.waiting
 
 
-@pytest.mark.slow
 class TestOrdersOfEvents(Machine.TestCase):  # type: ignore[misc]
-    settings = settings(max_examples=150, stateful_step_count=40, derandomize=True)
+    settings = settings(max_examples=40, stateful_step_count=40, derandomize=True)
+
+
+@pytest.mark.slow
+class TestMoreOrdersOfEvents(Machine.TestCase):  # type: ignore[misc]
+    settings = settings(max_examples=300, stateful_step_count=40)

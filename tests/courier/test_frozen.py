@@ -10,10 +10,23 @@ import pytest
 import courier
 from courier import _frozen
 from tests.courier.conftest import Script, Serve
-from tests.courier.shared_memory import HOLDER, descriptors, maps
+from tests.courier.shared_memory import descriptors, maps
 from tests.courier.waiting import wait_until
 
 _SIZE = 1 << 17  # of eight bytes each: more than what is sent inline
+
+
+#: Source of a process that holds what `params` of a server returned. For each line it reads, it
+#: says whether that is still what it was.
+_HOLDER = """
+import numpy as np
+client = courier.Client(sys.argv[1], secret=secret)
+held = client.params()
+print(int(held[0]), flush=True)
+sys.stdin.readline()
+print(bool((held == held[0]).all()), int(held[-1]), flush=True)
+sys.stdin.readline()
+"""
 
 
 class Learner:
@@ -43,7 +56,7 @@ def test_memory_is_used_again_when_its_last_reader_has_gone(
 ) -> None:
     learner = Learner(np.full(_SIZE, 7))
     server, client = serve(learner)
-    holder = script(HOLDER, server.address)
+    holder = script(_HOLDER, server.address)
     assert holder.stdout is not None
     assert holder.stdout.readline() == "7\n"
     learner.shared = None

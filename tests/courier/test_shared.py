@@ -14,7 +14,7 @@ import pytest
 
 import courier
 from tests.courier.conftest import Script, Serve, go_by
-from tests.courier.shared_memory import HOLDER, descriptors, maps
+from tests.courier.shared_memory import descriptors, maps
 from tests.courier.waiting import wait_until
 
 _SIZE = 1 << 17  # of eight bytes each: more than what is sent inline
@@ -338,26 +338,6 @@ def _secret_of(serve: Serve) -> courier.Secret:
     server, _ = serve()
     assert server.secret is not None
     return server.secret
-
-
-def test_memory_is_used_again_only_when_nobody_looks_at_it(serve: Serve, script: Script) -> None:
-    learner = Learner(np.full(_SIZE, 7))
-    server, client = serve(learner)
-    holders = [script(HOLDER, server.address) for _ in range(2)]
-    for holder in holders:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == "7\n"
-    mine = client.params()
-    for step in range(8, 20):
-        learner.shared = courier.Shared(np.full(_SIZE, step))
-        assert int(client.params()[-1]) == step
-    for holder in holders:
-        assert holder.stdin is not None
-        assert holder.stdout is not None
-        holder.stdin.write("\n")
-        holder.stdin.flush()
-        assert holder.stdout.readline() == "True 7\n"
-    assert (mine == 7).all()
 
 
 def test_a_child_does_not_write_to_what_its_parent_shares(script: Script) -> None:
