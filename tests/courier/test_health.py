@@ -60,10 +60,6 @@ def test_a_stopped_process_is_not_healthy_until_it_goes_on(script: Script) -> No
     assert courier.is_healthy(address, 20)
 
 
-def test_nobody_there_is_not_healthy(reserve: Callable[[], int]) -> None:
-    assert not courier.is_healthy(f"127.0.0.1:{reserve()}", 20)
-
-
 def test_somebody_who_does_not_answer_is_not_healthy() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         assert not courier.is_healthy(f"127.0.0.1:{silent.getsockname()[1]}", 0.2)
