@@ -22,6 +22,9 @@ Script = Callable[..., subprocess.Popen[str]]
 
 _ROOT = Path(__file__).resolve().parents[2]
 
+Connect = Callable[..., Any]
+Reserve = Callable[[], int]
+
 
 @pytest.fixture
 def secret() -> courier.Secret:
@@ -47,7 +50,7 @@ def serve(secret: courier.Secret) -> Iterator[Serve]:
 
 
 @pytest.fixture
-def connect(secret: courier.Secret) -> Iterator[Callable[..., Any]]:
+def connect(secret: courier.Secret) -> Iterator[Connect]:
     """Makes clients with the secret of this test."""
     with contextlib.ExitStack() as stack:
 
@@ -78,7 +81,7 @@ def script(tmp_path: Path, secret: courier.Secret) -> Iterator[Script]:
 
 
 @pytest.fixture
-def reserve() -> Iterator[Callable[[], int]]:
+def reserve() -> Iterator[Reserve]:
     """Picks ports that nobody else is given during the test; servers there need `share_port`."""
     with contextlib.ExitStack() as stack:
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import courier
-from tests.courier.conftest import Serve
+from tests.courier.conftest import Connect, Reserve, Serve
 from tests.courier.waiting import wait_until
 
 _SIZE = 1 << 17  # of eight bytes each: more than what is sent inline
@@ -121,7 +121,7 @@ def _rebuild() -> Touchy:
 class Room:
     """A target, a cache for it, and a client of the cache."""
 
-    def __init__(self, serve: Serve, connect: Callable[..., Any], **options: Any) -> None:
+    def __init__(self, serve: Serve, connect: Connect, **options: Any) -> None:
         self.target = Target()
         target_options = options.pop("target_options", {})
         cache_options = options.pop("cache_options", {})
@@ -164,7 +164,7 @@ Make = Callable[..., Room]
 
 
 @pytest.fixture
-def make(serve: Serve, connect: Callable[..., Any]) -> Make:
+def make(serve: Serve, connect: Connect) -> Make:
     return lambda **options: Room(serve, connect, **options)
 
 
@@ -292,7 +292,7 @@ def test_the_timeout_of_the_client_of_the_target_counts(make: Make) -> None:
 
 
 def test_a_target_that_is_lost_and_comes_back(
-    serve: Serve, secret: courier.Secret, reserve: Callable[[], int]
+    serve: Serve, secret: courier.Secret, reserve: Reserve
 ) -> None:
     first = Target()
     port = reserve()
@@ -572,7 +572,7 @@ def test_arrays_beyond_the_descriptors_of_a_process_lie_in_its_own_memory(
 # How it is made
 
 
-def test_a_client_is_needed(connect: Callable[..., Any]) -> None:
+def test_a_client_is_needed(connect: Connect) -> None:
     for thing in (None, "host:1", Target(), connect("127.0.0.1:1").futures):
         with pytest.raises(TypeError, match="courier client"):
             courier.Cache(thing, refresh_s=1, stale_s=2)
@@ -591,7 +591,7 @@ def test_a_client_is_needed(connect: Callable[..., Any]) -> None:
     ],
 )
 def test_numbers_that_contradict_are_refused(
-    connect: Callable[..., Any], options: dict[str, Any], match: str
+    connect: Connect, options: dict[str, Any], match: str
 ) -> None:
     with pytest.raises(ValueError, match=match):
         courier.Cache(connect("127.0.0.1:1"), **options)

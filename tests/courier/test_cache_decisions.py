@@ -15,13 +15,13 @@ from courier._context import CallContext
 from courier._dispatch import Answer, Failure, Later, Value
 from courier._lane import PendingCall, Raised, Reply, Returned
 from courier._parcel import Parcel, pack, unpack
-from tests.courier.conftest import Serve
+from tests.courier.conftest import Connect, Serve
 from tests.courier.test_cache import Clock, FaultError, Room
 from tests.courier.waiting import wait_until
 
 
 @pytest.fixture
-def make(serve: Serve, connect: Callable[..., Any]) -> Callable[..., Room]:
+def make(serve: Serve, connect: Connect) -> Callable[..., Room]:
     return lambda **options: Room(serve, connect, **options)
 
 

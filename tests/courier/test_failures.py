@@ -4,14 +4,14 @@ import datetime as dt
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
 import courier
-from tests.courier.conftest import Script, Serve
+from tests.courier.conftest import Connect, Reserve, Script, Serve
 from tests.courier.waiting import wait_until
 
 
@@ -132,7 +132,7 @@ def test_a_senseless_timeout_is_refused_at_once(timeout: Any, error: type[Except
 
 
 def test_an_unreachable_server_is_named_at_once_if_not_waited_for(
-    connect: Callable[..., Any], reserve: Callable[[], int]
+    connect: Connect, reserve: Reserve
 ) -> None:
     address = f"127.0.0.1:{reserve()}"
     client = connect(address, wait_for_ready=False)
@@ -146,7 +146,7 @@ def test_an_unreachable_server_is_named_at_once_if_not_waited_for(
 
 
 def test_waiting_for_a_server_that_never_comes_times_out(
-    connect: Callable[..., Any], reserve: Callable[[], int]
+    connect: Connect, reserve: Reserve
 ) -> None:
     client = connect(f"127.0.0.1:{reserve()}", call_timeout=0.2)
     futures = [client.futures.fine() for _ in range(300)]
@@ -183,7 +183,7 @@ def _line(process: Any) -> str:
 
 
 def test_calls_that_a_killed_server_had_are_lost_and_no_other_server_sees_them(
-    script: Script, connect: Callable[..., Any], reserve: Callable[[], int]
+    script: Script, connect: Connect, reserve: Reserve
 ) -> None:
     port = reserve()
     first = script(_LOST, port)
@@ -262,7 +262,7 @@ def test_a_cancelled_task_cancels_its_call(serve: Serve, handler: Handler) -> No
 
 
 def test_cancelling_the_call_that_opens_the_session_spares_the_others(
-    serve: Serve, connect: Callable[..., Any], reserve: Callable[[], int]
+    serve: Serve, connect: Connect, reserve: Reserve
 ) -> None:
     port = reserve()
     client = connect(f"127.0.0.1:{port}")
@@ -301,7 +301,7 @@ def test_a_burst_that_fits_is_not_refused(serve: Serve, handler: Handler) -> Non
     assert [future.result(20) for future in futures] == ["done"] * 8
 
 
-def test_a_wrong_secret_is_refused_by_the_client(serve: Serve, connect: Callable[..., Any]) -> None:
+def test_a_wrong_secret_is_refused_by_the_client(serve: Serve, connect: Connect) -> None:
     server, _ = serve(Handler())
     for other in (courier.Secret.generate(), None):
         client = connect(server.address, secret=other)

@@ -4,13 +4,12 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import courier
-from tests.courier.conftest import Script, Serve
+from tests.courier.conftest import Reserve, Script, Serve
 from tests.courier.waiting import wait_until
 
 _SERVER = """
@@ -66,7 +65,7 @@ def test_somebody_who_does_not_answer_is_not_healthy() -> None:
 
 
 def test_a_server_that_comes_back_is_healthy_at_the_next_check(
-    serve: Serve, reserve: Callable[[], int]
+    serve: Serve, reserve: Reserve
 ) -> None:
     port = reserve()
     address = f"127.0.0.1:{port}"

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import courier
-from tests.courier.conftest import Script, Serve
+from tests.courier.conftest import Connect, Reserve, Script, Serve
 from tests.courier.grpc_client import GrpcClient
 from tests.courier.waiting import wait_until
 
@@ -66,7 +66,7 @@ def _kill(process: subprocess.Popen[str]) -> None:
 
 
 @pytest.fixture
-def port(reserve: Callable[[], int]) -> int:
+def port(reserve: Reserve) -> int:
     return reserve()
 
 
@@ -105,7 +105,7 @@ def _aio(client: Any, *args: Any) -> Any:
 
 
 def test_a_lost_call_to_an_idempotent_method_is_answered_by_the_next_server_and_no_other_is(
-    start: Start, port: int, connect: Callable[..., Any]
+    start: Start, port: int, connect: Connect
 ) -> None:
     first = start()
     client = connect(f"127.0.0.1:{port}", call_timeout=60)
@@ -126,7 +126,7 @@ def test_a_lost_call_to_an_idempotent_method_is_answered_by_the_next_server_and_
 
 @pytest.mark.slow
 def test_a_call_that_kills_its_servers_is_given_up(
-    start: Start, port: int, connect: Callable[..., Any]
+    start: Start, port: int, connect: Connect
 ) -> None:
     client = connect(f"127.0.0.1:{port}")
     future = client.futures.deadly()
@@ -142,7 +142,7 @@ def test_a_call_that_kills_its_servers_is_given_up(
 
 @pytest.mark.parametrize("told", [True, False], ids=["stop_waiting", "wait_for_ready=False"])
 def test_a_repeat_that_finds_no_server_is_a_lost_call_if_it_must_not_wait(
-    start: Start, port: int, connect: Callable[..., Any], told: bool
+    start: Start, port: int, connect: Connect, told: bool
 ) -> None:
     first = start()
     client = connect(f"127.0.0.1:{port}", wait_for_ready=told)
@@ -161,7 +161,7 @@ def test_a_repeat_that_finds_no_server_is_a_lost_call_if_it_must_not_wait(
 
 @pytest.mark.slow
 def test_a_repeat_keeps_to_the_timeout_of_its_call(
-    start: Start, port: int, connect: Callable[..., Any]
+    start: Start, port: int, connect: Connect
 ) -> None:
     first = start()
     # Long enough to be sent, and lost, before its time is over.

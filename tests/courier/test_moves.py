@@ -8,7 +8,7 @@ import pickle
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import psutil
@@ -16,7 +16,7 @@ import pytest
 
 import courier
 from tests.courier.certificates import Authority
-from tests.courier.conftest import Script, Serve, go_by
+from tests.courier.conftest import Connect, Reserve, Script, Serve, go_by
 from tests.courier.waiting import wait_until
 
 _PATIENCE_S = 20.0
@@ -168,7 +168,7 @@ def test_idempotent_calls_are_repeated_at_the_new_address(pair: Pair) -> None:
 
 
 def test_nobody_waits_for_an_attempt_at_the_old_address(
-    silent: str, serve: Serve, connect: Callable[..., Any]
+    silent: str, serve: Serve, connect: Connect
 ) -> None:
     client = connect(silent, timing=courier.Timing(attempt_s=3 * _PATIENCE_S))
     future = client.futures.who()
@@ -179,7 +179,7 @@ def test_nobody_waits_for_an_attempt_at_the_old_address(
 
 @pytest.mark.parametrize("wants", ["nothing", "certificates"])  # that would be final for a call
 def test_a_server_that_answers_late_at_the_old_address_is_not_called_and_fails_no_call(
-    serve: Serve, connect: Callable[..., Any], reserve: Callable[[], int], tmp_path: Any, wants: str
+    serve: Serve, connect: Connect, reserve: Reserve, tmp_path: Any, wants: str
 ) -> None:
     late, second = Node("late"), Node("second")
     tls = Authority(tmp_path).issue() if wants == "certificates" else None
@@ -211,7 +211,7 @@ def _copy(source: socket.socket, target: socket.socket) -> None:
 
 
 def test_a_move_to_nowhere_and_back_makes_calls_wait_in_between(
-    pair: Pair, reserve: Callable[[], int]
+    pair: Pair, reserve: Reserve
 ) -> None:
     client = pair.client
     assert client.who() == "first"
@@ -278,7 +278,7 @@ def test_each_of_many_calls_during_moves_runs_once_or_says_that_it_may_have(pair
 
 
 def test_of_moves_at_a_time_one_wins_for_the_client_and_all_made_of_it(
-    serve: Serve, connect: Callable[..., Any], reserve: Callable[[], int]
+    serve: Serve, connect: Connect, reserve: Reserve
 ) -> None:
     servers = {server.address: name for name in "abcd" for server, _ in [serve(Node(name))]}
     client = connect(_at(reserve()))
@@ -301,7 +301,7 @@ def test_of_moves_at_a_time_one_wins_for_the_client_and_all_made_of_it(
 
 
 def test_a_callback_of_a_lost_call_may_move_the_client_and_call(
-    pair: Pair, reserve: Callable[[], int]
+    pair: Pair, reserve: Reserve
 ) -> None:
     client, nowhere = pair.client, _at(reserve())
     answers: list[Any] = []
@@ -334,9 +334,7 @@ def test_what_was_made_of_a_client_moves_along(pair: Pair) -> None:
         courier.close(each)
 
 
-def test_clients_made_of_one_are_not_kept_by_it(
-    connect: Callable[..., Any], reserve: Callable[[], int]
-) -> None:
+def test_clients_made_of_one_are_not_kept_by_it(connect: Connect, reserve: Reserve) -> None:
     client = connect(_at(reserve()))
     for _ in range(100):
         courier.with_timeout(client, 1)
@@ -354,7 +352,7 @@ def test_a_pickled_client_carries_the_new_address(pair: Pair) -> None:
 
 
 def test_closing_wins_over_moving_at_the_same_time(
-    silent: str, connect: Callable[..., Any], reserve: Callable[[], int]
+    silent: str, connect: Connect, reserve: Reserve
 ) -> None:
     for _ in range(30):
         client = connect(silent)
@@ -367,7 +365,7 @@ def test_closing_wins_over_moving_at_the_same_time(
 
 
 def test_what_a_client_was_told_holds_at_the_new_address(
-    pair: Pair, connect: Callable[..., Any], reserve: Callable[[], int]
+    pair: Pair, connect: Connect, reserve: Reserve
 ) -> None:
     closed = courier.with_timeout(pair.client, 1)
     courier.close(closed)
@@ -387,7 +385,7 @@ def test_what_a_client_was_told_holds_at_the_new_address(
 
 
 def test_calls_that_a_stopping_server_still_had_are_lost_by_a_move(
-    serve: Serve, connect: Callable[..., Any]
+    serve: Serve, connect: Connect
 ) -> None:
     first = Node("first")
     old, client = serve(first)
@@ -407,9 +405,7 @@ def test_calls_that_a_stopping_server_still_had_are_lost_by_a_move(
     stopping.join(_PATIENCE_S)
 
 
-def test_a_client_moves_between_its_own_process_and_others(
-    serve: Serve, connect: Callable[..., Any]
-) -> None:
+def test_a_client_moves_between_its_own_process_and_others(serve: Serve, connect: Connect) -> None:
     near, _ = serve(Node("near"), in_process="share")
     far, _ = serve(Node("far"), in_process="wire")
     value: list[object] = []

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import courier
-from tests.courier.conftest import Script, Serve, go_by
+from tests.courier.conftest import Connect, Script, Serve, go_by
 from tests.courier.shared_memory import descriptors, maps
 from tests.courier.waiting import wait_until
 
@@ -309,7 +309,7 @@ def test_many_reads_leave_the_memory_of_the_server_as_it_is(serve: Serve, script
 
 
 def test_what_readers_hold_stays_valid_when_the_server_is_gone(
-    serve: Serve, script: Script
+    script: Script, connect: Connect
 ) -> None:
     process = script(
         "import numpy as np\n"
@@ -324,7 +324,7 @@ def test_what_readers_hold_stays_valid_when_the_server_is_gone(
     )
     assert process.stdout is not None
     address = process.stdout.readline().strip()
-    client = courier.Client(address, secret=_secret_of(serve), call_timeout=30)
+    client = connect(address, call_timeout=30)
     value = client.params()
     process.kill()
     process.wait()
@@ -334,33 +334,7 @@ def test_what_readers_hold_stays_valid_when_the_server_is_gone(
     assert (value["w"] == 3).all()
 
 
-def _secret_of(serve: Serve) -> courier.Secret:
-    server, _ = serve()
-    assert server.secret is not None
-    return server.secret
-
-
-def test_a_child_does_not_write_to_what_its_parent_shares(script: Script) -> None:
-    process = script(
-        "import os, pickle, gc, numpy as np\n"
-        "shared = courier.Shared(np.full(1 << 18, 1.0))\n"
-        "kept = []\n"
-        "data = pickle.dumps(shared, 5, buffer_callback=kept.append)\n"
-        "child = os.fork()\n"
-        "if child == 0:\n"
-        "    kept.clear()\n"
-        "    del shared\n"
-        "    gc.collect()\n"
-        "    for step in range(5):\n"
-        "        pickle.dumps(courier.Shared(np.full(1 << 18, 2.0)), 5, buffer_callback=lambda b: None)\n"
-        "    os._exit(0)\n"
-        "print(os.waitpid(child, 0)[1], bool((pickle.loads(data, buffers=kept) == 1).all()))\n"
-    )
-    out, err = process.communicate(timeout=60)
-    assert out == "0 True\n", err
-
-
-def test_values_replaced_while_others_read_are_never_torn(serve: Serve, connect: Any) -> None:
+def test_values_replaced_while_others_read_are_never_torn(serve: Serve, connect: Connect) -> None:
     learner = Learner(np.zeros(_SIZE))
     server, _ = serve(learner)
     over = threading.Event()
@@ -434,24 +408,33 @@ def test_a_copy_of_it_is_independent() -> None:
     _check(pickle.loads(data, buffers=copies))
 
 
-def test_a_forked_child_may_go_on_with_it(script: Script) -> None:
-    process = script(
-        "import os, pickle, numpy as np\n"
-        "shared = courier.Shared(np.arange(1 << 18))\n"
-        "pickle.dumps(shared)\n"
-        "class Node:\n"
-        "    def get(self): return shared\n"
-        "child = os.fork()\n"
-        "with courier.Server(Node(), secret=secret, in_process='wire') as server:\n"
-        "    client = courier.Client(server.address, secret=secret)\n"
-        "    ok = bool((client.get() == np.arange(1 << 18)).all())\n"
-        "    courier.close(client)\n"
-        "if child == 0:\n"
-        "    os._exit(0 if ok else 1)\n"
-        "print(os.waitpid(child, 0)[1], ok)\n"
-    )
-    out, err = process.communicate(timeout=60)
-    assert out == "0 True\n", err
+_FORK = """
+import os, pickle, gc, numpy as np
+shared = courier.Shared(np.full(1 << 18, 1.0))
+kept = []
+data = pickle.dumps(shared, 5, buffer_callback=kept.append)
+child = os.fork()
+with courier.Server(lambda: shared, secret=secret, in_process="wire") as server:
+    client = courier.Client(server.address, secret=secret)
+    ok = bool((client() == 1).all())
+    courier.close(client)
+if child == 0:
+    kept.clear()
+    del shared
+    gc.collect()
+    for step in range(5):
+        other = courier.Shared(np.full(1 << 18, 2.0))
+        pickle.dumps(other, 5, buffer_callback=lambda buffer: None)
+    os._exit(0 if ok else 1)
+print(os.waitpid(child, 0)[1], ok, bool((pickle.loads(data, buffers=kept) == 1).all()))
+"""
+
+
+def test_a_forked_child_goes_on_with_it_and_does_not_write_to_what_its_parent_shares(
+    script: Script,
+) -> None:
+    out, err = script(_FORK).communicate(timeout=60)
+    assert out == "0 True True\n", err
 
 
 def test_where_there_is_no_memory_without_a_name_it_is_sent_as_all_else(

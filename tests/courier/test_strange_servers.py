@@ -5,7 +5,7 @@ import contextlib
 import itertools
 import pickle
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import grpc
@@ -16,6 +16,7 @@ import courier
 from courier._engine.frames import Kind
 from courier._secret import SessionKey
 from tests.courier.by_hand import Visitor, answered_by_hand
+from tests.courier.conftest import Connect
 
 _NO_COURIER = (courier.ProtocolError, courier.ServerUnreachableError)
 
@@ -40,7 +41,7 @@ def grpc_server(answer: Any) -> Iterator[str]:
 
 @pytest.mark.parametrize("code", list(grpc.StatusCode), ids=lambda code: code.name)
 def test_no_status_of_any_server_leaks_an_error_of_grpc(
-    code: grpc.StatusCode, connect: Callable[..., Any]
+    code: grpc.StatusCode, connect: Connect
 ) -> None:
     def answer(_: Any, context: grpc.ServicerContext) -> Iterator[bytes]:
         context.set_code(code)
@@ -56,7 +57,7 @@ def test_no_status_of_any_server_leaks_an_error_of_grpc(
 
 
 def test_a_grpc_server_that_is_none_of_ours_is_told_from_one_that_is_not_there(
-    connect: Callable[..., Any],
+    connect: Connect,
 ) -> None:
     with grpc_server(None) as address:
         client = connect(address, call_timeout=10)
@@ -80,7 +81,7 @@ def test_a_grpc_server_that_is_none_of_ours_is_told_from_one_that_is_not_there(
     ids=["http", "ssh", "long", "zeros", "empty", "short", "no proof"],
 )
 def test_something_that_is_no_server_of_ours_is_found_out_soon(
-    connect: Callable[..., Any], answer: bytes, wait: bool
+    connect: Connect, answer: bytes, wait: bool
 ) -> None:
     # Soon is long before the end of an attempt, also where the machine is slow.
     timing = courier.Timing(attempt_s=60.0)
@@ -103,7 +104,7 @@ def test_something_that_is_no_server_of_ours_is_found_out_soon(
 
 
 def test_who_hangs_up_at_once_is_unreachable_after_some_attempts(
-    connect: Callable[..., Any],
+    connect: Connect,
 ) -> None:
     came: list[Visitor] = []
 
@@ -118,9 +119,7 @@ def test_who_hangs_up_at_once_is_unreachable_after_some_attempts(
     assert 4 <= len(came) < 50
 
 
-def test_who_hangs_up_at_first_is_called_again(
-    connect: Callable[..., Any], secret: courier.Secret
-) -> None:
+def test_who_hangs_up_at_first_is_called_again(connect: Connect, secret: courier.Secret) -> None:
     came: list[Visitor] = []
 
     def behave(visitor: Visitor) -> None:
@@ -135,7 +134,7 @@ def test_who_hangs_up_at_first_is_called_again(
         courier.close(client)
 
 
-def test_who_never_says_a_word_is_given_up_in_time(connect: Callable[..., Any]) -> None:
+def test_who_never_says_a_word_is_given_up_in_time(connect: Connect) -> None:
     with answered_by_hand(lambda visitor: visitor.is_hung_up_on() or None) as address:
         for wait in (True, False):
             client = connect(address, wait_for_ready=wait, call_timeout=0.3)
@@ -152,7 +151,7 @@ def test_who_never_says_a_word_is_given_up_in_time(connect: Callable[..., Any]) 
     ids=lambda kind: kind.name,
 )
 def test_a_senseless_answer_of_a_proven_server_is_an_error_of_ours(
-    connect: Callable[..., Any], secret: courier.Secret, kind: Kind
+    connect: Connect, secret: courier.Secret, kind: Kind
 ) -> None:
     def behave(visitor: Visitor) -> None:
         visitor.greet(secret)
@@ -168,7 +167,7 @@ def test_a_senseless_answer_of_a_proven_server_is_an_error_of_ours(
 
 
 def test_items_that_make_no_sense_are_an_error_of_ours(
-    connect: Callable[..., Any], secret: courier.Secret
+    connect: Connect, secret: courier.Secret
 ) -> None:
     def behave(visitor: Visitor) -> None:
         visitor.greet(secret)
@@ -214,7 +213,7 @@ class Breaking:
 
 
 def test_a_reply_that_is_lost_half_way_is_asked_for_again_over_a_new_connection(
-    connect: Callable[..., Any], secret: courier.Secret
+    connect: Connect, secret: courier.Secret
 ) -> None:
     fake = Breaking(secret, breaks=2)
     with answered_by_hand(fake) as address:
@@ -227,7 +226,7 @@ def test_a_reply_that_is_lost_half_way_is_asked_for_again_over_a_new_connection(
 
 @pytest.mark.parametrize(("marked", "sent"), [(True, 4), (False, 1)])
 def test_a_reply_that_is_always_lost_is_asked_for_a_few_times_if_that_is_allowed(
-    connect: Callable[..., Any], secret: courier.Secret, marked: bool, sent: int
+    connect: Connect, secret: courier.Secret, marked: bool, sent: int
 ) -> None:
     fake = Breaking(secret, breaks=100, marked=marked)
     with answered_by_hand(fake) as address:
@@ -239,7 +238,7 @@ def test_a_reply_that_is_always_lost_is_asked_for_a_few_times_if_that_is_allowed
 
 
 def test_a_call_that_a_stopping_server_refused_is_answered_by_the_next(
-    connect: Callable[..., Any], secret: courier.Secret
+    connect: Connect, secret: courier.Secret
 ) -> None:
     """It did not run, so that it may be sent again though it is not marked."""
     seen: list[bytes] = []
