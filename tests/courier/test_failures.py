@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import courier
+from launchpad_lite.testing import poll_until
 from tests.courier.conftest import Connect, Reserve, Script, Serve
 from tests.courier.waiting import wait_until
 
@@ -156,6 +157,37 @@ def test_waiting_for_a_server_that_never_comes_times_out(
         assert isinstance(future.exception(20), courier.CallTimeoutError)
     with pytest.raises(courier.CallTimeoutError):
         courier.wait_until_ready(client, 0.1)
+
+
+def test_a_client_told_to_stop_waiting_fails_calls_that_wait_and_later_ones(
+    serve: Serve, connect: Connect, reserve: Reserve
+) -> None:
+    client = connect(f"127.0.0.1:{reserve()}")
+    waiting = [client.futures.fine() for _ in range(3)]
+    courier.stop_waiting(client)
+    for future in (*waiting, client.futures.fine()):
+        assert isinstance(future.exception(20), courier.ServerUnreachableError)
+    _, answered = serve(Handler())
+    courier.stop_waiting(answered)
+    assert answered.fine() == "fine"
+
+
+def test_a_call_that_waits_for_a_server_to_come_back_fails_too(serve: Serve) -> None:
+    server, client = serve(Handler())
+    assert client.fine() == "fine"
+    server.stop()
+    waiting = poll_until(lambda: _waiting_call(client))
+    courier.stop_waiting(client)
+    assert isinstance(waiting.exception(20), courier.ServerUnreachableError)
+
+
+def _waiting_call(client: Any) -> Any:
+    """A call that was not lost with the connection, but waits for the next one."""
+    future = client.futures.fine()
+    try:
+        return None if isinstance(future.exception(0.3), courier.ServerLostError) else future
+    except concurrent.futures.TimeoutError:
+        return future
 
 
 _LOST = """
