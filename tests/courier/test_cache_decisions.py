@@ -225,4 +225,4 @@ class TestOrdersOfEvents(Machine.TestCase):  # type: ignore[misc]
 
 @pytest.mark.slow
 class TestMoreOrdersOfEvents(Machine.TestCase):  # type: ignore[misc]
-    settings = settings(max_examples=300, stateful_step_count=40)
+    settings = settings(max_examples=200, stateful_step_count=40)
