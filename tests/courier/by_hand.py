@@ -26,6 +26,20 @@ from courier._engine.handshake import (
 from courier._parcel import Parcel
 from courier.errors import AuthenticationError
 
+#: What our clients say first.
+OPENING = prefix(Purpose.CALLS)
+
+
+def connected(address: str, unix: str = "") -> socket.socket:
+    """Connects to the port, or to the unix socket, of a server."""
+    if unix:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.connect(unix)
+    else:
+        sock = socket.create_connection(split_address(address))
+    sock.settimeout(20)
+    return sock
+
 
 class HungUpError(Exception):
     """The other side left."""
@@ -127,11 +141,7 @@ class Stranger(_Side):
         unix: str = "",
         server: bytes = NO_NAME,
     ) -> None:
-        if unix:
-            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            sock.connect(unix)
-        else:
-            sock = socket.create_connection(split_address(address))
+        sock = connected(address, unix)
         super().__init__(sock)
         handshake = ClientHandshake(secret, server)
         sock.sendall(prefix(Purpose.CALLS) + handshake.hello())

@@ -2,6 +2,8 @@
 
 import contextlib
 import itertools
+import os
+import pickle
 import socket
 import subprocess
 import sys
@@ -15,10 +17,12 @@ import pytest
 
 import courier
 from courier._engine import dialing
+from tests.courier.machines import Machines, why_not
 from tests.courier.scripts import started
 
 Serve = Callable[..., tuple[courier.Server, Any]]
 Script = Callable[..., subprocess.Popen[str]]
+RunOn = Callable[..., subprocess.Popen[str]]
 
 _ROOT = Path(__file__).resolve().parents[2]
 
@@ -81,6 +85,39 @@ def script(tmp_path: Path, secret: courier.Secret) -> Iterator[Script]:
 
 
 @pytest.fixture
+def machines() -> Iterator[Machines]:
+    if reason := why_not():
+        assert os.environ.get("CI") != "true", f"CI checks this: {reason}"
+        pytest.skip(reason)
+    made = Machines()
+    try:
+        made.make()
+        yield made
+    finally:
+        made.remove()
+
+
+@pytest.fixture
+def run_on(tmp_path: Path, secret: courier.Secret) -> Iterator[RunOn]:
+    """Runs source code on one of two machines."""
+    numbers = itertools.count()
+
+    def start(space: str, source: str, *args: object) -> subprocess.Popen[str]:
+        path = tmp_path / f"there_{next(numbers)}.py"
+        path.write_text(
+            f"import sys; sys.path.insert(0, {str(_ROOT)!r})\n"
+            "import threading, time\nimport numpy as np\nimport courier\n"
+            f"secret = courier.Secret({secret.reveal()!r})\n"
+            "def say(*words):\n    print(*words, flush=True)\n" + source
+        )
+        command = ["ip", "netns", "exec", space, sys.executable, str(path), *map(str, args)]
+        return run(command)
+
+    with started() as run:
+        yield start
+
+
+@pytest.fixture
 def reserve() -> Iterator[Reserve]:
     """Picks ports that nobody else is given during the test; servers there need `share_port`."""
     with contextlib.ExitStack() as stack:
@@ -92,6 +129,34 @@ def reserve() -> Iterator[Reserve]:
             return int(sock.getsockname()[1])
 
         yield pick
+
+
+class Bomb:
+    """Leaves a mark where it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self._mark = mark
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self._mark,)
+
+
+@pytest.fixture
+def value_bomb(tmp_path: Path) -> Iterator[bytes]:
+    """A pickle that nobody may unpickle; looks afterwards whether anybody has."""
+    mark = tmp_path / "mark"
+    data = pickle.dumps(Bomb(mark))
+    pickle.loads(data)
+    assert mark.exists(), "a bomb that does not work proves nothing"
+    mark.unlink()
+    yield data
+    assert not mark.exists()
+
+
+@pytest.fixture
+def bomb(tmp_path: Path, value_bomb: bytes) -> bytes:
+    """The same as arguments of a call."""
+    return pickle.dumps(((Bomb(tmp_path / "mark"),), {}))
 
 
 def go_by(way: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:

@@ -9,36 +9,17 @@ import struct
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import courier
 from courier._engine.frames import Chunk, Frame, FrameReader, Kind, Seals, encode
-from courier._engine.handshake import (
-    LENGTH,
-    NO_NAME,
-    ClientHandshake,
-    Introduction,
-    Purpose,
-    SessionKeys,
-    prefix,
-)
 from courier._parcel import Parcel
+from tests.courier.by_hand import Stranger, connected
 from tests.courier.waiting import wait_until
 
 #: Threads that wait for work a while, and then end, and the one that comes with the first work.
 _POOLS = ("courier-handler", "courier-control", "courier-transfer", "courier-watch")
 #: Nothing that a stranger sends may cost more than this for long.
 _SLACK_BYTES = 64 << 20
-
-
-class Bomb:
-    """Leaves a mark where it is unpickled."""
-
-    def __init__(self, mark: Path) -> None:
-        self._mark = mark
-
-    def __reduce__(self) -> Any:
-        return Path.touch, (self._mark,)
 
 
 # Bytes
@@ -118,57 +99,25 @@ def mutated(data: bytes, chance: random.Random) -> bytes:
 # Peers
 
 
-def receive(sock: socket.socket, count: int) -> bytes:
-    data = b""
-    while len(data) < count:
-        piece = sock.recv(count - len(data))
-        if not piece:
-            raise ConnectionResetError("hung up")
-        data += piece
-    return data
-
-
-def receive_welcome(sock: socket.socket) -> bytes:
-    return receive(sock, *LENGTH.unpack(receive(sock, LENGTH.size)))
-
-
-def shake_hands(
-    sock: socket.socket, secret: courier.Secret | None, server: bytes = NO_NAME
-) -> tuple[Introduction, SessionKeys]:
-    """Proves itself to a server by hand."""
-    handshake = ClientHandshake(secret, server)
-    sock.sendall(prefix(Purpose.CALLS) + handshake.hello())
-    proof, introduction, keys = handshake.prove(receive_welcome(sock))
-    sock.sendall(proof)
-    return introduction, keys
-
-
-def introduction_of(server: courier.Server) -> Introduction:
-    with socket.create_connection(("127.0.0.1", server.port), 10) as sock:
-        return shake_hands(sock, server.secret)[0]
-
-
 class Way:
     """A way to a server: its port, or its unix socket."""
 
     def __init__(self, server: courier.Server, name: str) -> None:
-        self.is_local = name == "unix"
         self.server = server
-        self._introduction = introduction_of(server)
+        self._unix = ""
+        with Stranger(server.address, server.secret) as scout:
+            scout.send([scout.proof])
+            if name == "unix":
+                self._unix = scout.introduction.local
 
     def connect(self) -> socket.socket:
-        if not self.is_local:
-            return socket.create_connection(("127.0.0.1", self.server.port), 10)
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        sock.settimeout(10)
-        sock.connect(self._introduction.local)
-        return sock
+        return connected(self.server.address, self._unix)
 
     def connect_proven(self) -> tuple[socket.socket, Seals | None]:
         """Connects and shakes hands; returns what seals the frames that are sent."""
-        sock = self.connect()
-        _, keys = shake_hands(sock, self.server.secret)
-        return sock, None if self.is_local else Seals(keys.requests)
+        stranger = Stranger(self.server.address, self.server.secret, unix=self._unix)
+        stranger.send([stranger.proof])
+        return stranger.socket, stranger.seals
 
 
 def send_anyway(sock: socket.socket, data: bytes) -> None:
@@ -220,12 +169,6 @@ def segments(pid: int | str = "self") -> list[str]:
         if "memfd:courier" in line
     ]
     return mapped + [target for target in descriptors(pid) if "memfd:courier" in target]
-
-
-def socket_names() -> list[str]:
-    """Returns the names of all unix sockets of this machine that are ours."""
-    lines = Path("/proc/net/unix").read_text().splitlines()
-    return [name for line in lines if "courier" in (name := line.split()[-1])]
 
 
 def _lasting_threads() -> int:

@@ -19,11 +19,11 @@ _OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel
 
 
 class Refused(Exception):  # noqa: N818 - a word of the protocol
-    """The reply is none of a value; holds its head."""
+    """The reply is none of a value; says what it is."""
 
     def __init__(self, head: pb.ReplyHead) -> None:
         super().__init__(head.text)
-        self.head = head
+        self.kind = pb.ReplyHead.Kind.Name(head.kind)
 
 
 class GrpcClient:

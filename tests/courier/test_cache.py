@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import courier
+from tests.courier import shared_memory
 from tests.courier.conftest import Connect, Reserve, Serve
 from tests.courier.waiting import wait_until
 
@@ -170,16 +171,6 @@ def make(serve: Serve, connect: Connect) -> Make:
 
 def _descriptors() -> int:
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
-
-
-def _shared_descriptors() -> int:
-    targets = []
-    for entry in Path("/proc/self/fd").iterdir():
-        try:
-            targets.append(str(entry.readlink()))
-        except OSError:
-            continue
-    return sum("memfd:courier-shared" in target for target in targets)
 
 
 # How old an answer is
@@ -557,7 +548,7 @@ def test_arrays_beyond_the_descriptors_of_a_process_lie_in_its_own_memory(
     # A quarter of what a process may have is for answers.
     monkeypatch.setattr(resource, "getrlimit", lambda _: (4 * 12, 4 * 12))
     room = make()
-    before = _shared_descriptors()
+    before = shared_memory.descriptors()
     for count in (4, 8, 3):
         for _ in range(2):
             result = room.client.many(count, _SIZE)
@@ -566,7 +557,7 @@ def test_arrays_beyond_the_descriptors_of_a_process_lie_in_its_own_memory(
                 array[:] = -1
             del result, array
     assert room.target.calls == 3
-    assert _shared_descriptors() <= before + 3 * 12  # readers of this process map them too
+    assert shared_memory.descriptors() <= before + 3 * 12  # readers of this process map them too
 
 
 # How it is made

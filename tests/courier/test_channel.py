@@ -1,25 +1,35 @@
+import contextlib
 import socket
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from courier._engine.carrier import UnixCarrier
 from courier._engine.channel import Channel, NothingSentError
 from courier._engine.frames import Frame, Kind
+from courier._frozen import AVAILABLE
 from courier._parcel import Parcel
+from courier._shared import MIN_BYTES
+from courier._timing import USUAL, Timing
 
 _KEY = bytes(32)
+
+
+def _pair(timing: Timing = USUAL) -> tuple[Channel, Channel]:
+    ours, theirs = (
+        Channel(UnixCarrier(end, "the test"), receive_key=_KEY, send_key=_KEY, timing=timing)
+        for end in socket.socketpair()
+    )
+    return ours, theirs
 
 
 @pytest.fixture
 def pair() -> Iterator[tuple[Channel, Channel]]:
     """Two ends of a connection."""
-    ends = [
-        Channel(UnixCarrier(end, "the test"), receive_key=_KEY, send_key=_KEY)
-        for end in socket.socketpair()
-    ]
-    yield ends[0], ends[1]
+    ends = _pair()
+    yield ends
     for end in ends:
         if not end.is_closed:
             end.close()
@@ -62,3 +72,24 @@ def test_nothing_is_sent_over_a_closed_connection_and_that_is_said(
     ours.close()
     with pytest.raises(NothingSentError):
         ours.send(Kind.VALUE, 1, Parcel(bytes(size)), b"")
+
+
+@pytest.mark.skipif(not AVAILABLE, reason="needs memfd_create")
+def test_memory_that_nobody_used_for_long_is_given_back() -> None:
+    ours, theirs = _pair(Timing(segment_idle_s=0.0))
+    large = Parcel(b"", [memoryview(bytes(MIN_BYTES))])
+    before = Path("/proc/self/maps").read_text().count("memfd:courier")
+
+    def held() -> int:
+        return Path("/proc/self/maps").read_text().count("memfd:courier") - before
+
+    with contextlib.closing(ours), contextlib.closing(theirs):
+        assert ours.send(Kind.VALUE, 1, large, b"")
+        received = _all_of(theirs)
+        ours.tidy()  # not what is in use
+        theirs.tidy()
+        assert held() == 2
+        received.clear()
+        ours.tidy()
+        theirs.tidy()
+        assert held() == 0

@@ -31,31 +31,27 @@ from courier._engine.handshake import (
     Introduction,
     Purpose,
     ServerHandshake,
-    SessionKeys,
     prefix,
     read_prefix,
 )
 from courier._parcel import Parcel
 from courier._proto import courier_pb2 as pb
+from tests.courier.by_hand import Visitor, answered_by_hand
 from tests.courier.conftest import Serve
 from tests.courier.fuzzing import (
-    Bomb,
     Way,
     call_frame,
     cut,
     feed,
-    introduction_of,
     is_hung_up,
     joined,
     mutated,
     nothing_left,
-    receive,
     resident_bytes,
     send_anyway,
     slam,
 )
 from tests.courier.test_security import Wire
-from tests.courier.waiting import wait_until
 
 KEY = bytes(range(32))
 GOOD = pickle.dumps(((), {}))
@@ -135,9 +131,10 @@ def meaning(message: Message) -> Content:
 
 
 _CUTS = st.lists(st.integers(1, 90_000), min_size=1, max_size=8)
-some = settings(max_examples=40, deadline=None)
+some = settings(max_examples=40)
 
 
+@pytest.mark.slow
 @given(st.lists(messages(), max_size=5), _CUTS, st.booleans())
 @some
 def test_frames_come_out_as_they_were_encoded_however_they_are_cut(
@@ -206,8 +203,9 @@ def small_heads(chance: random.Random) -> bytes:
     )
 
 
+@pytest.mark.slow
 @given(st.integers(0, 1 << 32), st.lists(messages(), max_size=3), _CUTS, st.booleans())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_junk_is_a_protocol_error_or_waits_for_more(
     seed: int, sent: list[Message], cuts: list[int], sealed: bool
 ) -> None:
@@ -219,7 +217,7 @@ def test_junk_is_a_protocol_error_or_waits_for_more(
 
 
 @given(st.integers(0, 1 << 32), st.integers(1, 50))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_how_a_stream_is_cut_does_not_change_what_it_says(seed: int, size: int) -> None:
     stream = small_heads(random.Random(seed))
     assert outcome(stream, [size]) == outcome(stream, [len(stream)])
@@ -253,7 +251,7 @@ def test_what_is_only_announced_takes_no_memory(
 
 
 @given(st.lists(messages(), min_size=1, max_size=3), st.randoms(use_true_random=False), _CUTS)
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @pytest.mark.slow
 def test_a_seal_covers_every_byte_of_head_and_pickle(
     sent: list[Message], chance: random.Random, cuts: list[int]
@@ -311,13 +309,24 @@ def key() -> courier.Secret:
     return courier.Secret.generate()
 
 
-@given(st.one_of(st.binary(max_size=300), st.binary(max_size=40).map(lambda tail: MAGIC + tail)))
+@given(
+    st.one_of(st.binary(max_size=300), st.binary(max_size=40).map(lambda tail: MAGIC + tail)),
+    st.binary(min_size=HELLO_BYTES, max_size=HELLO_BYTES),
+    st.binary(max_size=64),
+)
 @some
-def test_junk_is_no_prefix(data: bytes) -> None:
-    if data in {prefix(purpose) for purpose in Purpose}:
-        return
-    with pytest.raises(courier.errors.ProtocolError):
-        read_prefix(data)
+def test_junk_is_no_prefix_no_welcome_and_no_proof(data: bytes, hello: bytes, proof: bytes) -> None:
+    if data not in {prefix(purpose) for purpose in Purpose}:
+        with pytest.raises(courier.errors.ProtocolError):
+            read_prefix(data)
+    with pytest.raises((courier.ProtocolError, courier.AuthenticationError)):
+        ClientHandshake(courier.Secret(KEY)).prove(data)
+    handshake = ServerHandshake(courier.Secret(KEY), _INTRODUCTION)
+    with pytest.raises(courier.errors.AuthenticationError):
+        handshake.check(b"")  # before the hello
+    handshake.welcome(hello)
+    with pytest.raises(courier.errors.AuthenticationError):
+        handshake.check(proof)
 
 
 _JSON = st.recursive(
@@ -337,7 +346,7 @@ _FIELDS = st.dictionaries(
         st.sampled_from((b"[" * 100_000, b'{"name":' * 50_000, b"1" * 5_000, b"\xff\xfe{")),
     )
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @pytest.mark.slow
 def test_junk_is_no_introduction(data: bytes) -> None:
     try:
@@ -348,29 +357,8 @@ def test_junk_is_no_introduction(data: bytes) -> None:
     assert all(isinstance(text, str) for text in texts)
 
 
-@given(st.binary(max_size=400))
-@some
-def test_junk_is_no_welcome(data: bytes) -> None:
-    with pytest.raises((courier.ProtocolError, courier.AuthenticationError)):
-        ClientHandshake(courier.Secret(KEY)).prove(data)
-
-
-@given(st.binary(min_size=HELLO_BYTES, max_size=HELLO_BYTES), st.binary(max_size=64))
-@some
-def test_junk_is_no_proof(hello: bytes, proof: bytes) -> None:
-    handshake = ServerHandshake(courier.Secret(KEY), _INTRODUCTION)
-    handshake.welcome(hello)
-    with pytest.raises(courier.errors.AuthenticationError):
-        handshake.check(proof)
-
-
-def test_no_proof_counts_before_the_hello(key: courier.Secret) -> None:
-    with pytest.raises(courier.errors.AuthenticationError):
-        ServerHandshake(key, _INTRODUCTION).check(b"")
-
-
 @given(st.randoms(use_true_random=False))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_a_changed_welcome_is_refused(chance: random.Random) -> None:
     client, server = (
         ClientHandshake(courier.Secret(KEY)),
@@ -397,16 +385,6 @@ def test_a_changed_proof_is_refused(bit: int) -> None:
     with pytest.raises(courier.errors.AuthenticationError):
         server.check(bytes(changed))
     server.check(proof)
-
-
-@pytest.mark.parametrize("others", [None, courier.Secret(bytes(32))], ids=["none", "another"])
-def test_who_holds_another_secret_is_refused_by_both_sides(
-    key: courier.Secret, others: courier.Secret | None
-) -> None:
-    for mine, theirs in ((key, others), (others, key)):
-        client, server = ClientHandshake(mine), ServerHandshake(theirs, _INTRODUCTION)
-        with pytest.raises(courier.errors.AuthenticationError):
-            client.prove(server.welcome(client.hello())[LENGTH.size :])
 
 
 def test_what_was_said_in_one_handshake_is_worth_nothing_in_another(key: courier.Secret) -> None:
@@ -459,53 +437,28 @@ class Target:
 
 
 @pytest.fixture
-def mark(tmp_path: Path) -> Path:
-    return tmp_path / "mark"
-
-
-@pytest.fixture
-def bomb(mark: Path) -> bytes:
-    data = pickle.dumps(((Bomb(mark),), {}))
-    pickle.loads(data)
-    assert mark.exists(), "a bomb that does not work proves nothing"
-    mark.unlink()
-    return data
-
-
-@pytest.fixture
 def target() -> Target:
     return Target()
 
 
 @pytest.fixture
-def server(
-    serve: Serve, target: Target, mark: Path, connect: Callable[..., Any]
-) -> Iterator[courier.Server]:
+def server(serve: Serve, target: Target, connect: Callable[..., Any]) -> Iterator[courier.Server]:
     """Answers old and new clients, during and after the test, as if nothing had happened."""
     server, client = serve(target, in_process="wire", client={"call_timeout": 20})
     assert client.alive() == "yes"
     # What an answer costs once only is not what strangers cost.
-    introduction_of(server)
+    Way(server, "tcp")
     with grpc.insecure_channel(server.address) as channel:
         Wire(channel, server.secret)
     with nothing_left():
         yield server
         assert client.alive() == "yes"
     assert connect(server.address, call_timeout=20).alive() == "yes"
-    assert not mark.exists()
 
 
 @pytest.fixture(params=["tcp", "unix"])
 def way(server: courier.Server, request: pytest.FixtureRequest) -> Way:
     return Way(server, request.param)
-
-
-def test_frames_sent_by_hand_are_answered(way: Way, target: Target) -> None:
-    sock, seals = way.connect_proven()
-    with sock:
-        sock.sendall(call_frame(1, GOOD, seals=seals))
-        assert sock.recv(1)
-    assert target.calls == 1
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -532,31 +485,6 @@ def test_junk_before_the_proof_does_no_harm(
                 if chance.random() < 0.2:
                     slam(sock)
     assert target.calls == 0
-
-
-def test_a_wrong_proof_is_answered_by_hanging_up(way: Way, bomb: bytes) -> None:
-    for secret in (None, courier.Secret.generate()):
-        with way.connect() as sock:
-            mine = ClientHandshake(secret)
-            sock.sendall(prefix(Purpose.CALLS) + mine.hello())
-            send_anyway(sock, bytes(PROOF_BYTES) + call_frame(1, bomb))
-            assert is_hung_up(sock)
-
-
-def test_a_proof_cannot_be_replayed(way: Way, bomb: bytes, secret: courier.Secret) -> None:
-    handshake = ClientHandshake(secret)
-    said = prefix(Purpose.CALLS) + handshake.hello()
-    with way.connect() as sock:
-        sock.sendall(said)
-        length = LENGTH.unpack(sock.recv(LENGTH.size))[0]
-        welcome = b""
-        while len(welcome) < length:
-            welcome += sock.recv(length - len(welcome))
-        proof, _, _ = handshake.prove(welcome)
-        sock.sendall(proof)
-    with way.connect() as sock:
-        send_anyway(sock, said + proof + call_frame(1, bomb))
-        assert is_hung_up(sock)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -614,32 +542,6 @@ def test_arguments_of_a_wrong_shape_are_refused_as_such(
         got: set[int] = set()
         while len(got) < 2:
             got |= {frame.call for frame in feed(reader, [sock.recv(1 << 16)])}
-
-
-def test_frames_that_are_left_out_or_repeated_on_the_way_end_the_connection(
-    server: courier.Server, target: Target
-) -> None:
-    for order in ([1], [0, 0], [0, 2], [0, 1, 1]):
-        data = pickle.dumps(((order,), {}))
-        sock, seals = Way(server, "tcp").connect_proven()
-        sock.settimeout(20)
-        with sock:
-            written = [call_frame(n, data, seals=seals) for n in range(3)]
-            sock.sendall(b"".join(written[index] for index in order))
-            assert is_hung_up(sock)
-        intact = next(at for at, index in enumerate(order) if at != index)
-        # Not all calls: one of another order may run only now.
-        assert target.given.count((order,)) <= intact
-
-
-def test_a_changed_frame_is_not_unpickled(server: courier.Server, bomb: bytes) -> None:
-    sock, seals = Way(server, "tcp").connect_proven()
-    with sock:
-        written = bytearray(call_frame(1, bytes(len(bomb)), seals=seals))
-        at = written.index(bytes(len(bomb)))
-        written[at : at + len(bomb)] = bomb
-        sock.sendall(written)
-        assert is_hung_up(sock)
 
 
 def test_descriptors_of_a_stranger_are_not_kept(server: courier.Server) -> None:
@@ -742,7 +644,7 @@ _SETTINGS = bytes(3) + b"\x04" + bytes(5)
 
 
 @pytest.fixture
-def grpc_server(serve: Serve, target: Target, mark: Path) -> Iterator[courier.Server]:
+def grpc_server(serve: Serve, target: Target) -> Iterator[courier.Server]:
     server, client = serve(target, in_process="wire", client={"call_timeout": 20})
     assert client.alive() == "yes"
     with grpc.insecure_channel(server.address) as channel:
@@ -751,7 +653,6 @@ def grpc_server(serve: Serve, target: Target, mark: Path) -> Iterator[courier.Se
             yield server
             assert client.alive() == "yes"
             assert Wire(channel, server.secret).is_trusted
-    assert not mark.exists()
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -814,56 +715,14 @@ def test_frames_in_a_grpc_stream_need_a_proof_too(
 
 # (e) A client whose server is none
 
-Script = Callable[[socket.socket], None]
+Script = Callable[[Visitor], None]
 
 
 @pytest.fixture
 def rogue() -> Iterator[Callable[[Script], str]]:
     """Listens, and does with each connection what it is told; returns the address."""
     with contextlib.ExitStack() as stack:
-
-        def start(script: Script) -> str:
-            listener = socket.create_server(("127.0.0.1", 0))
-            done = threading.Event()
-            held: list[socket.socket] = []
-
-            def serve() -> None:
-                while not done.is_set():
-                    try:
-                        sock, _ = listener.accept()
-                    except OSError:
-                        return
-                    sock.settimeout(10)
-                    held.append(sock)
-                    with contextlib.suppress(OSError, courier.CourierError):
-                        script(sock)
-
-            def stop() -> None:
-                done.set()
-                listener.shutdown(socket.SHUT_RDWR)
-                for sock in held:
-                    with contextlib.suppress(OSError):
-                        sock.shutdown(socket.SHUT_RDWR)
-                thread.join()
-                # Only now: until then somebody may still have been let in.
-                listener.close()
-                for sock in held:
-                    sock.close()
-
-            thread = threading.Thread(target=serve)
-            thread.start()
-            stack.callback(stop)
-            return f"127.0.0.1:{listener.getsockname()[1]}"
-
-        yield start
-
-
-def welcome(sock: socket.socket, secret: courier.Secret | None) -> SessionKeys:
-    """Does as a server does that proves itself."""
-    said = receive(sock, 8 + HELLO_BYTES)
-    handshake = ServerHandshake(secret, Introduction("ab" * NAME_BYTES, idempotent=("again",)))
-    sock.sendall(handshake.welcome(said[8:]))
-    return handshake.check(receive(sock, PROOF_BYTES))
+        yield lambda script: stack.enter_context(answered_by_hand(script))
 
 
 def call_all_ways(client: Any) -> None:
@@ -876,10 +735,6 @@ def call_all_ways(client: Any) -> None:
     with contextlib.suppress(courier.CourierError):
         for _, item in zip(range(20), client.items(), strict=False):
             assert item is not None
-
-
-def _wait_for_hello(sock: socket.socket) -> None:
-    sock.recv(1)
 
 
 _BEFORE_THE_PROOF: dict[str, Callable[[random.Random, bytes], bytes]] = {
@@ -902,46 +757,27 @@ def test_a_client_outlives_what_is_no_server(
     rogue: Callable[[Script], str],
     connect: Callable[..., Any],
     bomb: bytes,
-    mark: Path,
     stage: str,
 ) -> None:
     chance = random.Random(stage)
 
-    def answer(sock: socket.socket) -> None:
-        _wait_for_hello(sock)
-        sock.sendall(_BEFORE_THE_PROOF[stage](chance, bomb))
-        slam(sock) if chance.random() < 0.5 else sock.close()
+    def answer(visitor: Visitor) -> None:
+        visitor.receive(1)
+        visitor.send([_BEFORE_THE_PROOF[stage](chance, bomb)])
+        if chance.random() < 0.5:
+            slam(visitor.socket)
 
     client = connect(rogue(answer), call_timeout=0.4, wait_for_ready=False)
     call_all_ways(client)
-    assert not mark.exists()
-
-
-def test_a_server_without_the_secret_gets_no_call(
-    rogue: Callable[[Script], str], connect: Callable[..., Any]
-) -> None:
-    heard: list[bytes] = []
-
-    def answer(sock: socket.socket) -> None:
-        said = sock.recv(8 + HELLO_BYTES)
-        handshake = ServerHandshake(courier.Secret.generate(), Introduction("ab" * 16))
-        sock.sendall(handshake.welcome(said[8:]))
-        heard.append(sock.recv(1000))
-
-    client = connect(rogue(answer), call_timeout=20)
-    with pytest.raises(courier.AuthenticationError):
-        client.hit()
-    wait_until(lambda: heard)
-    assert not any(heard)
 
 
 def test_a_timeout_holds_against_a_server_that_says_a_byte_at_a_time(
     rogue: Callable[[Script], str], connect: Callable[..., Any]
 ) -> None:
-    def answer(sock: socket.socket) -> None:
-        sock.sendall(LENGTH.pack(1 << 20))
+    def answer(visitor: Visitor) -> None:
+        visitor.socket.sendall(LENGTH.pack(1 << 20))
         for _ in range(600):
-            sock.sendall(b"\0")
+            visitor.socket.sendall(b"\0")
             time.sleep(0.1)
 
     # The timeout is far below what an attempt may take, also where the machine is slow.
@@ -967,17 +803,16 @@ def test_a_client_outlives_junk_of_a_proven_server(
     kinds = [*(int(kind) for kind in Kind), 0, 99]
     value = pickle.dumps("fine")
 
-    def answer(sock: socket.socket) -> None:
-        seals = Seals(welcome(sock, secret).replies)
-        sock.recv(1)
+    def answer(visitor: Visitor) -> None:
+        visitor.greet(secret, idempotent=("again",))
+        visitor.receive(1)
         for _ in range(30):
             number = chance.choice((0, 1, 1, 2, 3, 4, 1 << 63))
             data = chance.choice((value, value, b"", chance.randbytes(20), pickle.dumps((1, 2))))
             buffers = [memoryview(bytes(10))] * chance.choice((0, 0, 1, 3))
-            frame = encode(chance.choice(kinds), number, Parcel(data, buffers), seals=seals)
+            frame = encode(chance.choice(kinds), number, Parcel(data, buffers), seals=visitor.seals)
             written = joined(frame)
-            sock.sendall(mutated(written, chance) if chance.random() < 0.05 else written)
-        sock.close()
+            visitor.send([mutated(written, chance) if chance.random() < 0.05 else written])
 
     address = rogue(answer)
     for _ in range(6):

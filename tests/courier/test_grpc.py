@@ -13,7 +13,6 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import courier
-from courier._proto import courier_pb2 as pb
 from tests.courier.conftest import Script, Serve
 from tests.courier.grpc_client import GrpcClient, Refused
 from tests.courier.waiting import wait_until
@@ -103,12 +102,10 @@ def refused(code: grpc.StatusCode) -> Iterator[None]:
     assert caught.value.code() is code
 
 
-def test_a_small_call_is_answered(client: GrpcClient) -> None:
+def test_small_calls_are_answered(client: GrpcClient) -> None:
     assert client.call("echo", 1, "two", [3.0]) == (1, "two", [3.0])
     assert client.idempotent == ["safe"]
-
-
-def test_what_a_method_raises_arrives(client: GrpcClient) -> None:
+    assert client.call("zeros", 1_000_000).sum() == 0  # a large result is fetched
     with pytest.raises(KeyError, match="text"):
         client.call("fail", "text")
 
@@ -121,10 +118,6 @@ def test_arguments_and_results_of_any_size_travel(client: GrpcClient, count: int
     assert received.flags.writeable
     many = [sent[start::7] for start in range(7)]
     assert all(map(np.array_equal, client.call("echo", *many), many))
-
-
-def test_a_large_result_of_a_small_call_is_fetched(client: GrpcClient) -> None:
-    assert client.call("zeros", 1_000_000).sum() == 0
 
 
 @pytest.mark.parametrize(("end", "size"), [(0, 1), (5, 1), (300, 1), (4, 1_000_000)])
@@ -150,39 +143,17 @@ def test_a_generator_whose_reader_leaves_is_closed(client: GrpcClient, obj: Obje
 @pytest.mark.parametrize(
     ("method", "kind", "text"),
     [
-        ("nothing", pb.ReplyHead.UNKNOWN_METHOD, "echo"),
-        ("lock", pb.ReplyHead.UNPICKLABLE, "lock"),
-        ("_private", pb.ReplyHead.UNKNOWN_METHOD, "_private"),
+        ("nothing", "UNKNOWN_METHOD", "echo"),
+        ("lock", "UNPICKLABLE", "lock"),
+        ("_private", "UNKNOWN_METHOD", "_private"),
     ],
 )
 def test_a_call_that_cannot_be_answered_says_why(
-    client: GrpcClient, method: str, kind: int, text: str
+    client: GrpcClient, method: str, kind: str, text: str
 ) -> None:
     with pytest.raises(Refused, match=text) as caught:
         client.call(method)
-    assert caught.value.head.kind == kind
-
-
-def test_a_replayed_request_runs_once(client: GrpcClient, obj: Object) -> None:
-    request, parcel = client.request("echo")
-    request.pickle = parcel[0]
-    client.unary(request.SerializeToString(), timeout=20)
-    for _ in range(3):
-        with refused(Code.UNAUTHENTICATED):
-            client.unary(request.SerializeToString(), timeout=20)
-    assert obj.calls == 1
-
-
-def test_a_client_with_another_secret_is_refused(serve: Serve, reach: Reach, obj: Object) -> None:
-    server, _ = serve(obj)
-    for known in (None, courier.Secret.generate()):
-        stranger = reach(server, known)
-        assert not stranger.is_trusted
-        with refused(Code.UNAUTHENTICATED):
-            stranger.call("echo")
-        with refused(Code.UNAUTHENTICATED):
-            stranger.call("echo", np.zeros(1_000_000))
-    assert obj.calls == 0
+    assert caught.value.kind == kind
 
 
 @pytest.mark.parametrize("size", [1, 1_000_000], ids=["small", "in pieces"])
@@ -204,6 +175,7 @@ def test_a_full_server_says_that_it_is_busy(
         assert [future.result(20) for future in futures] == ["done", "done"]
 
 
+@pytest.mark.slow
 def test_a_deadline_is_seen_by_the_handler(client: GrpcClient, obj: Object) -> None:
     obj.linger_s = 3.0  # the client's own clock may be late
     for _ in range(10):
@@ -245,12 +217,12 @@ def test_stop_lets_running_calls_end(serve: Serve, reach: Reach, obj: Object) ->
         assert obj.entered.acquire(timeout=20)
         stopping = threads.submit(server.stop, 20)
         wait_until(lambda: not server.has_started)
-        time.sleep(1.0)
         obj.release.set()
         assert future.result(20) == "done"
         assert stopping.result(30) == []
 
 
+@pytest.mark.slow
 def test_stop_keeps_its_deadline_though_calls_run(serve: Serve, reach: Reach, obj: Object) -> None:
     server, _ = serve(obj, timing=courier.Timing(epilogue_s=5.0))
     client = reach(server)

@@ -12,6 +12,7 @@ import pytest
 import courier
 from courier._engine import host
 from courier._engine.caller import Caller
+from courier._engine.channel import Channel, NothingSentError
 from courier._engine.guest import Guest
 from courier._engine.host import Host
 from courier._engine.link import Link
@@ -168,6 +169,7 @@ def test_what_has_come_goes_on_before_a_pump_stops(monkeypatch: pytest.MonkeyPat
         assert client.recv(64) == b""
 
 
+@pytest.mark.slow
 def test_a_pump_stops_though_nobody_takes_what_has_come() -> None:
     client, outer = socket.socketpair()
     inner, server = socket.socketpair()
@@ -180,3 +182,35 @@ def test_a_pump_stops_though_nobody_takes_what_has_come() -> None:
                 server.sendall(bytes(1 << 16))
         pump.stop()
         assert not [each for each in threading.enumerate() if each.name == "courier-pump"]
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_a_call_that_begins_as_its_server_leaves_goes_to_the_next_one(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, reserve: Callable[[], int], blocking: bool
+) -> None:
+    there = {"port": reserve(), "share_port": True}
+    server, client = serve(lambda: "first", **there)
+    assert client() == "first"
+    server.stop(0.0)
+    serve(lambda: "next", **there)
+    begin, send = Link.begin, Channel.send
+    began: list[Link] = []
+
+    def note_begin(link: Link, *args: Any, **kwargs: Any) -> None:
+        began.append(link)
+        begin(link, *args, **kwargs)
+
+    def send_too_late(channel: Channel, *args: Any) -> bool:
+        if len(began) > 1 or args[0] == 0:
+            return send(channel, *args)
+        # Another thread reads the end of the connection before this one can write to it.
+        reader = threading.Thread(target=began[0].fail, args=("the server closed the connection",))
+        reader.start()
+        reader.join()
+        raise NothingSentError("broken pipe")
+
+    # As if nobody had looked at the connection since its server left.
+    monkeypatch.setattr(Link, "refresh", lambda _: True)
+    monkeypatch.setattr(Link, "begin", note_begin)
+    monkeypatch.setattr(Channel, "send", send_too_late)
+    assert (client() if blocking else client.futures().result(20)) == "next"

@@ -20,7 +20,6 @@ from tests.courier.fuzzing import (
     descriptors,
     nothing_left,
     segments,
-    socket_names,
 )
 from tests.courier.waiting import wait_until
 
@@ -65,13 +64,6 @@ def _marked(mark: str) -> list[str]:
                 if mark.encode() in (folder / "environ").read_bytes():
                     found.append(folder.name)
     return found
-
-
-def socket_names_of(pid: int) -> set[str]:
-    """Returns the names of the unix sockets of one process; others of this machine have some, too."""
-    held = descriptors(pid)
-    lines = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
-    return {line[-1] for line in lines if f"socket:[{line[6]}]" in held and "courier" in line[-1]}
 
 
 def read_line(process: subprocess.Popen[str]) -> str:
@@ -258,13 +250,3 @@ def test_a_client_killed_in_the_middle_of_sending_leaves_no_descriptor(
         wait_until(lambda: not segments())
     assert not [target for target in descriptors() if "memfd:courier" in target]
     assert client.alive() == "yes"
-
-
-def test_the_socket_of_a_killed_server_is_gone(script: Script, reserve: Callable[[], int]) -> None:
-    victim = script(_SERVER, reserve())
-    read_line(victim)
-    names = socket_names_of(victim.pid)
-    assert names
-    victim.send_signal(signal.SIGKILL)
-    victim.communicate()
-    wait_until(lambda: not names.intersection(socket_names()))

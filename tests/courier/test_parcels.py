@@ -24,10 +24,11 @@ _VALUES = st.recursive(
     max_leaves=20,
 )
 #: A busy machine takes its time.
-_PATIENTLY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+_PATIENTLY = settings(suppress_health_check=[HealthCheck.too_slow])
 _BUFFERS = st.lists(st.binary(max_size=300), max_size=12)
 
 
+@pytest.mark.slow
 @given(_VALUES)
 @_PATIENTLY
 def test_a_value_comes_out_of_its_parcel_as_it_went_in(value: Any) -> None:

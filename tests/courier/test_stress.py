@@ -1,11 +1,9 @@
-"""One client, shared by many threads that do everything at once: each reply belongs to its call."""
+"""Clients whose threads, and servers, come and go at the same time."""
 
 import concurrent.futures
 import contextlib
 import gc
-import itertools
 import os
-import random
 import socket
 import threading
 import time
@@ -13,15 +11,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-import pytest
 
 import courier
-from courier._engine.handshake import Purpose, prefix
+from tests.courier.by_hand import OPENING
 from tests.courier.conftest import Serve, our_threads
 from tests.courier.waiting import wait_until
 
-_THREADS = 12
-_SECONDS = 5.0
 _PATIENT = courier.Timing(epilogue_s=20.0)
 
 
@@ -47,100 +42,6 @@ class Object:
     def endless(self) -> Iterator[int]:
         yield 0
         self.patient()
-
-
-class Mix:
-    """What one thread does, in an order of its own."""
-
-    def __init__(self, client: Any, hasty: Any, seed: int) -> None:
-        self._client = client
-        self._hasty = hasty
-        self._random = random.Random(seed)
-        self._numbers = itertools.count(seed * 1_000_000_000)
-        self.done = 0
-
-    def run(self, until: float) -> int:
-        actions = [
-            self._block,
-            self._future,
-            self._callback,
-            self._cancel,
-            self._time_out,
-            self._generate,
-            self._leave_a_generator,
-            self._send_an_array,
-        ]
-        while time.monotonic() < until:
-            self._random.choice(actions)()
-            self.done += 1
-        return self.done
-
-    def _block(self) -> None:
-        for number in itertools.islice(self._numbers, 10):
-            assert self._client.echo(number) == (number,)
-
-    def _future(self) -> None:
-        numbers = list(itertools.islice(self._numbers, 30))
-        futures = [self._client.futures.echo(number) for number in numbers]
-        for future, number in zip(futures, numbers, strict=True):
-            assert future.result(20) == (number,)
-
-    def _callback(self) -> None:
-        number = next(self._numbers)
-        heard: concurrent.futures.Future[Any] = concurrent.futures.Future()
-        future = self._client.futures.slow(number)
-        future.add_done_callback(lambda done: heard.set_result(done.result()))
-        assert heard.result(20) == number
-
-    def _cancel(self) -> None:
-        number = next(self._numbers)
-        cancelled, kept = self._client.futures.slow(number), self._client.futures.echo(number)
-        if not cancelled.cancel():
-            assert cancelled.result(20) == number
-        assert kept.result(20) == (number,)
-
-    def _time_out(self) -> None:
-        number = next(self._numbers)
-        with contextlib.suppress(courier.CallTimeoutError):
-            assert self._hasty.slow(number) == number
-
-    def _generate(self) -> None:
-        start = next(self._numbers)
-        assert list(self._client.count(start, start + 50)) == list(range(start, start + 50))
-
-    def _leave_a_generator(self) -> None:
-        start = next(self._numbers)
-        items = self._client.count(start, start + 1_000_000)
-        assert next(items) == start
-        items.close()
-
-    def _send_an_array(self) -> None:
-        number = next(self._numbers)
-        array = np.full(self._random.choice([10, 10_000, 100_000]), number)
-        ours, received = self._client.echo(number, array)
-        assert ours == number
-        assert np.array_equal(received, array)
-
-
-@pytest.mark.slow
-def test_each_reply_belongs_to_its_call_whatever_the_threads_do(serve: Serve) -> None:
-    _, client = serve(Object(), thread_pool_size=8)
-    hasty = courier.with_timeout(client, 0.02)
-    until = time.monotonic() + _SECONDS
-    with concurrent.futures.ThreadPoolExecutor(_THREADS) as threads:
-        mixes = [Mix(client, hasty, seed) for seed in range(_THREADS)]
-        done = list(threads.map(lambda mix: mix.run(until), mixes))
-    assert min(done) > 0
-    assert client.echo("end") == ("end",)
-    courier.close(hasty)
-
-
-def test_a_call_timeout_ends_a_future_that_is_waited_for_longer(serve: Serve) -> None:
-    _, client = serve(Object(), client={"call_timeout": 0.3})
-    for timeout in (20, None):
-        begun_at = time.monotonic()
-        assert isinstance(client.futures.patient().exception(timeout), courier.CallTimeoutError)
-        assert time.monotonic() - begun_at < 15
 
 
 def _aside(function: Callable[[], Any]) -> "concurrent.futures.Future[Any]":
@@ -269,7 +170,7 @@ def test_a_server_hangs_up_on_whoever_came_just_as_it_stopped(secret: courier.Se
             socket.create_connection(("127.0.0.1", server.port)) as guest,
         ):
             guest.settimeout(20)
-            guest.sendall(prefix(Purpose.CALLS))  # the kernel forgets whoever says nothing
+            guest.sendall(OPENING)  # the kernel forgets whoever says nothing
             assert guest.recv(1) == b""
         stopping.join()
 
