@@ -390,7 +390,8 @@ def test_a_plain_grpc_client_that_times_out_frees_its_thread(
     by_grpc: tuple[courier.Server, GrpcClient], node: Node
 ) -> None:
     _, client = by_grpc
-    with pytest.raises(grpc.RpcError):
+    # The server may notice first that the time is over.
+    with pytest.raises((grpc.RpcError, courier.CallCancelledError)):
         client.call("later", timeout=0.3)
     assert client.call("echo", 1) == 1
     for opened in node.opened:
