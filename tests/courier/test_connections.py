@@ -157,7 +157,12 @@ def test_an_address_that_is_none_is_refused_at_once(address: str) -> None:
 
 
 def test_what_acts_on_clients_refuses_anything_else() -> None:
-    for function in (courier.close, courier.list_methods, courier.wait_until_ready):
+    for function in (
+        courier.close,
+        courier.list_methods,
+        courier.stop_calling,
+        courier.wait_until_ready,
+    ):
         with pytest.raises(TypeError, match="courier client"):
             function("client")
     with pytest.raises(TypeError, match="courier client"):

@@ -122,8 +122,3 @@ def test_it_may_be_said_while_the_thread_is_inside_the_client(serve: Serve) -> N
         courier.stop_calling(client)
     with pytest.raises(courier.CallCancelledError):
         client.echo(1)
-
-
-def test_what_is_no_client_is_refused() -> None:
-    with pytest.raises(TypeError, match="courier client"):
-        courier.stop_calling("client")

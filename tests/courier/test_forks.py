@@ -85,7 +85,10 @@ def test_a_child_that_just_exits_ends_no_call_of_its_parent(serve: Serve, script
 
 _SERVE = """
 import os, time
-server = courier.Server(lambda: os.getpid(), secret=secret, in_process=sys.argv[1])
+port = int(sys.argv[2])
+server = courier.Server(
+    os.getpid, secret=secret, in_process=sys.argv[1], port=port, share_port=True
+)
 server.start()
 client = courier.Client(server.address, secret=secret)
 assert client() == os.getpid()
@@ -96,7 +99,7 @@ if not child:
     time.sleep(60)
     os._exit(0)
 # In one piece: where Python does not buffer, print() writes each word by itself.
-os.write(1, f"{os.getpid()} {child} {server.port}\\n".encode())
+os.write(1, f"{os.getpid()} {child}\\n".encode())
 sys.stdin.readline()
 os._exit(0)
 """
@@ -104,15 +107,20 @@ os._exit(0)
 
 @pytest.mark.parametrize("in_process", ["wire", "copy", "share"])
 def test_a_child_that_outlives_its_server_does_not_keep_the_port_or_the_clients(
-    script: Script, serve: Serve, connect: Callable[..., Any], in_process: str
+    script: Script,
+    serve: Serve,
+    connect: Callable[..., Any],
+    reserve: Callable[[], int],
+    in_process: str,
 ) -> None:
-    process = script(_SERVE, in_process)
+    port = reserve()
+    process = script(_SERVE, in_process, port)
     assert process.stdout is not None
     assert process.stdin is not None
     words = [*process.stdout.readline().split(), *process.stdout.readline().split()]
     assert "called" in words
     words.remove("called")
-    parent, child, port = map(int, words)
+    parent, child = map(int, words)
     try:
         client = connect(f"127.0.0.1:{port}", call_timeout=20)
         assert client() == parent
@@ -122,7 +130,7 @@ def test_a_child_that_outlives_its_server_does_not_keep_the_port_or_the_clients(
         os.kill(child, 0)
         with pytest.raises(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)):
             pass
-        serve(lambda: "next", port=port)
+        serve(lambda: "next", port=port, share_port=True)
         assert client() == "next"
     finally:
         os.kill(child, signal.SIGKILL)

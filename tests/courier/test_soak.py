@@ -16,14 +16,21 @@ from tests.courier.waiting import wait_until
 _CLIENTS = 8
 _THREADS = 2
 
-_SERVER = """
-import gc, json, threading, time, zlib
+_CHECK = """
+import zlib
+
 def check(value):
     if isinstance(value, dict):
         return sum(check(value[key]) for key in value)
     if isinstance(value, (list, tuple)):
         return sum(check(item) for item in value)
     return zlib.crc32(memoryview(value).cast("B"))
+"""
+
+_SERVER = (
+    _CHECK
+    + """
+import gc, json, threading, time
 class Obj:
     def echo(self, tag, value):
         return tag, check(value), value
@@ -44,22 +51,18 @@ for line in sys.stdin:
     names = [t.name for t in threading.enumerate() if not t.name.startswith("courier-handler")]
     print(json.dumps(names), flush=True)
 """
+)
 
-_CLIENT = """
-import collections, gc, json, queue, random, threading, time, traceback, zlib
+_CLIENT = (
+    _CHECK
+    + """
+import collections, gc, json, queue, random, threading, time, traceback
 import numpy as np
 
 ADDRESS, SEED, SECONDS = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
 client = courier.Client(ADDRESS, secret=secret, call_timeout=100)
 counts = collections.Counter()
 wrong = []
-
-def check(value):
-    if isinstance(value, dict):
-        return sum(check(value[key]) for key in value)
-    if isinstance(value, (list, tuple)):
-        return sum(check(item) for item in value)
-    return zlib.crc32(memoryview(value).cast("B"))
 
 def make(chance, limit):
     size = int(2 ** chance.uniform(0, limit)) - 1
@@ -184,6 +187,7 @@ while time.monotonic() < give_up_at:
 counts["threads"] = len([t for t in threading.enumerate() if t.name.startswith("courier")])
 state()
 """
+)
 
 
 def ask(process: subprocess.Popen[str], *, say: bool = True) -> Any:
@@ -233,11 +237,13 @@ def soak(script: Script, seconds: float) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.serial  # eight processes, each with all the memory that it can use
 def test_every_answer_is_its_calls_and_nothing_is_left(script: Script) -> None:
     soak(script, 15)
 
 
 @pytest.mark.long
+@pytest.mark.serial
 @pytest.mark.timeout(1_000)
 def test_every_answer_is_its_calls_and_nothing_is_left_for_ten_minutes(script: Script) -> None:
     soak(script, 600)
