@@ -23,6 +23,7 @@ from typing import Any
 from courier._context import CallContext, current_call, enter_call, is_in_call
 from courier._idempotence import idempotent, is_idempotent
 from courier._pool import HandlerPool
+from courier._timing import USUAL, Timing
 
 Future = concurrent.futures.Future
 
@@ -30,8 +31,6 @@ _log = logging.getLogger(__name__)
 
 #: What a lock bears; who waits looks again.
 _LONGEST_S = 1e6
-#: A batched handler that nobody calls leaves no thread behind for long.
-_IDLE_S = 0.2
 
 
 def batched_handler(
@@ -39,6 +38,8 @@ def batched_handler(
     max_parallelism: int = 1,
     timeout: dt.timedelta | float | None = dt.timedelta(milliseconds=200),
     pad_batch: bool = False,
+    *,
+    timing: Timing = USUAL,
 ) -> Callable[[Callable[..., Any]], "BatchedHandler"]:
     """Has a function answer several calls at once.
 
@@ -59,6 +60,7 @@ def batched_handler(
             0 does not wait, None waits until the batch is full.
         pad_batch: Whether the first call of a batch is repeated until it has its full size, for
             functions that are compiled for one shape.
+        timing: How soon its threads leave.
 
     Raises:
         TypeError: A number is not whole, the timeout is no time, or what is decorated cannot be
@@ -87,7 +89,7 @@ def batched_handler(
     def decorate(function: Callable[..., Any]) -> BatchedHandler:
         if not callable(function):
             raise TypeError(f"batched_handler takes a function, not {function!r}")
-        return BatchedHandler(function, batch_size, max_parallelism, timeout_s, pad_batch)
+        return BatchedHandler(function, batch_size, max_parallelism, timeout_s, pad_batch, timing)
 
     return decorate
 
@@ -115,6 +117,7 @@ class BatchedHandler:
         max_parallelism: int,
         timeout_s: float | None,
         pad_batch: bool,
+        timing: Timing,
     ) -> None:
         # Not its attributes: those of a callable object could have the names of ours.
         functools.update_wrapper(self, function, updated=())
@@ -125,6 +128,7 @@ class BatchedHandler:
         self._max_parallelism = max_parallelism
         self._timeout_s = timeout_s
         self._pad_batch = pad_batch
+        self._timing = timing
         #: Of the thread that made it, as with the methods of a server.
         self._context = contextvars.copy_context()
         self._name = ""
@@ -139,7 +143,9 @@ class BatchedHandler:
         self._runners = 0
         #: Whether one of them gathers.
         self._gathers = False
-        self._threads = HandlerPool("courier-batch", self._max_parallelism, 1, idle_s=_IDLE_S)
+        self._threads = HandlerPool(
+            "courier-batch", self._max_parallelism, 1, idle_s=self._timing.batch_idle_s
+        )
 
     def survive_fork(self) -> None:
         """Begins anew in a forked child: its threads are the parent's, and so are its callers."""
@@ -161,6 +167,7 @@ class BatchedHandler:
                 self._max_parallelism,
                 self._timeout_s,
                 self._pad_batch,
+                self._timing,
             ),
         )
         return found

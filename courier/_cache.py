@@ -10,6 +10,7 @@ import logging
 import resource
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from courier._context import CallContext, enter_call
@@ -72,6 +73,7 @@ class Cache:
         stale_s: float,
         max_bytes: int = 1 << 30,
         max_entries: int = 1024,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Makes an empty cache; calls nobody yet.
 
@@ -83,6 +85,7 @@ class Cache:
                 it was asked for.
             max_bytes: Memory for answers and arguments. What was not wanted for longest goes first.
             max_entries: The same for the number of answers.
+            clock: Tells the seconds by which answers age.
 
         Raises:
             TypeError: `client` is no courier client.
@@ -103,6 +106,7 @@ class Cache:
         self._stale_s = stale_s
         self._max_bytes = max_bytes
         self._max_entries = max_entries
+        self._clock = clock
         self._lock = threading.Lock()
         #: Those with an answer, or with a call on its way.
         self._entries: dict[_Key, _Entry] = {}
@@ -125,7 +129,7 @@ class Cache:
         caller: _Caller | None = None
         with self._lock:
             # Under the lock: a thread that waited for it must not take the old for fresh.
-            now = time.monotonic()
+            now = self._clock()
             entry = self._entries.get(key)
             if entry is None:
                 # Not the arguments themselves: they may lie in memory that their sender lent.
@@ -198,7 +202,7 @@ class Cache:
             except BaseException as error:  # noqa: BLE001 - no memory: those who wait get it
                 outcome = _failure(error)
         with self._lock:
-            now = time.monotonic()
+            now = self._clock()
             is_fresh = not isinstance(outcome, Value) or now - asked_at <= self._stale_s
             # Who came before it was asked for gets what a call of its own would have got.
             served = [

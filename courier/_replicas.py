@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from courier._client import connection_of
 from courier._future import CallFuture
 from courier._lane import PendingCall
+from courier._timing import USUAL, Timing
 from courier.errors import (
     CallCancelledError,
     CallTimeoutError,
@@ -31,11 +32,6 @@ from courier.errors import (
 if TYPE_CHECKING:
     from courier._connection import Connection
 
-#: A server that could not be reached is passed over for so long.
-_DOWN_S = 1.0
-#: A key waits so long for a server that was never there: programs start their nodes at the same
-#: time, and a key that went elsewhere at first would not find there what it left.
-_START_S = 30.0
 #: The pause when none could be reached.
 _PAUSE_S = 0.05
 
@@ -45,7 +41,7 @@ PoolChoice = Literal["round_robin", "least_loaded"]
 class _Member:
     """One of the servers."""
 
-    def __init__(self, client: object, place: int) -> None:
+    def __init__(self, client: object, place: int, timing: Timing) -> None:
         self._own = connection_of(client)
         # To find out at once that a server is away, and to ask another one.
         self.connection: Connection = self._own.impatient()
@@ -53,6 +49,7 @@ class _Member:
         # Of its place, not of its address: that differs from host to host behind tunnels, and from
         # run to run, when a server has got its state back.
         self._digest = hashlib.blake2b(str(place).encode()).digest()
+        self._timing = timing
         #: Calls on their way.
         self.load = 0
         self.down_until = 0.0
@@ -64,7 +61,8 @@ class _Member:
     def is_starting(self) -> bool:
         """Whether it may be about to come for the first time."""
         has_answered = self._answered_at > -math.inf
-        return self.waits and not has_answered and time.monotonic() < self._made_at + _START_S
+        starts_until = self._made_at + self._timing.pool_start_s
+        return self.waits and not has_answered and time.monotonic() < starts_until
 
     @property
     def waits(self) -> bool:
@@ -94,7 +92,7 @@ class _Member:
     def mark_down(self, asked_at: float) -> None:
         """Takes note that it was not reached, unless it has answered others since it was asked."""
         if self._answered_at <= asked_at:
-            self.down_until = time.monotonic() + _DOWN_S
+            self.down_until = time.monotonic() + self._timing.pool_down_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,13 +130,20 @@ class Pool:
     Can be pickled; where it is loaded, it chooses by itself.
     """
 
-    def __init__(self, clients: Iterable[Any], *, choose: PoolChoice = "round_robin") -> None:
+    def __init__(
+        self,
+        clients: Iterable[Any],
+        *,
+        choose: PoolChoice = "round_robin",
+        timing: Timing = USUAL,
+    ) -> None:
         """Makes a pool; connects to nobody yet.
 
         Args:
             clients: Courier clients, one per server.
             choose: "round_robin" takes turns; "least_loaded" prefers who has the fewest calls of
                 this pool on their way.
+            timing: For how long servers that are away are passed over, or waited for.
 
         Raises:
             TypeError: One of them is no courier client.
@@ -153,7 +158,10 @@ class Pool:
         for client in self.clients:
             connection_of(client)
         self._choose: PoolChoice = choose
-        self._members = [_Member(client, place) for place, client in enumerate(self.clients)]
+        self._timing = timing
+        self._members = [
+            _Member(client, place, timing) for place, client in enumerate(self.clients)
+        ]
         self._turns = itertools.count()
         self._lock = threading.Lock()
         _pools.add(self)
@@ -193,7 +201,7 @@ class Pool:
         return len(self._members)
 
     def __reduce__(self) -> Any:
-        return _make_pool, (self.clients, self._choose)
+        return _make_pool, (self.clients, self._choose, self._timing)
 
     def __repr__(self) -> str:
         return f"courier.Pool({', '.join(member.name for member in self._members)})"
@@ -272,8 +280,8 @@ def _survive_fork() -> None:
 os.register_at_fork(after_in_child=_survive_fork)
 
 
-def _make_pool(clients: list[Any], choose: PoolChoice) -> Pool:
-    return Pool(clients, choose=choose)
+def _make_pool(clients: list[Any], choose: PoolChoice, timing: Timing) -> Pool:
+    return Pool(clients, choose=choose, timing=timing)
 
 
 def _turned(members: list[_Member], turn: int) -> list[_Member]:

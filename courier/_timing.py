@@ -25,6 +25,13 @@ class Timing:
     poller_end_s: float = 10.0
     #: Shared memory that was not used for so long is given back to the system.
     segment_idle_s: float = 15.0
+    #: A server of a pool that could not be reached is passed over for so long.
+    pool_down_s: float = 1.0
+    #: A key of a pool waits so long for a server that was never there: programs start their nodes
+    #: at the same time, and a key that went elsewhere at first would not find there what it left.
+    pool_start_s: float = 30.0
+    #: A batched handler that nobody calls leaves no thread behind for longer.
+    batch_idle_s: float = 0.2
 
 
 #: What holds where nobody says otherwise.

@@ -26,6 +26,9 @@ RunOn = Callable[..., subprocess.Popen[str]]
 
 _ROOT = Path(__file__).resolve().parents[2]
 
+Connect = Callable[..., Any]
+Reserve = Callable[[], int]
+
 
 @pytest.fixture
 def secret() -> courier.Secret:
@@ -51,7 +54,7 @@ def serve(secret: courier.Secret) -> Iterator[Serve]:
 
 
 @pytest.fixture
-def connect(secret: courier.Secret) -> Iterator[Callable[..., Any]]:
+def connect(secret: courier.Secret) -> Iterator[Connect]:
     """Makes clients with the secret of this test."""
     with contextlib.ExitStack() as stack:
 
@@ -115,7 +118,7 @@ def run_on(tmp_path: Path, secret: courier.Secret) -> Iterator[RunOn]:
 
 
 @pytest.fixture
-def reserve() -> Iterator[Callable[[], int]]:
+def reserve() -> Iterator[Reserve]:
     """Picks ports that nobody else is given during the test; servers there need `share_port`."""
     with contextlib.ExitStack() as stack:
 

@@ -1,6 +1,5 @@
 """Functions that answer many calls at once."""
 
-import asyncio
 import collections
 import concurrent.futures
 import contextlib
@@ -18,9 +17,6 @@ import numpy as np
 import pytest
 
 import courier
-from courier import _batching
-from courier._batching import BatchedHandler
-from courier._idempotence import is_idempotent
 from tests.courier.conftest import Script, Serve, our_threads
 from tests.courier.grpc_client import GrpcClient
 from tests.courier.waiting import wait_until
@@ -29,11 +25,8 @@ Future = concurrent.futures.Future
 _PATIENCE_S = 20.0
 
 
-@pytest.fixture(autouse=True)
-def _threads_leave_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_batching, "_IDLE_S", 0.05)
-
-
+#: Threads of batches leave soon.
+_HASTY = courier.Timing(batch_idle_s=0.05)
 _variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="unset")
 
 
@@ -85,8 +78,8 @@ class Seen:
         return [len(args[0]) for args, _ in self.calls]
 
 
-def _handler(function: Any, batch_size: int, **options: Any) -> BatchedHandler:
-    options = {"timeout": None, **options}
+def _handler(function: Any, batch_size: int, **options: Any) -> Any:
+    options = {"timeout": None, "timing": _HASTY, **options}
     return courier.batched_handler(batch_size, **options)(function)
 
 
@@ -102,25 +95,22 @@ def _echo(values: Any) -> Any:
 # What the function gets
 
 
-def test_numbers_are_stacked() -> None:
+@pytest.mark.parametrize(
+    ("values", "dtype"), [((1, 2), np.int64), ((1, 0.5), np.float64), ((True, False), np.bool_)]
+)
+def test_numbers_are_stacked(values: tuple[Any, Any], dtype: Any) -> None:
     seen = Seen()
-    assert _submit_all(_handler(seen, 3), 1, 2, 3) == [1, 2, 3]
+    assert tuple(_submit_all(_handler(seen, 2), *values)) == values
     (batch,) = seen.calls[0][0]
     assert isinstance(batch, np.ndarray)
-    assert batch.dtype == np.int64
-    assert _submit_all(_handler(seen, 2), 1, 0.5) == [1.0, 0.5]
-    assert seen.calls[1][0][0].dtype == np.float64
+    assert batch.dtype == dtype
 
 
-def test_booleans_are_stacked() -> None:
-    seen = Seen()
-    assert _submit_all(_handler(seen, 2), True, False) == [True, False]
-    assert seen.calls[0][0][0].dtype == np.bool_
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.uint8, np.bool_, np.complex64])
-@pytest.mark.parametrize("shape", [(), (3,), (2, 0), (2, 3, 4)])
-def test_arrays_are_stacked(dtype: Any, shape: Any) -> None:
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [((), np.float32), ((3,), np.uint8), ((2, 0), np.bool_), ((2, 3, 4), np.complex64)],
+)
+def test_arrays_are_stacked(shape: Any, dtype: Any) -> None:
     seen = Seen()
     values = [np.full(shape, index).astype(dtype) for index in range(4)]
     results = _submit_all(_handler(seen, 4), *values)
@@ -170,9 +160,8 @@ def test_keyword_arguments_are_merged_by_name() -> None:
 
 
 def test_the_order_of_names_does_not_matter() -> None:
-    handler = _handler(lambda a, b: a - b, 2)
-    futures = [handler.submit(a=3, b=1), handler.submit(b=2, a=9)]
-    assert [future.result(_PATIENCE_S) for future in futures] == [2, 7]
+    values = [{"a": 1, "b": 2}, collections.OrderedDict(b=4, a=3)]
+    assert _submit_all(_handler(_echo, 2), *values) == [{"a": 1, "b": 2}, {"a": 3, "b": 4}]
 
 
 # What it returns
@@ -268,9 +257,6 @@ def test_a_padded_batch_always_has_its_full_size() -> None:
     assert seen.calls[0][0][0].tolist() == [7] * 4
     assert seen.calls[1][0][0][0] == ["a"] * 4
     assert seen.calls[1][0][0][1].shape == (4, 2)
-
-
-def test_a_padded_batch_needs_a_result_of_its_full_size() -> None:
     with pytest.raises(ValueError, match="one item per call: 4, but there are 1"):
         _handler(lambda _: [1], 4, timeout=0, pad_batch=True)(7)
 
@@ -342,30 +328,18 @@ def test_calls_with_other_types_do_not_meet(odd: Any) -> None:
     assert len(seen.calls) == 3
 
 
-def test_a_wrong_number_of_arguments_hits_only_who_gives_it() -> None:
+def test_arguments_that_cannot_be_merged_hit_only_who_gives_them() -> None:
     handler = _handler(lambda values: values, 2, timeout=0.05)
     good, bad = handler.submit(1), handler.submit(1, 2)
     assert good.result(_PATIENCE_S) == 1
     with pytest.raises(TypeError, match="positional argument"):
         bad.result(_PATIENCE_S)
-
-
-def test_arguments_that_cannot_be_looked_at_hit_only_who_gives_them() -> None:
-    handler = _handler(_echo, 2, timeout=0)
     with pytest.raises(RuntimeError, match="no shape"):
         handler(BrokenArray())
     assert handler(1) == 1
 
 
 # Callers in the same process
-
-
-def test_direct_calls_of_many_threads_meet() -> None:
-    seen = Seen()
-    handler = _handler(seen, 8)
-    with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(handler, range(80))) == list(range(80))
-    assert seen.sizes == [8] * 10
 
 
 def test_a_callback_may_call_again() -> None:
@@ -377,24 +351,17 @@ def test_a_callback_may_call_again() -> None:
     assert second.result(_PATIENCE_S) == 2
 
 
-def test_a_callback_that_fails_badly_hits_nobody_else() -> None:
+def test_a_caller_that_fails_badly_or_cancels_hits_nobody_else() -> None:
     handler = _handler(_echo, 2)
 
     def leave(_: Any) -> None:
         raise SystemExit
 
-    first = handler.submit(1)
-    first.add_done_callback(leave)
+    handler.submit(1).add_done_callback(leave)
     assert handler(2) == 2
-    assert _submit_all(handler, 3, 4) == [3, 4]
-
-
-def test_a_future_that_its_caller_cancelled_hits_nobody_else() -> None:
-    handler = _handler(_echo, 2)
-    first = handler.submit(1)
-    assert first.cancel()
-    assert handler(2) == 2
-    assert _submit_all(handler, 3, 4) == [3, 4]
+    assert handler.submit(3).cancel()
+    assert handler(4) == 4
+    assert _submit_all(handler, 5, 6) == [5, 6]
 
 
 def test_it_leaves_no_thread_when_nobody_calls() -> None:
@@ -436,7 +403,7 @@ class Node:
     def act_too(self) -> Any:
         return self.act
 
-    @courier.batched_handler(batch_size=2, timeout=None)
+    @courier.batched_handler(batch_size=2, timeout=None, timing=_HASTY)
     def method(self, values: Any) -> Any:
         return [(id(self), value) for value in values]
 
@@ -461,26 +428,25 @@ class Proxy:
         return getattr(self._wrapped, name)
 
 
-def test_it_is_served_as_attribute_property_and_method(serve: Serve, way: dict[str, Any]) -> None:
-    server, client = serve(Node(), **way)
+@pytest.fixture(params=["wire", "copy"])
+def way(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """Options of servers: calls go by the wire, or within the process."""
+    return {"in_process": request.param, "thread_pool_size": 1}
+
+
+@pytest.mark.parametrize("wrap", [lambda node: node, Proxy], ids=["itself", "wrapped"])
+def test_it_is_served_as_attribute_property_and_method(
+    serve: Serve, way: dict[str, Any], wrap: Any
+) -> None:
+    server, client = serve(wrap(Node()), **way)
     assert {"act", "act_too", "method"} <= set(server.methods())
     futures = [client.futures.act(1), client.futures.act_too(2), client.futures.act(3)]
     assert client.act_too(4) == 4
     assert [future.result(_PATIENCE_S) for future in futures] == [1, 2, 3]
 
 
-def test_a_wrapper_that_forwards_attributes_serves_it(serve: Serve, way: dict[str, Any]) -> None:
-    server, client = serve(Proxy(Node()), thread_pool_size=1, **way)
-    assert "act" in server.methods()
-    futures = [client.futures.act(index) for index in range(4)]
-    assert [future.result(_PATIENCE_S) for future in futures] == list(range(4))
-
-
-def test_it_is_bound_alone_or_served_as_a_callable_object(
-    serve: Serve,
-    way: dict[str, Any],
-) -> None:
-    server, client = serve(_handler(_echo, 2), thread_pool_size=1, **way)
+def test_it_is_bound_alone_or_served_as_a_callable_object(serve: Serve) -> None:
+    server, client = serve(_handler(_echo, 2), thread_pool_size=1)
     server.bind("also", _handler(_echo, 2))
     for call in (client.futures, client.futures.also):
         futures = [call(index) for index in range(2)]
@@ -501,46 +467,16 @@ def test_a_decorated_method_has_batches_for_each_object() -> None:
 
 def test_callers_may_be_more_than_threads(serve: Serve, way: dict[str, Any]) -> None:
     seen = Seen()
-    _, client = serve(Node(seen, 40), thread_pool_size=1, **way)
-    futures = [client.futures.act(index) for index in range(39)]
+    _, client = serve(Node(seen, 40), **way)
+    futures = [client.futures.act(np.full(1 << 14, index)) for index in range(39)]
     assert client.echo("meanwhile") == "meanwhile"
-    assert client.act(39) == 39
-    assert [future.result(_PATIENCE_S) for future in futures] == list(range(39))
+    assert client.act(np.full(1 << 14, 39))[-1] == 39
+    assert [future.result(_PATIENCE_S)[0] for future in futures] == list(range(39))
     assert seen.sizes == [40]
 
 
-def test_large_results_reach_their_callers(serve: Serve, way: dict[str, Any]) -> None:
-    _, client = serve(Node(lambda x: x + 1, 3), **way)
-    futures = [client.futures.act(np.full(1 << 17, index)) for index in range(3)]
-    for index, future in enumerate(futures):
-        np.testing.assert_array_equal(future.result(_PATIENCE_S), np.full(1 << 17, index + 1))
-
-
-def test_exceptions_reach_all_callers_as_themselves(serve: Serve, way: dict[str, Any]) -> None:
-    def fail(_: Any) -> Any:
-        raise KeyError("for all")
-
-    _, client = serve(Node(fail), **way)
-    for future in [client.futures.act(index) for index in range(4)]:
-        with pytest.raises(KeyError, match="for all") as caught:
-            future.result(_PATIENCE_S)
-        assert "in fail" in (courier.remote_traceback(caught.value) or "")
-
-
-def test_it_may_be_awaited(serve: Serve, way: dict[str, Any]) -> None:
-    _, client = serve(Node(), **way)
-
-    async def call() -> Any:
-        return await asyncio.wait_for(
-            asyncio.gather(*(client.aio.act(index) for index in range(8))), _PATIENCE_S
-        )
-
-    assert asyncio.run(call()) == list(range(8))
-
-
 def test_a_caller_that_leaves_is_dropped_from_the_batch_that_fills(
-    serve: Serve,
-    way: dict[str, Any],
+    serve: Serve, way: dict[str, Any]
 ) -> None:
     seen = Seen()
     node = Node(seen, 3)
@@ -550,25 +486,19 @@ def test_a_caller_that_leaves_is_dropped_from_the_batch_that_fills(
     for future in gone:
         future.cancel()
     wait_until(lambda: node.waiting == 0)
+    with pytest.raises(courier.CallTimeoutError):
+        courier.with_timeout(client, 0.2).act(-1)
+    wait_until(lambda: node.waiting == 0)
     futures = [client.futures.act(index) for index in range(3)]
     assert [future.result(_PATIENCE_S) for future in futures] == [0, 1, 2]
     assert [sorted(args[0].tolist()) for args, _ in seen.calls] == [[0, 1, 2]]
 
 
-def test_a_caller_that_times_out_is_dropped(serve: Serve, way: dict[str, Any]) -> None:
-    node = Node(_echo, 2)
-    _, client = serve(node, client={"call_timeout": 0.2}, **way)
-    with pytest.raises(courier.CallTimeoutError):
-        client.act(1)
-    wait_until(lambda: node.waiting == 0)
-
-
 def test_a_server_stops_while_a_batch_fills(serve: Serve, way: dict[str, Any]) -> None:
     node = Node(_echo, 10)
-    server, client = serve(node, **way)
+    server, client = serve(node, timing=courier.Timing(epilogue_s=_PATIENCE_S), **way)
     futures = [client.futures.act(index) for index in range(5)]
-    # A handler may not have returned yet though its call waits already.
-    wait_until(lambda: node.waiting == 5 and server.handlers.is_idle)
+    wait_until(lambda: node.waiting == 5)
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         assert pool.submit(server.stop, 0.0).result(_PATIENCE_S) == []
     for future in futures:
@@ -577,35 +507,15 @@ def test_a_server_stops_while_a_batch_fills(serve: Serve, way: dict[str, Any]) -
     wait_until(lambda: node.waiting == 0)
 
 
-def test_plain_grpc_clients_meet(serve: Serve, secret: courier.Secret) -> None:
-    server, _ = serve(Node())
-    with (
-        contextlib.closing(GrpcClient(server.address, secret)) as client,
-        concurrent.futures.ThreadPoolExecutor(4) as pool,
-    ):
-        calls = [pool.submit(client.call, "act", index) for index in range(4)]
-        assert [call.result(_PATIENCE_S) for call in calls] == list(range(4))
-
-
-def test_a_handler_may_call_it(serve: Serve, way: dict[str, Any]) -> None:
-    class Outer:
-        def __init__(self) -> None:
-            self._act = _handler(_echo, 2)
-
-        def outer(self, value: int) -> int:
-            return int(self._act(value)) + 1
-
-    _, client = serve(Outer(), **way)
+def test_a_handler_and_another_batch_may_call_it(serve: Serve) -> None:
+    inner = _handler(_echo, 2)
+    outer = _handler(lambda values: [inner(int(value)) for value in values], 2, max_parallelism=2)
+    server, client = serve(outer)
+    server.bind("outer", lambda value: inner(value) + 1)
+    futures = [client.futures(index) for index in range(4)]
+    assert [future.result(_PATIENCE_S) for future in futures] == list(range(4))
     futures = [client.futures.outer(index) for index in range(6)]
     assert [future.result(_PATIENCE_S) for future in futures] == list(range(1, 7))
-
-
-def test_batches_may_feed_others(serve: Serve, way: dict[str, Any]) -> None:
-    inner = _handler(_echo, 1)
-    node = Node(lambda values: [inner(int(value)) for value in values], 2)
-    _, client = serve(node, **way)
-    futures = [client.futures.act(index) for index in range(20)]
-    assert [future.result(_PATIENCE_S) for future in futures] == list(range(20))
 
 
 def test_what_answers_calls_may_call_clients_that_drain(serve: Serve) -> None:
@@ -679,13 +589,9 @@ print([future.result(20) for future in futures])
     assert output.strip() == "[(1, 'a'), (2.5, 'b')]"
 
 
-def test_a_dict_with_other_order_of_names_fits() -> None:
-    handler = _handler(_echo, 2)
-    values = [{"a": 1, "b": 2}, collections.OrderedDict(b=4, a=3)]
-    assert _submit_all(handler, *values) == [{"a": 1, "b": 2}, {"a": 3, "b": 4}]
-
-
-def test_the_mark_of_an_idempotent_function_stays() -> None:
-    handler = _handler(courier.idempotent(lambda values: values), 1)
-    assert is_idempotent(handler)
-    assert not is_idempotent(_handler(_echo, 1))
+def test_the_mark_of_an_idempotent_function_stays(serve: Serve, secret: courier.Secret) -> None:
+    server, _ = serve()
+    server.bind("marked", _handler(courier.idempotent(lambda values: values), 1))
+    server.bind("unmarked", _handler(_echo, 1))
+    with contextlib.closing(GrpcClient(server.address, secret)) as client:
+        assert client.idempotent == ["marked"]

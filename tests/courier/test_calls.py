@@ -2,7 +2,6 @@ import asyncio
 import concurrent.futures
 import gc
 import threading
-import time
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -42,11 +41,6 @@ class Calculator:
         yield 1
         raise KeyError("in mid-stream")
 
-    def wait_for_items(self) -> Iterator[bool]:
-        call = courier.current_call()
-        yield call.cancelled
-        yield call.cancelled
-
     def unpicklable_item(self) -> Iterator[Any]:
         yield 1
         yield threading.Lock()
@@ -59,26 +53,14 @@ class Doubler:
         return 2 * value
 
 
-def test_a_blocking_call_returns_what_the_method_returns(serve: Serve) -> None:
+def test_a_method_is_called_and_waited_for_in_each_way(serve: Serve) -> None:
     _, client = serve(Calculator())
     assert client.add(1, right=2) == 3
-
-
-def test_a_future_brings_what_the_method_returns(serve: Serve) -> None:
-    _, client = serve(Calculator())
     future = client.futures.add(1)
     assert isinstance(future, concurrent.futures.Future)
     assert future.result(20) == 2
     assert future.exception() is None
-
-
-def test_submit_calls_without_waiting(serve: Serve) -> None:
-    _, client = serve(Calculator())
     assert courier.submit(client.add, 1, right=5).result(20) == 6
-
-
-def test_an_aio_call_is_awaited(serve: Serve) -> None:
-    _, client = serve(Calculator())
 
     async def call() -> list[int]:
         return await asyncio.gather(*(client.aio.add(number) for number in range(50)))
@@ -95,11 +77,6 @@ def test_a_callable_object_answers_calls_of_the_client(serve: Serve) -> None:
         return await client.aio(6)
 
     assert asyncio.run(call()) == 12
-
-
-def test_a_function_can_be_served(serve: Serve) -> None:
-    _, client = serve(lambda value: value + 1)
-    assert client(1) == 2
 
 
 def test_methods_can_be_bound_and_unbound_while_serving(serve: Serve) -> None:
@@ -164,18 +141,13 @@ def test_received_arrays_are_equal_and_writable_at_every_size(serve: Serve) -> N
         array += 1
 
 
-def test_an_array_that_its_owner_froze_stays_frozen(serve: Serve) -> None:
-    _, client = serve(Calculator())
-    array = np.ones(3)
-    array.flags.writeable = False
-    assert not client.echo(array).flags.writeable
-
-
-def test_arrays_of_every_layout_travel(serve: Serve) -> None:
+def test_arrays_of_every_layout_travel_and_frozen_ones_stay_frozen(serve: Serve) -> None:
     _, client = serve(Calculator())
     base = np.arange(24.0).reshape(2, 3, 4)
     for array in (base, base.T, base[:, ::2], np.asfortranarray(base), base[..., 0], np.array(5)):
         assert np.array_equal(client.echo(array), array)
+    base.flags.writeable = False
+    assert not client.echo(base).flags.writeable
 
 
 def test_the_callers_array_is_not_changed_by_the_method(serve: Serve) -> None:
@@ -206,7 +178,7 @@ def test_a_large_value_without_arrays_travels(serve: Serve) -> None:
 
 def test_several_large_arrays_at_once_keep_apart(serve: Serve) -> None:
     _, client = serve(Calculator())
-    arrays = [np.full(megabytes << 20, megabytes, np.uint8) for megabytes in (5, 100, 17, 32, 6)]
+    arrays = [np.full(megabytes << 20, megabytes, np.uint8) for megabytes in (5, 40, 17, 32, 6)]
     futures = [client.futures.echo(array) for array in arrays]
     for array, future in zip(arrays, futures, strict=True):
         assert np.array_equal(future.result(60), array)
@@ -236,10 +208,6 @@ def test_a_generator_method_streams_its_items(serve: Serve) -> None:
     assert calculator.ended.wait(20)
     assert list(client.count(0)) == []
     assert list(client.futures.count(3).result(20)) == [0, 1, 2]
-
-
-def test_a_generator_is_an_async_iterator_once_awaited(serve: Serve) -> None:
-    _, client = serve(Calculator())
 
     async def collect() -> list[int]:
         return [item async for item in await client.aio.count(10)]
@@ -279,19 +247,20 @@ def test_a_cancelled_task_leaves_an_endless_async_iteration(serve: Serve) -> Non
     assert ended.wait(20)
 
 
-def test_items_come_while_the_generator_still_runs(serve: Serve) -> None:
+def test_items_come_while_the_generator_still_runs_and_is_not_cancelled(serve: Serve) -> None:
     go_on = threading.Event()
 
-    def generate() -> Iterator[int]:
-        yield 1
+    def generate() -> Iterator[bool]:
+        call = courier.current_call()
+        yield call.cancelled
         assert go_on.wait(20)
-        yield 2
+        yield call.cancelled
 
     _, client = serve(generate)
     items = client()
-    assert next(items) == 1
+    assert next(items) is False
     go_on.set()
-    assert next(items) == 2
+    assert next(items) is False
     with pytest.raises(StopIteration):
         next(items)
 
@@ -300,19 +269,16 @@ def test_a_generator_of_small_items_runs_ahead_by_a_thousand(serve: Serve) -> No
     made: list[int] = []
 
     def generate() -> Iterator[int]:
-        for number in range(20_000):
+        for number in range(5_000):
             made.append(number)
             yield number
 
     _, client = serve(generate)
     items = client()
-    assert next(items) == 0
-    rests_at = -1
-    while rests_at != len(made):
-        rests_at = len(made)
-        time.sleep(0.2)
-    assert rests_at < 2_000
-    assert list(items) == list(range(1, 20_000))
+    wait_until(lambda: len(made) > 500)
+    for number in range(5_000):
+        assert next(items) == number
+        assert len(made) <= number + 2_000
 
 
 @pytest.mark.parametrize("leave", ["close", "drop"])
@@ -356,10 +322,6 @@ def test_an_error_in_mid_stream_comes_after_the_items_before_it(serve: Serve) ->
         next(items)
     assert "stumble" in (courier.remote_traceback(caught.value) or "")
     assert list(items) == []
-
-
-def test_an_item_that_cannot_be_pickled_is_an_error_of_its_own(serve: Serve) -> None:
-    _, client = serve(Calculator())
     items = client.unpicklable_item()
     assert next(items) == 1
     with pytest.raises(courier.SerializationError, match="lock"):
@@ -370,13 +332,6 @@ def test_a_stream_carries_large_items(serve: Serve) -> None:
     _, client = serve(Calculator())
     sums = [int(item.sum(dtype=np.int64)) for item in client.arrays(4, 6 << 20)]
     assert sums == [index * (6 << 20) for index in range(4)]
-
-
-def test_a_generator_does_not_count_as_cancelled_while_it_is_read(serve: Serve) -> None:
-    _, client = serve(Calculator())
-    items = client.wait_for_items()
-    assert next(items) is False
-    assert next(items) is False
 
 
 def test_more_open_streams_than_handler_threads_all_advance(serve: Serve) -> None:
@@ -392,32 +347,6 @@ def test_five_thousand_calls_in_flight_each_get_their_own_reply(serve: Serve) ->
     _, client = serve(Calculator())
     futures = [client.futures.echo(number) for number in range(5_000)]
     assert [future.result(60) for future in futures] == list(range(5_000))
-
-
-def test_sixteen_threads_share_one_client(serve: Serve) -> None:
-    _, client = serve(Calculator())
-
-    def work(thread: int) -> list[Any]:
-        return [client.echo((thread, number)) for number in range(100)]
-
-    with concurrent.futures.ThreadPoolExecutor(16) as threads:
-        for thread, replies in enumerate(threads.map(work, range(16))):
-            assert replies == [(thread, number) for number in range(100)]
-
-
-def test_a_callback_may_call_the_same_server(serve: Serve) -> None:
-    _, client = serve(Calculator())
-    answers: list[int] = []
-    done = threading.Event()
-
-    def go_on(future: Any) -> None:
-        answers.append(client.add(future.result()))
-        answers.append(client.futures.add(answers[-1]).result(20))
-        done.set()
-
-    client.futures.add(1).add_done_callback(go_on)
-    assert done.wait(20)
-    assert answers == [3, 4]
 
 
 def test_a_blocking_callback_does_not_delay_other_calls(serve: Serve) -> None:
@@ -455,9 +384,7 @@ def test_callbacks_run_in_order_and_a_failing_one_does_not_stop_the_next(serve: 
 def test_wait_and_as_completed_know_our_futures(serve: Serve) -> None:
     _, client = serve(Calculator())
     futures = [client.futures.add(number) for number in range(20)]
-    done, pending = concurrent.futures.wait(futures, 20)
-    assert len(done) == 20
-    assert not pending
+    assert concurrent.futures.wait(futures, 20).done == set(futures)
     futures = [client.futures.add(number) for number in range(20)]
     results = [future.result() for future in concurrent.futures.as_completed(futures, 20)]
     assert sorted(results) == list(range(1, 21))
@@ -486,7 +413,7 @@ def test_a_served_argument_and_a_result_are_not_kept(serve: Serve) -> None:
         gc.enable()
 
 
-def test_a_result_that_kills_threads_when_unpickled_is_an_error(serve: Serve) -> None:
+def test_what_cannot_be_pickled_is_named_and_harms_no_thread(serve: Serve) -> None:
     class Poison:
         def __reduce__(self) -> Any:
             return exec, ("import sys; sys.exit(3)",)
@@ -495,20 +422,14 @@ def test_a_result_that_kills_threads_when_unpickled_is_an_error(serve: Serve) ->
         def __reduce__(self) -> Any:
             raise SystemExit
 
-    server, client = serve(lambda kind: Poison() if kind == "load" else Unwilling())
-    for kind in ("load", "dump"):
-        with pytest.raises(courier.SerializationError):
-            client(kind)
-        with pytest.raises(courier.SerializationError):
-            client.futures(kind).result(20)
-    with pytest.raises(courier.SerializationError):
-        client(Poison())
-    assert server.has_started
-
-
-def test_what_cannot_be_pickled_is_named(serve: Serve) -> None:
     _, client = serve(Calculator())
+    for make in (Poison, Unwilling, lambda: __import__("threading").Lock()):
+        with pytest.raises(courier.SerializationError, match="apply"):
+            client.apply(make)
+        with pytest.raises(courier.SerializationError, match="apply"):
+            client.futures.apply(make).result(20)
+    with pytest.raises(courier.SerializationError):
+        client.echo(Poison())
     with pytest.raises(courier.SerializationError, match=r"arguments of 'echo'.*lock"):
         client.echo(threading.Lock())
-    with pytest.raises(courier.SerializationError, match="lock"):
-        client.apply(lambda: __import__("threading").Lock())
+    assert client.add(1) == 2

@@ -11,18 +11,12 @@ from tests.courier.conftest import Script, Serve
 
 
 class OddError(Exception):
-    """Cannot be rebuilt from its args alone."""
+    """Cannot be rebuilt from its args alone, and not all of it can travel."""
 
     def __init__(self, code: int, *, reason: str) -> None:
         super().__init__(f"{code}: {reason}")
         self.code = code
         self.reason = reason
-
-
-class HoldsLockError(Exception):
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.name = name
         self.lock = threading.Lock()
 
 
@@ -32,9 +26,6 @@ class Failing:
 
     def odd(self) -> None:
         raise OddError(7, reason="odd")
-
-    def holds_lock(self) -> None:
-        raise HoldsLockError("mine")
 
     def unprintable(self) -> None:
         class MuteError(Exception):
@@ -91,6 +82,7 @@ def test_an_exception_arrives_with_its_type_message_and_traceback(client: Any) -
     assert 'raise KeyError("gone")' in text
     assert text.rstrip().endswith("KeyError: 'gone'")
     assert "_dispatch" not in text
+    assert courier.remote_traceback(ValueError()) is None  # of this process
 
 
 def test_futures_and_aio_raise_the_same(client: Any) -> None:
@@ -104,20 +96,12 @@ def test_futures_and_aio_raise_the_same(client: Any) -> None:
     asyncio.run(call())
 
 
-def test_a_local_exception_has_no_remote_traceback() -> None:
-    assert courier.remote_traceback(ValueError()) is None
-
-
-def test_an_exception_with_an_odd_constructor_keeps_type_and_attributes(client: Any) -> None:
+def test_an_exception_keeps_its_type_and_attributes_but_those_that_cannot_travel(
+    client: Any,
+) -> None:
     with pytest.raises(OddError, match="7: odd") as caught:
         client.odd()
     assert (caught.value.code, caught.value.reason) == (7, "odd")
-
-
-def test_an_exception_keeps_its_type_when_an_attribute_cannot_travel(client: Any) -> None:
-    with pytest.raises(HoldsLockError, match="mine") as caught:
-        client.holds_lock()
-    assert caught.value.name == "mine"
     assert not hasattr(caught.value, "lock")
 
 

@@ -4,13 +4,12 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import courier
-from tests.courier.conftest import Script, Serve
+from tests.courier.conftest import Reserve, Script, Serve
 from tests.courier.waiting import wait_until
 
 _SERVER = """
@@ -60,17 +59,13 @@ def test_a_stopped_process_is_not_healthy_until_it_goes_on(script: Script) -> No
     assert courier.is_healthy(address, 20)
 
 
-def test_nobody_there_is_not_healthy(reserve: Callable[[], int]) -> None:
-    assert not courier.is_healthy(f"127.0.0.1:{reserve()}", 20)
-
-
 def test_somebody_who_does_not_answer_is_not_healthy() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         assert not courier.is_healthy(f"127.0.0.1:{silent.getsockname()[1]}", 0.2)
 
 
 def test_a_server_that_comes_back_is_healthy_at_the_next_check(
-    serve: Serve, reserve: Callable[[], int]
+    serve: Serve, reserve: Reserve
 ) -> None:
     port = reserve()
     address = f"127.0.0.1:{port}"

@@ -8,17 +8,15 @@ import pickle
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import psutil
 import pytest
 
 import courier
-from courier._engine.handshake import LENGTH, TLS_WANTED
-from launchpad_lite._clients import Clients
 from tests.courier.certificates import Authority
-from tests.courier.conftest import Script, Serve, go_by
+from tests.courier.conftest import Connect, Reserve, Script, Serve, go_by
 from tests.courier.waiting import wait_until
 
 _PATIENCE_S = 20.0
@@ -73,13 +71,12 @@ class Pair:
         courier.move(self.client, self.new)
 
 
-#: Without gRPC streams, which are only tried when something has hung up first: that takes time, and
-#: clients that do not wait do not get so far.
-_WAYS = ("unix", "tcp", "copy", "share")
-_by_each_way = pytest.mark.parametrize("pair", [*_WAYS, "grpc"], indirect=True)
+_by_each_way = pytest.mark.parametrize(
+    "pair", ["unix", "tcp", "copy", "share", "grpc"], indirect=True
+)
 
 
-@pytest.fixture(params=_WAYS)
+@pytest.fixture(params=["unix"])
 def pair(serve: Serve, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Pair:
     return Pair(serve, go_by(request.param, monkeypatch))
 
@@ -89,10 +86,6 @@ def silent() -> Iterator[str]:
     """An address where somebody takes connections and says nothing, as a host that is cut off."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield f"127.0.0.1:{listener.getsockname()[1]}"
-
-
-def _dialling() -> int:
-    return sum(thread.name == "courier-dial" for thread in threading.enumerate())
 
 
 def _at(port: int) -> str:
@@ -116,11 +109,6 @@ def test_calls_of_every_kind_go_to_the_new_address(pair: Pair) -> None:
     assert asyncio.run(call()) == "second"
     assert next(client.count()) == ("second", 0)
     assert courier.submit(client.who).result(_PATIENCE_S) == "second"
-
-
-def test_a_client_that_never_called_moves(pair: Pair) -> None:
-    pair.move()
-    assert pair.client.who() == "second"
 
 
 @_by_each_way
@@ -152,7 +140,6 @@ def test_calls_in_flight_are_lost_at_once(pair: Pair) -> None:
     assert client.who() == "second"
 
 
-@_by_each_way
 def test_a_client_that_reconnects_loses_calls_in_flight_and_goes_on(pair: Pair) -> None:
     future = courier.submit(pair.client.block)
     pair.first.entered.acquire(timeout=_PATIENCE_S)
@@ -160,18 +147,6 @@ def test_a_client_that_reconnects_loses_calls_in_flight_and_goes_on(pair: Pair) 
     with pytest.raises(courier.ServerLostError, match=r"lost|moved"):
         future.result(_PATIENCE_S)
     assert pair.client.who() == "first"
-
-
-def test_awaited_calls_in_flight_are_lost_at_once(pair: Pair) -> None:
-    async def call() -> None:
-        awaited = asyncio.ensure_future(pair.client.aio.block())
-        await asyncio.to_thread(pair.first.entered.acquire, timeout=_PATIENCE_S)
-        pair.move()
-        with pytest.raises(courier.ServerLostError, match="moved"):
-            await asyncio.wait_for(awaited, _PATIENCE_S)
-        assert await pair.client.aio.who() == "second"
-
-    asyncio.run(call())
 
 
 @_by_each_way
@@ -184,16 +159,7 @@ def test_generators_that_are_read_end(pair: Pair) -> None:
     assert next(pair.client.count()) == ("second", 0)
 
 
-def test_handlers_at_the_old_address_hear_that_nobody_waits(pair: Pair) -> None:
-    future = pair.client.futures.block()
-    assert pair.first.entered.acquire(timeout=_PATIENCE_S)
-    pair.move()
-    assert isinstance(future.exception(_PATIENCE_S), courier.ServerLostError)
-    wait_until(lambda: pair.client.who() == "second")
-
-
-def test_idempotent_calls_are_repeated_at_the_new_address(serve: Serve) -> None:
-    pair = Pair(serve, {})
+def test_idempotent_calls_are_repeated_at_the_new_address(pair: Pair) -> None:
     futures = [pair.client.futures.ask("first") for _ in range(5)]
     for _ in futures:
         assert pair.first.entered.acquire(timeout=_PATIENCE_S)
@@ -201,22 +167,8 @@ def test_idempotent_calls_are_repeated_at_the_new_address(serve: Serve) -> None:
     assert [future.result(_PATIENCE_S) for future in futures] == ["second"] * 5
 
 
-def test_calls_that_wait_for_a_server_find_it_at_the_new_address(
-    serve: Serve, connect: Callable[..., Any], reserve: Callable[[], int]
-) -> None:
-    client = connect(_at(reserve()))
-    futures = [client.futures.who() for _ in range(5)]
-    ready = threading.Thread(target=courier.wait_until_ready, args=(client, _PATIENCE_S))
-    ready.start()
-    server, _ = serve(Node("second"))
-    courier.move(client, server.address)
-    assert [future.result(_PATIENCE_S) for future in futures] == ["second"] * 5
-    ready.join(_PATIENCE_S)
-    assert not ready.is_alive()
-
-
 def test_nobody_waits_for_an_attempt_at_the_old_address(
-    silent: str, serve: Serve, connect: Callable[..., Any]
+    silent: str, serve: Serve, connect: Connect
 ) -> None:
     client = connect(silent, timing=courier.Timing(attempt_s=3 * _PATIENCE_S))
     future = client.futures.who()
@@ -225,28 +177,13 @@ def test_nobody_waits_for_an_attempt_at_the_old_address(
     assert future.result(_PATIENCE_S) == "second"
 
 
-def test_what_goes_wrong_at_the_old_address_harms_no_call_to_the_new_one(
-    serve: Serve, connect: Callable[..., Any], reserve: Callable[[], int]
-) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        client = connect(f"127.0.0.1:{listener.getsockname()[1]}")
-        future = client.futures.who()
-        sock, _ = listener.accept()
-        nowhere = reserve()
-        courier.move(client, _at(nowhere))
-        with sock:  # what answers now wants certificates, which is final for who called it
-            sock.sendall(LENGTH.pack(TLS_WANTED))
-            wait_until(lambda: _dialling() == 1)
-        assert not future.done()
-        serve(Node("second"), port=nowhere, share_port=True)
-        assert future.result(_PATIENCE_S) == "second"
-
-
-def test_a_server_that_answers_late_at_the_old_address_is_not_called(
-    serve: Serve, connect: Callable[..., Any], reserve: Callable[[], int]
+@pytest.mark.parametrize("wants", ["nothing", "certificates"])  # that would be final for a call
+def test_a_server_that_answers_late_at_the_old_address_is_not_called_and_fails_no_call(
+    serve: Serve, connect: Connect, reserve: Reserve, tmp_path: Any, wants: str
 ) -> None:
     late, second = Node("late"), Node("second")
-    old, _ = serve(late)
+    tls = Authority(tmp_path).issue() if wants == "certificates" else None
+    old, _ = serve(late, tls=tls)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         client = connect(f"127.0.0.1:{listener.getsockname()[1]}")
         future = client.futures.note("call")
@@ -259,6 +196,7 @@ def test_a_server_that_answers_late_at_the_old_address_is_not_called(
             back.start()
             _copy(near, far)
             back.join(_PATIENCE_S)
+    assert not future.done()
     serve(second, port=nowhere, share_port=True)
     assert future.result(_PATIENCE_S) == "second"
     assert (late.ran, second.ran) == ([], ["call"])
@@ -273,7 +211,7 @@ def _copy(source: socket.socket, target: socket.socket) -> None:
 
 
 def test_a_move_to_nowhere_and_back_makes_calls_wait_in_between(
-    pair: Pair, reserve: Callable[[], int]
+    pair: Pair, reserve: Reserve
 ) -> None:
     client = pair.client
     assert client.who() == "first"
@@ -340,7 +278,7 @@ def test_each_of_many_calls_during_moves_runs_once_or_says_that_it_may_have(pair
 
 
 def test_of_moves_at_a_time_one_wins_for_the_client_and_all_made_of_it(
-    serve: Serve, connect: Callable[..., Any], reserve: Callable[[], int]
+    serve: Serve, connect: Connect, reserve: Reserve
 ) -> None:
     servers = {server.address: name for name in "abcd" for server, _ in [serve(Node(name))]}
     client = connect(_at(reserve()))
@@ -363,7 +301,7 @@ def test_of_moves_at_a_time_one_wins_for_the_client_and_all_made_of_it(
 
 
 def test_a_callback_of_a_lost_call_may_move_the_client_and_call(
-    pair: Pair, reserve: Callable[[], int]
+    pair: Pair, reserve: Reserve
 ) -> None:
     client, nowhere = pair.client, _at(reserve())
     answers: list[Any] = []
@@ -396,9 +334,7 @@ def test_what_was_made_of_a_client_moves_along(pair: Pair) -> None:
         courier.close(each)
 
 
-def test_clients_made_of_one_are_not_kept_by_it(
-    connect: Callable[..., Any], reserve: Callable[[], int]
-) -> None:
+def test_clients_made_of_one_are_not_kept_by_it(connect: Connect, reserve: Reserve) -> None:
     client = connect(_at(reserve()))
     for _ in range(100):
         courier.with_timeout(client, 1)
@@ -415,16 +351,8 @@ def test_a_pickled_client_carries_the_new_address(pair: Pair) -> None:
         courier.close(copy)
 
 
-def test_a_closed_client_that_moves_stays_closed(pair: Pair) -> None:
-    courier.close(pair.client)
-    pair.move()
-    assert pair.client.address == pair.new
-    with pytest.raises(courier.CallCancelledError, match="closed"):
-        pair.client.who()
-
-
 def test_closing_wins_over_moving_at_the_same_time(
-    silent: str, connect: Callable[..., Any], reserve: Callable[[], int]
+    silent: str, connect: Connect, reserve: Reserve
 ) -> None:
     for _ in range(30):
         client = connect(silent)
@@ -434,12 +362,13 @@ def test_closing_wins_over_moving_at_the_same_time(
         courier.close(client)
         mover.join(_PATIENCE_S)
         assert isinstance(future.exception(_PATIENCE_S), courier.CallCancelledError)
-    # Gone already, so that attempts at it end, and with them their threads.
 
 
 def test_what_a_client_was_told_holds_at_the_new_address(
-    pair: Pair, connect: Callable[..., Any], reserve: Callable[[], int]
+    pair: Pair, connect: Connect, reserve: Reserve
 ) -> None:
+    closed = courier.with_timeout(pair.client, 1)
+    courier.close(closed)
     courier.stop_waiting(pair.client)
     courier.move(pair.client, _at(reserve()))
     with pytest.raises(courier.ServerUnreachableError):
@@ -450,10 +379,13 @@ def test_what_a_client_was_told_holds_at_the_new_address(
     courier.move(pair.client, pair.old)
     with pytest.raises(courier.CallCancelledError):
         pair.client.who()
+    assert closed.address == pair.old
+    with pytest.raises(courier.CallCancelledError, match="closed"):
+        closed.who()
 
 
 def test_calls_that_a_stopping_server_still_had_are_lost_by_a_move(
-    serve: Serve, connect: Callable[..., Any]
+    serve: Serve, connect: Connect
 ) -> None:
     first = Node("first")
     old, client = serve(first)
@@ -473,9 +405,7 @@ def test_calls_that_a_stopping_server_still_had_are_lost_by_a_move(
     stopping.join(_PATIENCE_S)
 
 
-def test_a_client_moves_between_its_own_process_and_others(
-    serve: Serve, connect: Callable[..., Any]
-) -> None:
+def test_a_client_moves_between_its_own_process_and_others(serve: Serve, connect: Connect) -> None:
     near, _ = serve(Node("near"), in_process="share")
     far, _ = serve(Node("far"), in_process="wire")
     value: list[object] = []
@@ -556,118 +486,3 @@ def test_a_forked_child_goes_to_the_new_address_and_moves_by_itself(
     old, new = serve(Node("first"))[0], serve(Node("second"))[0]
     out, err = script(_FORK, old.address, new.address).communicate(timeout=60)
     assert out.splitlines() == ["first first", "second second"], err
-
-
-# All clients of a node
-
-
-class Town:
-    """Addresses that nobody listens at; clients of them are never called."""
-
-    def __init__(self, connect: Callable[..., Any]) -> None:
-        self.connect = connect
-        self.clients = Clients()
-
-    def keep(self, name: str) -> Any:
-        client = self.connect(f"{name}:1")
-        self.clients.keep(client)
-        return client
-
-    def move(self, *moves: str) -> None:
-        self.clients.note_moved({f"{old}:1": f"{new}:1" for old, new in moves})
-
-
-@pytest.fixture
-def town(connect: Callable[..., Any]) -> Town:
-    return Town(connect)
-
-
-def test_all_clients_of_an_address_follow_and_no_others(town: Town) -> None:
-    clients = [town.keep(name) for name in "aab"]
-    town.move("ac")
-    assert [client.address for client in clients] == ["c:1", "c:1", "b:1"]
-
-
-def test_later_clients_of_old_addresses_follow_chains_of_moves(town: Town) -> None:
-    early = town.keep("a")
-    town.move("ab")
-    town.move("bc")
-    assert [client.address for client in (early, town.keep("a"), town.keep("b"))] == ["c:1"] * 3
-
-
-def test_a_server_that_moved_back_is_found_where_it_was(town: Town) -> None:
-    early = town.keep("a")
-    town.move("ab")
-    town.move("ba")
-    assert [client.address for client in (early, town.keep("a"), town.keep("b"))] == ["a:1"] * 3
-
-
-def test_a_move_that_overtakes_another_is_the_one_that_holds(
-    town: Town, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    client, move = town.keep("a"), courier.move
-
-    def be_overtaken(moved: Any, address: str) -> None:
-        monkeypatch.setattr(courier, "move", move)
-        town.move("bc")
-        move(moved, address)
-
-    monkeypatch.setattr(courier, "move", be_overtaken)
-    town.move("ab")
-    assert client.address == "c:1"
-
-
-def test_two_servers_may_swap_places(town: Town) -> None:
-    first, second = town.keep("a"), town.keep("b")
-    town.move("ab", "ba")
-    assert (first.address, second.address) == ("b:1", "a:1")
-    town.move("xy")
-    assert (first.address, second.address) == ("b:1", "a:1")
-
-
-def test_an_address_that_another_server_took_over_is_that_ones(town: Town) -> None:
-    first, second = town.keep("a"), town.keep("x")
-    town.move("ab")
-    town.move("xa")
-    assert (first.address, second.address, town.keep("a").address) == ("b:1", "a:1", "a:1")
-
-
-def _waits(client: Any) -> bool:
-    return bool(client._connection.options.wait_for_ready)
-
-
-def test_clients_of_addresses_that_ended_do_not_wait_unless_those_moved(town: Town) -> None:
-    town.clients.note_ended(["a:1", "b:1", "c:1"])
-    assert [_waits(town.keep(name)) for name in "abcd"] == [False, False, False, True]
-    town.move("ad", "xb")
-    assert [_waits(town.keep(name)) for name in "abcd"] == [True, True, False, True]
-
-
-def test_clients_are_kept_for_no_longer_than_others_hold_them(town: Town) -> None:
-    for _ in range(20):
-        town.clients.keep(courier.Client("a:1"))
-    gc.collect()
-    assert len(town.clients._clients) == 0
-
-
-def test_clients_that_come_while_servers_move_end_where_those_are(town: Town) -> None:
-    kept: list[Any] = []
-    ended = threading.Event()
-
-    def come() -> None:
-        for _ in range(200):  # of so many, even if the one that moves them does not get on
-            kept.append(town.keep("h0"))
-            if ended.wait(0.0005):
-                return
-
-    threads = [threading.Thread(target=come) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    wait_until(lambda: kept)
-    for number in range(200):
-        town.clients.note_moved({f"h{number}:1": f"h{number + 1}:1"})
-    ended.set()
-    for thread in threads:
-        thread.join(_PATIENCE_S)
-    assert kept
-    assert {client.address for client in kept} == {"h200:1"}

@@ -24,18 +24,6 @@ def make() -> Iterator[Make]:
         assert pool.stop(20) == []
 
 
-def test_every_task_runs_however_fast_they_come(make: Make) -> None:
-    pool = make(4)
-    with concurrent.futures.ThreadPoolExecutor(8) as threads:
-
-        def submit(start: int) -> list[int]:
-            futures = [pool.submit(int, number) for number in range(start, start + 500)]
-            return [future.result(20) for future in futures]
-
-        for start, results in zip(range(8), threads.map(submit, range(8)), strict=True):
-            assert results == list(range(start, start + 500))
-
-
 def test_tasks_one_after_another_reuse_a_thread_and_leave_when_idle(make: Make) -> None:
     pool = make(4, idle_s=0.05)
     names = {pool.submit(lambda: threading.current_thread().name).result(20) for _ in range(3)}
@@ -55,20 +43,6 @@ def test_what_does_not_fit_runs_in_the_overflow(make: Make) -> None:
     assert anyway.result(20) is False
     assert all(future.result(20) for future in blocked)
     assert pool.submit_or_overflow(overflow, overflowing).result(20) is False
-
-
-def test_a_burst_as_large_as_pool_and_queue_does_not_overflow(make: Make) -> None:
-    release = threading.Event()
-    pool, overflow = make(8, 2), make(1)
-
-    def wait() -> bool:
-        release.wait(20)
-        return overflowing()
-
-    futures = [pool.submit_or_overflow(overflow, wait) for _ in range(10)]
-    assert not pool.try_submit(print)
-    release.set()
-    assert not any(future.result(20) for future in futures)
 
 
 def test_a_guest_counts_as_one_of_the_pool_and_comes_behind_those_who_wait(make: Make) -> None:
@@ -102,13 +76,3 @@ def test_stop_cancels_what_waits_and_names_what_runs(make: Make) -> None:
             future.result(20)
     release.set()
     assert running.result(20)
-
-
-def test_a_task_that_exits_does_not_take_its_thread_along(make: Make) -> None:
-    pool = make(1)
-
-    def leave() -> None:
-        raise SystemExit
-
-    assert isinstance(pool.submit(leave).exception(20), SystemExit)
-    assert pool.submit(int, 3).result(20) == 3

@@ -4,8 +4,8 @@ import collections
 import concurrent.futures
 import copy
 import functools
+import os
 import pickle
-import signal
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ import pytest
 
 import courier
 from launchpad_lite.testing.programs import call_until_answered
-from tests.courier.conftest import Script, Serve, our_threads
+from tests.courier.conftest import Connect, Reserve, Script, Serve, our_threads
 from tests.courier.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -24,13 +24,8 @@ if TYPE_CHECKING:
 KEYS = [f"key {number}" for number in range(60)]
 
 _SERVER = """
-import os, time
-class Replica:
-    def pid(self): return os.getpid()
-    def nap(self, path):
-        open(path, "a").write("ran ")
-        time.sleep(1000)
-server = courier.Server(Replica(), secret=secret, port=int(sys.argv[1]), share_port=True)
+import os
+server = courier.Server(os.getpid, secret=secret, port=int(sys.argv[1]), share_port=True)
 server.start()
 print("up", flush=True)
 sys.stdin.read()
@@ -87,6 +82,10 @@ class Group:
     def pool(self, choose: Any = "round_robin") -> courier.Pool:
         return courier.Pool(self.clients, choose=choose)
 
+    def open_gates(self) -> None:
+        for each in self.objects:
+            each.gate.set()
+
 
 @pytest.fixture
 def three(serve: Serve) -> Group:
@@ -94,7 +93,7 @@ def three(serve: Serve) -> Group:
 
 
 @pytest.fixture
-def away(connect: Callable[..., Any], reserve: Callable[[], int]) -> Callable[..., Any]:
+def away(connect: Connect, reserve: Reserve) -> Connect:
     """Makes clients of servers that were never started."""
 
     def make(**options: Any) -> Any:
@@ -108,11 +107,6 @@ def started(script: Script, port: int) -> "subprocess.Popen[str]":
     assert process.stdout is not None
     assert process.stdout.readline() == "up\n"
     return process
-
-
-def kill(process: "subprocess.Popen[str]") -> None:
-    process.send_signal(signal.SIGKILL)
-    process.wait()
 
 
 # Who is asked
@@ -133,11 +127,8 @@ def test_turns_are_even_when_several_threads_call(three: Group) -> None:
     assert collections.Counter(names) == {0: 100, 1: 100, 2: 100}
 
 
-def test_turns_are_even_among_those_that_are_left(
-    three: Group, away: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("courier._replicas._DOWN_S", 1000.0)
-    pool = courier.Pool([away(), *three.clients])
+def test_turns_are_even_among_those_that_are_left(three: Group, away: Connect) -> None:
+    pool = courier.Pool([away(), *three.clients], timing=courier.Timing(pool_down_s=1000.0))
     pool.who()
     names = collections.Counter(pool.who() for _ in range(30))
     assert names == {0: 10, 1: 10, 2: 10}
@@ -149,21 +140,9 @@ def test_the_idle_one_is_preferred_if_asked_for(three: Group) -> None:
     wait_until(lambda: sum(each.waiting for each in three.objects) == 2)
     (idle,) = [each for each in three.objects if not each.waiting]
     assert {pool.who() for _ in range(10)} == {idle.name}
-    for each in three.objects:
-        each.gate.set()
+    three.open_gates()
     assert {future.result(20) for future in busy} == {0, 1, 2} - {idle.name}
     assert {pool.who() for _ in range(3)} == {0, 1, 2}
-
-
-def test_a_cancelled_call_is_no_load_any_more(serve: Serve) -> None:
-    group = Group(serve, 2)
-    pool = group.pool("least_loaded")
-    futures = [pool.futures.wait() for _ in range(4)]
-    wait_until(lambda: all(each.waiting == 2 for each in group.objects))
-    assert all(future.cancel() for future in futures)
-    assert {pool.who() for _ in range(2)} == {0, 1}
-    assert [member.load for member in pool._members] == [0, 0]
-    wait_until(lambda: all(each.was_cancelled for each in group.objects))
 
 
 def test_the_same_key_goes_to_the_same_server_and_keys_are_spread(three: Group) -> None:
@@ -172,6 +151,12 @@ def test_the_same_key_goes_to_the_same_server_and_keys_are_spread(three: Group) 
     assert homes == {key: pool.by_key(key).who() for key in KEYS}
     assert homes == {key: pool.by_key(key).futures.who().result(20) for key in KEYS}
     assert set(homes.values()) == {0, 1, 2}
+    for number in range(30):
+        # Whether or not equal parts of keys are one object.
+        text = f"text {number}"
+        other = f"text {number}x"[:-1]
+        assert text is not other
+        assert pool.by_key((text, text)).who() == pool.by_key((text, other)).who()
 
 
 def test_keys_depend_on_the_order_of_servers_and_not_on_pickling(three: Group) -> None:
@@ -185,30 +170,6 @@ def test_keys_depend_on_the_order_of_servers_and_not_on_pickling(three: Group) -
         courier.close(client)
 
 
-def test_equal_keys_are_the_same_whether_or_not_their_parts_are_one_object(three: Group) -> None:
-    pool = three.pool()
-    for number in range(30):
-        text = f"text {number}"
-        other = f"text {number}x"[:-1]
-        assert text is not other
-        assert pool.by_key((text, text)).who() == pool.by_key((text, other)).who()
-
-
-def test_keys_are_the_same_in_another_process(three: Group, script: Script, tmp_path: Any) -> None:
-    pool = three.pool()
-    path = tmp_path / "pool"
-    path.write_bytes(pickle.dumps(pool))
-    process = script(
-        "import pickle\npool = pickle.load(open(sys.argv[1], 'rb'))\n"
-        "keys = [*(f'key {n}' for n in range(60)), ('user', 7)]\n"
-        "print([pool.by_key(key).who() for key in keys])",
-        path,
-    )
-    homes = [pool.by_key(key).who() for key in [*KEYS, ("user", 7)]]
-    shown, errors = process.communicate(timeout=60)
-    assert shown.strip() == str(homes), errors
-
-
 def test_only_the_keys_of_a_lost_server_move(three: Group) -> None:
     pool = three.pool()
     homes = {key: pool.by_key(key).who() for key in KEYS}
@@ -217,18 +178,6 @@ def test_only_the_keys_of_a_lost_server_move(three: Group) -> None:
     moved = {key: call_until_answered(pool.by_key(key).who) for key in KEYS}
     assert all(moved[key] == home for key, home in homes.items() if home != 1)
     assert {moved[key] for key, home in homes.items() if home == 1} == {0, 2}
-
-
-def test_keys_are_spread_whatever_the_length_of_addresses(secret: courier.Secret) -> None:
-    host = "replica.of-a-service.in-a-namespace.whose-names-are.long.example.org"
-    pool = courier.Pool([courier.Client(f"{host}:{port}", secret=secret) for port in (1, 2, 3)])
-    homes = collections.Counter(pool._order_of(key.encode())[0].name for key in KEYS)
-    assert len(homes) == 3
-
-
-def test_a_key_that_cannot_be_pickled_is_refused_at_once(three: Group) -> None:
-    with pytest.raises(TypeError, match="pickle"):
-        three.pool().by_key(threading.Lock())
 
 
 def test_all_are_called_at_once_and_answer_in_their_order(three: Group) -> None:
@@ -256,22 +205,11 @@ def test_methods_of_any_name_can_be_called(three: Group) -> None:
     assert pool(4) == pool.by_key("x")(4) == pool.futures(4).result(20) == 8
     assert pool.all(4) == [8, 8, 8]
     assert pool.who.__name__ == pool.all.who.__name__ == "who"
-
-
-def test_generators_are_read_from_one_server(three: Group) -> None:
-    pool = three.pool()
-    assert list(pool.items(3)) == [(0, 0), (0, 1), (0, 2)]
-    assert list(pool.futures.items(2).result(20)) == [(1, 0), (1, 1)]
-
-
-def test_an_unknown_method_is_an_error(three: Group) -> None:
-    pool = three.pool()
+    items = list(pool.items(3))
+    assert len({name for name, _ in items}) == 1
+    assert [number for _, number in items] == [0, 1, 2]
     with pytest.raises(courier.UnknownMethodError, match="who"):
         pool.nothing()
-    with pytest.raises(courier.UnknownMethodError):
-        pool.futures.nothing().result(20)
-    with pytest.raises(courier.UnknownMethodError):
-        pool.all.nothing()
 
 
 def test_private_names_are_no_methods(three: Group) -> None:
@@ -299,16 +237,6 @@ def test_what_a_method_raises_is_not_taken_for_a_lost_server(
     assert [pool.who() for _ in range(3)] == [2, 0, 1]
 
 
-@pytest.mark.parametrize("in_process", ["wire", "copy"])
-def test_a_pool_of_one_is_a_client(serve: Serve, in_process: str) -> None:
-    group = Group(serve, 1, in_process=in_process)
-    pool = group.pool()
-    assert pool.who() == pool.futures.who().result(20) == pool.by_key("x").who() == 0
-    assert pool.all.who() == [0]
-    with pytest.raises(KeyError):
-        pool.fail(KeyError)
-
-
 def test_arguments_that_cannot_be_pickled_are_an_error(three: Group) -> None:
     pool = three.pool("least_loaded")
     with pytest.raises(courier.SerializationError, match="'start' cannot be pickled"):
@@ -323,6 +251,8 @@ def test_wrong_arguments_are_refused(three: Group) -> None:
         courier.Pool([])
     with pytest.raises(ValueError, match="'random'"):
         three.pool("random")
+    with pytest.raises(TypeError, match="pickle"):
+        three.pool().by_key(threading.Lock())
     with pytest.raises(TypeError, match="courier client, got str"):
         courier.Pool([*three.clients, "127.0.0.1:1"])
     with pytest.raises(TypeError, match="courier client, got Pool"):
@@ -334,78 +264,69 @@ def test_wrong_arguments_are_refused(three: Group) -> None:
 
 @pytest.mark.parametrize("waits", [True, False])
 def test_a_server_that_was_never_started_is_passed_over(
-    three: Group, away: Callable[..., Any], waits: bool, monkeypatch: pytest.MonkeyPatch
+    three: Group, away: Connect, waits: bool
 ) -> None:
-    monkeypatch.setattr("courier._replicas._START_S", 0.2)
-    pool = courier.Pool([away(wait_for_ready=waits), *three.clients])
+    clients = [away(wait_for_ready=waits), *three.clients]
+    pool = courier.Pool(clients, timing=courier.Timing(pool_start_s=0.2))
     assert {pool.who() for _ in range(12)} == {0, 1, 2}
     assert {pool.futures.who().result(20) for _ in range(12)} == {0, 1, 2}
     assert {pool.by_key(key).who() for key in KEYS} == {0, 1, 2}
 
 
 def test_a_killed_server_is_replaced_by_the_others_and_comes_back_at_its_port(
-    script: Script, connect: Callable[..., Any], reserve: Callable[[], int]
+    script: Script, connect: Connect, serve: Serve, reserve: Reserve
 ) -> None:
-    ports = [reserve() for _ in range(2)]
-    processes = [started(script, port) for port in ports]
-    pids = [process.pid for process in processes]
-    pool = courier.Pool([connect(f"127.0.0.1:{port}") for port in ports])
-    assert {pool.pid() for _ in range(2)} == set(pids)
-    kill(processes[0])
+    port = reserve()
+    process = started(script, port)
+    _, other = serve(os.getpid)
+    pool = courier.Pool([connect(f"127.0.0.1:{port}"), other])
+    assert {pool() for _ in range(2)} == {process.pid, os.getpid()}
+    process.kill()
+    process.wait()
     answers = []
     for _ in range(6):
         try:
-            answers.append(pool.pid())
+            answers.append(pool())
         except courier.ServerLostError:  # sent before the end of the connection was noticed
             assert not answers
-    assert set(answers) == {pids[1]}
-    again = started(script, ports[0])
-    wait_until(lambda: pool.pid() == again.pid)
-    assert {pool.pid() for _ in range(2)} == {again.pid, pids[1]}
+    assert set(answers) == {os.getpid()}
+    again = started(script, port)
+    wait_until(lambda: pool() == again.pid)
+    assert {pool() for _ in range(2)} == {again.pid, os.getpid()}
 
 
-@pytest.mark.parametrize("way", ["blocking", "future"])
-def test_a_call_in_flight_on_a_killed_server_is_lost_and_not_run_again(
-    script: Script, connect: Callable[..., Any], tmp_path: Any, way: str, reserve: Callable[[], int]
-) -> None:
-    ports = [reserve() for _ in range(2)]
-    processes = [started(script, port) for port in ports]
-    pool = courier.Pool([connect(f"127.0.0.1:{port}") for port in ports])
-    path = tmp_path / "runs"
-    with concurrent.futures.ThreadPoolExecutor(1) as threads:
-        if way == "blocking":
-            call = threads.submit(pool.nap, str(path))
-        else:
-            call = pool.futures.nap(str(path))
-            call.add_done_callback(lambda _: None)
-        wait_until(lambda: path.exists() and path.read_text())
-        kill(processes[0])
-        with pytest.raises(courier.ServerLostError, match=str(ports[0])):
-            call.result(20)
-    assert {pool.pid() for _ in range(4)} == {processes[1].pid}
-    assert path.read_text() == "ran "
+def test_a_call_in_flight_on_a_lost_server_is_lost_and_not_run_again(serve: Serve) -> None:
+    group = Group(serve, 2)
+    pool = group.pool()
+    with concurrent.futures.ThreadPoolExecutor(2) as threads:
+        calls = [threads.submit(pool.wait) for _ in range(2)]
+        calls += [pool.futures.wait() for _ in range(2)]
+        wait_until(lambda: [each.waiting for each in group.objects] == [2, 2])
+        group.servers[0].stop(0.0)
+        wait_until(lambda: sum(call.done() for call in calls) == 2)
+        errors = [call.exception(0) for call in calls if call.done()]
+        assert {type(error) for error in errors} == {courier.ServerLostError}
+        assert all(group.servers[0].address in str(error) for error in errors)
+        assert {pool.who() for _ in range(4)} == {1}
+        group.open_gates()
+    assert [each.waiting for each in group.objects] == [2, 2]
 
 
 def test_calls_wait_until_one_of_the_servers_is_there(
-    script: Script,
-    connect: Callable[..., Any],
-    monkeypatch: pytest.MonkeyPatch,
-    reserve: Callable[[], int],
+    serve: Serve, connect: Connect, reserve: Reserve
 ) -> None:
-    monkeypatch.setattr("courier._replicas._START_S", 0.2)
     ports = [reserve() for _ in range(3)]
-    pool = courier.Pool([connect(f"127.0.0.1:{port}") for port in ports])
+    clients = [connect(f"127.0.0.1:{port}") for port in ports]
+    pool = courier.Pool(clients, timing=courier.Timing(pool_start_s=0.2))
     with concurrent.futures.ThreadPoolExecutor(1) as threads:
-        blocking = threads.submit(pool.pid)
-        futures = [pool.futures.pid() for _ in range(100)]
-        keyed = pool.by_key("x").futures.pid()
-        assert not concurrent.futures.wait([blocking, keyed, *futures], 0.3).done
-        process = started(script, ports[1])
-        calls = [blocking, keyed, *futures]
-        assert {call.result(20) for call in calls} == {process.pid}
+        calls = [threads.submit(pool.who), pool.by_key("x").futures.who()]
+        calls += [pool.futures.who() for _ in range(100)]
+        assert not concurrent.futures.wait(calls, 0.3).done
+        serve(Replica(7), port=ports[1], share_port=True)
+        assert {call.result(20) for call in calls} == {7}
 
 
-def test_calls_that_do_not_wait_fail_when_none_is_there(away: Callable[..., Any]) -> None:
+def test_calls_that_do_not_wait_fail_when_none_is_there(away: Connect) -> None:
     pool = courier.Pool([away(wait_for_ready=False) for _ in range(2)])
     with pytest.raises(courier.ServerUnreachableError):
         pool.who()
@@ -416,14 +337,15 @@ def test_calls_that_do_not_wait_fail_when_none_is_there(away: Callable[..., Any]
         pool.all.who()
 
 
-def test_waiting_for_servers_ends_with_the_timeout(away: Callable[..., Any]) -> None:
-    pool = courier.Pool([away(call_timeout=0.3) for _ in range(2)])
+def test_waiting_for_servers_ends_with_the_timeout(away: Connect) -> None:
+    pool = courier.Pool([away(call_timeout=0.2) for _ in range(2)])
+    future = pool.futures.who()
     with pytest.raises(courier.CallTimeoutError, match="nothing was run"):
         pool.who()
-    assert isinstance(pool.futures.who().exception(20), courier.CallTimeoutError)
+    assert isinstance(future.exception(20), courier.CallTimeoutError)
 
 
-def test_a_timeout_reaches_the_handler(serve: Serve, connect: Callable[..., Any]) -> None:
+def test_a_timeout_reaches_the_handler(serve: Serve, connect: Connect) -> None:
     group = Group(serve, 1)
     client = connect(group.servers[0].address, call_timeout=0.2)
     pool = courier.Pool([client])
@@ -438,56 +360,31 @@ def test_a_timeout_reaches_the_handler(serve: Serve, connect: Callable[..., Any]
     wait_until(handler_was_told)
 
 
-def test_the_time_that_was_spent_on_waiting_is_missing_later(
-    connect: Callable[..., Any], away: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    client = away(call_timeout=1000)
-    pool = courier.Pool([client])
-    given: list[float | None] = []
-    connection = pool._members[0].connection
-    attempt = connection.attempt
-
-    def listen(method: str, args: Any, kwargs: Any, timeout_s: float | None, **options: Any) -> Any:
-        given.append(timeout_s)
-        return attempt(method, args, kwargs, timeout_s, **options)
-
-    monkeypatch.setattr(connection, "attempt", listen)
-    future = pool.futures.who()
-    wait_until(lambda: len(given) >= 3)
-    future.cancel()
-    first = given[:3]  # there may be more to come
-    assert first == sorted(first, key=lambda left: -(left or 0))
-    assert 0 < (first[2] or 0) < (first[0] or 0) <= 1000
-
-
 def _is_later(member: Any, down_until: float) -> bool:
     return bool(member.down_until > down_until)
 
 
 def test_a_key_waits_for_its_server_while_that_may_be_starting(
-    script: Script,
-    connect: Callable[..., Any],
-    monkeypatch: pytest.MonkeyPatch,
-    reserve: Callable[[], int],
+    serve: Serve, connect: Connect, reserve: Reserve
 ) -> None:
-    monkeypatch.setattr("courier._replicas._START_S", 1000.0)
-    ports = [reserve() for _ in range(2)]
-    pool = courier.Pool([connect(f"127.0.0.1:{port}") for port in ports])
-    first = started(script, ports[0])
-    key = next(key for key in KEYS if str(ports[1]) in pool._order_of(key.encode())[0].name)
-    assert pool.pid() == first.pid
-    home = pool._order_of(key.encode())[0]
+    port = reserve()
+    group = Group(serve, 1)
+    clients = [*group.clients, connect(f"127.0.0.1:{port}")]
+    pool = courier.Pool(clients, timing=courier.Timing(pool_start_s=1000.0))
+    key = next(key for key in KEYS if str(port) in pool._order_of(key.encode())[0].name)
+    assert pool.who() == 0
+    home = pool._members[1]
     waiting = []
     for _ in range(5):
-        waiting.append(pool.by_key(key).futures.pid())
+        waiting.append(pool.by_key(key).futures.who())
         # One after the other, so that some have just been refused when another is answered.
         refused_at = home.down_until
         wait_until(functools.partial(_is_later, home, refused_at))
-    assert not concurrent.futures.wait(waiting, 0.3).done
-    second = started(script, ports[1])
-    assert {future.result(20) for future in waiting} == {second.pid}
-    kill(second)
-    assert call_until_answered(pool.by_key(key).pid) == first.pid
+    assert not concurrent.futures.wait(waiting, 0.1).done
+    second, _ = serve(Replica(1), port=port, share_port=True)
+    assert {future.result(20) for future in waiting} == {1}
+    second.stop(0.0)
+    assert call_until_answered(pool.by_key(key).who) == 0
 
 
 # Servers that are busy
@@ -514,61 +411,31 @@ def occupy(group: Group, index: int) -> list[Any]:
     return futures
 
 
-def test_another_one_is_asked_in_the_place_of_a_busy_one(serve: Serve) -> None:
-    group = busy_group(serve)
-    pool = group.pool()
-    futures = occupy(group, 0)
-    assert [pool.who() for _ in range(4)] == [1, 1, 1, 1]
-    assert [pool.futures.who().result(20) for _ in range(4)] == [1, 1, 1, 1]
-    group.objects[0].gate.set()
-    concurrent.futures.wait(futures, 20)
-    assert {pool.who() for _ in range(2)} == {0, 1}
-
-
-def test_a_busy_server_keeps_its_keys(serve: Serve) -> None:
+def test_another_one_is_asked_in_the_place_of_a_busy_one_except_for_its_keys(
+    serve: Serve,
+) -> None:
     group = busy_group(serve)
     pool = group.pool()
     key = next(key for key in KEYS if pool.by_key(key).who() == 0)
-    occupy(group, 0)
-    with pytest.raises(courier.ServerBusyError):
-        pool.by_key(key).who()
-    with pytest.raises(courier.ServerBusyError):
-        pool.by_key(key).futures.who().result(20)
-    group.objects[0].gate.set()
-
-
-def test_if_all_are_busy_the_caller_hears_of_it(serve: Serve) -> None:
-    group = busy_group(serve)
-    pool = group.pool()
-    for index in range(2):
-        occupy(group, index)
-    with pytest.raises(courier.ServerBusyError):
-        pool.who()
-    assert isinstance(pool.futures.who().exception(20), courier.ServerBusyError)
-    for each in group.objects:
-        each.gate.set()
+    futures = occupy(group, 0)
+    assert {pool.who() for _ in range(4)} == {1}
+    assert {pool.futures.who().result(20) for _ in range(4)} == {1}
+    for call in (pool.by_key(key).who, pool.by_key(key).futures.who().result):
+        with pytest.raises(courier.ServerBusyError):
+            call()
+    futures += occupy(group, 1)
+    for call in (pool.who, pool.futures.who().result):
+        with pytest.raises(courier.ServerBusyError):
+            call()
+    group.open_gates()
+    concurrent.futures.wait(futures, 20)
+    assert {pool.who() for _ in range(2)} == {0, 1}
 
 
 # Futures
 
 
-def test_futures_are_those_of_the_standard_library(three: Group) -> None:
-    pool = three.pool()
-    heard = threading.Event()
-    futures = [pool.futures.who() for _ in range(6)]
-    futures[0].add_done_callback(lambda _: heard.set())
-    done, pending = concurrent.futures.wait(futures, 20)
-    assert (len(done), len(pending)) == (6, 0)
-    assert heard.wait(20)
-    assert futures[0].exception(20) is None
-    assert isinstance(pool.futures.fail(KeyError).exception(20), KeyError)
-    with pytest.raises(concurrent.futures.TimeoutError):
-        pool.futures.wait().result(0.01)
-    for each in three.objects:
-        each.gate.set()
-
-
-def test_futures_go_on_elsewhere_and_call_back(three: Group, away: Callable[..., Any]) -> None:
+def test_futures_go_on_elsewhere_and_call_back(three: Group, away: Connect) -> None:
     heard: list[int] = []
     for _ in range(5):
         pool = courier.Pool([away(), three.clients[1]])
@@ -578,9 +445,7 @@ def test_futures_go_on_elsewhere_and_call_back(three: Group, away: Callable[...,
     wait_until(lambda: heard == [1] * 5)
 
 
-def test_cancelling_reaches_the_handler_that_a_call_went_on_to(
-    three: Group, away: Callable[..., Any]
-) -> None:
+def test_cancelling_reaches_the_handler_that_a_call_went_on_to(three: Group, away: Connect) -> None:
     pool = courier.Pool([away(), three.clients[1]])
     future = pool.futures.wait()
     wait_until(lambda: three.objects[1].waiting)
@@ -593,19 +458,19 @@ def test_cancelling_reaches_the_handler_that_a_call_went_on_to(
 
 
 def test_a_call_that_was_cancelled_while_none_was_there_does_not_run(
-    script: Script, connect: Callable[..., Any], tmp_path: Any, reserve: Callable[[], int]
+    serve: Serve, connect: Connect, reserve: Reserve
 ) -> None:
-    port = reserve()
+    port, replica = reserve(), Replica(0)
     pool = courier.Pool([connect(f"127.0.0.1:{port}")])
-    futures = [pool.futures.nap(str(tmp_path / "runs")) for _ in range(5)]
+    futures = [pool.futures.wait() for _ in range(5)]
     concurrent.futures.wait(futures, 0.1)
     assert all(future.cancel() for future in futures)
     assert concurrent.futures.wait(futures, 20).not_done == set()
     # Who was about to ask once more is to find nobody.
     wait_until(lambda: not any(t.name.startswith("courier-callback") for t in our_threads()))
-    process = started(script, port)
-    assert pool.pid() == process.pid
-    assert not (tmp_path / "runs").exists()
+    serve(replica, port=port, share_port=True)
+    assert pool.who() == 0
+    assert not replica.waiting
 
 
 # The end
@@ -617,9 +482,7 @@ def sockets() -> int:
     return len(ask(kind="all"))
 
 
-def test_closing_the_clients_ends_all_calls_and_connections(
-    three: Group, away: Callable[..., Any]
-) -> None:
+def test_closing_the_clients_ends_all_calls_and_connections(three: Group, away: Connect) -> None:
     before = sockets()
     clients = [away(), *three.clients]
     pool = courier.Pool(clients)
@@ -638,30 +501,28 @@ def test_closing_the_clients_ends_all_calls_and_connections(
     wait_until(lambda: sockets() <= before)
 
 
-def test_closing_the_clients_ends_waiting_for_servers(away: Callable[..., Any]) -> None:
-    clients = [away(), away()]
-    pool = courier.Pool(clients)
-    with concurrent.futures.ThreadPoolExecutor(1) as threads:
-        calls = [threads.submit(pool.who), pool.futures.who()]
-        assert not concurrent.futures.wait(calls, 0.1).done
-        for client in clients:
-            courier.close(client)
-        for call in calls:
-            with pytest.raises(concurrent.futures.CancelledError):
-                call.result(20)
-
-
-def test_clients_that_stop_waiting_have_the_pool_do_so(away: Callable[..., Any]) -> None:
+@pytest.mark.parametrize(
+    ("end", "error"),
+    [
+        (courier.close, concurrent.futures.CancelledError),
+        (courier.stop_waiting, courier.ServerUnreachableError),
+    ],
+)
+def test_calls_that_wait_for_servers_end_when_no_client_waits_any_more(
+    away: Connect, end: Callable[[Any], None], error: type[BaseException]
+) -> None:
     clients = [away(), away()]
     pool = courier.Pool(clients)
     with concurrent.futures.ThreadPoolExecutor(1) as threads:
         calls = [threads.submit(pool.who), pool.futures.who()]
         courier.stop_waiting(clients[0])
         assert not concurrent.futures.wait(calls, 0.1).done
-        courier.stop_waiting(clients[1])
+        for client in clients:
+            end(client)
         for call in calls:
-            assert isinstance(call.exception(20), courier.ServerUnreachableError)
-    with pytest.raises(courier.ServerUnreachableError):
+            with pytest.raises(error):
+                call.result(20)
+    with pytest.raises(error):
         pool.who()
 
 
@@ -678,8 +539,7 @@ def test_clients_that_stop_calling_have_the_pool_do_so_but_calls_in_flight_go_on
             call()
     with pytest.raises(courier.CallCancelledError, match="asked to stop"):
         courier.Pool(three.clients).who()
-    for each in three.objects:
-        each.gate.set()
+    three.open_gates()
     assert {future.result(20) for future in futures} == {0, 1, 2}
 
 
@@ -696,7 +556,7 @@ class Front:
 
 
 def test_a_handler_may_still_call_a_pool_whose_clients_stop_calling(
-    serve: Serve, three: Group, away: Callable[..., Any]
+    serve: Serve, three: Group, away: Connect
 ) -> None:
     # Also where a future goes on elsewhere, in another thread.
     pool = courier.Pool([three.clients[0], away(), three.clients[2]])
@@ -704,33 +564,25 @@ def test_a_handler_may_still_call_a_pool_whose_clients_stop_calling(
     assert (first, second in (0, 2)) == (0, True)
 
 
-def test_a_loaded_pool_keeps_its_choice_and_options(
-    serve: Serve, connect: Callable[..., Any]
-) -> None:
-    group = Group(serve, 2)
-    clients = [connect(server.address, call_timeout=0.2) for server in group.servers]
-    loaded = pickle.loads(pickle.dumps(courier.Pool(clients, choose="least_loaded")))
-    assert repr(loaded) == repr(group.pool())
-    with pytest.raises(courier.CallTimeoutError):
-        loaded.wait()
-    assert loaded._choose == "least_loaded"
-    for client in loaded.clients:
-        courier.close(client)
-
-
-def test_a_forked_child_calls_by_connections_of_its_own(
+def test_another_process_and_its_children_find_the_same_homes(
     script: Script, three: Group, tmp_path: Any
 ) -> None:
+    pool = three.pool("least_loaded")
     path = tmp_path / "pool"
-    path.write_bytes(pickle.dumps(three.pool("least_loaded")))
+    path.write_bytes(pickle.dumps(pool))
     process = script(
-        "import os, pickle\npool = pickle.load(open(sys.argv[1], 'rb'))\n"
-        "assert pool.who() == 0\npool._lock.acquire()\n"
+        "import os, pickle\n"
+        "pool = pickle.load(open(sys.argv[1], 'rb'))\n"
+        "assert pool._choose == 'least_loaded'\n"
+        "keys = [*(f'key {n}' for n in range(60)), ('user', 7)]\n"
+        "homes = [pool.by_key(key).who() for key in keys]\n"
+        "pool._lock.acquire()\n"  # as another thread of the parent may
         "child = os.fork()\n"
         "if child == 0:\n"
         "    os._exit({pool.who() for _ in range(3)} != {0, 1, 2})\n"
-        "print(os.waitpid(child, 0)[1])\n",
+        "print(os.waitpid(child, 0)[1], homes)\n",
         path,
     )
+    homes = [pool.by_key(key).who() for key in [*KEYS, ("user", 7)]]
     shown, errors = process.communicate(timeout=60)
-    assert shown.strip() == "0", errors
+    assert shown.strip() == f"0 {homes}", errors

@@ -4,10 +4,11 @@ import concurrent.futures
 import signal
 import statistics
 import time
-from collections.abc import Callable
 from typing import Any
 
-from tests.courier.conftest import Script
+import pytest
+
+from tests.courier.conftest import Connect, Reserve, Script
 
 _SERVER = """
 import time
@@ -20,8 +21,10 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.slow
+@pytest.mark.serial
 def test_a_call_made_while_the_server_is_down_is_answered_soon_after_the_next_is_up(
-    script: Script, connect: Callable[..., Any], reserve: Callable[[], int]
+    script: Script, connect: Connect, reserve: Reserve
 ) -> None:
     port = reserve()
     client = connect(f"127.0.0.1:{port}", call_timeout=60)
