@@ -248,7 +248,7 @@ def test_the_same_input_gives_the_same_bytes(shape: str) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("release", [OLDEST, pytest.param("newest", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("release", [OLDEST, "newest"])
 def test_objects_fit_the_schema_of_releases(shape: str, release: str) -> None:
     kubernetes_validate = pytest.importorskip("kubernetes_validate")
     version = kubernetes_validate.latest_version() if release == "newest" else release
