@@ -891,7 +891,7 @@ def with_value(place: tuple[int, tuple[Any, ...]], value: Any) -> dict[str, Any]
     return whole
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(place=st.sampled_from(PLACES), value=JSON)
 def test_any_json_in_any_place_is_judged_without_an_error(
     place: tuple[int, tuple[Any, ...]], value: Any

@@ -184,15 +184,12 @@ class KubernetesCluster(Bed):
         evict(self._store, self._store.get("pods", self.namespace, pod))
 
     def drain(self, node: str) -> None:
-        """Evicts all pods of a node, which takes no new ones until `uncordon`."""
+        """Evicts all pods of a node, which takes no new ones until all is restored."""
         self._node(node).unschedulable = True
         for pod in self._store.items("pods", self.namespace):
             if pod["spec"].get("nodeName") == node:
                 with contextlib.suppress(ApiError):
                     evict(self._store, pod)
-
-    def uncordon(self, node: str) -> None:
-        self._node(node).unschedulable = False
 
     def drop_watches(self) -> int:
         """Cuts all open watches; returns how many."""
@@ -259,7 +256,7 @@ class KubernetesCluster(Bed):
     def give_up_node(self, node: str) -> None:
         """Deletes the pods of a node that is not ready, as a cluster does after a while.
 
-        It takes no new ones until `uncordon`.
+        It takes no new ones until all is restored.
         """
         self._node(node).unschedulable = True
         for pod in self._store.items("pods", self.namespace):
