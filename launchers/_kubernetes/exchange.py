@@ -17,23 +17,19 @@ import ssl
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import IO
 
 from courier import TlsCredentials
+from launchers._kubernetes.timing import DEFAULT, Timing
 from launchers.host.pod import MAX_GREETING_BYTES, Pump
 
 #: What `ssh` ends with when the connection is the trouble; so does a line.
 _LINK_BROKE = 255
-#: Seconds in which a caller proves itself and says who it is.
-_GREETING_S = 20.0
 _BACKLOG = 1024
-#: Seconds in which a pod takes in what was said last, and ends its side.
-_PART_S = 2.0
-#: What says that there are too many files, and not that a caller has gone; seconds until there may be
-#: fewer.
+#: What says that there are too many files, and not that a caller has gone.
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-_EXHAUSTED_S = 0.5
 #: Callers that are let in before they have proved anything.
 _MAX_STRANGERS = 4096
 
@@ -141,16 +137,26 @@ class Exchange:
     under the host name of one that is connected, the earlier one is gone: its line ends.
     """
 
-    def __init__(self, tls: TlsCredentials, port: int) -> None:
+    def __init__(
+        self,
+        tls: TlsCredentials,
+        port: int,
+        timing: Timing = DEFAULT,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Begins to listen.
 
         Args:
             tls: Certificates of the run.
             port: On all interfaces; 0 takes a free one.
+            timing: How long it waits for callers.
+            clock: What it measures that with, in seconds.
 
         Raises:
             OSError: The port is taken.
         """
+        self._timing = timing
+        self._clock = clock
         self._context = tls.server_context()
         self._listener = _listen(port)
         self.port = int(self._listener.getsockname()[1])
@@ -240,7 +246,7 @@ class Exchange:
         os.close(self._wake_write)
 
     def _step(self) -> bool:
-        now = time.monotonic()
+        now = self._clock()
         limits = [each.give_up_at for each in (*self._strangers, *self._parting)]
         if self._listener.fileno() not in self._selector.get_map():
             limits.append(self._accepts_at)
@@ -264,7 +270,7 @@ class Exchange:
                 self._end_all(asked)
         for connection in touched:
             self._work(connection)
-        now = time.monotonic()
+        now = self._clock()
         for connection in [*self._strangers, *self._parting]:
             if connection.give_up_at < now:
                 self._forget(connection)
@@ -299,7 +305,7 @@ class Exchange:
             if error.errno in _EXHAUSTED:
                 # It would be told again and again that somebody calls.
                 self._selector.unregister(self._listener)
-                self._accepts_at = time.monotonic() + _EXHAUSTED_S
+                self._accepts_at = self._clock() + self._timing.exhausted_s
                 _LOGGER.warning("no pod can call at the moment: %s", error)
             return
         if len(self._strangers) >= _MAX_STRANGERS:
@@ -314,7 +320,7 @@ class Exchange:
         except OSError:
             plain.close()
             return
-        connection = _Connection(secured, time.monotonic() + _GREETING_S)
+        connection = _Connection(secured, self._clock() + self._timing.greeting_s)
         self._strangers.add(connection)
         self._watch(connection, {secured.fileno(): selectors.EVENT_READ})
 
@@ -413,7 +419,7 @@ class Exchange:
         except OSError:
             self._forget(connection)
             return
-        connection.give_up_at = time.monotonic() + _PART_S
+        connection.give_up_at = self._clock() + self._timing.part_s
         self._parting.add(connection)
         self._watch(connection, {connection.socket.fileno(): selectors.EVENT_READ})
 

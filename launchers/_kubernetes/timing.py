@@ -39,6 +39,9 @@ class Timing:
         stuck_s: Seconds after which a machine is taken for one that does not answer, and what is seen
             from outside for what is.
         stuck_look_s: Seconds between two looks at a pod that does not leave.
+        greeting_s: Seconds in which a caller of the supervisor proves itself and says who it is.
+        part_s: Seconds in which a pod takes in what was said last, and ends its side.
+        exhausted_s: Seconds after which pods may call again, when there were too many files.
         spare_s: Seconds beside the notice in which a pod ends. Pods themselves have `SPARE_S`.
     """
 
@@ -62,6 +65,9 @@ class Timing:
     longest_wait_s: float = 3600.0
     stuck_s: float = 20.0
     stuck_look_s: float = 1.0
+    greeting_s: float = 20.0
+    part_s: float = 2.0
+    exhausted_s: float = 0.5
     spare_s: int = SPARE_S
 
 

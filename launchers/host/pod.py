@@ -257,12 +257,12 @@ def _carry(connection: ssl.SSLSocket, agent: "subprocess.Popen[bytes]") -> int:
     return code if code >= 0 else 128 - code
 
 
-def _part(connection: ssl.SSLSocket) -> None:
+def _part(connection: ssl.SSLSocket, within_s: float = _PART_S) -> None:
     """Ends a connection once the other end has taken in all that was sent.
 
     One that is closed while there is something to read takes back what is still on its way.
     """
-    give_up_at = time.monotonic() + _PART_S
+    give_up_at = time.monotonic() + within_s
     with socket.socket(fileno=connection.detach()) as plain:
         plain.shutdown(socket.SHUT_WR)
         while (left_s := give_up_at - time.monotonic()) > 0:

@@ -1,8 +1,12 @@
+"""What our own tests would not notice if the stand-in for a cluster were wrong.
+
+Where it were wrong otherwise, tests of the launcher would fail: these are not tested here again.
+"""
+
 import base64
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -141,17 +145,6 @@ def post(client: Clients, path: str, body: Any, query: Any = ()) -> None:
     client.api.response_deserialize(response, {})
 
 
-def await_up(cluster: KubernetesCluster, count: int = 1) -> list[Any]:
-    """All pods, once so many run and have said so."""
-
-    def up() -> Any:
-        running = [one for one in cluster.pods() if one["status"]["phase"] == "Running"]
-        names = [one["metadata"]["name"] for one in running]
-        return len(names) == count and all(map(cluster.log, names)) and running
-
-    return poll_until(up, 60)
-
-
 def await_log(cluster: KubernetesCluster, name: str, text: str) -> None:
     """Waits until a pod has printed this."""
 
@@ -199,35 +192,6 @@ def refused(call: Callable[[], Any]) -> tuple[int, str]:
     return caught.value.status, caught.value.body
 
 
-def test_pods_of_an_indexed_job_find_each_other_by_name(
-    cluster: KubernetesCluster, client: Clients
-) -> None:
-    code = f"""
-import os, threading
-exec({LISTEN.split("while", maxsplit=1)[0]!r})
-called = threading.Event()
-def greet():
-    while True:
-        s.accept()[0].sendall(os.uname().nodename.encode())
-        called.set()
-threading.Thread(target=greet, daemon=True).start()
-other = 1 - int(os.environ["JOB_COMPLETION_INDEX"])
-exec({dial("%s")!r} % f"talk-{{other}}.talk")
-called.wait(40)
-time.sleep(5)  # an answer that was too slow is asked for again
-"""
-    client.core.create_namespaced_service(TEAM, service("talk", {"job-name": "talk"}, 4250))
-    client.batch.create_namespaced_job(TEAM, job("talk", code, 2))
-    status, end = await_job(client, "talk")
-    assert (end.type, status.succeeded, status.completed_indexes) == ("Complete", 2, "0,1")
-    pods = client.core.list_namespaced_pod(TEAM, label_selector="job-name=talk").items
-    assert sorted(one.spec.hostname for one in pods) == ["talk-0", "talk-1"]
-    assert len({one.spec.node_name for one in pods}) == 2
-    logs = {one.spec.hostname: cluster.log(one.metadata.name) for one in pods}
-    assert "b'talk-1'" in logs["talk-0"]
-    assert "b'talk-0'" in logs["talk-1"]
-
-
 def test_images_are_the_environments_they_promise(
     cluster: KubernetesCluster, client: Clients
 ) -> None:
@@ -240,42 +204,6 @@ def test_images_are_the_environments_they_promise(
         client.core.delete_namespaced_pod("once", TEAM)
         poll_until(lambda: not cluster.pods())
     assert [*seen.values()] == ["[False, False]\n", "[True, False]\n", "[True, True]\n"]
-
-
-def test_too_much_memory_is_an_oom_kill(cluster: KubernetesCluster, client: Clients) -> None:
-    code = "x = []\nwhile 1: x.append(bytearray(1 << 20))"
-    resources = {"limits": {"memory": "64Mi"}}
-    client.core.create_namespaced_pod(TEAM, pod("eater", code, container={"resources": resources}))
-    status = await_phase(client, "eater", "Failed")
-    ended = status.container_statuses[0].state.terminated
-    assert (ended.reason, ended.exit_code) == ("OOMKilled", 137)
-
-
-def test_an_oom_of_a_child_kills_the_whole_container(
-    cluster: KubernetesCluster, client: Clients
-) -> None:
-    eat = "x = []\nwhile 1: x.append(bytearray(1 << 20))"
-    code = f"import subprocess, time; subprocess.run(['python3', '-c', {eat!r}]); time.sleep(600)"
-    resources = {"limits": {"memory": "64Mi"}}
-    client.core.create_namespaced_pod(TEAM, pod("eater", code, container={"resources": resources}))
-    status = await_phase(client, "eater", "Failed")
-    assert status.container_statuses[0].state.terminated.reason == "OOMKilled"
-
-
-def test_an_unknown_image_is_told_and_waits(cluster: KubernetesCluster, client: Clients) -> None:
-    client.core.create_namespaced_pod(
-        TEAM, pod("missing", SLEEP, container={"image": "localhost/none:1"})
-    )
-
-    def waiting() -> bool:
-        found = status_of(client, "missing").container_statuses
-        return bool(found) and found[0].state.waiting.reason == "ImagePullBackOff"
-
-    poll_until(waiting)
-    assert status_of(client, "missing").phase == "Pending"
-    assert any("Failed to pull image" in line for line in cluster.events("missing"))
-    code, text = refused(lambda: client.core.read_namespaced_pod_log("missing", TEAM))
-    assert (code, "failing to pull image" in text) == (400, True)
 
 
 def test_exit_codes_decide_what_a_failed_index_means(
@@ -298,51 +226,6 @@ def test_exit_codes_decide_what_a_failed_index_means(
     assert sorted(tries) == ["0", "1", "2", "2"]
 
 
-def test_a_lost_pod_is_replaced_under_its_name_without_counting(
-    cluster: KubernetesCluster, client: Clients
-) -> None:
-    ignore = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]}
-    options = {"backoffLimitPerIndex": 0, "podFailurePolicy": {"rules": [ignore]}}
-    client.batch.create_namespaced_job(
-        TEAM,
-        job(
-            "moved",
-            "import time; print('up'); time.sleep(600)",
-            1,
-            options,
-            terminationGracePeriodSeconds=0,
-        ),
-    )
-    client.core.create_namespaced_service(TEAM, service("moved", {"job-name": "moved"}))
-    (first,) = poll_until(lambda: [p for p in cluster.pods() if p["status"]["phase"] == "Running"])
-    address = cluster.resolve("moved-0.moved")
-    assert address == [first["status"]["podIP"]]
-    cluster.drain(first["spec"]["nodeName"])
-
-    def second() -> Any:
-        found = [p for p in cluster.pods() if p["status"]["phase"] == "Running"]
-        return found and found[0]["metadata"]["name"] != first["metadata"]["name"] and found[0]
-
-    other = poll_until(second)
-    assert other["spec"]["hostname"] == "moved-0"
-    assert other["spec"]["nodeName"] != first["spec"]["nodeName"]
-    assert cluster.resolve("moved-0.moved") == [other["status"]["podIP"]]
-    assert not client.batch.read_namespaced_job("moved", TEAM).status.failed_indexes
-
-
-def test_a_killed_container_counts_until_the_limit(
-    cluster: KubernetesCluster, client: Clients
-) -> None:
-    client.batch.create_namespaced_job(TEAM, job("fragile", SLEEP, 1, {"backoffLimit": 0}))
-    (found,) = poll_until(lambda: [p for p in cluster.pods() if p["status"]["phase"] == "Running"])
-    cluster.kill_container(found["metadata"]["name"])
-    _, end = await_job(client, "fragile")
-    assert end.reason == "BackoffLimitExceeded"
-    (state,) = cluster.pods()[0]["status"]["containerStatuses"]
-    assert state["state"]["terminated"]["exitCode"] == 137
-    assert state["state"]["terminated"]["reason"] == "Error"
-
-
 def test_a_pod_has_its_grace_to_end(cluster: KubernetesCluster, client: Clients) -> None:
     stubborn = (
         "import signal, time; signal.signal(15, signal.SIG_IGN); print('up'); time.sleep(600)"
@@ -350,7 +233,8 @@ def test_a_pod_has_its_grace_to_end(cluster: KubernetesCluster, client: Clients)
     for name, code in (("polite", SLEEP), ("stubborn", stubborn)):
         client.core.create_namespaced_pod(TEAM, pod(name, code))
     phases: dict[str, list[str]] = {"polite": [], "stubborn": []}
-    await_up(cluster, 2)
+    for name in phases:
+        await_log(cluster, name, "up")
     version = client.core.list_namespaced_pod(TEAM).metadata.resource_version
     began = time.monotonic()
     for name in phases:
@@ -439,44 +323,6 @@ def test_root_is_refused_to_who_must_not_be_it(cluster: KubernetesCluster, clien
     poll_until(reason)
 
 
-def test_an_annotation_reaches_the_file_of_a_running_pod(
-    cluster: KubernetesCluster, client: Clients
-) -> None:
-    code = """
-import pathlib, time
-def seen():
-    try:
-        return pathlib.Path("/launcher/seen").read_text()
-    except OSError:  # it is just being replaced
-        return ""
-while seen() != "second": time.sleep(0.02)
-"""
-    path = {"fieldRef": {"fieldPath": "metadata.annotations['launchpad-lite/launcher']"}}
-    volume = {"name": "launcher", "downwardAPI": {"items": [{"path": "seen", **path}]}}
-    mounts = [{"name": "launcher", "mountPath": "/launcher"}]
-    client.core.create_namespaced_pod(
-        TEAM, pod("waits", code, volumes=[volume], container={"volumeMounts": mounts})
-    )
-    await_phase(client, "waits", "Running")
-    patch = {"metadata": {"annotations": {"launchpad-lite/launcher": "second"}}}
-    client.core.patch_namespaced_pod("waits", TEAM, patch)
-    await_phase(client, "waits", "Succeeded")
-
-
-def test_a_service_is_known_before_its_pod_and_leads_to_it(
-    cluster: KubernetesCluster, client: Clients
-) -> None:
-    client.core.create_namespaced_service(
-        TEAM, service("root", {"app": "server"}, 4250, headless=False)
-    )
-    client.core.create_namespaced_pod(TEAM, pod("caller", dial("root")))
-    await_log(cluster, "caller", "refused")
-    client.core.create_namespaced_pod(TEAM, pod("server", LISTEN))
-    await_phase(client, "caller", "Succeeded")
-    assert cluster.log("caller").endswith("b'hello'\n")
-    assert cluster.resolve("nothing") is None
-
-
 def test_a_network_policy_keeps_others_out(cluster: KubernetesCluster, client: Clients) -> None:
     ours = {"launchpad-lite/run": "ours"}
     selector = {"podSelector": {"matchLabels": ours}}
@@ -532,82 +378,6 @@ def test_of_a_cut_node_nobody_hears_until_it_is_healed(
     poll_until(lambda: not psutil.pid_exists(pid))
 
 
-def test_what_fits_on_no_node_says_what_it_lacks(
-    cluster: KubernetesCluster, client: Clients
-) -> None:
-    resources = {"limits": {"nvidia.com/gpu": "2"}}
-    client.core.create_namespaced_pod(TEAM, pod("big", SLEEP, container={"resources": resources}))
-    cluster.pending(
-        lambda pod: pod["metadata"]["name"] == "small", "0/2 nodes are available: moon."
-    )
-    client.core.create_namespaced_pod(TEAM, pod("small", SLEEP))
-    for name, reason in (("big", "2 Insufficient nvidia.com/gpu"), ("small", "moon")):
-        (condition,) = poll_until(lambda name=name: status_of(client, name).conditions)
-        assert (condition.type, condition.reason) == ("PodScheduled", "Unschedulable")
-        assert reason in condition.message
-        assert any("FailedScheduling" in line for line in cluster.events(name))
-    cluster.schedule()
-    await_phase(client, "small", "Running")
-
-
-def test_a_quota_is_told_by_an_event_of_the_job(
-    cluster: KubernetesCluster, client: Clients
-) -> None:
-    cluster.limit_pods(1)
-    client.batch.create_namespaced_job(TEAM, job("many", SLEEP, 2))
-    poll_until(lambda: any("exceeded quota: team" in line for line in cluster.events("many")))
-    assert len(cluster.pods()) == 1
-    cluster.limit_pods(None)
-    poll_until(lambda: len(cluster.pods()) == 2)
-
-
-def test_pods_that_break_the_restricted_standard_are_refused_when_asked(
-    cluster: KubernetesCluster, client: Clients
-) -> None:
-    cluster.enforce_restricted()
-    client.batch.create_namespaced_job(TEAM, job("loose", SLEEP))
-    poll_until(lambda: any('PodSecurity "restricted' in line for line in cluster.events("loose")))
-    assert not cluster.pods()
-    strict = {
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "capabilities": {"drop": ["ALL"]},
-            "runAsNonRoot": True,
-            "runAsUser": 65532,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        }
-    }
-    client.core.create_namespaced_pod(TEAM, pod("strict", SLEEP, container=strict))
-    await_phase(client, "strict", "Running")
-
-
-def test_what_is_deleted_in_the_foreground_goes_after_what_it_owns(
-    cluster: KubernetesCluster, client: Clients
-) -> None:
-    client.batch.create_namespaced_job(TEAM, job("last", SLEEP))
-    await_up(cluster)
-    client.batch.delete_namespaced_job("last", TEAM, propagation_policy="Foreground")
-    poll_until(lambda: not cluster.pods())
-    poll_until(lambda: not cluster.leftovers())
-
-
-def test_what_a_deleted_owner_owned_goes_with_it(
-    cluster: KubernetesCluster, client: Clients
-) -> None:
-    root = client.batch.create_namespaced_job(TEAM, job("root", SLEEP))
-    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "root", "uid": root.metadata.uid}
-    for made, create in (
-        (secret("trust"), client.core.create_namespaced_secret),
-        (service("root", {"app": "x"}, 1), client.core.create_namespaced_service),
-        (job("root-actor", SLEEP), client.batch.create_namespaced_job),
-    ):
-        made["metadata"]["ownerReferences"] = [owner]
-        create(TEAM, made)
-    await_up(cluster, 2)
-    client.batch.delete_namespaced_job("root", TEAM, propagation_policy="Background")
-    poll_until(lambda: not cluster.leftovers())
-
-
 def test_an_owner_that_never_was_takes_its_objects_with_it(
     cluster: KubernetesCluster, client: Clients
 ) -> None:
@@ -639,98 +409,6 @@ def test_a_suspended_job_has_no_pods_until_it_is_resumed(
     assert not cluster.pods()
     client.batch.patch_namespaced_job("later", TEAM, {"spec": {"suspend": False}})
     poll_until(cluster.pods)
-
-
-def test_a_job_goes_when_its_time_is_over(cluster: KubernetesCluster, client: Clients) -> None:
-    client.batch.create_namespaced_job(
-        TEAM, job("brief", SLEEP, 1, {"activeDeadlineSeconds": 1, "ttlSecondsAfterFinished": 5})
-    )
-    _, end = await_job(client, "brief")
-    assert end.reason == "DeadlineExceeded"
-    poll_until(lambda: not cluster.leftovers())
-
-
-def test_a_container_restarts_in_its_pod_and_its_last_log_is_kept(
-    cluster: KubernetesCluster, client: Clients
-) -> None:
-    code = """
-import pathlib, time
-mark = pathlib.Path("/tmp/mark")
-print(mark.exists())
-if not mark.exists():
-    mark.touch()
-    exit(1)
-time.sleep(600)
-"""
-    client.core.create_namespaced_pod(
-        TEAM,
-        pod(
-            "again",
-            code,
-            restartPolicy="OnFailure",
-            volumes=[{"name": "tmp", "emptyDir": {}}],
-            container={"volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}]},
-        ),
-    )
-    await_log(cluster, "again", "True\n")
-    poll_until(lambda: status_of(client, "again").container_statuses[0].restart_count == 1)
-    assert client.core.read_namespaced_pod_log("again", TEAM) == "True\n"
-    assert client.core.read_namespaced_pod_log("again", TEAM, previous=True) == "False\n"
-
-
-def test_a_log_is_followed_across_a_lost_connection(
-    cluster: KubernetesCluster, client: Clients
-) -> None:
-    # Each line in one piece: parts of lines may have the same time.
-    code = """
-import os, signal
-signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
-for n in range(20): os.write(1, b"%d\\n" % n)
-signal.sigwait([signal.SIGUSR1])
-for n in range(20, 40): os.write(1, b"%d\\n" % n)
-"""
-    client.core.create_namespaced_pod(TEAM, pod("counts", code))
-    await_phase(client, "counts", "Running")
-    await_no_streams(cluster)
-    (pid,) = cluster.pids("counts")
-    seen: dict[str, int] = {}
-    drops = 0
-    last = None
-    while len(seen) < 40:
-        since = {"since_time": last} if last else {}
-        stream = _open_log(client, "counts", **since)
-        with contextlib.suppress(Exception), contextlib.closing(stream):
-            for line in _lines(stream):
-                last, _, text = line.partition(" ")
-                seen[text] = seen.get(text, 0) + 1
-                if len(seen) == 10 and not drops:
-                    drops = cluster.drop_logs()
-                    os.kill(pid, signal.SIGUSR1)
-    assert [*seen] == [str(number) for number in range(40)]
-    assert drops == 1
-
-
-def _open_log(client: Clients, name: str, since_time: str = "") -> Any:
-    """The log with times; the client's own `read_namespaced_pod_log` knows no `sinceTime`."""
-    query = [("follow", "true"), ("timestamps", "true")]
-    query += [("sinceTime", since_time)] if since_time else []
-    path = "&".join(f"{key}={value.replace('+', '%2B')}" for key, value in query)
-    host, headers = client.api.configuration.host, {}
-    client.api.update_params_for_auth(headers, [], ["BearerToken"], "", "GET", None)
-    return client.api.rest_client.pool_manager.request(
-        "GET",
-        f"{host}/api/v1/namespaces/{TEAM}/pods/{name}/log?{path}",
-        headers=headers,
-        preload_content=False,
-    )
-
-
-def _lines(stream: Any) -> Iterator[str]:
-    rest = b""
-    for piece in stream.stream(None):
-        *lines, rest = (rest + piece).split(b"\n")
-        for line in lines:
-            yield line.decode()
 
 
 def test_a_watch_goes_on_from_where_it_was_lost(
@@ -782,36 +460,17 @@ def test_a_watch_from_a_version_too_old_is_told_so(
     assert caught.value.status == 410
 
 
-def test_a_watch_sees_what_enters_and_leaves_its_selector(
-    cluster: KubernetesCluster, client: Clients
-) -> None:
-    version = client.core.list_namespaced_secret(TEAM).metadata.resource_version
-    client.core.create_namespaced_secret(TEAM, secret("one"))
-    for value in ("in", "out"):
-        client.core.patch_namespaced_secret("one", TEAM, {"metadata": {"labels": {"is": value}}})
-    events = client.watch().stream(
-        client.core.list_namespaced_secret,
-        TEAM,
-        label_selector="is=in",
-        resource_version=version,
-        timeout_seconds=1,
-    )
-    assert [event["type"] for event in events] == ["ADDED", "DELETED"]
-
-
-@pytest.mark.parametrize("status", [409, 429, 500])
-def test_requests_fail_as_often_as_asked(
-    cluster: KubernetesCluster, client: Clients, status: int
-) -> None:
+def test_requests_fail_as_often_as_asked(cluster: KubernetesCluster, client: Clients) -> None:
     from kubernetes.client import ApiException
 
-    cluster.fail_requests(status, 1, "POST /api/v1/namespaces/team/secrets", retry_after_s=3)
-    client.core.list_namespaced_secret(TEAM)
-    with pytest.raises(ApiException) as caught:
-        client.core.create_namespaced_secret(TEAM, secret("x"))
-    assert caught.value.status == status
-    assert caught.value.headers.get("Retry-After") == ("3" if status == 429 else None)
-    client.core.create_namespaced_secret(TEAM, secret("x"))
+    for index, status in enumerate((409, 429, 500)):
+        cluster.fail_requests(status, 1, "POST /api/v1/namespaces/team/secrets", retry_after_s=3)
+        client.core.list_namespaced_secret(TEAM)
+        with pytest.raises(ApiException) as caught:
+            client.core.create_namespaced_secret(TEAM, secret(f"x{index}"))
+        assert caught.value.status == status
+        assert caught.value.headers.get("Retry-After") == ("3" if status == 429 else None)
+        client.core.create_namespaced_secret(TEAM, secret(f"x{index}"))
 
 
 def test_a_limited_token_may_do_no_more(cluster: KubernetesCluster, client: Clients) -> None:
@@ -864,27 +523,6 @@ def test_objects_are_refused_as_by_a_real_server(
     assert refused(lambda: client.core.replace_namespaced_secret("s", TEAM, stale))[0] == 409
 
 
-def test_a_collection_is_deleted_by_its_labels(cluster: KubernetesCluster, client: Clients) -> None:
-    for name in ("a", "b", "c"):
-        made = secret(name)
-        made["metadata"]["labels"] = {"keep": str(name == "b").lower()}
-        client.core.create_namespaced_secret(TEAM, made)
-    client.core.delete_collection_namespaced_secret(TEAM, label_selector="keep!=true")
-    assert [one["metadata"]["name"] for one in cluster.objects("Secret")] == ["b"]
-
-
-def test_patches_of_all_kinds(cluster: KubernetesCluster, client: Clients) -> None:
-    made = secret("p")
-    made["metadata"]["labels"] = {"a": "1", "b": "2"}
-    client.core.create_namespaced_secret(TEAM, made)
-    client.core.patch_namespaced_secret("p", TEAM, {"metadata": {"labels": {"a": None}}})
-    operations = [{"op": "replace", "path": "/metadata/labels/b", "value": "3"}]
-    client.core.patch_namespaced_secret("p", TEAM, operations)
-    assert cluster.objects("Secret")[0]["metadata"]["labels"] == {"b": "3"}
-    wrong = [{"op": "test", "path": "/metadata/labels/b", "value": "4"}]
-    assert refused(lambda: client.core.patch_namespaced_secret("p", TEAM, wrong))[0] == 422
-
-
 def test_a_job_set_becomes_jobs_with_names_of_its_own(
     cluster: KubernetesCluster, client: Clients
 ) -> None:
@@ -895,50 +533,13 @@ def test_a_job_set_becomes_jobs_with_names_of_its_own(
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
         "kind": "JobSet",
         "metadata": {"name": "run"},
-        "spec": {
-            "replicatedJobs": [
-                replicated("server", LISTEN, 1),
-                replicated("actor", dial("run-server-0-0.run"), 2),
-            ]
-        },
+        "spec": {"replicatedJobs": [replicated("server", SLEEP, 1), replicated("actor", SLEEP, 2)]},
     }
     names = ("jobset.x-k8s.io", "v1alpha2", TEAM, "jobsets")
     client.custom.create_namespaced_custom_object(*names, made)
-    ended = lambda: [p for p in cluster.pods() if p["status"]["phase"] == "Succeeded"]
-    poll_until(lambda: len(ended()) == 2, 60)
+    poll_until(lambda: len(cluster.pods()) == 3, 60)
     hosts = {(p["spec"]["hostname"], p["spec"]["subdomain"]) for p in cluster.pods()}
     assert hosts == {(name, "run") for name in ("run-server-0-0", "run-actor-0-0", "run-actor-0-1")}
-    client.custom.delete_namespaced_custom_object(*names, "run")
-    poll_until(lambda: not cluster.leftovers(), 60)
-
-
-def test_without_job_sets_the_cluster_does_not_know_them(
-    cluster: KubernetesCluster, client: Clients
-) -> None:
-    cluster.without_jobset()
-    names = ("jobset.x-k8s.io", "v1alpha2", TEAM, "jobsets")
-    assert refused(lambda: client.custom.list_namespaced_custom_object(*names))[0] == 404
-
-
-def test_pods_reach_a_port_of_this_machine_only_when_it_is_published(
-    cluster: KubernetesCluster, client: Clients
-) -> None:
-    def greet() -> None:
-        with contextlib.suppress(OSError):
-            while True:  # a pod for which an answer is too slow asks again
-                connection, _ = server.accept()
-                with connection, contextlib.suppress(OSError):
-                    connection.sendall(b"hello")
-
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        host, _, _ = cluster.publish(port).partition(":")
-        thread = threading.Thread(target=greet)
-        thread.start()
-        output = run(cluster, client, dial(host).replace("4250", str(port)))
-        server.shutdown(socket.SHUT_RDWR)
-        thread.join()
-    assert output.endswith("b'hello'\n")
 
 
 def test_nothing_outlives_a_killed_bed(tmp_path: Path) -> None:

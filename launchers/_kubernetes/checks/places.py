@@ -77,10 +77,14 @@ class Place:
         for names, is_of_list in _steps(pattern):
             below: list[Place] = []
             for place in places:
+                value = place.value
+                if not is_map(value):
+                    continue
                 if names == ("*",):
-                    below += [value for _, value in place.entries]
+                    below += [each for _, each in place.entries]
                 else:
-                    below += [place[name] for name in names]
+                    # Most patterns mean nothing in most objects: what is absent costs little.
+                    below += [place[name] for name in names if value.get(name) is not None]
             places = [each for list_ in below for each in list_.elements] if is_of_list else below
         yield from (place for place in places if place.given)
 
@@ -158,7 +162,8 @@ def is_int(value: object) -> TypeGuard[int]:
 
 
 def is_map(value: object) -> TypeGuard[Mapping[object, Any]]:
-    return isinstance(value, Mapping)
+    # Most are dicts, of which Python knows sooner.
+    return isinstance(value, dict) or isinstance(value, Mapping)  # noqa: SIM101 - in this order
 
 
 def is_list(value: object) -> TypeGuard[Sequence[object]]:

@@ -1,7 +1,8 @@
 """The structure of objects, as the models of the official client have it: fields and their types."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from launchers._kubernetes.checks.places import Place, is_int, is_list, is_map, meant, shown
@@ -109,12 +110,22 @@ def _check_map(place: Place, expected: str, models: Any) -> None:
 
 def _check_model(place: Place, model: Any, models: Any) -> None:
     names: Mapping[str, str] = model.attribute_map
-    types = {names[attribute]: kind for attribute, kind in model.openapi_types.items()}
+    types, required = _fields(model)
     _check_fields(place, types, models, names)
+    if is_map(place.value):
+        for name in required:
+            if not place[name].given:
+                place[name].wrong("missing; give it")
+
+
+@cache
+def _fields(model: Any) -> tuple[Mapping[str, str], Sequence[str]]:
+    """Types of a model's fields, and which of them are required."""
+    names = model.attribute_map
+    types = {names[attribute]: kind for attribute, kind in model.openapi_types.items()}
     # Earlier releases do not tell which fields are required.
-    for attribute, field in getattr(model, "model_fields", {}).items():
-        if field.is_required() and not place[names[attribute]].given and is_map(place.value):
-            place[names[attribute]].wrong("missing; give it")
+    fields = getattr(model, "model_fields", {})
+    return types, [names[each] for each, field in fields.items() if field.is_required()]
 
 
 def _check_fields(

@@ -143,51 +143,6 @@ def check_update(resource: str, old: Mapping[str, Any], new: Mapping[str, Any]) 
         _refuse(resource, new, causes)
 
 
-def restricted_violations(pod: Mapping[str, Any]) -> str:
-    """What the restricted Pod Security Standard has against a pod, as its admission says it; or ""."""
-    spec = pod["spec"]
-    pod_context = spec.get("securityContext") or {}
-    found = []
-    shared = [name for name in ("hostNetwork", "hostPID", "hostIPC") if spec.get(name)]
-    if shared:
-        found.append(f"host namespaces ({', '.join(f'{name}=true' for name in shared)})")
-    allowed = {"configMap", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim"}
-    allowed |= {"csi", "projected", "secret"}
-    for volume in spec.get("volumes") or []:
-        found += [
-            f'restricted volume types (volume "{volume["name"]}" uses "{kind}")'
-            for kind in {*volume} - {"name"} - allowed
-        ]
-    for container in _containers(spec):
-        context = {**pod_context, **(container.get("securityContext") or {})}
-        capabilities = context.get("capabilities") or {}
-        who = f'container "{container["name"]}" must set'
-        if context.get("privileged"):
-            found.append(f'privileged (container "{container["name"]}" must not set it)')
-        if context.get("allowPrivilegeEscalation") is not False:
-            found.append(
-                "allowPrivilegeEscalation != false "
-                f"({who} securityContext.allowPrivilegeEscalation=false)"
-            )
-        if "ALL" not in (capabilities.get("drop") or []):
-            found.append(
-                f'unrestricted capabilities ({who} securityContext.capabilities.drop=["ALL"])'
-            )
-        if {*(capabilities.get("add") or [])} - {"NET_BIND_SERVICE"}:
-            found.append(f'unrestricted capabilities (container "{container["name"]}" adds some)')
-        if context.get("runAsNonRoot") is not True:
-            found.append(f"runAsNonRoot != true ({who} securityContext.runAsNonRoot=true)")
-        if context.get("runAsUser") == 0:
-            found.append(f'runAsUser=0 (container "{container["name"]}" must not set runAsUser=0)')
-        profile = (context.get("seccompProfile") or {}).get("type")
-        if profile not in ("RuntimeDefault", "Localhost"):
-            found.append(
-                f'seccompProfile ({who} securityContext.seccompProfile.type to "RuntimeDefault" '
-                'or "Localhost")'
-            )
-    return f'violates PodSecurity "restricted:latest": {", ".join(found)}' if found else ""
-
-
 def _frozen_template(job: Mapping[str, Any]) -> Any:
     """Of a suspended job, where it runs may still change."""
     spec = job["spec"]["template"]["spec"]

@@ -16,7 +16,7 @@ import psutil
 
 from launchpad_lite.testing import poll_until
 from tests.beds.bed import Bed
-from tests.beds.kubernetes.admission import quantity, restricted_violations
+from tests.beds.kubernetes.admission import quantity
 from tests.beds.kubernetes.controllers import (
     Events,
     GarbageCollector,
@@ -85,7 +85,6 @@ class KubernetesCluster(Bed):
         ]
         self.nodes = [node.name for node in self._nodes]
         self._pod_quota: int | None = None
-        self._is_restricted = False
         super().__init__()
 
     @property
@@ -185,15 +184,12 @@ class KubernetesCluster(Bed):
         evict(self._store, self._store.get("pods", self.namespace, pod))
 
     def drain(self, node: str) -> None:
-        """Evicts all pods of a node, which takes no new ones until `uncordon`."""
+        """Evicts all pods of a node, which takes no new ones until all is restored."""
         self._node(node).unschedulable = True
         for pod in self._store.items("pods", self.namespace):
             if pod["spec"].get("nodeName") == node:
                 with contextlib.suppress(ApiError):
                     evict(self._store, pod)
-
-    def uncordon(self, node: str) -> None:
-        self._node(node).unschedulable = False
 
     def drop_watches(self) -> int:
         """Cuts all open watches; returns how many."""
@@ -260,7 +256,7 @@ class KubernetesCluster(Bed):
     def give_up_node(self, node: str) -> None:
         """Deletes the pods of a node that is not ready, as a cluster does after a while.
 
-        It takes no new ones until `uncordon`.
+        It takes no new ones until all is restored.
         """
         self._node(node).unschedulable = True
         for pod in self._store.items("pods", self.namespace):
@@ -277,10 +273,6 @@ class KubernetesCluster(Bed):
     def limit_pods(self, count: int | None) -> None:
         """Sets a quota of pods; None: none."""
         self._pod_quota = count
-
-    def enforce_restricted(self) -> None:
-        """Refuses pods that break the restricted Pod Security Standard, until it is restored."""
-        self._is_restricted = True
 
     def without_jobset(self) -> None:
         """Lets the cluster not know JobSet, until it is restored."""
@@ -330,7 +322,6 @@ class KubernetesCluster(Bed):
         self._api.jobsets = True
         self._api.tokens = {_TOKEN: None}
         self._pod_quota = None
-        self._is_restricted = False
         for node in self._nodes:
             node.unschedulable = False
 
@@ -430,10 +421,8 @@ class KubernetesCluster(Bed):
         )
         return path
 
-    def _refusal(self, pod: Mapping[str, Any]) -> str:
+    def _refusal(self, _: Mapping[str, Any]) -> str:
         """Why a pod may not be created, or ""."""
-        if self._is_restricted and (violations := restricted_violations(pod)):
-            return violations
         used = sum(
             one["status"].get("phase") not in ("Succeeded", "Failed")
             for one in self._store.items("pods", self.namespace)

@@ -1,4 +1,4 @@
-"""Patches as the API server applies them: JSON, merge, and strategic merge."""
+"""Patches as the API server applies them: merge, and strategic merge."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -69,66 +69,3 @@ def _merged_lists(target: list[Any], patch: Sequence[Any], keys: Sequence[str]) 
         else:
             result.append(copy.deepcopy(item))
     return result
-
-
-def operated(target: Any, operations: Sequence[Mapping[str, Any]]) -> Any:
-    """RFC 6902.
-
-    Raises:
-        ValueError: A path leads nowhere, or a test failed.
-    """
-    document = copy.deepcopy(target)
-    for operation in operations:
-        name, path = operation["op"], _pointer(operation["path"])
-        if name in ("move", "copy"):
-            source = _pointer(operation["from"])
-            value = copy.deepcopy(_at(document, source))
-            if name == "move":
-                document = _removed(document, source)
-            document = _added(document, path, value)
-        elif name == "add":
-            document = _added(document, path, operation["value"])
-        elif name == "remove":
-            document = _removed(document, path)
-        elif name == "replace":
-            _at(document, path)
-            if path and isinstance(_at(document, path[:-1]), list):
-                document = _removed(document, path)
-            document = _added(document, path, operation["value"])
-        elif name == "test":
-            if _at(document, path) != operation["value"]:
-                raise ValueError(f"testing path {operation['path']} value failed")
-        else:
-            raise ValueError(f"unknown operation {name!r}")
-    return document
-
-
-def _pointer(text: str) -> list[str]:
-    return [part.replace("~1", "/").replace("~0", "~") for part in text.split("/")[1:]]
-
-
-def _at(document: Any, path: Sequence[str]) -> Any:
-    for part in path:
-        try:
-            document = document[int(part) if isinstance(document, list) else part]
-        except (KeyError, IndexError, TypeError, ValueError):
-            raise ValueError(f"doc is missing path: /{'/'.join(path)}") from None
-    return document
-
-
-def _added(document: Any, path: Sequence[str], value: Any) -> Any:
-    if not path:
-        return value
-    parent = _at(document, path[:-1])
-    if isinstance(parent, list):
-        parent.insert(len(parent) if path[-1] == "-" else int(path[-1]), value)
-    else:
-        parent[path[-1]] = value
-    return document
-
-
-def _removed(document: Any, path: Sequence[str]) -> Any:
-    _at(document, path)
-    parent = _at(document, path[:-1])
-    del parent[int(path[-1]) if isinstance(parent, list) else path[-1]]
-    return document

@@ -321,8 +321,6 @@ class _Handler(BaseHTTPRequestHandler):
             try:
                 if self.command == "PUT":
                     new = body
-                elif kind == "application/json-patch+json":
-                    new = patches.operated(item, body)
                 elif kind == "application/merge-patch+json":
                     new = patches.merged(item, body)
                 elif kind == "application/strategic-merge-patch+json" and plural != "jobsets":
