@@ -148,7 +148,7 @@ class HostEngineContract:
         folder = Path(re.findall("^FOLDER (.*)$", run.output, re.MULTILINE)[0])
         assert "no data" in (folder / "report.txt").read_text()
         stacks = {each.name for each in (folder / "stacks").iterdir()}
-        assert stacks == {"store[0].txt", "caller[0].txt"}
+        assert stacks >= {"store[0].txt", "caller[0].txt"}
         desk.assert_nothing_is_left()
 
     @pytest.mark.bed

@@ -14,6 +14,9 @@ from tests.launchers.host_engines import (
     SlurmDesk,
 )
 
+# A launch alone takes half a minute on a machine that is busy.
+pytestmark = pytest.mark.timeout(300)
+
 
 @needs_ssh_hosts
 @pytest.mark.usefixtures("ssh_hosts")
@@ -45,14 +48,14 @@ class TestSlurm(DetachingContract):
         desk.cluster.boot(host)  # Slurm waits for it until it takes the job for over
 
     @pytest.mark.bed
-    def test_a_killed_launcher_leaves_nothing(self, slurm: SlurmDesk) -> None:
+    def test_a_killed_launcher_leaves_nothing(self, desk: Desk) -> None:
         """Here the job outlives it, as the documentation says, and can be found again."""
-        run = slurm.begin()
+        run = desk.begin()
         run.kill()
-        assert slurm.leftovers()
-        stop = slurm.command_line("stop", run.job).check()
+        assert desk.leftovers()
+        stop = desk.command_line("stop", run.job).check()
         assert "counting: stopped, stop() was called" in stop
-        slurm.assert_nothing_is_left()
+        desk.assert_nothing_is_left()
 
 
 @needs_kubernetes
@@ -68,15 +71,14 @@ class TestKubernetes(DetachingContract):
         return "counting"
 
     @pytest.mark.bed
-    def test_a_killed_launcher_leaves_nothing(self, kubernetes: KubernetesDesk) -> None:
+    def test_a_killed_launcher_leaves_nothing(self, desk: Desk) -> None:
+        assert isinstance(desk, KubernetesDesk)
         options: dict[str, Any] = {"launcher_silence_s": 8, "ttl_s": 8}
-        run = kubernetes.begin(how={"timing": {"beat_s": 0.5}}, **options)
-        supervisor = kubernetes.pod("supervisor")
+        run = desk.begin(how={"timing": {"beat_s": 0.5}}, **options)
+        supervisor = desk.pod("supervisor")
         run.kill()
         phases = ("Succeeded", "Failed")
-        poll_until(
-            lambda: all(pod["status"]["phase"] in phases for pod in kubernetes.cluster.pods()), 60
-        )
+        poll_until(lambda: all(pod["status"]["phase"] in phases for pod in desk.cluster.pods()), 60)
         words = "nothing was heard of the launching process for 8 s"
-        assert words in kubernetes.cluster.log(supervisor)
-        kubernetes.assert_nothing_is_left()
+        assert words in desk.cluster.log(supervisor)
+        desk.assert_nothing_is_left()

@@ -20,7 +20,7 @@ from tests.beds.kubernetes.cluster import BARE_IMAGE, KubernetesCluster
 from tests.engines import needs_kubernetes
 from tests.launchers.host_engines import WITHIN_S, Command, KubernetesDesk
 
-pytestmark = [needs_kubernetes, pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [needs_kubernetes, pytest.mark.slow, pytest.mark.timeout(300)]
 
 _MOVING: dict[str, Any] = {"restart": 100, "how": {"patient": True}}
 #: Machines of pods.
@@ -287,7 +287,7 @@ def test_a_program_begins_anew_when_its_supervisor_is_lost(
 def test_a_short_cut_a_deleted_secret_and_a_launcher_that_stands_still_do_no_harm(
     kubernetes: KubernetesDesk,
 ) -> None:
-    options = {"launcher_silence_s": 20, "silence_s": 30}
+    options: dict[str, Any] = {"launcher_silence_s": 20, "silence_s": 30}
     run = kubernetes.begin(how={"timing": {"beat_s": 3}}, **options)
     pod = kubernetes.pod("caller[0]")
     kubernetes.cluster.cut(pod)
@@ -386,13 +386,13 @@ def test_pods_of_a_detached_run_do_not_wait_without_end_for_a_supervisor(
         objects.LONGEST_BACKOFF_S = 0
     """
     pods = kubernetes.pods(supervisor={"image": BARE_IMAGE})  # which it cannot run in
-    options = {"restart": "on_failure", "schedule_s": 2, "pods": pods}
+    options: dict[str, Any] = {"restart": "on_failure", "schedule_s": 2, "pods": pods}
     kubernetes.launch(impatient, _DETACHED, **options).check()
     await_end_of_pods(kubernetes)
 
 
 def test_a_detached_run_ends_after_its_longest_time(kubernetes: KubernetesDesk) -> None:
-    options = {"restart": "on_failure", "max_run_s": 5, "notice_s": 1}
+    options: dict[str, Any] = {"restart": "on_failure", "max_run_s": 5, "notice_s": 1}
     kubernetes.launch(_DETACHED, **options).check()
     await_end_of_pods(kubernetes)
 

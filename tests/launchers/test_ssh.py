@@ -13,6 +13,7 @@ import textwrap
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ from tests.engines import needs_ssh_hosts
 from tests.launchers.host_engines import CHECKOUT, Command, SshDesk
 from tests.launchers.interpreters import find_other_minor_version
 
-pytestmark = [needs_ssh_hosts, pytest.mark.slow]
+pytestmark = [needs_ssh_hosts, pytest.mark.slow, pytest.mark.timeout(300)]
 
 #: Containers of this machine may have it as well; it leads nowhere.
 _BRIDGE = "172.17.0.1"
@@ -240,7 +241,11 @@ def test_requirements_are_installed_once(ssh: SshDesk) -> None:
                 print("tiny", importlib.import_module("tiny").VALUE, flush=True)
                 super().run()
     """
-    options = {"requirements": str(requirements), "python": sys.executable, "how": _BRIEF}
+    options: dict[str, Any] = {
+        "requirements": str(requirements),
+        "python": sys.executable,
+        "how": _BRIEF,
+    }
     assert ssh.launch(source, **options).check(180).count("tiny 42") == 2
     wheel.unlink()
     assert ssh.launch(source, **options).check().count("tiny 42") == 2
@@ -375,7 +380,7 @@ def test_nodes_run_where_the_plan_says_at_the_addresses_that_were_named(ssh: Ssh
 def test_of_many_addresses_one_is_chosen_that_does_not_lead_elsewhere(tmp_path: Path) -> None:
     bed = SshHosts(2, extra_addresses=[f"{_BRIDGE}/16", "192.168.9.1/24"])
     with lent(bed, tmp_path) as desk:
-        options = {"how": _BRIEF, "tunnel": "never", "placement": None}
+        options: dict[str, Any] = {"how": _BRIEF, "tunnel": "never", "placement": None}
         output = desk.launch(_STATUS, hosts="h1,h2", **options).check()
         assert dict(endpoints(output).values()) == {
             name: bed.addresses[name] for name in ("h1", "h2")
@@ -641,7 +646,6 @@ def assert_no_file_is_open_to_others(hosts: SshHosts, *names: str) -> None:
 # Many
 
 
-@pytest.mark.timeout(300)
 def test_thirty_hosts(tmp_path: Path) -> None:
     with lent(SshHosts(30), tmp_path) as desk:
         run = desk.launch(

@@ -17,7 +17,7 @@ from launchpad_lite.testing import poll_until
 from tests.engines import needs_ssh_hosts
 from tests.launchers.host_engines import PLACEMENT, SshDesk, is_python
 
-pytestmark = [needs_ssh_hosts, pytest.mark.slow]
+pytestmark = [needs_ssh_hosts, pytest.mark.slow, pytest.mark.timeout(300)]
 
 #: Lost nodes move, and callers are patient.
 _MOVING: dict[str, Any] = {"restart": "on_failure", "how": {"patient": True}}
