@@ -180,13 +180,16 @@ def test_runs_that_wait_for_their_pods_can_be_stopped(kubernetes: KubernetesDesk
 # The objects
 
 
-def emit(user: KubernetesDesk, name: str) -> tuple[Path, list[dict[str, Any]]]:
-    """The folder with what the command line writes, and the objects in it."""
-    program = user.write(PROGRAM, "counting.py")
-    arguments = ("emit", str(program), "-o", "review")
-    user.command_line(f"--image={IMAGE}", f"--name={name}", *arguments).check()
+def emit(user: KubernetesDesk, name: str) -> tuple[tuple[str, ...], Path, list[dict[str, Any]]]:
+    """The options of a command line, the folder that it emits with them, and the objects in it."""
+    user.write(PROGRAM, "counting.py")
+    volume = f'{{ hostPath = {{ path = "{user.shared}" }}, mount = "{user.there}" }}'
+    user.write(f'["*"]\nvolumes = {{ shared = {volume} }}\n', "pods.toml")
+    options = (f"--image={IMAGE}", f"--name={name}", "--pods=pods.toml")
+    user.command_line(*options, "emit", "counting.py", "-o", "review", how=_BRIEF).check()
     folder = user.folder / "review"
-    return folder, [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    objects = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    return options, folder, objects
 
 
 def differences(ours: Any, theirs: Any, where: str = "") -> Iterator[str]:
@@ -209,9 +212,8 @@ def secretless(obj: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_emitted_objects_are_those_that_a_launch_creates(kubernetes: KubernetesDesk) -> None:
-    _, emitted = emit(kubernetes, "same")
-    options = (f"--image={IMAGE}", "--name=same", "--detach")
-    kubernetes.command_line(*options, "counting.py").check()
+    options, _, emitted = emit(kubernetes, "same")
+    kubernetes.command_line(*options, "--detach", "counting.py", how=_BRIEF).check()
     there = {
         (each["kind"], each["metadata"]["name"]): each
         for kind in kubernetes.kinds
@@ -238,18 +240,16 @@ def test_emitted_objects_are_those_that_a_launch_creates(kubernetes: KubernetesD
 def test_emitted_objects_run_when_any_client_creates_them(kubernetes: KubernetesDesk) -> None:
     from kubernetes import config, utils
 
-    folder, objects = emit(kubernetes, "by-hand")
+    _, folder, objects = emit(kubernetes, "by-hand")
     assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     with config.new_client_from_config(str(kubernetes.kubeconfig)) as client:
         for each in objects:
             utils.create_from_dict(client, each, namespace=kubernetes.cluster.namespace)
 
-    def logs() -> str:
-        return kubernetes.command_line("logs", "by-hand").check()
-
-    poll_until(lambda: "[caller[1]] 1 on by-hand-caller-1 called by-hand-store-0" in logs(), 90)
-    kubernetes.command_line("stop", "by-hand").check()
+    poll_until(lambda: kubernetes.job_has_succeeded("by-hand"), 90)
+    logs = kubernetes.command_line("logs", "by-hand").check()
+    assert "[caller[1]] 1 on by-hand-caller-1 called by-hand-store-0" in logs
     kubernetes.cluster.restore()  # they have no owner
 
 
@@ -277,15 +277,18 @@ def make_program(size):
 def test_work_that_is_too_large_for_secrets_goes_by_a_volume(kubernetes: KubernetesDesk) -> None:
     source = """
     from launchers.kubernetes import WorkVolume
-    volume = {"hostPath": {"path": os.path.abspath("shared")}}
+    volume = {"hostPath": {"path": os.path.abspath("work")}}
     try:
         lp.launch(make_program(17_000_000), LAUNCHER, **OPTIONS)
     except lp.LaunchError as error:
         print("REFUSED", error, flush=True)
-    work = WorkVolume("shared", volume)
+    work = WorkVolume("work", volume)
     lp.launch(make_program(17_000_000), LAUNCHER, work=work, **OPTIONS).wait()
-    print("LEFT", os.listdir("shared"))
+    print("LEFT", os.listdir("work"))
     """
+    work = kubernetes.folder / "work"
+    work.mkdir()
+    work.chmod(0o777)
     output = kubernetes.launch(_LARGE, source).check()
     assert re.search(r"REFUSED the work and code of the nodes are \d\d MB, and Secrets", output)
     assert "work=WorkVolume(...)" in output
@@ -307,7 +310,7 @@ class Bucket(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         body = self.kept[self.path.removeprefix("/spoilt")]
         if self.path.startswith("/spoilt"):
-            body = body.replace(b"Worker", b"Porker")
+            body = body.replace(b"Caller", b"Baller")
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -377,9 +380,12 @@ def test_without_jobsets_in_the_cluster_it_is_told(kubernetes: KubernetesDesk) -
 def test_jobs_that_a_queue_admits_one_after_the_other_wait_for_each_other(
     kubernetes: KubernetesDesk, last: str
 ) -> None:
+    source = """
+        if __name__ == "__main__":
+            lp.launch(make_program(), LAUNCHER, detach=True, **OPTIONS)
+    """
     schedule_s = 1
-    launch = kubernetes.launch(queue="research", schedule_s=schedule_s, how=_BRIEF)
-    poll_until(lambda: len(kubernetes.cluster.objects("Job")) == 3 or launch.process.poll(), 90)
+    kubernetes.launch(source, queue="research", schedule_s=schedule_s, how=_BRIEF).check()
     jobs = kubernetes.cluster.objects("Job")
     names = {each["metadata"]["name"] for each in jobs}
     assert names == {"counting", "counting-store", "counting-caller"}
@@ -399,15 +405,24 @@ def test_jobs_that_a_queue_admits_one_after_the_other_wait_for_each_other(
 
         for name in names - {last}:
             admit(name)
-        count = 2 if last == "counting-store" else 3
-        poll_until(
-            lambda: phases() == ["Running"] * (count + 1 if last != "counting" else count), 60
-        )
+        poll_until(lambda: phases() == ["Running"] * 3, 60)
         begin = time.monotonic()
         poll_until(lambda: time.monotonic() > begin + 4 * schedule_s or "Failed" in phases())
         assert {*phases()} == {"Running"}
         admit(last)
-        launch.check()
+        poll_until(lambda: kubernetes.job_has_succeeded("counting"), 60)
+    kubernetes.command_line("stop", "counting").check()
+    assert_nothing_is_left(kubernetes)
+
+
+def test_a_launch_waits_until_a_queue_has_admitted_all(kubernetes: KubernetesDesk) -> None:
+    launch = kubernetes.launch(queue="research", how=_BRIEF)
+    poll_until(lambda: len(kubernetes.cluster.objects("Job")) == 3 or launch.process.poll(), 90)
+    with batch_client(kubernetes) as batch:
+        for each in kubernetes.cluster.objects("Job"):
+            name, body = each["metadata"]["name"], {"spec": {"suspend": False}}
+            batch.patch_namespaced_job(name, kubernetes.cluster.namespace, body)
+    launch.check()
     assert_nothing_is_left(kubernetes)
 
 
