@@ -157,7 +157,13 @@ class HostEngineContract:
         options = {"restart": "on_failure", "checkpoints": checkpoints, "how": {"patient": True}}
         run = desk.begin(**options)
         host = run.host("store[0]")
-        poll_until(lambda: [*(desk.shared / "state").rglob("0*/**/total")], 30)
+        seen: set[Path] = set()
+
+        def first_is_complete() -> bool:
+            seen.update((desk.shared / "state").rglob("0*/**/total"))
+            return len(seen) > 1  # a second one is begun when the first is written
+
+        poll_until(first_is_complete, 30)
         run.strike()
         desk.kill_worker(run, "store[0]")
         run.await_restart("store[0]", host)
