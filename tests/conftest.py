@@ -20,11 +20,14 @@ TIERS = ("fast", "bed", "slow", "long")
 FAST_S = 2
 """No fast test may take longer, fixtures included, on a machine that does nothing else."""
 
-#: Fixtures that build a host engine once for all tests: such tests go to one process.
+#: Fixtures that build a host engine once for all tests: those of a module go to one process.
 _ENGINES = ("kubernetes_cluster", "slurm_cluster", "ssh_hosts")
 #: Set where tests that took too long are measured again.
 _ALONE = "LAUNCHPAD_TESTS_ALONE"
 _QUARTERS = 4
+
+# They assert as tests do.
+pytest.register_assert_rewrite("tests.launchers.host_contract", "tests.launchers.host_engines")
 
 hypothesis.settings.register_profile(
     "tests", deadline=None, derandomize=os.environ.get("CI") == "true", print_blob=True
@@ -72,7 +75,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("fast")
         for engine in _ENGINES:
             if engine in getattr(item, "fixturenames", ()):
-                item.add_marker(pytest.mark.xdist_group(engine))
+                module = item.nodeid.partition("::")[0]
+                item.add_marker(pytest.mark.xdist_group(f"{engine} {module}"))
     if (quarter := config.getoption("--quarter")) is not None:
         chosen = [item for item in items if _quarter(item) == quarter]
         config.hook.pytest_deselected(items=[item for item in items if item not in chosen])

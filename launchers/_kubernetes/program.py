@@ -414,7 +414,7 @@ class KubernetesProgram(RunningProgram):
                 self._has_status.set()
             if not self._is_up and now >= self._fail_limit:
                 return self._failed(self._early())
-            if not self._is_up and now >= place_limit:
+            if not (self._is_up or self._sight.is_suspended) and now >= place_limit:
                 return self._failed(self._late())
             if now >= self._ask_at:
                 self._ask_at = math.inf

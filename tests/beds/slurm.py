@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ import psutil
 
 from launchpad_lite.testing import poll_until
 from tests.beds.bed import Bed
-from tests.beds.ssh_hosts import LAUNCHER, SshHosts, end, find_program
+from tests.beds.ssh_hosts import LAUNCHER, SshHosts, end, find_program, remove
 
 _DAEMONS = ("slurmd", "slurmstepd")
 
@@ -81,7 +80,7 @@ class SlurmCluster(Bed):
     def _build(self, stack: contextlib.ExitStack) -> None:
         for part in ("state", "log", "spool"):
             (self._folder / part).mkdir(parents=True)
-        stack.callback(_remove, self._folder)
+        stack.callback(remove, self._folder)
         key = self._folder / "munge.key"
         key.write_bytes(os.urandom(128))
         key.chmod(0o600)
@@ -159,16 +158,6 @@ class SlurmCluster(Bed):
                 with contextlib.suppress(psutil.NoSuchProcess):
                     daemon.kill()
             psutil.wait_procs(daemons, timeout=30)
-
-
-def _remove(folder: Path) -> None:
-    """Removes a folder to which daemons that were killed a moment ago may still write."""
-
-    def is_gone() -> bool:
-        shutil.rmtree(folder, ignore_errors=True)
-        return not folder.exists()
-
-    poll_until(is_gone)
 
 
 # What is not said otherwise is the shortest time that Slurm allows or works with.

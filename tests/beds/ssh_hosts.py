@@ -547,9 +547,19 @@ def _empty(folder: Path, *spared: str) -> None:
         if path.name in mounted or path.name in spared:
             continue
         if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
+            remove(path)
         else:
             path.unlink()
+
+
+def remove(folder: Path) -> None:
+    """Removes a folder to which processes that were killed a moment ago may still write."""
+
+    def is_gone() -> bool:
+        shutil.rmtree(folder, ignore_errors=True)
+        return not folder.exists()
+
+    poll_until(is_gone)
 
 
 def _new_network() -> int:

@@ -1,3 +1,4 @@
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from tests.engines import needs_slurm, needs_ssh_hosts
 _CHECKOUT = Path(__file__).resolve().parents[2]
 _BRIDGE_ADDRESS = "172.17.0.1"
 
-pytestmark = needs_ssh_hosts
+pytestmark = [needs_ssh_hosts, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
@@ -67,23 +68,19 @@ def reaches(hosts: SshHosts, source: str, target: str, within_s: float = 20.0) -
     return ssh(hosts, source, f"timeout {within_s} bash -c '{dial}'").returncode == 0
 
 
-def test_ssh_reaches_each_host_by_its_name(hosts: SshHosts) -> None:
-    assert [ssh(hosts, name, "hostname").stdout for name in hosts.names] == ["h1\n", "h2\n", "h3\n"]
-
-
-def test_hosts_have_the_interpreter_and_nothing_else_of_ours(hosts: SshHosts) -> None:
-    seen = ssh(hosts, "h1", f"ls {_CHECKOUT} /tmp ~; {sys.executable} -c 'import grpc'")
-    assert seen.returncode == 0, seen.stderr
-    assert "pyproject.toml" not in seen.stdout
-    assert "pytest" not in seen.stdout
-
-
-def test_hosts_are_machines_of_their_own(hosts: SshHosts) -> None:
-    commands = "cat /proc/sys/kernel/random/boot_id; readlink /proc/self/ns/pid; hostname -I"
-    seen = [ssh(hosts, name, commands).stdout.split() for name in ("h1", "h2")]
+def test_hosts_are_machines_of_their_own_with_nothing_but_the_interpreter(hosts: SshHosts) -> None:
+    commands = (
+        "hostname; cat /proc/sys/kernel/random/boot_id; readlink /proc/self/ns/pid; hostname -I"
+    )
+    seen = [ssh(hosts, name, commands).stdout.split() for name in hosts.names]
+    assert [one[0] for one in seen] == ["h1", "h2", "h3"]
     assert not {*seen[0]} & {*seen[1]} - {_BRIDGE_ADDRESS}
     with hosts.run(["cat", "/proc/sys/kernel/random/boot_id"], stdout=subprocess.PIPE) as cat:
-        assert cat.communicate()[0].decode().strip() not in (seen[0][0], seen[1][0])
+        assert cat.communicate()[0].decode().strip() not in (seen[0][1], seen[1][1])
+    listed = ssh(hosts, "h1", f"ls {_CHECKOUT} /tmp ~; {sys.executable} -c 'import grpc'")
+    assert listed.returncode == 0, listed.stderr
+    assert "pyproject.toml" not in listed.stdout
+    assert "pytest" not in listed.stdout
 
 
 def test_what_runs_at_the_launcher_is_the_command_itself(hosts: SshHosts, tmp_path: Path) -> None:
@@ -91,6 +88,16 @@ def test_what_runs_at_the_launcher_is_the_command_itself(hosts: SshHosts, tmp_pa
         ["sh", "-c", "echo $$; pwd"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
     ) as shell:
         assert shell.communicate()[0] == f"{shell.pid}\n{tmp_path}\n"
+
+
+def test_what_runs_ignores_no_signal(hosts: SshHosts) -> None:
+    """Though these tests may run in the background, under nohup."""
+    show = "grep SigIgn /proc/self/status"
+    ignored = [ssh(hosts, "h1", show).stdout.split()[1]]
+    with hosts.run(["sh", "-c", show], stdout=subprocess.PIPE, text=True) as shell:
+        ignored.append(shell.communicate()[0].split()[1])
+    asked = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
+    assert not [each for each in asked if any(int(one, 16) >> each - 1 & 1 for one in ignored)]
 
 
 def test_a_crash_ends_ssh_at_once_and_homes_survive_it(hosts: SshHosts) -> None:
@@ -146,7 +153,9 @@ def test_an_address_that_all_hosts_have_leads_to_oneself(hosts: SshHosts) -> Non
     assert "refused" in ssh(hosts, "-J", "h1", _BRIDGE_ADDRESS, "hostname").stderr
 
 
-def test_leftovers_are_told_and_ended(bed: SshHosts) -> None:
+def test_leftovers_are_told_and_ended_and_files_removed(bed: SshHosts) -> None:
+    ssh(bed, "h1", "mkdir -p ~/.cache/a; touch ~/.cache/a/b /tmp/c /dev/shm/d")
+    assert bed.files("h1") == ["/dev/shm/d", "/tmp/c", "~/.cache/a/b"]
     with asleep(bed, "h3") as client:
         client.kill()
     try:
@@ -158,15 +167,9 @@ def test_leftovers_are_told_and_ended(bed: SshHosts) -> None:
         with pytest.raises(AssertionError, match=r"h3: .* sleep 600"):
             next(lent)
         assert bed.leftovers() == []
+        assert bed.files("h1") == []
     finally:
         bed.restore()
-
-
-def test_files_are_told_and_removed(bed: SshHosts) -> None:
-    ssh(bed, "h1", "mkdir -p ~/.cache/a; touch ~/.cache/a/b /tmp/c /dev/shm/d")
-    assert bed.files("h1") == ["/dev/shm/d", "/tmp/c", "~/.cache/a/b"]
-    bed.restore()
-    assert bed.files("h1") == []
 
 
 def test_beds_do_not_meet_and_leave_nothing(hosts: SshHosts) -> None:
@@ -203,17 +206,12 @@ def test_a_killed_test_run_leaves_nothing() -> None:
 
 
 @needs_slurm
-def test_slurm_runs_on_all_hosts(slurm: SlurmCluster) -> None:
-    with slurm.run(["srun", "-N3", "hostname"], stdout=subprocess.PIPE, text=True) as srun:
-        assert sorted(srun.communicate(timeout=60)[0].split()) == slurm.hosts.names
-
-
-@needs_slurm
-def test_a_node_of_slurm_comes_back(slurm: SlurmCluster) -> None:
-    slurm.crash("h2")
-    slurm.boot("h2")
-    with slurm.run(["srun", "-w", "h2", "hostname"], stdout=subprocess.PIPE, text=True) as srun:
-        assert srun.communicate(timeout=60)[0] == "h2\n"
+def test_slurm_runs_on_all_hosts_and_on_one_that_comes_back(slurm: SlurmCluster) -> None:
+    for _ in range(2):
+        with slurm.run(["srun", "-N3", "hostname"], stdout=subprocess.PIPE, text=True) as srun:
+            assert sorted(srun.communicate(timeout=60)[0].split()) == slurm.hosts.names
+        slurm.crash("h2")
+        slurm.boot("h2")
 
 
 @needs_slurm

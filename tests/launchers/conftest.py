@@ -1,24 +1,33 @@
-"""Hosts to launch on: built once, lent to one test at a time."""
+"""Engines to launch on: built once for each process, lent to one test at a time."""
 
+import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.beds.kubernetes.cluster import KubernetesCluster
 from tests.beds.slurm import SlurmCluster
 from tests.beds.ssh_hosts import SshHosts, lend
+from tests.launchers.host_engines import KubernetesDesk, SlurmDesk, SshDesk
 
 
 @pytest.fixture(scope="session")
 def ssh_hosts() -> Iterator[SshHosts]:
-    """The three hosts behind `hosts`; mark tests with `needs_ssh_hosts`."""
+    """The three hosts behind `ssh`; mark tests with `needs_ssh_hosts`."""
     with SshHosts() as hosts:
         yield hosts
 
 
 @pytest.fixture
-def hosts(ssh_hosts: SshHosts) -> Iterator[SshHosts]:
+def ssh(ssh_hosts: SshHosts, tmp_path: Path) -> Iterator[SshDesk]:
     """Three hosts as new; the test fails if it leaves a process on any of them."""
-    yield from lend(ssh_hosts)
+    with contextlib.contextmanager(lend)(ssh_hosts):
+        desk = SshDesk(ssh_hosts, tmp_path)
+        try:
+            yield desk
+        finally:
+            desk.leave()
 
 
 @pytest.fixture(scope="session")
@@ -29,6 +38,29 @@ def slurm_cluster() -> Iterator[SlurmCluster]:
 
 
 @pytest.fixture
-def slurm(slurm_cluster: SlurmCluster) -> Iterator[SlurmCluster]:
+def slurm(slurm_cluster: SlurmCluster) -> Iterator[SlurmDesk]:
     """Three idle nodes; the test fails if it leaves a process or a job."""
-    yield from lend(slurm_cluster)
+    with contextlib.contextmanager(lend)(slurm_cluster):
+        desk = SlurmDesk(slurm_cluster)
+        try:
+            yield desk
+        finally:
+            desk.leave()
+
+
+@pytest.fixture(scope="session")
+def kubernetes_cluster() -> Iterator[KubernetesCluster]:
+    """The cluster behind `kubernetes`; mark tests with `needs_kubernetes`."""
+    with KubernetesCluster(gpus=4) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def kubernetes(kubernetes_cluster: KubernetesCluster, tmp_path: Path) -> Iterator[KubernetesDesk]:
+    """An empty cluster without faults; the test fails if it leaves anything there."""
+    with contextlib.contextmanager(lend)(kubernetes_cluster):
+        desk = KubernetesDesk(kubernetes_cluster, tmp_path)
+        try:
+            yield desk
+        finally:
+            desk.leave()
