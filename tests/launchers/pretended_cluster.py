@@ -10,6 +10,7 @@ import os
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
@@ -78,16 +79,22 @@ class Clock:
     """The time, which a test may set forward.
 
     Attributes:
-        reads: How often somebody looked at it.
+        reads: How often each thread looked at it, by its name.
     """
 
     def __init__(self) -> None:
-        self.reads = 0
+        self.reads: Counter[str] = Counter()
         self._ahead_s = 0.0
 
     def __call__(self) -> float:
-        self.reads += 1
+        self.reads[threading.current_thread().name] += 1
         return time.monotonic() + self._ahead_s
+
+    def wait_for_looks(self, program: KubernetesProgram) -> None:
+        """Returns when the thread that decides has acted on what there was, and waits again."""
+        thread = f"launchpad-{program.plan.program}"
+        before = self.reads[thread]
+        poll_until(lambda: self.reads[thread] >= before + 5)
 
     def advance(self, seconds: float) -> None:
         self._ahead_s += seconds

@@ -206,6 +206,7 @@ def test_a_supervisor_that_does_not_stop_within_the_notice_is_removed_by_force(
     program, _ = lab.run(notice_s=600.0)
     program.request_stop("enough")
     poll_until(lambda: are_being_deleted(cluster))
+    lab.clock.wait_for_looks(program)
     lab.clock.advance(605.0)
     assert not program.join(0.2)
     lab.clock.advance(35.0)  # what is spared beside the notice, and what is waited besides
@@ -366,7 +367,8 @@ def test_ctrl_c_during_a_launch_returns_only_when_nothing_is_left_of_it(
         if presses == 2:
             press_ctrl_c_in("in _join_through_interrupts", "in wait")
         else:
-            lab.clock.advance(700.0)
+            while not program.join(0.05):
+                lab.clock.advance(700.0)
 
     thread = threading.Thread(target=end)
     thread.start()
@@ -595,9 +597,9 @@ def test_an_end_that_the_cluster_wanted_is_none_before_it_is_known_that_none_fol
     lab.wait_for(explain_s=0.1, longest_wait_s=60.0)
     program, supervisor = lab.run(moves=True)
     supervisor.end(TOLD_TO_END)
-    before = lab.clock.reads
+    before = lab.clock.reads.total()
     assert not program.join(0.5)
-    assert lab.clock.reads < before + 200, "it does not wait, but looks all the time"
+    assert lab.clock.reads.total() < before + 200, "it does not wait, but looks all the time"
     program.request_stop("enough")
     assert program.wait(20).outcome is Outcome.STOPPED
 
