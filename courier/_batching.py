@@ -23,7 +23,7 @@ from typing import Any
 from courier._context import CallContext, current_call, enter_call, is_in_call
 from courier._idempotence import idempotent, is_idempotent
 from courier._pool import HandlerPool
-from courier._timing import USUAL, Timing
+from courier._timing import DEFAULT, Timing
 
 Future = concurrent.futures.Future
 
@@ -39,7 +39,7 @@ def batched_handler(
     timeout: dt.timedelta | float | None = dt.timedelta(milliseconds=200),
     pad_batch: bool = False,
     *,
-    timing: Timing = USUAL,
+    timing: Timing = DEFAULT,
 ) -> Callable[[Callable[..., Any]], "BatchedHandler"]:
     """Has a function answer several calls at once.
 

@@ -16,7 +16,7 @@ from courier._connection import ClientOptions, Connection
 from courier._dispatch import LIST_METHODS
 from courier._future import Callback, CallFuture
 from courier._secret import Secret
-from courier._timing import USUAL, Timing
+from courier._timing import DEFAULT, Timing
 from courier._tls import KEEPALIVE_S, TlsCredentials
 from courier.errors import RemoteError
 
@@ -138,7 +138,7 @@ class Client(_View):
         compress: bool = False,
         tls: TlsCredentials | None = None,
         keepalive_s: float = KEEPALIVE_S,
-        timing: Timing = USUAL,
+        timing: Timing = DEFAULT,
     ) -> None:
         """Makes a client; does not connect yet.
 

@@ -24,7 +24,7 @@ from courier._lane import (
 from courier._parcel import Parcel
 from courier._pool import HandlerPool
 from courier._secret import Secret
-from courier._timing import USUAL, Timing
+from courier._timing import DEFAULT, Timing
 from courier._tls import TlsCredentials
 from courier.errors import CallCancelledError, SerializationError
 
@@ -45,7 +45,7 @@ class ClientOptions:
     compress: bool
     tls: TlsCredentials | None
     keepalive_s: float
-    timing: Timing = USUAL
+    timing: Timing = DEFAULT
 
 
 class Connection:

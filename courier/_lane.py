@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from courier._exceptions import ExceptionReport
 from courier._parcel import Parcel, unpack
 from courier._secret import Secret
-from courier._timing import USUAL, Timing
+from courier._timing import DEFAULT, Timing
 from courier._tls import TlsCredentials
 from courier.errors import SerializationError, UnknownMethodError
 
@@ -27,7 +27,7 @@ class LaneOptions:
     compress: bool
     tls: TlsCredentials | None
     keepalive_s: float
-    timing: Timing = USUAL
+    timing: Timing = DEFAULT
 
 
 @dataclass(slots=True)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from courier._client import connection_of
 from courier._future import CallFuture
 from courier._lane import PendingCall
-from courier._timing import USUAL, Timing
+from courier._timing import DEFAULT, Timing
 from courier.errors import (
     CallCancelledError,
     CallTimeoutError,
@@ -135,7 +135,7 @@ class Pool:
         clients: Iterable[Any],
         *,
         choose: PoolChoice = "round_robin",
-        timing: Timing = USUAL,
+        timing: Timing = DEFAULT,
     ) -> None:
         """Makes a pool; connects to nobody yet.
 

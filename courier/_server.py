@@ -20,7 +20,7 @@ from courier._grpc_door import GrpcDoor
 from courier._local import InProcess, LocalCall, announce, withdraw
 from courier._pool import HandlerPool
 from courier._secret import Secret
-from courier._timing import USUAL, Timing
+from courier._timing import DEFAULT, Timing
 from courier._tls import KEEPALIVE_S, TlsCredentials
 from courier.errors import ServerStateError, UnprotectedServerError
 
@@ -66,7 +66,7 @@ class Server:
         tls: TlsCredentials | None = None,
         in_process: Literal["copy", "share", "wire"] = "copy",
         keepalive_s: float = KEEPALIVE_S,
-        timing: Timing = USUAL,
+        timing: Timing = DEFAULT,
     ) -> None:
         """Prepares a server; it binds its port and serves from `start` on.
 

@@ -35,4 +35,4 @@ class Timing:
 
 
 #: What holds where nobody says otherwise.
-USUAL = Timing()
+DEFAULT = Timing()

@@ -19,7 +19,7 @@ from courier._engine.frames import (
 from courier._engine.segments import SegmentMap, SegmentPool
 from courier._frozen import AVAILABLE
 from courier._parcel import Parcel
-from courier._timing import USUAL, Timing
+from courier._timing import DEFAULT, Timing
 
 _NO_PARCEL = Parcel(b"")
 #: Small frames are gathered up to here before they are sent.
@@ -44,7 +44,7 @@ class Channel:
     """
 
     def __init__(
-        self, carrier: Carrier, receive_key: bytes, send_key: bytes, timing: Timing = USUAL
+        self, carrier: Carrier, receive_key: bytes, send_key: bytes, timing: Timing = DEFAULT
     ) -> None:
         """Wraps a carrier.
 

@@ -12,12 +12,12 @@ from courier._engine.frames import Frame, Kind
 from courier._frozen import AVAILABLE
 from courier._parcel import Parcel
 from courier._shared import MIN_BYTES
-from courier._timing import USUAL, Timing
+from courier._timing import DEFAULT, Timing
 
 _KEY = bytes(32)
 
 
-def _pair(timing: Timing = USUAL) -> tuple[Channel, Channel]:
+def _pair(timing: Timing = DEFAULT) -> tuple[Channel, Channel]:
     ours, theirs = (
         Channel(UnixCarrier(end, "the test"), receive_key=_KEY, send_key=_KEY, timing=timing)
         for end in socket.socketpair()
