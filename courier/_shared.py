@@ -57,7 +57,8 @@ class Shared(Generic[T]):
             copies = [bytes(view) if view.readonly else bytearray(view) for view in views]
             return _load, (parcel.pickle, copies)
         buffers = [pickle.PickleBuffer(buffer) for buffer in parcel.buffers]
-        return _load, (pickle.PickleBuffer(parcel.pickle), buffers)
+        # The pickle as bytes, not as a buffer: nobody seals the content of buffers.
+        return _load, (parcel.pickle, buffers)
 
     def _packed(self) -> Parcel:
         with self._lock:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 
 import courier
@@ -25,7 +26,7 @@ from courier._engine.handshake import (
     Purpose,
     prefix,
 )
-from courier._parcel import Parcel
+from courier._parcel import Parcel, pack
 from courier._proto import courier_pb2 as pb
 from courier._secret import SessionKey
 from tests.courier.by_hand import HungUpError, Stranger, Visitor, answered_by_hand
@@ -314,6 +315,12 @@ _FORGERIES: dict[str, Callable[[Visitor, int, bytes], list[Chunk]]] = {
 
 def _number(call: int) -> bytes:
     return call.to_bytes(8, "little")
+
+
+def test_of_a_shared_value_only_raw_memory_travels_beside_the_seal() -> None:
+    array = np.arange(1 << 16)
+    parcel = pack(courier.Shared({"text": "long" * (1 << 16), "array": array}))
+    assert [bytes(buffer) for buffer in parcel.buffers] == [array.tobytes()]
 
 
 @pytest.mark.parametrize("forgery", list(_FORGERIES))
