@@ -16,6 +16,7 @@ import tests.conftest
 from tests.conftest import *
 
 tests.conftest.FAST_S = 0.2
+tests.conftest.BUSY = {{busy}}
 """
 _MARKERS = "\n".join(f"  {name}: ..." for name in ("fast", "bed", "slow", "long"))
 
@@ -23,7 +24,7 @@ _MARKERS = "\n".join(f"  {name}: ..." for name in ("fast", "bed", "slow", "long"
 @pytest.fixture
 def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
     monkeypatch.delenv("LAUNCHPAD_TESTS_ALONE", raising=False)
-    pytester.makeconftest(_CONFTEST)
+    pytester.makeconftest(_CONFTEST.format(busy=2.0))  # whatever runs beside this test
     pytester.makeini(f"[pytest]\nmarkers =\n{_MARKERS}")
     return pytester
 
@@ -59,6 +60,16 @@ def test_a_fast_test_that_is_late_only_beside_others_passes(suite: pytest.Pytest
         """
     )
     assert suite.runpytest_subprocess().ret == pytest.ExitCode.OK
+
+
+def test_nothing_is_known_of_late_tests_on_a_machine_that_others_use(
+    suite: pytest.Pytester,
+) -> None:
+    suite.makeconftest(_CONFTEST.format(busy=-1.0))
+    suite.makepyfile("import time\ndef test_late():\n    time.sleep(0.3)")
+    run = suite.runpytest_subprocess()
+    assert run.ret == pytest.ExitCode.OK
+    run.stdout.fnmatch_lines("1 were late, but other programs used *")
 
 
 def test_a_test_has_one_tier(suite: pytest.Pytester) -> None:
