@@ -416,13 +416,8 @@ def test_jobs_that_a_queue_admits_one_after_the_other_wait_for_each_other(
 
 
 def test_a_launch_waits_until_a_queue_has_admitted_all(kubernetes: KubernetesDesk) -> None:
-    schedule_s = 20
-    launch = kubernetes.launch(queue="research", schedule_s=schedule_s, how=_BRIEF)
-    poll_until(lambda: len(kubernetes.cluster.objects("Job")) == 3 or launch.process.poll(), 90)
-    # Longer than the rest may take, and nothing happens meanwhile.
-    end = time.monotonic() + schedule_s + 2
-    poll_until(lambda: time.monotonic() > end or launch.process.poll() is not None, 60)
-    assert launch.process.poll() is None, launch.output
+    launch = kubernetes.launch(queue="research", how=_BRIEF)
+    launch.until("its turn in the queue 'research'")
     with batch_client(kubernetes) as batch:
         for each in kubernetes.cluster.objects("Job"):
             name, body = each["metadata"]["name"], {"spec": {"suspend": False}}

@@ -104,7 +104,7 @@ def reason_of(program: RunningProgram) -> str:
 def is_terminated(program: RunningProgram) -> bool:
     """Tells whether a program ends as if this process had got SIGTERM."""
     with pytest.raises(SystemExit) as ended:
-        program.wait(20)
+        program.wait(60)
     return ended.value.code == 128 + signal.SIGTERM
 
 
@@ -123,7 +123,7 @@ def test_output_notes_and_the_end_arrive_through_connections_that_break(
     supervisor.say(lambda records: records.show("actor[0]", b"ld\n"))
     supervisor.say(lambda records: records.note("something to know"))
     supervisor.end(COMPLETED)
-    assert program.wait(20).outcome is Outcome.COMPLETED
+    assert program.wait(60).outcome is Outcome.COMPLETED
     assert cluster.left() == []
     assert list(program.output()) == [("actor[0]", b"hello\n"), ("actor[0]", b"world\n")]
     shown = capsys.readouterr()
@@ -161,7 +161,7 @@ def test_a_folder_for_logs_that_cannot_be_written_is_told_before_anything_is_wat
 def test_stop_lets_the_supervisor_end_all_in_order(lab: Lab, cluster: PretendedCluster) -> None:
     program, supervisor = lab.run()
     poll_until(lambda: cluster.beat(supervisor))
-    result = program.stop(20)
+    result = program.stop(60)
     assert result.outcome is Outcome.STOPPED
     assert result.reason == "stop() was called"
     assert cluster.left() == []
@@ -179,7 +179,7 @@ def test_ctrl_c_ends_a_program_in_order_and_a_second_one_does_not_wait_for_the_n
     )
     program.handle_signal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
-        program.wait(20)
+        program.wait(60)
     assert cluster.left() == []
 
 
@@ -192,7 +192,7 @@ def test_a_signal_handler_may_stop_a_program(lab: Lab) -> None:
         for _ in range(100):  # also while one is being handled
             signal.raise_signal(signal.SIGUSR1)
         with pytest.raises(SystemExit) as ended:
-            program.wait(20)
+            program.wait(60)
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert ended.value.code == 128 + signal.SIGUSR1
@@ -210,7 +210,7 @@ def test_a_supervisor_that_does_not_stop_within_the_notice_is_removed_by_force(
     lab.clock.advance(605.0)
     assert not program.join(0.2)
     lab.clock.advance(35.0)  # what is spared beside the notice, and what is waited besides
-    assert program.wait(20).reason == "enough; it did not end within its notice"
+    assert program.wait(60).reason == "enough; it did not end within its notice"
     assert cluster.left() == []
 
 
@@ -223,7 +223,7 @@ def test_a_supervisor_that_is_gone_before_it_is_told_to_stop_is_not_waited_for(
     cluster.end(supervisor.pod, 137)
     cluster.store.delete("pods", NAMESPACE, supervisor.pod["metadata"]["name"], grace_s=0)
     poll_until(lambda: supervisor.pod["metadata"]["uid"] not in uids(cluster))
-    assert program.stop(20).outcome is Outcome.STOPPED
+    assert program.stop(60).outcome is Outcome.STOPPED
     assert cluster.left() == []
 
 
@@ -331,7 +331,7 @@ def test_a_stop_before_all_nodes_are_placed_ends_the_launch(
     cluster.places = False
     program = lab.launch()
     if is_by_another_shell:
-        assert lab.attach(program).stop(20).outcome is Outcome.STOPPED
+        assert lab.attach(program).stop(60).outcome is Outcome.STOPPED
     else:
         program.request_stop("somebody wants the end")
     expected = "the run was deleted" if is_by_another_shell else "somebody wants the end"
@@ -379,6 +379,21 @@ def test_ctrl_c_during_a_launch_returns_only_when_nothing_is_left_of_it(
     assert cluster.left() == []
 
 
+def test_a_launch_waits_for_its_admission_however_long_that_takes(
+    lab: Lab, cluster: PretendedCluster, told: Told
+) -> None:
+    def suspend(job: Object) -> None:
+        job["spec"]["suspend"] = True
+
+    cluster.places = False
+    program = lab.launch(schedule_s=30.0)
+    for job in cluster.store.items("jobs", NAMESPACE):
+        cluster.store.update("jobs", NAMESPACE, job["metadata"]["name"], suspend)
+    poll_until(lambda: told("wait: its admission"))
+    lab.clock.advance(1000.0)
+    assert not program.join(0.3)
+
+
 # Other shells
 
 
@@ -388,7 +403,7 @@ def test_another_shell_that_stops_a_program_ends_it_for_its_launcher_as_well(
     program, _ = lab.run()
     other = lab.attach(program)
     assert [each.state for each in other.status()] == ["running"] * 2
-    assert other.stop(20).outcome is Outcome.STOPPED
+    assert other.stop(60).outcome is Outcome.STOPPED
     assert is_terminated(program)
     assert cluster.left() == []
 
@@ -444,7 +459,7 @@ def test_the_status_in_another_shell_is_the_newest_one_and_knows_the_end(
         result = other.result
     assert states == ["running", "serving"]
     assert (result and result.outcome) == (None if end is None else Outcome.FAILED)
-    lab.attach(program).stop(20)  # it is removed
+    lab.attach(program).stop(60)  # it is removed
 
 
 def test_a_log_that_cannot_be_read_yet_is_no_status(lab: Lab, cluster: PretendedCluster) -> None:
@@ -485,7 +500,7 @@ def test_what_a_kubelet_says_instead_of_a_log_is_nobodys_output(
     program.await_up()
     cluster.end(supervisor.pod, 1)
     with pytest.raises(NodeFailedError) as caught:
-        program.wait(20)
+        program.wait(60)
     assert "unable to retrieve" not in capsys.readouterr().out
     assert "unable to retrieve" not in str(caught.value)
 
@@ -495,7 +510,7 @@ def test_a_launch_that_leaves_at_once_holds_nothing(lab: Lab, cluster: Pretended
     program.kill()
     assert program.wait(1).outcome is Outcome.COMPLETED
     poll_until(lambda: not cluster.users())
-    assert lab.attach(program).stop(20).outcome is Outcome.STOPPED
+    assert lab.attach(program).stop(60).outcome is Outcome.STOPPED
 
 
 # How it ends otherwise
@@ -510,7 +525,7 @@ def test_what_the_cluster_knows_of_a_lost_pod_is_part_of_the_failure(
     supervisor.end(failed("actor[1]", host), **{"actor[0]": "its threads"})
     cluster.end(pod, 137, reason="OOMKilled")
     with pytest.raises(NodeFailedError, match=f"its pod {host} was killed: out of memory"):
-        program.wait(20)
+        program.wait(60)
     assert program.crash_dir == lab.log_dir
     assert (lab.log_dir / "stacks" / "actor[0].txt").read_text() == "its threads"
     assert cluster.left() == []
@@ -523,7 +538,7 @@ def test_a_supervisor_that_dies_without_a_word_is_named_with_what_it_printed_las
     cluster.print(supervisor.pod, b"MemoryError: no more")
     cluster.end(supervisor.pod, 137)
     with pytest.raises(NodeFailedError) as caught:
-        program.wait(20)
+        program.wait(60)
     name = supervisor.pod["metadata"]["name"]
     assert f"its supervisor's pod {name} was killed by SIGKILL" in str(caught.value)
     assert "MemoryError: no more" in str(caught.value)
@@ -545,7 +560,7 @@ def test_how_a_supervisor_died_is_known_though_its_watch_is_late(
     late_pods.set()
     cluster.end(supervisor.pod, 137)
     with pytest.raises(NodeFailedError, match="was killed by SIGKILL"):
-        program.wait(20)
+        program.wait(60)
 
 
 def test_who_was_evicted_is_known_though_its_watch_is_late(
@@ -573,8 +588,8 @@ def test_another_shell_knows_the_end_where_jobs_are_seen_before_pods(
     jobs = ("jobs", NAMESPACE, program.names.supervisor_job)
     poll_until(lambda: cluster.store.get(*jobs)["status"].get("completionTime"))
     late_pods.set()
-    assert lab.attach(program).wait(20).outcome is Outcome.COMPLETED
-    lab.attach(program).stop(20)  # it is removed
+    assert lab.attach(program).wait(60).outcome is Outcome.COMPLETED
+    lab.attach(program).stop(60)  # it is removed
 
 
 def test_a_program_that_begins_anew_is_followed(
@@ -587,7 +602,7 @@ def test_a_program_that_begins_anew_is_followed(
     second.place(program)
     poll_until(lambda: cluster.beat(second))
     second.end(COMPLETED)
-    assert program.wait(20).outcome is Outcome.COMPLETED
+    assert program.wait(60).outcome is Outcome.COMPLETED
     assert told(f"the program begins anew, in {second.pod['metadata']['name']}") == 1
 
 
@@ -601,7 +616,7 @@ def test_an_end_that_the_cluster_wanted_is_none_before_it_is_known_that_none_fol
     assert not program.join(0.5)
     assert lab.clock.reads.total() < before + 200, "it does not wait, but looks all the time"
     program.request_stop("enough")
-    assert program.wait(20).outcome is Outcome.STOPPED
+    assert program.wait(60).outcome is Outcome.STOPPED
 
 
 def test_a_run_that_somebody_deletes_is_interrupted(lab: Lab, cluster: PretendedCluster) -> None:
@@ -637,7 +652,7 @@ def test_nothing_is_unpickled_that_the_run_has_not_sealed(lab: Lab, key: bytes) 
     failure = NodeFailure("actor[0]", "somewhere", "KeyError", report=report)
     supervisor.end(ProgramResult(Outcome.FAILED, (failure,)))
     with pytest.raises(NodeFailedError, match="KeyError") as caught:
-        program.wait(20)
+        program.wait(60)
     assert type(caught.value.__cause__) is (KeyError if key == KEY else RemoteError)
 
 
@@ -677,7 +692,7 @@ def test_a_program_outlives_a_server_that_is_away_or_refuses_for_long(
     assert told(why)
     assert program.result is None
     supervisor.end(COMPLETED)
-    assert program.wait(20).outcome is Outcome.COMPLETED
+    assert program.wait(60).outcome is Outcome.COMPLETED
 
 
 @pytest.mark.parametrize(
@@ -705,7 +720,7 @@ def test_who_may_not_stop_a_program_is_told_so(lab: Lab, cluster: PretendedClust
     cluster.api.tokens[TOKEN] = RIGHTS - {("delete", "pods"), ("delete", "jobs")}
     program.request_stop("enough")
     with pytest.raises(NodeFailedError, match=r'"resources": \["pods"\], "verbs": \["delete"\]'):
-        program.wait(20)
+        program.wait(60)
     cluster.store.delete("jobs", NAMESPACE, program.names.run)
 
 

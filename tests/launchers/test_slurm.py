@@ -10,7 +10,7 @@ from launchpad_lite.testing import poll_until
 from tests.engines import needs_slurm
 from tests.launchers.host_engines import CHECKOUT, MAIN, PROGRAM, Command, SlurmDesk
 
-pytestmark = [needs_slurm, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [needs_slurm, pytest.mark.timeout(300)]
 
 
 def stop(launch: Command) -> None:
@@ -24,6 +24,7 @@ def stop(launch: Command) -> None:
 # Ends
 
 
+@pytest.mark.slow
 def test_a_job_that_is_cancelled_ends_in_order_and_its_launch_says_so(slurm: SlurmDesk) -> None:
     launch = slurm.begin()
     slurm.slurm("scancel", launch.job)
@@ -33,6 +34,7 @@ def test_a_job_that_is_cancelled_ends_in_order_and_its_launch_says_so(slurm: Slu
     slurm.assert_nothing_is_left()
 
 
+@pytest.mark.slow
 def test_when_the_host_of_the_supervisor_crashes_the_others_end_what_they_run(
     slurm: SlurmDesk,
 ) -> None:
@@ -46,6 +48,7 @@ def test_when_the_host_of_the_supervisor_crashes_the_others_end_what_they_run(
     assert "Slurm ended it: NODE_FAIL" in launch.output
 
 
+@pytest.mark.slow
 def test_the_end_of_the_supervisor_ends_the_job_and_is_told(slurm: SlurmDesk) -> None:
     launch = slurm.begin()
     supervisor = next(
@@ -79,6 +82,7 @@ def let_it_begin(slurm: SlurmDesk, launch: Command) -> None:
     slurm.slurm("scontrol", "update", f"JobId={launch.job}", "StartTime=now")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "how",
     [
@@ -94,6 +98,7 @@ def test_a_job_saves_its_state_and_begins_anew_with_it(slurm: SlurmDesk, how: li
     await_second_run(launch)
 
 
+@pytest.mark.long
 def test_a_job_that_loses_a_host_begins_anew_without_it(slurm: SlurmDesk) -> None:
     checkpoints = [str(slurm.there / "state"), 0.2]
     launch = slurm.begin(nodes=2, requeue=True, checkpoints=checkpoints, placement=None)
@@ -105,6 +110,7 @@ def test_a_job_that_loses_a_host_begins_anew_without_it(slurm: SlurmDesk) -> Non
 # Other ways in
 
 
+@pytest.mark.slow
 def test_inside_an_allocation_no_job_is_submitted(slurm: SlurmDesk) -> None:
     script = str(slurm.write(PROGRAM + MAIN))
     launch = slurm.run("salloc", "-N2", "-Q", sys.executable, script, nodes=None, placement=None)
@@ -122,6 +128,7 @@ def test_inside_an_allocation_no_job_is_submitted(slurm: SlurmDesk) -> None:
     slurm.assert_nothing_is_left()
 
 
+@pytest.mark.slow
 def test_each_resource_shape_has_hosts_of_its_own(slurm: SlurmDesk) -> None:
     resources = {"store": {"cpu": 2, "ram": 0.1}, "caller": {"cpu": 1, "ram": 0.1}}
     launch = slurm.begin(placement=None, resources=resources)
@@ -129,6 +136,7 @@ def test_each_resource_shape_has_hosts_of_its_own(slurm: SlurmDesk) -> None:
     stop(launch)
 
 
+@pytest.mark.slow
 def test_what_is_emitted_is_what_is_submitted(slurm: SlurmDesk) -> None:
     source = """
         from pathlib import Path
@@ -146,6 +154,7 @@ def test_what_is_emitted_is_what_is_submitted(slurm: SlurmDesk) -> None:
     slurm.assert_nothing_is_left()
 
 
+@pytest.mark.slow
 def test_a_script_that_was_emitted_can_be_submitted_by_hand(slurm: SlurmDesk) -> None:
     program = str(CHECKOUT / "examples" / "consumer_producers" / "program.py")
     slurm.command_line("--nodes=3", "emit", program, "--output=review").check()
@@ -158,6 +167,7 @@ def test_a_script_that_was_emitted_can_be_submitted_by_hand(slurm: SlurmDesk) ->
 # Mistakes
 
 
+@pytest.mark.slow
 def test_jobs_that_cannot_be_are_explained(slurm: SlurmDesk, tmp_path: Path) -> None:
     mistakes = {
         "partition": ("nowhere", "invalid partition"),
@@ -182,6 +192,7 @@ def test_jobs_that_cannot_be_are_explained(slurm: SlurmDesk, tmp_path: Path) -> 
     slurm.assert_nothing_is_left()
 
 
+@pytest.mark.slow
 def test_ctrl_c_cancels_a_job_that_is_pending(slurm: SlurmDesk) -> None:
     launch = slurm.launch(extra=["--begin=now+3600"])
     launch.until(r"is pending \(BeginTime\)")
