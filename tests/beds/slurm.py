@@ -35,8 +35,9 @@ class SlurmCluster(Bed):
 
     @property
     def environment(self) -> dict[str, str]:
-        """Our environment, with what Slurm's commands need on h0."""
-        return {**os.environ, "SLURM_CONF": str(self._config)}
+        """Our environment, with what Slurm's commands need on h0; hosts have another /tmp."""
+        ours = {name: value for name, value in os.environ.items() if name != "TMPDIR"}
+        return {**ours, "SLURM_CONF": str(self._config)}
 
     def run(self, command: Sequence[str], **popen_options: Any) -> "subprocess.Popen[Any]":
         """Starts a command on h0, the login node, as `SshHosts.run` does."""
