@@ -55,7 +55,7 @@ export PYTHONDONTWRITEBYTECODE :=
   image benchmark benchmark-peers clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z%-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
 
 # An environment that is there already, with everything, serves the demo as well.
 $(DEMO_READY): pyproject.toml

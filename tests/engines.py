@@ -16,7 +16,7 @@ def _root_has(*programs: str) -> bool:
 
 needs_reverb = pytest.mark.skipif(
     importlib.util.find_spec("reverb") is None and os.environ.get("REVERB") != "required",
-    reason="dm-reverb is not installed (make test-reverb); there is none for Python 3.12 and newer",
+    reason="dm-reverb is not installed (make reverb); there is none for Python 3.12 and newer",
 )
 
 needs_ssh_hosts = pytest.mark.skipif(
