@@ -417,6 +417,7 @@ class Lab:
         *,
         moves: bool = False,
         jobset: bool = False,
+        queue: str | None = None,
         notice_s: float = 2.0,
         schedule_s: float = 30.0,
         launcher_silence_s: float = math.inf,
@@ -443,7 +444,7 @@ class Lab:
                 clock=self.clock,
             )
             undo.pop_all()
-        _create(api, names, plan, notice_s)
+        _create(api, names, plan, notice_s, queue)
         return self._watch(program)
 
     def run(self, **options: Any) -> tuple[KubernetesProgram, Supervisor]:
@@ -502,9 +503,11 @@ def _plan(*, moves: bool) -> LaunchPlan:
     return lp.plan(program, "local_mp", restart=policy)
 
 
-def _create(api: Api, names: Names, plan: LaunchPlan, notice_s: float) -> None:
+def _create(
+    api: Api, names: Names, plan: LaunchPlan, notice_s: float, queue: str | None = None
+) -> None:
     """Creates all objects of a run."""
-    cluster = Cluster(names, NAMESPACE, notice_s=notice_s, jobset=names.jobset)
+    cluster = Cluster(names, NAMESPACE, notice_s=notice_s, jobset=names.jobset, queue=queue)
     pod = PodOptions(image="research:1")
     group = Group("actor", plan.executables, pod)
     first, *others = manifests(cluster, [group], Files({}, {}), pod, "demo")

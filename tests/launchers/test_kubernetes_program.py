@@ -379,17 +379,11 @@ def test_ctrl_c_during_a_launch_returns_only_when_nothing_is_left_of_it(
     assert cluster.left() == []
 
 
-def test_a_launch_waits_for_its_admission_however_long_that_takes(
-    lab: Lab, cluster: PretendedCluster, told: Told
+def test_a_launch_waits_for_its_turn_in_a_queue_however_long_that_takes(
+    lab: Lab, told: Told
 ) -> None:
-    def suspend(job: Object) -> None:
-        job["spec"]["suspend"] = True
-
-    cluster.places = False
-    program = lab.launch(schedule_s=30.0)
-    for job in cluster.store.items("jobs", NAMESPACE):
-        cluster.store.update("jobs", NAMESPACE, job["metadata"]["name"], suspend)
-    poll_until(lambda: told("wait: its admission"))
+    program = lab.launch(queue="research", schedule_s=30.0)
+    poll_until(lambda: told("wait: its turn in the queue 'research'"))
     lab.clock.advance(1000.0)
     assert not program.join(0.3)
 
