@@ -1,6 +1,7 @@
 """Several nodes that do the same, as one: `lp.Pool`."""
 
 import collections
+import contextlib
 import os
 import signal
 from typing import Any
@@ -61,7 +62,10 @@ class User:
         return self._pool.all.index()
 
     def restarts(self) -> list[tuple[int, int]]:
-        return self._pool.all.restarts()
+        while True:
+            # `all` has connections of its own, of which one may still lead to a replica that dies.
+            with contextlib.suppress(courier.ServerLostError):
+                return self._pool.all.restarts()
 
     def kill(self, key: str) -> str:
         try:
