@@ -78,9 +78,6 @@ class KubernetesLauncher(Launcher):
     All connections between nodes are under TLS, with certificates that are made for the run.
     """
 
-    #: No option: the command line offers all parameters of the constructor.
-    _timing = DEFAULT
-
     def __init__(
         self,
         image: str | None = None,
@@ -100,6 +97,7 @@ class KubernetesLauncher(Launcher):
         launcher_silence_s: float = 300.0,
         ttl_s: int = 3600,
         max_run_s: int | None = None,
+        timing: Timing = DEFAULT,
     ) -> None:
         """Prepares it; asks no cluster yet.
 
@@ -129,6 +127,7 @@ class KubernetesLauncher(Launcher):
             ttl_s: Seconds after its end at which the cluster removes a run that nobody has removed,
                 a whole number.
             max_run_s: Seconds after which the cluster ends the run, a whole number; None: never.
+            timing: Limits and pauses of this process; for tests.
 
         Raises:
             ValueError: Options are malformed; all mistakes are listed.
@@ -150,6 +149,7 @@ class KubernetesLauncher(Launcher):
         self._launcher_silence_s = launcher_silence_s
         self._ttl_s = ttl_s
         self._max_run_s = max_run_s
+        self._timing = timing
         if mistakes := list(self._option_mistakes()):
             raise ValueError("; ".join(mistakes))
         self.description = f"pods of Kubernetes{f', namespace {namespace}' if namespace else ''}"

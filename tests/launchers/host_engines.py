@@ -203,7 +203,7 @@ from launchers import kubernetes as _kubernetes
 from launchers._kubernetes.timing import Timing as _Timing
 
 _kubernetes.KubernetesLauncher._option_mistakes = lambda self: ()
-_kubernetes.KubernetesLauncher._timing = _Timing(**HOW["timing"])
+OPTIONS["timing"] = _Timing(**HOW["timing"])
 """
 
 
