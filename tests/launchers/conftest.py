@@ -1,6 +1,5 @@
 """Engines to launch on: built once for each process, lent to one test at a time."""
 
-import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,8 +7,8 @@ import pytest
 
 from tests.beds.kubernetes.cluster import KubernetesCluster
 from tests.beds.slurm import SlurmCluster
-from tests.beds.ssh_hosts import SshHosts, lend
-from tests.launchers.host_engines import KubernetesDesk, SlurmDesk, SshDesk
+from tests.beds.ssh_hosts import SshHosts
+from tests.launchers.host_engines import KubernetesDesk, SlurmDesk, SshDesk, desk_on
 
 
 @pytest.fixture(scope="session")
@@ -22,12 +21,8 @@ def ssh_hosts() -> Iterator[SshHosts]:
 @pytest.fixture
 def ssh(ssh_hosts: SshHosts, tmp_path: Path) -> Iterator[SshDesk]:
     """Three hosts as new; the test fails if it leaves a process on any of them."""
-    with contextlib.contextmanager(lend)(ssh_hosts):
-        desk = SshDesk(ssh_hosts, tmp_path)
-        try:
-            yield desk
-        finally:
-            desk.leave()
+    with desk_on(ssh_hosts, lambda: SshDesk(ssh_hosts, tmp_path)) as desk:
+        yield desk
 
 
 @pytest.fixture(scope="session")
@@ -40,12 +35,8 @@ def slurm_cluster() -> Iterator[SlurmCluster]:
 @pytest.fixture
 def slurm(slurm_cluster: SlurmCluster) -> Iterator[SlurmDesk]:
     """Three idle nodes; the test fails if it leaves a process or a job."""
-    with contextlib.contextmanager(lend)(slurm_cluster):
-        desk = SlurmDesk(slurm_cluster)
-        try:
-            yield desk
-        finally:
-            desk.leave()
+    with desk_on(slurm_cluster, lambda: SlurmDesk(slurm_cluster)) as desk:
+        yield desk
 
 
 @pytest.fixture(scope="session")
@@ -58,9 +49,5 @@ def kubernetes_cluster() -> Iterator[KubernetesCluster]:
 @pytest.fixture
 def kubernetes(kubernetes_cluster: KubernetesCluster, tmp_path: Path) -> Iterator[KubernetesDesk]:
     """An empty cluster without faults; the test fails if it leaves anything there."""
-    with contextlib.contextmanager(lend)(kubernetes_cluster):
-        desk = KubernetesDesk(kubernetes_cluster, tmp_path)
-        try:
-            yield desk
-        finally:
-            desk.leave()
+    with desk_on(kubernetes_cluster, lambda: KubernetesDesk(kubernetes_cluster, tmp_path)) as desk:
+        yield desk

@@ -8,6 +8,7 @@ Where a behaviour means something else for an engine, its class has a test of th
 
 import re
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,18 @@ from tests.launchers.host_engines import CHECKOUT, Command, Desk
 
 #: Enough for restarts and calls that break meanwhile.
 _CHECKPOINT_EVERY_S = 0.2
+
+
+def _fail(desk: Desk, harm: Callable[[Command], object]) -> tuple[Command, str, str]:
+    """Harms `store[0]`, which must be named first; returns the run, its host, and the reason."""
+    run = desk.begin()
+    host = run.host("store[0]")
+    run.strike()
+    harm(run)  # calls of the others fail as well
+    assert run.end() == 1
+    node, where, summary = run.result["failures"][0]
+    assert (node, where) == ("store[0]", host)
+    return run, host, summary
 
 
 class HostEngineContract:
@@ -122,13 +135,7 @@ class HostEngineContract:
 
     @pytest.mark.bed
     def test_the_first_cause_is_named_with_its_host(self, desk: Desk) -> None:
-        run = desk.begin()
-        host = run.host("store[0]")
-        run.strike()
-        desk.kill_worker(run, "store[0]")  # calls of the others fail as well
-        assert run.end() == 1
-        node, where, summary = run.result["failures"][0]
-        assert (node, where) == ("store[0]", host)
+        run, host, summary = _fail(desk, lambda run: desk.kill_worker(run, "store[0]"))
         assert re.search(desk.killed, summary)
         assert run.said(rf"store\[0\] on {host} failed: {desk.killed}")
         desk.assert_nothing_is_left()
@@ -187,13 +194,7 @@ class HostEngineContract:
 
     @pytest.mark.slow
     def test_a_lost_host_is_told_and_nothing_of_the_program_goes_on(self, desk: Desk) -> None:
-        run = desk.begin()
-        host = run.host("store[0]")
-        run.strike()
-        desk.lose_host(host)  # calls of the others fail as well
-        assert run.end() == 1
-        node, where, summary = run.result["failures"][0]
-        assert (node, where) == ("store[0]", host)
+        run, host, summary = _fail(desk, lambda run: desk.lose_host(run.host("store[0]")))
         assert re.search(desk.lost, summary), summary
         assert run.output.count("NodeFailedError: ") == 1
         self.recover(desk, host)

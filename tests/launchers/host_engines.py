@@ -15,16 +15,16 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 
 from launchpad_lite.testing import poll_until
 from tests.beds.kubernetes.cluster import IMAGE, KubernetesCluster
 from tests.beds.slurm import SlurmCluster
-from tests.beds.ssh_hosts import LAUNCHER, SshHosts
+from tests.beds.ssh_hosts import LAUNCHER, Bed, SshHosts, lend
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 #: For what takes seconds; the rest is for a machine that is busy.
@@ -478,6 +478,20 @@ class Desk(abc.ABC):
     def leave(self) -> None:
         for command in self.commands:
             command.kill()
+
+
+D = TypeVar("D", bound=Desk)
+
+
+@contextlib.contextmanager
+def desk_on(bed: Bed, make: Callable[[], D]) -> Iterator[D]:
+    """A desk for one test, which must leave the bed as it was."""
+    with contextlib.contextmanager(lend)(bed):
+        desk = make()
+        try:
+            yield desk
+        finally:
+            desk.leave()
 
 
 class _HostDesk(Desk):

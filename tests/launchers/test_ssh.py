@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 from launchpad_lite.testing import poll_until
-from tests.beds.ssh_hosts import LAUNCHER, SshHosts, lend
+from tests.beds.ssh_hosts import LAUNCHER, SshHosts
 from tests.engines import needs_ssh_hosts
-from tests.launchers.host_engines import CHECKOUT, Command, SshDesk
+from tests.launchers.host_engines import CHECKOUT, Command, SshDesk, desk_on
 from tests.launchers.interpreters import find_other_minor_version
 
 pytestmark = [needs_ssh_hosts, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -40,8 +40,8 @@ def bare_python(hosts: SshHosts) -> str:
 @contextlib.contextmanager
 def lent(bed: SshHosts, folder: Path) -> Iterator[SshDesk]:
     """A desk at a bed of one's own, which must be left as tidy as that of all."""
-    with bed, contextlib.contextmanager(lend)(bed):
-        yield SshDesk(bed, folder)
+    with bed, desk_on(bed, lambda: SshDesk(bed, folder)) as desk:
+        yield desk
 
 
 def trees(hosts: SshHosts, name: str) -> dict[str, int]:
