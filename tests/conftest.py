@@ -82,9 +82,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 module = item.nodeid.partition("::")[0]
                 item.add_marker(pytest.mark.xdist_group(f"{engine} {module}"))
     if (quarter := config.getoption("--quarter")) is not None:
-        chosen = [item for item in items if _quarter(item) == quarter]
-        config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
-        items[:] = chosen
+        config.hook.pytest_deselected(items=[each for each in items if _quarter(each) != quarter])
+        items[:] = [each for each in items if _quarter(each) == quarter]
 
 
 def _quarter(item: pytest.Item) -> int:
