@@ -184,7 +184,7 @@ SchedulerParameters=sched_interval=1,bf_interval=1
 MpiDefault=none
 ReturnToService=2
 SlurmdTimeout=8
-KillWait=2
+KillWait=10
 MinJobAge=300
 InactiveLimit=0
 CommunicationParameters=NoCtldInAddrAny,NoInAddrAny
