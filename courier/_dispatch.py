@@ -18,14 +18,12 @@ from courier._exceptions import ExceptionReport
 from courier._idempotence import is_idempotent
 from courier._parcel import Parcel, pack, unpack
 from courier._shared import unwrapped
-from courier.errors import CallCancelledError, SerializationError
+from courier.errors import SerializationError
 
 _log = logging.getLogger(__name__)
 
 #: Answered by every server; the name cannot be that of a public method.
 LIST_METHODS = "__courier_methods__"
-#: How often one who waits for an answer looks whether anybody wants it.
-_LOOK_S = 0.1
 
 
 @dataclass(slots=True)
@@ -119,7 +117,7 @@ Answer = Value | Failure | Unpicklable | BadArguments | UnknownMethod | Items
 class Later:
     """What comes of a method is not known yet, and no thread waits for it. Thread-safe.
 
-    It is for one who asks, by `then` or `wait`.
+    It is for one who asks, by `then`.
     """
 
     def __init__(self) -> None:
@@ -149,14 +147,6 @@ class Later:
             outcome = self._outcome
         if outcome is not None:
             callback(outcome)
-
-    def wait(self, call: CallContext) -> Answer:
-        """Waits for the outcome, or until nobody waits for the answer of the call."""
-        arrived = threading.Event()
-        self.then(lambda _: arrived.set())
-        while not arrived.wait(_LOOK_S) and not call.cancelled:
-            pass
-        return self._outcome or Failure(ExceptionReport.of(CallCancelledError(call.method)))
 
 
 def _outcome_of(future: "concurrent.futures.Future[Any]", give: Callable[[Any], Answer]) -> Answer:

@@ -13,12 +13,11 @@ R = TypeVar("R")
 _IDLE_S = 10.0
 
 
-class HandlerPool(concurrent.futures.ThreadPoolExecutor):
+class HandlerPool:
     """At most `size` tasks at a time; more wait, up to `queue_size`.
 
     The standard executor does not fit: its queue has no end, and interpreter
     exit waits for its threads even after a server was stopped with a deadline.
-    It is the base class only since grpc asks for its type; no state of it is used.
 
     Threads are daemons, start when needed and leave when idle. Thread-safe.
     """
@@ -35,8 +34,7 @@ class HandlerPool(concurrent.futures.ThreadPoolExecutor):
         Args:
             name: Prefix of thread names.
             size: Greatest number of threads, at least 1.
-            queue_size: How many tasks may wait for a thread; for `try_submit` and
-                `submit_or_overflow`.
+            queue_size: How many tasks may wait for a thread; for `try_submit`.
             idle_s: Seconds after which a thread without work leaves.
         """
         self._name = name
@@ -65,22 +63,10 @@ class HandlerPool(concurrent.futures.ThreadPoolExecutor):
     #: For the next step of what was let in before, even when the queue is full.
     submit_anyway = submit
 
-    def submit_or_overflow(
-        self, overflow: "HandlerPool", fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs
-    ) -> "concurrent.futures.Future[R]":
-        """As `submit`; in another pool, with `overflowing()` true, if the queue is full."""
+    def try_submit(self, fn: Callable[[], R]) -> "concurrent.futures.Future[R] | None":
+        """Runs `fn` in a thread of the pool; returns None if the queue is full."""
         with self._changed:
-            if not self._is_full():
-                return self._put(fn, args, kwargs)
-        return overflow.submit(_run_overflowing, fn, args, kwargs)
-
-    def try_submit(self, fn: Callable[[], object]) -> bool:
-        """Runs `fn` in a thread of the pool; returns False if the queue is full."""
-        with self._changed:
-            if self._is_full():
-                return False
-            self._put(fn, (), {})
-        return True
+            return None if self._is_full() else self._put(fn, (), {})
 
     def enter(self) -> bool:
         """Has the calling thread count as one of the pool, if that is free; then `leave` it.
@@ -185,10 +171,6 @@ class HandlerPool(concurrent.futures.ThreadPoolExecutor):
             names = [thread.name for thread in self._busy]
             return sorted([*names, *[f"{self._name}-guest"] * self._guests])
 
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002
-        """As `concurrent.futures.Executor.shutdown`."""
-        self.stop(1e9 if wait else 0.0)
-
 
 class _Task:
     """A function to run and the future that wants its result."""
@@ -217,19 +199,3 @@ class _Task:
             self._future.set_exception(error)
         else:
             self._future.set_result(result)
-
-
-_overflow_mark = threading.local()
-
-
-def overflowing() -> bool:
-    """Tells a task whether it runs in an overflow pool, since the proper one was full."""
-    return bool(getattr(_overflow_mark, "on", False))
-
-
-def _run_overflowing(fn: Callable[..., R], args: Any, kwargs: Any) -> R:
-    _overflow_mark.on = True
-    try:
-        return fn(*args, **kwargs)
-    finally:
-        _overflow_mark.on = False

@@ -9,7 +9,7 @@ import hashlib
 import hmac
 import secrets as _random
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from courier.errors import AuthenticationError
 
@@ -97,16 +97,9 @@ class SessionKey:
         parts = b"courier.v1 session" + client_nonce + server_nonce
         self._key = hmac.digest(key, parts, "sha256")
 
-    def prove(self, idempotent: Iterable[str] = ()) -> bytes:
-        """Returns the server's proof that it holds the secret and says these methods idempotent."""
-        # With its length before it, no part of one name can pass for another name.
-        names = (name.encode() for name in idempotent)
-        listed = b"".join(len(name).to_bytes(8, "big") + name for name in names)
-        return hmac.digest(self._key, b"courier.v1 server" + listed, "sha256")
-
-    def is_proof(self, proof: bytes, idempotent: Iterable[str] = ()) -> bool:
-        """Tells whether `proof` came, with these names, from a server that holds the secret."""
-        return hmac.compare_digest(self.prove(idempotent), proof)
+    def prove(self) -> bytes:
+        """Returns the server's proof that it holds the secret."""
+        return hmac.digest(self._key, b"courier.v1 server", "sha256")
 
     def seal_request(self, head: bytes) -> bytes:
         """Returns the seal of a request's head."""

@@ -185,9 +185,7 @@ class Server:
                 raise ServerStateError(f"the server is already {self._stage.value}")
             listener = listen(self._host_name, self._port, share_port=self._share_port)
             self._port, self._has_port = listener.getsockname()[1], True
-            self._grpc = GrpcDoor(
-                self.dispatcher, self.handlers, self.secret, self._tls, self._timing
-            )
+            self._grpc = GrpcDoor(self.dispatcher, self.handlers, self.secret, self._tls)
             self._host = Host(
                 self.dispatcher,
                 self.handlers,

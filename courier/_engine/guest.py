@@ -64,12 +64,20 @@ class Reception(Protocol):
 class Guest:
     """One connection before its proof, as far as it has come."""
 
-    def __init__(self, reception: Reception, sock: socket.socket, peer: str, way: Way) -> None:
+    def __init__(
+        self,
+        reception: Reception,
+        sock: socket.socket,
+        peer: str,
+        way: Way,
+        on_welcome: Callable[[], None],
+    ) -> None:
         sock.setblocking(False)
         self._reception = reception
         self._socket = sock
-        self._peer = peer
+        self.peer = peer
         self._way = way
+        self.on_welcome = on_welcome
         self.came_at = time.monotonic()
         self._data = b""
         self._step: Callable[[], bool] = self._read_prefix
@@ -110,13 +118,13 @@ class Guest:
             raise ConnectionResetError
         context = self._reception.tls_context
         if self._way is Way.LOCAL:
-            self._carrier = UnixCarrier(self._socket, self._peer)
+            self._carrier = UnixCarrier(self._socket, self.peer)
         elif context is not None and self._way is Way.PORT:
             self._step = self._begin_tls
             return True
         else:
             # Inside of gRPC, TLS was its business.
-            self._carrier = SocketCarrier(self._socket, self._peer, is_exposed=context is None)
+            self._carrier = SocketCarrier(self._socket, self.peer, is_exposed=context is None)
         self._step = self._read_hello
         return True
 
@@ -138,7 +146,7 @@ class Guest:
             raise ConnectionResetError
         context = self._reception.tls_context
         assert context is not None
-        self._carrier = TlsCarrier(self._socket, self._peer, context, server=True)
+        self._carrier = TlsCarrier(self._socket, self.peer, context, server=True)
         self._step = self._shake_hands
         return True
 

@@ -54,7 +54,7 @@ _FULL_PAUSE_S = 0.01
 
 _log = logging.getLogger(__name__)
 
-Redirect = Callable[[socket.socket, bytes], None]
+Redirect = Callable[[socket.socket, bytes, str], None]
 
 
 class Pollable(Protocol):
@@ -168,8 +168,21 @@ class Host:
             tuple(self._dispatcher.idempotent_names()),
         )
 
-    def admit(self, sock: socket.socket, peer: str, way: Way) -> None:
-        """Takes a new connection, which may be anybody's. Thread-safe."""
+    def admit(
+        self,
+        sock: socket.socket,
+        peer: str,
+        way: Way,
+        on_welcome: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Takes a new connection, which may be anybody's. Thread-safe.
+
+        Args:
+            sock: The connection.
+            peer: Who it is, for people to read.
+            way: How he came.
+            on_welcome: Called when he has proved that he belongs to the program.
+        """
         if way is Way.LOCAL and not is_own_user(sock):
             sock.close()
             return
@@ -179,7 +192,7 @@ class Host:
         if self._stopping:
             sock.close()
             return
-        guest = Guest(self, sock, peer, way)
+        guest = Guest(self, sock, peer, way, on_welcome)
         with self._lock:
             self._guests[guest.fileno()] = guest
             is_crowded = len(self._guests) > _MAX_GUESTS
@@ -204,6 +217,7 @@ class Host:
     def welcome(self, guest: Guest, channel: Channel) -> None:
         """Makes a caller of a guest who has proved itself; part of `Reception`."""
         self._forget_guest(guest)
+        guest.on_welcome()
         caller = Caller(self, channel)
         self._callers[caller.fileno()] = caller
         self._watched[caller.fileno()] = caller
@@ -220,7 +234,7 @@ class Host:
         self._forget_guest(guest)
         self._remove(guest.fileno())
         if data and not self._stopping:
-            self._redirect(sock, data)
+            self._redirect(sock, data, guest.peer)
         else:
             sock.close()
 
@@ -278,7 +292,7 @@ class Host:
             self._run_aside(work)
 
     def _run_aside(self, work: _Work) -> None:
-        if not self._handlers.try_submit(lambda: self._run_in_pool(work)):
+        if self._handlers.try_submit(lambda: self._run_in_pool(work)) is None:
             work.caller.refuse(work.number, work.call, Kind.BUSY, Parcel(b""), at_once=True)
 
     def _run_in_pool(self, work: _Work) -> None:

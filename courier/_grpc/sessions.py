@@ -2,8 +2,6 @@
 
 import collections
 import os
-import threading
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from courier._grpc.wire import parse
@@ -15,6 +13,9 @@ from courier.errors import AuthenticationError, ProtocolError
 _MAX_UNPROVEN = 16_384
 _MAX_PROVEN = 16_384
 _NONCE_SIZES = range(16, 65)
+_UNPROTECTED = (
+    "this server has no secret, so gRPC cannot tell who calls; give it secret=courier.Secret(...)"
+)
 
 
 @dataclass(slots=True)
@@ -24,38 +25,40 @@ class _Session:
 
 
 class Sessions:
-    """Opens sessions and opens sealed requests. Thread-safe.
+    """Opens sessions and opens sealed requests. Not thread-safe.
 
     A session that was forgotten is no harm: its client says hello again.
     """
 
-    def __init__(self, secret: Secret | None) -> None:
+    def __init__(self, secret: Secret | None, *, is_protected: bool) -> None:
+        """Begins without any.
+
+        Args:
+            secret: What clients must prove.
+            is_protected: Whether a stranger cannot come so far without proof of any kind.
+        """
         self._secret = secret
-        self._lock = threading.Lock()
+        self._is_protected = is_protected
         self._unproven: collections.OrderedDict[bytes, _Session] = collections.OrderedDict()
         self._proven: collections.OrderedDict[bytes, _Session] = collections.OrderedDict()
 
-    def hello(self, request: pb.HelloRequest, idempotent: Iterable[str] = ()) -> pb.HelloReply:
+    def hello(self, request: pb.HelloRequest) -> pb.HelloReply:
         """Opens a session.
 
-        Args:
-            request: What the client said.
-            idempotent: Methods of which it learns that they may be repeated.
-
         Raises:
+            AuthenticationError: Anybody could be the client.
             ProtocolError: The nonce has a wrong size.
         """
+        if not self._is_protected:
+            raise AuthenticationError(_UNPROTECTED)
         if len(request.nonce) not in _NONCE_SIZES:
             raise ProtocolError("a nonce has 16 to 64 bytes")
         nonce, name = make_nonce(), os.urandom(16)
         session = _Session(SessionKey(self._secret, request.nonce, nonce))
-        with self._lock:
-            self._unproven[name] = session
-            if len(self._unproven) > _MAX_UNPROVEN:
-                self._unproven.popitem(last=False)
-        reply = pb.HelloReply(nonce=nonce, session=name, idempotent=idempotent)
-        reply.proof = session.key.prove(reply.idempotent)
-        return reply
+        self._unproven[name] = session
+        if len(self._unproven) > _MAX_UNPROVEN:
+            self._unproven.popitem(last=False)
+        return pb.HelloReply(nonce=nonce, session=name, proof=session.key.prove())
 
     def open(self, message: pb.Sealed) -> tuple[pb.RequestHead, SessionKey]:
         """Checks who sent a request, and that it did not come before.
@@ -65,18 +68,16 @@ class Sessions:
             ProtocolError: The head is no RequestHead.
         """
         head = parse(pb.RequestHead, message.head)
-        with self._lock:
-            session = self._proven.get(head.session) or self._unproven.get(head.session)
+        session = self._proven.get(head.session) or self._unproven.get(head.session)
         if session is None:
             raise AuthenticationError("unknown session; say hello first")
         if not session.key.is_request(message.head, message.seal):
             raise AuthenticationError("wrong seal: the client does not hold the secret")
-        with self._lock:
-            if not session.window.admit(head.sequence):
-                raise AuthenticationError("this request was already received")
-            self._unproven.pop(head.session, None)
-            self._proven[head.session] = session
-            self._proven.move_to_end(head.session)
-            if len(self._proven) > _MAX_PROVEN:
-                self._proven.popitem(last=False)
+        if not session.window.admit(head.sequence):
+            raise AuthenticationError("this request was already received")
+        self._unproven.pop(head.session, None)
+        self._proven[head.session] = session
+        self._proven.move_to_end(head.session)
+        if len(self._proven) > _MAX_PROVEN:
+            self._proven.popitem(last=False)
         return head, session.key

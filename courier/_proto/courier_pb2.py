@@ -14,7 +14,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x63ourier/v1/courier.proto\x12\ncourier.v1\"\x1d\n\x0cHelloRequest\x12\r\n\x05nonce\x18\x01 \x01(\x0c\"O\n\nHelloReply\x12\r\n\x05nonce\x18\x01 \x01(\x0c\x12\x0f\n\x07session\x18\x02 \x01(\x0c\x12\r\n\x05proof\x18\x03 \x01(\x0c\x12\x12\n\nidempotent\x18\x04 \x03(\t\"E\n\x06Sealed\x12\x0c\n\x04head\x18\x01 \x01(\x0c\x12\x0c\n\x04seal\x18\x02 \x01(\x0c\x12\x0e\n\x06pickle\x18\x03 \x01(\x0c\x12\x0f\n\x07\x62uffers\x18\x04 \x03(\x0c\"K\n\x06Parcel\x12\x14\n\x0cpickle_bytes\x18\x01 \x01(\x04\x12\x15\n\rpickle_sha256\x18\x02 \x01(\x0c\x12\x14\n\x0c\x62uffer_bytes\x18\x03 \x03(\x04\"w\n\x0bRequestHead\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x0e\n\x06method\x18\x03 \x01(\t\x12%\n\targuments\x18\x04 \x01(\x0b\x32\x12.courier.v1.Parcel\x12\x0e\n\x06ticket\x18\x05 \x01(\x0c\"\xcf\x02\n\tReplyHead\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12(\n\x04kind\x18\x02 \x01(\x0e\x32\x1a.courier.v1.ReplyHead.Kind\x12\"\n\x06parcel\x18\x03 \x01(\x0b\x32\x12.courier.v1.Parcel\x12\x0e\n\x06ticket\x18\x04 \x01(\x0c\x12\x11\n\ttype_name\x18\x05 \x01(\t\x12\x0c\n\x04text\x18\x06 \x01(\t\x12\x11\n\ttraceback\x18\x07 \x01(\t\x12\x0c\n\x04item\x18\x08 \x01(\x04\"\x8f\x01\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\t\n\x05VALUE\x10\x01\x12\x0b\n\x07\x46\x41ILURE\x10\x02\x12\t\n\x05LARGE\x10\x03\x12\r\n\tGENERATOR\x10\x04\x12\x12\n\x0eUNKNOWN_METHOD\x10\x05\x12\x07\n\x03\x45ND\x10\x06\x12\x0f\n\x0bUNPICKLABLE\x10\x07\x12\x11\n\rBAD_ARGUMENTS\x10\x08\"I\n\x05Piece\x12%\n\x07opening\x18\x01 \x01(\x0b\x32\x12.courier.v1.SealedH\x00\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x42\t\n\x07\x63ontent\"\x05\n\x03Raw2\x88\x02\n\x07\x43ourier\x12\x39\n\x05Hello\x12\x18.courier.v1.HelloRequest\x1a\x16.courier.v1.HelloReply\x12.\n\x04\x43\x61ll\x12\x12.courier.v1.Sealed\x1a\x12.courier.v1.Sealed\x12/\n\x04Send\x12\x11.courier.v1.Piece\x1a\x12.courier.v1.Sealed(\x01\x12\x30\n\x05\x46\x65tch\x12\x12.courier.v1.Sealed\x1a\x11.courier.v1.Piece0\x01\x12/\n\x07\x43onnect\x12\x0f.courier.v1.Raw\x1a\x0f.courier.v1.Raw(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x63ourier/v1/courier.proto\x12\ncourier.v1\"\x1d\n\x0cHelloRequest\x12\r\n\x05nonce\x18\x01 \x01(\x0c\"M\n\nHelloReply\x12\r\n\x05nonce\x18\x01 \x01(\x0c\x12\x0f\n\x07session\x18\x02 \x01(\x0c\x12\r\n\x05proof\x18\x03 \x01(\x0cJ\x04\x08\x04\x10\x05R\nidempotent\"E\n\x06Sealed\x12\x0c\n\x04head\x18\x01 \x01(\x0c\x12\x0c\n\x04seal\x18\x02 \x01(\x0c\x12\x0e\n\x06pickle\x18\x03 \x01(\x0c\x12\x0f\n\x07\x62uffers\x18\x04 \x03(\x0c\"K\n\x06Parcel\x12\x14\n\x0cpickle_bytes\x18\x01 \x01(\x04\x12\x15\n\rpickle_sha256\x18\x02 \x01(\x0c\x12\x14\n\x0c\x62uffer_bytes\x18\x03 \x03(\x04\"w\n\x0bRequestHead\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x0e\n\x06method\x18\x03 \x01(\t\x12%\n\targuments\x18\x04 \x01(\x0b\x32\x12.courier.v1.Parcel\x12\x0e\n\x06ticket\x18\x05 \x01(\x0c\"\xcf\x02\n\tReplyHead\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12(\n\x04kind\x18\x02 \x01(\x0e\x32\x1a.courier.v1.ReplyHead.Kind\x12\"\n\x06parcel\x18\x03 \x01(\x0b\x32\x12.courier.v1.Parcel\x12\x0e\n\x06ticket\x18\x04 \x01(\x0c\x12\x11\n\ttype_name\x18\x05 \x01(\t\x12\x0c\n\x04text\x18\x06 \x01(\t\x12\x11\n\ttraceback\x18\x07 \x01(\t\x12\x0c\n\x04item\x18\x08 \x01(\x04\"\x8f\x01\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\t\n\x05VALUE\x10\x01\x12\x0b\n\x07\x46\x41ILURE\x10\x02\x12\t\n\x05LARGE\x10\x03\x12\r\n\tGENERATOR\x10\x04\x12\x12\n\x0eUNKNOWN_METHOD\x10\x05\x12\x07\n\x03\x45ND\x10\x06\x12\x0f\n\x0bUNPICKLABLE\x10\x07\x12\x11\n\rBAD_ARGUMENTS\x10\x08\"I\n\x05Piece\x12%\n\x07opening\x18\x01 \x01(\x0b\x32\x12.courier.v1.SealedH\x00\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x42\t\n\x07\x63ontent\"\x05\n\x03Raw2\x88\x02\n\x07\x43ourier\x12\x39\n\x05Hello\x12\x18.courier.v1.HelloRequest\x1a\x16.courier.v1.HelloReply\x12.\n\x04\x43\x61ll\x12\x12.courier.v1.Sealed\x1a\x12.courier.v1.Sealed\x12/\n\x04Send\x12\x11.courier.v1.Piece\x1a\x12.courier.v1.Sealed(\x01\x12\x30\n\x05\x46\x65tch\x12\x12.courier.v1.Sealed\x1a\x11.courier.v1.Piece0\x01\x12/\n\x07\x43onnect\x12\x0f.courier.v1.Raw\x1a\x0f.courier.v1.Raw(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -24,21 +24,21 @@ if _descriptor._USE_C_DESCRIPTORS == False:
   _globals['_HELLOREQUEST']._serialized_start=40
   _globals['_HELLOREQUEST']._serialized_end=69
   _globals['_HELLOREPLY']._serialized_start=71
-  _globals['_HELLOREPLY']._serialized_end=150
-  _globals['_SEALED']._serialized_start=152
-  _globals['_SEALED']._serialized_end=221
-  _globals['_PARCEL']._serialized_start=223
-  _globals['_PARCEL']._serialized_end=298
-  _globals['_REQUESTHEAD']._serialized_start=300
-  _globals['_REQUESTHEAD']._serialized_end=419
-  _globals['_REPLYHEAD']._serialized_start=422
-  _globals['_REPLYHEAD']._serialized_end=757
-  _globals['_REPLYHEAD_KIND']._serialized_start=614
-  _globals['_REPLYHEAD_KIND']._serialized_end=757
-  _globals['_PIECE']._serialized_start=759
-  _globals['_PIECE']._serialized_end=832
-  _globals['_RAW']._serialized_start=834
-  _globals['_RAW']._serialized_end=839
-  _globals['_COURIER']._serialized_start=842
-  _globals['_COURIER']._serialized_end=1106
+  _globals['_HELLOREPLY']._serialized_end=148
+  _globals['_SEALED']._serialized_start=150
+  _globals['_SEALED']._serialized_end=219
+  _globals['_PARCEL']._serialized_start=221
+  _globals['_PARCEL']._serialized_end=296
+  _globals['_REQUESTHEAD']._serialized_start=298
+  _globals['_REQUESTHEAD']._serialized_end=417
+  _globals['_REPLYHEAD']._serialized_start=420
+  _globals['_REPLYHEAD']._serialized_end=755
+  _globals['_REPLYHEAD_KIND']._serialized_start=612
+  _globals['_REPLYHEAD_KIND']._serialized_end=755
+  _globals['_PIECE']._serialized_start=757
+  _globals['_PIECE']._serialized_end=830
+  _globals['_RAW']._serialized_start=832
+  _globals['_RAW']._serialized_end=837
+  _globals['_COURIER']._serialized_start=840
+  _globals['_COURIER']._serialized_end=1104
 # @@protoc_insertion_point(module_scope)

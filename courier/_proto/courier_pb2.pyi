@@ -13,16 +13,14 @@ class HelloRequest(_message.Message):
     def __init__(self, nonce: _Optional[bytes] = ...) -> None: ...
 
 class HelloReply(_message.Message):
-    __slots__ = ("nonce", "session", "proof", "idempotent")
+    __slots__ = ("nonce", "session", "proof")
     NONCE_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     PROOF_FIELD_NUMBER: _ClassVar[int]
-    IDEMPOTENT_FIELD_NUMBER: _ClassVar[int]
     nonce: bytes
     session: bytes
     proof: bytes
-    idempotent: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, nonce: _Optional[bytes] = ..., session: _Optional[bytes] = ..., proof: _Optional[bytes] = ..., idempotent: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, nonce: _Optional[bytes] = ..., session: _Optional[bytes] = ..., proof: _Optional[bytes] = ...) -> None: ...
 
 class Sealed(_message.Message):
     __slots__ = ("head", "seal", "pickle", "buffers")

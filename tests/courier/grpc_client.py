@@ -13,8 +13,8 @@ import grpc
 import courier
 from courier._proto import courier_pb2 as pb
 
-_PIECE_BYTES = 1 << 20
-_INLINE_BYTES = 1 << 22
+_PIECE_BYTES = 1 << 18
+_INLINE_BYTES = 12 << 10
 _OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1))
 
 
@@ -44,12 +44,8 @@ class GrpcClient:
         key = secret.reveal() if secret is not None else b""
         self._key = _hmac(key, b"courier.v1 session" + nonce + reply.nonce)
         self._session = reply.session
-        self.idempotent = list(reply.idempotent)
-        names = b"".join(
-            len(name.encode()).to_bytes(8, "big") + name.encode() for name in self.idempotent
-        )
         #: Whether the server proved the secret.
-        self.is_trusted = reply.proof == _hmac(self._key, b"courier.v1 server" + names)
+        self.is_trusted = reply.proof == _hmac(self._key, b"courier.v1 server")
 
     def call(self, method: str, *args: Any, timeout: float = 30) -> Any:
         """Returns what the method returns, or raises what it raises."""

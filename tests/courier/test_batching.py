@@ -2,7 +2,6 @@
 
 import collections
 import concurrent.futures
-import contextlib
 import contextvars
 import copy
 import datetime as dt
@@ -17,8 +16,8 @@ import numpy as np
 import pytest
 
 import courier
+from tests.courier.by_hand import Stranger
 from tests.courier.conftest import Script, Serve, our_threads
-from tests.courier.grpc_client import GrpcClient
 from tests.courier.waiting import wait_until
 
 Future = concurrent.futures.Future
@@ -593,5 +592,5 @@ def test_the_mark_of_an_idempotent_function_stays(serve: Serve, secret: courier.
     server, _ = serve()
     server.bind("marked", _handler(courier.idempotent(lambda values: values), 1))
     server.bind("unmarked", _handler(_echo, 1))
-    with contextlib.closing(GrpcClient(server.address, secret)) as client:
-        assert client.idempotent == ["marked"]
+    with Stranger(server.address, secret) as client:
+        assert client.introduction.idempotent == ("marked",)

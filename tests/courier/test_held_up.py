@@ -1,7 +1,5 @@
 """One thread is held up while a server ends: nothing is lost, nothing is left."""
 
-import contextlib
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +14,6 @@ from courier._engine.channel import Channel, NothingSentError
 from courier._engine.guest import Guest
 from courier._engine.host import Host
 from courier._engine.link import Link
-from courier._engine.pump import Pump, _Pair
 from tests.courier.conftest import Serve
 from tests.courier.waiting import wait_until
 
@@ -152,36 +149,6 @@ def test_nobody_stays_connected_who_was_let_in_by_the_last_turn_of_the_poller(
     courier.close(client)
     poller = server._host
     wait_until(lambda: not poller._guests and not poller._callers)
-
-
-def test_what_has_come_goes_on_before_a_pump_stops(monkeypatch: pytest.MonkeyPatch) -> None:
-    _hold_up(monkeypatch, _Pair, "copy", "courier-pump", 0.5)
-    client, outer = socket.socketpair()
-    inner, server = socket.socketpair()
-    pump = Pump()
-    pump.connect(outer, inner)
-    with client:
-        server.sendall(b"the answer")
-        server.close()
-        pump.stop()
-        client.settimeout(_PATIENCE_S)
-        assert client.recv(64) == b"the answer"
-        assert client.recv(64) == b""
-
-
-@pytest.mark.slow
-def test_a_pump_stops_though_nobody_takes_what_has_come() -> None:
-    client, outer = socket.socketpair()
-    inner, server = socket.socketpair()
-    pump = Pump()
-    pump.connect(outer, inner)
-    with client, server:
-        server.settimeout(1.0)
-        with contextlib.suppress(TimeoutError):
-            while True:
-                server.sendall(bytes(1 << 16))
-        pump.stop()
-        assert not [each for each in threading.enumerate() if each.name == "courier-pump"]
 
 
 @pytest.mark.parametrize("blocking", [True, False])

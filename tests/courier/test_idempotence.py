@@ -2,7 +2,6 @@
 
 import asyncio
 import concurrent.futures
-import contextlib
 import gc
 import signal
 import subprocess
@@ -14,8 +13,8 @@ import numpy as np
 import pytest
 
 import courier
+from tests.courier.by_hand import Stranger
 from tests.courier.conftest import Connect, Reserve, Script, Serve
-from tests.courier.grpc_client import GrpcClient
 from tests.courier.waiting import wait_until
 
 #: Counts its lives in a file. In its first ones (argument 3), it says so and hangs or dies.
@@ -224,8 +223,8 @@ def test_every_kind_of_method_can_be_marked(secret: courier.Secret) -> None:
         server = courier.Server(obj, secret=secret)
         for name, method in bound.items():
             server.bind(name, method)
-        with server, contextlib.closing(GrpcClient(server.address, secret)) as client:
-            return client.idempotent
+        with server, Stranger(server.address, secret) as client:
+            return list(client.introduction.idempotent)
 
     names = ["class_above", "class_below", "plain", "static_above", "static_below"]
     assert marked(Object()) == names

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from courier._pool import HandlerPool, overflowing
+from courier._pool import HandlerPool
 from tests.courier.waiting import wait_until
 
 Make = Callable[..., HandlerPool]
@@ -32,17 +32,18 @@ def test_tasks_one_after_another_reuse_a_thread_and_leave_when_idle(make: Make) 
     assert pool.submit(int, 5).result(20) == 5
 
 
-def test_what_does_not_fit_runs_in_the_overflow(make: Make) -> None:
+def test_what_does_not_fit_is_not_taken(make: Make) -> None:
     release = threading.Event()
-    pool, overflow = make(2, 1), make(1)
+    pool = make(2, 1)
     blocked = [pool.submit(release.wait, 20) for _ in range(3)]
-    assert not pool.try_submit(print)
-    assert pool.submit_or_overflow(overflow, overflowing).result(20) is True
-    anyway = pool.submit_anyway(overflowing)
+    assert pool.try_submit(int) is None
+    anyway = pool.submit_anyway(int)
     release.set()
-    assert anyway.result(20) is False
+    assert anyway.result(20) == 0
     assert all(future.result(20) for future in blocked)
-    assert pool.submit_or_overflow(overflow, overflowing).result(20) is False
+    taken = pool.try_submit(int)
+    assert taken is not None
+    assert taken.result(20) == 0
 
 
 def test_a_guest_counts_as_one_of_the_pool_and_comes_behind_those_who_wait(make: Make) -> None:

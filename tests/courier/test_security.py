@@ -65,7 +65,7 @@ class Wire:
         )
         self.key = SessionKey(secret, nonce, reply.nonce)
         self.session = reply.session
-        self.is_trusted = self.key.is_proof(reply.proof)
+        self.is_trusted = reply.proof == self.key.prove()
 
     def request(self, number: int, data: bytes, **head: Any) -> pb.Sealed:
         fields = {

@@ -14,7 +14,6 @@ import pytest
 
 import courier
 from courier._engine.frames import Kind
-from courier._secret import SessionKey
 from tests.courier.by_hand import Visitor, answered_by_hand
 from tests.courier.conftest import Connect
 
@@ -264,12 +263,3 @@ def test_a_call_that_a_stopping_server_refused_is_answered_by_the_next(
             fleeting.get()
         courier.close(fleeting)
     assert len(seen) == 1
-
-
-def test_a_proof_tells_lists_of_names_apart(secret: courier.Secret) -> None:
-    key = SessionKey(secret, bytes(16), bytes(32))
-    lists = [[], [""], ["", ""], ["ab"], ["a", "b"], ["b", "a"], ["a\0b"], ["é"]]
-    proofs = {key.prove(names) for names in lists}
-    assert len(proofs) == len(lists)
-    assert all(key.is_proof(key.prove(names), names) for names in lists)
-    assert not key.is_proof(key.prove(["a"]), [])

@@ -1,0 +1,227 @@
+"""Copies bytes between our port and gRPC, which cannot take a connection over.
+
+gRPC would hold what a stranger sends, however much that is, before it asks us. So it gets little of
+it until the stranger has proved that it belongs to the program.
+"""
+
+import asyncio
+import collections
+import contextlib
+import socket
+from collections.abc import Callable
+
+from courier._engine.guest import PATIENCE_S
+from courier._engine.handshake import HTTP2_PREFACE
+
+#: Strangers at a time; a new one takes the place of the one who has waited longest. At first each
+#: costs gRPC 10 KiB, and with what it may send 0.5 MiB at most.
+_MAX_STRANGERS = 128
+#: What gRPC gets of what a stranger sends; a proof fits into much less.
+_STRANGER_BYTES = 256 << 10
+#: Requests that a stranger may begin; each costs gRPC 15 KiB, though nothing of it comes.
+_STRANGER_STREAMS = 16
+_PIECE_BYTES = 1 << 16
+#: Seconds for what is on its way when all ends; somebody may not take it.
+_LAST_S = 2.0
+
+# Frames of HTTP/2: RFC 9113, section 4.1.
+_FRAME_HEADER_BYTES = 9
+_HEADERS = 1
+
+
+class Gate:
+    """Says how much of what a stranger sends may go on. Pure."""
+
+    def __init__(self, *, is_tls: bool) -> None:
+        """Starts where the connection starts.
+
+        Args:
+            is_tls: Whether nobody but gRPC can read it; it lets nobody in without a certificate.
+        """
+        self._is_tls = is_tls
+        self._bytes_left = _STRANGER_BYTES
+        self._streams_left = _STRANGER_STREAMS
+        #: Until the next frame begins.
+        self._skip = len(HTTP2_PREFACE)
+        self._header = bytearray()
+
+    def admit(self, data: memoryview) -> int:
+        """Returns how many bytes of `data` may go on; if not all of them, nothing more may."""
+        data = data[: self._bytes_left]
+        admitted = len(data) if self._is_tls else self._walk(data)
+        self._bytes_left -= admitted
+        return admitted
+
+    def _walk(self, data: memoryview) -> int:
+        """Counts the requests that begin in `data`; returns where one begins that is too many."""
+        at = 0
+        while at < len(data):
+            if self._skip:
+                step = min(self._skip, len(data) - at)
+                self._skip -= step
+            else:
+                step = min(_FRAME_HEADER_BYTES - len(self._header), len(data) - at)
+                self._header += data[at : at + step]
+                if len(self._header) == _FRAME_HEADER_BYTES:
+                    if self._header[3] == _HEADERS:
+                        if not self._streams_left:
+                            return at
+                        self._streams_left -= 1
+                    self._skip = int.from_bytes(self._header[:3], "big")
+                    self._header.clear()
+            at += step
+        return at
+
+
+class _Line:
+    """One who speaks gRPC."""
+
+    def __init__(self, peer: str) -> None:
+        self.peer = peer
+        self.proven = asyncio.Event()
+        self.task: asyncio.Task[None]
+        self.patience: asyncio.TimerHandle
+
+
+class Relay:
+    """Two sockets for each who speaks gRPC. For the thread that runs its event loop."""
+
+    def __init__(self, *, is_tls: bool) -> None:
+        """Takes connections, which wait until `open`.
+
+        Args:
+            is_tls: Whether they come under TLS, which is gRPC's to read.
+        """
+        self._is_tls = is_tls
+        self._opened = asyncio.Event()
+        self._reach: Callable[[], tuple[socket.socket, str]] = _nowhere
+        self._tasks: set[asyncio.Task[None]] = set()
+        #: Those that have reached gRPC, by the name that it knows them by.
+        self._lines: dict[str, _Line] = {}
+        self._strangers: collections.OrderedDict[_Line, None] = collections.OrderedDict()
+
+    def open(self, reach: Callable[[], tuple[socket.socket, str]]) -> None:
+        """Lets in all who wait.
+
+        Args:
+            reach: Connects to gRPC; returns the socket and how gRPC names its peer.
+        """
+        self._reach = reach
+        self._opened.set()
+
+    def take(self, sock: socket.socket, data: bytes, peer: str) -> None:
+        """Takes a connection over.
+
+        Args:
+            sock: The connection.
+            data: What has been read from it already.
+            peer: Who it is, for people to read.
+        """
+        sock.setblocking(False)
+        loop = asyncio.get_running_loop()
+        line = _Line(peer)
+        line.task = loop.create_task(self._carry(line, sock, data))
+        line.patience = loop.call_later(PATIENCE_S, line.task.cancel)
+        self._tasks.add(line.task)
+        line.task.add_done_callback(lambda _: self._forget(line, sock))
+        self._strangers[line] = None
+        if len(self._strangers) > _MAX_STRANGERS:
+            oldest, _ = self._strangers.popitem(last=False)
+            oldest.task.cancel()
+
+    def _forget(self, line: _Line, sock: socket.socket) -> None:
+        sock.close()
+        line.patience.cancel()
+        self._strangers.pop(line, None)
+        self._tasks.discard(line.task)
+
+    def prove(self, name: str) -> None:
+        """Notes that somebody belongs to the program.
+
+        Args:
+            name: Of the peer, as gRPC knows it.
+        """
+        line = self._lines.get(name)
+        if line is not None and not line.proven.is_set():
+            line.proven.set()
+            line.patience.cancel()
+            self._strangers.pop(line, None)
+
+    def peer_of(self, name: str) -> str:
+        """Returns who it is that gRPC knows by a name; the name itself if he has left."""
+        line = self._lines.get(name)
+        return line.peer if line is not None else name
+
+    async def _carry(self, line: _Line, outer: socket.socket, data: bytes) -> None:
+        await self._opened.wait()
+        with contextlib.suppress(OSError):  # either side has hung up
+            inner, name = self._reach()
+            inner.setblocking(False)
+            self._lines[name] = line
+            bringing = asyncio.create_task(self._bring(line, outer, inner, data))
+            try:
+                await _copy(inner, outer)
+                outer.shutdown(socket.SHUT_WR)
+                # Closed with something unread, it would lose what is on its way out.
+                await asyncio.wait([bringing], timeout=_LAST_S)
+            finally:
+                del self._lines[name]
+                bringing.cancel()
+                await asyncio.wait([bringing])
+                inner.close()
+
+    async def _bring(
+        self, line: _Line, outer: socket.socket, inner: socket.socket, data: bytes
+    ) -> None:
+        """Copies what comes from outside; nothing of it is left unread when gRPC hangs up."""
+        with contextlib.suppress(OSError):
+            await self._bring_stranger(line, outer, inner, data)
+            await _copy(outer, inner)
+        with contextlib.suppress(OSError):
+            inner.shutdown(socket.SHUT_WR)
+            while await _receive(outer):
+                pass
+
+    async def _bring_stranger(
+        self, line: _Line, outer: socket.socket, inner: socket.socket, data: bytes
+    ) -> None:
+        gate = Gate(is_tls=self._is_tls)
+        loop = asyncio.get_running_loop()
+        while data and not line.proven.is_set():
+            view = memoryview(data)
+            admitted = gate.admit(view)
+            await loop.sock_sendall(inner, view[:admitted])
+            if admitted < len(view):
+                await line.proven.wait()
+                await loop.sock_sendall(inner, view[admitted:])
+                return
+            data = await _receive(outer)
+        await loop.sock_sendall(inner, data)
+
+    async def stop(self) -> None:
+        """Ends all; what has come goes on first, if those it comes from have proved themselves."""
+        self._opened.clear()
+        self._reach = _nowhere
+        for line in self._strangers:
+            line.task.cancel()
+        if self._tasks:
+            _, late = await asyncio.wait(self._tasks, timeout=_LAST_S)
+            for task in late:
+                task.cancel()
+            if late:
+                await asyncio.wait(late)
+
+
+def _nowhere() -> tuple[socket.socket, str]:
+    raise ConnectionRefusedError
+
+
+async def _copy(source: socket.socket, target: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    while data := await _receive(source):
+        await loop.sock_sendall(target, data)
+
+
+async def _receive(sock: socket.socket) -> bytes:
+    await asyncio.sleep(0)  # what is there already comes without a turn of the others
+    return await asyncio.get_running_loop().sock_recv(sock, _PIECE_BYTES)

@@ -1,0 +1,288 @@
+"""What gRPC gets of strangers: little, and not for long."""
+
+import asyncio
+import contextlib
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import psutil
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from hypothesis import given, strategies as st
+
+import courier
+from courier._engine import relay
+from courier._engine.handshake import HTTP2_PREFACE
+from courier._engine.place import ABSTRACT
+from courier._engine.relay import Gate, Relay
+from courier._proto import courier_pb2 as pb
+from tests.courier.by_hand import connected
+from tests.courier.conftest import Serve
+from tests.courier.grpc_client import GrpcClient
+
+_PATIENCE_S = 20.0
+_DATA, _HEADERS, _SETTINGS = 0, 1, 4
+
+
+def _frame(kind: int, stream: int = 0, body: bytes = b"", flags: int = 0) -> bytes:
+    return (
+        struct.pack(">I", len(body))[1:] + bytes((kind, flags)) + struct.pack(">I", stream) + body
+    )
+
+
+_OPENING = HTTP2_PREFACE + _frame(_SETTINGS)
+
+
+def _request(number: int, method: str = "Call") -> bytes:
+    """Returns the frame that begins a request, as a peer without compression writes it."""
+
+    def text(value: str) -> bytes:
+        return bytes((len(value),)) + value.encode()
+
+    # RFC 7541: indexed fields; literals with an indexed name; one literal with a name of its own.
+    block = b"\x83\x86\x04" + text(f"/courier.v1.Courier/{method}") + b"\x01" + text("x")
+    block += b"\x0f\x10" + text("application/grpc") + b"\x00" + text("te") + text("trailers")
+    return _frame(_HEADERS, 2 * number + 1, block, flags=4)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([_DATA, _HEADERS, _SETTINGS]), st.binary(max_size=40))),
+    st.lists(st.integers(1, 30), min_size=1),
+)
+def test_a_gate_stops_before_the_request_that_is_too_many(
+    frames: list[tuple[int, bytes]], cuts: list[int]
+) -> None:
+    written, allowed, requests = HTTP2_PREFACE, None, 0
+    for kind, body in frames:
+        requests += kind == _HEADERS
+        if requests > relay._STRANGER_STREAMS and allowed is None:
+            allowed = len(written)
+        written += _frame(kind, 1, body)
+    gate, passed, rest = Gate(is_tls=False), 0, memoryview(written)
+    for number in range(len(written)):
+        piece = rest[: cuts[number % len(cuts)]]
+        if not piece:
+            break
+        passed += (admitted := gate.admit(piece))
+        if admitted < len(piece):
+            break
+        rest = rest[len(piece) :]
+    if allowed is None:
+        assert passed == len(written)
+    else:
+        # Of the next frame, its header may have begun.
+        assert allowed <= passed < allowed + 9
+
+
+@pytest.mark.parametrize("is_tls", [False, True])
+def test_a_gate_lets_so_many_bytes_through(is_tls: bool) -> None:
+    gate = Gate(is_tls=is_tls)
+    assert gate.admit(memoryview(_OPENING)) == len(_OPENING)
+    large = memoryview(_frame(_DATA, 1, bytes(1 << 20)))
+    assert gate.admit(large) == relay._STRANGER_BYTES - len(_OPENING)
+    assert gate.admit(large) == 0
+
+
+class Node:
+    def __init__(self) -> None:
+        self.entered = threading.Semaphore(0)
+        self.release = threading.Event()
+
+    def echo(self, value: Any) -> Any:
+        return value
+
+    def peer(self) -> str:
+        return courier.current_call().peer
+
+    def block(self) -> str:
+        self.entered.release()
+        self.release.wait(_PATIENCE_S)
+        return "done"
+
+
+@pytest.fixture
+def server(serve: Serve) -> courier.Server:
+    return serve(Node())[0]
+
+
+@pytest.fixture
+def strangers() -> Iterator[contextlib.ExitStack]:
+    with contextlib.ExitStack() as stack:
+        yield stack
+
+
+def _health(address: str) -> int:
+    with grpc.insecure_channel(address) as channel:
+        reply = health_pb2_grpc.HealthStub(channel).Check(
+            health_pb2.HealthCheckRequest(), timeout=_PATIENCE_S, wait_for_ready=True
+        )
+        return int(reply.status)
+
+
+def _is_hung_up_on(sock: socket.socket) -> bool:
+    sock.settimeout(_PATIENCE_S)
+    try:
+        while sock.recv(1 << 16):
+            pass
+    except TimeoutError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
+def test_strangers_who_stay_lock_nobody_out_and_hold_no_thread(
+    server: courier.Server, secret: courier.Secret, strangers: contextlib.ExitStack
+) -> None:
+    with contextlib.closing(GrpcClient(server.address, secret)) as before:
+        assert before.call("echo", 1) == 1
+        threads, files = threading.active_count(), psutil.Process().num_fds()
+        crowd = [strangers.enter_context(connected(server.address)) for _ in range(300)]
+        for stranger in crowd:
+            stranger.sendall(_OPENING)
+        assert _is_hung_up_on(crowd[0])
+        assert _health(server.address) == health_pb2.HealthCheckResponse.SERVING
+        with contextlib.closing(GrpcClient(server.address, secret)) as after:
+            assert after.call("echo", 2) == 2
+        assert before.call("echo", 3) == 3
+        assert threading.active_count() <= threads + 2
+        # Of each: ours here, the port's, both ends of the way to gRPC.
+        assert psutil.Process().num_fds() < files + len(crowd) + 3 * relay._MAX_STRANGERS + 30
+
+
+def test_patience_ends_for_strangers_only(
+    server: courier.Server,
+    secret: courier.Secret,
+    strangers: contextlib.ExitStack,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(relay, "PATIENCE_S", 0.3)
+    with contextlib.closing(GrpcClient(server.address, secret)) as proven:
+        peer = proven.call("peer")
+        assert _is_hung_up_on(_stranger(server, strangers, _OPENING))
+        assert proven.call("peer") == peer  # the same connection
+
+
+def _stranger(
+    server: courier.Server, strangers: contextlib.ExitStack, data: bytes
+) -> socket.socket:
+    sock = strangers.enter_context(connected(server.address))
+    sock.sendall(data)
+    return sock
+
+
+@pytest.mark.parametrize("method", ["Hello", "Call", "Send", "Fetch", "Connect"])
+def test_little_is_taken_of_what_a_stranger_sends(
+    server: courier.Server, strangers: contextlib.ExitStack, method: str
+) -> None:
+    assert _health(server.address)  # gRPC is there
+    used = psutil.Process().memory_info().rss
+    for _ in range(4):
+        stranger = _stranger(server, strangers, _OPENING + _request(0, method))
+        stranger.settimeout(0.1)
+        message = b"\0" + (1 << 30).to_bytes(4, "big") + bytes(1 << 14)
+        with contextlib.suppress(OSError):  # nothing more is taken, or it is hung up on
+            for _ in range(1 << 12):
+                stranger.sendall(_frame(_DATA, 1, message[: 1 << 14]))
+    assert psutil.Process().memory_info().rss - used < 32 << 20
+
+
+def test_requests_of_which_nothing_comes_hold_no_handler(
+    serve: Serve, secret: courier.Secret, strangers: contextlib.ExitStack
+) -> None:
+    node = Node()
+    server, ours = serve(node, thread_pool_size=1)
+    for method in ("Hello", "Call", "Send", "Fetch", "Connect"):
+        _stranger(server, strangers, _OPENING + b"".join(_request(n, method) for n in range(100)))
+    future = ours.futures.block()
+    assert node.entered.acquire(timeout=_PATIENCE_S)
+    node.release.set()
+    assert future.result(_PATIENCE_S) == "done"
+    with contextlib.closing(GrpcClient(server.address, secret)) as client:
+        assert client.call("block") == "done"
+
+
+def test_a_message_that_is_too_large_is_refused(
+    server: courier.Server, secret: courier.Secret
+) -> None:
+    with contextlib.closing(GrpcClient(server.address, secret)) as client:
+        assert client.call("echo", bytes(1 << 20)) == bytes(1 << 20)
+        with pytest.raises(grpc.RpcError) as caught:
+            client.unary(pb.Sealed(pickle=bytes(1 << 20)).SerializeToString(), timeout=20)
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert client.call("echo", 1) == 1
+
+
+class _Grpc:
+    """Stands for gRPC: a socket pair, of which the relay gets one end."""
+
+    def __init__(self) -> None:
+        self.inner, self.socket = socket.socketpair()
+
+    def reach(self) -> tuple[socket.socket, str]:
+        return self.inner, "somebody"
+
+
+def test_what_has_come_goes_on_before_a_relay_stops() -> None:
+    client, outer = socket.socketpair()
+    server = _Grpc()
+
+    async def play() -> None:
+        relaying = Relay(is_tls=False)
+        relaying.open(server.reach)
+        relaying.take(outer, HTTP2_PREFACE, "a client")
+        await asyncio.sleep(0)
+        relaying.prove("somebody")
+        server.socket.sendall(b"the answer")
+        server.socket.close()
+        client.sendall(b"something that nobody reads any more")
+        await relaying.stop()
+
+    with client:
+        thread = threading.Thread(target=asyncio.run, args=(play(),))
+        thread.start()
+        client.settimeout(_PATIENCE_S)
+        assert client.recv(64) == b"the answer"
+        assert client.recv(64) == b""
+        client.close()
+        thread.join(_PATIENCE_S)
+        assert not thread.is_alive()
+
+
+def test_a_relay_stops_though_nobody_takes_what_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "_LAST_S", 0.2)
+    client, outer = socket.socketpair()
+    server = _Grpc()
+
+    async def play() -> None:
+        relaying = Relay(is_tls=False)
+        relaying.open(server.reach)
+        relaying.take(outer, HTTP2_PREFACE, "a client")
+        await asyncio.sleep(0)
+        relaying.prove("somebody")
+        server.socket.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                server.socket.sendall(bytes(1 << 16))
+                await asyncio.sleep(0.001)
+        await relaying.stop()
+
+    with client, server.socket:
+        asyncio.run(asyncio.wait_for(play(), _PATIENCE_S))
+        assert outer.fileno() == server.inner.fileno() == -1
+
+
+@pytest.mark.skipif(not ABSTRACT, reason="gRPC listens at a port of loopback here")
+def test_only_the_port_leads_to_grpc(server: courier.Server) -> None:
+    assert _health(server.address)
+    lines = Path("/proc/net/unix").read_text().splitlines()
+    paths = {line.split()[-1] for line in lines if line.endswith("/grpc")}
+    assert paths
+    for path in paths:
+        with socket.socket(socket.AF_UNIX) as sock, pytest.raises((FileNotFoundError, NotADirectoryError)):
+            sock.connect(path)
