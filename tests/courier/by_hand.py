@@ -146,7 +146,7 @@ class Stranger(_Side):
         handshake = ClientHandshake(secret, server)
         sock.sendall(prefix(Purpose.CALLS) + handshake.hello())
         (length,) = LENGTH.unpack(self.receive(LENGTH.size))
-        welcome = self.receive(length)
+        self.welcome = welcome = self.receive(length)
         #: Whether the server could prove what this side believes to be the secret.
         self.is_trusted = True
         try:

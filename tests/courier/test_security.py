@@ -20,6 +20,7 @@ from courier._engine.handshake import (
     HELLO_BYTES,
     LENGTH,
     MAGIC,
+    NAME_BYTES,
     PREFIX_BYTES,
     ClientHandshake,
     Introduction,
@@ -423,17 +424,19 @@ def test_names_that_the_server_did_not_prove_are_not_believed(
     proved: list[bool] = []
 
     def behave(visitor: Visitor) -> None:
-        def add(welcome: bytes) -> bytes:
-            body = welcome[LENGTH.size :].replace(b'["transfer_in"]', b'["transfer_in", "out"]')
-            return LENGTH.pack(len(body)) + body
+        def rename(welcome: bytes) -> bytes:
+            """Nobody can read the name, and yet who knows where it stands can change it."""
+            plain = Introduction("00" * NAME_BYTES, idempotent=("in",)).encode()
+            at = len(welcome) - len(plain) + plain.index(b'"in"') + 1
+            return welcome[:at] + bytes((welcome[at] ^ ord("i") ^ ord("o"),)) + welcome[at + 1 :]
 
-        visitor.greet(secret, idempotent=("transfer_in",), change=add)
+        visitor.greet(secret, idempotent=("in",), change=rename)
         proved.append(True)
 
     with answered_by_hand(behave) as address:
         client = connect(address, call_timeout=20)
         with pytest.raises(courier.AuthenticationError, match=address):
-            client.out()
+            client.on()
         courier.close(client)
     assert not proved
 
@@ -485,6 +488,16 @@ class TestTheServersDoor:
         stranger.send([first, *stranger.call(1, bomb + bytes(64))])
         assert stranger.is_hung_up_on()
         assert target.calls == 0
+
+    def test_who_does_not_hold_the_secret_is_not_told_who_we_are(
+        self, knock: Callable[..., Stranger], server: courier.Server
+    ) -> None:
+        server.bind("look_up", courier.idempotent(lambda: 1))
+        told = knock().introduction
+        welcome = knock(courier.Secret.generate()).welcome
+        assert told.idempotent == ("look_up",)
+        for words in (told.name, *told.host.split("/"), *told.idempotent):
+            assert words.encode() not in welcome
 
     @pytest.mark.parametrize("kind", [0, 5, 6, 15, 16, 17, 25, 255])
     def test_a_frame_of_a_kind_that_no_client_sends_ends_the_connection(
