@@ -140,8 +140,9 @@ class Stranger(_Side):
         *,
         unix: str = "",
         server: bytes = NO_NAME,
+        sock: socket.socket | None = None,
     ) -> None:
-        sock = connected(address, unix)
+        sock = sock or connected(address, unix)
         super().__init__(sock)
         handshake = ClientHandshake(secret, server)
         sock.sendall(prefix(Purpose.CALLS) + handshake.hello())

@@ -25,13 +25,17 @@ from courier._engine.handshake import (
     ClientHandshake,
     Introduction,
     Purpose,
+    ServerHandshake,
     prefix,
 )
+from courier._engine.place import host_name
+from courier._grpc.client import open_stream
+from courier._lane import LaneOptions
 from courier._parcel import Parcel, pack
 from courier._proto import courier_pb2 as pb
 from courier._secret import SessionKey
 from tests.courier.by_hand import HungUpError, Stranger, Visitor, answered_by_hand
-from tests.courier.conftest import Serve
+from tests.courier.conftest import Serve, go_by
 
 _METHODS = ("Hello", "Call", "Send", "Fetch")
 
@@ -602,6 +606,68 @@ class TestRequestsOnTheWay:
         caller.send([good])
         assert caller.is_hung_up_on()
         assert target.calls == 0
+
+
+class TestWithoutASecret:
+    """Any user of the machine could prove that there is none; only the kernel tells users apart."""
+
+    @pytest.mark.parametrize("way", ["tcp", "grpc"])
+    def test_a_server_takes_calls_by_its_unix_socket_only(
+        self, serve: Serve, target: Target, bomb: bytes, way: str
+    ) -> None:
+        server, client = serve(target, secret=None)
+        server.bind("look_up", courier.idempotent(lambda: 1))
+        options = LaneOptions(
+            server.address, None, wait_for_ready=False, compress=False, tls=None, keepalive_s=20.0
+        )
+        stream = open_stream(options, 20.0) if way == "grpc" else None
+        with Stranger(server.address, None, sock=stream) as stranger:
+            assert stranger.is_trusted
+            assert not stranger.introduction.idempotent
+            stranger.send([stranger.proof, *stranger.call(1, bomb)])
+            assert stranger.is_hung_up_on()
+        assert target.calls == 0
+        assert client.hit() == 1
+
+    def test_a_client_unpickles_nothing_that_came_another_way(
+        self, connect: Callable[..., Any], value_bomb: bytes
+    ) -> None:
+        def behave(visitor: Visitor) -> None:
+            visitor.greet(None)
+            visitor.send(visitor.write(Kind.VALUE, visitor.read().call, value_bomb))
+
+        with answered_by_hand(behave) as address:
+            client = connect(address, secret=None, call_timeout=20)
+            with pytest.raises(courier.AuthenticationError, match=_REMEDY) as caught:
+                client.anything()
+            assert address in str(caught.value)
+            courier.close(client)
+
+    def test_a_client_that_only_gets_through_by_grpc_says_what_is_missing(
+        self, serve: Serve, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        _, client = serve(lambda: 1, secret=None, **go_by("grpc", monkeypatch))
+        with pytest.raises(courier.AuthenticationError, match=_REMEDY):
+            client()
+
+    def test_a_server_that_leaves_during_the_handshake_counts_as_away(
+        self, connect: Callable[..., Any]
+    ) -> None:
+        def behave(visitor: Visitor) -> None:
+            visitor.receive(PREFIX_BYTES)
+            gone = Introduction("00" * NAME_BYTES, host_name(), "\0courier/gone")
+            welcome = ServerHandshake(None, gone).welcome(visitor.receive(HELLO_BYTES))
+            visitor.socket.sendall(welcome)
+            visitor.is_hung_up_on()
+
+        with answered_by_hand(behave) as address:
+            client = connect(address, secret=None, wait_for_ready=False)
+            with pytest.raises(courier.ServerUnreachableError, match=address):
+                client.anything()
+            courier.close(client)
+
+
+_REMEDY = r"pass the same secret=courier\.Secret"
 
 
 def test_a_client_does_not_call_again_and_again_who_always_hangs_up(
