@@ -144,7 +144,8 @@ class Client(_View):
 
         Args:
             address: `host:port` of the server.
-            secret: The secret of the server, if it has one.
+            secret: The secret of the server. Without secret and `tls`, only servers of the same
+                user on this machine are trusted.
             call_timeout: Seconds (int, float or timedelta) until a call fails with
                 CallTimeoutError; None and 0 mean never. Covers all items of a generator.
             wait_for_ready: Whether a call waits for a server that is not up (yet); otherwise

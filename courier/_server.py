@@ -15,6 +15,7 @@ from courier._costs import MethodCosts
 from courier._dispatch import Dispatcher
 from courier._engine.host import Host
 from courier._engine.listening import listen
+from courier._engine.place import host_name
 from courier._exposure import exposed_methods
 from courier._grpc_door import GrpcDoor
 from courier._local import InProcess, LocalCall, announce, withdraw
@@ -75,7 +76,8 @@ class Server:
                 `courier.Cache` answers for another server instead.
             host: Where to listen.
             port: 0 takes a free one.
-            secret: Clients must hold the same. Needed beyond loopback.
+            secret: Clients must hold the same. Needed beyond loopback. Without secret and `tls`,
+                only processes of the same user on this machine are served.
             thread_pool_size: Number of handlers that run at the same time.
             queue_size: Calls that may wait for a handler; more are refused with
                 ServerBusyError.
@@ -93,13 +95,19 @@ class Server:
             timing: How long internals wait; for tests.
 
         Raises:
-            UnprotectedServerError: `host` is not loopback and there is no secret.
+            UnprotectedServerError: There is no secret, and `host` is not loopback, or this system
+                does not tell of which user a client is.
             ValueError: A size is below 1, `in_process` is unknown, or `keepalive_s` not above 0.
         """
         if not is_loopback(host) and secret is None:
             raise UnprotectedServerError(
                 f"a server at {host} can be reached from other machines and runs the code of "
                 "whoever reaches it: pass secret=courier.Secret.generate(), or listen at 127.0.0.1"
+            )
+        if secret is None and tls is None and not host_name():
+            raise UnprotectedServerError(
+                "this system does not tell of which user a client is, so that a server would run the "
+                "code of any user: pass secret=courier.Secret.generate(), and the same to clients"
             )
         if thread_pool_size < 1 or queue_size < 1:
             raise ValueError("thread_pool_size and queue_size are at least 1")

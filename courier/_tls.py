@@ -49,7 +49,7 @@ class TlsCredentials:
             self.client_context()
         except (ssl.SSLError, OSError, ValueError) as error:
             raise ValueError(f"these certificates cannot be used: {error}") from error
-        _held.setdefault(authority, weakref.WeakValueDictionary())[id(self)] = self
+        _held[id(self)] = self
 
     def client_context(self) -> ssl.SSLContext:
         """Returns what a client needs."""
@@ -98,17 +98,18 @@ class TlsCredentials:
 
 
 #: Weak: credentials are known for as long as a client, a server or a program holds them.
-_held: dict[bytes, "weakref.WeakValueDictionary[int, TlsCredentials]"] = {}
+_held: "weakref.WeakValueDictionary[int, TlsCredentials]" = weakref.WeakValueDictionary()
 
 
 def _find_held(authority: bytes) -> TlsCredentials:
-    try:
-        return next(_held[authority].values())
-    except (KeyError, StopIteration):
-        raise AuthenticationError(
-            "this process holds no certificate of the authority of the program that the client "
-            "belongs to; clients can be passed between nodes of one program only"
-        ) from None
+    for reference in _held.valuerefs():  # a copy: other threads make credentials, too
+        held = reference()
+        if held is not None and held.authority == authority:
+            return held
+    raise AuthenticationError(
+        "this process holds no certificate of the authority of the program that the client "
+        "belongs to; clients can be passed between nodes of one program only"
+    )
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@
     ├── ProtocolError             the peer does not speak this protocol
     └── ServerStateError          a server was used before its start or after its stop  (RuntimeError)
         ├── AddressInUseError     somebody else listens at the address                  (OSError)
-        └── UnprotectedServerError   would listen beyond loopback without a secret      (ValueError)
+        └── UnprotectedServerError   would serve strangers, without a secret            (ValueError)
 
 An exception that the remote method raised arrives as itself: `except KeyError`
 around a call works. `remote_traceback(error)` tells where it happened.
@@ -114,7 +114,7 @@ class AddressInUseError(ServerStateError, OSError):
 
 
 class UnprotectedServerError(ServerStateError, ValueError):
-    """A server without a secret may listen on loopback only.
+    """A server without a secret serves its own user only, on its own machine.
 
     The wire carries pickles: whoever reaches an unprotected port can run code.
     """

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 #: Hosts whose clocks are behind, or set to local time, must take a new certificate for valid.
 _BEFORE = dt.timedelta(days=1)
-#: A certificate is looked at when a connection begins, so it must outlast every run, and nodes that
-#: start anew in it: batch systems end jobs after some weeks. It need not be shorter, since the keys
-#: are gone with the run.
-_AFTER = dt.timedelta(days=90)
+#: "No well-defined expiration date" (RFC 5280, section 4.1.2.5). A certificate is looked at when a
+#: connection begins, so it must outlast every run, and nodes that start anew in it. To end it earlier
+#: would protect nobody: no server trusts the authority once the run is over.
+_END = dt.datetime(9999, 12, 31, 23, 59, 59, tzinfo=dt.timezone.utc)
 #: Of a common name, in characters (RFC 5280, appendix A.1).
 _MAX_NAME = 64
 #: Where a node is reached on its own host, whatever else it is called.
@@ -122,15 +122,14 @@ def _builder(
 ) -> "x509.CertificateBuilder":
     from cryptography import x509
 
-    now = dt.datetime.now(dt.timezone.utc)
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(issuer)
         .public_key(key)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - _BEFORE)
-        .not_valid_after(now + _AFTER)
+        .not_valid_before(dt.datetime.now(dt.timezone.utc) - _BEFORE)
+        .not_valid_after(_END)
     )
 
 

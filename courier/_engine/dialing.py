@@ -109,6 +109,7 @@ def _dial_directly(options: LaneOptions, limit_s: float) -> Dialled:
             local = _dial_local(options, introduction, give_up_at)
             if local is not None:
                 return local
+            _want_proof(options)
             carrier.send([proof])
         stack.pop_all()
         return Dialled(_channel(options, carrier, keys), introduction)
@@ -168,10 +169,33 @@ def _dial_local(
         opening = prefix(Purpose.CALLS)
         proof, confirmed, keys = _introduce(carrier, opening, handshake, give_up_at)
         carrier.send([proof])
-    except (OSError, CourierError, ValueError):
+    except (CourierError, ValueError, PermissionError):
         sock.close()
         return None  # TCP works, which is what users asked for
+    except OSError:
+        sock.close()
+        if not _has_proof(options):
+            raise  # the server is just leaving; it is worth another try
+        return None
     return Dialled(_channel(options, carrier, keys), confirmed)
+
+
+def _has_proof(options: LaneOptions) -> bool:
+    """Tells whether a server can prove more than that it runs as our user."""
+    return options.secret is not None or options.tls is not None
+
+
+def _want_proof(options: LaneOptions) -> None:
+    """Makes sure that what a server says elsewhere than by its unix socket can be trusted.
+
+    Raises:
+        AuthenticationError: Anybody could say it, and have it unpickled here.
+    """
+    if not _has_proof(options):
+        raise AuthenticationError(
+            "without a secret, clients and servers trust only processes of their own user on their "
+            "own machine, and this is no such server: pass the same secret=courier.Secret(...) to both"
+        )
 
 
 def _dial_over_grpc(options: LaneOptions, limit_s: float, first: CourierError) -> Dialled:
@@ -195,6 +219,7 @@ def _dial_over_grpc(options: LaneOptions, limit_s: float, first: CourierError) -
                 handshake = ClientHandshake(options.secret)
                 opening = prefix(Purpose.CALLS)
                 proof, introduction, keys = _introduce(carrier, opening, handshake, give_up_at)
+                _want_proof(options)
                 carrier.send([proof])
         except SpeechlessError:
             if isinstance(first, SpeechlessError):

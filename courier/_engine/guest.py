@@ -6,6 +6,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 from courier._engine.carrier import SocketCarrier, TlsCarrier, UnixCarrier
@@ -160,14 +161,29 @@ class Guest:
     def _read_hello(self) -> bool:
         if not self._receive(HELLO_BYTES):
             return True
-        self._handshake = ServerHandshake(self._reception.secret, self._reception.introduction())
+        introduction = self._reception.introduction()
+        if not self._can_prove:
+            introduction = replace(introduction, idempotent=())
+        self._handshake = ServerHandshake(self._reception.secret, introduction)
         welcome = self._handshake.welcome(self._data)
         assert self._carrier is not None
         if self._carrier.send([welcome]) < len(welcome):
             raise ConnectionResetError  # it fits into the buffer of any new connection
+        if not self._can_prove:
+            raise ConnectionResetError  # it knows now where our unix socket is
         self._data = b""
         self._step = self._read_proof
         return True
+
+    @property
+    def _can_prove(self) -> bool:
+        """Whether there is anything that strangers do not have: a secret, certificates, our user."""
+        reception = self._reception
+        return (
+            self._way is Way.LOCAL
+            or reception.secret is not None
+            or reception.tls_context is not None
+        )
 
     def _read_proof(self) -> bool:
         if not self._receive(PROOF_BYTES):

@@ -1,22 +1,27 @@
 """What both sides say before the first frame. Pure: bytes in, bytes out.
 
     client: magic, version, purpose; the name of the server it means (or zeros), its nonce
-    server: length, its nonce, its proof, an introduction (JSON)
+    server: length, its nonce, its proof, its introduction
     client: its proof; frames follow
 
 A purpose other than a call is answered at once: a health check takes one byte and no proof.
 
     session key    = HMAC-SHA256(secret, "courier.v2 session" | client nonce | server nonce)
+    introduction   = JSON with blanks behind it, xor SHAKE-256(session key | "courier.v2 introduction")
     server's proof = HMAC-SHA256(session key, "courier.v2 server" | server's name meant | introduction)
     client's proof = HMAC-SHA256(session key, "courier.v2 client" | introduction)
     seals          = keyed with HMAC-SHA256(session key, "courier.v2 requests" or "... replies")
 
 The magic tells our clients from those of gRPC, which begin with "PRI" or, under TLS, with 0x16. The
 proofs cover the introduction, so that nobody on the way can, say, call a method idempotent that is
-not. After `multiprocessing.connection`, made mutual.
+not. Who does not hold the secret cannot read it, and learns from its length little. Where there is
+no secret, anybody can compute the session key: then nothing is hidden, and nothing proved.
+
+After `multiprocessing.connection`, made mutual.
 """
 
 import enum
+import hashlib
 import hmac
 import json
 import os
@@ -27,7 +32,7 @@ from typing import Any
 from courier._secret import Secret
 from courier.errors import AuthenticationError, ProtocolError
 
-VERSION = 3
+VERSION = 4
 MAGIC = b"\xc0urier"
 PREFIX_BYTES = len(MAGIC) + 2
 NAME_BYTES = 16
@@ -43,6 +48,8 @@ TLS_WANTED = 0xFFFF_FFFF
 HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 #: An introduction lists the idempotent methods; nobody has a mebibyte of names.
 MAX_WELCOME_BYTES = 1 << 20
+#: Introductions are as long as the next multiple, most of them just as long as this.
+_BLOCK_BYTES = 512
 
 
 # OpenSSL sets itself up, under a lock, when it is first used. A fork in another thread at that
@@ -83,8 +90,9 @@ class Introduction:
     refusal: str = ""
 
     def encode(self) -> bytes:
-        """Returns it as bytes."""
-        return json.dumps(asdict(self)).encode()
+        """Returns it as bytes, with blanks behind it: their number is seen by everybody."""
+        data = json.dumps(asdict(self)).encode()
+        return data + b" " * (-len(data) % _BLOCK_BYTES)
 
     @classmethod
     def decode(cls, data: bytes) -> "Introduction":
@@ -138,16 +146,17 @@ class ClientHandshake:
             ProtocolError: This is no server of ours.
         """
         nonce, rest = welcome[:_NONCE_BYTES], welcome[_NONCE_BYTES:]
-        proof, introduction = rest[:PROOF_BYTES], rest[PROOF_BYTES:]
+        proof, veiled = rest[:PROOF_BYTES], rest[PROOF_BYTES:]
         if len(proof) < PROOF_BYTES:
             raise ProtocolError("the server's welcome is too short")
         key = _session_key(self._secret, self._nonce, nonce)
-        if not hmac.compare_digest(_server_proof(key, self._server, introduction), proof):
+        if not hmac.compare_digest(_server_proof(key, self._server, veiled), proof):
             raise AuthenticationError(
                 "the server does not hold the secret of this client; both must come from the same "
                 "program"
             )
-        return _client_proof(key, introduction), Introduction.decode(introduction), _keys(key)
+        introduction = Introduction.decode(_veil(key, veiled))
+        return _client_proof(key, veiled), introduction, _keys(key)
 
 
 class ServerHandshake:
@@ -166,11 +175,11 @@ class ServerHandshake:
         introduction = self._introduction
         if meant not in (NO_NAME, bytes.fromhex(introduction.name)):
             introduction = Introduction(introduction.name, refusal="another server was meant")
-        encoded = introduction.encode()
         nonce = os.urandom(_NONCE_BYTES)
         self._key = _session_key(self._secret, client_nonce, nonce)
-        self._expected = _client_proof(self._key, encoded)
-        body = nonce + _server_proof(self._key, meant, encoded) + encoded
+        veiled = _veil(self._key, introduction.encode())
+        self._expected = _client_proof(self._key, veiled)
+        body = nonce + _server_proof(self._key, meant, veiled) + veiled
         return LENGTH.pack(len(body)) + body
 
     def check(self, proof: bytes) -> SessionKeys:
@@ -211,12 +220,20 @@ def _session_key(secret: Secret | None, client_nonce: bytes, server_nonce: bytes
     return hmac.digest(key, b"courier.v2 session" + client_nonce + server_nonce, "sha256")
 
 
-def _server_proof(key: bytes, meant: bytes, introduction: bytes) -> bytes:
-    return hmac.digest(key, b"courier.v2 server" + meant + introduction, "sha256")
+def _veil(key: bytes, introduction: bytes) -> bytes:
+    """Makes an introduction unreadable, or readable again; a key, made of two nonces, serves once."""
+    count = len(introduction)
+    stream = hashlib.shake_256(key + b"courier.v2 introduction").digest(count)
+    mixed = int.from_bytes(introduction, "little") ^ int.from_bytes(stream, "little")
+    return mixed.to_bytes(count, "little")
 
 
-def _client_proof(key: bytes, introduction: bytes) -> bytes:
-    return hmac.digest(key, b"courier.v2 client" + introduction, "sha256")
+def _server_proof(key: bytes, meant: bytes, veiled: bytes) -> bytes:
+    return hmac.digest(key, b"courier.v2 server" + meant + veiled, "sha256")
+
+
+def _client_proof(key: bytes, veiled: bytes) -> bytes:
+    return hmac.digest(key, b"courier.v2 client" + veiled, "sha256")
 
 
 def _keys(key: bytes) -> SessionKeys:

@@ -365,7 +365,7 @@ class LauncherContract:
         assert status[0].pid is not None
 
     def test_a_port_that_is_taken_is_a_clear_error(self, launch: Any) -> None:
-        with courier.Server(Counter()) as server:
+        with courier.Server(Counter(), secret=courier.Secret.generate()) as server:
             program = lp.Program("taken")
             node = lp.CourierNode(Counter, courier_kwargs={"port": server.port})
             program.add_node(node, label="counter")

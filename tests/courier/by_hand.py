@@ -140,13 +140,14 @@ class Stranger(_Side):
         *,
         unix: str = "",
         server: bytes = NO_NAME,
+        sock: socket.socket | None = None,
     ) -> None:
-        sock = connected(address, unix)
+        sock = sock or connected(address, unix)
         super().__init__(sock)
         handshake = ClientHandshake(secret, server)
         sock.sendall(prefix(Purpose.CALLS) + handshake.hello())
         (length,) = LENGTH.unpack(self.receive(LENGTH.size))
-        welcome = self.receive(length)
+        self.welcome = welcome = self.receive(length)
         #: Whether the server could prove what this side believes to be the secret.
         self.is_trusted = True
         try:

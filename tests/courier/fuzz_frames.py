@@ -42,6 +42,7 @@ with atheris.instrument_imports(include=["courier"]):
         SessionKeys,
         _server_proof,
         _session_key,
+        _veil,
         prefix,
         read_prefix,
     )
@@ -117,6 +118,7 @@ def handshake(given: Any) -> None:
             client = ClientHandshake(KEY)
             nonce = bytes(32)
             key = _session_key(KEY, client.hello()[-32:], nonce)
+            data = _veil(key, data)
             client.prove(nonce + _server_proof(key, client.hello()[:16], data) + data)
         else:
             server = ServerHandshake(KEY, Introduction("ab" * 16))

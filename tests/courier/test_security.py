@@ -20,17 +20,22 @@ from courier._engine.handshake import (
     HELLO_BYTES,
     LENGTH,
     MAGIC,
+    NAME_BYTES,
     PREFIX_BYTES,
     ClientHandshake,
     Introduction,
     Purpose,
+    ServerHandshake,
     prefix,
 )
+from courier._engine.place import host_name
+from courier._grpc.client import open_stream
+from courier._lane import LaneOptions
 from courier._parcel import Parcel, pack
 from courier._proto import courier_pb2 as pb
 from courier._secret import SessionKey
 from tests.courier.by_hand import HungUpError, Stranger, Visitor, answered_by_hand
-from tests.courier.conftest import Serve
+from tests.courier.conftest import Serve, go_by
 
 _METHODS = ("Hello", "Call", "Send", "Fetch")
 
@@ -423,17 +428,19 @@ def test_names_that_the_server_did_not_prove_are_not_believed(
     proved: list[bool] = []
 
     def behave(visitor: Visitor) -> None:
-        def add(welcome: bytes) -> bytes:
-            body = welcome[LENGTH.size :].replace(b'["transfer_in"]', b'["transfer_in", "out"]')
-            return LENGTH.pack(len(body)) + body
+        def rename(welcome: bytes) -> bytes:
+            """Nobody can read the name, and yet who knows where it stands can change it."""
+            plain = Introduction("00" * NAME_BYTES, idempotent=("in",)).encode()
+            at = len(welcome) - len(plain) + plain.index(b'"in"') + 1
+            return welcome[:at] + bytes((welcome[at] ^ ord("i") ^ ord("o"),)) + welcome[at + 1 :]
 
-        visitor.greet(secret, idempotent=("transfer_in",), change=add)
+        visitor.greet(secret, idempotent=("in",), change=rename)
         proved.append(True)
 
     with answered_by_hand(behave) as address:
         client = connect(address, call_timeout=20)
         with pytest.raises(courier.AuthenticationError, match=address):
-            client.out()
+            client.on()
         courier.close(client)
     assert not proved
 
@@ -485,6 +492,16 @@ class TestTheServersDoor:
         stranger.send([first, *stranger.call(1, bomb + bytes(64))])
         assert stranger.is_hung_up_on()
         assert target.calls == 0
+
+    def test_who_does_not_hold_the_secret_is_not_told_who_we_are(
+        self, knock: Callable[..., Stranger], server: courier.Server
+    ) -> None:
+        server.bind("look_up", courier.idempotent(lambda: 1))
+        told = knock().introduction
+        welcome = knock(courier.Secret.generate()).welcome
+        assert told.idempotent == ("look_up",)
+        for words in (told.name, *told.host.split("/"), *told.idempotent):
+            assert words.encode() not in welcome
 
     @pytest.mark.parametrize("kind", [0, 5, 6, 15, 16, 17, 25, 255])
     def test_a_frame_of_a_kind_that_no_client_sends_ends_the_connection(
@@ -589,6 +606,68 @@ class TestRequestsOnTheWay:
         caller.send([good])
         assert caller.is_hung_up_on()
         assert target.calls == 0
+
+
+class TestWithoutASecret:
+    """Any user of the machine could prove that there is none; only the kernel tells users apart."""
+
+    @pytest.mark.parametrize("way", ["tcp", "grpc"])
+    def test_a_server_takes_calls_by_its_unix_socket_only(
+        self, serve: Serve, target: Target, bomb: bytes, way: str
+    ) -> None:
+        server, client = serve(target, secret=None)
+        server.bind("look_up", courier.idempotent(lambda: 1))
+        options = LaneOptions(
+            server.address, None, wait_for_ready=False, compress=False, tls=None, keepalive_s=20.0
+        )
+        stream = open_stream(options, 20.0) if way == "grpc" else None
+        with Stranger(server.address, None, sock=stream) as stranger:
+            assert stranger.is_trusted
+            assert not stranger.introduction.idempotent
+            stranger.send([stranger.proof, *stranger.call(1, bomb)])
+            assert stranger.is_hung_up_on()
+        assert target.calls == 0
+        assert client.hit() == 1
+
+    def test_a_client_unpickles_nothing_that_came_another_way(
+        self, connect: Callable[..., Any], value_bomb: bytes
+    ) -> None:
+        def behave(visitor: Visitor) -> None:
+            visitor.greet(None)
+            visitor.send(visitor.write(Kind.VALUE, visitor.read().call, value_bomb))
+
+        with answered_by_hand(behave) as address:
+            client = connect(address, secret=None, call_timeout=20)
+            with pytest.raises(courier.AuthenticationError, match=_REMEDY) as caught:
+                client.anything()
+            assert address in str(caught.value)
+            courier.close(client)
+
+    def test_a_client_that_only_gets_through_by_grpc_says_what_is_missing(
+        self, serve: Serve, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        _, client = serve(lambda: 1, secret=None, **go_by("grpc", monkeypatch))
+        with pytest.raises(courier.AuthenticationError, match=_REMEDY):
+            client()
+
+    def test_a_server_that_leaves_during_the_handshake_counts_as_away(
+        self, connect: Callable[..., Any]
+    ) -> None:
+        def behave(visitor: Visitor) -> None:
+            visitor.receive(PREFIX_BYTES)
+            gone = Introduction("00" * NAME_BYTES, host_name(), "\0courier/gone")
+            welcome = ServerHandshake(None, gone).welcome(visitor.receive(HELLO_BYTES))
+            visitor.socket.sendall(welcome)
+            visitor.is_hung_up_on()
+
+        with answered_by_hand(behave) as address:
+            client = connect(address, secret=None, wait_for_ready=False)
+            with pytest.raises(courier.ServerUnreachableError, match=address):
+                client.anything()
+            courier.close(client)
+
+
+_REMEDY = r"pass the same secret=courier\.Secret"
 
 
 def test_a_client_does_not_call_again_and_again_who_always_hangs_up(

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import courier
+from courier import _server
 from tests.courier.conftest import Script, Serve, our_threads
 from tests.courier.waiting import wait_until
 
@@ -252,6 +253,15 @@ def test_a_server_listens_beyond_loopback_only_with_a_secret(serve: Serve) -> No
             courier.Server(print, host=host)
     assert serve(lambda: 1, host="0.0.0.0", advertised_host="127.0.0.1")[1]() == 1
     assert serve(lambda: 1, host="localhost", secret=None)[1]() == 1
+
+
+def test_without_a_secret_nobody_serves_where_users_cannot_be_told_apart(
+    monkeypatch: pytest.MonkeyPatch, secret: courier.Secret
+) -> None:
+    monkeypatch.setattr(_server, "host_name", lambda: "")  # as on macOS
+    with pytest.raises(courier.UnprotectedServerError, match=r"pass secret=courier\.Secret"):
+        courier.Server(print)
+    courier.Server(print, secret=secret)
 
 
 def test_a_taken_port_is_named(serve: Serve) -> None:

@@ -383,6 +383,15 @@ def test_credentials_are_found_as_long_as_any_of_the_authority_are_held(
     pickle.loads(data)
 
 
+def test_nothing_is_kept_of_credentials_that_nobody_holds(authority: Authority) -> None:
+    certificate, key = authority.pems()
+    parts = {"certificate": certificate, "key": key, "authority": authority.certificate + b"\n"}
+    before = [sys.getrefcount(part) for part in parts.values()]
+    courier.TlsCredentials(**parts).server_context()
+    gc.collect()
+    assert [sys.getrefcount(part) for part in parts.values()] == before
+
+
 def test_equal_credentials_are_equal_and_say_nothing_of_themselves(
     authority: Authority, tls: courier.TlsCredentials
 ) -> None:

@@ -195,13 +195,14 @@ def test_certificates_serve_both_sides_with_fresh_keys_and_issue_no_others(
     assert (usage.digital_signature, usage.key_cert_sign) == (True, False)
 
 
-def test_clocks_may_be_wrong_by_hours_and_runs_may_take_weeks(authority: Authority) -> None:
+def test_clocks_may_be_wrong_by_hours_and_no_run_outlasts_its_certificates(
+    authority: Authority,
+) -> None:
     tls = authority.issue("node")
     for pem in (tls.certificate, tls.authority):
         certificate = x509.load_pem_x509_certificate(pem)
-        begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
-        assert begins.timestamp() <= time.time() - 23 * 3600
-        assert ends.timestamp() >= time.time() + 60 * 24 * 3600
+        assert certificate.not_valid_before_utc.timestamp() <= time.time() - 23 * 3600
+        assert certificate.not_valid_after_utc.year == 9999
 
 
 def test_long_names_of_programs_and_hosts_are_cut(authority: Authority) -> None:
