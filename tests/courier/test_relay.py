@@ -284,5 +284,8 @@ def test_only_the_port_leads_to_grpc(server: courier.Server) -> None:
     paths = {line.split()[-1] for line in lines if line.endswith("/grpc")}
     assert paths
     for path in paths:
-        with socket.socket(socket.AF_UNIX) as sock, pytest.raises((FileNotFoundError, NotADirectoryError)):
+        with (
+            socket.socket(socket.AF_UNIX) as sock,
+            pytest.raises((FileNotFoundError, NotADirectoryError)),
+        ):
             sock.connect(path)
