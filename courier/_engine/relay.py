@@ -81,6 +81,13 @@ class _Line:
         self.proven = asyncio.Event()
         self.task: asyncio.Task[None]
         self.patience: asyncio.TimerHandle
+        self._has_ended = False
+
+    def end(self) -> None:
+        """Hangs up; once, since that lasts some turns of the loop."""
+        if not self._has_ended:
+            self._has_ended = True
+            self.task.cancel()
 
 
 class Relay:
@@ -95,7 +102,7 @@ class Relay:
         self._is_tls = is_tls
         self._opened = asyncio.Event()
         self._reach: Callable[[], tuple[socket.socket, str]] = _nowhere
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._open: set[_Line] = set()
         #: Those that have reached gRPC, by the name that it knows them by.
         self._lines: dict[str, _Line] = {}
         self._strangers: collections.OrderedDict[_Line, None] = collections.OrderedDict()
@@ -121,19 +128,19 @@ class Relay:
         loop = asyncio.get_running_loop()
         line = _Line(peer)
         line.task = loop.create_task(self._carry(line, sock, data))
-        line.patience = loop.call_later(PATIENCE_S, line.task.cancel)
-        self._tasks.add(line.task)
+        line.patience = loop.call_later(PATIENCE_S, line.end)
+        self._open.add(line)
         line.task.add_done_callback(lambda _: self._forget(line, sock))
         self._strangers[line] = None
         if len(self._strangers) > _MAX_STRANGERS:
             oldest, _ = self._strangers.popitem(last=False)
-            oldest.task.cancel()
+            oldest.end()
 
     def _forget(self, line: _Line, sock: socket.socket) -> None:
         sock.close()
         line.patience.cancel()
         self._strangers.pop(line, None)
-        self._tasks.discard(line.task)
+        self._open.discard(line)
 
     def prove(self, name: str) -> None:
         """Notes that somebody belongs to the program.
@@ -154,10 +161,13 @@ class Relay:
 
     async def _carry(self, line: _Line, outer: socket.socket, data: bytes) -> None:
         await self._opened.wait()
-        with contextlib.suppress(OSError):  # either side has hung up
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(contextlib.suppress(OSError))  # either side has hung up
             inner, name = self._reach()
+            stack.enter_context(inner)
             inner.setblocking(False)
             self._lines[name] = line
+            stack.callback(self._lines.pop, name)
             bringing = asyncio.create_task(self._bring(line, outer, inner, data))
             try:
                 await _copy(inner, outer)
@@ -165,10 +175,8 @@ class Relay:
                 # Closed with something unread, it would lose what is on its way out.
                 await asyncio.wait([bringing], timeout=_LAST_S)
             finally:
-                del self._lines[name]
                 bringing.cancel()
                 await asyncio.wait([bringing])
-                inner.close()
 
     async def _bring(
         self, line: _Line, outer: socket.socket, inner: socket.socket, data: bytes
@@ -203,13 +211,12 @@ class Relay:
         self._opened.clear()
         self._reach = _nowhere
         for line in self._strangers:
-            line.task.cancel()
-        if self._tasks:
-            _, late = await asyncio.wait(self._tasks, timeout=_LAST_S)
-            for task in late:
-                task.cancel()
-            if late:
-                await asyncio.wait(late)
+            line.end()
+        for limit_s in (_LAST_S, None):
+            if self._open:
+                await asyncio.wait([line.task for line in self._open], timeout=limit_s)
+            for line in list(self._open):
+                line.end()
 
 
 def _nowhere() -> tuple[socket.socket, str]:
