@@ -106,6 +106,8 @@ class Relay:
         #: Those that have reached gRPC, by the name that it knows them by.
         self._lines: dict[str, _Line] = {}
         self._strangers: collections.OrderedDict[_Line, None] = collections.OrderedDict()
+        #: Those that had to make room, and that gRPC has not let go of yet.
+        self._leaving: set[_Line] = set()
 
     def open(self, reach: Callable[[], tuple[socket.socket, str]]) -> None:
         """Lets in all who wait.
@@ -124,6 +126,13 @@ class Relay:
             data: What has been read from it already.
             peer: Who it is, for people to read.
         """
+        if len(self._strangers) == _MAX_STRANGERS:
+            if len(self._leaving) == _MAX_STRANGERS:
+                sock.close()  # more come than gRPC can see out
+                return
+            oldest, _ = self._strangers.popitem(last=False)
+            self._leaving.add(oldest)
+            oldest.end()
         sock.setblocking(False)
         loop = asyncio.get_running_loop()
         line = _Line(peer)
@@ -132,14 +141,12 @@ class Relay:
         self._open.add(line)
         line.task.add_done_callback(lambda _: self._forget(line, sock))
         self._strangers[line] = None
-        if len(self._strangers) > _MAX_STRANGERS:
-            oldest, _ = self._strangers.popitem(last=False)
-            oldest.end()
 
     def _forget(self, line: _Line, sock: socket.socket) -> None:
         sock.close()
         line.patience.cancel()
         self._strangers.pop(line, None)
+        self._leaving.discard(line)
         self._open.discard(line)
 
     def prove(self, name: str) -> None:
@@ -177,6 +184,10 @@ class Relay:
             finally:
                 bringing.cancel()
                 await asyncio.wait([bringing])
+                outer.close()
+                inner.shutdown(socket.SHUT_WR)
+                # Until gRPC lets go it holds a descriptor, and this line counts.
+                await _exhaust(inner)
 
     async def _bring(
         self, line: _Line, outer: socket.socket, inner: socket.socket, data: bytes
@@ -187,8 +198,7 @@ class Relay:
             await _copy(outer, inner)
         with contextlib.suppress(OSError):
             inner.shutdown(socket.SHUT_WR)
-            while await _receive(outer):
-                pass
+            await _exhaust(outer)
 
     async def _bring_stranger(
         self, line: _Line, outer: socket.socket, inner: socket.socket, data: bytes
@@ -227,6 +237,17 @@ async def _copy(source: socket.socket, target: socket.socket) -> None:
     loop = asyncio.get_running_loop()
     while data := await _receive(source):
         await loop.sock_sendall(target, data)
+
+
+async def _exhaust(sock: socket.socket) -> None:
+    """Waits a moment for the other side to end, which may be busy with sending."""
+
+    async def read() -> None:
+        while await _receive(sock):
+            pass
+
+    with contextlib.suppress(OSError, asyncio.TimeoutError):
+        await asyncio.wait_for(read(), _LAST_S)
 
 
 async def _receive(sock: socket.socket) -> bytes:
