@@ -23,6 +23,7 @@ MAX_CHUNKS = 64
 _MAX_DESCRIPTORS = 64
 _DESCRIPTOR_BYTES = array.array("i").itemsize
 _TLS_PIECE_BYTES = 1 << 18
+_TLS_HANDSHAKE_BYTES = 1 << 12
 # Plain numbers, since to combine members of an enumeration takes as long as the system call.
 _DONTWAIT = int(socket.MSG_DONTWAIT)
 _CLOEXEC = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
@@ -189,7 +190,8 @@ class TlsCarrier(SocketCarrier):
             self._incoming, self._outgoing, server_side=server, server_hostname=None
         )
         self._lock = threading.Lock()
-        self._raw = memoryview(bytearray(_TLS_PIECE_BYTES))
+        # Small until the peer has proved something.
+        self._raw = memoryview(bytearray(_TLS_HANDSHAKE_BYTES))
         self._has_ended = False
         #: Whether there may be data that was not decrypted; some may come with the handshake.
         self.hides_arrivals = True
@@ -228,6 +230,7 @@ class TlsCarrier(SocketCarrier):
                 raise
             else:
                 self._send_ciphertext()
+                self._raw = memoryview(bytearray(_TLS_PIECE_BYTES))
                 return True
             try:
                 count = super().receive(self._raw, wait=False)
