@@ -1,5 +1,6 @@
 """The folder of one run of a program: output of the nodes, and what is known of a failure."""
 
+import contextlib
 import datetime as dt
 import os
 import pwd
@@ -43,14 +44,27 @@ def _make_base() -> Path:
         base = Path(named)
         make_folder(base)
         return base
-    base = Path(tempfile.gettempdir()) / f"launchpad_lite-{_user()}"
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    if state := os.environ.get("XDG_STATE_HOME"):  # first, since it outlives a logout
+        base = Path(state, "launchpad_lite")
+    elif runtime and _is_ours(Path(runtime)):  # after `su` it may be that of the user before
+        base = Path(runtime, "launchpad_lite")
+    else:
+        base = Path(tempfile.gettempdir(), f"launchpad_lite-{_user()}")
     make_folder(base)
-    # Everybody knows its name, and may have been there first.
-    status = base.lstat()
-    is_ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
-    if not is_ours or status.st_mode & 0o022:
+    # Everybody can guess its name, and may have been there first.
+    if not _is_ours(base):
         raise refusal(base)
     return base
+
+
+def _is_ours(path: Path) -> bool:
+    """Tells whether it is a folder, and no link, that only this user may write to."""
+    with contextlib.suppress(OSError):
+        status = path.lstat()
+        is_closed = not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        return is_closed and stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+    return False
 
 
 def run_name(program: str) -> str:
