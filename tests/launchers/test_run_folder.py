@@ -11,6 +11,7 @@ import pytest
 import launchpad_lite as lp
 from launchers._logs import NodeLogs
 from launchers._run_folder import make_run_folder
+from launchers._slurm_folder import RunFolder
 from launchpad_lite._crash import write_crash_report
 from launchpad_lite.errors import LaunchError
 from launchpad_lite.launching import Outcome, ProgramResult
@@ -84,6 +85,20 @@ def test_a_named_folder_is_refused_where_everybody_may_replace_it(
     monkeypatch.setenv("LAUNCHPAD_LOGGING_DIR", str(named))
     with pytest.raises(LaunchError, match="others could replace"):
         make_run_folder("demo", named if is_named_by == "argument" else None)
+
+
+def test_a_slurm_job_is_neither_written_nor_read_where_everybody_may_replace_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    run = RunFolder(tmp_path / "run")
+    run.write_submission({"order.pickle": b""})
+    run.check_owner()
+    tmp_path.chmod(0o777)
+    for refused in (run.check_owner, lambda: run.write_submission({})):
+        with pytest.raises(LaunchError, match="others could replace"):
+            refused()
+    assert (run.path / "run").is_dir(), "a refusal takes nothing from the run that is there"
 
 
 @pytest.fixture
