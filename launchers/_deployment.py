@@ -471,7 +471,7 @@ class Starter:
         }
         self._table = tables[LAUNCHER]
         self._placement = placement.hosts
-        folder = (deployment.options.log_dir or make_run_folder(plan.program)).absolute()
+        folder = make_run_folder(plan.program, deployment.options.log_dir)
         logs = NodeLogs(folder, list(self._executables)) if deployment.keeps_logs else None
         self._logs = folder, logs
         plan = dataclasses.replace(plan, hosts=placement.hosts)

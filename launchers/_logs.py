@@ -1,9 +1,11 @@
 """The output of nodes in files, kept by the launcher where their hosts do not keep it."""
 
 import contextlib
+import os
 import threading
 from pathlib import Path
 
+from launchpad_lite._private_files import make_folder, open_private
 from launchpad_lite.errors import LaunchError
 
 
@@ -32,9 +34,8 @@ class NodeLogs:
         try:
             for node in nodes:
                 path = self._paths[node] = log_path(folder, node)
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.touch(mode=0o600)
-                path.open("ab").close()
+                make_folder(path.parent)
+                os.close(open_private(path))
         except OSError as error:
             raise LaunchError(
                 f"cannot write logs: {error}; name another folder in log_dir="
@@ -47,6 +48,6 @@ class NodeLogs:
         with (
             self._lock,
             contextlib.suppress(OSError),
-            self._paths[node].open("ab", buffering=0) as file,
+            os.fdopen(open_private(self._paths[node]), "ab", buffering=0) as file,
         ):
             file.write(data)

@@ -1,36 +1,70 @@
 """The folder of one run of a program: output of the nodes, and what is known of a failure."""
 
+import contextlib
 import datetime as dt
-import getpass
 import os
+import pwd
+import stat
 import tempfile
 import uuid
 from pathlib import Path
 
+from launchpad_lite._private_files import make_folder, refusal
 from launchpad_lite.errors import LaunchError
 
 #: Where the folders of runs go, unless a launch says otherwise; the original's name.
 LOG_DIR_VARIABLE = "LAUNCHPAD_LOGGING_DIR"
 
 
-def make_run_folder(program: str) -> Path:
-    """Makes a new folder for a run of a program, for this user only.
+def make_run_folder(program: str, named: Path | None = None) -> Path:
+    """Returns the folder for a run of a program, made for this user only, as an absolute path.
+
+    Args:
+        program: Its name.
+        named: What the user has chosen; None: a new one.
 
     Raises:
-        LaunchError: It cannot be made.
+        LaunchError: It cannot be made, or others could replace what is written there.
     """
-    base = os.environ.get(LOG_DIR_VARIABLE)
-    root = Path(base) if base else Path(tempfile.gettempdir()) / f"launchpad_lite-{_user()}"
-    folder = root / run_name(program)
-    # Output may hold anything, so it is nobody else's to read.
     try:
-        folder.mkdir(parents=True, mode=0o700)
+        folder = (named or _make_base() / run_name(program)).absolute()
+        # Output may hold anything, so it is nobody else's to read.
+        make_folder(folder)
     except OSError as error:
         raise LaunchError(
-            f"cannot make the folder for logs: {error}. Name another in {LOG_DIR_VARIABLE}, or "
-            "pass log_dir="
+            f"cannot make the folder for logs: {error}. Remove what is in the way, or name another "
+            f"in {LOG_DIR_VARIABLE}, or pass log_dir="
         ) from error
     return folder
+
+
+def _make_base() -> Path:
+    """Makes the folder for those of all runs."""
+    if named := os.environ.get(LOG_DIR_VARIABLE):
+        base = Path(named)
+        make_folder(base)
+        return base
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    if state := os.environ.get("XDG_STATE_HOME"):  # first, since it outlives a logout
+        base = Path(state, "launchpad_lite")
+    elif runtime and _is_ours(Path(runtime)):  # after `su` it may be that of the user before
+        base = Path(runtime, "launchpad_lite")
+    else:
+        base = Path(tempfile.gettempdir(), f"launchpad_lite-{_user()}")
+    make_folder(base)
+    # Everybody can guess its name, and may have been there first.
+    if not _is_ours(base):
+        raise refusal(base)
+    return base
+
+
+def _is_ours(path: Path) -> bool:
+    """Tells whether it is a folder, and no link, that only this user may write to."""
+    with contextlib.suppress(OSError):
+        status = path.lstat()
+        is_closed = not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        return is_closed and stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+    return False
 
 
 def run_name(program: str) -> str:
@@ -41,6 +75,7 @@ def run_name(program: str) -> str:
 
 def _user() -> str:
     try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container's user without a name
-        return str(os.getuid())
+        # Not from the environment: after `su` that may name the user before.
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:  # a container's user without a name
+        return str(os.geteuid())

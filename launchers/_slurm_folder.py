@@ -25,6 +25,7 @@ from launchers._shipping import Shipment, Tree
 from launchers._slurm_script import Component
 from launchers.host import boot
 from launchpad_lite._flag_values import FlagSnapshot
+from launchpad_lite._private_files import check_folder, make_folder
 from launchpad_lite.errors import LaunchError
 from launchpad_lite.launching import (
     AddressTable,
@@ -164,26 +165,28 @@ class RunFolder:
         """Makes the folder, with these files in it.
 
         Raises:
-            LaunchError: It cannot be made, or another run is in it.
+            LaunchError: It cannot be made, others could replace it, or another run is in it.
         """
         try:
-            self.path.mkdir(parents=True, mode=0o700, exist_ok=True)
+            make_folder(self.path)
             self.path.chmod(0o700)
             # First, so that of two launches with one folder one is refused.
             (self.path / "run").mkdir(mode=0o700)
-            for name, content in files.items():
-                path = self.path / name
-                path.parent.mkdir(mode=0o700, exist_ok=True)
-                _write(path, content)
+            with contextlib.ExitStack() as undo:
+                undo.callback(self.forget)
+                for name, content in files.items():
+                    path = self.path / name
+                    path.parent.mkdir(mode=0o700, exist_ok=True)
+                    _write(path, content)
+                undo.pop_all()
         except FileExistsError:
             raise LaunchError(
                 f"{self.path} holds a run already; name another folder in log_dir=, or remove it"
             ) from None
         except OSError as error:
-            self.forget()
             raise LaunchError(
                 f"cannot write the folder of the run: {error}. Name one that all hosts of the "
-                "cluster see, in folder="
+                "cluster see, and no stranger can replace, in folder="
             ) from error
 
     def forget(self) -> None:
@@ -204,8 +207,9 @@ class RunFolder:
         try:
             # No link to a file of the user's, which could be another one a moment later.
             found = [self.path.stat(), (self.path / "order.pickle").lstat()]
+            check_folder(self.path)
         except OSError as error:
-            raise LaunchError(f"there is no run of a Slurm job in {self.path}: {error}") from error
+            raise LaunchError(f"no run of a Slurm job is read in {self.path}: {error}") from error
         if any(each.st_uid != os.geteuid() or each.st_mode & 0o022 for each in found):
             raise LaunchError(f"others may write to {self.path}; nothing is read from there")
 

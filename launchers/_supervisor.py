@@ -276,7 +276,7 @@ class SupervisedProgram(RunningProgram):
             names = ", ".join(result.killed)
             _LOGGER.warning("%s: ended by force after the notice: %s", self.plan.program, names)
         if result.outcome is Outcome.FAILED:
-            folder = self._log_dir or self._options.log_dir or make_run_folder(self.plan.program)
+            folder = self._log_dir or make_run_folder(self.plan.program, self._options.log_dir)
             write_crash_report(folder, self.plan, result, host.stacks())
             self._crash_dir = folder
 

@@ -386,7 +386,7 @@ class KubernetesLauncher(Launcher):
                 launcher_silence_s=self._launcher_silence_s,
                 is_launch=True,
                 take_back=self._take_back(packed, cluster.names.run),
-                log_dir=(options.log_dir or make_run_folder(plan.program)).absolute(),
+                log_dir=make_run_folder(plan.program, options.log_dir),
                 timing=self._timing,
             )
         except BaseException:

@@ -66,7 +66,7 @@ class ProcessLauncher(Launcher):
             endpoints = {key: endpoint(port) for key, port in reserved.items()}
             table = AddressTable(endpoints, Secret.generate())
             # The working directory of the agent is that of the launch, whatever comes later.
-            log_dir = (options.log_dir or make_run_folder(plan.program)).absolute()
+            log_dir = make_run_folder(plan.program, options.log_dir)
             program = SupervisedProgram(plan, options, table, log_dir, timing=self._timing)
             for node, payload in payloads(plan, table, options).items():
                 host.take(node, payload, allotment.grants[node])

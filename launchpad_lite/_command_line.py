@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
 import types
 import typing
@@ -15,6 +16,7 @@ from absl import flags
 
 from launchpad_lite._flags import TERMINATION_NOTICE_SECS, chosen_launcher, parse_known
 from launchpad_lite._launch import find_launcher, launch, plan
+from launchpad_lite._private_files import make_folder, open_private
 from launchpad_lite._program import Program
 from launchpad_lite._render import render_mermaid, render_svg
 from launchpad_lite.errors import LaunchError, LaunchpadError, NodeFailedError, ProgramPathError
@@ -185,13 +187,15 @@ def _emit(ready: LaunchPlan, launcher: Launcher, output: str | None) -> None:
         raise ProgramPathError("emit writes files; say where: --output=FOLDER")
     folder = Path(output).absolute()
     files = launcher.emit(ready, LaunchOptions(TERMINATION_NOTICE_SECS.value, folder))
-    # Work of nodes may hold anything, so it is nobody else's to read.
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # Work of nodes may hold anything, so it is nobody else's to read, nor to replace.
     for name, content in files.items():
         path = folder / name
-        path.parent.mkdir(mode=0o700, exist_ok=True)
-        path.touch(mode=0o600)
-        path.write_bytes(content)
+        try:
+            make_folder(path.parent)
+            with os.fdopen(open_private(path, is_new=True), "wb") as file:
+                file.write(content)
+        except OSError as error:
+            raise LaunchError(f"cannot write {path}: {error}; name another --output=") from error
         print(path)  # noqa: T201
 
 

@@ -2,12 +2,14 @@
 
 import contextlib
 import importlib.metadata
+import os
 import platform
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from launchpad_lite._plan import LaunchPlan
+from launchpad_lite._private_files import make_folder, open_private
 from launchpad_lite._result import ProgramResult, description, gathered
 from launchpad_lite._version import __version__
 
@@ -26,16 +28,16 @@ def write_crash_report(
     Raises:
         OSError: It cannot be written.
     """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_folder(folder / "stacks")
     for old in (folder / "stacks").glob("*.txt"):
         old.unlink()  # of an earlier run, whose nodes may have been others
     files = {"report": _report(result), "plan": f"{plan}\n", "versions": _versions()}
     files.update({f"stacks/{node}": text for node, text in stacks.items()})
     for name, text in files.items():
-        file = folder / f"{name}.txt"
-        file.parent.mkdir(exist_ok=True)
+        descriptor = open_private(folder / f"{name}.txt", is_new=True)
         # Names of files that are no UTF-8 get into messages.
-        file.write_text(text, encoding="utf-8", errors="backslashreplace")
+        with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(text)
 
 
 def _report(result: ProgramResult) -> str:

@@ -56,6 +56,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
     os.environ["TMPDIR"] = folder
     tempfile.tempdir = None  # look at TMPDIR again
+    # Runs without a name would go there instead.
+    for name in ("XDG_STATE_HOME", "XDG_RUNTIME_DIR"):
+        os.environ.pop(name, None)
 
 
 def _restore_signals() -> None:

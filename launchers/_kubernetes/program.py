@@ -631,9 +631,7 @@ class KubernetesProgram(RunningProgram):
         if result.outcome is Outcome.FAILED and self._is_launch and self._is_up:
             stacks = self._end.stacks if self._end is not None else {}
             try:
-                folder = (
-                    self._log_dir or self._options.log_dir or make_run_folder(self.plan.program)
-                )
+                folder = self._log_dir or make_run_folder(self.plan.program, self._options.log_dir)
                 write_crash_report(folder, self.plan, result, stacks)
                 self._crash_dir = folder
             except (OSError, LaunchError):

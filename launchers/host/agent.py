@@ -56,6 +56,7 @@ from launchers.host.sweep import MARK, adopt_orphans, end_children, fork_under_w
 from launchers.host.usage import UsageMeter
 from launchers.host.worker import leave, prepare_output, run_worker
 from launchpad_lite._checkpoints import CheckpointStore
+from launchpad_lite._private_files import make_folder, open_private
 from launchpad_lite.launching import Address
 
 #: When the launcher is gone: seconds workers have between the request and the end by force.
@@ -495,7 +496,9 @@ class Agent:
         with contextlib.ExitStack() as undo:
             log_fd = None
             if frame["log"] is not None:
-                log_fd = _open_log(Path(frame["log"]))
+                log = Path(frame["log"])
+                make_folder(log.parent)
+                log_fd = open_private(log)
                 undo.callback(os.close, log_fd)
             stacks_fd = open_stacks()
             undo.callback(os.close, stacks_fd)
@@ -788,11 +791,6 @@ def _signal_group(pgid: int, signum: int) -> None:
         except PermissionError as error:
             if error.errno != errno.EPERM:  # zombies only, as some systems say it
                 raise
-
-
-def _open_log(path: Path) -> int:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
 
 def _die_with_parent(parent: int) -> None:

@@ -190,13 +190,22 @@ class _Cache:
 
     def __init__(self, folder: "str | None") -> None:
         base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-        self._root = os.path.expanduser(folder) if folder else os.path.join(base, "launchpad_lite")
+        root = os.path.expanduser(folder) if folder else os.path.join(base, "launchpad_lite")
+        self._root = os.path.realpath(root)  # a link may lead elsewhere a moment later
         os.makedirs(self._root, mode=0o700, exist_ok=True)
         status = os.stat(self._root)
         if status.st_uid != os.geteuid() or status.st_mode & 0o022:
-            raise PermissionError(
-                errno.EPERM, "others may write there: code is not taken from it", self._root
-            )
+            self._refuse(self._root)
+        # Who may write above it can replace it. All in a pod has one owner.
+        above = os.path.dirname(self._root)
+        while above != os.path.dirname(above) and "KUBERNETES_SERVICE_HOST" not in os.environ:
+            if os.stat(above).st_mode & 0o1002 == 0o002:  # by everybody, and without the sticky bit
+                self._refuse(above)
+            above = os.path.dirname(above)
+
+    def _refuse(self, folder: str) -> None:
+        reason = "others may write there: code is not taken from it"
+        raise PermissionError(errno.EPERM, reason, folder)
 
     def tree(self, key: str) -> str:
         return os.path.join(self._root, "trees", key)

@@ -215,10 +215,15 @@ def test_a_host_that_says_nothing_is_given_up() -> None:
     assert arrival.process.poll() is not None
 
 
-def test_a_cache_that_others_may_write_to_is_not_used(cache: Path) -> None:
+@pytest.mark.parametrize("above", [0, 2])
+def test_a_cache_that_others_may_replace_is_not_used(
+    cache: Path, above: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     cache.mkdir(parents=True)
-    cache.chmod(0o777)
-    assert refusal() == f"h1: {cache}: others may write there: code is not taken from it"
+    folder = (cache, *cache.parents)[above]
+    folder.chmod(0o777)
+    assert refusal() == f"h1: {folder}: others may write there: code is not taken from it"
 
 
 def test_a_cache_that_cannot_be_made_is_told(tmp_path: Path) -> None:

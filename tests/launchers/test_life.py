@@ -162,12 +162,16 @@ def test_a_log_folder_that_cannot_be_made_is_a_launch_error(
     _assert_no_launch("folder for logs")
 
 
+@pytest.mark.parametrize("obstacle", ["node", "node/0.log"])
 def test_a_log_that_cannot_be_written_is_a_failure_that_says_so(
-    launch_program: Any, tmp_path: Path
+    launch_program: Any, tmp_path: Path, obstacle: str
 ) -> None:
     (tmp_path / "file").touch()
-    running = launch_program(_waiting(), "test_mp", log_dir=tmp_path / "file")
-    with pytest.raises(lp.NodeFailedError, match=r"node\[0\].*could not be started"):
+    path = tmp_path / "run" / obstacle
+    path.parent.mkdir(parents=True)
+    path.symlink_to(tmp_path / "file")
+    running = launch_program(_waiting(), "test_mp", log_dir=tmp_path / "run")
+    with pytest.raises(lp.NodeFailedError, match=rf"node\[0\].*not be started.*{path}"):
         running.wait()
 
 

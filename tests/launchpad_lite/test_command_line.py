@@ -156,6 +156,18 @@ def test_what_stands_before_a_program_may_be_options_of_its_launcher(
     assert (tmp_path / "again" / "job.sh").exists()
 
 
+def test_nothing_is_emitted_to_where_others_could_replace_it(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    code, _, told = command("emit", "slurm", "--nodes=1", "prog.py:ready", "-o", "../open/review")
+    assert code == 1
+    assert "open: others could replace" in told
+    assert "--output=" in told
+
+
 @pytest.mark.parametrize("verb", ["status", "logs", "stop"])
 def test_programs_that_end_with_their_launcher_are_not_found_again(
     command: Command, verb: str

@@ -1,0 +1,133 @@
+"""Output and reports go to a folder of this user's own, whoever was there first."""
+
+import os
+import stat
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import launchpad_lite as lp
+from launchers._logs import NodeLogs
+from launchers._run_folder import make_run_folder
+from launchers._slurm_folder import RunFolder
+from launchpad_lite._crash import write_crash_report
+from launchpad_lite.errors import LaunchError
+from launchpad_lite.launching import Outcome, ProgramResult
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder for temporary files, which everybody may write to."""
+    monkeypatch.delenv("LAUNCHPAD_LOGGING_DIR", raising=False)
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    folder.chmod(0o1777)
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+def test_a_run_has_a_folder_of_its_own_for_this_user_only(temporary: Path) -> None:
+    folder = make_run_folder("demo")
+    assert folder != make_run_folder("demo")
+    assert folder.parent.parent == temporary
+    for each in (folder, folder.parent):
+        assert stat.S_IMODE(each.stat().st_mode) == 0o700
+
+
+def test_folders_of_the_users_own_come_before_the_one_for_temporary_files(
+    temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime, state = tmp_path / "runtime", tmp_path / "state"
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+    assert make_run_folder("demo").parent.parent == temporary  # nobody made that of the session
+    runtime.mkdir(mode=0o700)
+    assert make_run_folder("demo").parent == runtime / "launchpad_lite"
+    monkeypatch.setenv("XDG_STATE_HOME", str(state))
+    assert make_run_folder("demo").parent == state / "launchpad_lite"
+
+
+def _give_away(base: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("gives files to others: needs root")
+    os.chown(base, 4711, -1)
+
+
+def _open_to_the_group(base: Path) -> None:
+    base.chmod(0o770)
+
+
+def _replace_by_a_link(base: Path) -> None:
+    base.rename(base.with_name("elsewhere"))
+    base.symlink_to("elsewhere")
+
+
+@pytest.mark.parametrize("spoil", [_give_away, _open_to_the_group, _replace_by_a_link])
+def test_the_folder_that_everybody_knows_is_refused_unless_it_is_ours(
+    spoil: Callable[[Path], None], temporary: Path
+) -> None:
+    folder = make_run_folder("demo")
+    spoil(folder.parent)
+    with pytest.raises(LaunchError) as refused:
+        make_run_folder("demo")
+    for part in (str(folder.parent), "of user", "Remove", "LAUNCHPAD_LOGGING_DIR", "log_dir="):
+        assert part in str(refused.value)
+
+
+@pytest.mark.parametrize("is_named_by", ["variable", "argument"])
+def test_a_named_folder_is_refused_where_everybody_may_replace_it(
+    is_named_by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    tmp_path.chmod(0o777)
+    named = tmp_path / "logs"
+    monkeypatch.setenv("LAUNCHPAD_LOGGING_DIR", str(named))
+    with pytest.raises(LaunchError, match="others could replace"):
+        make_run_folder("demo", named if is_named_by == "argument" else None)
+
+
+def test_a_slurm_job_is_neither_written_nor_read_where_everybody_may_replace_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    run = RunFolder(tmp_path / "run")
+    run.write_submission({"order.pickle": b""})
+    run.check_owner()
+    tmp_path.chmod(0o777)
+    for refused in (run.check_owner, lambda: run.write_submission({})):
+        with pytest.raises(LaunchError, match="others could replace"):
+            refused()
+    assert (run.path / "run").is_dir(), "a refusal takes nothing from the run that is there"
+
+
+@pytest.fixture
+def precious(tmp_path: Path) -> Path:
+    """A file of ours that somebody wants changed."""
+    file = tmp_path / "precious"
+    file.write_text("mine")
+    return file
+
+
+def test_a_log_is_no_link(tmp_path: Path, precious: Path) -> None:
+    logs = NodeLogs(tmp_path, ["greeter[0]"])
+    log = tmp_path / "greeter" / "0.log"
+    log.unlink()
+    log.symlink_to(precious)
+    logs.write("greeter[0]", b"output")
+    assert precious.read_text() == "mine"
+    with pytest.raises(LaunchError, match=r"cannot write logs: .*0\.log"):
+        NodeLogs(tmp_path, ["greeter[0]"])
+
+
+def test_reports_take_the_place_of_links(tmp_path: Path, precious: Path) -> None:
+    program = lp.Program("demo")
+    program.add_node(lp.PyNode(print), label="node")
+    plan = lp.plan(program)
+    (tmp_path / "report.txt").symlink_to(precious)
+    for _ in range(2):  # also where an earlier run was
+        write_crash_report(tmp_path, plan, ProgramResult(Outcome.FAILED), {"node[0]": "here"})
+    assert precious.read_text() == "mine"
+    assert (tmp_path / "stacks" / "node[0].txt").read_text() == "here"
+    for name in ("report", "plan", "versions", "stacks/node[0]"):
+        assert (tmp_path / f"{name}.txt").lstat().st_mode == stat.S_IFREG | 0o600
