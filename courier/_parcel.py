@@ -108,7 +108,10 @@ def pack(value: Any) -> Parcel:
 
 def _raw(buffer: pickle.PickleBuffer) -> memoryview:
     try:
-        return buffer.raw()
+        raw = buffer.raw()
+        # A view of a view that a PickleBuffer was made of crashes the collector of Python before
+        # 3.11.8 when it comes upon both in a loop (python/cpython#77894).
+        return raw.obj.cast("B") if type(raw.obj) is memoryview else raw
     except BufferError:
         # Neither C nor Fortran contiguous: such a view has no flat memory to show.
         return memoryview(bytes(buffer))

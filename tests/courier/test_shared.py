@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import courier
+from courier._parcel import pack
 from tests.courier.conftest import Connect, Script, Serve, go_by
 from tests.courier.shared_memory import descriptors, maps
 from tests.courier.waiting import wait_until
@@ -447,3 +448,9 @@ def test_where_there_is_no_memory_without_a_name_it_is_sent_as_all_else(
     _, client = serve(Learner(_params()))
     for _ in range(2):
         _check(client.params())
+
+
+def test_what_is_packed_views_the_memory_itself() -> None:
+    """Python before 3.11.8 crashes when it collects a view of a view in a loop."""
+    (buffer,) = pack(courier.Shared(np.zeros(_SIZE))).buffers
+    assert type(memoryview(buffer).obj) is not memoryview
