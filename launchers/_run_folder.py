@@ -44,11 +44,9 @@ def _make_base() -> Path:
         base = Path(named)
         make_folder(base)
         return base
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    if state := os.environ.get("XDG_STATE_HOME"):  # first, since it outlives a logout
+    # Not XDG_RUNTIME_DIR: it is in memory, which logs would fill, and ends with the session.
+    if state := os.environ.get("XDG_STATE_HOME"):
         base = Path(state, "launchpad_lite")
-    elif runtime and _is_ours(Path(runtime)):  # after `su` it may be that of the user before
-        base = Path(runtime, "launchpad_lite")
     else:
         base = Path(tempfile.gettempdir(), f"launchpad_lite-{_user()}")
     make_folder(base)

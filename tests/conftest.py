@@ -57,8 +57,7 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["TMPDIR"] = folder
     tempfile.tempdir = None  # look at TMPDIR again
     # Runs without a name would go there instead.
-    for name in ("XDG_STATE_HOME", "XDG_RUNTIME_DIR"):
-        os.environ.pop(name, None)
+    os.environ.pop("XDG_STATE_HOME", None)
 
 
 def _restore_signals() -> None:

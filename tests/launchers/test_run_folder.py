@@ -36,16 +36,12 @@ def test_a_run_has_a_folder_of_its_own_for_this_user_only(temporary: Path) -> No
         assert stat.S_IMODE(each.stat().st_mode) == 0o700
 
 
-def test_folders_of_the_users_own_come_before_the_one_for_temporary_files(
+def test_a_folder_of_the_users_own_comes_before_the_one_for_temporary_files(
     temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runtime, state = tmp_path / "runtime", tmp_path / "state"
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
-    assert make_run_folder("demo").parent.parent == temporary  # nobody made that of the session
-    runtime.mkdir(mode=0o700)
-    assert make_run_folder("demo").parent == runtime / "launchpad_lite"
-    monkeypatch.setenv("XDG_STATE_HOME", str(state))
-    assert make_run_folder("demo").parent == state / "launchpad_lite"
+    assert make_run_folder("demo").parent.parent == temporary
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert make_run_folder("demo").parent == tmp_path / "launchpad_lite"
 
 
 def _give_away(base: Path) -> None:
