@@ -277,6 +277,55 @@ def test_a_relay_stops_though_nobody_takes_what_has_come(monkeypatch: pytest.Mon
         assert outer.fileno() == server.inner.fileno() == -1
 
 
+def test_no_more_come_in_than_grpc_sees_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "_MAX_STRANGERS", 2)
+    grpc_ends: list[socket.socket] = []
+    clients: list[socket.socket] = []
+
+    def reach() -> tuple[socket.socket, str]:
+        inner, there = socket.socketpair()
+        grpc_ends.append(there)
+        return inner, str(len(grpc_ends))
+
+    async def come(relaying: Relay) -> socket.socket:
+        client, outer = socket.socketpair()
+        clients.append(client)
+        client.setblocking(False)
+        relaying.take(outer, HTTP2_PREFACE, "a client")
+        await asyncio.sleep(0.05)
+        return client
+
+    def is_out(client: socket.socket) -> bool:
+        try:
+            return client.recv(1) == b""
+        except BlockingIOError:
+            return False
+
+    async def play() -> None:
+        relaying = Relay(is_tls=False)
+        relaying.open(reach)
+        first, second, third, fourth = [await come(relaying) for _ in range(4)]
+        assert [is_out(each) for each in (first, second, third, fourth)] == [
+            True,
+            True,
+            False,
+            False,
+        ]
+        assert is_out(await come(relaying))  # the first two have not left yet
+        assert not is_out(third)
+        grpc_ends[0].close()
+        await asyncio.sleep(0.05)
+        assert not is_out(await come(relaying))
+        assert is_out(third)
+        for each in grpc_ends:
+            each.close()
+        await relaying.stop()
+
+    asyncio.run(asyncio.wait_for(play(), _PATIENCE_S))
+    for client in clients:
+        client.close()
+
+
 @pytest.mark.skipif(not ABSTRACT, reason="gRPC listens at a port of loopback here")
 def test_only_the_port_leads_to_grpc(server: courier.Server) -> None:
     assert _health(server.address)

@@ -629,6 +629,16 @@ class TestWithoutASecret:
         assert target.calls == 0
         assert client.hit() == 1
 
+    def test_no_session_of_plain_grpc_is_opened(
+        self, serve: Serve, target: Target, secret: courier.Secret
+    ) -> None:
+        server, _ = serve(target, secret=None)
+        with grpc.insecure_channel(server.address) as channel:
+            with pytest.raises(grpc.RpcError) as caught:
+                Wire(channel, None)
+            assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+            assert "secret=courier.Secret" in caught.value.details()
+
     def test_a_client_unpickles_nothing_that_came_another_way(
         self, connect: Callable[..., Any], value_bomb: bytes
     ) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import grpc
 import numpy as np
+import psutil
 import pytest
 
 import courier
@@ -23,6 +24,7 @@ from tests.courier.certificates import Authority
 from tests.courier.conftest import RunOn, Script, Serve, go_by
 from tests.courier.grpc_client import GrpcClient
 from tests.courier.machines import CLIENT_IP, SERVER_IP, Machines
+from tests.courier.waiting import wait_until
 
 _ROOT = Path(__file__).resolve().parents[2]
 _PATIENCE_S = 20.0
@@ -283,6 +285,19 @@ def _read_encrypted(context: ssl.SSLContext, sock: socket.socket) -> None:
     with context.wrap_socket(sock) as encrypted:
         if not encrypted.recv(1):
             raise ConnectionResetError("a reset, in good order")
+
+
+def test_a_stranger_costs_little_until_its_certificate_was_seen(serve_tls: Serve) -> None:
+    server, client = serve_tls(Node())
+    assert client.echo(1) == 1
+    used = psutil.Process().memory_info().rss
+    with contextlib.ExitStack() as stack:
+        for _ in range(200):
+            sock = socket.create_connection(("127.0.0.1", server.port), _PATIENCE_S)
+            stack.enter_context(sock).sendall(OPENING + b"\x16\x03\x01\x02\0")
+        assert client.echo(2) == 2
+        wait_until(lambda: len(server._host._guests) == 200)
+        assert psutil.Process().memory_info().rss - used < 200 * (128 << 10)
 
 
 def test_garbage_where_tls_should_begin_harms_nobody(serve_tls: Serve) -> None:
