@@ -88,8 +88,16 @@ class GrpcDoor:
             with self._lock:
                 self._stopping = True
                 self._answered = True
-            loop.run_until_complete(self._relay.stop())
+            loop.run_until_complete(self._end_all())
             loop.close()
+
+    async def _end_all(self) -> None:
+        await self._relay.stop()
+        # Of calls that were cancelled some may not have noticed yet.
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _serve(self) -> None:
         from courier._grpc.server import FrontDoor  # grpc loads when somebody speaks it

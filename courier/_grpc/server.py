@@ -393,17 +393,15 @@ class FrontDoor:
 
         self._engine.admit(inner, self._relay.peer_of(name), Way.GRPC, welcomed)
         self._streams.add(outer)
-        bringing = self._loop.create_task(self._bring(pieces, outer))
-        try:
-            while piece := await self._loop.sock_recv(outer, PIECE_BYTES):
-                await context.write(piece)
-        except OSError:
-            return
-        finally:
-            self._streams.discard(outer)
-            bringing.cancel()
-            await asyncio.wait([bringing])
-            outer.close()
+        with outer, contextlib.suppress(OSError):
+            bringing = self._loop.create_task(self._bring(pieces, outer))
+            try:
+                while piece := await self._loop.sock_recv(outer, PIECE_BYTES):
+                    await context.write(piece)
+            finally:
+                self._streams.discard(outer)
+                bringing.cancel()
+                await asyncio.wait([bringing])
 
     async def _bring(self, pieces: AsyncIterator[bytes], outer: socket.socket) -> None:
         with contextlib.suppress(OSError):  # the engine has ended it
