@@ -7,8 +7,10 @@ and would pay for it with start time and memory. All of it runs in one thread.
 import asyncio
 import contextlib
 import logging
+import os
 import socket
 import threading
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from courier._dispatch import Dispatcher
@@ -19,9 +21,17 @@ from courier._tls import TlsCredentials
 
 if TYPE_CHECKING:
     from courier._engine.host import Host
+    from courier._grpc.server import FrontDoor
 
+#: Connections that wait for the event loop; more come than it can take.
+_MAX_COMING = 64
+_RETRY_S = 0.5
+#: Seconds that calls have to notice that they were cancelled.
+_LAST_S = 2.0
 #: Seconds that the end has for what is on its way, and for gRPC to let go.
 _END_S = 5.0
+
+_FORK_SUPPORT = "GRPC_ENABLE_FORK_SUPPORT"
 
 _log = logging.getLogger(__name__)
 
@@ -51,8 +61,10 @@ class GrpcDoor:
         self._healthy = True
         self._stopping = False
         self._grace_s = 0.0
-        #: Whether all calls have ended.
-        self._answered = True
+        #: Connections that wait for the event loop to take them.
+        self._coming = 0
+        #: Whether its calls have.
+        self._has_ended = False
 
     def admit(self, sock: socket.socket, data: bytes, peer: str) -> None:
         """Hands a connection to gRPC; returns at once.
@@ -63,20 +75,28 @@ class GrpcDoor:
             peer: Who it is, for people to read.
         """
         with self._lock:
-            if self._stopping:
+            if self._stopping or self._coming == _MAX_COMING:
                 sock.close()
                 return
             loop = self._loop or self._begin()
-            loop.call_soon_threadsafe(self._relay.take, sock, data, peer)
+            self._coming += 1
+            loop.call_soon_threadsafe(self._take, sock, data, peer)
+
+    def _take(self, sock: socket.socket, data: bytes, peer: str) -> None:
+        with self._lock:
+            self._coming -= 1
+        self._relay.take(sock, data, peer)
 
     def _begin(self) -> asyncio.AbstractEventLoop:
-        loop = self._loop = asyncio.new_event_loop()
+        loop = asyncio.new_event_loop()
         loop.set_exception_handler(_report)
-        self._answered = False
-        self._thread = threading.Thread(
-            target=self._run, args=(loop,), name="courier-grpc", daemon=True
-        )
-        self._thread.start()
+        thread = threading.Thread(target=self._run, args=(loop,), name="courier-grpc", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # the system gives no more threads
+            loop.close()
+            raise
+        self._loop, self._thread = loop, thread
         return loop
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -87,25 +107,24 @@ class GrpcDoor:
         finally:
             with self._lock:
                 self._stopping = True
-                self._answered = True
+                self._has_ended = True
             loop.run_until_complete(self._end_all())
             loop.close()
 
     async def _end_all(self) -> None:
         await self._relay.stop()
-        # Of calls that were cancelled some may not have noticed yet.
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        # Of calls that were cancelled some may not have noticed yet; gRPC tells them.
+        if tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+            _, late = await asyncio.wait(tasks, timeout=_LAST_S)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
 
     async def _serve(self) -> None:
-        from courier._grpc.server import FrontDoor  # grpc loads when somebody speaks it
-
-        assert self.engine is not None
-        door = FrontDoor(
-            self._dispatcher, self._handlers, self._secret, self._tls, self.engine, self._relay
-        )
+        while (door := self._make_door()) is None:
+            await asyncio.sleep(_RETRY_S)  # whoever has come waits as well
+            if self._stopping:
+                return
         await door.start()
         self._relay.open(door.connect)
         while not self._stopping:
@@ -113,6 +132,24 @@ class GrpcDoor:
             await self._changed.wait()
             self._changed.clear()
         await door.stop(self._grace_s)
+
+    def _make_door(self) -> "FrontDoor | None":
+        assert self.engine is not None
+        with _for_this_process_only():
+            from courier._grpc.server import FrontDoor  # grpc loads when somebody speaks it
+
+            try:
+                return FrontDoor(
+                    self._dispatcher,
+                    self._handlers,
+                    self._secret,
+                    self._tls,
+                    self.engine,
+                    self._relay,
+                )
+            except OSError as error:  # no descriptor is left, or no folder can be written to
+                _log.warning("a courier server cannot speak gRPC yet: %s", error)
+                return None
 
     def _tell(self) -> None:
         with contextlib.suppress(RuntimeError):  # it has ended already
@@ -125,10 +162,14 @@ class GrpcDoor:
             self._healthy = healthy
         self._tell()
 
+    def survive_fork(self) -> None:
+        """Closes, in a forked child, what belongs to the parent."""
+        self._relay.survive_fork()
+
     @property
     def is_idle(self) -> bool:
         """Whether no call that came by gRPC is open, after `begin_stop`."""
-        return self._answered
+        return self._thread is None or self._has_ended
 
     def begin_stop(self, grace_s: float) -> None:
         """Takes no more calls; those that run have `grace_s`."""
@@ -144,6 +185,35 @@ class GrpcDoor:
             return []
         thread.join(_END_S)
         return [thread.name] if thread.is_alive() else []
+
+
+@contextlib.contextmanager
+def _for_this_process_only() -> Iterator[None]:
+    """Keeps gRPC from starting its threads again in forked children, where they crash.
+
+    Has no effect where somebody else has begun to use gRPC before.
+
+    Raises:
+        RuntimeError: This is such a child.
+    """
+    global _server_process
+    if _server_process not in (0, os.getpid()):
+        raise RuntimeError(
+            "this process was forked from one that serves gRPC, and cannot serve it: start it by "
+            "multiprocessing's methods spawn or forkserver"
+        )
+    _server_process = os.getpid()
+    is_set = _FORK_SUPPORT in os.environ
+    os.environ.setdefault(_FORK_SUPPORT, "0")
+    try:
+        yield
+    finally:
+        if not is_set:
+            del os.environ[_FORK_SUPPORT]
+
+
+#: The first process of those forked from one another that served gRPC.
+_server_process = 0
 
 
 def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -111,7 +111,9 @@ def _raw(buffer: pickle.PickleBuffer) -> memoryview:
         raw = buffer.raw()
         # A view of a view that a PickleBuffer was made of crashes the collector of Python before
         # 3.11.8 when it comes upon both in a loop (python/cpython#77894).
-        return raw.obj.cast("B") if type(raw.obj) is memoryview else raw
+        if type(raw.obj) is not memoryview:
+            return raw
+        return raw.obj.cast("B") if raw.obj.c_contiguous else memoryview(raw.tobytes())
     except BufferError:
         # Neither C nor Fortran contiguous: such a view has no flat memory to show.
         return memoryview(bytes(buffer))

@@ -121,7 +121,7 @@ class SessionKey:
 class SequenceWindow:
     """Admits every sequence number once: the server's half of "at most once".
 
-    Not thread-safe; the caller holds a lock.
+    Not thread-safe.
     """
 
     __slots__ = ("_ahead", "_floor")

@@ -299,6 +299,8 @@ class Server:
         """Counts as stopped in a forked child: the parent serves, and its threads hold its locks."""
         self._lock = threading.Lock()
         self._stopped = threading.Event()
+        if self._grpc is not None:
+            self._grpc.survive_fork()
         if self._stage is not _Stage.NEW:
             self._stage = _Stage.STOPPED
             self._stopped.set()

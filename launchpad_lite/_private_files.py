@@ -20,6 +20,8 @@ def make_folder(folder: Path) -> None:
         OSError: It cannot be made.
     """
     missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    if missing:
+        check_folder(missing[-1].parent)  # else a stranger would find them
     for each in reversed(missing):
         # Others of our processes may make it at the same time.
         each.mkdir(mode=0o700, exist_ok=True)

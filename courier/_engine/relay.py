@@ -7,30 +7,36 @@ it until the stranger has proved that it belongs to the program.
 import asyncio
 import collections
 import contextlib
+import resource
 import socket
 from collections.abc import Callable
 
 from courier._engine.guest import PATIENCE_S
 from courier._engine.handshake import HTTP2_PREFACE
 
-#: Strangers at a time; a new one takes the place of the one who has waited longest. At first each
-#: costs gRPC 10 KiB, and with what it may send 0.5 MiB at most.
-_MAX_STRANGERS = 128
-#: What gRPC gets of what a stranger sends; a proof fits into much less.
-_STRANGER_BYTES = 256 << 10
-#: Requests that a stranger may begin; each costs gRPC 15 KiB, though nothing of it comes.
-_STRANGER_STREAMS = 16
+#: Strangers at a time; a new one takes the place of the one who has waited longest. Each costs three
+#: descriptors.
+_MAX_STRANGERS = min(128, max(8, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 16))
+#: Who sends more than this before it has proved itself is hung up on. A hundred clients behind one
+#: connection of a proxy need half of it.
+_MAX_WEIGHT = 4 << 20
+#: Of all strangers; when they send more, the one who has sent the most is hung up on.
+_MAX_WEIGHT_OF_ALL = 32 << 20
+#: What a frame costs gRPC at most beside its content: a request of which nothing comes (15 KiB), or an
+#: answer; the content of a request.
+_FRAME_WEIGHT = 16 << 10
+_DATA_WEIGHT = 1 << 10
 _PIECE_BYTES = 1 << 16
 #: Seconds for what is on its way when all ends; somebody may not take it.
 _LAST_S = 2.0
 
 # Frames of HTTP/2: RFC 9113, section 4.1.
 _FRAME_HEADER_BYTES = 9
-_HEADERS = 1
+_DATA = 0
 
 
-class Gate:
-    """Says how much of what a stranger sends may go on. Pure."""
+class Scale:
+    """Weighs what a stranger sends: the bytes that gRPC may hold because of it. Pure."""
 
     def __init__(self, *, is_tls: bool) -> None:
         """Starts where the connection starts.
@@ -39,23 +45,14 @@ class Gate:
             is_tls: Whether nobody but gRPC can read it; it lets nobody in without a certificate.
         """
         self._is_tls = is_tls
-        self._bytes_left = _STRANGER_BYTES
-        self._streams_left = _STRANGER_STREAMS
         #: Until the next frame begins.
         self._skip = len(HTTP2_PREFACE)
         self._header = bytearray()
 
-    def admit(self, data: memoryview) -> int:
-        """Returns how many bytes of `data` may go on; if not all of them, nothing more may."""
-        data = data[: self._bytes_left]
-        admitted = len(data) if self._is_tls else self._walk(data)
-        self._bytes_left -= admitted
-        return admitted
-
-    def _walk(self, data: memoryview) -> int:
-        """Counts the requests that begin in `data`; returns where one begins that is too many."""
-        at = 0
-        while at < len(data):
+    def weigh(self, data: bytes) -> int:
+        """Returns the weight of what comes next."""
+        weight, at = len(data), 0
+        while at < len(data) and not self._is_tls:
             if self._skip:
                 step = min(self._skip, len(data) - at)
                 self._skip -= step
@@ -63,22 +60,21 @@ class Gate:
                 step = min(_FRAME_HEADER_BYTES - len(self._header), len(data) - at)
                 self._header += data[at : at + step]
                 if len(self._header) == _FRAME_HEADER_BYTES:
-                    if self._header[3] == _HEADERS:
-                        if not self._streams_left:
-                            return at
-                        self._streams_left -= 1
+                    weight += _DATA_WEIGHT if self._header[3] == _DATA else _FRAME_WEIGHT
                     self._skip = int.from_bytes(self._header[:3], "big")
                     self._header.clear()
             at += step
-        return at
+        return weight
 
 
 class _Line:
     """One who speaks gRPC."""
 
-    def __init__(self, peer: str) -> None:
+    def __init__(self, peer: str, outer: socket.socket) -> None:
         self.peer = peer
-        self.proven = asyncio.Event()
+        self.outer = outer
+        self.is_proven = False
+        self.weight = 0
         self.task: asyncio.Task[None]
         self.patience: asyncio.TimerHandle
         self._has_ended = False
@@ -106,6 +102,8 @@ class Relay:
         #: Those that have reached gRPC, by the name that it knows them by.
         self._lines: dict[str, _Line] = {}
         self._strangers: collections.OrderedDict[_Line, None] = collections.OrderedDict()
+        #: Of the strangers, and of those who leave.
+        self._weight = 0
         #: Those that had to make room, and that gRPC has not let go of yet.
         self._leaving: set[_Line] = set()
 
@@ -130,24 +128,34 @@ class Relay:
             if len(self._leaving) == _MAX_STRANGERS:
                 sock.close()  # more come than gRPC can see out
                 return
-            oldest, _ = self._strangers.popitem(last=False)
-            self._leaving.add(oldest)
-            oldest.end()
+            self._show_out(next(iter(self._strangers)))
         sock.setblocking(False)
         loop = asyncio.get_running_loop()
-        line = _Line(peer)
-        line.task = loop.create_task(self._carry(line, sock, data))
+        line = _Line(peer, sock)
+        line.task = loop.create_task(self._carry(line, data))
         line.patience = loop.call_later(PATIENCE_S, line.end)
         self._open.add(line)
-        line.task.add_done_callback(lambda _: self._forget(line, sock))
+        line.task.add_done_callback(lambda _: self._forget(line))
         self._strangers[line] = None
 
-    def _forget(self, line: _Line, sock: socket.socket) -> None:
-        sock.close()
-        line.patience.cancel()
-        self._strangers.pop(line, None)
+    def _show_out(self, line: _Line) -> None:
+        del self._strangers[line]
+        self._leaving.add(line)
+        line.end()
+
+    def _forget(self, line: _Line) -> None:
+        line.outer.close()
+        self._trust(line)
         self._leaving.discard(line)
         self._open.discard(line)
+
+    def _trust(self, line: _Line) -> None:
+        """Counts somebody as a stranger no longer."""
+        line.is_proven = True
+        line.patience.cancel()
+        self._strangers.pop(line, None)
+        self._weight -= line.weight
+        line.weight = 0
 
     def prove(self, name: str) -> None:
         """Notes that somebody belongs to the program.
@@ -156,18 +164,17 @@ class Relay:
             name: Of the peer, as gRPC knows it.
         """
         line = self._lines.get(name)
-        if line is not None and not line.proven.is_set():
-            line.proven.set()
-            line.patience.cancel()
-            self._strangers.pop(line, None)
+        if line is not None and line in self._strangers:
+            self._trust(line)
 
     def peer_of(self, name: str) -> str:
         """Returns who it is that gRPC knows by a name; the name itself if he has left."""
         line = self._lines.get(name)
         return line.peer if line is not None else name
 
-    async def _carry(self, line: _Line, outer: socket.socket, data: bytes) -> None:
+    async def _carry(self, line: _Line, data: bytes) -> None:
         await self._opened.wait()
+        outer = line.outer
         with contextlib.ExitStack() as stack:
             stack.enter_context(contextlib.suppress(OSError))  # either side has hung up
             inner, name = self._reach()
@@ -175,7 +182,7 @@ class Relay:
             inner.setblocking(False)
             self._lines[name] = line
             stack.callback(self._lines.pop, name)
-            bringing = asyncio.create_task(self._bring(line, outer, inner, data))
+            bringing = asyncio.create_task(self._bring(line, inner, data))
             try:
                 await _copy(inner, outer)
                 outer.shutdown(socket.SHUT_WR)
@@ -184,37 +191,41 @@ class Relay:
             finally:
                 bringing.cancel()
                 await asyncio.wait([bringing])
+                with contextlib.suppress(OSError):  # the peer has left
+                    outer.shutdown(socket.SHUT_RDWR)  # a forked child may hold it, too
                 outer.close()
-                inner.shutdown(socket.SHUT_WR)
                 # Until gRPC lets go it holds a descriptor, and this line counts.
+                inner.shutdown(socket.SHUT_WR)
                 await _exhaust(inner)
 
-    async def _bring(
-        self, line: _Line, outer: socket.socket, inner: socket.socket, data: bytes
-    ) -> None:
+    async def _bring(self, line: _Line, inner: socket.socket, data: bytes) -> None:
         """Copies what comes from outside; nothing of it is left unread when gRPC hangs up."""
         with contextlib.suppress(OSError):
-            await self._bring_stranger(line, outer, inner, data)
-            await _copy(outer, inner)
+            await self._bring_stranger(line, inner, data)
+            await _copy(line.outer, inner)
         with contextlib.suppress(OSError):
             inner.shutdown(socket.SHUT_WR)
-            await _exhaust(outer)
+            await _exhaust(line.outer)
 
-    async def _bring_stranger(
-        self, line: _Line, outer: socket.socket, inner: socket.socket, data: bytes
-    ) -> None:
-        gate = Gate(is_tls=self._is_tls)
+    async def _bring_stranger(self, line: _Line, inner: socket.socket, data: bytes) -> None:
+        scale = Scale(is_tls=self._is_tls)
         loop = asyncio.get_running_loop()
-        while data and not line.proven.is_set():
-            view = memoryview(data)
-            admitted = gate.admit(view)
-            await loop.sock_sendall(inner, view[:admitted])
-            if admitted < len(view):
-                await line.proven.wait()
-                await loop.sock_sendall(inner, view[admitted:])
-                return
-            data = await _receive(outer)
+        while data and not line.is_proven:
+            weight = scale.weigh(data)
+            line.weight += weight
+            self._weight += weight
+            if line.weight > _MAX_WEIGHT and line in self._strangers:
+                self._show_out(line)
+            elif self._weight > _MAX_WEIGHT_OF_ALL and self._strangers:
+                self._show_out(max(self._strangers, key=lambda each: each.weight))
+            await loop.sock_sendall(inner, data)
+            data = await _receive(line.outer)
         await loop.sock_sendall(inner, data)
+
+    def survive_fork(self) -> None:
+        """Closes, in a forked child, what belongs to the parent."""
+        for line in self._open:
+            line.outer.close()
 
     async def stop(self) -> None:
         """Ends all; what has come goes on first, if those it comes from have proved themselves."""

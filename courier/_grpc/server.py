@@ -52,13 +52,10 @@ from courier.errors import AuthenticationError, ProtocolError
 #: How long an announced reply waits for its client to fetch it.
 _PARKED_S = 60.0
 #: How often a stop looks whether all have their answers.
-_LOOK_S = 0.1
+_LOOK_S = 0.02
 _OPTIONS = (
     *COMMON_OPTIONS,
     ("grpc.so_reuseport", 0),
-    ("grpc.max_concurrent_streams", 100),
-    # A window that grows with what comes would let strangers fill it.
-    ("grpc.http2.bdp_probe", 0),
 )
 
 _STOPS = "the server stops"

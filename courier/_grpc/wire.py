@@ -12,10 +12,9 @@ from courier.errors import ProtocolError
 M = TypeVar("M", bound=Message)
 
 SERVICE = "courier.v1.Courier"
-#: What is larger travels in pieces. With its head, it fits into one frame of HTTP/2: so a request
-#: comes as a whole, and proves its sender, before much else has come.
-INLINE_BYTES = 12 << 10
-PIECE_BYTES = 256 << 10
+#: What is larger travels in pieces, behind the proof of its sender: before, little is taken.
+INLINE_BYTES = 256 << 10
+PIECE_BYTES = 1 << 20
 
 #: Options of both sides. gRPC holds a message as a whole before anybody has asked whose it is. A
 #: proxy must never see a program's calls.

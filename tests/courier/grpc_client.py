@@ -13,8 +13,8 @@ import grpc
 import courier
 from courier._proto import courier_pb2 as pb
 
-_PIECE_BYTES = 1 << 18
-_INLINE_BYTES = 12 << 10
+_PIECE_BYTES = 1 << 20
+_INLINE_BYTES = 1 << 18
 _OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1))
 
 
@@ -115,6 +115,8 @@ class GrpcClient:
         assert message.seal == _hmac(self._key, b"courier.v1 reply" + message.head)
         head = pb.ReplyHead.FromString(message.head)
         assert head.sequence == pb.RequestHead.FromString(request.head).sequence
+        if message.pickle:  # otherwise it follows
+            assert hashlib.sha256(message.pickle).digest() == head.parcel.pickle_sha256
         return head, [bytearray(message.pickle), *map(bytearray, message.buffers)]
 
     def close(self) -> None:

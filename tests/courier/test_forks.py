@@ -7,7 +7,9 @@ import subprocess
 from collections.abc import Callable
 from typing import Any
 
+import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import courier
 from tests.courier.conftest import Script, Serve
@@ -26,8 +28,8 @@ class Counter:
         return "waited"
 
 
-def _output(process: subprocess.Popen[str]) -> str:
-    out, err = process.communicate(timeout=60)
+def _output(process: subprocess.Popen[str], said: str | None = None) -> str:
+    out, err = process.communicate(said, timeout=60)
     assert process.returncode == 0, err
     return out
 
@@ -234,3 +236,70 @@ def test_a_child_closes_what_belongs_to_its_parents_connections(
         server.address,
     )
     assert _output(process) == "0\n"
+
+
+_SERVE_GRPC = """
+import gc, multiprocessing, time
+server = courier.Server(lambda: 1, secret=secret)
+server.start()
+print(server.address, flush=True)
+sys.stdin.readline()
+
+def work():
+    gc.collect()
+    time.sleep(0.1)
+
+fork = multiprocessing.get_context("fork")
+for _ in range(5):
+    children = [fork.Process(target=work) for _ in range(3)]
+    for child in children: child.start()
+    for child in children: child.join(20)
+    print(*(child.exitcode for child in children), flush=True)
+server.stop()
+"""
+
+
+def test_children_of_a_server_with_grpc_clients_live(script: Script) -> None:
+    process = script(_SERVE_GRPC)
+    assert process.stdout is not None
+    with grpc.insecure_channel(process.stdout.readline().strip()) as channel:
+        watching = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        next(iter(watching))
+        assert _output(process, "\n").split() == ["0"] * 15
+
+
+_SERVE_TWICE = """
+import os, threading
+server = courier.Server(lambda: 1, secret=secret)
+server.start()
+print(server.address, flush=True)
+sys.stdin.readline()
+child = os.fork()
+if not child:
+    again = courier.Server(lambda: 2, secret=secret)
+    again.start()
+    print(again.address, flush=True)
+    sys.stdin.readline()
+    os._exit(len(again.stop()))
+print("child:", os.waitpid(child, 0)[1], flush=True)
+server.stop()
+"""
+
+
+def test_a_forked_child_says_that_it_cannot_serve_grpc_beside_its_parent(script: Script) -> None:
+    """gRPC of the child would serve the connections of its parent."""
+    process = script(_SERVE_TWICE)
+    assert process.stdout is not None
+    assert process.stdin is not None
+    address = process.stdout.readline().strip()
+    with grpc.insecure_channel(address) as channel:
+        check = health_pb2_grpc.HealthStub(channel).Check
+        assert check(health_pb2.HealthCheckRequest(), timeout=20).status
+        print(file=process.stdin, flush=True)
+        childs_address = process.stdout.readline().strip()
+        with grpc.insecure_channel(childs_address) as other, pytest.raises(grpc.RpcError):
+            health_pb2_grpc.HealthStub(other).Check(health_pb2.HealthCheckRequest(), timeout=20)
+        assert check(health_pb2.HealthCheckRequest(), timeout=20).status
+        out, err = process.communicate("\n", timeout=60)
+    assert out == "child: 0\n"
+    assert "forkserver" in err

@@ -177,3 +177,10 @@ def test_a_secret_shows_and_pickles_only_its_name() -> None:
         pickle.loads(data)
     with pytest.raises(ValueError, match="16 bytes"):
         courier.Secret(b"short")
+
+
+def test_a_view_in_any_order_may_be_sent() -> None:
+    for order in ("C", "F"):
+        array = np.arange(40_000.0).reshape(200, 200).copy(order=order)
+        (received,) = unpack(pack([pickle.PickleBuffer(memoryview(array))]))
+        assert bytes(received) == array.tobytes(order="A")

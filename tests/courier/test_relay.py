@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import socket
 import struct
 import threading
@@ -19,14 +20,15 @@ import courier
 from courier._engine import relay
 from courier._engine.handshake import HTTP2_PREFACE
 from courier._engine.place import ABSTRACT
-from courier._engine.relay import Gate, Relay
+from courier._engine.relay import Relay, Scale
 from courier._proto import courier_pb2 as pb
 from tests.courier.by_hand import connected
 from tests.courier.conftest import Serve
 from tests.courier.grpc_client import GrpcClient
+from tests.courier.waiting import wait_until
 
 _PATIENCE_S = 20.0
-_DATA, _HEADERS, _SETTINGS = 0, 1, 4
+_DATA, _HEADERS, _SETTINGS, _PING = 0, 1, 4, 6
 
 
 def _frame(kind: int, stream: int = 0, body: bytes = b"", flags: int = 0) -> bytes:
@@ -51,41 +53,27 @@ def _request(number: int, method: str = "Call") -> bytes:
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from([_DATA, _HEADERS, _SETTINGS]), st.binary(max_size=40))),
+    st.lists(st.tuples(st.sampled_from([_DATA, _HEADERS, _SETTINGS, _PING]), st.binary())),
     st.lists(st.integers(1, 30), min_size=1),
 )
-def test_a_gate_stops_before_the_request_that_is_too_many(
+def test_a_scale_counts_bytes_and_frames_however_they_come(
     frames: list[tuple[int, bytes]], cuts: list[int]
 ) -> None:
-    written, allowed, requests = HTTP2_PREFACE, None, 0
+    written, weight = HTTP2_PREFACE, 0
     for kind, body in frames:
-        requests += kind == _HEADERS
-        if requests > relay._STRANGER_STREAMS and allowed is None:
-            allowed = len(written)
         written += _frame(kind, 1, body)
-    gate, passed, rest = Gate(is_tls=False), 0, memoryview(written)
-    for number in range(len(written)):
-        piece = rest[: cuts[number % len(cuts)]]
-        if not piece:
+        weight += relay._DATA_WEIGHT if kind == _DATA else relay._FRAME_WEIGHT
+    scale, rest, weighed = Scale(is_tls=False), written, 0
+    for size in itertools.cycle(cuts):
+        weighed += scale.weigh(rest[:size])
+        rest = rest[size:]
+        if not rest:
             break
-        passed += (admitted := gate.admit(piece))
-        if admitted < len(piece):
-            break
-        rest = rest[len(piece) :]
-    if allowed is None:
-        assert passed == len(written)
-    else:
-        # Of the next frame, its header may have begun.
-        assert allowed <= passed < allowed + 9
+    assert weighed == len(written) + weight
 
 
-@pytest.mark.parametrize("is_tls", [False, True])
-def test_a_gate_lets_so_many_bytes_through(is_tls: bool) -> None:
-    gate = Gate(is_tls=is_tls)
-    assert gate.admit(memoryview(_OPENING)) == len(_OPENING)
-    large = memoryview(_frame(_DATA, 1, bytes(1 << 20)))
-    assert gate.admit(large) == relay._STRANGER_BYTES - len(_OPENING)
-    assert gate.admit(large) == 0
+def test_under_tls_a_scale_counts_bytes() -> None:
+    assert Scale(is_tls=True).weigh(_OPENING) == len(_OPENING)
 
 
 class Node:
@@ -207,13 +195,49 @@ def test_requests_of_which_nothing_comes_hold_no_handler(
         assert client.call("block") == "done"
 
 
+@pytest.mark.parametrize("frame", [_frame(_PING, 0, bytes(8)), _frame(_SETTINGS)])
+def test_a_stranger_is_hung_up_on_who_sends_too_much(
+    server: courier.Server, strangers: contextlib.ExitStack, frame: bytes
+) -> None:
+    assert _health(server.address)
+    stranger = _stranger(server, strangers, _OPENING)
+    for _ in range(relay._MAX_WEIGHT // relay._FRAME_WEIGHT):
+        with contextlib.suppress(OSError):
+            stranger.sendall(frame)
+    assert _is_hung_up_on(stranger)
+
+
+def test_of_all_strangers_who_sent_the_most_is_hung_up_on(
+    server: courier.Server, strangers: contextlib.ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay, "_MAX_WEIGHT_OF_ALL", 10 * relay._FRAME_WEIGHT)
+    assert _health(server.address)
+    few = _stranger(server, strangers, _OPENING)
+    many = _stranger(server, strangers, _OPENING + 7 * _frame(_PING, 0, bytes(8)))
+    wait_until(lambda: server._grpc._relay._weight > 9 * relay._FRAME_WEIGHT)
+    few.sendall(2 * _frame(_PING, 0, bytes(8)))
+    assert _is_hung_up_on(many)
+    few.sendall(_frame(_PING, 0, bytes(8)))
+    assert few.recv(1)
+
+
+def test_many_may_begin_at_once_on_one_connection(
+    server: courier.Server, secret: courier.Secret
+) -> None:
+    with grpc.insecure_channel(server.address) as channel:
+        hello = channel.unary_unary("/courier.v1.Courier/Hello")
+        request = pb.HelloRequest(nonce=bytes(32)).SerializeToString()
+        for future in [hello.future(request, timeout=_PATIENCE_S) for _ in range(100)]:
+            assert pb.HelloReply.FromString(future.result()).session
+
+
 def test_a_message_that_is_too_large_is_refused(
     server: courier.Server, secret: courier.Secret
 ) -> None:
     with contextlib.closing(GrpcClient(server.address, secret)) as client:
         assert client.call("echo", bytes(1 << 20)) == bytes(1 << 20)
         with pytest.raises(grpc.RpcError) as caught:
-            client.unary(pb.Sealed(pickle=bytes(1 << 20)).SerializeToString(), timeout=20)
+            client.unary(pb.Sealed(pickle=bytes(3 << 20)).SerializeToString(), timeout=20)
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert client.call("echo", 1) == 1
 
