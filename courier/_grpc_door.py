@@ -63,7 +63,7 @@ class GrpcDoor:
         self._grace_s = 0.0
         #: Connections that wait for the event loop to take them.
         self._coming = 0
-        #: Whether its calls have.
+        #: Whether all calls have ended, and none comes any more.
         self._has_ended = False
 
     def admit(self, sock: socket.socket, data: bytes, peer: str) -> None:

@@ -56,12 +56,12 @@ class HandlerPool:
     def submit(
         self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs
     ) -> "concurrent.futures.Future[R]":
-        """Runs `fn` in a thread of the pool, however long the queue is."""
+        """Runs `fn` in a thread of the pool, however long the queue is.
+
+        For the next step of what was let in before.
+        """
         with self._changed:
             return self._put(fn, args, kwargs)
-
-    #: For the next step of what was let in before, even when the queue is full.
-    submit_anyway = submit
 
     def try_submit(self, fn: Callable[[], R]) -> "concurrent.futures.Future[R] | None":
         """Runs `fn` in a thread of the pool; returns None if the queue is full."""

@@ -317,7 +317,7 @@ class Host:
 
     def run_step(self, step: Callable[[], None]) -> None:
         """Runs the next step of what was let in before."""
-        if self._handlers.submit_anyway(step).cancelled():
+        if self._handlers.submit(step).cancelled():
             step()
 
     @property

@@ -145,13 +145,12 @@ class Relay:
 
     def _forget(self, line: _Line) -> None:
         line.outer.close()
-        self._trust(line)
+        self._uncount(line)
         self._leaving.discard(line)
         self._open.discard(line)
 
-    def _trust(self, line: _Line) -> None:
+    def _uncount(self, line: _Line) -> None:
         """Counts somebody as a stranger no longer."""
-        line.is_proven = True
         line.patience.cancel()
         self._strangers.pop(line, None)
         self._weight -= line.weight
@@ -165,7 +164,8 @@ class Relay:
         """
         line = self._lines.get(name)
         if line is not None and line in self._strangers:
-            self._trust(line)
+            line.is_proven = True
+            self._uncount(line)
 
     def peer_of(self, name: str) -> str:
         """Returns who it is that gRPC knows by a name; the name itself if he has left."""

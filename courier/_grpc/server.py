@@ -329,8 +329,7 @@ class FrontDoor:
 
     def _close(self, items: Items) -> None:
         """Ends a generator in a thread of the handlers, since it runs code of the object."""
-        if self._handlers.submit(items.close).cancelled():
-            items.close()
+        self._engine.run_step(items.close)
 
     def _close_unwanted(self, running: "concurrent.futures.Future[Any]") -> None:
         """Ends the generator that a call began whose client has left."""

@@ -37,7 +37,7 @@ def test_what_does_not_fit_is_not_taken(make: Make) -> None:
     pool = make(2, 1)
     blocked = [pool.submit(release.wait, 20) for _ in range(3)]
     assert pool.try_submit(int) is None
-    anyway = pool.submit_anyway(int)
+    anyway = pool.submit(int)
     release.set()
     assert anyway.result(20) == 0
     assert all(future.result(20) for future in blocked)
@@ -72,7 +72,7 @@ def test_stop_cancels_what_waits_and_names_what_runs(make: Make) -> None:
     wait_until(running.running)
     waiting = pool.submit(int)
     assert pool.stop(0.05) == ["courier-test-1"]
-    for future in (waiting, pool.submit(int), pool.submit_anyway(int)):
+    for future in (waiting, pool.submit(int), pool.submit(int)):
         with pytest.raises(concurrent.futures.CancelledError):
             future.result(20)
     release.set()

@@ -24,6 +24,7 @@ from courier._engine.relay import Relay, Scale
 from courier._proto import courier_pb2 as pb
 from tests.courier.by_hand import connected
 from tests.courier.conftest import Serve
+from tests.courier.fuzzing import is_hung_up, send_anyway
 from tests.courier.grpc_client import GrpcClient
 from tests.courier.waiting import wait_until
 
@@ -112,18 +113,6 @@ def _health(address: str) -> int:
         return int(reply.status)
 
 
-def _is_hung_up_on(sock: socket.socket) -> bool:
-    sock.settimeout(_PATIENCE_S)
-    try:
-        while sock.recv(1 << 16):
-            pass
-    except TimeoutError:
-        return False
-    except OSError:
-        pass
-    return True
-
-
 def test_strangers_who_stay_lock_nobody_out_and_hold_no_thread(
     server: courier.Server, secret: courier.Secret, strangers: contextlib.ExitStack
 ) -> None:
@@ -133,7 +122,7 @@ def test_strangers_who_stay_lock_nobody_out_and_hold_no_thread(
         crowd = [strangers.enter_context(connected(server.address)) for _ in range(300)]
         for stranger in crowd:
             stranger.sendall(_OPENING)
-        assert _is_hung_up_on(crowd[0])
+        assert is_hung_up(crowd[0])
         assert _health(server.address) == health_pb2.HealthCheckResponse.SERVING
         with contextlib.closing(GrpcClient(server.address, secret)) as after:
             assert after.call("echo", 2) == 2
@@ -152,7 +141,7 @@ def test_patience_ends_for_strangers_only(
     monkeypatch.setattr(relay, "PATIENCE_S", 0.3)
     with contextlib.closing(GrpcClient(server.address, secret)) as proven:
         peer = proven.call("peer")
-        assert _is_hung_up_on(_stranger(server, strangers, _OPENING))
+        assert is_hung_up(_stranger(server, strangers, _OPENING))
         assert proven.call("peer") == peer  # the same connection
 
 
@@ -202,12 +191,11 @@ def test_a_stranger_is_hung_up_on_who_sends_too_much(
     assert _health(server.address)
     stranger = _stranger(server, strangers, _OPENING)
     for _ in range(relay._MAX_WEIGHT // relay._FRAME_WEIGHT):
-        with contextlib.suppress(OSError):
-            stranger.sendall(frame)
-    assert _is_hung_up_on(stranger)
+        send_anyway(stranger, frame)
+    assert is_hung_up(stranger)
 
 
-def test_of_all_strangers_who_sent_the_most_is_hung_up_on(
+def test_of_all_strangers_who_sent_the_mostis_hung_up(
     server: courier.Server, strangers: contextlib.ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(relay, "_MAX_WEIGHT_OF_ALL", 10 * relay._FRAME_WEIGHT)
@@ -216,7 +204,7 @@ def test_of_all_strangers_who_sent_the_most_is_hung_up_on(
     many = _stranger(server, strangers, _OPENING + 7 * _frame(_PING, 0, bytes(8)))
     wait_until(lambda: server._grpc._relay._weight > 9 * relay._FRAME_WEIGHT)
     few.sendall(2 * _frame(_PING, 0, bytes(8)))
-    assert _is_hung_up_on(many)
+    assert is_hung_up(many)
     few.sendall(_frame(_PING, 0, bytes(8)))
     assert few.recv(1)
 
@@ -251,17 +239,22 @@ class _Grpc:
     def reach(self) -> tuple[socket.socket, str]:
         return self.inner, "somebody"
 
+    async def relay(self, outer: socket.socket) -> Relay:
+        """Returns a relay that has taken somebody over who has proved himself."""
+        relaying = Relay(is_tls=False)
+        relaying.open(self.reach)
+        relaying.take(outer, HTTP2_PREFACE, "a client")
+        await asyncio.sleep(0)
+        relaying.prove("somebody")
+        return relaying
+
 
 def test_what_has_come_goes_on_before_a_relay_stops() -> None:
     client, outer = socket.socketpair()
     server = _Grpc()
 
     async def play() -> None:
-        relaying = Relay(is_tls=False)
-        relaying.open(server.reach)
-        relaying.take(outer, HTTP2_PREFACE, "a client")
-        await asyncio.sleep(0)
-        relaying.prove("somebody")
+        relaying = await server.relay(outer)
         server.socket.sendall(b"the answer")
         server.socket.close()
         client.sendall(b"something that nobody reads any more")
@@ -284,11 +277,7 @@ def test_a_relay_stops_though_nobody_takes_what_has_come(monkeypatch: pytest.Mon
     server = _Grpc()
 
     async def play() -> None:
-        relaying = Relay(is_tls=False)
-        relaying.open(server.reach)
-        relaying.take(outer, HTTP2_PREFACE, "a client")
-        await asyncio.sleep(0)
-        relaying.prove("somebody")
+        relaying = await server.relay(outer)
         server.socket.setblocking(False)
         with contextlib.suppress(BlockingIOError):
             while True:
