@@ -23,7 +23,7 @@ _MAX_WEIGHT = 4 << 20
 #: Of all strangers; when they send more, the one who has sent the most is hung up on.
 _MAX_WEIGHT_OF_ALL = 32 << 20
 #: What a frame costs gRPC at most beside its content: a request of which nothing comes (15 KiB), or an
-#: answer; the content of a request.
+#: answer; what belongs to a request, and is not answered.
 _FRAME_WEIGHT = 16 << 10
 _DATA_WEIGHT = 1 << 10
 _PIECE_BYTES = 1 << 16
@@ -32,7 +32,7 @@ _LAST_S = 2.0
 
 # Frames of HTTP/2: RFC 9113, section 4.1.
 _FRAME_HEADER_BYTES = 9
-_DATA = 0
+_DATA, _WINDOW_UPDATE = 0, 8
 
 
 class Scale:
@@ -60,7 +60,8 @@ class Scale:
                 step = min(_FRAME_HEADER_BYTES - len(self._header), len(data) - at)
                 self._header += data[at : at + step]
                 if len(self._header) == _FRAME_HEADER_BYTES:
-                    weight += _DATA_WEIGHT if self._header[3] == _DATA else _FRAME_WEIGHT
+                    is_light = self._header[3] in (_DATA, _WINDOW_UPDATE)
+                    weight += _DATA_WEIGHT if is_light else _FRAME_WEIGHT
                     self._skip = int.from_bytes(self._header[:3], "big")
                     self._header.clear()
             at += step

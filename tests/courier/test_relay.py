@@ -120,8 +120,11 @@ def test_strangers_who_stay_lock_nobody_out_and_hold_no_thread(
         assert before.call("echo", 1) == 1
         threads, files = threading.active_count(), psutil.Process().num_fds()
         crowd = [strangers.enter_context(connected(server.address)) for _ in range(300)]
-        for stranger in crowd:
+        inside = server._grpc._relay._strangers
+        for number, stranger in enumerate(crowd, 1):
             stranger.sendall(_OPENING)
+            if number <= relay._MAX_STRANGERS:  # of a flood, some would be turned away
+                wait_until(lambda number=number: len(inside) >= number)
         assert is_hung_up(crowd[0])
         assert _health(server.address) == health_pb2.HealthCheckResponse.SERVING
         with contextlib.closing(GrpcClient(server.address, secret)) as after:
@@ -200,11 +203,13 @@ def test_of_all_strangers_who_sent_the_mostis_hung_up(
 ) -> None:
     monkeypatch.setattr(relay, "_MAX_WEIGHT_OF_ALL", 10 * relay._FRAME_WEIGHT)
     assert _health(server.address)
+    wait_until(lambda: not server._grpc._relay._weight)
     few = _stranger(server, strangers, _OPENING)
     many = _stranger(server, strangers, _OPENING + 7 * _frame(_PING, 0, bytes(8)))
     wait_until(lambda: server._grpc._relay._weight > 9 * relay._FRAME_WEIGHT)
     few.sendall(2 * _frame(_PING, 0, bytes(8)))
     assert is_hung_up(many)
+    wait_until(lambda: server._grpc._relay._weight < 9 * relay._FRAME_WEIGHT)
     few.sendall(_frame(_PING, 0, bytes(8)))
     assert few.recv(1)
 
