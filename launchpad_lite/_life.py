@@ -142,6 +142,9 @@ class _Node:
     cause: NodeFailure | None = None
     #: Its restarts after failures, as far back as its policy looks.
     recent: list[Restart] = field(default_factory=list)
+    #: When it was started last, and how often it ended well soon after, without a longer run since.
+    started_at: float = -math.inf
+    quick_ends: int = 0
 
     @property
     def name(self) -> str:
@@ -415,7 +418,13 @@ class ProgramLife:
 
     def _start_again(self, node: _Node, failure: NodeFailure | None, now: float) -> None:
         counts = failure is not None and not node.told_to_go
-        delay_s = node.terms.restart.delay_s(len(node.recent) + counts, self._chance())
+        policy = node.terms.restart
+        if now - node.started_at >= policy.max_backoff_s:
+            node.quick_ends = 0
+        elif failure is None:
+            node.quick_ends += 1
+        soon = len(node.recent) + counts + node.quick_ends
+        delay_s = policy.delay_s(soon, self._chance())
         node.attempt += 1
         restart = Restart(node.name, node.attempt, now - self._launched_at, delay_s, failure)
         self._restarts.append(restart)
@@ -581,6 +590,7 @@ class ProgramLife:
     def _next_stage(self, node: _Node, now: float) -> list[Action]:
         if node.stage is _Stage.WAITING:
             self._enter(node, _Stage.UP)
+            node.started_at = now
             node.constructed = node.leaving = node.left_unasked = False
             node.deaf = node.calls_ended = False
             node.holds_until = node.share_ends = math.inf

@@ -35,8 +35,9 @@ class RestartPolicy:
             was told from outside to end (SIGTERM) did not fail.
         window_s: Seconds after which a failure is forgotten.
         backoff_s: Seconds before the first restart; doubled with each further failure in the
-            window.
-        max_backoff_s: Seconds beyond which it is not doubled.
+            window, and each time that the node ended well soon after its start (`"always"`).
+        max_backoff_s: Seconds beyond which it is not doubled. A node that ran so long did not end
+            soon.
         jitter: Part of the delay by which it varies at random, so that nodes which fell together
             do not come back together: 0.2 means 80 % to 120 %.
         moves: Whether, when its host is lost, it is started on another one. If not, the program
@@ -89,7 +90,7 @@ class RestartPolicy:
         """Returns how long to wait before a restart.
 
         Args:
-            failures: How many there were in the window.
+            failures: How many there were in the window, with good ends soon after a start.
             chance: Evenly distributed from 0 to 1.
         """
         # 2.0 ** 1024 is beyond what a float holds; 0 times whatever is 0.

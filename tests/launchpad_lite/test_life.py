@@ -1299,6 +1299,19 @@ def test_failures_before_the_window_do_not_delay_restarts_of_a_node_that_ended_w
     assert life.wait(1.0) == [Start("a", 4)]
 
 
+def test_a_node_that_ends_well_at_once_again_and_again_is_restarted_ever_later() -> None:
+    policy = RestartPolicy("always", max_restarts=0, backoff_s=1.0, max_backoff_s=5.0, jitter=0.0)
+    life = begun(NodeTerms("a", restart=policy))
+    for attempt, delay_s in enumerate([1.0, 2.0, 4.0, 5.0, 5.0]):
+        life(Ended("a", attempt))
+        assert life.wait(delay_s - EPS) == []
+        assert life.wait(2 * EPS) == [Start("a", attempt + 1)]
+    life.wait(5.0)  # now it has run for long
+    for attempt, delay_s in enumerate([1.0, 1.0, 2.0], start=5):
+        life(Ended("a", attempt))
+        assert life.wait(delay_s) == [Start("a", attempt + 1)]
+
+
 def test_what_an_earlier_worker_says_is_not_taken_for_the_new_ones() -> None:
     life = begun(NodeTerms("a", restart=AT_ONCE, liveness=Liveness(startup_s=5.0)))
     assert life(Ended("a", 0, failure("a"))) == [Start("a", 1)]
