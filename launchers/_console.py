@@ -1,12 +1,32 @@
-"""The merged output of all nodes, for people."""
+"""The merged output of all nodes, for people, and a way to print that holds up nobody.
 
+Whoever supervises must not print by itself: a reader that stands still (a pager, a stopped terminal, a
+hung `tee`) would hold up the whole program.
+"""
+
+import collections
+import contextlib
+import io
+import logging
+import os
+import select
 import sys
 import threading
-from typing import Protocol
+import time
+import traceback
+from collections.abc import Callable
+from typing import Protocol, TextIO
 
 #: A longer line is shown in pieces: progress bars may never end theirs.
 _MAX_LINE_BYTES = 1 << 20
 _COLOURS = (36, 33, 32, 35, 34, 31, 96, 93, 92, 95, 94, 91)
+#: What waits for a slow reader; beyond it, lines are dropped until half of it has been read.
+_MAX_WAITING_BYTES = 16 << 20
+#: How often a reader is looked at that takes nothing: its descriptor may have become another.
+_LOOK_MS = 1000
+#: Seconds for which a program that has ended waits for a reader that takes nothing: its notice,
+#: within these limits. Who asks it to end at once waits no longer than the least.
+_LEAST_PATIENCE_S, _MOST_PATIENCE_S = 1.0, 10.0
 
 
 class Output(Protocol):
@@ -19,14 +39,220 @@ class Output(Protocol):
         """Shows what a node said without ending the line."""
 
 
+class Writer:
+    """Bytes on their way to somebody who may not read them. Thread-safe; nobody waits but `drain`.
+
+    A thread writes them, which is there while there are any. It is a daemon, so that the interpreter
+    can end, and it writes to the descriptor, past Python's stream: a stream that a daemon has locked
+    for ever brings the interpreter down at its end.
+    """
+
+    def __init__(
+        self, find: Callable[[], int | TextIO | None], note: Callable[[int], bytes] = lambda _: b""
+    ) -> None:
+        """Prepares it.
+
+        Args:
+            find: Returns where to write: a descriptor, a stream that has none, or nowhere.
+            note: Returns what to write in the place of so many lines that were dropped.
+        """
+        self._find = find
+        self._note = note
+        self._changed = threading.Condition()
+        self._waiting: collections.deque[tuple[bytes, int]] = collections.deque()
+        self._waiting_bytes = 0
+        self._dropped_lines = 0
+        self._thread: threading.Thread | None = None
+        #: Pieces that were put, and that were written: each counts once. What a reader takes of one
+        #: counts as well, to tell one that is slow from one that stands still.
+        self._put = self._written = self._taken = 0
+
+    def put(self, data: bytes, lines: int = 1, *, must: bool = False) -> None:
+        """Has something written, or dropped if too much waits.
+
+        Args:
+            data: Whole lines.
+            lines: How many.
+            must: Whether not to drop it. Only for what is rare.
+        """
+        with self._changed:
+            limit = _MAX_WAITING_BYTES // 2 if self._dropped_lines else _MAX_WAITING_BYTES
+            if self._waiting_bytes + len(data) > limit and not must:
+                self._dropped_lines += lines
+                return
+            self._add_note()
+            self._add(data, lines)
+            is_alone = not self._start()
+        if is_alone:
+            self._work(0)
+
+    def _add(self, data: bytes, lines: int) -> None:
+        self._waiting.append((data, lines))
+        self._waiting_bytes += len(data)
+        self._put += 1
+
+    def _add_note(self) -> None:
+        if self._dropped_lines:
+            self._add(self._note(self._dropped_lines), self._dropped_lines)
+            self._dropped_lines = 0
+
+    def _start(self) -> bool:
+        """Has a thread that writes; returns whether there is one."""
+        if self._thread is None or not self._thread.is_alive():  # as after a fork
+            thread = threading.Thread(
+                target=self._work, args=(_LOOK_MS,), name="launchpad-output", daemon=True
+            )
+            try:
+                thread.start()
+            except RuntimeError:  # the interpreter is about to end, or has no room
+                return False
+            self._thread = thread
+        return True
+
+    def drain(self, patience_s: Callable[[], float]) -> int:
+        """Waits until all that was put so far is written.
+
+        Args:
+            patience_s: Seconds to wait for a reader that takes nothing.
+
+        Returns:
+            How many lines are not written, since the reader takes nothing.
+        """
+        with self._changed:
+            self._add_note()
+            if self._waiting and not self._start():
+                return sum(lines for _, lines in self._waiting)
+            last, taken, taken_at = self._put, self._taken, time.monotonic()
+            while self._written < last:
+                self._changed.wait(0.05)
+                now = time.monotonic()
+                if self._taken != taken:
+                    taken, taken_at = self._taken, now
+                elif now - taken_at >= patience_s():
+                    return sum(lines for _, lines in self._waiting) + self._dropped_lines
+            thread = None if self._waiting else self._thread
+        if thread is not None:
+            thread.join(1.0)  # it is about to end, and a test may count threads
+        return 0
+
+    def _work(self, look_ms: int) -> None:
+        while True:
+            with self._changed:
+                if not self._waiting:
+                    if self._thread is threading.current_thread():
+                        self._thread = None
+                    return
+                data, _ = self._waiting[0]
+            # Nobody may look any more: there is no stream, it is closed, or broken.
+            with contextlib.suppress(Exception):
+                self._write(data, look_ms)
+            with self._changed:
+                self._waiting.popleft()
+                self._waiting_bytes -= len(data)
+                self._written += 1
+                self._taken += 1
+                self._changed.notify_all()
+
+    def _write(self, data: bytes, look_ms: int) -> None:
+        view = memoryview(data)
+        while view and (target := self._find()) is not None:
+            if not isinstance(target, int):
+                encoding = getattr(target, "encoding", None) or "utf-8"
+                target.write(data.decode(encoding, "replace"))
+                target.flush()
+                return
+            room = select.poll()
+            room.register(target, select.POLLOUT)
+            if not room.poll(look_ms):
+                if look_ms == 0:
+                    return
+                continue
+            try:
+                # What can be written to at all takes as much as a pipe takes in one piece.
+                view = view[os.write(target, view[: select.PIPE_BUF]) :]
+                self._taken += 1
+            except BlockingIOError:  # less than that, by a terminal that does not block
+                time.sleep(0.01)
+
+
+def _standard(name: str) -> Callable[[], int | TextIO | None]:
+    """Returns what finds a standard stream, which may be exchanged at any time."""
+
+    def find() -> int | TextIO | None:
+        stream: TextIO | None = getattr(sys, name)
+        buffer = getattr(stream, "buffer", None)
+        raw = getattr(buffer, "raw", buffer)
+        # Other descriptors may be closed, and be those of other files, while one waits.
+        if isinstance(raw, io.FileIO) and (number := raw.fileno()) in (1, 2):
+            return number
+        return stream
+
+    return find
+
+
+def _not_shown(lines: int) -> bytes:
+    what = "1 line was" if lines == 1 else f"{lines:,} lines were"
+    return f"launchpad: {what} not shown: nobody read them in time. The log files have them.\n".encode()
+
+
+_OUT = Writer(_standard("stdout"), _not_shown)
+_ERR = Writer(_standard("stderr"))
+
+
+def tell(text: str) -> None:
+    """Prints a message to standard error; waits for nobody."""
+    _ERR.put(
+        f"{text}\n".encode(getattr(sys.stderr, "encoding", None) or "utf-8", "backslashreplace")
+    )
+
+
+def warn(
+    logger: logging.Logger, text: str, *values: object, error: BaseException | None = None
+) -> None:
+    """Warns by a logger; where the user has set up none, waits for nobody.
+
+    Args:
+        logger: Whose warning it is.
+        text: With places for values, as of a logger.
+        *values: What stands there.
+        error: A mistake of ours, to be told with its traceback.
+    """
+    level = logging.WARNING if error is None else logging.ERROR
+    if logger.hasHandlers():
+        logger.log(level, text, *values, exc_info=error)
+    elif logger.isEnabledFor(level):
+        trace = "" if error is None else "\n" + "".join(traceback.format_exception(error))
+        tell(f"{text % values}{trace}")
+
+
+def show_rest(notice_s: float, is_in_hurry: Callable[[], bool]) -> None:
+    """Waits until all that was printed has been read, or as long as the reader goes on reading.
+
+    Args:
+        notice_s: Seconds of the notice of a program that has ended, below 0 for ever.
+        is_in_hurry: Whether it was asked to end at once.
+    """
+
+    def patience_s() -> float:
+        most = _LEAST_PATIENCE_S if is_in_hurry() else _MOST_PATIENCE_S
+        return max(_LEAST_PATIENCE_S, min(most, notice_s if notice_s >= 0 else most))
+
+    if left := _OUT.drain(patience_s):
+        _ERR.put(_not_shown(left))
+    _ERR.drain(lambda: _LEAST_PATIENCE_S)
+
+
 class Console:
-    """Prints lines of many nodes, each with the node's name. Thread-safe.
+    """Prints lines of many nodes, each with the node's name. Thread-safe; holds up nobody.
 
     Coloured on a terminal, plain elsewhere. Lines are never torn: a piece without an end waits
-    for the rest.
+    for the rest. Lines that nobody reads in time are counted and left out. `show_rest` waits for them.
     """
 
     def __init__(self) -> None:
+        """Begins with what this process has printed so far; call it where one may wait."""
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            sys.stdout.flush()
         self._lock = threading.Lock()
         self._unfinished: dict[str, bytes] = {}
         self._colours: dict[str, int] = {}
@@ -48,19 +274,14 @@ class Console:
                 self._print(node, [rest])
 
     def _print(self, node: str, lines: list[bytes]) -> None:
-        if not lines:
-            return
         stream = sys.stdout
-        if stream is None:  # as a service may have it
+        if not lines or stream is None:  # as a service may have it
             return
-        try:
+        with contextlib.suppress(OSError, ValueError):  # closed; the log files have it all
             prefix = self._prefix(node)
             text = "".join(f"{prefix} {line.decode(errors='replace')}\n" for line in lines)
             encoding = getattr(stream, "encoding", None) or "utf-8"
-            stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
-            stream.flush()
-        except (OSError, ValueError):
-            pass  # nobody looks any more; the log files have it all
+            _OUT.put(text.encode(encoding, "backslashreplace"), len(lines))
 
     def _prefix(self, node: str) -> str:
         if not sys.stdout.isatty():

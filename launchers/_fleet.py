@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+from launchers._console import warn
 from launchers.host.remote import AgentHost
 from launchers.host.usage import Usage
 from launchpad_lite._events import Ended
@@ -83,7 +84,7 @@ class Fleet:
                 failure = NodeFailure(node, host.name, f"{lost}; it cannot move: {error}")
                 host.post(Ended(node, attempt, failure, for_good=True))
                 return
-            _LOGGER.warning("%s moves from %s to %s", node, host.name, self._of(node).name)
+            warn(_LOGGER, "%s moves from %s to %s", node, host.name, self._of(node).name)
             self._tell_ended_before(node)
         self._of(node).start(node, attempt, cause)
 

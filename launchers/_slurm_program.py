@@ -10,7 +10,6 @@ import logging
 import math
 import queue
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from launchers import _slurm_client as slurm
-from launchers._console import Console
+from launchers._console import Console, show_rest, tell, warn
 from launchers._logs import log_path
 from launchers._slurm_folder import NOTE_S, End, RunFolder
 from launchpad_lite.errors import LaunchError
@@ -101,6 +100,7 @@ class SlurmProgram(RunningProgram):
         #: Put from signal handlers, too: only a SimpleQueue allows that.
         self._asked: queue.SimpleQueue[tuple[str, int | None] | None] = queue.SimpleQueue()
         self._stop: tuple[str, int | None] | None = None
+        self._is_in_hurry = False
         self._cancel_at = math.inf
         self._is_known = threading.Event()
         self._ended = threading.Event()
@@ -154,6 +154,7 @@ class SlurmProgram(RunningProgram):
 
     def kill(self) -> None:
         """Ends all nodes by force."""
+        self._is_in_hurry = True
         self._asked.put(None)
 
     def status(self) -> list[NodeStatus]:
@@ -176,12 +177,13 @@ class SlurmProgram(RunningProgram):
     def _watch(self) -> None:
         try:
             self._result = self._follow()
-        except BaseException as error:
-            _LOGGER.exception("watching job %s", self.job)
+        except BaseException as error:  # noqa: BLE001 - it is told
+            warn(_LOGGER, "watching job %s", self.job, error=error)
             self._result = self._failed(f"{type(error).__name__}: {error}")
         finally:
             if self._output is not None:
                 self._output.finish()
+                show_rest(self._options.notice_s, lambda: self._is_in_hurry)
             if self._table is not None:
                 self._table.clients.close()
             self._ended.set()
@@ -256,8 +258,7 @@ class SlurmProgram(RunningProgram):
 
     def _tell(self, text: str) -> None:
         if self._output is not None:
-            with contextlib.suppress(OSError, ValueError):
-                sys.stderr.write(f"launchpad: {text}\n")
+            tell(f"launchpad: {text}")
 
     def _learn_addresses(self) -> None:
         table = self.folder.read_new_addresses()
@@ -312,7 +313,7 @@ class SlurmProgram(RunningProgram):
         try:
             do()
         except slurm.SlurmError as error:
-            _LOGGER.warning("job %s: %s", self.job, error)
+            warn(_LOGGER, "job %s: %s", self.job, error)
             self._cancel_at = time.monotonic() + _KILL_S  # and again, until it is gone
 
     def _conclude(self) -> ProgramResult:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from courier import ExceptionReport
+from launchers._console import show_rest, warn
 from launchers._run_folder import make_run_folder
 from launchers.host.usage import Usage
 from launchpad_lite._checkpoints import CheckpointStore
@@ -156,6 +157,8 @@ class SupervisedProgram(RunningProgram):
         self._result: ProgramResult | None = None
         self._host: Host | None = None
         self._ended = threading.Event()
+        #: Whether it was asked to end at once.
+        self._is_in_hurry = False
         self._stopping = threading.Event()
         # They may block or raise what they like; the supervisor goes on. Started with the program:
         # at its end the interpreter may be ending too, and start no threads.
@@ -208,6 +211,7 @@ class SupervisedProgram(RunningProgram):
 
     def kill(self) -> None:
         """Ends all nodes by force."""
+        self._is_in_hurry = True
         self.post(KillAsked())
 
     def join(self, timeout_s: float | None = None) -> bool:
@@ -248,16 +252,17 @@ class SupervisedProgram(RunningProgram):
         assert host is not None
         try:
             result = self._live(host)
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - it is told
             # A mistake of ours must not leave nodes behind, nor a wait without end.
-            _LOGGER.exception("the supervisor of %r failed", self.plan.program)
+            warn(_LOGGER, "the supervisor of %r failed", self.plan.program, error=error)
             failure = NodeFailure.of_exception("supervisor", host.name, ExceptionReport.of(error))
             result = ProgramResult(Outcome.FAILED, (failure,), failure.summary)
-        for step in (host.close, self._end_here, lambda: self._keep(result, host)):
+        ends = (host.close, self._end_here, lambda: self._keep(result, host), self._show_rest)
+        for step in ends:
             try:
                 step()
-            except BaseException:
-                _LOGGER.exception("the end of %r", self.plan.program)
+            except BaseException as error:  # noqa: BLE001 - it is told
+                warn(_LOGGER, "the end of %r", self.plan.program, error=error)
         self._result = result
         self._ended.set()
 
@@ -267,6 +272,9 @@ class SupervisedProgram(RunningProgram):
         self._handlers.join(self._timing.handlers_s)
         self._table.clients.close()
 
+    def _show_rest(self) -> None:
+        show_rest(self._options.notice_s, lambda: self._is_in_hurry)
+
     def _keep(self, result: ProgramResult, host: Host) -> None:
         """Tidies the folders of checkpoints, names slow nodes, writes down what is known of a failure."""
         for executable in self.plan.executables:
@@ -274,7 +282,7 @@ class SupervisedProgram(RunningProgram):
                 CheckpointStore(kept.folder, kept.keep).discard_incomplete()
         if result.killed:
             names = ", ".join(result.killed)
-            _LOGGER.warning("%s: ended by force after the notice: %s", self.plan.program, names)
+            warn(_LOGGER, "%s: ended by force after the notice: %s", self.plan.program, names)
         if result.outcome is Outcome.FAILED:
             folder = self._log_dir or make_run_folder(self.plan.program, self._options.log_dir)
             write_crash_report(folder, self.plan, result, host.stacks())

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from courier import ExceptionReport, Secret
 from launchers._allotment import notes_of_threads
+from launchers._console import warn
 from launchers._ports import PortReservations, PortTakenError, endpoint
 from launchers._supervisor import SupervisedProgram
 from launchers.host.usage import Usage
@@ -207,7 +208,7 @@ class _ThreadHost:
 
     def start(self, node: str, attempt: int, cause: NodeFailure | None) -> None:
         if cause is not None:
-            _LOGGER.warning("restart %d: %s", attempt, cause.describe())
+            warn(_LOGGER, "restart %d: %s", attempt, cause.describe())
         executable = self._executables[node]
         setup = executable.setup(self._plan.program, attempt, self._notice_s)
         runtime = NodeRuntime(setup, self._table, _Link(node, attempt, self._program))

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import IO
 
 from courier import TlsCredentials
+from launchers._console import warn
 from launchers._kubernetes.timing import DEFAULT, Timing
 from launchers.host.pod import MAX_GREETING_BYTES, Pump
 
@@ -227,9 +228,9 @@ class Exchange:
         try:
             while self._step():
                 pass
-        except Exception:
+        except Exception as error:  # noqa: BLE001 - it is told
             # All lines end: so the program does, rather than waiting for ever.
-            _LOGGER.exception("the exchange failed")
+            warn(_LOGGER, "the exchange failed", error=error)
         with self._lock:
             self._is_open = False
         while not self._asked.empty():
@@ -306,7 +307,7 @@ class Exchange:
                 # It would be told again and again that somebody calls.
                 self._selector.unregister(self._listener)
                 self._accepts_at = self._clock() + self._timing.exhausted_s
-                _LOGGER.warning("no pod can call at the moment: %s", error)
+                warn(_LOGGER, "no pod can call at the moment: %s", error)
             return
         if len(self._strangers) >= _MAX_STRANGERS:
             plain.close()

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from launchers._console import warn
 from launchers._deployment import Starter
 from launchers._fleet import Fleet
 from launchers._kubernetes.exchange import Exchange
@@ -96,16 +97,16 @@ class PodFleet(Fleet):
             self._end(host.name, before)
         node = coming.node
         give_up_at = time.monotonic() + self._wait_s
-        _LOGGER.warning("%s waits for a new pod in the place of %s", node, host.name)
+        warn(_LOGGER, "%s waits for a new pod in the place of %s", node, host.name)
         try:
             # Not told to quit: to Kubernetes, the pod would have ended well, and no other would come.
             host.hang_up()
             host.close()
             again = self._readmit(host, coming, give_up_at)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - it is told
             # A mistake of ours must not become a wait without end.
             if not isinstance(error, LaunchError):
-                _LOGGER.exception("the return of %s", node)
+                warn(_LOGGER, "the return of %s", node, error=error)
             lost = f"{host.name} is lost" if coming.cause is None else coming.cause.summary
             failure = NodeFailure(
                 node, host.name, f"{lost}; no pod could take its place: {error}", host_lost=True

@@ -15,7 +15,6 @@ import os
 import queue
 import signal
 import socket
-import sys
 import threading
 import time
 from collections import deque
@@ -23,7 +22,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from launchers._console import Console
+from launchers._console import Console, show_rest, tell, warn
 from launchers._kubernetes import reasons
 from launchers._kubernetes.agreed import (
     LAUNCHER_ANNOTATION,
@@ -344,8 +343,8 @@ class KubernetesProgram(RunningProgram):
             except ApiError as error:
                 result = self._failed(str(error))
             self._result = self._conclude(result)
-        except BaseException as error:
-            _LOGGER.exception("watching the run %s", self.names.run)
+        except BaseException as error:  # noqa: BLE001 - it is told
+            warn(_LOGGER, "watching the run %s", self.names.run, error=error)
             text = f"{type(error).__name__}: {error}"
             if self._is_launch:
                 text += self._remove_all() + self._take_back()
@@ -361,6 +360,8 @@ class KubernetesProgram(RunningProgram):
             for thread in self._threads:
                 thread.join(max(0.0, limit - time.monotonic()))
             self._api.close()
+            if self._console is not None:
+                show_rest(self._options.notice_s, lambda: self._is_killed)
             self._has_status.set()
             self._ended.set()
             self._is_known.set()
@@ -634,8 +635,8 @@ class KubernetesProgram(RunningProgram):
                 folder = self._log_dir or make_run_folder(self.plan.program, self._options.log_dir)
                 write_crash_report(folder, self.plan, result, stacks)
                 self._crash_dir = folder
-            except (OSError, LaunchError):
-                _LOGGER.exception("the crash folder of %s", self.names.run)
+            except (OSError, LaunchError) as error:
+                warn(_LOGGER, "the crash folder of %s", self.names.run, error=error)
         return result
 
     def _reason_of(self, result: ProgramResult) -> str:
@@ -812,9 +813,7 @@ class KubernetesProgram(RunningProgram):
 
     def _tell(self, text: str) -> None:
         if self._console is not None:
-            with contextlib.suppress(OSError, ValueError):
-                sys.stderr.write(f"launchpad: {text}\n")
-                sys.stderr.flush()
+            tell(f"launchpad: {text}")
 
     # Other threads
 

@@ -17,7 +17,6 @@ import base64
 import hashlib
 import hmac
 import json
-import os
 import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,6 +25,7 @@ from typing import Any
 
 from courier import ExceptionReport
 from courier._parcel import Parcel
+from launchers._console import Writer
 from launchers._kubernetes.agreed import SUPERVISOR
 from launchpad_lite._result import Restart
 from launchpad_lite.launching import NodeFailure, NodeStatus, Outcome, ProgramResult
@@ -117,7 +117,8 @@ class RecordWriter:
     """Writes records. Thread-safe.
 
     `show` and `finish` are those of a `Console`. A log that cannot be written to is nobody's end:
-    all methods go on without a word then.
+    all methods go on without a word then, and without waiting. Who reads is told how many records were
+    left out, since they are numbered.
     """
 
     def __init__(self, descriptor: int, key: bytes) -> None:
@@ -127,7 +128,7 @@ class RecordWriter:
             descriptor: Where to write, blocking. It stays the caller's.
             key: For the seal of the end; known to the launching process, too.
         """
-        self._descriptor = descriptor
+        self._writer = Writer(lambda: descriptor)
         self._key = key
         self._lock = threading.Lock()
         self._number = 0
@@ -167,7 +168,7 @@ class RecordWriter:
 
     def up(self, hosts: Mapping[str, str]) -> None:
         """Writes that the program runs, and where each node is."""
-        self._write_json(b"up", json.dumps({"hosts": dict(hosts)}))
+        self._write_json(b"up", json.dumps({"hosts": dict(hosts)}), must=True)
 
     def status(self, nodes: Sequence[NodeStatus]) -> None:
         """Writes how each node is."""
@@ -176,27 +177,33 @@ class RecordWriter:
     def end(self, end: End) -> None:
         """Writes how the program ended: all that fits into what is kept of a log."""
         text = next(text for each in _shortened(end) if len(text := _end_json(each)) < _END_BYTES)
-        self._write_json(b"end", f"{_seal(self._key, text)} {text}")
+        self._write_json(b"end", f"{_seal(self._key, text)} {text}", must=True)
 
-    def _write_json(self, kind: bytes, text: str) -> None:
+    def drain(self, patience_s: float) -> None:
+        """Waits until all is written, or nothing of it for so long."""
+        self._writer.drain(lambda: patience_s)
+
+    def _write_json(self, kind: bytes, text: str, *, must: bool = False) -> None:
         pieces = [*_pieces(text.encode("ascii"))]
         with self._lock:
-            self._write(
+            records = (
                 (kind, b"%d/%d %b" % (index, len(pieces), piece))
                 for index, piece in enumerate(pieces, start=1)
             )
+            self._write(records, must=must)
 
-    def _write(self, records: "Iterator[tuple[bytes, bytes]] | list[tuple[bytes, bytes]]") -> None:
+    def _write(
+        self,
+        records: "Iterator[tuple[bytes, bytes]] | list[tuple[bytes, bytes]]",
+        *,
+        must: bool = False,
+    ) -> None:
         data = bytearray()
         for kind, rest in records:
             self._number += 1
             data += b"%d %b %b\n" % (self._number, kind, rest)
-        view = memoryview(data)
-        try:
-            while view:
-                view = view[os.write(self._descriptor, view) :]
-        except OSError:
-            pass
+        if data:
+            self._writer.put(bytes(data), must=must)
 
 
 def _output_records(node: str, line: bytes) -> list[tuple[bytes, bytes]]:

@@ -51,6 +51,8 @@ _STATUS_BURST = 1e6
 _NODE_BYTES = 200
 #: Exit codes: Kubernetes takes the first as it is, and may begin anew after the second.
 _FAILED, _ENDED_FROM_OUTSIDE = 1, 128 + signal.SIGTERM
+#: Seconds for which whoever keeps the log may take nothing of it, at the end.
+_LOG_S = 10.0
 
 
 def main(folder: str, members: Mapping[str, bytes], trees: Sequence[str]) -> int:
@@ -81,12 +83,14 @@ def main(folder: str, members: Mapping[str, bytes], trees: Sequence[str]) -> int
     except LaunchpadError as error:
         failure = NodeFailure(SUPERVISOR, socket.gethostname(), str(error).splitlines()[0])
         records.end(End(ProgramResult(Outcome.FAILED, (failure,), str(error)), {}))
+        records.drain(_LOG_S)
         return _FAILED
     result = program.result
     assert result is not None
     records.status(program.status())
     # Also of a program that begins anew: whoever has ended it wants to know how.
     records.end(End(result, supervision.stacks()))
+    records.drain(_LOG_S)
     if supervision.comes_back() and result.outcome is Outcome.INTERRUPTED:
         return _ENDED_FROM_OUTSIDE
     return 0 if result.outcome in (Outcome.COMPLETED, Outcome.STOPPED) else _FAILED

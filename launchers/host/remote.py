@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launchers._console import Output
+from launchers._console import Output, warn
 from launchers._logs import NodeLogs, log_path
 from launchers._supervisor import SupervisedProgram
 from launchers.host.grant import Grant
@@ -328,9 +328,9 @@ class AgentHost:
     def _read_all(self) -> None:
         try:
             self._lost_since = self._read_until_lost()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - it is told
             # A mistake of ours must not become a wait without end.
-            _LOGGER.exception("the link to %s failed", self.name)
+            warn(_LOGGER, "the link to %s failed", self.name, error=error)
             self._lost_since = f"the link to {self.name} failed: {error!r}"
         self.is_lost = True
         self._answers.put(None)

@@ -136,6 +136,7 @@ class Supervisor:
         """Prints records, few enough for a pipe."""
         with self._lock:
             write(self._records)
+            self._records.drain(20.0)
             os.write(self._sink, b"\0")
             said = b""
             while not said.endswith(b"\0"):

@@ -1,11 +1,13 @@
 """What the console does with output that has no lines, or nowhere to go."""
 
 import io
+import os
 import sys
+import threading
 
 import pytest
 
-from launchers._console import Console
+from launchers._console import Console, Writer, show_rest
 
 
 @pytest.mark.parametrize("closed", [True, False])
@@ -23,4 +25,62 @@ def test_a_line_without_end_is_shown_in_pieces(capsys: pytest.CaptureFixture[str
     for _ in range(100):
         console.show("bar[0]", b"\r" + b"#" * 65535)
     console.finish("bar[0]")
+    show_rest(10.0, lambda: False)
     assert sum(line.count("#") for line in capsys.readouterr().out.splitlines()) == 6553500
+
+
+class _Pipe:
+    """A pipe, and a writer to it; a context manager."""
+
+    def __init__(self) -> None:
+        self.source, self.sink = os.pipe()
+        self.writer = Writer(lambda: self.sink, lambda lines: b"(%d missing)\n" % lines)
+
+    def __enter__(self) -> "_Pipe":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        os.close(self.source)  # whoever writes gives up
+        self.writer.drain(lambda: 20.0)
+        os.close(self.sink)
+
+    def put(self, lines: int) -> None:
+        for number in range(lines):
+            self.writer.put(b"%07d" % number + b"x" * ((1 << 18) - 8) + b"\n")
+
+    def read(self) -> list[str]:
+        """Reads until all is written."""
+        said: list[bytes] = []
+        done = threading.Event()
+
+        def read() -> None:
+            while not done.is_set():
+                said.append(os.read(self.source, 1 << 20))
+
+        reader = threading.Thread(target=read, daemon=True)
+        reader.start()
+        assert self.writer.drain(lambda: 20.0) == 0
+        done.set()
+        os.write(self.sink, b"\n")
+        reader.join()
+        return [line.rstrip("x") for line in b"".join(said).decode().splitlines() if line]
+
+
+def test_what_a_slow_reader_does_not_take_in_time_is_dropped_counted_and_named_in_its_place() -> (
+    None
+):
+    with _Pipe() as pipe:
+        pipe.put(100)  # 25 MiB
+        first = pipe.read()
+        pipe.put(1)
+        assert pipe.read() == ["0000000"]
+    *lines, missing = first
+    assert lines == [f"{number:07}" for number in range(len(lines))]
+    assert 60 <= len(lines) < 70
+    assert missing == f"({100 - len(lines)} missing)"
+
+
+def test_a_reader_that_takes_nothing_is_waited_for_no_longer_than_that() -> None:
+    with _Pipe() as pipe:
+        pipe.put(100)
+        assert pipe.writer.drain(lambda: 0.2) == 100

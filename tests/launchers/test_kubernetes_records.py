@@ -35,6 +35,7 @@ class Log:
         self.writer = RecordWriter(descriptor, KEY)
 
     def data(self) -> bytes:
+        self.writer.drain(20.0)
         self._file.seek(0)
         return self._file.read()
 
@@ -369,6 +370,8 @@ def test_a_log_that_cannot_be_written_to_ends_nobody() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     try:
-        RecordWriter(writer, KEY).note("nobody hears it")
+        records = RecordWriter(writer, KEY)
+        records.note("nobody hears it")
+        records.drain(20.0)
     finally:
         os.close(writer)

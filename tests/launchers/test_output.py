@@ -1,10 +1,13 @@
 """The output of nodes: complete in files, readable on the console."""
 
+import contextlib
 import os
 import pty
 import re
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -65,7 +68,80 @@ def test_a_console_that_nobody_reads_holds_no_node_up_and_logs_have_all(tmp_path
         assert process.poll() is None
         stdout, _ = process.communicate(timeout=60)
         assert process.returncode == 0
-        assert "only in the log file" in stdout
+        assert stdout.count("[shout[0]] ") >= 15
+        assert "lines were not shown" in stdout
+
+
+_STUCK = """
+    import sys
+    from pathlib import Path
+    import launchpad_lite as lp
+
+    def talk():
+        for line in range(2000):
+            print("abc" * 30, flush=True)
+        Path("talked").touch()
+        lp.wait_for_stop()
+
+    def crash():
+        while not Path("talked").exists():
+            pass
+        if lp.restart_count() == 0:
+            raise ValueError("on its way")
+        Path("back").touch()
+        lp.wait_for_stop()
+
+    program = lp.Program("stuck")
+    program.add_node(lp.PyNode(talk), label="talk")
+    program.add_node(lp.PyNode(crash), label="crash")
+    running = lp.launch(program, notice_s=1, restart={"crash": "on_failure"})
+    running.join()
+    Path("killed").write_text(repr(running.result.killed))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_reader_that_stands_still_holds_up_no_restart_and_no_end(
+    tmp_path: Path, times: int
+) -> None:
+    with Script(tmp_path, _STUCK) as script, _full_pipe() as (source, sink):
+        process = subprocess.Popen(
+            [sys.executable, str(script.path)],
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=sink,
+            cwd=tmp_path,
+            env={**os.environ, "LAUNCHPAD_LOGGING_DIR": str(script.logs)},
+        )
+        try:
+            poll_until((tmp_path / "back").exists, 20)
+            for _ in range(times):
+                process.send_signal(signal.SIGTERM if times == 1 else signal.SIGINT)
+            code = process.wait(15)
+        finally:
+            process.kill()
+            process.wait()
+        assert code == (128 + signal.SIGTERM if times == 1 else 128 + signal.SIGINT)
+        if times == 1:
+            assert (tmp_path / "killed").read_text() == "()"
+        assert script.log("talk[0]") == (b"abc" * 30 + b"\n") * 2000
+        os.close(sink)
+        with os.fdopen(os.dup(source), "rb") as said:
+            assert b"Fatal" not in said.read()
+
+
+@contextlib.contextmanager
+def _full_pipe() -> Iterator[tuple[int, int]]:
+    """Yields the ends of a pipe that takes nothing; the body closes the second."""
+    source, sink = os.pipe()
+    os.set_blocking(sink, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(sink, bytes(4096))
+    os.set_blocking(sink, True)
+    yield source, sink
+    os.close(source)
 
 
 @pytest.mark.parametrize(
