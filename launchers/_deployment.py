@@ -9,6 +9,7 @@ told together.
 import contextlib
 import dataclasses
 import enum
+import math
 import resource
 import secrets
 import threading
@@ -418,7 +419,7 @@ class Starter:
         self._reach_host = reach_host
         self._tunnels = Tunnels(hosts)
         self._placement: Mapping[str, str] = {}
-        self._logs: tuple[Path, NodeLogs | None] = (Path(), None)
+        self._logs: tuple[Path, NodeLogs | None, float] = (Path(), None, math.inf)
 
     @property
     def hosts(self) -> Sequence[AgentHost]:
@@ -472,8 +473,9 @@ class Starter:
         self._table = tables[LAUNCHER]
         self._placement = placement.hosts
         folder = make_run_folder(plan.program, deployment.options.log_dir)
-        logs = NodeLogs(folder, list(self._executables)) if deployment.keeps_logs else None
-        self._logs = folder, logs
+        limit = deployment.options.log_limit_bytes
+        logs = NodeLogs(folder, list(self._executables), limit) if deployment.keeps_logs else None
+        self._logs = folder, logs, limit
         plan = dataclasses.replace(plan, hosts=placement.hosts)
         program = SupervisedProgram(
             plan, deployment.options, self._table, folder, deployment.silence_s + _LATER_S
@@ -482,7 +484,7 @@ class Starter:
             part = dataclasses.replace(plan, executables=tuple(by_host[name]))
             for node, payload in payloads(part, tables[name], deployment.options).items():
                 host.take(node, payload, allotments[name].grants[node])
-            host.listen(program, folder, logs)
+            host.listen(program, *self._logs)
         program.supervise((make_fleet or _make_fleet)(self, program))
         return program
 

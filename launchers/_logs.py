@@ -5,6 +5,7 @@ import os
 import threading
 from pathlib import Path
 
+from launchpad_lite._log_file import LogFile
 from launchpad_lite._private_files import make_folder, open_private
 from launchpad_lite.errors import LaunchError
 
@@ -23,13 +24,19 @@ def log_path(folder: Path, node: str) -> Path:
 class NodeLogs:
     """Log files of many nodes. Thread-safe."""
 
-    def __init__(self, folder: Path, nodes: list[str]) -> None:
+    def __init__(self, folder: Path, nodes: list[str], limit_bytes: float) -> None:
         """Makes them all, so that a folder that cannot be written to is told of at once.
+
+        Args:
+            folder: Of the run.
+            nodes: All that have one.
+            limit_bytes: How much is kept of each; infinity: all.
 
         Raises:
             LaunchError: A file cannot be written.
         """
         self._lock = threading.Lock()
+        self._limit_bytes = limit_bytes
         self._paths: dict[str, Path] = {}
         try:
             for node in nodes:
@@ -48,6 +55,6 @@ class NodeLogs:
         with (
             self._lock,
             contextlib.suppress(OSError),
-            os.fdopen(open_private(self._paths[node]), "ab", buffering=0) as file,
+            contextlib.closing(LogFile(self._paths[node], self._limit_bytes)) as file,
         ):
             file.write(data)

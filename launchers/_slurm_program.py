@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import logging
 import math
+import os
 import queue
 import signal
 import threading
@@ -391,8 +392,17 @@ class _Output:
             with contextlib.suppress(OSError):
                 if node not in self._files:
                     self._files[node] = path.open("rb")
-                while data := self._files[node].read(1 << 20):
-                    self._console.show(node, data)
+                self._read(node)
+                if not os.path.samestat(os.fstat(self._files[node].fileno()), path.stat()):
+                    # Its log had its limit, and goes on in a new file.
+                    self._read(node)
+                    self._files.pop(node).close()
+                    self._files[node] = path.open("rb")
+                    self._read(node)
+
+    def _read(self, node: str) -> None:
+        while data := self._files[node].read(1 << 20):
+            self._console.show(node, data)
 
     def finish(self) -> None:
         """Shows the rest."""

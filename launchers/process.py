@@ -70,7 +70,7 @@ class ProcessLauncher(Launcher):
             program = SupervisedProgram(plan, options, table, log_dir, timing=self._timing)
             for node, payload in payloads(plan, table, options).items():
                 host.take(node, payload, allotment.grants[node])
-            host.listen(program, log_dir, logs=None)
+            host.listen(program, log_dir, None, options.log_limit_bytes)
         except BaseException:  # an interrupt, too
             host.close()
             raise

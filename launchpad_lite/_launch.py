@@ -81,6 +81,7 @@ def launch(
     local_resources: ProcessesByGroup | None = None,
     notice_s: float | None = None,
     log_dir: str | os.PathLike[str] | None = None,
+    log_limit_mib: float = 100.0,
     **launcher_options: Any,
 ) -> RunningProgram:
     """Starts a program and returns at once; `wait()` on the result waits for its end.
@@ -111,6 +112,8 @@ def launch(
         notice_s: Seconds nodes have to end after they were asked; by default what
             `--lp_termination_notice_secs` says. 0 ends them by force at once, below 0 never.
         log_dir: Folder for the output of the nodes.
+        log_limit_mib: MiB that are kept of the log of each node: how it began, and what was said
+            last. `math.inf` keeps all.
         **launcher_options: Arguments of the launcher's class.
 
     Raises:
@@ -118,7 +121,7 @@ def launch(
         UnknownLauncherError: No such launcher is installed.
         LaunchError: It could not be started; nothing of it is left.
         TypeError: The launcher does not take such options.
-        ValueError: A launcher's option has a value that cannot be.
+        ValueError: An option has a value that cannot be.
     """
     if isinstance(launcher, Mapping):  # Listing 1 of the paper: launch(program, resources)
         launcher, resources = None, launcher
@@ -129,6 +132,7 @@ def launch(
     options = LaunchOptions(
         TERMINATION_NOTICE_SECS.value if notice_s is None else notice_s,
         None if log_dir is None else Path(log_dir),
+        log_limit_mib=log_limit_mib,
     )
     running = chosen.start(ready, options)
     try:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from launchpad_lite._address import Address, AddressTable
+from launchpad_lite._log_file import read_log
 from launchpad_lite._plan import Executable, LaunchPlan
 from launchpad_lite._policies import Liveness, RestartPolicy, RestartWhen
 from launchpad_lite._process import PythonProcess
@@ -65,11 +66,26 @@ class LaunchOptions:
         log_dir: Folder for the output of the nodes, and for all that is known of a failure; None
             lets the launcher choose.
         quiet: Do not show the output of the nodes.
+        log_limit_mib: MiB that are kept of the log of each node: how it began, and what was said
+            last. Infinity: all.
     """
 
     notice_s: float = 10.0
     log_dir: Path | None = None
     quiet: bool = False
+    log_limit_mib: float = 100.0
+
+    def __post_init__(self) -> None:
+        limit = self.log_limit_mib
+        if isinstance(limit, bool) or not isinstance(limit, int | float):
+            raise TypeError(f"log_limit_mib is a number of MiB, not {limit!r}")
+        if not limit > 0:
+            raise ValueError(f"log_limit_mib is above 0 (math.inf: no limit), not {limit}")
+
+    @property
+    def log_limit_bytes(self) -> float:
+        """The limit of each log in bytes; infinity: none."""
+        return self.log_limit_mib * (1 << 20)
 
 
 @dataclass(frozen=True)
@@ -145,16 +161,15 @@ class RunningProgram(abc.ABC):
         """Waits until all is over and cleaned up; returns whether it is. Raises nothing of it."""
 
     def output(self) -> Iterator[tuple[str, bytes]]:
-        """Yields what nodes printed so far: `label[replica]` and lines of it.
+        """Yields what was kept of what nodes printed so far: `label[replica]` and lines of it.
 
         Raises:
             LaunchError: It cannot be had.
         """
         folder = self.log_dir
         for path in sorted(folder.glob("*/*.log")) if folder is not None else ():
-            with path.open("rb") as lines:
-                for line in lines:
-                    yield f"{path.parent.name}[{path.stem}]", line
+            for line in read_log(path):
+                yield f"{path.parent.name}[{path.stem}]", line
 
     # What users call
 

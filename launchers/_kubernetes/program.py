@@ -180,7 +180,11 @@ class KubernetesProgram(RunningProgram):
         self._clock = clock
         self._log_dir = log_dir
         self._nodes = {each.name for each in plan.executables} | {SUPERVISOR}
-        self._logs = NodeLogs(log_dir, sorted(self._nodes)) if log_dir is not None else None
+        self._logs = (
+            NodeLogs(log_dir, sorted(self._nodes), options.log_limit_bytes)
+            if log_dir is not None
+            else None
+        )
         self._console = Console() if is_launch and not options.quiet else None
         self._sight = Sight(names, [(each.label, each.replica) for each in plan.executables])
         self._result: ProgramResult | None = None

@@ -56,7 +56,8 @@ from launchers.host.sweep import MARK, adopt_orphans, end_children, fork_under_w
 from launchers.host.usage import UsageMeter
 from launchers.host.worker import leave, prepare_output, run_worker
 from launchpad_lite._checkpoints import CheckpointStore
-from launchpad_lite._private_files import make_folder, open_private
+from launchpad_lite._log_file import LogFile
+from launchpad_lite._private_files import make_folder
 from launchpad_lite.launching import Address
 
 #: When the launcher is gone: seconds workers have between the request and the end by force.
@@ -86,7 +87,7 @@ class _Worker:
     control: socket.socket
     output_fd: int
     #: None where the launcher keeps its output.
-    log_fd: int | None
+    log: LogFile | None
     stacks_fd: int
     #: Where it may leave half a checkpoint.
     checkpoints: Path | None
@@ -111,9 +112,10 @@ class _Worker:
 
     def close(self) -> None:
         self.control.close()
-        for fd in (self.output_fd, self.log_fd, self.stacks_fd):
-            if fd is not None:
-                os.close(fd)
+        if self.log is not None:
+            self.log.close()
+        for fd in (self.output_fd, self.stacks_fd):
+            os.close(fd)
 
 
 class _PodLog:
@@ -494,12 +496,12 @@ class Agent:
 
     def _fork(self, frame: Frame) -> None:
         with contextlib.ExitStack() as undo:
-            log_fd = None
+            log = None
             if frame["log"] is not None:
-                log = Path(frame["log"])
-                make_folder(log.parent)
-                log_fd = open_private(log)
-                undo.callback(os.close, log_fd)
+                path = Path(frame["log"])
+                make_folder(path.parent)
+                log = LogFile(path, frame["log_limit_bytes"])
+                undo.callback(log.close)
             stacks_fd = open_stacks()
             undo.callback(os.close, stacks_fd)
             ours, theirs = map(undo.enter_context, socket.socketpair())
@@ -512,7 +514,7 @@ class Agent:
             pid = os.fork()
             undo.pop_all()
         if pid == 0:
-            self._become_worker(frame, theirs, ours, output_write, log_fd, stacks_fd)
+            self._become_worker(frame, theirs, ours, output_write, log, stacks_fd)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         theirs.close()
         os.close(output_write)
@@ -525,7 +527,7 @@ class Agent:
             pid,
             ours,
             output_read,
-            log_fd,
+            log,
             stacks_fd,
             Path(checkpoints) if checkpoints else None,
             Outbox(ours.fileno()),
@@ -554,7 +556,7 @@ class Agent:
         control: socket.socket,
         other: socket.socket,
         out: int,
-        log_fd: int | None,
+        log: LogFile | None,
         stacks_fd: int,
     ) -> NoReturn:
         code = 1
@@ -563,8 +565,8 @@ class Agent:
             _die_with_parent(self._pid)
             self._forget_all()
             other.close()
-            if log_fd is not None:
-                os.close(log_fd)
+            if log is not None:
+                log.close()
             os.dup2(out, 1)
             os.dup2(out, 2)
             os.close(out)
@@ -623,9 +625,9 @@ class Agent:
             self._selector.unregister(fd)
 
     def _keep_output(self, worker: _Worker, data: bytes) -> None:
-        if worker.log_fd is not None:
+        if worker.log is not None:
             with contextlib.suppress(OSError):  # a full disk must not end the program
-                os.write(worker.log_fd, data)
+                worker.log.write(data)
         if self._pod_log is not None:
             self._pod_log.put(data)
         worker.last_output = (worker.last_output + data)[-_LAST_OUTPUT_BYTES:]
@@ -637,7 +639,7 @@ class Agent:
 
     def _tell_skipped(self, worker: _Worker) -> None:
         if worker.skipped_bytes:
-            lot = "are only in the log file" if worker.log_fd is not None else "were lost"
+            lot = "are only in the log file" if worker.log is not None else "were lost"
             note = f"\n[{worker.skipped_bytes} bytes {lot}: they came too fast to be passed on]\n"
             worker.skipped_bytes = 0
             self._say(worker, "output", body=note.encode())

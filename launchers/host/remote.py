@@ -169,6 +169,7 @@ class AgentHost:
         self._payloads: dict[str, Payload] = {}
         self._grants: dict[str, Grant] = {}
         self._log_dir = Path()
+        self._log_limit_bytes = math.inf
         #: The last start of each node.
         self._attempts: dict[str, int] = {}
         self._pids: dict[str, int] = {}
@@ -254,15 +255,23 @@ class AgentHost:
             return ports
         raise LaunchError(str(answer["text"]))
 
-    def listen(self, program: SupervisedProgram, log_dir: Path, logs: NodeLogs | None) -> None:
+    def listen(
+        self,
+        program: SupervisedProgram,
+        log_dir: Path,
+        logs: NodeLogs | None,
+        log_limit_bytes: float,
+    ) -> None:
         """Passes on, from now on, what the agent says.
 
         Args:
             program: Whom to tell.
             log_dir: Folder for the output of nodes, if the agent keeps it.
             logs: Where to keep it, if the agent does not.
+            log_limit_bytes: How much the agent keeps of each node.
         """
         self._log_dir = log_dir
+        self._log_limit_bytes = log_limit_bytes
         self._logs = logs
         self._program = program
         if self.is_lost:
@@ -508,6 +517,7 @@ class AgentHost:
         setup = dataclasses.replace(payload.setup, attempt=attempt)
         log = str(log_path(self._log_dir, node)) if self._link.keeps_logs else None
         fields: dict[str, Any] = {"node": node, "attempt": attempt, "log": log}
+        fields["log_limit_bytes"] = self._log_limit_bytes
         fields["grant"] = self._grants[node].encode()
         if attempt:
             why = "it is always restarted" if cause is None else cause.summary

@@ -9,9 +9,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import launchpad_lite as lp
 from launchpad_lite.testing import poll_until
 from tests.launchers.scripts import Script
 
@@ -70,6 +72,33 @@ def test_a_console_that_nobody_reads_holds_no_node_up_and_logs_have_all(tmp_path
         assert process.returncode == 0
         assert stdout.count("[shout[0]] ") >= 15
         assert "lines were not shown" in stdout
+
+
+def _count(lines: int) -> None:
+    for number in range(lines):
+        print(f"line {number:06}")
+
+
+def test_a_log_keeps_its_beginning_and_its_end_within_its_limit(
+    launch_program: Any, tmp_path: Path
+) -> None:
+    program = lp.Program("much")
+    program.add_node(lp.PyNode(_count, 100_000), label="count")
+    running = launch_program(program, "test_mp", log_dir=tmp_path / "run", log_limit_mib=0.3)
+    running.wait()
+    said = [line for node, line in running.running.output() if node == "count[0]"]
+    assert (said[0], said[-1]) == (b"line 000000\n", b"line 099999\n")
+    assert sum(line.startswith(b"[") for line in said) == 1
+    files = [*(tmp_path / "run" / "count").iterdir()]
+    assert sum(each.stat().st_size for each in files) < 0.31 * (1 << 20)
+
+
+@pytest.mark.parametrize("limit", [0, -1, float("nan")])
+def test_a_limit_that_cannot_be_is_refused(limit: float) -> None:
+    program = lp.Program("none")
+    program.add_node(lp.PyNode(_count, 1), label="count")
+    with pytest.raises(ValueError, match="log_limit_mib"):
+        lp.launch(program, "test_mp", log_limit_mib=limit)
 
 
 _STUCK = """

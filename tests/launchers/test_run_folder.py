@@ -1,5 +1,6 @@
 """Output and reports go to a folder of this user's own, whoever was there first."""
 
+import math
 import os
 import stat
 import tempfile
@@ -106,14 +107,14 @@ def precious(tmp_path: Path) -> Path:
 
 
 def test_a_log_is_no_link(tmp_path: Path, precious: Path) -> None:
-    logs = NodeLogs(tmp_path, ["greeter[0]"])
+    logs = NodeLogs(tmp_path, ["greeter[0]"], math.inf)
     log = tmp_path / "greeter" / "0.log"
     log.unlink()
     log.symlink_to(precious)
     logs.write("greeter[0]", b"output")
     assert precious.read_text() == "mine"
     with pytest.raises(LaunchError, match=r"cannot write logs: .*0\.log"):
-        NodeLogs(tmp_path, ["greeter[0]"])
+        NodeLogs(tmp_path, ["greeter[0]"], math.inf)
 
 
 def test_reports_take_the_place_of_links(tmp_path: Path, precious: Path) -> None:

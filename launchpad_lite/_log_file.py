@@ -1,0 +1,111 @@
+"""The log of a node, which is limited: how it began, and what was said last.
+
+Three files, of a third of the limit each: `0.log.first`, which stays, `0.log.1`, and `0.log`, which is
+added to. What lies between the first two is gone when there was more.
+"""
+
+import contextlib
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from launchpad_lite._private_files import open_private
+
+_PIECES = 3
+#: A piece may be longer by so much, so that no line is torn; longer lines are.
+_LONGEST_LINE_BYTES = 1 << 20
+_GAP = b"[what followed was not kept (log_limit_mib): the last of it is in %b.1]\n"
+
+
+def log_pieces(path: Path) -> list[Path]:
+    """Returns the files of a log that are there, the oldest first."""
+    return [each for each in (_first(path), _previous(path), path) if each.exists()]
+
+
+def read_log(path: Path) -> Iterator[bytes]:
+    """Yields the lines of a log that were kept."""
+    for piece in log_pieces(path):
+        with piece.open("rb") as lines:
+            yield from lines
+
+
+def _first(path: Path) -> Path:
+    return path.with_name(f"{path.name}.first")
+
+
+def _previous(path: Path) -> Path:
+    return path.with_name(f"{path.name}.1")
+
+
+class LogFile:
+    """A log, open to be added to. For one thread."""
+
+    def __init__(self, path: Path, limit_bytes: float) -> None:
+        """Opens it.
+
+        Args:
+            path: Of its newest file, in a folder that was checked.
+            limit_bytes: How much is kept; infinity: all.
+
+        Raises:
+            OSError: It cannot be opened, for instance because it is a link.
+        """
+        self._path = path
+        self._most = limit_bytes / _PIECES
+        self._descriptor = open_private(path)
+        self._bytes = 0 if math.isinf(limit_bytes) else os.fstat(self._descriptor).st_size
+
+    def write(self, data: bytes) -> None:
+        """Adds to it.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        while len(data) > self._most - self._bytes and (cut := self._cut(data)) is not None:
+            self._append(data[:cut])
+            data = data[cut:]
+            self._begin_anew()
+        self._append(data)
+
+    def _cut(self, data: bytes) -> int | None:
+        """Returns how much still belongs to this file; None: all, for no line ends in it."""
+        room = max(0, int(self._most - self._bytes))
+        if cut := data.rfind(b"\n", 0, room) + 1 or data.find(b"\n", room) + 1:
+            return cut
+        most = max(0, int(self._most - self._bytes) + _LONGEST_LINE_BYTES)
+        return None if len(data) <= most else most
+
+    def _append(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            written = os.write(self._descriptor, view)
+            view = view[written:]
+            self._bytes += written
+
+    def _begin_anew(self) -> None:
+        first, previous = _first(self._path), _previous(self._path)
+        with contextlib.suppress(FileNotFoundError):  # somebody has tidied up
+            if not first.exists():
+                self._path.rename(first)
+            else:
+                if previous.exists():
+                    self._note_gap(first)
+                self._path.replace(previous)
+        descriptor = open_private(self._path)
+        os.close(self._descriptor)
+        self._descriptor, self._bytes = descriptor, 0
+
+    def _note_gap(self, first: Path) -> None:
+        """Says once, where the gap begins, that there is one."""
+        note = _GAP % self._path.name.encode()
+        with first.open("rb") as file:
+            file.seek(-min(len(note), first.stat().st_size), os.SEEK_END)
+            if file.read() == note:
+                return
+        with os.fdopen(open_private(first), "ab") as file:
+            file.write(note)
+
+    def close(self) -> None:
+        """Closes it."""
+        os.close(self._descriptor)
