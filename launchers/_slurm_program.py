@@ -21,6 +21,7 @@ from launchers import _slurm_client as slurm
 from launchers._console import Console, show_rest, tell, warn
 from launchers._logs import log_path
 from launchers._slurm_folder import NOTE_S, End, RunFolder
+from launchpad_lite._log_file import log_pieces
 from launchpad_lite.errors import LaunchError
 from launchpad_lite.launching import (
     AddressTable,
@@ -52,6 +53,8 @@ _PATIENCE_S = 20.0
 _KILL_S = 5.0
 #: Seconds for a job to end that is cancelled since its launch was interrupted.
 _CANCEL_S = 10.0
+#: Shown in the place of what a log had no room for before it was read.
+_MISSED = b"[lines were not shown: they came faster than they were read]\n"
 #: How much of the job's own output is told with a failure.
 _LAST_BYTES = 2000
 
@@ -90,7 +93,7 @@ class SlurmProgram(RunningProgram):
         self.folder = folder
         self._options = options
         self._is_launch = is_launch
-        self._output = _Output(folder, plan) if is_launch and not options.quiet else None
+        self._output = FollowedLogs(folder, plan) if is_launch and not options.quiet else None
         self._result: ProgramResult | None = None
         self._crash_dir: Path | None = None
         self._failure: str | None = None
@@ -378,7 +381,7 @@ class DetachedProgram(SlurmProgram):
         """Does nothing: ask `SlurmLauncher.attach`."""
 
 
-class _Output:
+class FollowedLogs:
     """Shows what nodes print as their files grow."""
 
     def __init__(self, folder: RunFolder, plan: LaunchPlan) -> None:
@@ -394,11 +397,18 @@ class _Output:
                     self._files[node] = path.open("rb")
                 self._read(node)
                 if not os.path.samestat(os.fstat(self._files[node].fileno()), path.stat()):
-                    # Its log had its limit, and goes on in a new file.
-                    self._read(node)
-                    self._files.pop(node).close()
-                    self._files[node] = path.open("rb")
-                    self._read(node)
+                    self._read_on(node)
+
+    def _read_on(self, node: str) -> None:
+        """Goes over to the file in which a log goes on that has reached its limit."""
+        self._read(node)
+        with self._files.pop(node) as file:
+            old = os.fstat(file.fileno())
+        pieces = log_pieces(self._paths[node])
+        if len(pieces) > 1 and not os.path.samestat(old, pieces[-2].stat()):
+            self._console.show(node, _MISSED)
+        self._files[node] = self._paths[node].open("rb")
+        self._read(node)
 
     def _read(self, node: str) -> None:
         while data := self._files[node].read(1 << 20):

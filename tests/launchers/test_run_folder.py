@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 import launchpad_lite as lp
+from launchers._console import show_rest
 from launchers._logs import NodeLogs
 from launchers._run_folder import make_run_folder
 from launchers._slurm_folder import RunFolder
+from launchers._slurm_program import FollowedLogs
 from launchpad_lite._crash import write_crash_report
 from launchpad_lite.errors import LaunchError
 from launchpad_lite.launching import Outcome, ProgramResult
@@ -128,3 +130,39 @@ def test_reports_take_the_place_of_links(tmp_path: Path, precious: Path) -> None
     assert (tmp_path / "stacks" / "node[0].txt").read_text() == "here"
     for name in ("report", "plan", "versions", "stacks/node[0]"):
         assert (tmp_path / f"{name}.txt").lstat().st_mode == stat.S_IFREG | 0o600
+
+
+def test_a_log_that_reaches_its_limit_is_followed_into_its_next_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = lp.Program("followed")
+    program.add_node(lp.PyNode(print), label="greeter")
+    run = RunFolder(tmp_path)
+    logs = NodeLogs(run.logs, ["greeter[0]"], 3000)
+    followed = FollowedLogs(run, lp.plan(program, "local_mp"))
+    for number in range(1000):
+        logs.write("greeter[0]", b"line %d\n" % number)
+        if number % 50 == 0:
+            followed.show()
+    followed.finish()
+    show_rest(10.0, lambda: False)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [f"[greeter[0]] line {number}" for number in range(1000)]
+
+
+def test_what_a_log_had_no_room_for_before_it_was_followed_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = lp.Program("followed")
+    program.add_node(lp.PyNode(print), label="greeter")
+    run = RunFolder(tmp_path)
+    logs = NodeLogs(run.logs, ["greeter[0]"], 3000)
+    followed = FollowedLogs(run, lp.plan(program, "local_mp"))
+    followed.show()
+    for number in range(1000):
+        logs.write("greeter[0]", b"line %d\n" % number)
+    followed.finish()
+    show_rest(10.0, lambda: False)
+    shown = capsys.readouterr().out
+    assert shown.count("lines were not shown") == 1
+    assert shown.splitlines()[-1] == "[greeter[0]] line 999"
