@@ -65,13 +65,14 @@ def test_a_console_that_nobody_reads_holds_no_node_up_and_logs_have_all(tmp_path
     with Script(tmp_path, _MANY) as script:
         process = script.start("shout")
         poll_until(
-            lambda: sum(log.stat().st_size for log in script.logs.rglob("*.log")) == 50 << 20, 60
+            lambda: sum(log.stat().st_size for log in script.logs.rglob("*.log*")) == 50 << 20, 60
         )
         assert process.poll() is None
         stdout, _ = process.communicate(timeout=60)
         assert process.returncode == 0
-        assert stdout.count("[shout[0]] ") >= 15
-        assert "lines were not shown" in stdout
+        assert stdout.count("[shout[0]] ") >= 10
+        # Whichever was slower, the launcher or the reader.
+        assert "lines were not shown" in stdout or "only in the log file" in stdout
 
 
 def _count(lines: int) -> None:
