@@ -98,7 +98,10 @@ class Items:
             return End()
         except BaseException as error:  # noqa: BLE001 - the caller gets it, the server lives on
             return Failure(ExceptionReport.of(error, skip_frames=1))
-        return self._give(item)
+        try:
+            return self._give(item)
+        except BaseException as error:  # noqa: BLE001 - as above
+            return Failure(ExceptionReport.of(error, skip_frames=1))
 
     def close(self) -> None:
         """Ends the generator early, so that its `finally` blocks run. Never raises.
@@ -215,6 +218,8 @@ class Dispatcher:
             return BadArguments(f"{method}: {error}")
         except (TypeError, ValueError):
             return BadArguments(f"{method}: they are not a tuple and a dict")
+        except KeyboardInterrupt:  # raised by code of theirs: a Ctrl-C hits the main thread only
+            return BadArguments(f"{method}: KeyboardInterrupt")
         context = self._context.copy()
         outcome: Outcome = context.run(
             _run_method, function, args, kwargs, call, context, pack_result
@@ -229,8 +234,11 @@ class Dispatcher:
         if function is None:
             return UnknownMethod(self._describe_unknown(method))
         # The other side of a call receives the value itself, here too.
-        args = tuple(map(unwrapped, args))
-        kwargs = {name: unwrapped(value) for name, value in kwargs.items()}
+        try:
+            args = tuple(map(unwrapped, args))
+            kwargs = {name: unwrapped(value) for name, value in kwargs.items()}
+        except BaseException as error:  # noqa: BLE001 - as in `_run_method`
+            return Failure(ExceptionReport.of(error, skip_frames=1))
         context = self._context.copy()
         outcome: Outcome | SharedValue = context.run(
             _run_method, function, args, kwargs, call, context, _share_result
@@ -257,13 +265,14 @@ def _run_method(
     enter_call(call)
     try:
         result = function(*args, **kwargs)
+        if type(result) is types.GeneratorType:
+            return Items(result, context, give)
+        # To look at a result, or to pickle it, runs code of its class.
+        if isinstance(result, concurrent.futures.Future):
+            return Later.of(result, give)
+        return give(result)
     except BaseException as error:  # noqa: BLE001 - the caller gets it, the server lives on
         return Failure(ExceptionReport.of(error, skip_frames=1))
-    if type(result) is types.GeneratorType:
-        return Items(result, context, give)
-    if isinstance(result, concurrent.futures.Future):
-        return Later.of(result, give)
-    return give(result)
 
 
 def _share_result(result: Any) -> SharedValue:

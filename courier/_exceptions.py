@@ -40,12 +40,19 @@ class ExceptionReport:
 
     @classmethod
     def of(cls, error: BaseException, *, skip_frames: int = 0) -> "ExceptionReport":
-        """Describes an exception.
+        """Describes an exception. Never raises.
 
         Args:
             error: What was raised.
             skip_frames: Outermost frames to leave out: those of the caller's machinery.
         """
+        try:
+            return cls._of(error, skip_frames)
+        except BaseException:  # noqa: BLE001 - to look at it runs its code, which may raise anything
+            return cls(_name(error), "<it raises when one looks at it>", "", None)
+
+    @classmethod
+    def _of(cls, error: BaseException, skip_frames: int) -> "ExceptionReport":
         tb = error.__traceback__
         for _ in range(skip_frames):
             if tb is not None and tb.tb_next is not None:

@@ -1,5 +1,6 @@
 """A client that has proved itself, as its server sees it: its calls and its streams."""
 
+import logging
 import threading
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,8 @@ _SEND_SOON_BYTES = 1 << 16
 # Plain numbers: comparing with a member of an enumeration takes longer.
 _CALLS = (int(Kind.CALL), int(Kind.TIMED_CALL))
 _VALUE = int(Kind.VALUE)
+
+_log = logging.getLogger(__name__)
 
 
 class Caller:
@@ -140,6 +143,8 @@ class Caller:
         self._settling.add(number)
         try:
             self.answer(number, call, outcome, at_once=True)
+        except BaseException:  # noqa: BLE001 - whoever waits for the answer hears of it
+            self.give_up()
         finally:
             self._settling.discard(number)
 
@@ -222,6 +227,14 @@ class Caller:
         self._channel.shut()
         self._channel.close()
 
+    def give_up(self) -> None:
+        """Loses the connection for an error that is being handled: no answer would come.
+
+        From any thread; the poller sees the end, and clears up.
+        """
+        _log.exception("a courier server cannot answer %s and hangs up", self.peer)
+        self._channel.shut()
+
     def drop(self) -> None:
         """Closes the descriptor in a forked child; the parent goes on with the connection."""
         self._channel.carrier.close()
@@ -275,6 +288,15 @@ class _Stream:
         self._caller.end_stream(self._number)
 
     def _step(self) -> None:
+        try:
+            self._advance()
+        except BaseException:  # noqa: BLE001 - whoever waits for an item hears of it
+            with self._lock:
+                self._over = True
+            self._close()
+            self._caller.give_up()
+
+    def _advance(self) -> None:
         while not self._over:
             outcome = self._items.next_item()
             kind, parcel = reports.describe(outcome)

@@ -296,24 +296,26 @@ class Host:
             work.caller.refuse(work.number, work.call, Kind.BUSY, Parcel(b""), at_once=True)
 
     def _run_in_pool(self, work: _Work) -> None:
-        call = work.call
-        if call.cancelled:
-            work.caller.refuse(
-                work.number, call, Kind.BAD_ARGUMENTS, reports.text("cancelled"), at_once=True
-            )
-            return
-        began = time.perf_counter()
-        outcome: Outcome
+        call, caller = work.call, work.caller
         try:
-            arguments = decompressed(work.arguments) if work.is_compressed else work.arguments
-        except ProtocolError as error:
-            outcome = BadArguments(f"{call.method}: {error}")
-        else:
-            outcome = self._dispatcher.run(call.method, arguments, call)
-        # Gone before the answer goes: memory that the client lent us is its own again.
-        arguments = work.arguments = _NOTHING
-        work.caller.answer(work.number, call, outcome, at_once=True)
-        self._costs.learn(call.method, time.perf_counter() - began)
+            if call.cancelled:
+                cancelled = reports.text("cancelled")
+                caller.refuse(work.number, call, Kind.BAD_ARGUMENTS, cancelled, at_once=True)
+                return
+            began = time.perf_counter()
+            outcome: Outcome
+            try:
+                arguments = decompressed(work.arguments) if work.is_compressed else work.arguments
+            except ProtocolError as error:
+                outcome = BadArguments(f"{call.method}: {error}")
+            else:
+                outcome = self._dispatcher.run(call.method, arguments, call)
+            # Gone before the answer goes: memory that the client lent us is its own again.
+            arguments = work.arguments = _NOTHING
+            caller.answer(work.number, call, outcome, at_once=True)
+            self._costs.learn(call.method, time.perf_counter() - began)
+        except BaseException:  # noqa: BLE001 - whoever waits for the answer hears of it
+            caller.give_up()
 
     def run_step(self, step: Callable[[], None]) -> None:
         """Runs the next step of what was let in before."""
@@ -393,9 +395,8 @@ class Host:
             if not at_once:
                 self._dirty[caller] = None
             self._costs.learn(call.method, time.perf_counter() - began)
-        except Exception:
-            caller.hang_up()  # nobody would answer otherwise
-            raise
+        except BaseException:  # noqa: BLE001 - whoever waits for the answer hears of it
+            caller.give_up()
         finally:
             handlers.leave()
 

@@ -230,10 +230,13 @@ class WireLane:
             link.close(CallCancelledError("the client was closed, or has moved"))
             return
         for call in waiting:
-            if not link.is_lost:
-                call.send(link, at_once=False)
-            elif not call.is_settled:  # given up by now; nothing of the call went out
-                call.take_back("the connection broke")
+            try:
+                if not link.is_lost:
+                    call.send(link, at_once=False)
+                elif not call.is_settled:  # given up by now; nothing of the call went out
+                    call.take_back("the connection broke")
+            except Exception as error:  # noqa: BLE001 - it hears of it, and the others go out
+                call.settle(CourierError(f"{call.where}: {type(error).__name__}: {error}"))
         link.send_out()
         if waiting:
             ATTENDANT.attend(link, soon=False)
