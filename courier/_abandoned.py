@@ -3,6 +3,8 @@
 import collections
 from collections.abc import Callable
 
+from courier._surviving import surviving
+
 _left: collections.deque[Callable[[], None]] = collections.deque()
 #: Called when something is left; they take no lock either.
 wakers: list[Callable[[], None]] = []
@@ -22,4 +24,6 @@ def clear_up() -> None:
             task = _left.popleft()
         except IndexError:
             return
-        task()
+        # Whoever clears up has nothing to do with it.
+        with surviving("what a finaliser left", 0.0):
+            task()

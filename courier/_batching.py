@@ -24,6 +24,7 @@ from courier._context import CallContext, current_call, enter_call, is_in_call
 from courier._idempotence import idempotent, is_idempotent
 from courier._pool import HandlerPool
 from courier._timing import DEFAULT, Timing
+from courier.errors import ServerBusyError
 
 Future = concurrent.futures.Future
 
@@ -182,7 +183,13 @@ class BatchedHandler:
         with self._changed:
             group = self._waiting.setdefault(request.form, collections.deque())
             group.append(request)
-            self._look_after(group)
+            try:
+                self._look_after(group)
+            except ServerBusyError:
+                group.remove(request)
+                if not group:
+                    del self._waiting[request.form]
+                raise
         if request.in_call:
             current_call().on_end(lambda: self._forget(request))
         return request.future
@@ -200,9 +207,10 @@ class BatchedHandler:
             if len(group) >= self._batch_size:
                 self._changed.notify()
         elif self._runners < self._max_parallelism:
+            if self._threads.submit(self._run).cancelled():
+                raise ServerBusyError("no thread can be started to run a batch; nothing was run")
             self._runners += 1
             self._gathers = True
-            self._threads.submit(self._run)
 
     def _forget(self, request: _Request) -> None:
         # Answered, or nobody waits any more.

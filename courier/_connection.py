@@ -260,8 +260,9 @@ class Connection:
         return value_of(reply, self.options.address, method)
 
     def run_aside(self, task: Callable[[], None]) -> None:
-        """Runs what may block in a thread of its own."""
-        self._callbacks.submit(task)
+        """Runs what may block in a thread of its own, or here if the system gives none."""
+        if self._callbacks.submit(task).cancelled():
+            task()
 
 
 _connections: "weakref.WeakSet[Connection]" = weakref.WeakSet()

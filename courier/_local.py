@@ -38,6 +38,7 @@ from courier._lane import (
 from courier._parcel import Parcel, pack, unpack, unshared
 from courier._pool import HandlerPool
 from courier._secret import Secret
+from courier._surviving import surviving
 from courier.errors import (
     CallCancelledError,
     CallTimeoutError,
@@ -472,8 +473,9 @@ class _Clock:
         with self._changed:
             heapq.heappush(self._waiting, (deadline, next(self._numbers), weakref.ref(call)))
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="courier-clock", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="courier-clock", daemon=True)
+                thread.start()
+                self._thread = thread  # not before: one that the system refused must not count
             else:
                 self._changed.notify()
 
@@ -494,7 +496,8 @@ class _Clock:
                     continue
                 call = heapq.heappop(self._waiting)[2]()
             if call is not None:
-                call.expire()
+                with surviving("the clock of courier calls"):
+                    call.expire()
 
     def look(self) -> None:
         """Looks whether anybody is left to wait for."""

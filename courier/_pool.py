@@ -2,6 +2,7 @@
 
 import collections
 import concurrent.futures
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -11,6 +12,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _IDLE_S = 10.0
+
+_log = logging.getLogger(__name__)
 
 
 class HandlerPool:
@@ -51,6 +54,8 @@ class HandlerPool:
         #: Tasks that other threads run in the place of ours.
         self._guests = 0
         self._started = 0
+        #: Whether the system gave no thread when one was wanted last; that is logged once.
+        self._is_short = False
         self._stopped = False
 
     def submit(
@@ -59,14 +64,21 @@ class HandlerPool:
         """Runs `fn` in a thread of the pool, however long the queue is.
 
         For the next step of what was let in before.
+
+        Returns:
+            Its outcome; cancelled if it will not run: the pool was stopped, or has no thread and
+            can start none.
         """
         with self._changed:
             return self._put(fn, args, kwargs)
 
     def try_submit(self, fn: Callable[[], R]) -> "concurrent.futures.Future[R] | None":
-        """Runs `fn` in a thread of the pool; returns None if the queue is full."""
+        """Runs `fn` in a thread of the pool; returns None if there is no room, nor a thread."""
         with self._changed:
-            return None if self._is_full() else self._put(fn, (), {})
+            if self._is_full():
+                return None
+            future = self._put(fn, (), {})
+            return future if self._stopped or not future.cancelled() else None
 
     def enter(self) -> bool:
         """Has the calling thread count as one of the pool, if that is free; then `leave` it.
@@ -104,17 +116,29 @@ class HandlerPool:
         self._tasks.append(_Task(future, fn, args, kwargs))
         if len(self._threads) - len(self._busy) >= len(self._tasks):
             self._changed.notify()
-        elif len(self._threads) < self._size:
-            self._start_thread()
+        elif len(self._threads) < self._size and not self._start_thread() and not self._threads:
+            self._tasks.pop()
+            future.cancel()
         return future
 
-    def _start_thread(self) -> None:
+    def _start_thread(self) -> bool:
+        """Starts a thread; returns False if the system gives none. Those that are there go on."""
         self._started += 1
         thread = threading.Thread(target=self._work, name=f"{self._name}-{self._started}")
         thread.daemon = True
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError as error:
+            if not self._is_short:
+                self._is_short = True
+                _log.warning(
+                    "%d threads of %s, not more: %s", len(self._threads), self._name, error
+                )
+            return False
+        self._is_short = False
         # Not before: a thread that the system refused must not count.
         self._threads.add(thread)
+        return True
 
     def _work(self) -> None:
         while (task := self._next()) is not None:

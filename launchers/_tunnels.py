@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Mapping
 from queue import Empty, SimpleQueue
 
+from courier._surviving import surviving
 from launchers._ports import endpoint
 from launchers._reachability import LAUNCHER
 from launchers.host.link import Frame
@@ -135,11 +136,12 @@ class _OwnEnd:
 
     def _run(self) -> None:
         while not self._closed:
-            for key, _ in self._selector.select():
-                with self._lock:
-                    # What came before it in this round may have closed it.
-                    if self._selector.get_map().get(key.fd) == key:
-                        key.data()
+            with surviving("the launcher's end of relayed connections"):
+                for key, _ in self._selector.select():
+                    with self._lock:
+                        # What came before it in this round may have closed it.
+                        if self._selector.get_map().get(key.fd) == key:
+                            key.data()
 
     def close(self) -> None:
         with self._lock:

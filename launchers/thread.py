@@ -226,7 +226,10 @@ class _ThreadHost:
         thread.start()
 
     def _look_after(self, node: _ThreadNode, attempt: int) -> None:
-        report = node.run()
+        try:
+            report = node.run()
+        except BaseException as error:  # noqa: BLE001 - the supervisor would wait for ever
+            report = ExceptionReport.of(error)
         name, failure = node.runtime.name, None
         if report is not None:
             failure = NodeFailure.of_exception(name, self.name, report)

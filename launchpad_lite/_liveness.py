@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 
 import courier
+from courier._surviving import surviving
 from launchpad_lite._policies import Liveness
 
 #: A sign is given so many times within its limit: some may be late on a busy machine.
@@ -69,5 +70,6 @@ class SignsOfLife:
         period_s = self._liveness.health_s / _SIGNS_PER_LIMIT
         # Through the front door, as the others do: that it opens is what is to be shown.
         while not self._ended.wait(period_s):
-            if endpoint is None or courier.is_healthy(endpoint, period_s, tls=tls):
-                self._report_health()
+            with surviving("the thread that asks the node whether it is well", 0.0):
+                if endpoint is None or courier.is_healthy(endpoint, period_s, tls=tls):
+                    self._report_health()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from courier import _frozen
 from courier._abandoned import clear_up, wakers
 from courier._engine.watching import HANG_UP, READ, Watcher, make_watcher
+from courier._surviving import surviving
 
 if TYPE_CHECKING:
     from courier._engine.link import Link
@@ -18,6 +19,7 @@ _TICK_S = 0.001
 #: The pause while one does.
 _LED_TICK_S = 0.005
 _IDLE_S = 5.0
+_WHO = "the attendant of courier clients"
 
 
 class Attendant:
@@ -51,10 +53,12 @@ class Attendant:
             self._links[descriptor] = weakref.ref(link, self._wake_when_gone)
             self._watcher.watch(descriptor, HANG_UP, once=True)
             if self._thread is None:
-                self._thread = threading.Thread(
+                thread = threading.Thread(
                     target=self._run, args=(self._watcher,), name="courier-attendant", daemon=True
                 )
-                self._thread.start()
+                thread.start()
+                # Not before: one that the system refused must not count.
+                self._thread = thread
 
     def dismiss(self, link: "Link", descriptor: int) -> None:
         """Forgets a link that has ended; before its descriptor is closed."""
@@ -106,39 +110,55 @@ class Attendant:
     # Its thread
 
     def _run(self, watcher: Watcher) -> None:
-        while True:
-            self._stirred = False
-            clear_up()
-            pause = self._look_around()
-            if pause is None or pause > _LED_TICK_S:
-                self._asleep = True
-                # Between the look and here something may have come.
-                if self._stirred:
-                    pause = _TICK_S
-                    self._asleep = False
-            with self._lock:
-                for descriptor in [fd for fd, link in self._links.items() if link() is None]:
-                    del self._links[descriptor]
-                if not self._links and not self._attended:
-                    self._thread = None
-                    return
-            events = watcher.poll(_IDLE_S if pause is None else pause)
-            if not events and pause is None:
-                self._tidy()
-            if self._asleep or not events:
-                # Whoever called may be about to wait for the answer by itself.
-                time.sleep(_TICK_S / 2)
-            self._asleep = False
-            for descriptor, _ in events:
-                self._react(descriptor)
+        is_needed = True
+        while is_needed:
+            with surviving(_WHO):
+                is_needed = self._go_round(watcher)
+
+    def _go_round(self, watcher: Watcher) -> bool:
+        """Looks at all links once, and waits; returns whether it is still needed."""
+        self._stirred = False
+        clear_up()
+        pause = self._look_around()
+        if pause is None or pause > _LED_TICK_S:
+            self._asleep = True
+            # Between the look and here something may have come.
+            if self._stirred:
+                pause = _TICK_S
+                self._asleep = False
+        with self._lock:
+            for descriptor in [fd for fd, link in self._links.items() if link() is None]:
+                del self._links[descriptor]
+            if not self._links and not self._attended:
+                self._thread = None
+                return False
+        events = watcher.poll(_IDLE_S if pause is None else pause)
+        if not events and pause is None:
+            self._tidy()
+        if self._asleep or not events:
+            # Whoever called may be about to wait for the answer by itself.
+            time.sleep(_TICK_S / 2)
+        self._asleep = False
+        for descriptor, _ in events:
+            self._react(descriptor)
+        return True
 
     def _react(self, descriptor: int) -> None:
         # Not in the loop, whose variables would keep a link alive that its client has dropped.
         link = self._find(descriptor)
         if link is not None:
-            # Whoever leads, now or for this thread, has it watched again at its end.
-            link.passed_over = True
-            link.read_now()
+            try:
+                # Whoever leads, now or for this thread, has it watched again at its end.
+                link.passed_over = True
+                link.read_now()
+            except Exception as error:  # noqa: BLE001 - the others go on
+                self._lose(link, error)
+
+    def _lose(self, link: "Link", error: Exception) -> None:
+        """Gives up a link that goes wrong, so that its calls end."""
+        with surviving(_WHO):
+            link.fail(f"{type(error).__name__}: {error}")
+            raise error
 
     def _tidy(self) -> None:
         with self._lock:
@@ -154,22 +174,30 @@ class Attendant:
         pause: float | None = None
         now = time.monotonic()
         for link, leads in list(self._attended.items()):
-            deadline = link.expire(now)
-            link.flush()
-            if not link.needs_attention:
-                self._release(link)
+            try:
+                wanted = self._look_at(link, leads, now)
+            except Exception as error:  # noqa: BLE001 - the others go on
+                self._lose(link, error)
                 continue
-            if link.leads == leads:
-                self.watch(link)
-                wanted = _IDLE_S if deadline is None else max(0.0, deadline - now)
-                wanted = min(wanted, _IDLE_S) if not link.has_unsent else _LED_TICK_S
-            else:
-                with self._lock:
-                    if link in self._attended:
-                        self._attended[link] = link.leads
-                wanted = _TICK_S if leads < 0 else _LED_TICK_S
-            pause = wanted if pause is None else min(pause, wanted)
+            if wanted is not None:
+                pause = wanted if pause is None else min(pause, wanted)
         return pause
+
+    def _look_at(self, link: "Link", leads: int, now: float) -> float | None:
+        """Looks at a link; returns when to look again, None if it needs nobody any more."""
+        deadline = link.expire(now)
+        link.flush()
+        if not link.needs_attention:
+            self._release(link)
+            return None
+        if link.leads == leads:
+            self.watch(link)
+            wanted = _IDLE_S if deadline is None else max(0.0, deadline - now)
+            return min(wanted, _IDLE_S) if not link.has_unsent else _LED_TICK_S
+        with self._lock:
+            if link in self._attended:
+                self._attended[link] = link.leads
+        return _TICK_S if leads < 0 else _LED_TICK_S
 
     def _release(self, link: "Link") -> None:
         with self._lock:

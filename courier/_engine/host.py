@@ -38,6 +38,7 @@ from courier._engine.watching import READ, make_watcher
 from courier._parcel import Parcel
 from courier._pool import HandlerPool
 from courier._secret import Secret
+from courier._surviving import surviving
 from courier._timing import Timing
 from courier.errors import ProtocolError
 
@@ -331,8 +332,12 @@ class Host:
 
     def _new_poller(self) -> None:
         thread = threading.Thread(target=self._poll, name="courier-poller", daemon=True)
-        self._poller = thread
-        thread.start()
+        before, self._poller = self._poller, thread
+        try:
+            thread.start()
+        except BaseException:
+            self._poller = before  # which goes on when it has ended what it runs
+            raise
 
     def _poll(self) -> None:
         me = threading.current_thread()
@@ -350,11 +355,14 @@ class Host:
                 self._ready.extend(self._watcher.poll(self.timing.tidy_s))
             except Exception:  # noqa: BLE001 - one bad connection must not end all others
                 _log.exception("a courier server met an error of its own")
-            if self._stopping:
-                self._show_out_all()
-            if time.monotonic() - tidied_at > self.timing.tidy_s:
-                self._tidy()
-                tidied_at = time.monotonic()
+            is_late = time.monotonic() - tidied_at > self.timing.tidy_s
+            if self._stopping or is_late:
+                with surviving("the poller of a courier server"):
+                    if self._stopping:
+                        self._show_out_all()
+                    if is_late:
+                        tidied_at = time.monotonic()
+                        self._tidy()
 
     def _react(self, descriptor: int, events: int) -> None:
         pollable = self._watched.get(descriptor)
@@ -415,10 +423,14 @@ class Host:
     def _wake_watch(self) -> None:
         self._watch_sleeps = False
         if self._watch_thread is None:
-            self._watch_thread = threading.Thread(
-                target=self._watch_poller, name="courier-watch", daemon=True
-            )
-            self._watch_thread.start()
+            thread = threading.Thread(target=self._watch_poller, name="courier-watch", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:
+                # None to watch; nor would there be one to take the poller's place.
+                self._watch_sleeps = True
+                return
+            self._watch_thread = thread
         self._watch_wakes.set()
 
     def _watch_poller(self) -> None:
@@ -430,7 +442,8 @@ class Host:
             if since:
                 calm_since = now
                 if now - since > _OVERDUE_S:
-                    self._replace_poller(now)
+                    with surviving("the watch of a courier server"):
+                        self._replace_poller(now)
             elif now - calm_since > _CALM_S:
                 self._watch_wakes.clear()
                 self._watch_sleeps = True
@@ -442,10 +455,15 @@ class Host:
 
     def _replace_poller(self, now: float) -> None:
         with self._turn:
-            if not self._busy_since or now - self._busy_since <= _OVERDUE_S:
+            since = self._busy_since
+            if not since or now - since <= _OVERDUE_S:
                 return
             self._busy_since = 0.0
-            self._new_poller()
+            try:
+                self._new_poller()
+            except BaseException:
+                self._busy_since = since  # to try again
+                raise
 
     # The end
 

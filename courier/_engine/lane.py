@@ -132,6 +132,11 @@ class WireLane:
             threading.Thread(
                 target=self._dial, args=(dialler,), name="courier-dial", daemon=True
             ).start()
+        except RuntimeError as error:  # not raised: whoever is here may bring the answers of others
+            self._fail(ServerUnreachableError(f"{self.options.address}: {error}"), dialler)
+            with self._lock:
+                if self._dialler is dialler:
+                    self._dialler = None
         except BaseException:
             with self._lock:
                 if self._dialler is dialler:
@@ -162,9 +167,11 @@ class WireLane:
         began_at = time.monotonic()
         pause_s = _FIRST_PAUSE_S
         speechless = 0
-        while self._goes_on(own):
-            options = self.options
+        while True:
             try:
+                if not self._goes_on(own):
+                    return
+                options = self.options
                 dialled = dial(options, self._time_left(), over_grpc=speechless > 0)
                 self._use(
                     Link(
@@ -184,7 +191,8 @@ class WireLane:
             except CourierError as error:
                 self._fail(error, own)
             except Exception as error:  # noqa: BLE001 - those who wait must hear of it
-                self._fail(CourierError(f"{options.address}: {type(error).__name__}: {error}"), own)
+                where = self.options.address
+                self._fail(CourierError(f"{where}: {type(error).__name__}: {error}"), own)
             else:
                 continue
             away_s = time.monotonic() - began_at
@@ -219,7 +227,11 @@ class WireLane:
         own.clear()
 
     def _use(self, link: Link, own: threading.Event) -> None:
-        ATTENDANT.admit(link)
+        try:
+            ATTENDANT.admit(link)
+        except BaseException:
+            link.close(CallCancelledError("nobody could attend to the connection"))
+            raise
         with self._lock:
             is_wanted = self._dialler is own and not self._closed
             if is_wanted:

@@ -59,8 +59,14 @@ class _Stream:
         connect: Any = channel.stream_stream(f"/{SERVICE}/Connect")
         self._rpc: Any = connect(self._pieces())
         self._taker = threading.Thread(target=self._take, name="courier-stream", daemon=True)
-        self._taker.start()
-        threading.Thread(target=self._bring, name="courier-stream", daemon=True).start()
+        bringer = threading.Thread(target=self._bring, name="courier-stream", daemon=True)
+        try:
+            self._taker.start()
+            bringer.start()
+        except BaseException:
+            sock.close()
+            channel.close()
+            raise
 
     def _pieces(self) -> Iterator[bytes]:
         while piece := self._waiting.get():
@@ -68,11 +74,13 @@ class _Stream:
 
     def _take(self) -> None:
         """Copies what the engine sends to the stream."""
-        with contextlib.suppress(OSError):
-            while piece := self._socket.recv(PIECE_BYTES):
-                self._put(piece)
-        self._rpc.cancel()
-        self._put(b"")
+        try:
+            with contextlib.suppress(OSError):
+                while piece := self._socket.recv(PIECE_BYTES):
+                    self._put(piece)
+        finally:  # whatever it was: the other thread, and the engine, see the end
+            self._rpc.cancel()
+            self._put(b"")
 
     def _put(self, piece: bytes) -> None:
         while self._rpc.is_active() or not piece:
@@ -84,11 +92,13 @@ class _Stream:
 
     def _bring(self) -> None:
         """Copies what the stream brings to the engine."""
-        with contextlib.suppress(OSError, grpc.RpcError):
-            for piece in self._rpc:
-                self._socket.sendall(piece)
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._taker.join()
-        self._socket.close()
-        self._channel.close()
+        try:
+            with contextlib.suppress(OSError, grpc.RpcError):
+                for piece in self._rpc:
+                    self._socket.sendall(piece)
+        finally:  # as above
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+            self._taker.join()
+            self._socket.close()
+            self._channel.close()

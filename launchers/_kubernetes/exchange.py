@@ -270,7 +270,11 @@ class Exchange:
             else:
                 self._end_all(asked)
         for connection in touched:
-            self._work(connection)
+            try:
+                self._work(connection)
+            except Exception:  # it ends, and the others go on
+                _LOGGER.exception("the exchange gives up a connection")
+                self._forget(connection)
         now = self._clock()
         for connection in [*self._strangers, *self._parting]:
             if connection.give_up_at < now:

@@ -14,6 +14,7 @@ not hold up what else uses the link.
 
 import contextlib
 import errno
+import os
 import secrets
 import selectors
 import socket
@@ -96,12 +97,9 @@ class Relay:
         if frame.op == "relay_open":
             # Not waited for: whoever listens there may be stuck, with a full queue. A connection that
             # fails is ready to be read, and then ends.
-            sock = socket.socket()
-            sock.setblocking(False)
-            if sock.connect_ex((LOOPBACK, frame["port"])) in (0, errno.EINPROGRESS):
-                self._add(key, sock)
-            else:  # nobody listens there, or not any more
-                sock.close()
+            try:
+                self._connect(key, frame["port"])
+            except OSError:  # too many files; or nobody listens there, or not any more
                 self._send(Frame("relay_end", {"key": key}))
             return
         connection = self._connections.get(key)
@@ -115,13 +113,24 @@ class Relay:
             connection.ends = True
         self._work_on(connection)
 
+    def _connect(self, key: str, port: int) -> None:
+        sock = socket.socket()
+        sock.setblocking(False)
+        error = sock.connect_ex((LOOPBACK, port))
+        if error not in (0, errno.EINPROGRESS):
+            sock.close()
+            raise OSError(error, os.strerror(error))
+        self._add(key, sock)
+
     def _work_on(self, connection: _Connection) -> None:
         """Delivers and fetches what can be without waiting."""
         try:
             self._deliver(connection)
             self._fetch(connection)
-        except OSError:
+        except Exception as error:
             self._end(connection, tell=True)
+            if not isinstance(error, OSError):
+                raise  # a mistake of ours, which would come again
             return
         if connection.ends and not connection.undelivered:
             self._end(connection, tell=False)

@@ -319,10 +319,12 @@ class AgentHost:
     def _write_all(self) -> None:
         """Writes what is to be sent; a link that is stuck holds up nobody but this thread."""
         assert self._process.stdin is not None
-        while (data := self._next_outgoing()) is not None:
-            write_all(self._process.stdin.fileno(), data)
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()
+        try:
+            while (data := self._next_outgoing()) is not None:
+                write_all(self._process.stdin.fileno(), data)
+        finally:  # whatever it was: the agent hears no more, and ends, which the reader sees
+            with contextlib.suppress(OSError):
+                self._process.stdin.close()
 
     def _next_outgoing(self) -> bytes | None:
         """Waits for what is to be sent; a sign of life while there is nothing.
@@ -343,9 +345,11 @@ class AgentHost:
             self._lost_since = f"the link to {self.name} failed: {error!r}"
         self.is_lost = True
         self._answers.put(None)
-        self._on_relayed(None)
-        if self._program is not None:
-            self._tell_lost()
+        try:
+            self._on_relayed(None)
+        finally:
+            if self._program is not None:
+                self._tell_lost()
 
     def _tell_lost(self) -> None:
         if not self._closing:

@@ -16,6 +16,7 @@ import cloudpickle
 from absl import flags
 
 from courier import ExceptionReport, Secret, TlsCredentials
+from courier._surviving import surviving
 from launchers._ports import LOOPBACK
 from launchers.host.link import Frame, FrameDecoder, read_some, write_all
 from launchers.host.stacks import write_stacks
@@ -26,6 +27,8 @@ from launchpad_lite._runtime import NodeRuntime, NodeSetup
 from launchpad_lite._worker import run_node
 from launchpad_lite.launching import AddressTable
 from launchpad_lite.nodes.base import Work
+
+_LISTENER = "the thread that hears what is asked of the node"
 
 
 @dataclass(frozen=True)
@@ -149,14 +152,16 @@ class _Control:
             selector.register(self._link.fd, selectors.EVENT_READ)
             selector.register(self._termination.notice_fd, selectors.EVENT_READ)
             while True:
-                for key, _ in selector.select():
-                    if key.fd == self._link.fd:
-                        self._on_frames()
-                    else:
-                        (signum,) = os.read(key.fd, 1)
-                        # First, since a node that was asked may end before more can be said.
-                        self._link.preempted(signum)
-                        self._request_stop()
+                # Without this thread the node would hear of no stop, nor of the agent's end.
+                with surviving(_LISTENER):
+                    for key, _ in selector.select():
+                        if key.fd == self._link.fd:
+                            self._on_frames()
+                        else:
+                            (signum,) = os.read(key.fd, 1)
+                            # First, since a node that was asked may end before more can be said.
+                            self._link.preempted(signum)
+                            self._request_stop()
 
     def _on_frames(self) -> None:
         data = read_some(self._link.fd)
@@ -166,20 +171,24 @@ class _Control:
             os.killpg(os.getpgrp(), signal.SIGTERM)
             os.kill(os.getpid(), signal.SIGKILL)
         for frame in self._decoder.feed(data):
-            if frame.op == "stop":
-                self._request_stop()
-            elif frame.op == "end_calls":
-                self._runtime.end_calls()
-            elif frame.op == "dump":
-                write_stacks(self._stacks_fd)
-            elif frame.op == "leave":
-                self._termination.force()
-            elif frame.op == "ended":
-                self._runtime.note_ended(frame["keys"])
-            elif frame.op == "lost":
-                self._runtime.note_lost(frame["keys"])
-            elif frame.op == "moved":
-                self._runtime.note_moved(frame["endpoints"])
+            with surviving(_LISTENER, 0.0):
+                self._obey(frame)
+
+    def _obey(self, frame: Frame) -> None:
+        if frame.op == "stop":
+            self._request_stop()
+        elif frame.op == "end_calls":
+            self._runtime.end_calls()
+        elif frame.op == "dump":
+            write_stacks(self._stacks_fd)
+        elif frame.op == "leave":
+            self._termination.force()
+        elif frame.op == "ended":
+            self._runtime.note_ended(frame["keys"])
+        elif frame.op == "lost":
+            self._runtime.note_lost(frame["keys"])
+        elif frame.op == "moved":
+            self._runtime.note_moved(frame["endpoints"])
 
     def _request_stop(self) -> None:
         # They may block; the end of the agent must be noticed all the same. Started before the

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 import courier
+from courier._surviving import surviving
 from launchpad_lite._address import Address
 from launchpad_lite._forcing import ForcedExit
 from launchpad_lite._runtime import NodeRuntime, keep_client
@@ -592,8 +593,10 @@ class _Output:
                     data = os.read(self._stream.fileno(), _READ_BYTES)
                     if not data:
                         break
-                    self._look_at(data)
-                    self._pass_on(data)
+                    # The command must not wait for somebody who reads.
+                    with surviving("the thread that passes on what a command prints", 0.0):
+                        self._look_at(data)
+                        self._pass_on(data)
                 elif is_finishing:
                     break
         if self._unfinished:

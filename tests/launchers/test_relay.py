@@ -1,5 +1,6 @@
 import collections
 import contextlib
+import errno
 import os
 import selectors
 import socket
@@ -301,3 +302,18 @@ def test_closing_ends_all_connections_and_ports(listener: socket.socket) -> None
         assert server.recv(1) == b""
     with pytest.raises(ConnectionRefusedError):
         connect(port)
+
+
+def test_a_host_without_descriptors_ends_the_connection_and_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said: list[Frame] = []
+    with selectors.DefaultSelector() as selector:
+        relay = Relay(selector, said.append)
+
+        def no_socket() -> None:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+        monkeypatch.setattr(socket, "socket", no_socket)
+        relay.handle(Frame("relay_open", {"key": "k", "host": _HOST, "port": 1}))
+        assert [(frame.op, frame["key"]) for frame in said] == [("relay_end", "k")]

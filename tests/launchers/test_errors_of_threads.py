@@ -1,0 +1,93 @@
+"""One error ends no thread of a launcher or a worker that others depend on."""
+
+import os
+import signal
+import socket
+import threading
+from typing import Any
+
+import pytest
+
+import launchpad_lite as lp
+from courier import Secret
+from launchers._tunnels import _OwnEnd
+from launchers.host.link import Frame, FrameReader, write_all
+from launchers.host.worker import _Control, _Link, _Termination
+from launchpad_lite._runtime import NodeRuntime, NodeSetup
+from launchpad_lite.launching import AddressTable
+from launchpad_lite.testing import poll_until
+
+
+def test_the_launchers_end_of_tunnels_survives_a_connection_that_goes_wrong() -> None:
+    opened: list[Frame] = []
+
+    def send(frame: Frame) -> None:
+        if frame.op == "relay_open":
+            opened.append(frame)
+        elif frame.op == "relay_data" and frame["key"] == opened[0]["key"]:
+            raise ValueError("for once")
+
+    end = _OwnEnd(send)
+    try:
+        port = end.listen("far", 1)
+        with socket.create_connection(("127.0.0.1", port)) as first:
+            first.settimeout(10)
+            first.sendall(b"wrong")
+            assert first.recv(1) == b""  # it ends
+        with socket.create_connection(("127.0.0.1", port)) as second:
+            poll_until(lambda: len(opened) == 2)
+            end.take(Frame("relay_data", {"key": opened[1]["key"]}, b"right"))
+            second.settimeout(10)
+            assert second.recv(5) == b"right"
+    finally:
+        end.close()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_worker_hears_of_the_stop_after_something_that_it_cannot_obey(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    ours, theirs = socket.socketpair()
+    link = _Link(theirs.fileno())
+    runtime = NodeRuntime(NodeSetup("p", "node", 0), AddressTable({}, Secret.generate()), link)
+    # Its end is that of the process.
+    monkeypatch.setattr(os, "killpg", lambda *_: None)
+    ended = threading.Event()
+
+    def leave(*_: Any) -> None:
+        ended.set()
+        raise SystemExit
+
+    monkeypatch.setattr(os, "kill", leave)
+    try:
+        _Control(link, runtime, _Termination(), -1).start()
+        unknown = Frame("ended", {"keys": ["of nobody"]}).encode()
+        write_all(ours.fileno(), unknown + Frame("stop").encode())
+        assert runtime.stop_event.wait(10)
+        heard = FrameReader(ours.fileno()).read(float("inf"))
+        assert heard is not None
+        assert heard.op == "heard"
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        ours.close()
+        assert ended.wait(10)
+        theirs.close()
+
+
+def test_a_thread_that_the_system_refuses_a_node_is_its_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    start = threading.Thread.start
+
+    def start_or_raise(thread: threading.Thread) -> None:
+        if thread.name == "node[0]":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_or_raise)
+    program = lp.Program("p")
+    program.add_node(lp.PyNode(lambda: None), label="node")
+    program.add_node(lp.PyNode(lp.wait_for_stop), label="other")
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        lp.launch(program, launch_type="test_mt").wait()
