@@ -39,6 +39,13 @@ class Clients:
         for client in clients:
             what(client)
 
+    def begin_as(self, others: "Clients") -> None:
+        """Has clients that are new here know what others were told of servers."""
+        with others._lock:
+            moved, ended = dict(others._moved), set(others._ended)
+        self.note_moved(moved)
+        self.note_ended(ended)  # behind that: an address where somebody came has not ended
+
     def close(self) -> None:
         """Fails all calls, those that wait and those to come."""
         self.do(courier.close)

@@ -102,6 +102,11 @@ class NodeRuntime:
         self._hosted: list[NodeRuntime] = []
         #: Of the node that this one runs as a part of.
         self._host: NodeRuntime | None = None
+        #: Whether new calls are refused, unless the node's code has looked at the stop.
+        self._calls_end = False
+        #: Held while all are told something; a part that begins meanwhile hears it once. One for a
+        #: node, its parts, and theirs.
+        self._telling = threading.Lock()
 
     @property
     def name(self) -> str:
@@ -187,8 +192,9 @@ class NodeRuntime:
             keys: Of addresses.
         """
         endpoints = [self.table.endpoints[key] for key in keys]
-        for runtime in (self, *self._hosted):
-            runtime.clients.note_ended(endpoints)
+        with self._telling:
+            for runtime in self._with_parts():
+                runtime.clients.note_ended(endpoints)
 
     def note_lost(self, keys: Iterable[str]) -> None:
         """Tells the node that servers are lost with their host. For supervisors.
@@ -197,8 +203,9 @@ class NodeRuntime:
             keys: Of their addresses.
         """
         endpoints = {self.table.endpoints[key] for key in keys}
-        for runtime in (self, *self._hosted):
-            runtime.clients.note_lost(endpoints)
+        with self._telling:
+            for runtime in self._with_parts():
+                runtime.clients.note_lost(endpoints)
 
     def note_moved(self, endpoints: Mapping[str, str]) -> None:
         """Tells the node where services of the program listen from now on. For supervisors.
@@ -206,10 +213,15 @@ class NodeRuntime:
         Args:
             endpoints: `host:port` by address key.
         """
-        moves = self.table.move(endpoints)
-        self.clients.note_moved(moves)
+        with self._telling:
+            moves = self.table.move(endpoints)
+            for runtime in self._with_parts():
+                runtime.clients.note_moved(moves)
+
+    def _with_parts(self) -> Iterator["NodeRuntime"]:
+        yield self
         for hosted in list(self._hosted):
-            hosted.clients.note_moved(moves)
+            yield from hosted._with_parts()
 
     def _tell_heard(self) -> None:
         with self._hearing:  # so that what is said last is what holds
@@ -222,6 +234,7 @@ class NodeRuntime:
         Code that looks at it may go on to call, to hand in what it has. Other code would go on for
         ever, as `while True: learner.step()` does.
         """
+        self._calls_end = True
         if not self._listens:
             self.clients.do(courier.stop_calling)
         for hosted in list(self._hosted):
@@ -229,14 +242,19 @@ class NodeRuntime:
 
     @contextlib.contextmanager
     def hosting(self, runtimes: Iterable["NodeRuntime"]) -> Iterator[None]:
-        """Tells other nodes, which run as parts of this one, all that it is told."""
+        """Tells other nodes, which run as parts of this one, all that it is told, or was."""
         hosted = list(runtimes)
-        for runtime in hosted:
-            runtime._host = self
-            self.stop_handlers.add(runtime.stop_handlers.call_all, catch_signals=False)
-        self._hosted = hosted
-        if self.stop_event.is_set():  # it may have been told before
+        with self._telling:
+            for runtime in hosted:
+                runtime._host = self
+                runtime._telling = self._telling
+                runtime.clients.begin_as(self.clients)
+                self.stop_handlers.add(runtime.stop_handlers.call_all, catch_signals=False)
+            self._hosted = hosted
+        if self.stop_event.is_set():
             self.request_stop()
+        if self._calls_end:
+            self.end_calls()
         try:
             yield
         finally:

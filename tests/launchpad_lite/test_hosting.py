@@ -1,0 +1,128 @@
+"""What a node is told, the nodes that run as parts of it are told as well, at any depth."""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+import courier
+from launchpad_lite._address import AddressTable
+from launchpad_lite._runtime import NodeRuntime, NodeSetup
+
+_KEY = "learner"
+
+
+class _Link:
+    """Tells nobody."""
+
+    def constructed(self, runs: bool) -> None: ...
+    def ask_stop(self) -> None: ...
+    def leaving(self) -> None: ...
+    def heard(self, listens: bool) -> None: ...
+    def healthy(self) -> None: ...
+    def heartbeat(self) -> None: ...
+
+
+class Learner:
+    def __init__(self) -> None:
+        self.release = threading.Event()
+
+    def step(self) -> int:
+        return 1
+
+    def wait(self) -> None:
+        self.release.wait(10)
+
+
+class Family:
+    """A node, one that is a part of it, and one that is a part of that one."""
+
+    def __init__(self, endpoint: str, secret: courier.Secret) -> None:
+        self.secret = secret
+        self.table = AddressTable({_KEY: endpoint}, secret)
+        self.host, self.part, self.part_of_part = (
+            NodeRuntime(NodeSetup("p", label, 0), self.table, _Link())
+            for label in ("host", "part", "part_of_part")
+        )
+
+    @contextlib.contextmanager
+    def gathered(self) -> Iterator[None]:
+        with self.host.hosting([self.part]), self.part.hosting([self.part_of_part]):
+            yield
+
+    def client(self, of: NodeRuntime, endpoint: str | None = None) -> courier.Client:
+        """Returns what a handle gives that is dereferenced in one of them."""
+        address = endpoint or self.table.endpoints[_KEY]
+        client = courier.Client(address, secret=self.secret, call_timeout=2)
+        of.clients.keep(client)
+        return client
+
+
+@pytest.fixture
+def learner() -> Iterator[courier.Server]:
+    learner = Learner()
+    server = courier.Server(learner, secret=courier.Secret.generate(), in_process="wire")
+    server.start()
+    yield server
+    learner.release.set()
+    server.stop(0.0)
+
+
+@pytest.fixture
+def family(learner: courier.Server) -> Iterator[Family]:
+    assert learner.secret is not None
+    family = Family("127.0.0.1:9", learner.secret)
+    yield family
+    for each in (family.host, family.part, family.part_of_part):
+        each.clients.close()
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
+def test_parts_do_not_call_where_nobody_answers_any_more(family: Family, before: bool) -> None:
+    if before:
+        family.host.note_ended([_KEY])
+    with family.gathered():
+        if not before:
+            family.host.note_ended([_KEY])
+        for each in (family.part, family.part_of_part):
+            with pytest.raises(courier.ServerUnreachableError):
+                family.client(each).step()
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
+def test_parts_follow_a_server_that_has_moved(
+    family: Family, learner: courier.Server, before: bool
+) -> None:
+    old = family.table.endpoints[_KEY]
+    if before:
+        family.host.note_moved({_KEY: learner.address})
+    with family.gathered():
+        clients = [family.client(each, old) for each in (family.part, family.part_of_part)]
+        if not before:
+            family.host.note_moved({_KEY: learner.address})
+        assert [client.step() for client in clients] == [1, 1]
+
+
+def test_parts_give_up_calls_to_a_lost_host(family: Family, learner: courier.Server) -> None:
+    family.table.endpoints[_KEY] = learner.address
+    with family.gathered():
+        client = family.client(family.part_of_part)
+        assert client.step() == 1
+        future = client.futures.wait()
+        family.host.note_lost([_KEY])
+        with pytest.raises(courier.ServerLostError):
+            future.result(4)
+
+
+def test_parts_that_begin_when_calls_were_ended_make_none(
+    family: Family, learner: courier.Server
+) -> None:
+    family.table.endpoints[_KEY] = learner.address
+    family.host.request_stop()
+    family.host.end_calls()
+    with family.gathered():
+        for each in (family.part, family.part_of_part):
+            assert each.stop_event.is_set()
+            with pytest.raises(courier.CallCancelledError, match="asked to stop"):
+                family.client(each).step()
