@@ -6,8 +6,6 @@ its nodes move apart; sharing hands over the objects themselves.
 
 import asyncio
 import enum
-import heapq
-import itertools
 import os
 import sys
 import threading
@@ -17,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Protocol
 
-from courier import _dispatch as outcomes
+from courier import _clock, _dispatch as outcomes
 from courier._context import CallContext
 from courier._costs import MethodCosts
 from courier._dispatch import Dispatcher, Items, Later
@@ -38,7 +36,6 @@ from courier._lane import (
 from courier._parcel import Parcel, pack, unpack, unshared
 from courier._pool import HandlerPool
 from courier._secret import Secret
-from courier._surviving import surviving
 from courier.errors import (
     CallCancelledError,
     CallTimeoutError,
@@ -322,7 +319,7 @@ class LocalCall:
     def hurry(self) -> None:
         if self._deadline is not None and not self._is_timed:
             self._is_timed = True
-            _clock.call_at(self._deadline, self)
+            _clock.expire_at(self._deadline, self)
 
     @property
     def is_settled(self) -> bool:
@@ -458,62 +455,6 @@ class _LocalStream:
         if not self._runs:
             self._items.close()
         self._server.end(self._call)
-
-
-class _Clock:
-    """Ends calls whose time is over; one thread, while there are any."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._numbers = itertools.count()
-        self._waiting: list[tuple[float, int, weakref.ref[LocalCall]]] = []
-        self._thread: threading.Thread | None = None
-
-    def call_at(self, deadline: float, call: LocalCall) -> None:
-        with self._changed:
-            heapq.heappush(self._waiting, (deadline, next(self._numbers), weakref.ref(call)))
-            if self._thread is None:
-                thread = threading.Thread(target=self._run, name="courier-clock", daemon=True)
-                thread.start()
-                self._thread = thread  # not before: one that the system refused must not count
-            else:
-                self._changed.notify()
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                while self._waiting:
-                    first = self._waiting[0][2]()
-                    if first is not None and not first.is_settled:
-                        break
-                    heapq.heappop(self._waiting)
-                if not self._waiting:
-                    self._thread = None
-                    return
-                left = self._waiting[0][0] - time.monotonic()
-                if left > 0:
-                    self._changed.wait(left)
-                    continue
-                call = heapq.heappop(self._waiting)[2]()
-            if call is not None:
-                with surviving("the clock of courier calls"):
-                    call.expire()
-
-    def look(self) -> None:
-        """Looks whether anybody is left to wait for."""
-        with self._changed:
-            self._changed.notify()
-
-
-_clock = _Clock()
-
-
-def _survive_fork() -> None:
-    global _clock
-    _clock = _Clock()
-
-
-os.register_at_fork(after_in_child=_survive_fork)
 
 
 def _reply(outcome: Any) -> Returned | Given | Raised | Refused:

@@ -12,16 +12,16 @@ import pickle
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from courier import _clock
 from courier._client import connection_of
 from courier._future import CallFuture
 from courier._lane import PendingCall
 from courier._timing import DEFAULT, Timing
 from courier.errors import (
-    CallCancelledError,
     CallTimeoutError,
     CourierError,
     ServerBusyError,
@@ -355,37 +355,46 @@ class _Call:
             member.mark_there()
         return None  # whoever takes the answer raises what it is
 
-    def run(self, future: "_PoolFuture | None" = None) -> Any:
-        """Asks one server after the other, and waits; returns or raises what came of it.
+    def run(self) -> Any:
+        """Asks one server after the other, and waits; returns or raises what came of it."""
+        attempts = self.attempts(blocking=True)
+        while True:
+            try:
+                step = next(attempts)
+            except StopIteration as end:
+                return end.value
+            if isinstance(step, float):
+                time.sleep(step)
+
+    def attempts(self, *, blocking: bool) -> Generator[PendingCall | float, None, Any]:
+        """Asks one server after the other; returns or raises what came of it.
 
         Args:
-            future: Whose call it is, if the caller does not wait.
+            blocking: Whether whoever goes through it waits.
+
+        Yields:
+            What to wait for before it goes on: a call that was sent, or some seconds.
         """
         while True:
             refusals: list[CourierError] = []
             for member in self._choice.order():
-                if future is not None and future.cancelled():
-                    raise CallCancelledError(
-                        f"{member.name}: {self.method}: the call was cancelled"
-                    )
                 if refusals and self._left_s(member) <= 0:
                     continue
                 # Before it is asked: the answer to another call may come while this one is refused.
                 is_starting = member.is_starting
                 with self.pool._counted(member):
-                    pending = self.ask(member, blocking=future is None)
-                    if future is not None:
-                        future.follow(pending)
+                    pending = self.ask(member, blocking=blocking)
+                    yield pending
                     refusal = self.refusal(pending, member)
                     if refusal is None:
                         return member.connection.finish(pending, self.method)
                     refusals.append(refusal)
                 if self._choice.is_keyed and is_starting:
                     break
-            self._pause(refusals)
+            yield self._pause_s(refusals)
 
-    def _pause(self, refusals: Sequence[CourierError]) -> None:
-        """Waits for a moment, if a client would wait for its server; raises otherwise."""
+    def _pause_s(self, refusals: Sequence[CourierError]) -> float:
+        """Returns how long to wait if a client would wait for its server; raises otherwise."""
         waiting = [member for member in self.pool._members if member.waits]
         busy = next((error for error in refusals if isinstance(error, ServerBusyError)), None)
         if busy is not None or not waiting:
@@ -395,7 +404,7 @@ class _Call:
             raise CallTimeoutError(
                 f"{self.pool!r}: {self.method}: no answer in time; nothing was run"
             ) from refusals[0]
-        time.sleep(min(_PAUSE_S, left_s))
+        return min(_PAUSE_S, left_s)
 
     def _left_s(self, member: _Member) -> float:
         return self._began_at + member.timeout_s - time.monotonic()
@@ -403,6 +412,8 @@ class _Call:
 
 class _PoolFuture(CallFuture):
     """A call to one server; goes on with another one if it was not run."""
+
+    _attempts: Generator[PendingCall | float, None, Any]
 
     def __init__(self, call: _Call, member: _Member, pending: PendingCall) -> None:
         self._call = call
@@ -423,16 +434,31 @@ class _PoolFuture(CallFuture):
         if self._call.refusal(pending, self._member) is None:
             super()._settle(pending)
         else:
-            # Elsewhere: to reach another one takes its time, and this thread brings all answers.
-            self._connection.run_aside(self._go_on)
+            self._attempts = self._call.attempts(blocking=False)
+            self._go_on_aside()
+
+    def _go_on_aside(self, _: object = None) -> None:
+        # To ask another server may block, and whoever is here brings all answers.
+        self._connection.run_aside(self._go_on)
 
     def _go_on(self) -> None:
+        """Takes the next step. No thread waits for what comes of it: there may be thousands."""
         try:
-            result = self._call.run(self)
+            if self.cancelled():
+                self._attempts.close()
+                return
+            step = next(self._attempts)
+            if isinstance(step, float):
+                _clock.call_at(time.monotonic() + step, self._go_on_aside)
+            else:
+                self.follow(step)
+                step.when_done(self._go_on_aside)
+                step.hurry()
+            return
+        except StopIteration as end:
+            outcome = functools.partial(self.set_result, end.value)
         except BaseException as error:  # noqa: BLE001 - whoever waits for the future gets it
             outcome = functools.partial(self.set_exception, error)
-        else:
-            outcome = functools.partial(self.set_result, result)
         with contextlib.suppress(concurrent.futures.InvalidStateError):  # cancelled
             outcome()
         self._pending.clear()

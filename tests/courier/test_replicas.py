@@ -586,3 +586,23 @@ def test_another_process_and_its_children_find_the_same_homes(
     homes = [pool.by_key(key).who() for key in [*KEYS, ("user", 7)]]
     shown, errors = process.communicate(timeout=60)
     assert shown.strip() == f"0 {homes}", errors
+
+
+def test_any_number_of_futures_goes_on_with_another_server_at_a_time(
+    serve: Serve, away: Connect
+) -> None:
+    many = 160
+    meeting = Meeting(many)
+    _, client = serve(meeting, thread_pool_size=many, queue_size=many)
+    pool = courier.Pool([away(), client], timing=courier.Timing(pool_down_s=0.0))
+    futures = [pool.futures.meet() for _ in range(many)]
+    assert [future.result(20) for future in futures] == [1] * many
+
+
+class Meeting:
+    def __init__(self, size: int) -> None:
+        self._barrier = threading.Barrier(size)
+
+    def meet(self) -> int:
+        self._barrier.wait(10)
+        return 1
