@@ -12,6 +12,7 @@ T = TypeVar("T")
 _A_LABEL = "a label"
 
 # A label becomes part of `label[replica]` and of file names.
+_MAX_LABEL_BYTES = 128
 _LABEL = re.compile(r"[^\s/\\\[\]\x00-\x1f]+( [^\s/\\\[\]\x00-\x1f]+)*")
 
 
@@ -175,5 +176,10 @@ def _checked_label(label: str | None, what: str) -> str:
     if not _LABEL.fullmatch(label) or not label.isprintable() or label in (".", ".."):
         raise ValueError(
             f"{what} is printable text without slashes, brackets and outer spaces, not {label!r}"
+        )
+    if (size := len(label.encode())) > _MAX_LABEL_BYTES:
+        raise ValueError(
+            f"{what} has at most {_MAX_LABEL_BYTES} bytes, since it becomes part of file names; "
+            f"{label[:40]!r}... has {size}"
         )
     return label

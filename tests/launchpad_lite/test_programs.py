@@ -212,3 +212,11 @@ def test_handles_survive_copies_and_explain_what_they_cannot_do_before_the_launc
         handle.dereference()
     with pytest.raises(TypeError, match="serves nothing"):
         lp.PyNode(print).create_handle().dereference()
+
+
+def test_names_that_no_file_could_bear_are_refused_at_once(program: lp.Program) -> None:
+    program.add_node(make_node(), label="\u00e9" * 64)
+    with pytest.raises(ValueError, match=r"at most 128 bytes.* has 300"):
+        program.add_node(make_node(), label="a" * 300)
+    with pytest.raises(ValueError, match=r"at most 128 bytes.* has 130"):
+        lp.Program("\u00e9" * 65)
