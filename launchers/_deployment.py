@@ -33,7 +33,7 @@ from launchers._reachability import LAUNCHER, Views, choose_addresses
 from launchers._run_folder import make_run_folder
 from launchers._shipping import Shipment, Tree
 from launchers._supervisor import SupervisedProgram
-from launchers._trust import Authority
+from launchers._trust import Authority, refuse_clock
 from launchers._tunnels import Tunnels
 from launchers.host.arrival import Arrival, Facts, Hello, HostError
 from launchers.host.grant import Grant
@@ -359,6 +359,10 @@ def _survey(deployment: Deployment, hosts: Mapping[str, AgentHost]) -> _Survey:
         hosts.values(),
     )
     found = dict(zip(hosts, answers, strict=True))
+    if deployment.issue is None:  # otherwise they have used their certificates by now
+        now_s = time.time()
+        clocks = (refuse_clock(name, found[name]["time_s"], now_s) for name in hosts)
+        _refuse([mistake for mistake in clocks if mistake is not None])
     machines, targets = {}, {}
     for spec in deployment.specs:
         if spec.name not in hosts:

@@ -32,6 +32,26 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _DNS_NAME = re.compile(r"(\*\.)?[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?")
 
 
+def refuse_clock(host: str, there_s: float, here_s: float) -> str | None:
+    """Says what is wrong with the clock of a host that would not trust a certificate made here.
+
+    Args:
+        host: Its name.
+        there_s: What time it is there, in seconds since 1970.
+        here_s: What time it is here, then.
+    """
+    if here_s - there_s < _BEFORE.total_seconds():
+        return None  # one that is ahead takes all, as they do not end
+    there, here = (
+        dt.datetime.fromtimestamp(each_s, dt.timezone.utc) for each_s in (there_s, here_s)
+    )
+    return (
+        f"{host}: its clock says {there:%Y-%m-%d %H:%M} UTC, and that of the launcher "
+        f"{here:%Y-%m-%d %H:%M}: it would take certificates of this run for not valid yet. "
+        "Set the clock that is wrong"
+    )
+
+
 class Authority:
     """Issues credentials that trust each other and nobody else. Thread-safe.
 

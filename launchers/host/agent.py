@@ -351,6 +351,7 @@ class Agent:
             "machine": Machine.here().encode(),
             "addresses": candidate_addresses(),
             "port": self._doorbell.port,
+            "time_s": time.time(),
         }
         self._out.put(Frame("surveyed", found))
 

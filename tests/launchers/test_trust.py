@@ -20,7 +20,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 import courier
-from launchers._trust import Authority
+from launchers._trust import Authority, refuse_clock
+from launchers.host.link import Frame
+from launchers.host.probe import WORD_BYTES
+from launchers.host.remote import AgentHost, start_agent_here
 from launchpad_lite._liveness import SignsOfLife
 from launchpad_lite._policies import Liveness
 from launchpad_lite.errors import MissingExtraError
@@ -224,7 +227,7 @@ def note(event, args):
     elif event in ("tempfile.mkstemp", "os.mkdir", "os.rename"):
         opened.append(event)
 sys.dont_write_bytecode = True
-from launchers._trust import Authority
+from launchers._trust import Authority, refuse_clock
 print("cryptography" in sys.modules)
 sys.addaudithook(note)
 Authority("program").issue("node", ["h1"]).server_context()
@@ -255,3 +258,27 @@ def test_without_the_package_one_is_told_what_to_install(monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, "cryptography", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'launchpad-lite\[ssh\]'"):
         Authority("program")
+
+
+def test_a_clock_that_is_behind_by_more_than_a_certificate_bears_is_refused(
+    authority: Authority,
+) -> None:
+    tls = authority.issue("h1", ["h1"])
+    certificate = x509.load_pem_x509_certificate(tls.certificate)
+    valid_from_s = certificate.not_valid_before_utc.timestamp()
+    now_s = valid_from_s + 86400
+    assert refuse_clock("h1", valid_from_s + 1, now_s) is None
+    assert refuse_clock("h1", now_s + 1e8, now_s) is None
+    mistake = refuse_clock("h1", 0.0, 86400.0 * 3)
+    assert mistake is not None
+    assert "1970-01-01 00:00" in mistake
+    assert "1970-01-04 00:00" in mistake
+
+
+def test_an_agent_tells_what_time_it_is() -> None:
+    host = AgentHost("h1", start_agent_here("h1"), None)
+    try:
+        told = host.ask(Frame("survey", {"word": "00" * WORD_BYTES, "listen_host": "127.0.0.1"}))
+    finally:
+        host.close()
+    assert abs(told["time_s"] - time.time()) < _PATIENCE_S
