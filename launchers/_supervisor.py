@@ -178,6 +178,10 @@ class SupervisedProgram(RunningProgram):
         try:
             self._handlers.start()
             self._thread.start()
+        except RuntimeError:  # the system gives no more threads: nobody would close it
+            host.close()
+            self._table.clients.close()
+            raise
         except BaseException:
             # An interrupt: the thread may run all the same, and would wait for nodes of a host that
             # is about to be closed.

@@ -222,8 +222,13 @@ class _ThreadHost:
             daemon=True,
         )
         self._threads = [each for each in self._threads if each.is_alive()]
-        self._threads.append(thread)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError as error:  # the system gives no more
+            failure = NodeFailure(node, self.name, f"it cannot be started: {error}")
+            self._program.post(Ended(node, attempt, failure))
+        else:
+            self._threads.append(thread)
 
     def _look_after(self, node: _ThreadNode, attempt: int) -> None:
         try:

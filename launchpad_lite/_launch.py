@@ -33,6 +33,9 @@ from launchpad_lite._program import Program
 from launchpad_lite.errors import LaunchError, ProgramError
 from launchpad_lite.launching import Launcher, LaunchOptions, RunningProgram, get_launcher
 
+#: What Python says when the system gives no more threads.
+_NO_THREAD = "can't start new thread"
+
 LauncherChoice = str | LaunchType | Launcher | None
 
 
@@ -134,7 +137,15 @@ def launch(
         None if log_dir is None else Path(log_dir),
         log_limit_mib=log_limit_mib,
     )
-    running = chosen.start(ready, options)
+    try:
+        running = chosen.start(ready, options)
+    except RuntimeError as error:
+        if str(error) != _NO_THREAD:
+            raise
+        raise LaunchError(
+            f"program {ready.program!r}: {error}: this user, or container, may have no more "
+            "processes and threads. Raise the limit (ulimit -u, pids.max, TasksMax=), or run less"
+        ) from error
     try:
         SIGNALS.watch(running)
         report_at_exit(running)

@@ -206,8 +206,27 @@ class AgentHost:
         self._reader = threading.Thread(
             target=self._read_all, name=f"launchpad-link-{name}", daemon=True
         )
-        self._writer.start()
-        self._reader.start()
+        try:
+            self._writer.start()
+            self._reader.start()
+        except BaseException:
+            self._give_up()
+            raise
+
+    def _give_up(self) -> None:
+        """Ends an agent that nobody could listen to."""
+        assert self._process.stdin is not None
+        self._outgoing.put(None)
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()  # with its input, the agent ends
+        try:
+            self._process.wait(_QUIT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+        self._link.release()
 
     # Before there is a program
 

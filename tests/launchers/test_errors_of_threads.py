@@ -4,8 +4,10 @@ import os
 import signal
 import socket
 import threading
+from collections.abc import Callable
 from typing import Any
 
+import psutil
 import pytest
 
 import launchpad_lite as lp
@@ -43,7 +45,6 @@ def test_the_launchers_end_of_tunnels_survives_a_connection_that_goes_wrong() ->
         end.close()
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_worker_hears_of_the_stop_after_something_that_it_cannot_obey(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -53,10 +54,9 @@ def test_a_worker_hears_of_the_stop_after_something_that_it_cannot_obey(
     runtime = NodeRuntime(NodeSetup("p", "node", 0), AddressTable({}, Secret.generate()), link)
     # Its end is that of the process.
     monkeypatch.setattr(os, "killpg", lambda *_: None)
-    ended = threading.Event()
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
 
     def leave(*_: Any) -> None:
-        ended.set()
         raise SystemExit
 
     monkeypatch.setattr(os, "kill", leave)
@@ -71,23 +71,60 @@ def test_a_worker_hears_of_the_stop_after_something_that_it_cannot_obey(
     finally:
         signal.signal(signal.SIGTERM, before)
         ours.close()
-        assert ended.wait(10)
+        for thread in threading.enumerate():
+            if thread.name == "launchpad-control":
+                thread.join(10)
         theirs.close()
 
 
-def test_a_thread_that_the_system_refuses_a_node_is_its_failure(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    start = threading.Thread.start
+@pytest.fixture
+def refuse(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Has the system give no threads whose names begin so, as with a small `ulimit -u`."""
 
-    def start_or_raise(thread: threading.Thread) -> None:
-        if thread.name == "node[0]":
-            raise RuntimeError("can't start new thread")
-        start(thread)
+    def begin(name: str) -> None:
+        start = threading.Thread.start
 
-    monkeypatch.setattr(threading.Thread, "start", start_or_raise)
+        def start_or_raise(thread: threading.Thread) -> None:
+            if thread.name.startswith(name):
+                raise RuntimeError("can't start new thread")
+            start(thread)
+
+        monkeypatch.setattr(threading.Thread, "start", start_or_raise)
+
+    return begin
+
+
+def _program() -> lp.Program:
     program = lp.Program("p")
-    program.add_node(lp.PyNode(lambda: None), label="node")
+    program.add_node(lp.PyNode(print), label="node")
     program.add_node(lp.PyNode(lp.wait_for_stop), label="other")
-    with pytest.raises(RuntimeError, match="can't start new thread"):
-        lp.launch(program, launch_type="test_mt").wait()
+    return program
+
+
+@pytest.mark.parametrize("name", ["node[0]", "launchpad-node[0]"])
+def test_a_node_fails_to_which_the_system_gives_no_thread(
+    refuse: Callable[[str], None], name: str
+) -> None:
+    refuse(name)
+    with pytest.raises(RuntimeError, match=r"(?s)node\[0\].*can't start new thread"):
+        lp.launch(_program(), launch_type="test_mt").wait()
+
+
+@pytest.mark.parametrize(
+    ("launch_type", "name"),
+    [
+        ("test_mp", "launchpad-send"),
+        ("test_mp", "launchpad-link"),
+        ("test_mp", "launchpad-stop-handlers"),
+        ("test_mp", "launchpad-p"),
+        ("test_mt", "launchpad-p"),
+    ],
+)
+def test_a_launch_says_what_to_do_where_the_system_gives_no_thread(
+    refuse: Callable[[str], None], launch_type: str, name: str
+) -> None:
+    before = set(psutil.Process().children(recursive=True))
+    refuse(name)
+    with pytest.raises(lp.LaunchError, match="ulimit -u"):
+        lp.launch(_program(), launch_type=launch_type)
+    poll_until(lambda: not set(psutil.Process().children(recursive=True)) - before)
