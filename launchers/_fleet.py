@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from launchers._console import warn
-from launchers.host.remote import AgentHost
+from launchers.host.remote import AgentHost, EndingError
 from launchers.host.usage import Usage
 from launchpad_lite._events import Ended
 from launchpad_lite.errors import LaunchError
@@ -77,6 +77,9 @@ class Fleet:
         while (host := self._of(node)).is_lost:
             try:
                 self._mover.move(node, self)
+            except EndingError:
+                host.post(Ended(node, attempt, None))
+                return
             except LaunchError as error:
                 if self._of(node) is not host and self._of(node).is_lost:
                     continue  # the new one was lost meanwhile, too; there may be others

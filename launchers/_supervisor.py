@@ -152,6 +152,8 @@ class SupervisedProgram(RunningProgram):
         self._timing = timing
         #: Put from any thread and from signal handlers: only a SimpleQueue allows that.
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        #: Whether it was asked to end, maybe a moment ago: its thread waits for nothing any more.
+        self.is_ending = False
         self._states = {executable.name: "starting" for executable in plan.executables}
         self._attempts = {executable.name: 0 for executable in plan.executables}
         self._result: ProgramResult | None = None
@@ -190,6 +192,8 @@ class SupervisedProgram(RunningProgram):
 
     def post(self, event: Event) -> None:
         """Takes in what happened on the host. From any thread."""
+        if isinstance(event, StopAsked | KillAsked):
+            self.is_ending = True
         self._events.put(event)
 
     # What a RunningProgram can do

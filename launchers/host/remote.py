@@ -69,6 +69,8 @@ _NOTHING = Frame("")
 _ANSWERS = ("surveyed", "probed", "relaying", "reserved", "taken")
 #: Seconds in which an agent answers questions about its host.
 _ANSWER_S = 20.0
+#: How soon whoever waits for one hears that the program is to end.
+_LOOK_S = 0.1
 #: The start of a node that was not started here: it is not lost with the host.
 _NEVER = -1
 #: What ssh ends with when the connection is the trouble.
@@ -86,6 +88,10 @@ if os.getppid() != launcher:
 from launchers.host.agent import main
 main(launcher)
 """
+
+
+class EndingError(LaunchError):
+    """Something was not done, since the program was asked to end."""
 
 
 @dataclass(frozen=True)
@@ -235,21 +241,34 @@ class AgentHost:
 
         Raises:
             LaunchError: It has ended, or does not answer.
+            EndingError: The program was asked to end meanwhile; nothing more can be asked.
         """
         with self._asking:
+            self._check_goes_on()
             self._send(question)
-            try:
-                answer = self._answers.get(timeout=_ANSWER_S)
-            except queue.Empty:
-                # What it answers later would be taken for the answer to something else.
-                self._process.kill()
-                raise LaunchError(
-                    f"the agent of {self.name} did not answer within {_ANSWER_S:g} s"
-                ) from None
+            give_up_at = time.monotonic() + _ANSWER_S
+            while True:
+                left_s = max(0.0, give_up_at - time.monotonic())
+                try:
+                    answer = self._answers.get(timeout=min(left_s, _LOOK_S))
+                    break
+                except queue.Empty:
+                    # What it answers later would be taken for the answer to something else.
+                    self._check_goes_on()
+                    if left_s == 0.0:
+                        self._process.kill()
+                        raise LaunchError(
+                            f"the agent of {self.name} did not answer within {_ANSWER_S:g} s"
+                        ) from None
         if answer is None:
             self._answers.put(None)  # for whoever asks next
             raise LaunchError(self._how_it_ended())
         return answer
+
+    def _check_goes_on(self) -> None:
+        # Whoever asks while the program runs is its supervisor, for which a Ctrl-C would wait.
+        if self._program is not None and self._program.is_ending:
+            raise EndingError(f"the program ends; {self.name} was not asked any more")
 
     def _how_it_ended(self) -> str:
         if self._link.via:
