@@ -537,7 +537,7 @@ class KubernetesProgram(RunningProgram):
         """Tells whether the cluster may still say what became of a lost pod."""
         losses = self._sight.losses
         failures = self._end.result.failures if self._end is not None else ()
-        return any(each.host_lost and each.host not in losses for each in failures)
+        return any(each.host_lost and not losses.get(each.host) for each in failures)
 
     def _verdict(self) -> ProgramResult | None:
         """Returns how the program ended, once that is known for good."""

@@ -447,7 +447,10 @@ class Sight:
     @property
     def losses(self) -> Mapping[str, Sequence[str]]:
         """What became of pods that were lost, by their host name, in order."""
-        return {host: list(texts.values()) for host, texts in self._losses.items()}
+        return {
+            host: [texts[uid] for uid in sorted(texts, key=lambda uid: _created(self._pods[uid]))]
+            for host, texts in self._losses.items()
+        }
 
     def waits(self) -> dict[str, list[str]]:
         """Returns nodes by what they wait for."""
@@ -491,14 +494,18 @@ class Sight:
 
     @property
     def supervisor(self) -> Json | None:
-        """The newest pod of the supervisor, though it may be gone."""
+        """The newest pod of the supervisor, though it may be gone and an earlier one still there."""
         # Times have whole seconds; of those that are alike, the newest was seen last.
         return max(reversed(self._supervisors.values()), key=self._age, default=None)
 
-    def _age(self, pod: Mapping[str, Any]) -> tuple[bool, str, bool]:
+    def _age(self, pod: Mapping[str, Any]) -> tuple[str, bool, bool]:
         metadata = pod["metadata"]
         is_going = "deletionTimestamp" in metadata
-        return not self.is_gone(pod), str(metadata.get("creationTimestamp", "")), not is_going
+        return _created(pod), not self.is_gone(pod), not is_going
+
+    def _oldest_first(self) -> list[Json]:
+        """Returns all pods; a server lists them in the order of their names, which says nothing."""
+        return sorted(self._pods.values(), key=_created)
 
     def failed(self) -> dict[str, Json]:
         """Returns nodes that get no other pod, with the last one: their Jobs have given them up."""
@@ -508,7 +515,7 @@ class Sight:
             for host in (f"{name}-{index}" for index in _failed_indexes(job))
             if host in self._nodes
         }
-        return {self._node(pod): pod for pod in self._pods.values() if host_of(pod) in given_up}
+        return {self._node(pod): pod for pod in self._oldest_first() if host_of(pod) in given_up}
 
     def interruption(self, reason: str) -> str:
         """Adds to the reason of an end that nobody here asked for what the cluster knows of it.
@@ -521,8 +528,8 @@ class Sight:
         if self._names.supervisor_job in self._deleted_jobs:
             return f"{reason}: the run was deleted"
         for host, node in self._nodes.items():
-            if reason.endswith(f" to {node}") and host in self._losses:
-                return f"{reason}: its pod {host} {[*self._losses[host].values()][-1]}"
+            if reason.endswith(f" to {node}") and (losses := self.losses.get(host)):
+                return f"{reason}: its pod {host} {losses[-1]}"
         pod = self.supervisor
         loss = loss_of(pod, self._about(pod), SUPERVISOR) if pod is not None else None
         if pod is None or loss is None:
@@ -563,7 +570,7 @@ class Sight:
         """Returns the machine of a pod by its host name, which Kubernetes calls a node."""
         machines = (
             pod.get("spec", {}).get("nodeName", "")
-            for pod in reversed(self._pods.values())
+            for pod in reversed(self._oldest_first())
             if host_of(pod) == host
         )
         return next(filter(None, machines), "")
@@ -583,6 +590,11 @@ def host_of(pod: Mapping[str, Any]) -> str:
 
 
 # Fields
+
+
+def _created(pod: Mapping[str, Any]) -> str:
+    """Returns when a pod was created, as texts that can be compared: whole seconds."""
+    return str(pod["metadata"].get("creationTimestamp", ""))
 
 
 def _condition(obj: Mapping[str, Any], kind: str) -> Mapping[str, Any]:

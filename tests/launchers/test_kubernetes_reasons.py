@@ -410,6 +410,7 @@ def test_a_machine_that_was_away_for_a_moment_is_no_reason_for_a_later_end(
     assert "which is lost" in seen.losses[host][0]
     seen.take_in("MODIFIED", ready("True", LATER))
     assert not seen.losses[host]
+    assert seen.interruption("SIGTERM to actor[0]") == "SIGTERM to actor[0]"
     seen.take_in("MODIFIED", end)
     assert seen.losses.get(host, []) == expected
 
@@ -456,6 +457,30 @@ def test_the_newest_supervisor_counts() -> None:
     assert seen.is_gone(old)
     assert not seen.is_gone(new)
     assert seen.losses == {}
+
+
+def test_a_supervisor_that_is_gone_is_newer_than_a_dead_one_that_is_still_there() -> None:
+    seen = sight()
+    killed = terminated(137)
+    dead = pod(RUN, container="supervisor", uid="1", created="2026-01-01T00:00:00Z", state=killed)
+    newer = pod(RUN, container="supervisor", uid="2", created="2026-01-01T00:00:01Z")
+    for each in (dead, newer):
+        seen.take_in("ADDED", each)
+    seen.take_in("DELETED", newer)
+    assert seen.supervisor == newer
+
+
+def test_the_newest_pod_of_a_node_counts_in_whatever_order_they_are_listed() -> None:
+    seen, host = sight(), f"{RUN}-actor-0"
+    new = ended(2, uid="2", created="2026-01-01T00:00:01Z")
+    old = ended(137, uid="1", created="2026-01-01T00:00:00Z")
+    new["spec"]["nodeName"] = "machine-2"
+    for each in (new, old):
+        seen.take_in("ADDED", each)
+    seen.take_in("ADDED", job(failed=2, failedIndexes="0"))
+    assert seen.failed() == {"actor[0]": new}
+    assert seen.machine(host) == "machine-2"
+    assert seen.losses == {host: ["was killed by SIGKILL", "ended with exit code 2"]}
 
 
 def test_a_run_is_over_when_its_job_is_or_is_deleted() -> None:
