@@ -14,6 +14,7 @@ import json
 import os
 import pickle
 import secrets
+import signal
 import sys
 import tarfile
 import urllib.error
@@ -44,6 +45,9 @@ MOST_IN_SECRETS = 16_000_000
 _ROOM = "/tmp/launchpad"  # noqa: S108 - of its own pod
 _KEY_BYTES = 32
 _TRANSFER_S = 300.0
+#: Put before what a pod runs first. As process 1 it would ignore what nobody handles, until the end of
+#: its notice; and imports take a while.
+_HEAR = "import os, signal\nsignal.signal(signal.SIGTERM, lambda *_: os._exit({code}))\n"
 #: Put behind the text of `launchers.host.boot`, whose cache of code it uses: all that runs before
 #: our packages are there.
 _BEGIN = '''
@@ -67,8 +71,6 @@ def fetch(source):
 
 def begin(folder):
     """Makes the code of the program importable, and becomes its supervisor."""
-    # As process 1 it would not hear what nobody handles.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with open(os.path.join(folder, "order.json")) as file:
         order = json.load(file)
     if list(sys.version_info[:2]) != order["python"]:
@@ -247,7 +249,7 @@ def pack(
     return Packed(
         trust=_trust(plan.program, names),
         order={
-            "begin.py": (Path(boot.__file__).read_text() + _BEGIN).encode(),
+            "begin.py": _first(boot.__file__, _BEGIN, 128 + signal.SIGTERM),
             "order.json": json.dumps(begin, indent=2).encode(),
             "key": key,
         },
@@ -269,8 +271,13 @@ def _trust(program: str, names: Names) -> dict[str, bytes]:
         "authority.pem": tls.authority,
         "certificate.pem": tls.certificate,
         "key.pem": tls.key,
-        "pod.py": f"{Path(pod.__file__).read_text()}\n\nmain({LOADER!r})\n".encode(),
+        "pod.py": _first(pod.__file__, f"\n\nmain({LOADER!r})\n", pod.MAY_COME_BACK),
     }
+
+
+def _first(module: str, rest: str, code: int) -> bytes:
+    """Returns what a pod runs first: the text of a module, and more, that ends with a code if told to."""
+    return (_HEAR.format(code=int(code)) + Path(module).read_text() + rest).encode()
 
 
 def put(packed: Packed, place: WorkPlace, run: str) -> None:

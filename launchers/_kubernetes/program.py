@@ -18,7 +18,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,6 +70,8 @@ _OVERLAP_S = 60
 #: Seconds that a shell waits that attaches, until it has read a log that it has found, since the
 #: newest word is at its end.
 _WHOLE_LOG_S = 30.0
+#: Seconds that pods have to end of a launch that is given up.
+_SOON_S = 1
 #: Lines of the supervisor's own output that are told with its end.
 _LAST_LINES = 20
 _KINDS_OF_RUN = ("Pod", "Job", "Service", "Secret", "NetworkPolicy")
@@ -663,6 +665,8 @@ class KubernetesProgram(RunningProgram):
             try:
                 self._delete_root()
                 left, failure = self._left(), None
+                if self._is_launch and not self._is_up:
+                    self._hurry(left)
             except ApiError as error:
                 failure = error
                 if error.status in (401, 403) and not self._root_deleted:
@@ -718,6 +722,14 @@ class KubernetesProgram(RunningProgram):
 
     def _delete(self, kind: str, name: str, grace_s: int | None = None) -> bool:
         return self._api.delete(kind, name, grace_s=grace_s, patience_s=self._timing.patience_s)
+
+    def _hurry(self, left: Sequence[Json]) -> None:
+        """Has pods end soon that run nothing yet: one that has only begun may not hear its notice."""
+        with contextlib.suppress(ApiError):  # they end all the same
+            for each in left:
+                grace_s = each["metadata"].get("deletionGracePeriodSeconds", math.inf)
+                if each["kind"] == "Pod" and grace_s > _SOON_S:
+                    self._delete("Pod", each["metadata"]["name"], _SOON_S)
 
     def _left(self) -> list[Json]:
         """Returns the objects that are there."""

@@ -3,10 +3,12 @@
 Nothing here has a cluster: that emitted objects run is shown in `test_kubernetes`.
 """
 
+import base64
 import json
 import os
 import re
 import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -44,6 +46,26 @@ def emit(folder: Path, **options: Any) -> dict[str, Any]:
         (folder / name).parent.mkdir(exist_ok=True, parents=True)
         (folder / name).write_bytes(content)
     return {name: json.loads(files[name]) for name in sorted(files) if name.endswith(".json")}
+
+
+# What pods run first
+
+
+@pytest.mark.parametrize(("file", "code"), [("begin.py", 143), ("pod.py", 75)])
+def test_the_first_process_of_a_pod_hears_its_notice_while_it_imports(
+    tmp_path: Path, file: str, code: int
+) -> None:
+    secrets = [each for each in emit(tmp_path).values() if each["kind"] == "Secret"]
+    (text,) = (each["data"][file] for each in secrets if file in each["data"])
+    (tmp_path / file).write_bytes(base64.b64decode(text))
+    (tmp_path / "json.py").write_text("import time\nprint('here', flush=True)\ntime.sleep(60)")
+    command = [sys.executable, str(tmp_path / file)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"here\n"
+        process.terminate()
+        # By itself: what nobody handles does not end process 1.
+        assert process.wait(20) == code
 
 
 # Mistakes

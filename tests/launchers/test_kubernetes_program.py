@@ -340,6 +340,24 @@ def test_a_stop_before_all_nodes_are_placed_ends_the_launch(
     assert cluster.left() == []
 
 
+def test_pods_of_a_launch_that_is_given_up_are_not_waited_for_as_long_as_their_notice(
+    lab: Lab, cluster: PretendedCluster
+) -> None:
+    program = lab.launch(notice_s=600.0)
+    cluster.pod(program.names.host("actor", 1))
+    cluster.is_lost = True  # they do not hear it
+    program.request_stop("somebody wants the end")
+
+    def notices_s() -> list[int]:
+        return [pod["metadata"].get("deletionGracePeriodSeconds", 600) for pod in cluster.pods()]
+
+    poll_until(lambda: max(notices_s()) == 1)
+    cluster.is_lost = False
+    with pytest.raises(LaunchError, match="somebody wants the end"):
+        program.await_up()
+    assert cluster.left() == []
+
+
 def press_ctrl_c_in(*places: str) -> None:
     """Interrupts the main thread, once it is in all of these."""
     me = threading.main_thread().ident
