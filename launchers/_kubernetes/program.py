@@ -18,7 +18,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -188,7 +188,11 @@ class KubernetesProgram(RunningProgram):
             else None
         )
         self._console = Console() if is_launch and not options.quiet else None
-        self._sight = Sight(names, [(each.label, each.replica) for each in plan.executables])
+        self._sight = Sight(
+            names,
+            [(each.label, each.replica) for each in plan.executables],
+            [each.name for each in plan.executables if each.restart.outlives_host],
+        )
         self._result: ProgramResult | None = None
         self._crash_dir: Path | None = None
         self._failure: str | None = None
@@ -793,6 +797,7 @@ class KubernetesProgram(RunningProgram):
 
     def _late(self) -> str:
         lines = reasons.waiting_lines(self._sight.waits())
+        lines += reasons.trouble_lines(self._sight.troubles())
         if not lines:
             missing = self._sight.missing()
             lines = [
@@ -818,14 +823,22 @@ class KubernetesProgram(RunningProgram):
         if self._is_launch and self._sight.failed():
             # It may be that they began, and failed: the supervisor's word for it comes later.
             self._fail_limit = min(self._fail_limit, self._clock() + self._timing.explain_s)
-        new: dict[str, list[str]] = {}
-        for what, nodes in self._sight.waits().items():
+        troubles = self._untold(self._sight.troubles())
+        lines = reasons.waiting_lines(self._untold(self._sight.waits()))
+        for line in lines + reasons.trouble_lines(troubles):
+            self._tell(line)
+        if self._is_up and any(SUPERVISOR in nodes for nodes in troubles.values()):
+            self._tell(reasons.supervisor_away(self._launcher_silence_s))
+
+    def _untold(self, known: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+        """Returns what was not told before of nodes, and takes it as told."""
+        new = {}
+        for what, nodes in known.items():
             fresh = [node for node in nodes if (node, what) not in self._told]
             self._told.update((node, what) for node in fresh)
             if fresh:
                 new[what] = fresh
-        for line in reasons.waiting_lines(new):
-            self._tell(line)
+        return new
 
     def _tell(self, text: str) -> None:
         if self._console is not None:

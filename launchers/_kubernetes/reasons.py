@@ -2,7 +2,8 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from launchers._kubernetes.agreed import NODE, ROLE_LABEL, SUPERVISOR
@@ -35,8 +36,10 @@ _NO_MORE_PODS = "BackoffLimitExceeded"
 _TOO_LONG = "DeadlineExceeded"
 #: Events that say why there is no pod.
 _NO_POD = frozenset({"FailedCreate", "ExceededQuota"})
-#: Events that say that the machine of a pod is lost.
-_LOST_MACHINE = frozenset({"NodeNotReady", "TaintManagerEviction"})
+_POD_NAME = re.compile(r'\b([Pp]ods? )"[^"]*"')
+#: Events that say that the machine of a pod is lost, the first that nobody hears its agent.
+_AWAY = "NodeNotReady"
+_LOST_MACHINE = frozenset({_AWAY, "TaintManagerEviction"})
 #: Nodes that are named before the others are counted.
 _MAX_NAMED = 3
 #: What a restart says of a node whose pod was told to go.
@@ -88,7 +91,9 @@ def wait_of_job(job: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> 
     if made >= job.get("spec", {}).get("parallelism", 1):
         return None
     failed = [event for event in events if event.get("reason") in _NO_POD]
-    return _said(failed[-1]) if failed else None
+    # Each attempt names another pod that it did not make.
+    pods = f"{job['metadata']['name']}-*"
+    return _POD_NAME.sub(rf'\1"{pods}"', _said(failed[-1])) if failed else None
 
 
 def waiting_lines(waits: Mapping[str, Sequence[str]]) -> list[str]:
@@ -101,6 +106,15 @@ def waiting_lines(waits: Mapping[str, Sequence[str]]) -> list[str]:
         f"{named(nodes)} {'waits' if len(nodes) == 1 else 'wait'}: {what}"
         for what, nodes in waits.items()
     ]
+
+
+def trouble_lines(troubles: Mapping[str, Sequence[str]]) -> list[str]:
+    """Returns a line for each trouble, with the nodes that have it.
+
+    Args:
+        troubles: Nodes by what has happened to their pods.
+    """
+    return [f"{named(nodes)}: {what}" for what, nodes in troubles.items()]
 
 
 def named(nodes: Sequence[str]) -> str:
@@ -231,6 +245,19 @@ def supervisor_silence(pod: Mapping[str, Any], launcher_silence_s: float) -> str
     )
 
 
+def supervisor_away(launcher_silence_s: float) -> str:
+    """Says what follows while nobody hears the machine's agent of a supervisor.
+
+    Args:
+        launcher_silence_s: Seconds after which it ends the program that sees nothing of the launching
+            process.
+    """
+    how = "nothing is heard of the program until the machine of its supervisor answers"
+    if launcher_silence_s == math.inf:
+        return how
+    return f"{how}; after {launcher_silence_s:g} s the supervisor stops it, as it sees nothing of this process"
+
+
 def lost_link(
     nodes: Sequence[str], supervisor: Mapping[str, Any] | None, events: Sequence[Mapping[str, Any]]
 ) -> str:
@@ -351,14 +378,18 @@ def explained(
 class Sight:
     """What was seen of a run's objects. Takes in changes, answers questions; not thread-safe."""
 
-    def __init__(self, names: Names, nodes: Iterable[tuple[str, int]]) -> None:
+    def __init__(
+        self, names: Names, nodes: Iterable[tuple[str, int]], movable: Collection[str] = ()
+    ) -> None:
         """Begins with nothing.
 
         Args:
             names: Of the run.
             nodes: Label and replica of each.
+            movable: Those that go on in another pod when theirs is lost.
         """
         self._names = names
+        self._movable = frozenset(movable)
         self._nodes = {names.host(*each): f"{each[0]}[{each[1]}]" for each in nodes}
         self._labels = {names.job(label): label for label in names.groups}
         #: In the order in which they were first seen, those that are gone, too.
@@ -463,9 +494,8 @@ class Sight:
                 present.add(host_of(pod))
             if (wait := wait_of(pod, self._about(pod))) is not None:
                 found.setdefault(wait, []).append(self._node(pod))
-        for uid, pod in self._pods.items():
-            loss = self._losses.get(host_of(pod), {}).get(uid)
-            if loss is not None and host_of(pod) not in present:
+        for pod, loss in self._lost():
+            if self._node(pod) in self._movable and host_of(pod) not in present:
                 nodes = found.setdefault(f"another pod; the last one {loss}", [])
                 if self._node(pod) not in nodes:  # several of its pods may have gone the same way
                     nodes.append(self._node(pod))
@@ -482,6 +512,32 @@ class Sight:
                 ]
                 found.setdefault(wait, []).extend(missing or [label or SUPERVISOR])
         return found
+
+    def troubles(self) -> dict[str, list[str]]:
+        """Returns nodes by what has happened to their pods that nothing else follows from yet."""
+        found: dict[str, list[str]] = {}
+        for pod, loss in self._lost():
+            if self._node(pod) not in self._movable:
+                found.setdefault(f"its pod {host_of(pod)} {loss}", []).append(self._node(pod))
+        for uid, pod in self._pods.items():
+            if uid in self._gone or has_ended(pod, self.container(pod)):
+                continue
+            if any(
+                each.get("reason") == _AWAY and _is_loss(each, pod) for each in self._about(pod)
+            ):
+                machine = pod.get("spec", {}).get("nodeName", "")
+                # It may be only its agent that nobody hears, and the pod goes on.
+                what = f"the cluster hears nothing of the machine {machine}"
+                found.setdefault(what, []).append(self._node(pod))
+        return found
+
+    def _lost(self) -> Iterator[tuple[Json, str]]:
+        """Yields pods of nodes that have ended, and not as they should, with what became of them."""
+        for uid, pod in self._pods.items():
+            loss = self._losses.get(host_of(pod), {}).get(uid)
+            # One whose machine does not answer may serve for long, also once it is to leave.
+            if loss is not None and (uid in self._gone or has_ended(pod, NODE)):
+                yield pod, loss
 
     def missing(self) -> list[str]:
         """Returns nodes of which no pod runs."""

@@ -203,7 +203,7 @@ class PretendedCluster:
         self.lost: set[str] = set()
         self.reads_logs = True
         self.excuses = 0
-        events = Events(self.store)
+        self._events = events = Events(self.store)
         self._loop = Loop(
             self.store,
             [
@@ -293,6 +293,10 @@ class PretendedCluster:
             item["status"]["conditions"] = [condition]
 
         self.store.update("pods", NAMESPACE, pod["metadata"]["name"], write)
+
+    def warn(self, pod: Object, reason: str, message: str) -> None:
+        """Notes an event about a pod."""
+        self._events.record(pod, "Warning", reason, message)
 
     def hold(self, name: str) -> None:
         """Has somebody hold a pod after its end."""

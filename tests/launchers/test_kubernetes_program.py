@@ -855,6 +855,16 @@ def test_a_program_ends_with_the_machine_of_its_supervisor(
     assert cluster.left() == []
 
 
+def test_that_the_machine_of_a_supervisor_is_away_is_told_with_what_follows(
+    lab: Lab, cluster: PretendedCluster, told: Told
+) -> None:
+    _, supervisor = lab.run(launcher_silence_s=300.0)
+    poll_until(lambda: cluster.beat(supervisor))
+    cluster.warn(supervisor.pod, "NodeNotReady", "Node is not ready")
+    poll_until(lambda: told("after 300 s the supervisor stops it"))
+    assert told(f"supervisor: the cluster hears nothing of the machine {ANOTHER_MACHINE}") == 1
+
+
 def test_a_pod_that_has_ended_is_not_removed_by_force_whatever_holds_it(
     stuck_lab: Lab, cluster: PretendedCluster
 ) -> None:

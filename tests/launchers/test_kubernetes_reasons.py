@@ -163,13 +163,20 @@ def job(name: str = f"{RUN}-actor", *conditions: dict[str, Any], **fields: Any) 
 
 
 QUOTA = event(f"{RUN}-actor", "FailedCreate", 'pods "x" is forbidden: exceeded quota')
+#: Not with the name of a pod that was not made: each attempt has another one.
+TOO_MANY = f'FailedCreate: pods "{RUN}-actor-*" is forbidden: exceeded quota'
 
 
 @pytest.mark.parametrize(
     ("one", "events", "expected"),
     [
         (job(), [], None),
-        (job(active=1), [QUOTA], 'FailedCreate: pods "x" is forbidden: exceeded quota'),
+        (job(active=1), [QUOTA], TOO_MANY),
+        (
+            job(active=1),
+            [QUOTA, {**QUOTA, "message": QUOTA["message"].replace('"x"', '"y"')}],
+            TOO_MANY,
+        ),
         (job(active=2), [QUOTA], None),
         (job(active=1), [event("j", "BackoffLimitExceeded", "x")], None),
         (job(spec={"suspend": True}), [], "its admission"),
@@ -305,7 +312,8 @@ def test_when_jobs_and_pods_are_over() -> None:
 
 
 def sight() -> Sight:
-    return Sight(NAMES, [("actor", 0), ("actor", 1), ("learner", 0)])
+    nodes = [("actor", 0), ("actor", 1), ("learner", 0)]
+    return Sight(NAMES, nodes, movable=["actor[0]", "actor[1]"])
 
 
 def test_waits_are_told_by_node() -> None:
@@ -346,6 +354,33 @@ def test_a_pod_that_ended_is_told_until_another_runs() -> None:
     }
     seen.take_in("ADDED", running(uid="2"))
     assert seen.waits() == {}
+
+
+def test_a_pod_is_waited_for_only_where_one_comes() -> None:
+    seen = sight()
+    seen.take_in("ADDED", ended(137, "OOMKilled", host=f"{RUN}-learner-0"))
+    assert seen.waits() == {}
+    assert seen.troubles() == {
+        f"its pod {RUN}-learner-0 was killed: out of memory (limit 64Mi)": ["learner[0]"]
+    }
+
+
+def test_a_pod_whose_machine_is_away_is_no_lost_one_before_it_has_ended() -> None:
+    seen = sight()
+    given_up = condition("DisruptionTarget", "True", "DeletionByTaintManager")
+    away = condition("Ready", "False", "")
+    seen.take_in("ADDED", running())
+    seen.take_in("ADDED", running(RUN, container="supervisor"))
+    for name in (f"{RUN}-actor-0-abcde", f"{RUN}-abcde"):
+        seen.take_in("ADDED", event(name, "NodeNotReady", "Node is not ready"))
+    known = {"the cluster hears nothing of the machine machine-1": ["actor[0]", "supervisor"]}
+    assert seen.troubles() == known
+    seen.take_in("MODIFIED", running(conditions=(away, given_up), deleted=True))
+    assert seen.waits() == {}
+    assert seen.troubles() == known
+    seen.take_in("DELETED", running(conditions=(away, given_up), deleted=True))
+    assert [*seen.waits().values()] == [["actor[0]"]]
+    assert "supervisor" in next(iter(seen.troubles().values()))
 
 
 def test_pods_that_nobody_replaces_are_known() -> None:
