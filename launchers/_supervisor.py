@@ -310,6 +310,9 @@ class SupervisedProgram(RunningProgram):
         )
         event: Event = Tick()
         while True:
+            if isinstance(event, HostLost) and not life.stopping:
+                # At once: the end of the program, or the next host of a node, may be far away.
+                _LOGGER.warning("%s", event.reason)
             actions = life.handle(event, time.monotonic())
             if isinstance(event, HostLost) and not life.stopping:
                 self._tell_lost(event, host)  # before its nodes are started elsewhere

@@ -133,6 +133,21 @@ def test_calls_to_a_lost_host_fail_before_its_nodes_are_started_elsewhere() -> N
     assert program.join(60)
 
 
+@pytest.mark.parametrize("moves", [True, False])
+def test_that_a_host_is_lost_is_told_when_it_is_known(
+    caplog: pytest.LogCaptureFixture, moves: bool
+) -> None:
+    policy = lp.RestartPolicy("on_failure", moves=moves, backoff_s=1000.0)
+    hosts, program = _launch_up(restart={"store": policy}, notice_s=1000.0)
+    hosts.post(HostLost("h1", ("store[0]",), "h1 is lost: nothing was heard of it for 20 s"))
+    poll_until(lambda: "lost 1" in hosts.told)
+    assert caplog.messages == ["h1 is lost: nothing was heard of it for 20 s"]
+    hosts.post(HostLost("h2", (), "h2 is lost, too"))
+    program.kill()
+    assert program.join(60)
+    assert ("h2 is lost, too" in caplog.messages) == moves  # no matter while all end as it is
+
+
 def _stopped(folder: Path, broken: str) -> lp.ProgramResult:
     """Stops a program on broken hosts, and returns how it ended."""
     program = _launch(FakeHosts(broken), 0.0, folder)
