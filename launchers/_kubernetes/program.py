@@ -357,7 +357,7 @@ class KubernetesProgram(RunningProgram):
             warn(_LOGGER, "watching the run %s", self.names.run, error=error)
             text = f"{type(error).__name__}: {error}"
             if self._is_launch:
-                text += self._remove_all() + self._take_back()
+                text += self._remove_all(text) + self._take_back()
             self._result = self._failed(text)
         finally:
             self._cancellation.cancel()
@@ -635,10 +635,13 @@ class KubernetesProgram(RunningProgram):
         elif result.outcome is Outcome.INTERRUPTED and self._stop is None:
             self._tell(f"the program was ended: {result.reason}")
         if self._is_launch or self._stop is not None:
-            if left := self._remove_all() + self._take_back():
+            how = self._failure or f"the program has ended: {self._reason_of(result)}"
+            if left := self._remove_all(how.partition("\n")[0]) + self._take_back():
                 result = dataclasses.replace(result, reason=f"{result.reason}{left}")
                 if self._failure is not None:
                     self._failure += left
+                else:
+                    self._tell(f"the program has ended{left}")
         if result.outcome is Outcome.FAILED and self._is_launch and self._is_up:
             stacks = self._end.stacks if self._end is not None else {}
             try:
@@ -658,8 +661,13 @@ class KubernetesProgram(RunningProgram):
             return text
         return result.reason or "it ended before all nodes were placed"
 
-    def _remove_all(self) -> str:
-        """Deletes all objects and waits until they are gone; returns what remains, for people."""
+    def _remove_all(self, how: str) -> str:
+        """Deletes all objects and waits until they are gone; returns what remains, for people.
+
+        Args:
+            how: How it ended; told if this takes a while.
+        """
+        tell_at = self._clock() + self._timing.tell_s
         limit = self._clock() + self._timing.gone_s
         if not self._is_killed:
             limit += self._notice_limit_s()
@@ -675,6 +683,9 @@ class KubernetesProgram(RunningProgram):
                 failure = error
                 if error.status in (401, 403) and not self._root_deleted:
                     break
+            if left and self._clock() >= tell_at:
+                tell_at = math.inf
+                self._tell(f"{how}; waits for the end of what is left: {reasons.remaining(left)}")
             # A list of many pods is much to ask for.
             pause_s = max(self._timing.look_s, len(left or ()) / _LISTED_RATE)
             if left != [] and self._is_kill_asked(pause_s):
@@ -684,6 +695,12 @@ class KubernetesProgram(RunningProgram):
                 limit = self._clock() + self._timing.gone_s
             elif left != [] and self._clock() >= limit:
                 break
+        if failure is not None and not self._root_deleted and failure.status in (401, 403):
+            kind = "jobset" if self.names.jobset else "job"
+            return (
+                f"; the run could not be removed: {failure}. The cluster does so after `ttl_s`, or "
+                f"somebody who may: kubectl delete {kind} {self.names.run} -n {self._api.namespace}"
+            )
         if failure is not None:
             return (
                 f"; whether anything is left of it is not known: {failure}. See for yourself: "

@@ -30,6 +30,8 @@ class Timing:
         patience_s: Seconds after which the thread that decides asks for an end no more at once, but
             first looks whether somebody wants it sooner.
         look_s: Seconds between two looks at what remains.
+        tell_s: Seconds of the removal of a run after which it is told how the program ended, and what
+            is waited for.
         log_pause_s: Seconds between two attempts to read a log.
         gather_s: Seconds in which pods that wait for the same are gathered into one line.
         first_status_s: Seconds that a shell waits that attaches, until it has found a log that says
@@ -59,6 +61,7 @@ class Timing:
     ask_again_s: float = 5.0
     patience_s: float = 2.0
     look_s: float = 0.5
+    tell_s: float = 3.0
     log_pause_s: float = 1.0
     gather_s: float = 0.5
     first_status_s: float = 5.0

@@ -736,6 +736,38 @@ def test_who_may_not_stop_a_program_is_told_so(lab: Lab, cluster: PretendedClust
     cluster.store.delete("jobs", NAMESPACE, program.names.run)
 
 
+def test_who_may_not_remove_a_program_is_told_what_remains_though_all_went_well(
+    lab: Lab, cluster: PretendedCluster, told: Told
+) -> None:
+    program, supervisor = lab.run()
+    poll_until(lambda: cluster.beat(supervisor))
+    cluster.api.tokens[TOKEN] = RIGHTS - {("delete", "pods"), ("delete", "jobs")}
+    supervisor.end(COMPLETED)
+    assert program.wait(60).outcome is Outcome.COMPLETED
+    assert told("the program has ended; the run could not be removed: ") == 1
+    assert told('"resources": ["jobs"], "verbs": ["delete"]')
+    assert told(f"kubectl delete job {program.names.run} -n {NAMESPACE}") == 1
+    cluster.store.delete("jobs", NAMESPACE, program.names.run)
+
+
+def test_how_a_program_ended_is_told_before_the_pods_of_a_lost_machine_are_gone(
+    lab: Lab, cluster: PretendedCluster, told: Told
+) -> None:
+    lab.wait_for(tell_s=0.2)
+    program, supervisor = lab.run()
+    host = program.names.host("actor", 0)
+    name = cluster.pod(host)["metadata"]["name"]
+    cluster.lost.add(MACHINE)
+    supervisor.end(ProgramResult(Outcome.FAILED, (NodeFailure("actor[0]", host, "it broke"),)))
+    how = f"the program has ended: actor[0] on {host} failed: it broke"
+    poll_until(lambda: told(f"{how}; waits for the end of what is left: "))
+    assert program.result is None
+    assert told(f"Pod {name} on {MACHINE}")
+    cluster.lost.clear()
+    with pytest.raises(NodeFailedError):
+        program.wait(60)
+
+
 # Machines that do not answer. When which pod may be removed is what test_kubernetes_removal is about.
 
 
