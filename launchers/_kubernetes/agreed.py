@@ -13,6 +13,8 @@ CREATED_BY_ANNOTATION = "launchpad-lite/created-by"
 #: Of the supervisor's pod: shows it that somebody waits for the program, or that nobody does.
 LAUNCHER_ANNOTATION = "launchpad-lite/launcher"
 DETACHED = "detached"
+#: Of the supervisor's Job: who has asked for the end of the program that has not launched it.
+STOP_ANNOTATION = "launchpad-lite/stop"
 #: Roles of pods, and names of their containers.
 NODE, SUPERVISOR = "node", "supervisor"
 #: Port of the supervisor, which pods call.

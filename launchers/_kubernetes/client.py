@@ -343,13 +343,21 @@ class Api:
         items, _ = self._list(kind, selector, fields, patience_s=patience_s)
         return items
 
-    def patch(self, kind: str, name: str, body: Mapping[str, Any]) -> Json:
+    def patch(
+        self, kind: str, name: str, body: Mapping[str, Any], *, patience_s: float = math.inf
+    ) -> Json:
         """Changes fields of an object: maps are merged, None removes.
+
+        Args:
+            kind: Like `Job`.
+            name: Its name.
+            body: What changes.
+            patience_s: Seconds after which it is not asked again. One request may take longer.
 
         Raises:
             ApiError: It is refused, or there is none.
         """
-        return self._demand("patch", kind, name, body=body)
+        return self._demand("patch", kind, name, body=body, patience_s=patience_s)
 
     def delete(
         self,

@@ -28,6 +28,7 @@ from launchers._kubernetes.agreed import (
     LAUNCHER_ANNOTATION,
     NODE,
     RUN_LABEL,
+    STOP_ANNOTATION,
     SUPERVISOR,
     grace_s,
 )
@@ -571,6 +572,10 @@ class KubernetesProgram(RunningProgram):
             outcome = Outcome.STOPPED if signum is None else Outcome.INTERRUPTED
             result = dataclasses.replace(result, outcome=outcome, reason=reason, signum=signum)
         elif result.signum == signal.SIGTERM:
+            if (word := self._sight.stopped_by) is not None:
+                return dataclasses.replace(
+                    result, outcome=Outcome.STOPPED, reason=word, signum=None
+                )
             self._see_pods()  # what became of one may come after what the program says of its end
             reason = self._sight.interruption(result.reason)
             result = dataclasses.replace(result, reason=reason)
@@ -585,8 +590,20 @@ class KubernetesProgram(RunningProgram):
             self._stop_limit = min(self._stop_limit, self._clock() + self._timing.gone_s)
         elif self._stop is not None:
             return
-        self._stop = self._stop or stop or ("kill() was called", None)
+        if self._stop is None:
+            self._stop = stop or ("kill() was called", None)
+            if not self._is_launch:
+                self._leave_word(self._stop[0])
         self._ask_for_end()
+
+    def _leave_word(self, reason: str) -> None:
+        """Lets the launching process know that the end that it is going to see was asked for."""
+        word = f"{reason} in process {os.getpid()} on {socket.gethostname()}"
+        change = {"metadata": {"annotations": {STOP_ANNOTATION: word}}}
+        with contextlib.suppress(ApiError):  # to that process it is then as if it had got SIGTERM
+            self._api.patch(
+                "Job", self.names.supervisor_job, change, patience_s=self._timing.patience_s
+            )
 
     def _ask_for_end(self) -> None:
         """Passes on to the cluster that the program is to end, now or as soon as it answers."""
@@ -632,7 +649,9 @@ class KubernetesProgram(RunningProgram):
         """Removes what is left, if that is ours to do; writes down what is known of a failure."""
         if not self._is_up and self._is_launch:
             self._failure = self._failure or self._reason_of(result)
-        elif result.outcome is Outcome.INTERRUPTED and self._stop is None:
+        elif self._stop is None and (
+            result.outcome is Outcome.INTERRUPTED or self._sight.stopped_by is not None
+        ):
             self._tell(f"the program was ended: {result.reason}")
         if self._is_launch or self._stop is not None:
             how = self._failure or f"the program has ended: {self._reason_of(result)}"
@@ -780,6 +799,8 @@ class KubernetesProgram(RunningProgram):
         text = reasons.supervisor_end(pod, job, events)
         if not self._is_up and (said := self._last_words().strip()):
             text += f". It said: {said.splitlines()[-1]}"
+        if job is None and (word := self._sight.stopped_by) is not None:
+            return ProgramResult(Outcome.STOPPED, reason=f"{text}: {word}")
         if job is None:  # somebody has deleted it
             return ProgramResult(Outcome.INTERRUPTED, reason=text, signum=signal.SIGTERM)
         return self._failed(text)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from launchers._kubernetes.agreed import NODE, ROLE_LABEL, SUPERVISOR
+from launchers._kubernetes.agreed import NODE, ROLE_LABEL, STOP_ANNOTATION, SUPERVISOR
 from launchers._kubernetes.client import ChangeKind, Json
 from launchers._kubernetes.names import Names
 from launchers.host.pod import MAY_COME_BACK
@@ -399,6 +399,8 @@ class Sight:
         #: Those that are there, by name.
         self.jobs: dict[str, Json] = {}
         self._deleted_jobs = set[str]()
+        #: Who has asked for the end of the program from another process, if anybody has.
+        self.stopped_by: str | None = None
         self._events: dict[str, list[Json]] = {}
         #: Times up to which pods were well, whatever the events about their machines say, by name.
         self._forgiven: dict[str, str] = {}
@@ -420,6 +422,8 @@ class Sight:
         elif obj["kind"] == "Job":
             self.jobs[metadata["name"]] = obj
             self._deleted_jobs.discard(metadata["name"])
+            if (word := (metadata.get("annotations") or {}).get(STOP_ANNOTATION)) is not None:
+                self.stopped_by = word
         elif obj["kind"] == "Event" and change != "DELETED":
             about = obj.get("involvedObject", {}).get("name", "")
             is_ours = about == self._names.run or about.startswith(f"{self._names.run}-")

@@ -1,8 +1,10 @@
 """A run as its launching process sees it, and other shells that attach to it."""
 
 import contextlib
+import os
 import re
 import signal
+import socket
 import sys
 import threading
 import time
@@ -409,15 +411,29 @@ def test_a_launch_waits_for_its_turn_in_a_queue_however_long_that_takes(
 # Other shells
 
 
+@pytest.mark.parametrize("moves", [False, True])
 def test_another_shell_that_stops_a_program_ends_it_for_its_launcher_as_well(
-    lab: Lab, cluster: PretendedCluster
+    lab: Lab, cluster: PretendedCluster, told: Told, moves: bool
 ) -> None:
-    program, _ = lab.run()
+    program, _ = lab.run(moves=moves)
     other = lab.attach(program)
     assert [each.state for each in other.status()] == ["running"] * 2
     assert other.stop(60).outcome is Outcome.STOPPED
-    assert is_terminated(program)
+    assert program.wait(60).outcome is Outcome.STOPPED
+    who = f"stop() was called in process {os.getpid()} on {socket.gethostname()}"
+    assert reason_of(program) == who
+    assert told(f"the program was ended: {who}") == 1
     assert cluster.left() == []
+
+
+def test_another_shell_that_kills_a_program_ends_it_for_its_launcher_as_well(
+    lab: Lab, cluster: PretendedCluster
+) -> None:
+    program, _ = lab.run()
+    lab.attach(program).kill()
+    assert program.wait(60).outcome is Outcome.STOPPED
+    assert "kill() was called in process" in reason_of(program)
+    poll_until(lambda: not cluster.left())
 
 
 def test_status_tells_of_pods_as_long_as_the_supervisor_says_nothing(
