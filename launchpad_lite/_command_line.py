@@ -92,12 +92,14 @@ def _run(arguments: list[str]) -> int:
     _, *rest = parse_known(["launch", *arguments])
     command = _take_command(rest)
     output = _take_option(rest, "output") if command in ("render", "emit") else None
-    launcher = _take_launcher(rest, command)
+    launcher, options = _take_launcher(rest, command)
     path = _take_path(rest)
     if command in _COMMANDS_OF_RUNS:
+        if rest:
+            _refuse(command, rest[0], [], options)
         _do_with_run(command, launcher.attach(path))
         return 0
-    program = make_program(path, rest)
+    program = make_program(path, rest, options)
     if command == "plan":
         print(plan(program, launcher))  # noqa: T201
     elif command == "render":
@@ -121,23 +123,30 @@ def _first_word(rest: Sequence[str]) -> int:
     return next(words, len(rest))
 
 
-def _take_launcher(rest: list[str], command: str) -> Launcher:
-    """Makes the launcher, with those of its options that stand before the program."""
+def _take_launcher(rest: list[str], command: str) -> tuple[Launcher, Sequence[str]]:
+    """Makes the launcher, with those of its options that stand before the program; names all."""
     name = _take_name(rest) if command == "emit" else None
     name = name or chosen_launcher()
-    known = inspect.signature(maker).parameters if callable(maker := load_launcher(name)) else {}
+    maker = load_launcher(name)
+    # `timing` is for tests, and no text.
+    known = {
+        option: parameter
+        for option, parameter in (
+            inspect.signature(maker).parameters if callable(maker) else {}
+        ).items()
+        if option != "timing"
+    }
     hints = _hints(maker.__init__ if inspect.isclass(maker) else maker)
     options: dict[str, Any] = {}
     for argument in rest[: _first_word(rest)]:
         option, _, text = argument.removeprefix("--").partition("=")
         option = option.replace("-", "_")
-        # `timing` is for tests, and no text.
-        if argument.startswith("--") and option in known and option != "timing":
+        if argument.startswith("--") and option in known:
             rest.remove(argument)
             kind = hints.get(option, type(known[option].default))
             options[option] = _convert(argument, text, kind)
     try:
-        return find_launcher(name, options)
+        return find_launcher(name, options), [*known]
     except (TypeError, ValueError) as error:
         raise ProgramPathError(f"--launcher={name}: {error}") from error
 
@@ -237,13 +246,14 @@ def render_status(status: Sequence[NodeStatus]) -> str:
     )
 
 
-def make_program(path: str, arguments: Sequence[str]) -> Program:
+def make_program(path: str, arguments: Sequence[str], options: Sequence[str] = ()) -> Program:
     """Imports and calls the function that makes a program.
 
     Args:
         path: `module:function` or `path/to/file.py:function`.
         arguments: `--name=value` for flags that the module defines and for arguments of the
             function, converted to the types of its annotations or defaults.
+        options: Names of what the launcher would have taken, for whoever has misspelt one.
 
     Raises:
         ProgramPathError: It cannot be imported, found or called.
@@ -260,7 +270,7 @@ def make_program(path: str, arguments: Sequence[str]) -> Program:
         )
     # The module has defined its flags by now.
     _, *rest = parse_known(["launch", *arguments])
-    keywords = _keyword_arguments(function, rest)
+    keywords = _keyword_arguments(function, rest, options)
     try:
         inspect.signature(function).bind(**keywords)
     except TypeError as error:
@@ -312,7 +322,9 @@ def _factories(module: Any) -> list[str]:
     ]
 
 
-def _keyword_arguments(function: Callable[..., Any], arguments: list[str]) -> dict[str, Any]:
+def _keyword_arguments(
+    function: Callable[..., Any], arguments: list[str], options: Sequence[str]
+) -> dict[str, Any]:
     parameters = inspect.signature(function).parameters
     hints = _hints(function)
     keywords: dict[str, Any] = {}
@@ -320,7 +332,7 @@ def _keyword_arguments(function: Callable[..., Any], arguments: list[str]) -> di
         name, _, text = argument.removeprefix("--").partition("=")
         name = name.replace("-", "_")
         if not argument.startswith("--") or name not in parameters:
-            _refuse(function, argument, list(parameters))
+            _refuse(function.__name__, argument, list(parameters), options)
         kind = hints.get(name, type(parameters[name].default))
         keywords[name] = _convert(argument, text, kind)
     return keywords
@@ -332,9 +344,13 @@ def _hints(function: Any) -> dict[str, Any]:
     return {}
 
 
-def _refuse(function: Callable[..., Any], argument: str, known: list[str]) -> NoReturn:
+def _refuse(taker: str, argument: str, known: Sequence[str], options: Sequence[str]) -> NoReturn:
     names = ", ".join(f"--{name}" for name in known) or "no arguments"
-    raise ProgramPathError(f"unknown argument {argument!r}; {function.__name__} takes {names}")
+    also = ", ".join(f"--{name}" for name in options)
+    raise ProgramPathError(
+        f"unknown argument {argument!r}; {taker} takes {names}"
+        + (f". The launcher takes, before PROGRAM or RUN: {also}" if also else "")
+    )
 
 
 def _convert(argument: str, text: str, kind: Any) -> Any:

@@ -212,6 +212,14 @@ def test_drawings_go_to_files(command: Command, programs: Path) -> None:
         (["prog:taken"], "missing a required argument: 'port'"),
         (["prog", "--tmies=2"], "'--tmies=2'; make_program takes --times, --text, --loud"),
         (["prog", "extra"], "unknown argument 'extra'"),
+        (
+            ["--launcher=slurm", "--tiem=1", "prog"],
+            "The launcher takes, before PROGRAM or RUN: --nodes, ",
+        ),
+        (
+            ["status", "--launcher=slurm", "--tiem=1", "17"],
+            "unknown argument '--tiem=1'; status takes",
+        ),
         (["prog", "--times=two"], "'--times=two': expected int"),
         (["prog", "--loud=maybe"], "expected true or false"),
         (["prog:wrong"], "never added"),
