@@ -222,7 +222,11 @@ def _do_with_run(command: str, running: RunningProgram) -> None:
         running.join(_LOOK_S)
         if (result := running.result) is not None:
             status = running.status()
-        how = "running" if result is None else f"{result.outcome.value}, {result.reason}"
+        # Nodes that are only on their way may have been told to wait, as for an image.
+        is_up = any(each.state not in ("pending", "starting") for each in status)
+        how = "running" if is_up else "not all nodes have started"
+        if result is not None:
+            how = f"{result.outcome.value}, {result.reason}"
         print(f"{running.plan.program}: {how}")  # noqa: T201
         print(render_status(status))  # noqa: T201
 

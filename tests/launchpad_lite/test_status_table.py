@@ -1,6 +1,11 @@
 """What `python -m launchpad_lite.launch status` prints."""
 
-from launchpad_lite._command_line import render_status
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from launchpad_lite._command_line import _do_with_run, render_status
 from launchpad_lite.launching import NodeStatus
 
 
@@ -12,3 +17,24 @@ def test_the_status_of_nodes_is_a_table() -> None:
         "a[0]       running   h1    4711  2         0.5    100.0",
         "longer[0]  starting        -     0         -      -",
     ]
+
+
+@pytest.mark.parametrize(
+    ("states", "expected"),
+    [
+        (("pending", "starting"), "demo: not all nodes have started"),
+        (("running", "starting"), "demo: running"),  # one that is restarted
+    ],
+)
+def test_a_program_runs_once_its_nodes_do(
+    capsys: pytest.CaptureFixture[str], states: tuple[str, ...], expected: str
+) -> None:
+    nodes = [NodeStatus(f"a[{index}]", state, "", None, {}) for index, state in enumerate(states)]
+    running: Any = SimpleNamespace(
+        plan=SimpleNamespace(program="demo"),
+        result=None,
+        status=lambda: nodes,
+        join=lambda _: False,
+    )
+    _do_with_run("status", running)
+    assert capsys.readouterr().out.splitlines()[0] == expected
