@@ -484,3 +484,16 @@ def test_a_program_goes_on_while_the_kubelet_of_its_supervisor_is_away(
     run.until(r"the program begins anew")
     run.await_calls()
     run.finish()
+
+
+def test_an_interrupt_while_containers_begin_does_not_take_their_notice(
+    kubernetes: KubernetesDesk,
+) -> None:
+    run = kubernetes.launch()
+    pods = kubernetes.cluster.pods
+    poll_until(lambda: any(pod["status"].get("phase") == "Running" for pod in pods()))
+    run.process.send_signal(signal.SIGINT)
+    interrupted_at = time.monotonic()
+    assert run.end() in (-signal.SIGINT, 130)
+    assert time.monotonic() - interrupted_at < 10  # their notice is twice as long
+    kubernetes.assert_no_object_is_left()
