@@ -123,14 +123,18 @@ def launch(
         ProgramError: The program has mistakes; all are listed and nothing was started.
         UnknownLauncherError: No such launcher is installed.
         LaunchError: It could not be started; nothing of it is left.
-        TypeError: The launcher does not take such options.
+        TypeError: The launcher does not take such options, or two names of one argument are given.
         ValueError: An option has a value that cannot be.
     """
     if isinstance(launcher, Mapping):  # Listing 1 of the paper: launch(program, resources)
-        launcher, resources = None, launcher
+        resources = _one_of(
+            "the second argument, a dict of resources", launcher, resources=resources
+        )
+        launcher = None
     program = _one_program(programs)
-    chosen = find_launcher(launcher or launch_type, launcher_options)
-    settings = _settings(resources, restart, liveness, checkpoints, processes or local_resources)
+    chosen = find_launcher(_one_of("launcher", launcher, launch_type=launch_type), launcher_options)
+    processes = _one_of("processes", processes, local_resources=local_resources)
+    settings = _settings(resources, restart, liveness, checkpoints, processes)
     ready = make_plan(program, chosen, settings)
     options = LaunchOptions(
         TERMINATION_NOTICE_SECS.value if notice_s is None else notice_s,
@@ -153,6 +157,20 @@ def launch(
         running.kill()
         raise
     return running
+
+
+def _one_of(name: str, value: Any, **other: Any) -> Any:
+    """Returns what is given of two names for one argument.
+
+    Raises:
+        TypeError: Both are.
+    """
+    ((other_name, other_value),) = other.items()
+    if value is None:
+        return other_value
+    if other_value is not None:
+        raise TypeError(f"launch: {name} and {other_name}= are the same; give one of them")
+    return value
 
 
 def _one_program(programs: Program | Sequence[Program]) -> Program:
@@ -191,11 +209,16 @@ def find_launcher(choice: LauncherChoice, options: Mapping[str, Any]) -> Launche
     Raises:
         UnknownLauncherError: No such launcher is installed.
         LaunchError: The hosts on the command line are malformed, or it takes none.
-        TypeError: It does not take such options.
+        TypeError: It does not take such options, or was made already.
         ValueError: An option has a value that cannot be.
     """
     parse_script_arguments()
     if isinstance(choice, Launcher):
+        if options:
+            raise TypeError(
+                f"{', '.join(f'{name}=' for name in options)}: options are for launchers that are "
+                f"named; give them to {type(choice).__name__}(...) when you make it"
+            )
         return choice
     if isinstance(choice, LaunchType):
         choice = choice.value

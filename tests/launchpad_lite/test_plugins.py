@@ -84,6 +84,23 @@ def test_a_launcher_may_be_given_as_an_object(install: Install) -> None:
 
 
 @pytest.mark.parametrize(
+    ("arguments", "options", "words"),
+    [
+        (["mine"], {"launch_type": "local_mt"}, "launcher and launch_type= are the same"),
+        ([{"a": {"cpu": 1}}], {"resources": {"a": {"cpu": 2}}}, "resources= are the same"),
+        (["mine"], {"processes": {"a": {}}, "local_resources": {"a": {}}}, "local_resources="),
+        ([get_launcher("local_mt")], {"region": "there"}, r"region=.*ThreadLauncher\(\.\.\.\)"),
+    ],
+)
+def test_what_is_said_twice_or_to_nobody_is_a_type_error(
+    install: Install, arguments: list[Any], options: dict[str, Any], words: str
+) -> None:
+    install("my-launchers", mine="my_launchers:Mine")
+    with pytest.raises(TypeError, match=words):
+        lp.launch(small_program(), *arguments, **options)
+
+
+@pytest.mark.parametrize(
     ("value", "words"),
     [
         ("not_there_at_all:Mine", "No module named 'not_there_at_all'"),
