@@ -8,6 +8,8 @@ it exactly, but it can make cheap checkpoints easy. So the node's object says wh
 import contextlib
 import contextvars
 import dataclasses
+import functools
+import inspect
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -18,6 +20,8 @@ from typing import Any
 from launchpad_lite._checkpoints import CheckpointStore
 
 _LOGGER = logging.getLogger(__name__)
+
+_METHODS = ("save", "restore")
 
 
 @dataclass(frozen=True)
@@ -61,17 +65,25 @@ class NodeState:
     def _restore(self, instance: object) -> None:
         if self._checkpoints is None or self._store is None:
             return
-        write, read = _hooks(instance)
-        if write is None or read is None:
+        if not all(callable(getattr(instance, name, None)) for name in _METHODS):
             if self._checkpoints.required:
-                what = getattr(instance, "__name__", None) or type(instance).__name__
                 raise TypeError(
-                    f"{self._node}: checkpoints were asked for, but {what} has no methods "
-                    "save(folder) and restore(folder)"
+                    f"{self._node}: checkpoints were asked for, but {_name_of(instance)} has no "
+                    "methods save(folder) and restore(folder)"
                 )
             return
-        self._store.restore(read)
-        self._write = write
+        try:
+            check_state_methods(instance)
+        except ValueError as error:
+            raise TypeError(f"{self._node}: {error}") from None
+        held: Any = instance
+        self._store.restore(lambda folder: held.restore(folder=folder))
+        self._write = lambda folder: held.save(folder=folder)
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """Names of the object's methods that are called here, and by nobody else."""
+        return () if self._write is None else _METHODS
 
     def save(self) -> Path | None:
         """Writes a checkpoint and returns its folder; None if the node keeps none.
@@ -94,7 +106,8 @@ class NodeState:
             leaves_well: Tells of an exception whether it leaves the state whole.
 
         Raises:
-            TypeError: Checkpoints were asked for, and the object has no `save` and `restore`.
+            TypeError: Checkpoints were asked for, and the object has no `save` and `restore`, or
+                others of these names.
             CheckpointError: The `restore` of the object raised; or as `save`.
         """
         self._restore(instance)
@@ -138,8 +151,62 @@ class NodeState:
                 _LOGGER.exception("%s: a checkpoint could not be written", self._node)
 
 
-def _hooks(
-    instance: Any,
-) -> tuple[Callable[[Path], object] | None, Callable[[Path], object] | None]:
-    write, read = getattr(instance, "save", None), getattr(instance, "restore", None)
-    return (write, read) if callable(write) and callable(read) else (None, None)
+def check_state_methods(owner: object) -> None:
+    """Raises the error of an object whose `save` and `restore` are not of its state.
+
+    Others of these names are common: of a document, of a model by its path. They are told by the
+    name of their argument, since nothing else differs.
+
+    Args:
+        owner: The object; or what constructs it, as far as that tells already.
+
+    Raises:
+        ValueError: It has both, and one does not take `folder`.
+    """
+    while isinstance(owner, functools.partial):
+        owner = owner.func
+    methods = [(name, _signature(owner, name)) for name in _METHODS]
+    if not all(known for _, (known, _) in methods):
+        return
+    if all(signature is not None and _takes_folder(signature) for _, (_, signature) in methods):
+        return
+    has = " and ".join(f"{name}{signature or '(...)'}" for name, (_, signature) in methods)
+    raise ValueError(
+        f"checkpoints were asked for, but {_name_of(owner)} has {has}, not save(folder) and "
+        "restore(folder). If they are for its state, name their argument `folder`; if not, ask "
+        'for checkpoints of other nodes only: checkpoints={"label": folder}'
+    )
+
+
+def _signature(owner: object, name: str) -> tuple[bool, inspect.Signature | None]:
+    """Returns whether a method is known to be there, and its signature if that can be known."""
+    method = getattr(owner, name, None)
+    if not callable(method):
+        return False, None
+    without_self = False
+    if inspect.isclass(owner):
+        found = inspect.getattr_static(owner, name)
+        without_self = inspect.isfunction(found)
+        if not without_self and not isinstance(found, classmethod | staticmethod):
+            return False, None  # what it is in an object is for it to say
+    try:
+        signature = inspect.signature(method)
+    except (TypeError, ValueError):  # written in C
+        return True, None
+    if without_self:
+        parameters = list(signature.parameters.values())
+        if parameters and parameters[0].kind is not inspect.Parameter.VAR_POSITIONAL:
+            signature = signature.replace(parameters=parameters[1:])
+    return True, signature
+
+
+def _takes_folder(signature: inspect.Signature) -> bool:
+    try:
+        signature.bind(folder=None)
+    except TypeError:
+        return False
+    return True
+
+
+def _name_of(instance: object) -> str:
+    return str(getattr(instance, "__name__", None) or type(instance).__name__)

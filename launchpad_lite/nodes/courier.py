@@ -8,6 +8,7 @@ import courier
 from launchpad_lite._address import Address
 from launchpad_lite._compat import LaunchpadServer
 from launchpad_lite._runtime import NodeRuntime, keep_client
+from launchpad_lite._state import check_state_methods
 from launchpad_lite.nodes.base import (
     DeclaredHandle,
     Handle,
@@ -95,7 +96,8 @@ class CourierNode(Node[T], Generic[T]):
 
     The server starts when the constructor has returned. With a `run` the node
     ends, and stops serving, when that returns; without, it serves until the
-    program ends. `run` itself is not served while the node executes it.
+    program ends. `run` itself is not served while the node executes it, nor are
+    `save` and `restore` where the node keeps checkpoints.
 
     An object with a method `set_courier_server(server)` gets its server before
     it is started, and starts it itself.
@@ -175,8 +177,14 @@ class CourierNode(Node[T], Generic[T]):
         """Returns a new handle to this node; works before and after it is added."""
         return CourierHandle(self, self._address, dict(self._client_options))
 
-    def to_executables(self, context: PlanContext) -> Sequence[Task]:  # noqa: ARG002
-        """Returns one task."""
+    def to_executables(self, context: PlanContext) -> Sequence[Task]:
+        """Returns one task.
+
+        Raises:
+            ValueError: It is to keep its state, and has other methods of these names.
+        """
+        if context.keeps_state:
+            check_state_methods(self._constructor)
         work = CourierWork(
             self._constructor,
             self._args,
@@ -209,7 +217,7 @@ class CourierWork:
     def _serve(self, instance: Any, runtime: NodeRuntime) -> None:
         run = getattr(instance, "run", None)
         runs = self.run_enabled and callable(run)
-        hidden = ("set_courier_server", "run") if runs else ("set_courier_server",)
+        hidden = ("set_courier_server", *runtime.state.methods, *(["run"] if runs else []))
         server = runtime.make_server(self.address, instance, hidden=hidden, **self.server_options)
         take_server = getattr(instance, "set_courier_server", None)
         if callable(take_server):

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
 from launchpad_lite._runtime import NodeRuntime
+from launchpad_lite._state import check_state_methods
 from launchpad_lite.nodes.base import Handle, Node, PlanContext, Task, name_of, named_arguments
 
 T = TypeVar("T")
@@ -58,8 +59,14 @@ class PyNode(Node[Any]):
         """Returns a handle that only names the node."""
         return SilentHandle(self, self.description)
 
-    def to_executables(self, context: PlanContext) -> Sequence[Task]:  # noqa: ARG002
-        """Returns one task."""
+    def to_executables(self, context: PlanContext) -> Sequence[Task]:
+        """Returns one task.
+
+        Raises:
+            ValueError: It is to keep its state, and has other methods of these names.
+        """
+        if context.keeps_state:
+            check_state_methods(self._function)
         return [Task(self._work(), (), self.description)]
 
     def _work(self) -> "FunctionWork | ClassWork":

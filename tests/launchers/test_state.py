@@ -1,6 +1,7 @@
 """The state of nodes survives where the user wants it, and notices from outside give time to save."""
 
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import courier
 import launchpad_lite as lp
 from launchpad_lite.testing import poll_until
 from launchpad_lite.testing.programs import call_until_answered
@@ -52,6 +54,24 @@ class Runner(Counter):
 class Unsaved(Counter):
     def save(self, folder: Path) -> None:
         raise OSError("no way to save")
+
+
+class Archive:
+    """Its methods are of documents, not of its state."""
+
+    def __init__(self) -> None:
+        self.saved: list[str] = []
+
+    def save(self, document: str) -> list[str]:
+        self.saved.append(document)
+        return self.saved
+
+    def restore(self, document: str) -> str:
+        return document
+
+
+def make_archive() -> Archive:
+    return Archive()
 
 
 class Stateless:
@@ -109,6 +129,46 @@ def test_a_folder_for_all_leaves_nodes_without_state_alone(
     running.client("counter").ping()
     running.stop()
     assert not (tmp_path / "checkpoints").exists()
+
+
+def test_save_and_restore_of_a_node_that_keeps_its_state_are_hidden_from_callers(
+    launch_program: Any, tmp_path: Path
+) -> None:
+    running = launch_program(_program(), "test_mt", checkpoints=tmp_path / "checkpoints")
+    assert courier.list_methods(running.client("counter")) == ["add"]
+    running.stop()
+
+
+@pytest.mark.parametrize("node", [lp.CourierNode, lp.PyClassNode])
+@pytest.mark.parametrize("constructor", [Archive, functools.partial(Archive)])
+@pytest.mark.parametrize("colocated", [False, True])
+def test_save_of_something_else_is_a_mistake_of_a_program_with_checkpoints(
+    node: Any, constructor: Any, colocated: bool, tmp_path: Path
+) -> None:
+    program = lp.Program("archive")
+    archive = node(constructor)
+    program.add_node(lp.ColocationNode([archive]) if colocated else archive, label="archive")
+    lp.plan(program, "test_mt")
+    with pytest.raises(
+        lp.ProgramError, match=r"archive\[0\].*Archive has save\(document: str\).*`folder`"
+    ):
+        lp.plan(program, "test_mt", checkpoints=tmp_path)
+
+
+def test_save_of_something_else_is_not_called_where_it_is_found_late(
+    launch_program: Any, tmp_path: Path
+) -> None:
+    running = launch_program(_program(make_archive), "test_mt", checkpoints=tmp_path)
+    with pytest.raises(
+        lp.NodeFailedError, match=r"counter\[0\].*Archive has save\(document: str\)"
+    ):
+        running.wait()
+
+
+def test_save_of_something_else_is_served_as_any_method(launch_program: Any) -> None:
+    running = launch_program(_program(Archive), "test_mt")
+    assert running.client("counter").save("a") == ["a"]
+    running.stop()
 
 
 def test_state_that_cannot_be_saved_at_the_end_is_a_failure(

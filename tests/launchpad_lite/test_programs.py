@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import launchpad_lite as lp
+from launchpad_lite.nodes.base import PlanContext
 
 
 class Service:
@@ -159,7 +160,7 @@ def test_configure_replaces_the_arguments_so_that_cycles_can_be_drawn(program: l
 @pytest.mark.parametrize("kind", [lp.CourierNode, lp.PyClassNode])
 def test_run_can_be_disabled_and_enabled(kind: Any) -> None:
     node = kind(Service)
-    context = None
+    context = PlanContext("test_mt", "service", 0, lp.Resources())
 
     def run_enabled() -> bool:
         (task,) = node.to_executables(context)
