@@ -308,8 +308,8 @@ def stop_calling(client: object) -> None:
     read, go on to their end. A handler that answers a call of its own server may still call, in
     the thread and context it was called in, so that its answer can be finished.
 
-    Does not imply `stop_waiting`: calls in flight may still wait for a server. A client made by
-    `with_timeout` later on begins no calls either; one that is unpickled does. Cannot be undone.
+    Does not imply `stop_waiting`: calls in flight may still wait for a server. Clients made of it by
+    `with_timeout` begin no calls either; one that is unpickled does. Cannot be undone.
     Safe to call twice, from any thread, and from finalizers.
 
     Raises:
@@ -329,10 +329,23 @@ def list_methods(client: object) -> list[str]:
 
 
 def with_timeout(client: R, call_timeout: Timeout) -> R:
-    """Returns a client of the same server with another timeout."""
+    """Returns the same client with another timeout, over the same connection.
+
+    To make one takes microseconds: in a loop is fine. What is done to the client holds for it, too.
+    It may be closed and told to `stop_calling` by itself; `move`, `reconnect` and `stop_waiting` of
+    it are those of the client. Generators that it reads when it is closed go on to their end.
+
+    Args:
+        client: A courier client.
+        call_timeout: As for `Client`.
+
+    Raises:
+        TypeError: `client` is no courier client, or the timeout no number or timedelta.
+        ValueError: The timeout is negative.
+    """
     connection = connection_of(client)
-    derived = connection.derive(timeout_s=timeout_seconds(call_timeout))
-    copy = _client_of(derived, cast("Client", client))
+    view = connection.with_timeout(timeout_seconds(call_timeout))
+    copy = _client_of(view, cast("Client", client))
     if connection.draining:
         stop_calling(copy)
     return cast("R", copy)

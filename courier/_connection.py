@@ -80,10 +80,7 @@ class Connection:
     def lane(self) -> Lane:
         """Returns the open lane, opening it first if needed."""
         with self._lock:
-            if self._closed:
-                raise CallCancelledError(
-                    f"the client of {self.options.address} is closed; make a new one"
-                )
+            self._check_open()
             if self._lane is None:
                 options = self.options
                 self._lane = open_lane(
@@ -98,6 +95,12 @@ class Connection:
                     )
                 )
             return self._lane
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise CallCancelledError(
+                f"the client of {self.options.address} is closed; make a new one"
+            )
 
     def impatient(self) -> "Connection":
         """Returns a connection to the same server that waits for none; it ends with this one."""
@@ -118,6 +121,13 @@ class Connection:
             self._derived.add(derived)
             return derived
 
+    def with_timeout(self, timeout_s: float | None) -> "Connection":
+        """Returns one whose calls have another timeout, over the same lane."""
+        with self._lock:
+            view = _TimedView(replace(self.options, timeout_s=timeout_s), self)
+            self._derived.add(view)
+            return view
+
     def close(self) -> None:
         with self._lock:
             lane, self._lane, self._closed = self._lane, None, True
@@ -129,6 +139,9 @@ class Connection:
 
     def stop_waiting(self) -> None:
         """Has calls fail, instead of wait, where no server answers."""
+        self._stop_waiting()
+
+    def _stop_waiting(self) -> None:
         with self._lock:
             self.options = replace(self.options, wait_for_ready=False)
             self._stopped_waiting = True
@@ -137,7 +150,7 @@ class Connection:
         if lane is not None:
             lane.stop_waiting()
         for each in derived:
-            each.stop_waiting()
+            each._stop_waiting()
 
     def move(self, address: str) -> None:
         """Goes to the server at another address from now on, and all that derive from this do."""
@@ -263,6 +276,88 @@ class Connection:
         """Runs what may block in a thread of its own, or here if the system gives none."""
         if self._callbacks.submit(task).cancelled():
             task()
+
+
+class _TimedView(Connection):
+    """A connection under another timeout. Thread-safe.
+
+    It has no lane of its own, so that to make one costs no handshake. What is asked of the lane
+    holds for all that share it; only `close` and `stop_calling` are its own.
+    """
+
+    def __init__(self, options: ClientOptions, base: Connection) -> None:
+        self._base = base
+        super().__init__(options)
+
+    def _start_anew(self) -> None:
+        super()._start_anew()
+        #: What fails when this is closed, since the lane goes on.
+        self._pending: weakref.WeakSet[PendingCall] = weakref.WeakSet()
+
+    def lane(self) -> Lane:
+        self._check_open()
+        return self._base.lane()
+
+    def with_timeout(self, timeout_s: float | None) -> Connection:
+        return self._base.with_timeout(timeout_s)
+
+    def close(self) -> None:
+        super().close()
+        with self._lock:
+            pending = list(self._pending)
+        for call in pending:
+            if not call.is_settled:
+                call.cancel()
+
+    def stop_waiting(self) -> None:
+        self._base.stop_waiting()
+
+    def move(self, address: str) -> None:
+        self._base.move(address)
+
+    def reconnect(self) -> None:
+        self._base.reconnect()
+
+    def check_calling(self, method: str) -> None:
+        self._check_open()
+        self._base.check_calling(method)
+        super().check_calling(method)
+
+    def submit(
+        self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, blocking: bool = True
+    ) -> PendingCall:
+        self.check_calling(method)
+        return self._tracked(super().submit(method, args, kwargs, blocking=blocking))
+
+    def attempt(
+        self,
+        method: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        timeout_s: float | None,
+        *,
+        blocking: bool,
+    ) -> PendingCall:
+        return self._tracked(super().attempt(method, args, kwargs, timeout_s, blocking=blocking))
+
+    def forward(self, method: str, arguments: Parcel) -> PendingCall:
+        self.check_calling(method)
+        return self._tracked(super().forward(method, arguments))
+
+    def _tracked(self, call: PendingCall) -> PendingCall:
+        with self._lock:
+            self._pending.add(call)
+        if self._closed and not call.is_settled:
+            call.cancel()
+        return call
+
+    def finish(self, pending: PendingCall, method: str) -> Any:
+        result = super().finish(pending, method)
+        if self._closed and isinstance(result, RemoteIterator):
+            # It may have begun just when it was to be cancelled.
+            result.close()
+            self._check_open()
+        return result
 
 
 _connections: "weakref.WeakSet[Connection]" = weakref.WeakSet()

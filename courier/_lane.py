@@ -92,6 +92,10 @@ Reply = Returned | Given | Raised | Refused | Streams
 class PendingCall(Protocol):
     """A call on its way. Thread-safe."""
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether it has ended."""
+
     def wait(self) -> Reply:
         """Waits for the answer; a KeyboardInterrupt cancels the call. Raises CourierError."""
 

@@ -36,6 +36,7 @@ class WireCall:
     """One call. Implements `courier._lane.PendingCall` and `courier._engine.link.Exchange`."""
 
     __slots__ = (
+        "__weakref__",
         "_arguments",
         "_callback",
         "_lane",

@@ -2,13 +2,16 @@ import pickle
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import courier
 from tests.courier.conftest import Script, Serve
+
+_OPEN_FILES = Path("/proc/self/fd")
 
 
 class Counter:
@@ -148,6 +151,92 @@ def test_a_closed_client_fails_its_pending_and_later_calls(
     with pytest.raises(courier.CallCancelledError, match="closed"):
         client()
     release.set()
+
+
+class Slow(Counter):
+    def __init__(self) -> None:
+        super().__init__()
+        self.entered, self.release = threading.Semaphore(0), threading.Event()
+
+    def block(self) -> str:
+        self.entered.release()
+        self.release.wait(30)
+        return "done"
+
+    def items(self) -> Iterator[int]:
+        yield 1
+        self.release.wait(30)
+        yield 2
+
+
+def test_clients_with_another_timeout_share_the_connection(serve: Serve) -> None:
+    _, client = serve(Counter(), in_process="wire")
+    client.increment()
+    open_files = len(list(_OPEN_FILES.iterdir()))
+    copies = [courier.with_timeout(client, 20 + number) for number in range(20)]
+    copies += [courier.with_timeout(copy, None) for copy in copies]
+    assert [copy.increment() for copy in copies] == list(range(2, 42))
+    assert len(list(_OPEN_FILES.iterdir())) == open_files
+
+
+def test_each_of_those_that_share_a_connection_has_its_own_timeout(serve: Serve) -> None:
+    slow = Slow()
+    _, client = serve(slow)
+    hasty = courier.with_timeout(client, 0.1)
+    future = client.futures.block()
+    for call in (
+        hasty.block,
+        hasty.futures.block().result,
+        pickle.loads(pickle.dumps(hasty)).block,
+    ):
+        with pytest.raises(courier.CallTimeoutError):
+            call()
+    slow.release.set()
+    assert future.result(20) == "done"
+    assert courier.with_timeout(hasty, 20).block() == "done"
+
+
+def test_closing_one_of_those_that_share_a_connection_leaves_the_others(serve: Serve) -> None:
+    slow = Slow()
+    _, client = serve(slow)
+    copy = courier.with_timeout(client, 20)
+    items = copy.items()
+    assert next(items) == 1
+    future, closed = client.futures.block(), copy.futures.block()
+    for _ in range(2):
+        assert slow.entered.acquire(timeout=20)
+    courier.close(copy)
+    with pytest.raises(courier.CallCancelledError):
+        closed.result(20)
+    with pytest.raises(courier.CallCancelledError, match="closed"):
+        copy.increment()
+    slow.release.set()
+    assert future.result(20) == "done"
+    assert list(items) == [2]
+    assert client.increment() == 1
+    copy = courier.with_timeout(client, 20)
+    courier.close(client)
+    with pytest.raises(courier.CallCancelledError, match="closed"):
+        copy.increment()
+
+
+def test_what_is_asked_of_one_holds_for_all_that_share_its_connection(
+    serve: Serve, connect: Callable[..., Any], reserve: Callable[[], int]
+) -> None:
+    server, _ = serve(Counter())
+    client = connect(f"127.0.0.1:{reserve()}")
+    copy = courier.with_timeout(client, 20)
+    waiting = client.futures.increment()
+    courier.move(copy, server.address)
+    assert waiting.result(20) == 1
+    assert client.address == copy.address == server.address
+    courier.move(client, f"127.0.0.1:{reserve()}")
+    waiting = client.futures.increment()
+    courier.stop_waiting(copy)
+    assert isinstance(waiting.exception(20), courier.ServerUnreachableError)
+    courier.stop_calling(client)
+    with pytest.raises(courier.CallCancelledError, match="asked to stop"):
+        copy.increment()
 
 
 @pytest.mark.parametrize("address", ["", "host", ":1", "host:", "host:0", "host:70000", "host:x"])
