@@ -4,6 +4,7 @@ import sys
 
 from launchers.host.worker import Payload
 from launchpad_lite._flag_values import FlagSnapshot
+from launchpad_lite._script import Script
 from launchpad_lite.launching import AddressTable, LaunchOptions, LaunchPlan
 
 
@@ -15,7 +16,7 @@ def payloads(plan: LaunchPlan, table: AddressTable, options: LaunchOptions) -> d
         table: Where its nodes listen.
         options: How it is launched.
     """
-    flags = FlagSnapshot.take()
+    flags, script = FlagSnapshot.take(), Script.here()
     tls = table.tls
     return {
         each.name: Payload(
@@ -25,6 +26,7 @@ def payloads(plan: LaunchPlan, table: AddressTable, options: LaunchOptions) -> d
             secret=table.secret.reveal(),
             argv=[*sys.argv, *each.process.flags()],
             flags=flags,
+            script=script,
             own_flags=each.process.flags(),
             listen_host=table.listen_host,
             certificates=None if tls is None else (tls.certificate, tls.key, tls.authority),

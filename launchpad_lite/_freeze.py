@@ -21,6 +21,7 @@ import cloudpickle
 from absl import flags
 
 from launchpad_lite._deferred import Deferred, construct
+from launchpad_lite._script import name_in_script, set_state_and_keep
 from launchpad_lite.nodes.base import Handle, Node, Work
 
 
@@ -121,7 +122,11 @@ class _Freezer(cloudpickle.Pickler):  # type: ignore[misc]
         if isinstance(obj, Deferred):
             # Loading it constructs the object, in whose arguments handles have become clients.
             return construct, (obj.constructor, obj.args, obj.kwargs)
-        return super().reducer_override(obj)
+        reduced = super().reducer_override(obj)
+        if isinstance(reduced, tuple) and (name := name_in_script(obj)) is not None:
+            *made, state, items, pairs, set_state = reduced
+            return *made, (set_state, state, name), items, pairs, set_state_and_keep
+        return reduced
 
 
 class _Thawer(pickle.Unpickler):

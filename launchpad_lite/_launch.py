@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
@@ -122,10 +123,12 @@ def launch(
     Raises:
         ProgramError: The program has mistakes; all are listed and nothing was started.
         UnknownLauncherError: No such launcher is installed.
-        LaunchError: It could not be started; nothing of it is left.
+        LaunchError: It could not be started; nothing of it is left. Or a child of `multiprocessing`
+            imports the script that launches.
         TypeError: The launcher does not take such options, or two names of one argument are given.
         ValueError: An option has a value that cannot be.
     """
+    _refuse_to_launch_again()
     if isinstance(launcher, Mapping):  # Listing 1 of the paper: launch(program, resources)
         resources = _one_of(
             "the second argument, a dict of resources", launcher, resources=resources
@@ -157,6 +160,17 @@ def launch(
         running.kill()
         raise
     return running
+
+
+def _refuse_to_launch_again() -> None:
+    # What multiprocessing itself asks, for the same reason.
+    process = sys.modules.get("multiprocessing.process")
+    if process is not None and getattr(process.current_process(), "_inheriting", False):
+        raise LaunchError(
+            "this process was started by multiprocessing, and imports the script only for what it "
+            "defines; it cannot launch the program once more. Put lp.launch, and what else is to "
+            'happen once, below: if __name__ == "__main__":'
+        )
 
 
 def _one_of(name: str, value: Any, **other: Any) -> Any:

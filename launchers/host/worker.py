@@ -24,6 +24,7 @@ from launchpad_lite._flag_values import FlagSnapshot
 from launchpad_lite._forcing import ForcedExit
 from launchpad_lite._freeze import FrozenWork
 from launchpad_lite._runtime import NodeRuntime, NodeSetup
+from launchpad_lite._script import Script
 from launchpad_lite._worker import run_node
 from launchpad_lite.launching import AddressTable
 from launchpad_lite.nodes.base import Work
@@ -41,6 +42,8 @@ class Payload:
     secret: bytes = field(repr=False)
     argv: list[str]
     flags: FlagSnapshot | None
+    #: What the launching process was started with.
+    script: Script
     #: Those among `argv` that are for this node only.
     own_flags: list[str] = field(default_factory=list)
     #: Where its servers listen.
@@ -221,6 +224,7 @@ def run_worker(data: bytes, control_fd: int, stacks_fd: int) -> int:
     try:
         payload: Payload = pickle.loads(data)
         sys.argv[:] = payload.argv
+        payload.script.stand_in()
         runtime = NodeRuntime(payload.setup, payload.table(), link)
         _Control(link, runtime, _Termination(), stacks_fd).start()
     except BaseException as error:  # noqa: BLE001 - the launcher reports it

@@ -1,0 +1,89 @@
+"""The user's script as the `__main__` of processes that did not run it.
+
+The script's classes and functions travel by value, so that a worker need not run it. What pickles
+them by reference, as `multiprocessing`, `pickle` and `torch.save` do, looks for them in `__main__`:
+there they are put as they come. A child that `multiprocessing` starts anew imports the script by
+itself, as it does everywhere, once it finds out there where that is.
+"""
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+
+
+@dataclass(frozen=True)
+class Script:
+    """What a process was started with.
+
+    Attributes:
+        module: Name of the module, after `python -m`.
+        file: Its path. None in a notebook, and after `python -c`.
+    """
+
+    module: str | None
+    file: str | None
+
+    @classmethod
+    def here(cls) -> "Script":
+        """Returns that of this process."""
+        main = sys.modules["__main__"]
+        file = getattr(main, "__file__", None)
+        spec = getattr(main, "__spec__", None)
+        return cls(getattr(spec, "name", None), str(Path(file).absolute()) if file else None)
+
+    def stand_in(self) -> None:
+        """Has this process take it for its own, without running it.
+
+        Where it cannot be found, on another host, this process has none, like a notebook.
+        """
+        main = _StandIn("__main__")
+        main.before = sys.modules["__main__"]
+        if self.module is not None:
+            if _is_found(self.module):
+                main.__spec__ = ModuleSpec(self.module, None, origin=self.file)
+                main.__file__ = self.file
+        elif self.file is not None and Path(self.file).is_file():
+            main.__file__ = self.file
+        sys.modules["__main__"] = main
+        # As multiprocessing does where it is loaded: what its children return is from there.
+        sys.modules["__mp_main__"] = main
+
+
+class _StandIn(ModuleType):
+    #: Kept, since what runs may be from there.
+    before: ModuleType
+
+
+def _is_found(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def name_in_script(obj: object) -> str | None:
+    """Returns the name by which the script has a class or function; None if it has not."""
+    name = getattr(obj, "__qualname__", None)
+    if getattr(obj, "__module__", None) != "__main__" or not isinstance(name, str):
+        return None
+    return name if getattr(sys.modules["__main__"], name, None) is obj else None
+
+
+def set_state_and_keep(
+    obj: object, state: "tuple[Callable[[object, object], object], object, str]"
+) -> None:
+    """As the last step of its unpickling, gives what is the script's its state and its place.
+
+    Args:
+        obj: A class or function.
+        state: What sets the state, the state, and the name.
+    """
+    set_state, inner, name = state
+    set_state(obj, inner)
+    main = sys.modules["__main__"]
+    if isinstance(main, _StandIn):  # elsewhere it is the script itself
+        setattr(main, name, obj)
