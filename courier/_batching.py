@@ -34,12 +34,17 @@ _log = logging.getLogger(__name__)
 _LONGEST_S = 1e6
 
 
+#: None has a meaning, and so has each number.
+_NOT_GIVEN: Any = object()
+
+
 def batched_handler(
     batch_size: int,
     max_parallelism: int = 1,
-    timeout: dt.timedelta | float | None = dt.timedelta(milliseconds=200),
+    timeout_s: dt.timedelta | float | None = 0.2,
     pad_batch: bool = False,
     *,
+    timeout: dt.timedelta | float | None = _NOT_GIVEN,
     timing: Timing = DEFAULT,
 ) -> Callable[[Callable[..., Any]], "BatchedHandler"]:
     """Has a function answer several calls at once.
@@ -57,10 +62,11 @@ def batched_handler(
         batch_size: So many calls make a batch.
         max_parallelism: Batches that run at the same time. While so many run, the next one goes on
             filling.
-        timeout: How long the first call of a batch waits for others, in seconds or as a timedelta;
+        timeout_s: How long the first call of a batch waits for others, in seconds or as a timedelta;
             0 does not wait, None waits until the batch is full.
         pad_batch: Whether the first call of a batch is repeated until it has its full size, for
             functions that are compiled for one shape.
+        timeout: Launchpad's name of `timeout_s`.
         timing: How soon its threads leave.
 
     Raises:
@@ -81,16 +87,17 @@ def batched_handler(
     batch_size, max_parallelism = operator.index(batch_size), operator.index(max_parallelism)
     if batch_size < 1 or max_parallelism < 1:
         raise ValueError("batch_size and max_parallelism are at least 1")
-    timeout_s = timeout.total_seconds() if isinstance(timeout, dt.timedelta) else timeout
-    if timeout_s is not None and not isinstance(timeout_s, int | float):
-        raise TypeError(f"a timeout is a number of seconds or a timedelta, not {timeout!r}")
-    if timeout_s is not None and not timeout_s >= 0:
-        raise ValueError(f"a batch cannot wait for {timeout_s} s")
+    given = timeout_s if timeout is _NOT_GIVEN else timeout
+    wait_s = given.total_seconds() if isinstance(given, dt.timedelta) else given
+    if wait_s is not None and not isinstance(wait_s, int | float):
+        raise TypeError(f"a timeout is a number of seconds or a timedelta, not {given!r}")
+    if wait_s is not None and not wait_s >= 0:
+        raise ValueError(f"a batch cannot wait for {wait_s} s")
 
     def decorate(function: Callable[..., Any]) -> BatchedHandler:
         if not callable(function):
             raise TypeError(f"batched_handler takes a function, not {function!r}")
-        return BatchedHandler(function, batch_size, max_parallelism, timeout_s, pad_batch, timing)
+        return BatchedHandler(function, batch_size, max_parallelism, wait_s, pad_batch, timing)
 
     return decorate
 

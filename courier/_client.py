@@ -133,11 +133,12 @@ class Client(_View):
         address: str,
         *,
         secret: Secret | None = None,
-        call_timeout: Timeout = None,
+        call_timeout_s: Timeout = None,
         wait_for_ready: bool = True,
         compress: bool = False,
         tls: TlsCredentials | None = None,
         keepalive_s: float = KEEPALIVE_S,
+        call_timeout: Timeout = None,
         timing: Timing = DEFAULT,
     ) -> None:
         """Makes a client; does not connect yet.
@@ -146,7 +147,7 @@ class Client(_View):
             address: `host:port` of the server.
             secret: The secret of the server. Without secret and `tls`, only servers of the same
                 user on this machine are trusted.
-            call_timeout: Seconds (int, float or timedelta) until a call fails with
+            call_timeout_s: Seconds (int, float or timedelta) until a call fails with
                 CallTimeoutError; None and 0 mean never. Covers all items of a generator.
             wait_for_ready: Whether a call waits for a server that is not up (yet); otherwise
                 it raises ServerUnreachableError.
@@ -154,19 +155,23 @@ class Client(_View):
             tls: Certificates, where the server has some. They are never pickled: a pickled client
                 works in processes that made credentials of the same authority.
             keepalive_s: Seconds until a connection is given up whose other machine is silent.
+            call_timeout: Launchpad's name of `call_timeout_s`.
             timing: How long internals wait; for tests.
 
         Raises:
+            TypeError: The timeout is no number or timedelta, or is given under both names.
             ValueError: `address` is not host:port, the timeout is negative, or `keepalive_s` is
                 not above 0.
         """
         split_address(address)
         if not keepalive_s > 0:
             raise ValueError(f"a connection cannot be kept alive for {keepalive_s} s")
+        if call_timeout_s is not None and call_timeout is not None:
+            raise TypeError("call_timeout is Launchpad's name of call_timeout_s; give one of them")
         options = ClientOptions(
             address,
             secret,
-            timeout_seconds(call_timeout),
+            timeout_seconds(call_timeout if call_timeout_s is None else call_timeout_s),
             wait_for_ready,
             compress,
             tls,
@@ -328,7 +333,7 @@ def list_methods(client: object) -> list[str]:
     return cast("list[str]", connection.finish(connection.submit(LIST_METHODS, (), {}), "methods"))
 
 
-def with_timeout(client: R, call_timeout: Timeout) -> R:
+def with_timeout(client: R, timeout_s: Timeout) -> R:
     """Returns the same client with another timeout, over the same connection.
 
     To make one takes microseconds: in a loop is fine. What is done to the client holds for it, too.
@@ -337,32 +342,32 @@ def with_timeout(client: R, call_timeout: Timeout) -> R:
 
     Args:
         client: A courier client.
-        call_timeout: As for `Client`.
+        timeout_s: As `call_timeout_s` of `Client`.
 
     Raises:
         TypeError: `client` is no courier client, or the timeout no number or timedelta.
         ValueError: The timeout is negative.
     """
     connection = connection_of(client)
-    view = connection.with_timeout(timeout_seconds(call_timeout))
+    view = connection.with_timeout(timeout_seconds(timeout_s))
     copy = _client_of(view, cast("Client", client))
     if connection.draining:
         stop_calling(copy)
     return cast("R", copy)
 
 
-def wait_until_ready(client: object, timeout: Timeout = None) -> None:
+def wait_until_ready(client: object, timeout_s: Timeout = None) -> None:
     """Waits until the server answers.
 
     Raises:
-        CallTimeoutError: It did not within `timeout`.
+        CallTimeoutError: It did not within `timeout_s`, a number or a timedelta.
         AuthenticationError: It does not hold the secret of the client.
         CallCancelledError: The client begins no more calls (`stop_calling`).
     """
     connection = connection_of(client)
     connection.check_calling("wait_until_ready")
-    timeout_s = timeout_seconds(timeout)
-    waiting = _client_of(connection.derive(wait_for_ready=True, timeout_s=timeout_s))
+    options = {"wait_for_ready": True, "timeout_s": timeout_seconds(timeout_s)}
+    waiting = _client_of(connection.derive(**options))
     try:
         list_methods(waiting)
     finally:

@@ -16,6 +16,22 @@ class LaunchType(enum.Enum):
     TEST_MULTI_PROCESSING = "test_mp"
 
 
+def one_of(name: str, value: Any, original_name: str, original: Any) -> Any:
+    """Returns an argument that has a name of the original's, too; None if it is not given.
+
+    Raises:
+        TypeError: It is given under both names.
+    """
+    if value is not None and original is not None:
+        raise TypeError(f"{original_name} is the original's name of {name}; give one of them")
+    return original if value is None else value
+
+
+def seconds_of(milliseconds: float | None) -> float | None:
+    """Converts a time as the original gives it."""
+    return None if milliseconds is None else milliseconds / 1000
+
+
 def is_local_launch(launch_type: LaunchType | str) -> bool:
     """Tells whether a launch type means this machine, tests aside."""
     return LaunchType(launch_type) in (

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from launchpad_lite._compat import LaunchType
+from launchpad_lite._compat import LaunchType, one_of
 from launchpad_lite._exit import report_at_exit
 from launchpad_lite._flags import (
     CHECKPOINTS,
@@ -130,13 +130,16 @@ def launch(
     """
     _refuse_to_launch_again()
     if isinstance(launcher, Mapping):  # Listing 1 of the paper: launch(program, resources)
-        resources = _one_of(
-            "the second argument, a dict of resources", launcher, resources=resources
-        )
+        if resources is not None:
+            raise TypeError(
+                "resources= are given by name and as the second argument; once is enough"
+            )
+        resources = launcher
         launcher = None
     program = _one_program(programs)
-    chosen = find_launcher(_one_of("launcher", launcher, launch_type=launch_type), launcher_options)
-    processes = _one_of("processes", processes, local_resources=local_resources)
+    choice: LauncherChoice = one_of("launcher", launcher, "launch_type", launch_type)
+    chosen = find_launcher(choice, launcher_options)
+    processes = one_of("processes", processes, "local_resources", local_resources)
     settings = _settings(resources, restart, liveness, checkpoints, processes)
     ready = make_plan(program, chosen, settings)
     options = LaunchOptions(
@@ -171,20 +174,6 @@ def _refuse_to_launch_again() -> None:
             "defines; it cannot launch the program once more. Put lp.launch, and what else is to "
             'happen once, below: if __name__ == "__main__":'
         )
-
-
-def _one_of(name: str, value: Any, **other: Any) -> Any:
-    """Returns what is given of two names for one argument.
-
-    Raises:
-        TypeError: Both are.
-    """
-    ((other_name, other_value),) = other.items()
-    if value is None:
-        return other_value
-    if other_value is not None:
-        raise TypeError(f"launch: {name} and {other_name}= are the same; give one of them")
-    return value
 
 
 def _one_program(programs: Program | Sequence[Program]) -> Program:

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import courier
 from launchpad_lite._address import Address, AddressTable, enter_table
 from launchpad_lite._clients import Clients
+from launchpad_lite._compat import one_of
 from launchpad_lite._forcing import ForcedExit, Forcing
 from launchpad_lite._liveness import SignsOfLife
 from launchpad_lite._policies import Liveness
@@ -406,16 +407,19 @@ def stop_event() -> threading.Event:
     return current_runtime(any_node=True).listen()
 
 
-def wait_for_stop(timeout_secs: float | None = None) -> bool:
+def wait_for_stop(timeout_s: float | None = None, *, timeout_secs: float | None = None) -> bool:
     """Waits until this node is to end; returns whether it is.
 
     Args:
-        timeout_secs: Seconds to wait; None waits for ever.
+        timeout_s: Seconds to wait; None waits for ever.
+        timeout_secs: The original's name of that.
 
     Raises:
         NoProgramError: No program runs here.
+        TypeError: Both names are given.
     """
-    return current_runtime(any_node=True).wait_for_stop(timeout_secs)
+    timeout_s = one_of("timeout_s", timeout_s, "timeout_secs", timeout_secs)
+    return current_runtime(any_node=True).wait_for_stop(timeout_s)
 
 
 def heartbeat() -> None:

@@ -76,7 +76,7 @@ class Inference:
 
     def __init__(self, batch_size: int, timeout_ms: float, cost_ms: float = 0.0) -> None:
         #: Takes an observation, shape (4,), and returns an action; waits for others to come along.
-        self.act = lp.batched_handler(batch_size, timeout=timeout_ms / 1000)(self._act)
+        self.act = lp.batched_handler(batch_size, timeout_s=timeout_ms / 1000)(self._act)
         self._cost_ms = cost_ms
         # One batch runs at a time, so these need no lock.
         self._batches: collections.Counter[int] = collections.Counter()

@@ -256,8 +256,8 @@ def make_program(
     steps: int = 400,
     batch_size: int = 64,
     learning_rate: float = 0.005,
-    refresh_interval_ms: float = 5.0,
-    stale_after_ms: float = 20.0,
+    refresh_s: float = 0.005,
+    stale_s: float = 0.02,
     regression: Regression = Regression(),
 ) -> lp.Program:
     """Describes the program; nothing runs yet.
@@ -274,8 +274,8 @@ def make_program(
         batch_size: How many samples make a gradient.
         learning_rate: How far a gradient moves the weights. The more gradients arrive while weights
             grow old, the smaller it must be: its product with their number is to stay below 1.
-        refresh_interval_ms: A cacher pulls at most so often.
-        stale_after_ms: No cacher gives out weights that are older.
+        refresh_s: Seconds: a cacher pulls at most so often.
+        stale_s: Seconds: no cacher gives out weights that are older.
         regression: What is learned.
 
     Raises:
@@ -298,7 +298,7 @@ def make_program(
         return program.add_node(lp.CourierNode(ParamServer, regression.dimension, learning_rate))
 
     def add_cacher(server: lp.Handle[ParamServer]) -> lp.Handle[ParamServer]:
-        return program.add_node(lp.CacherNode(server, refresh_interval_ms, stale_after_ms))
+        return program.add_node(lp.CacherNode(server, refresh_s=refresh_s, stale_s=stale_s))
 
     # Weights come from `sources`, gradients go to `servers`.
     if topology == "single":

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn, TypeVar, cast
 
 import courier
+from launchpad_lite._compat import one_of, seconds_of
 from launchpad_lite.nodes.base import Handle
 from launchpad_lite.nodes.courier import CourierNode, describe_target
 
@@ -25,9 +26,11 @@ class CacherNode(CourierNode[T]):
     def __init__(
         self,
         target_handle: Handle[T],
-        refresh_interval_ms: float,
-        stale_after_ms: float,
+        refresh_interval_ms: float | None = None,
+        stale_after_ms: float | None = None,
         *,
+        refresh_s: float | None = None,
+        stale_s: float | None = None,
         max_bytes: int = 1 << 30,
         max_entries: int = 1024,
         courier_kwargs: Mapping[str, Any] | None = None,
@@ -37,26 +40,35 @@ class CacherNode(CourierNode[T]):
 
         Args:
             target_handle: Of the node to answer for.
-            refresh_interval_ms: The target is asked again for the same at most so often, and only
-                while somebody wants it; who does gets the old answer.
-            stale_after_ms: What is older is given to nobody: it is asked for, and waited for.
+            refresh_interval_ms: `refresh_s` as the original has it, in milliseconds.
+            stale_after_ms: `stale_s` as the original has it, in milliseconds.
+            refresh_s: Seconds within which the target is asked for the same once at most, and only
+                while somebody wants it; who does gets the old answer. Must be given.
+            stale_s: What is older is given to nobody: it is asked for, and waited for. Must be
+                given.
             max_bytes: Memory for answers; what was not wanted for longest goes first.
             max_entries: The same for their number.
             courier_kwargs: As for `CourierNode`.
             courier_client_kwargs: As for `CourierNode`.
 
         Raises:
-            TypeError: `target_handle` is no handle of a node that can be called.
-            ValueError: A number is below 0, or `stale_after_ms` below `refresh_interval_ms`.
+            TypeError: `target_handle` is no handle of a node that can be called; or a time is
+                missing, or given under both names.
+            ValueError: A number is below 0, or `stale_s` below `refresh_s`.
         """
         self._target = describe_target(target_handle, "CacherNode")
-        if not refresh_interval_ms >= 0 or not stale_after_ms >= 0:
-            raise ValueError("refresh_interval_ms and stale_after_ms cannot be below 0")
-        if stale_after_ms < refresh_interval_ms:
+        refresh_s = one_of(
+            "refresh_s", refresh_s, "refresh_interval_ms", seconds_of(refresh_interval_ms)
+        )
+        stale_s = one_of("stale_s", stale_s, "stale_after_ms", seconds_of(stale_after_ms))
+        if refresh_s is None or stale_s is None:
+            raise TypeError("CacherNode takes refresh_s= and stale_s=, in seconds")
+        if not refresh_s >= 0 or not stale_s >= 0:
+            raise ValueError("refresh_s and stale_s cannot be below 0")
+        if stale_s < refresh_s:
             raise ValueError(
-                f"stale_after_ms={stale_after_ms:g} is below "
-                f"refresh_interval_ms={refresh_interval_ms:g}: all would be stale before it may be "
-                "refreshed"
+                f"stale_s={stale_s:g} is below refresh_s={refresh_s:g}: all would be stale before "
+                "it may be refreshed"
             )
         if max_bytes < 0 or max_entries < 0:
             raise ValueError("a cacher cannot hold less than nothing")
@@ -65,8 +77,8 @@ class CacherNode(CourierNode[T]):
             target_handle,
             courier_kwargs=courier_kwargs,
             courier_client_kwargs=courier_client_kwargs,
-            refresh_s=refresh_interval_ms / 1000,
-            stale_s=stale_after_ms / 1000,
+            refresh_s=refresh_s,
+            stale_s=stale_s,
             max_bytes=max_bytes,
             max_entries=max_entries,
         )

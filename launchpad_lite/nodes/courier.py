@@ -23,7 +23,7 @@ from launchpad_lite.nodes.python import require_callable
 T = TypeVar("T")
 
 _SERVER_OPTIONS = ("port", "thread_pool_size", "queue_size", "in_process")
-_CLIENT_OPTIONS = ("call_timeout", "wait_for_ready", "compress")
+_CLIENT_OPTIONS = ("call_timeout_s", "call_timeout", "wait_for_ready", "compress")
 
 
 class CourierHandle(Handle[T]):
@@ -119,7 +119,7 @@ class CourierNode(Node[T], Generic[T]):
             *args: Its arguments; handles in them become clients.
             courier_kwargs: Options of the server: `port`, `thread_pool_size` (handlers that run
                 at the same time, 16 by default), `queue_size`, `in_process`; see `courier.Server`.
-            courier_client_kwargs: Options of its clients: `call_timeout`, `wait_for_ready`,
+            courier_client_kwargs: Options of its clients: `call_timeout_s`, `wait_for_ready`,
                 `compress`; see `courier.Client`.
             **kwargs: Arguments of the constructor by name.
 

@@ -402,7 +402,7 @@ class Node:
     def act_too(self) -> Any:
         return self.act
 
-    @courier.batched_handler(batch_size=2, timeout=None, timing=_HASTY)
+    @courier.batched_handler(batch_size=2, timeout_s=None, timing=_HASTY)
     def method(self, values: Any) -> Any:
         return [(id(self), value) for value in values]
 

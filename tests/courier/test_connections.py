@@ -196,6 +196,17 @@ def test_each_of_those_that_share_a_connection_has_its_own_timeout(serve: Serve)
     assert courier.with_timeout(hasty, 20).block() == "done"
 
 
+def test_a_timeout_has_the_name_of_its_unit_or_the_one_it_has_in_launchpad(serve: Serve) -> None:
+    server, _ = serve(Slow())
+    for name in ("call_timeout_s", "call_timeout"):
+        client = courier.Client(server.address, secret=server.secret, **{name: 0.05})
+        with pytest.raises(courier.CallTimeoutError):
+            client.block()
+        courier.close(client)
+    with pytest.raises(TypeError, match="call_timeout is Launchpad's name of call_timeout_s"):
+        courier.Client(server.address, call_timeout_s=1, call_timeout=1)
+
+
 def test_closing_one_of_those_that_share_a_connection_leaves_the_others(serve: Serve) -> None:
     slow = Slow()
     _, client = serve(slow)

@@ -61,8 +61,8 @@ def test_every_topology_learns_the_least_squares_weights(
         topology,
         num_cachers=1,
         # So long that also where steps take long several have the same weights.
-        refresh_interval_ms=20,
-        stale_after_ms=60,
+        refresh_s=0.02,
+        stale_s=0.06,
     )
     best = best_weights()
     error = np.linalg.norm(np.array(result.weights) - best) / np.linalg.norm(best)
@@ -87,8 +87,8 @@ def test_a_cacher_whose_weights_last_asks_the_server_once(
         "cached",
         steps=50,
         num_cachers=2,
-        refresh_interval_ms=60_000,
-        stale_after_ms=60_000,
+        refresh_s=60,
+        stale_s=60,
     )
     assert (result.pulls, result.pushes, result.server_pulls) == (200, 200, 2)
 
@@ -150,8 +150,8 @@ def test_without_an_output_the_evaluator_prints_the_table(launch_program: Any, c
             "each of 3 servers needs a requester that trains it, and there are only 2",
         ),
         (
-            {"topology": "cached", "refresh_interval_ms": 5, "stale_after_ms": 1},
-            "stale_after_ms=1 is below refresh_interval_ms=5",
+            {"topology": "cached", "refresh_s": 5, "stale_s": 1},
+            "stale_s=1 is below refresh_s=5",
         ),
     ],
 )

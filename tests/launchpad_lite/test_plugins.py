@@ -86,9 +86,9 @@ def test_a_launcher_may_be_given_as_an_object(install: Install) -> None:
 @pytest.mark.parametrize(
     ("arguments", "options", "words"),
     [
-        (["mine"], {"launch_type": "local_mt"}, "launcher and launch_type= are the same"),
-        ([{"a": {"cpu": 1}}], {"resources": {"a": {"cpu": 2}}}, "resources= are the same"),
-        (["mine"], {"processes": {"a": {}}, "local_resources": {"a": {}}}, "local_resources="),
+        (["mine"], {"launch_type": "local_mt"}, "launch_type is the original's name of launcher"),
+        ([{"a": {"cpu": 1}}], {"resources": {"a": {"cpu": 2}}}, "resources= are given by name and"),
+        (["mine"], {"processes": {"a": {}}, "local_resources": {"a": {}}}, "local_resources"),
         ([get_launcher("local_mt")], {"region": "there"}, r"region=.*ThreadLauncher\(\.\.\.\)"),
     ],
 )

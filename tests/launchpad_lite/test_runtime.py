@@ -41,6 +41,9 @@ def test_outside_of_a_program_there_is_nothing_to_stop(ask: Callable[[], Any]) -
 def test_a_node_asks_for_the_stop_and_sees_its_own(launch_program: Any) -> None:
     def work() -> None:
         assert not lp.wait_for_stop(0.0)
+        assert not lp.wait_for_stop(timeout_secs=0.0)  # as Launchpad's programs have it
+        with pytest.raises(TypeError, match="timeout_secs is the original's name of timeout_s"):
+            lp.wait_for_stop(0.0, timeout_secs=0.0)
         lp.stop()
         lp.stop()
         assert lp.wait_for_stop()
