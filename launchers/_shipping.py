@@ -296,12 +296,22 @@ class _Search:
         main = sys.modules["__main__"]
         if getattr(main, "__file__", None):
             self._follow_parts(main, strings)
+            self._place_main(main)
             return
         # A notebook has no source, but what its functions import is among the strings of their
         # code. A string may mean something else: what it finds travels, and requires nothing.
         for name in sorted(strings - sys.modules.keys()):
             if all(part.isidentifier() for part in name.split(".")):
                 self._follow(name, is_needed=False, is_certain=False)
+
+    def _place_main(self, main: ModuleType) -> None:
+        """Adds the script itself: children that `multiprocessing` starts anew import it."""
+        name = getattr(getattr(main, "__spec__", None), "name", None)
+        file = Path(str(main.__file__)).absolute()
+        if name is not None:
+            self._follow(name, is_needed=False, is_certain=True)
+        elif file.suffix == ".py" and file.is_file():
+            self.files.setdefault(file.parent, {})[file.name] = file
 
     def _follow_parts(self, module: ModuleType, strings: set[str]) -> None:
         """Follows the imports of a module of which parts travel by value."""

@@ -26,6 +26,7 @@ from launchers._slurm_script import Component
 from launchers.host import boot
 from launchpad_lite._flag_values import FlagSnapshot
 from launchpad_lite._private_files import check_folder, make_folder
+from launchpad_lite._script import Script
 from launchpad_lite.errors import LaunchError
 from launchpad_lite.launching import (
     AddressTable,
@@ -79,6 +80,7 @@ class Order:
         plan: What is launched, without work.
         options: How.
         argv: Command line of the launching process.
+        script: What that was started with.
         flags: Its absl flags.
         components: Hosts of the job, and what is to run on which.
         choice: Which nodes may run where.
@@ -96,6 +98,7 @@ class Order:
     plan: LaunchPlan
     options: LaunchOptions
     argv: tuple[str, ...]
+    script: Script
     flags: FlagSnapshot | None
     components: tuple[Component, ...]
     choice: PlacementChoice

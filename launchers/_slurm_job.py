@@ -104,6 +104,7 @@ def main(folder: str, trees: Sequence[str]) -> int:
     signals = _Signals(run)
     try:
         sys.argv[:] = order.argv
+        order.script.stand_in()
         if order.flags is not None:
             order.flags.apply()
         program = _launch(order, run, trees)

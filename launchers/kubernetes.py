@@ -41,6 +41,7 @@ from launchers._signals import ended_by_signals
 from launchers._toml import read_toml
 from launchpad_lite._flag_values import FlagSnapshot
 from launchpad_lite._freeze import FrozenWork
+from launchpad_lite._script import Script
 from launchpad_lite.errors import LaunchError
 from launchpad_lite.launching import (
     Executable,
@@ -274,6 +275,7 @@ class KubernetesLauncher(Launcher):
                 plan=dataclasses.replace(plan, executables=tuple(executables)).outline(),
                 options=dataclasses.replace(options, log_dir=None),
                 argv=tuple(sys.argv),
+                script=Script.here(),
                 flags=FlagSnapshot.take(),
                 hosts=hosts,
                 names={

@@ -22,6 +22,7 @@ from launchers._slurm_program import DetachedProgram, SlurmProgram
 from launchers._slurm_script import Component, Submission, batch_script, components_of, path_mistake
 from launchers.host.arrival import pythons
 from launchpad_lite._flag_values import FlagSnapshot
+from launchpad_lite._script import Script
 from launchpad_lite.errors import LaunchError
 from launchpad_lite.launching import (
     Executable,
@@ -261,6 +262,7 @@ class SlurmLauncher(Launcher):
             # What nodes print is shown by whoever watches the files.
             options=dataclasses.replace(options, log_dir=RunFolder(folder).logs, quiet=True),
             argv=tuple(sys.argv),
+            script=Script.here(),
             flags=FlagSnapshot.take(),
             components=components,
             choice=self._choice,

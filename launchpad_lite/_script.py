@@ -6,6 +6,7 @@ there they are put as they come. A child that `multiprocessing` starts anew impo
 itself, as it does everywhere, once it finds out there where that is.
 """
 
+import hashlib
 import importlib.util
 import sys
 from collections.abc import Callable
@@ -22,10 +23,12 @@ class Script:
     Attributes:
         module: Name of the module, after `python -m`.
         file: Its path. None in a notebook, and after `python -c`.
+        digest: Of its content; empty where there is none.
     """
 
     module: str | None
     file: str | None
+    digest: str
 
     @classmethod
     def here(cls) -> "Script":
@@ -33,7 +36,11 @@ class Script:
         main = sys.modules["__main__"]
         file = getattr(main, "__file__", None)
         spec = getattr(main, "__spec__", None)
-        return cls(getattr(spec, "name", None), str(Path(file).absolute()) if file else None)
+        module = getattr(spec, "name", None)
+        if not file:
+            return cls(module, None, "")
+        path = Path(file).absolute()
+        return cls(module, str(path), _digest(path))
 
     def stand_in(self) -> None:
         """Has this process take it for its own, without running it.
@@ -42,20 +49,38 @@ class Script:
         """
         main = _StandIn("__main__")
         main.before = sys.modules["__main__"]
-        if self.module is not None:
-            if _is_found(self.module):
-                main.__spec__ = ModuleSpec(self.module, None, origin=self.file)
-                main.__file__ = self.file
-        elif self.file is not None and Path(self.file).is_file():
+        if self.module is None:
+            if file := self._found_file():
+                main.__file__ = file
+        elif _is_found(self.module):
+            main.__spec__ = ModuleSpec(self.module, None, origin=self.file)
             main.__file__ = self.file
         sys.modules["__main__"] = main
         # As multiprocessing does where it is loaded: what its children return is from there.
         sys.modules["__mp_main__"] = main
 
+    def _found_file(self) -> str | None:
+        """Returns where the script is here: at its path, or in the code that was sent."""
+        if self.file is None:
+            return None
+        path = Path(self.file)
+        # Another host may have an older one at this path, and other files of this name.
+        for each in (path, *(Path(folder, path.name) for folder in sys.path)):
+            if self.digest and _digest(each) == self.digest:
+                return str(each)
+        return self.file if path.is_file() else None
+
 
 class _StandIn(ModuleType):
     #: Kept, since what runs may be from there.
     before: ModuleType
+
+
+def _digest(file: Path) -> str:
+    try:
+        return hashlib.blake2b(file.read_bytes(), digest_size=16).hexdigest()
+    except OSError:
+        return ""
 
 
 def _is_found(module: str) -> bool:

@@ -34,6 +34,7 @@ from launchers._trust import Authority
 from launchers.host import boot, pod
 from launchers.host.arrival import LOADER
 from launchpad_lite._flag_values import FlagSnapshot
+from launchpad_lite._script import Script
 from launchpad_lite.errors import LaunchError
 from launchpad_lite.launching import LaunchOptions, LaunchPlan
 
@@ -159,6 +160,7 @@ class Order:
         plan: What is launched, without work.
         options: How.
         argv: Command line of the launching process.
+        script: What that was started with.
         flags: Its absl flags.
         hosts: Host name of each node's pod.
         names: By which each host is called, by its host name.
@@ -173,6 +175,7 @@ class Order:
     plan: LaunchPlan
     options: LaunchOptions
     argv: tuple[str, ...]
+    script: Script
     flags: FlagSnapshot | None
     hosts: Mapping[str, str]
     names: Mapping[str, str]

@@ -72,6 +72,7 @@ def main(folder: str, members: Mapping[str, bytes], trees: Sequence[str]) -> int
         [NodeStatus(node, "starting", host, None, {}) for node, host in order.hosts.items()]
     )
     sys.argv[:] = order.argv
+    order.script.stand_in()
     if order.flags is not None:
         order.flags.apply()
     try:

@@ -119,3 +119,45 @@ def test_what_has_no_file_gets_what_plain_python_gives_it(tmp_path: Path, method
     happened = [sorted(re.findall(pattern, ended.stdout + ended.stderr)) for ended in (plain, node)]
     assert len(happened[0]) == 2
     assert happened[0] == happened[1]
+
+
+# Instead of a launch: what another host would have, whose files are others.
+SENT = """
+import shutil, sys
+from multiprocessing.spawn import get_preparation_data
+from pathlib import Path
+import launchpad_lite as lp
+from launchers._shipping import pack_up
+from launchpad_lite._script import Script
+
+class Loader:
+    def run(self): ...
+
+if __name__ == "__main__":
+    program = lp.Program("loading")
+    program.add_node(lp.PyClassNode(Loader), label="loader")
+    tree, _ = pack_up(lp.plan(program, "test_mp").executables).trees
+    path = Path("sent")
+    path.mkdir()
+    for name, file in tree.files.items():
+        shutil.copy(file, path / name)
+    script = Script.here()
+    Path(__file__).write_text("raise SystemExit('an older script')")
+    sys.path.insert(0, str(path.absolute()))
+    script.stand_in()
+    data = get_preparation_data("child")
+    print("children import", data.get("init_main_from_path") or data["init_main_from_name"])
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "imported"),
+    [((), "sent/script.py"), ((sys.executable, "-m", "script"), "script")],
+)
+def test_children_on_other_hosts_import_the_script_that_was_sent(
+    tmp_path: Path, command: tuple[str, ...], imported: str
+) -> None:
+    with Script(tmp_path, SENT) as script:
+        ended = script.run(command=command)
+    assert ended.code == 0, ended.stderr
+    assert re.search(rf"children import .*{imported}$", ended.stdout.strip())
