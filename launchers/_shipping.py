@@ -311,7 +311,8 @@ class _Search:
         if name is not None:
             self._follow(name, is_needed=False, is_certain=True)
         elif file.suffix == ".py" and file.is_file():
-            self.files.setdefault(file.parent, {})[file.name] = file
+            # A tree of its own, so that whoever edits it does not send what lies beside it.
+            self.files[file] = {file.name: file}
 
     def _follow_parts(self, module: ModuleType, strings: set[str]) -> None:
         """Follows the imports of a module of which parts travel by value."""

@@ -222,6 +222,27 @@ def test_a_bare_python_is_enough_and_what_was_edited_is_sent_anew(ssh: SshDesk) 
     assert len(kept[22]) == len(kept[1]) + 1  # the edited one; all else is not sent again
 
 
+def test_children_of_nodes_import_the_script_that_was_sent(ssh: SshDesk) -> None:
+    source = """
+        import multiprocessing
+
+        def double(number):
+            print("doubled", 2 * number, __name__, __file__, flush=True)
+
+        class Caller(Caller):
+            def run(self):
+                for method in ("fork", "spawn"):
+                    context = multiprocessing.get_context(method)
+                    child = context.Process(target=double, args=(21,))
+                    child.start()
+                    child.join()
+                super().run()
+    """
+    output = ssh.launch(source, how=_BRIEF).check()
+    assert output.count("doubled 42 __main__ ") == 2
+    assert output.count("doubled 42 __mp_main__ ") == 2
+
+
 def test_requirements_are_installed_once(ssh: SshDesk) -> None:
     wheel = ssh.hosts.shared / "tiny-1.5-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
