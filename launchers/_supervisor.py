@@ -312,7 +312,7 @@ class SupervisedProgram(RunningProgram):
         while True:
             if isinstance(event, HostLost) and not life.stopping:
                 # At once: the end of the program, or the next host of a node, may be far away.
-                _LOGGER.warning("%s", event.reason)
+                warn(_LOGGER, "%s", event.reason)
             actions = life.handle(event, time.monotonic())
             if isinstance(event, HostLost) and not life.stopping:
                 self._tell_lost(event, host)  # before its nodes are started elsewhere

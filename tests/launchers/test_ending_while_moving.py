@@ -46,7 +46,7 @@ def test_a_stop_is_not_held_up_by_an_agent_that_does_not_answer() -> None:
         mute.reserve([])
         mover = Mover(mute)
         for host in (lost, mute):
-            host.listen(supervised, Path(), None)
+            host.listen(supervised, Path(), None, None)
         lost.is_lost = True
         agents = psutil.Process(links[1].process.pid).children()
         for agent in agents:
