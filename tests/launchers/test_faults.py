@@ -616,7 +616,7 @@ def _leaves_an_orphan() -> None:
 def test_a_hundred_restarts_leave_the_agent_as_it_was(launch_program: Any) -> None:
     program = lp.Program("restarts")
     program.add_node(lp.PyNode(_leaves_an_orphan), label="node")
-    policy = lp.RestartPolicy("always", backoff_s=0.01)
+    policy = lp.RestartPolicy("always", backoff_s=0.01, max_backoff_s=0.01)
     running = launch_program(program, "test_mp", restart=policy)
     agent = _agent_here()
     poll_until(lambda: running.running.status()[0].restarts > 3)
