@@ -197,12 +197,14 @@ def test_each_of_those_that_share_a_connection_has_its_own_timeout(serve: Serve)
 
 
 def test_a_timeout_has_the_name_of_its_unit_or_the_one_it_has_in_launchpad(serve: Serve) -> None:
-    server, _ = serve(Slow())
+    slow = Slow()
+    server, _ = serve(slow)
     for name in ("call_timeout_s", "call_timeout"):
         client = courier.Client(server.address, secret=server.secret, **{name: 0.05})
         with pytest.raises(courier.CallTimeoutError):
             client.block()
         courier.close(client)
+    slow.release.set()
     with pytest.raises(TypeError, match="call_timeout is Launchpad's name of call_timeout_s"):
         courier.Client(server.address, call_timeout_s=1, call_timeout=1)
 
