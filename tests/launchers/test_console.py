@@ -50,20 +50,18 @@ class _Pipe:
 
     def read(self) -> list[str]:
         """Reads until all is written."""
-        said: list[bytes] = []
-        done = threading.Event()
+        said = bytearray()
 
         def read() -> None:
-            while not done.is_set():
-                said.append(os.read(self.source, 1 << 20))
+            while not said.endswith(b"\nend\n"):
+                said.extend(os.read(self.source, 1 << 20))
 
         reader = threading.Thread(target=read, daemon=True)
         reader.start()
         assert self.writer.drain(lambda: 20.0) == 0
-        done.set()
-        os.write(self.sink, b"\n")
+        os.write(self.sink, b"end\n")
         reader.join()
-        return [line.rstrip("x") for line in b"".join(said).decode().splitlines() if line]
+        return [line.rstrip("x") for line in said.decode().splitlines()[:-1]]
 
 
 def test_what_a_slow_reader_does_not_take_in_time_is_dropped_counted_and_named_in_its_place() -> (
