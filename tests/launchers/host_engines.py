@@ -173,7 +173,7 @@ if __name__ == "__main__":
         OPTIONS["restart"] = lp.RestartPolicy("on_failure", max_restarts=OPTIONS["restart"])
     program = make_program(HOW["callers"])
     running = lp.launch(program, LAUNCHER, **OPTIONS)
-    sys.stdout.write("LAUNCHED\n")  # in one piece, whatever else is printed
+    print("LAUNCHED\\n", end="", flush=True)  # in one piece, whatever else is printed
     threading.Thread(target=watch, daemon=True).start()
     try:
         if HOW.get("calls"):
