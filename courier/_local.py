@@ -318,8 +318,8 @@ class LocalCall:
 
     def hurry(self) -> None:
         if self._deadline is not None and not self._is_timed:
+            _clock.expire_at(self._deadline, self)  # first: the system may have no thread for it
             self._is_timed = True
-            _clock.expire_at(self._deadline, self)
 
     @property
     def is_settled(self) -> bool:

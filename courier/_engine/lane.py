@@ -133,10 +133,13 @@ class WireLane:
                 target=self._dial, args=(dialler,), name="courier-dial", daemon=True
             ).start()
         except RuntimeError as error:  # not raised: whoever is here may bring the answers of others
-            self._fail(ServerUnreachableError(f"{self.options.address}: {error}"), dialler)
             with self._lock:
-                if self._dialler is dialler:
-                    self._dialler = None
+                if self._dialler is not dialler:
+                    return
+                # In one step: a call that comes after it finds that nobody dials, and sees to it.
+                self._dialler = None
+                waiting, self._unsent = self._unsent, []
+            self._fail_all(waiting, ServerUnreachableError(f"{self.options.address}: {error}"))
         except BaseException:
             with self._lock:
                 if self._dialler is dialler:
