@@ -192,9 +192,10 @@ class SupervisedProgram(RunningProgram):
 
     def post(self, event: Event) -> None:
         """Takes in what happened on the host. From any thread."""
+        self._events.put(event)
+        # Not before: what is told of a node that is given up for it must come after it.
         if isinstance(event, StopAsked | KillAsked):
             self.is_ending = True
-        self._events.put(event)
 
     # What a RunningProgram can do
 

@@ -61,4 +61,5 @@ def test_a_stop_is_not_held_up_by_an_agent_that_does_not_answer() -> None:
         supervised.kill()
         assert supervised.join(30)
     assert supervised.result is not None
+    assert supervised.result.outcome is lp.Outcome.STOPPED
     assert not supervised.result.failures
