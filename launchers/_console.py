@@ -66,6 +66,8 @@ class Writer:
         #: Pieces that were put, and that were written: each counts once. What a reader takes of one
         #: counts as well, to tell one that is slow from one that stands still.
         self._put = self._written = self._taken = 0
+        #: Whether there was no room for what is next. A thread that gets no turn is no slow reader.
+        self._is_refused = False
 
     def put(self, data: bytes, lines: int = 1, *, must: bool = False) -> None:
         """Has something written, or dropped if too much waits.
@@ -126,7 +128,7 @@ class Writer:
             while self._written < last:
                 self._changed.wait(0.05)
                 now = time.monotonic()
-                if self._taken != taken:
+                if self._taken != taken or not self._is_refused:
                     taken, taken_at = self._taken, now
                 elif now - taken_at >= patience_s():
                     return sum(lines for _, lines in self._waiting) + self._dropped_lines
@@ -147,6 +149,7 @@ class Writer:
             with contextlib.suppress(Exception):
                 self._write(data, look_ms)
             with self._changed:
+                self._is_refused = False
                 self._waiting.popleft()
                 self._waiting_bytes -= len(data)
                 self._written += 1
@@ -158,20 +161,25 @@ class Writer:
         while view and (target := self._find()) is not None:
             if not isinstance(target, int):
                 encoding = getattr(target, "encoding", None) or "utf-8"
+                self._is_refused = True  # it may be: nobody can tell
                 target.write(data.decode(encoding, "replace"))
                 target.flush()
                 return
             room = select.poll()
             room.register(target, select.POLLOUT)
-            if not room.poll(look_ms):
-                if look_ms == 0:
-                    return
-                continue
+            if not room.poll(0):
+                self._is_refused = True
+                if not room.poll(look_ms):
+                    if look_ms == 0:
+                        return
+                    continue
             try:
                 # What can be written to at all takes as much as a pipe takes in one piece.
                 view = view[os.write(target, view[: select.PIPE_BUF]) :]
                 self._taken += 1
+                self._is_refused = False
             except BlockingIOError:  # less than that, by a terminal that does not block
+                self._is_refused = True
                 time.sleep(0.01)
 
 
