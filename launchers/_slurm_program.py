@@ -402,12 +402,17 @@ class FollowedLogs:
     def _read_on(self, node: str) -> None:
         """Goes over to the file in which a log goes on that has reached its limit."""
         self._read(node)
-        with self._files.pop(node) as file:
+        with contextlib.ExitStack() as undo:
+            new = undo.enter_context(self._paths[node].open("rb"))
+            pieces = [piece.stat() for piece in log_pieces(self._paths[node])]
+            if not os.path.samestat(os.fstat(new.fileno()), pieces[-1]):
+                return  # it has gone on once more: the next `show` looks again
+            undo.pop_all()
+        with self._files[node] as file:
             old = os.fstat(file.fileno())
-        pieces = log_pieces(self._paths[node])
-        if len(pieces) > 1 and not os.path.samestat(old, pieces[-2].stat()):
+        self._files[node] = new
+        if len(pieces) > 1 and not os.path.samestat(old, pieces[-2]):
             self._console.show(node, _MISSED)
-        self._files[node] = self._paths[node].open("rb")
         self._read(node)
 
     def _read(self, node: str) -> None:
