@@ -176,7 +176,8 @@ def test_clients_with_another_timeout_share_the_connection(serve: Serve) -> None
     copies = [courier.with_timeout(client, 20 + number) for number in range(20)]
     copies += [courier.with_timeout(copy, None) for copy in copies]
     assert [copy.increment() for copy in copies] == list(range(2, 42))
-    assert len(list(_OPEN_FILES.iterdir())) == open_files
+    # Not ==: the server may just be closing the connection by which the first one introduced itself.
+    assert len(list(_OPEN_FILES.iterdir())) <= open_files
 
 
 def test_each_of_those_that_share_a_connection_has_its_own_timeout(serve: Serve) -> None:

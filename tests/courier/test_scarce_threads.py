@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import courier
+from courier._engine.attendant import ATTENDANT
 from courier._engine.link import Link
 from tests.courier.conftest import Connect, Serve
 from tests.courier.waiting import wait_until
@@ -78,7 +79,8 @@ def test_an_error_of_one_connection_is_not_that_of_others(
     _, other = serve(Node())
     _hear(one)
     _hear(other)
-    (future := one.futures.answer_or_wait(waits=True)).add_done_callback(lambda _: None)
+    # Nothing is open but what comes next, so that it is the first that the attendant looks at.
+    wait_until(lambda: not ATTENDANT._attended)
     real = Link.expire
     broken = []
 
@@ -89,10 +91,12 @@ def test_an_error_of_one_connection_is_not_that_of_others(
         return real(link, now)
 
     monkeypatch.setattr(Link, "expire", expire)
-    wait_until(lambda: bool(broken) or other.answer() != 1)
+    future = one.futures.answer_or_wait(waits=True)
+    future.add_done_callback(lambda _: None)
     with pytest.raises(courier.ServerLostError, match="for once"):
         future.result(10)
     node.release.set()
+    assert other.answer() == 1
     _hear(other)
     _hear(one)
     assert "goes on" in caplog.text

@@ -143,9 +143,13 @@ def test_each_line_is_shown_once_and_in_order_though_connections_break(
     run = kubernetes.launch(how={"lines": count})
     cuts = 0
     chance = random.Random(7)
-    while any(run.told(f"printed{index}") != count for index in range(2)):
+
+    def is_followed() -> bool:
         assert run.process.poll() is None, run.story
-        poll_until(lambda: kubernetes.cluster.open_streams().get("log", 0) > 0, WITHIN_S)
+        return kubernetes.cluster.open_streams().get("log", 0) > 0
+
+    while any(run.told(f"printed{index}") != count for index in range(2)):
+        assert poll_until(is_followed, WITHIN_S, must=False), run.story
         time.sleep(chance.uniform(0, 0.5))  # a time at which it does not expect it
         cuts += kubernetes.cluster.drop_logs()
         kubernetes.cluster.drop_watches()

@@ -64,9 +64,13 @@ def test_lines_of_nodes_are_whole_and_named_and_plain_in_a_pipe(tmp_path: Path) 
 def test_a_console_that_nobody_reads_holds_no_node_up_and_logs_have_all(tmp_path: Path) -> None:
     with Script(tmp_path, _MANY) as script:
         process = script.start("shout")
-        poll_until(
-            lambda: sum(log.stat().st_size for log in script.logs.rglob("*.log*")) == 50 << 20, 60
-        )
+
+        def kept() -> int:
+            with contextlib.suppress(FileNotFoundError):  # one is renamed meanwhile
+                return sum(log.stat().st_size for log in script.logs.rglob("*.log*"))
+            return 0
+
+        poll_until(lambda: kept() == 50 << 20, 60)
         assert process.poll() is None
         stdout, _ = process.communicate(timeout=60)
         assert process.returncode == 0
@@ -124,7 +128,7 @@ _STUCK = """
     program = lp.Program("stuck")
     program.add_node(lp.PyNode(talk), label="talk")
     program.add_node(lp.PyNode(crash), label="crash")
-    running = lp.launch(program, notice_s=1, restart={"crash": "on_failure"})
+    running = lp.launch(program, notice_s=5, restart={"crash": "on_failure"})
     running.join()
     Path("killed").write_text(repr(running.result.killed))
 """
@@ -148,7 +152,7 @@ def test_a_reader_that_stands_still_holds_up_no_restart_and_no_end(
             poll_until((tmp_path / "back").exists, 20)
             for _ in range(times):
                 process.send_signal(signal.SIGTERM if times == 1 else signal.SIGINT)
-            code = process.wait(15)
+            code = process.wait(30)
         finally:
             process.kill()
             process.wait()

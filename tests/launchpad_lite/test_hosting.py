@@ -32,7 +32,7 @@ class Learner:
         return 1
 
     def wait(self) -> None:
-        self.release.wait(10)
+        self.release.wait(30)
 
 
 class Family:
@@ -54,7 +54,7 @@ class Family:
     def client(self, of: NodeRuntime, endpoint: str | None = None) -> courier.Client:
         """Returns what a handle gives that is dereferenced in one of them."""
         address = endpoint or self.table.endpoints[_KEY]
-        client = courier.Client(address, secret=self.secret, call_timeout=2)
+        client = courier.Client(address, secret=self.secret, call_timeout_s=20)
         of.clients.keep(client)
         return client
 
@@ -112,7 +112,7 @@ def test_parts_give_up_calls_to_a_lost_host(family: Family, learner: courier.Ser
         future = client.futures.wait()
         family.host.note_lost([_KEY])
         with pytest.raises(courier.ServerLostError):
-            future.result(4)
+            future.result(20)
 
 
 def test_parts_that_begin_when_calls_were_ended_make_none(
