@@ -27,11 +27,6 @@ class TestSsh(HostEngineContract):
         r"^nowhere: ssh ended with exit code 255: .*Could not resolve hostname nowhere",
     )
 
-    @pytest.mark.slow
-    def test_a_lost_host_is_told_and_nothing_of_the_program_goes_on(self, desk: Desk) -> None:
-        super().test_a_lost_host_is_told_and_nothing_of_the_program_goes_on(desk)
-        assert "ServerLostError" not in desk.commands[0].output  # of those that called it
-
 
 @needs_slurm
 @pytest.mark.usefixtures("slurm_cluster")
