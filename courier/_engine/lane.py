@@ -133,13 +133,8 @@ class WireLane:
                 target=self._dial, args=(dialler,), name="courier-dial", daemon=True
             ).start()
         except RuntimeError as error:  # not raised: whoever is here may bring the answers of others
-            with self._lock:
-                if self._dialler is not dialler:
-                    return
-                # In one step: a call that comes after it finds that nobody dials, and sees to it.
-                self._dialler = None
-                waiting, self._unsent = self._unsent, []
-            self._fail_all(waiting, ServerUnreachableError(f"{self.options.address}: {error}"))
+            reason = ServerUnreachableError(f"{self.options.address}: {error}")
+            self._fail(reason, dialler, resigns=True)
         except BaseException:
             with self._lock:
                 if self._dialler is dialler:
@@ -258,12 +253,20 @@ class WireLane:
         for call in waiting:
             call.wake()
 
-    def _fail(self, error: CourierError, own: threading.Event) -> None:
-        """Fails all calls that wait, unless they wait for another address by now."""
+    def _fail(self, error: CourierError, own: threading.Event, *, resigns: bool = False) -> None:
+        """Fails all calls that wait, unless they wait for another address by now.
+
+        Args:
+            error: What they fail with.
+            own: Of who dials.
+            resigns: Whether nobody dials any more. In one step: a call that comes after it sees to it.
+        """
         with self._lock:
             if self._dialler is not own:
                 return
             waiting, self._unsent = self._unsent, []
+            if resigns:
+                self._dialler = None
         self._fail_all(waiting, error)
 
     def _fail_all(self, waiting: Sequence[WireCall], error: CourierError) -> None:
