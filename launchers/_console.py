@@ -169,10 +169,10 @@ class Writer:
             room.register(target, select.POLLOUT)
             if not room.poll(0):
                 self._is_refused = True
-                if not room.poll(look_ms):
-                    if look_ms == 0:
-                        return
-                    continue
+                if look_ms == 0:
+                    return
+                room.poll(look_ms)
+                continue
             try:
                 # What can be written to at all takes as much as a pipe takes in one piece.
                 view = view[os.write(target, view[: select.PIPE_BUF]) :]

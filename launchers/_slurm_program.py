@@ -402,12 +402,11 @@ class FollowedLogs:
     def _read_on(self, node: str) -> None:
         """Goes over to the file in which a log goes on that has reached its limit."""
         self._read(node)
-        with contextlib.ExitStack() as undo:
-            new = undo.enter_context(self._paths[node].open("rb"))
-            pieces = [piece.stat() for piece in log_pieces(self._paths[node])]
-            if not os.path.samestat(os.fstat(new.fileno()), pieces[-1]):
-                return  # it has gone on once more: the next `show` looks again
-            undo.pop_all()
+        pieces = [piece.stat() for piece in log_pieces(self._paths[node])]
+        new = self._paths[node].open("rb")
+        if not os.path.samestat(os.fstat(new.fileno()), pieces[-1]):
+            new.close()
+            return  # it has gone on once more: the next `show` looks again
         with self._files[node] as file:
             old = os.fstat(file.fileno())
         self._files[node] = new
