@@ -128,7 +128,7 @@ _STUCK = """
     program = lp.Program("stuck")
     program.add_node(lp.PyNode(talk), label="talk")
     program.add_node(lp.PyNode(crash), label="crash")
-    running = lp.launch(program, notice_s=5, restart={"crash": "on_failure"})
+    running = lp.launch(program, notice_s=3, restart={"crash": "on_failure"})
     running.join()
     Path("killed").write_text(repr(running.result.killed))
 """
@@ -152,7 +152,7 @@ def test_a_reader_that_stands_still_holds_up_no_restart_and_no_end(
             poll_until((tmp_path / "back").exists, 20)
             for _ in range(times):
                 process.send_signal(signal.SIGTERM if times == 1 else signal.SIGINT)
-            code = process.wait(30)
+            code = process.wait(15)
         finally:
             process.kill()
             process.wait()
