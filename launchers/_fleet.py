@@ -3,6 +3,7 @@
 import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 from launchers._console import warn
@@ -146,6 +147,15 @@ class Fleet:
     def stacks(self) -> Mapping[str, str]:
         """Returns where the threads of workers were that were asked for it."""
         return {node: text for host in self.hosts.values() for node, text in host.stacks().items()}
+
+    def look(self, timeout_s: float) -> Mapping[str, str]:
+        """Returns where the threads of nodes are now; not of those that do not answer in time."""
+        hosts = self.living()
+        if not hosts:
+            return {}
+        with ThreadPoolExecutor(len(hosts)) as pool:
+            looks = pool.map(lambda host: host.look(timeout_s), hosts)
+            return {node: text for found in looks for node, text in found.items()}
 
     def close(self) -> None:
         """Ends all agents, and all that is left of their workers. May be repeated."""

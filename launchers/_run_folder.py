@@ -1,15 +1,12 @@
 """The folder of one run of a program: output of the nodes, and what is known of a failure."""
 
-import contextlib
 import datetime as dt
 import os
-import pwd
-import stat
 import tempfile
 import uuid
 from pathlib import Path
 
-from launchpad_lite._private_files import make_folder, refusal
+from launchpad_lite._private_files import make_folder, make_own_folder, user_name
 from launchpad_lite.errors import LaunchError
 
 #: Where the folders of runs go, unless a launch says otherwise; the original's name.
@@ -48,32 +45,12 @@ def _make_base() -> Path:
     if state := os.environ.get("XDG_STATE_HOME"):
         base = Path(state, "launchpad_lite")
     else:
-        base = Path(tempfile.gettempdir(), f"launchpad_lite-{_user()}")
-    make_folder(base)
+        base = Path(tempfile.gettempdir(), f"launchpad_lite-{user_name()}")
     # Everybody can guess its name, and may have been there first.
-    if not _is_ours(base):
-        raise refusal(base)
-    return base
-
-
-def _is_ours(path: Path) -> bool:
-    """Tells whether it is a folder, and no link, that only this user may write to."""
-    with contextlib.suppress(OSError):
-        status = path.lstat()
-        is_closed = not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-        return is_closed and stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
-    return False
+    return make_own_folder(base)
 
 
 def run_name(program: str) -> str:
     """Returns a name for the folder of a new run of a program."""
     now = dt.datetime.now(dt.timezone.utc).astimezone()
     return f"{program}-{now:%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:6]}"
-
-
-def _user() -> str:
-    try:
-        # Not from the environment: after `su` that may name the user before.
-        return pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:  # a container's user without a name
-        return str(os.geteuid())

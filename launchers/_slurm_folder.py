@@ -11,7 +11,7 @@ import pickle
 import secrets
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -274,6 +274,25 @@ class RunFolder:
     def read_status(self) -> list[NodeStatus]:
         """Returns how each node is; none before they start."""
         return [NodeStatus(**each) for each in json.loads(self.read("status") or b"[]")]
+
+    def ask_for_stacks(self, question: str) -> None:
+        """Asks where the threads of nodes are.
+
+        Args:
+            question: A word that no other question has.
+        """
+        self.write("look", question.encode())
+
+    def write_stacks(self, look: Callable[[], Mapping[str, str]]) -> None:
+        """Writes where the threads of nodes are, if that was asked and is not answered yet."""
+        question = (self.read("look") or b"").decode()
+        if question and self.read_stacks(question) is None:
+            self.write("stacks", json.dumps({question: dict(look())}).encode())
+
+    def read_stacks(self, question: str) -> Mapping[str, str] | None:
+        """Returns the answer to a question; None: not yet."""
+        answers: Mapping[str, Mapping[str, str]] = json.loads(self.read("stacks") or b"{}")
+        return answers.get(question)
 
     def write_addresses(self, table: AddressTable) -> None:
         """Writes where nodes listen, and what it takes to talk to them."""

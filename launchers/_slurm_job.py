@@ -165,6 +165,7 @@ def _look_after(program: RunningProgram, run: RunFolder) -> None:
                 run.write_addresses(table)
                 published = dict(table.endpoints)
             run.write_status(program.status())
+            run.write_stacks(program.stacks)
         if program.join(NOTE_S):
             return
 

@@ -8,20 +8,20 @@ import contextlib
 import dataclasses
 import logging
 import math
-import os
 import queue
 import signal
 import threading
 import time
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 from launchers import _slurm_client as slurm
 from launchers._console import Console, show_rest, tell, warn
 from launchers._logs import log_path
 from launchers._slurm_folder import NOTE_S, End, RunFolder
-from launchpad_lite._log_file import log_pieces
+from launchpad_lite._log_file import FollowedLog
 from launchpad_lite.errors import LaunchError
 from launchpad_lite.launching import (
     AddressTable,
@@ -53,8 +53,8 @@ _PATIENCE_S = 20.0
 _KILL_S = 5.0
 #: Seconds for a job to end that is cancelled since its launch was interrupted.
 _CANCEL_S = 10.0
-#: Shown in the place of what a log had no room for before it was read.
-_MISSED = b"[lines were not shown: they came faster than they were read]\n"
+#: Seconds in which a job tells where its threads are.
+_STACKS_S = 15.0
 #: How much of the job's own output is told with a failure.
 _LAST_BYTES = 2000
 
@@ -171,6 +171,20 @@ class SlurmProgram(RunningProgram):
         return known or [
             NodeStatus(each.name, before, "", None, {}) for each in self.plan.executables
         ]
+
+    def stacks(self) -> Mapping[str, str]:
+        """Returns where the threads of each node are, by `label[replica]`: user code first.
+
+        Raises:
+            LaunchError: The job is pending, has ended, or does not answer.
+        """
+        question = uuid.uuid4().hex
+        self.folder.ask_for_stacks(question)
+        give_up_at = time.monotonic() + _STACKS_S
+        while (found := self.folder.read_stacks(question)) is None:
+            if self.join(_LOOK_S) or time.monotonic() > give_up_at:
+                raise LaunchError(f"job {self.job} does not tell where its threads are")
+        return found
 
     def join(self, timeout_s: float | None = None) -> bool:
         """Waits until all is over."""
@@ -385,46 +399,20 @@ class FollowedLogs:
     """Shows what nodes print as their files grow."""
 
     def __init__(self, folder: RunFolder, plan: LaunchPlan) -> None:
-        self._paths = {each.name: log_path(folder.logs, each.name) for each in plan.executables}
-        self._files: dict[str, BinaryIO] = {}
+        self._logs = {
+            each.name: FollowedLog(log_path(folder.logs, each.name)) for each in plan.executables
+        }
         self._console = Console()
 
     def show(self) -> None:
         """Shows what is new."""
-        for node, path in self._paths.items():
-            with contextlib.suppress(OSError):
-                if node not in self._files:
-                    self._files[node] = path.open("rb")
-                self._read(node)
-                if not os.path.samestat(os.fstat(self._files[node].fileno()), path.stat()):
-                    self._read_on(node)
-
-    def _read_on(self, node: str) -> None:
-        """Goes over to the file in which a log goes on that has reached its limit."""
-        self._read(node)
-        pieces = [piece.stat() for piece in log_pieces(self._paths[node])]
-        new = self._paths[node].open("rb")
-        if not os.path.samestat(os.fstat(new.fileno()), pieces[-1]):
-            new.close()
-            return  # it has gone on once more: the next `show` looks again
-        with self._files[node] as file:
-            old = os.fstat(file.fileno())
-        self._files[node] = new
-        if len(pieces) > 1 and not os.path.samestat(old, pieces[-2]):
-            self._console.show(node, _MISSED)
-        self._read(node)
-
-    def _read(self, node: str) -> None:
-        while data := self._files[node].read(1 << 20):
-            self._console.show(node, data)
+        for node, log in self._logs.items():
+            for data in log.read():
+                self._console.show(node, data)
 
     def finish(self) -> None:
         """Shows the rest."""
-        self.show()
-        for node, file in self._files.items():
-            # Opened again, since a network drive may know of more only then.
-            with contextlib.suppress(OSError), self._paths[node].open("rb") as again:
-                again.seek(file.tell())
-                self._console.show(node, again.read())
+        for node, log in self._logs.items():
+            for data in log.finish():
+                self._console.show(node, data)
             self._console.finish(node)
-            file.close()

@@ -50,6 +50,8 @@ from launchpad_lite.launching import (
 )
 
 _LONGEST_WAIT_S = 3600.0
+#: Seconds in which a node tells where its threads are.
+_LOOK_S = 2.0
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -117,6 +119,12 @@ class Host(Protocol):
 
     def stacks(self) -> Mapping[str, str]:
         """Returns what was written down of each node."""
+
+    def look(self, timeout_s: float) -> Mapping[str, str]:
+        """Returns where the threads of nodes are now; not of those that do not answer in time.
+
+        From any thread.
+        """
 
 
 class SupervisedProgram(RunningProgram):
@@ -253,6 +261,18 @@ class SupervisedProgram(RunningProgram):
             )
             for executable in self.plan.executables
         ]
+
+    def stacks(self) -> Mapping[str, str]:
+        """Returns where the threads of each node are now, by `label[replica]`: user code first."""
+        assert self._host is not None
+        found = self._host.look(_LOOK_S)
+        silent = {
+            node: f"it is {state}"
+            if state in ("ended", "restarting")
+            else f"no answer within {_LOOK_S:g} s: it was stopped, or runs code that holds the GIL"
+            for node, state in self._states.items()
+        }
+        return {**silent, **found}
 
     # Its thread
 

@@ -26,6 +26,7 @@ from launchpad_lite._events import (
 )
 from launchpad_lite._forcing import ForcedExit
 from launchpad_lite._runtime import NodeRuntime
+from launchpad_lite._stacks import describe_stacks, describe_threads
 from launchpad_lite._timing import DEFAULT, Timing
 from launchpad_lite._worker import run_work
 from launchpad_lite.errors import LaunchError
@@ -163,6 +164,11 @@ class _ThreadNode:
         """Whether its code still runs."""
         return self._runner is not None and self._runner.is_alive()
 
+    @property
+    def ident(self) -> int | None:
+        """The thread in which its code runs; None before it began."""
+        return self._runner.ident if self._runner is not None else None
+
     def force(self) -> None:
         """Does what SIGTERM is to a process: calls that wait fail, Python code gets ForcedExit."""
         # Its way out may ask whether it was told to leave.
@@ -172,10 +178,7 @@ class _ThreadNode:
 
     def stack(self) -> str:
         """Returns where the user's code is."""
-        runner = self._runner
-        frame = None
-        if runner is not None and runner.ident is not None:
-            frame = sys._current_frames().get(runner.ident)
+        frame = sys._current_frames().get(self.ident or 0)
         return "".join(traceback.format_stack(frame)) if frame is not None else ""
 
 
@@ -286,3 +289,14 @@ class _ThreadHost:
 
     def stacks(self) -> Mapping[str, str]:
         return dict(self._stacks)
+
+    def look(self, timeout_s: float) -> Mapping[str, str]:  # noqa: ARG002 - answers at once
+        frames = sys._current_frames()
+        found: dict[str, str] = {}
+        shown: set[int | None] = set()
+        for name, node in tuple(self._nodes.items()):
+            if node.is_alive and (frame := frames.get(node.ident or 0)) is not None:
+                shown.add(node.ident)
+                found[name] = describe_stacks([(name, frame)])
+        # Methods of nodes run in threads of their servers, too.
+        return {**found, f"other threads of process {os.getpid()}": describe_threads(shown)}

@@ -14,18 +14,17 @@ from typing import Any, NoReturn
 
 from absl import flags
 
-from launchpad_lite._flags import TERMINATION_NOTICE_SECS, chosen_launcher, parse_known
+from launchpad_lite._flags import LAUNCHER, TERMINATION_NOTICE_SECS, chosen_launcher, parse_known
 from launchpad_lite._launch import find_launcher, launch, plan
 from launchpad_lite._private_files import make_folder, open_private
 from launchpad_lite._program import Program
 from launchpad_lite._render import render_mermaid, render_svg
+from launchpad_lite._run_commands import COMMANDS as COMMANDS_OF_RUNS, ask_attached, ask_listed
 from launchpad_lite.errors import LaunchError, LaunchpadError, NodeFailedError, ProgramPathError
 from launchpad_lite.launching import (
     Launcher,
     LaunchOptions,
     LaunchPlan,
-    NodeStatus,
-    RunningProgram,
     installed_launchers,
     load_launcher,
 )
@@ -46,11 +45,16 @@ commands:
   emit     write what the launcher would hand to others to --output=FOLDER, or -o FOLDER: scripts,
            commands, objects. It may be told the launcher first: emit kubernetes PROGRAM -o FOLDER
 
-commands with a RUN instead of a program, for launchers whose programs outlive them (slurm: the number
-of the job or the folder of the run; kubernetes: the name of the run):
-  status   show how its nodes are
-  logs     show what they printed
+commands for programs of yours that run on this machine: [PROGRAM [NODE ...]], where PROGRAM is the name
+of the program or the number of the process that launched it (the newest, if none is named), and NODE is
+label or label[replica]:
+  status   show how its nodes are; without a name, list all programs
+  logs     show what its nodes printed; -f: go on until it ends
   stop     stop it in order, and wait for its end
+  stack    show where the threads of its nodes are now
+
+The same for programs that outlive their launcher: name the launcher and the run (--launcher=slurm: the
+number of the job or the folder of the run; --launcher=kubernetes: the name of the run).
 
 options:
   --launcher=NAME                     {launchers}
@@ -60,9 +64,6 @@ options:
 """
 _UNIONS = (types.UnionType, typing.Union)
 _COMMANDS = ("run", "plan", "render", "emit")
-_COMMANDS_OF_RUNS = ("status", "logs", "stop")
-#: Seconds in which it is found out whether a program has ended already.
-_LOOK_S = 1.0
 #: How a command line ends that cannot be understood; as argparse does.
 _USAGE_ERROR = 2
 
@@ -92,13 +93,10 @@ def _run(arguments: list[str]) -> int:
     _, *rest = parse_known(["launch", *arguments])
     command = _take_command(rest)
     output = _take_option(rest, "output") if command in ("render", "emit") else None
+    if command in COMMANDS_OF_RUNS:
+        return _ask_run(command, rest)
     launcher, options = _take_launcher(rest, command)
     path = _take_path(rest)
-    if command in _COMMANDS_OF_RUNS:
-        if rest:
-            _refuse(command, rest[0], [], options)
-        _do_with_run(command, launcher.attach(path))
-        return 0
     program = make_program(path, rest, options)
     if command == "plan":
         print(plan(program, launcher))  # noqa: T201
@@ -111,9 +109,31 @@ def _run(arguments: list[str]) -> int:
     return 0
 
 
+def _ask_run(command: str, rest: list[str]) -> int:
+    """Asks a program that runs already; where a launcher is named, one that it finds again."""
+    follow = command == "logs" and _take_switch(rest, "follow")
+    has_launcher = LAUNCHER.value is not None
+    launcher, options = _take_launcher(rest, command)
+    words = [word for word in rest if not word.startswith("-")]
+    if unknown := [word for word in rest if word.startswith("-")]:
+        _refuse(command, unknown[0], ["follow"] if command == "logs" else [], options)
+    if has_launcher and type(launcher).attach is not Launcher.attach:
+        reference, *nodes = [_take_path(words), *words]
+        ask_attached(command, launcher.attach(reference), nodes, follow=follow)
+    else:
+        ask_listed(command, words, follow=follow)
+    return 0
+
+
+def _take_switch(rest: list[str], name: str) -> bool:
+    given = [word for word in rest if word in (f"--{name}", f"-{name[0]}")]
+    rest[:] = [word for word in rest if word not in given]
+    return bool(given)
+
+
 def _take_command(rest: list[str]) -> str:
     index = _first_word(rest)
-    if index < len(rest) and rest[index] in (*_COMMANDS, *_COMMANDS_OF_RUNS):
+    if index < len(rest) and rest[index] in (*_COMMANDS, *COMMANDS_OF_RUNS):
         return rest.pop(index)
     return "run"
 
@@ -206,48 +226,6 @@ def _emit(ready: LaunchPlan, launcher: Launcher, output: str | None) -> None:
         except OSError as error:
             raise LaunchError(f"cannot write {path}: {error}; name another --output=") from error
         print(path)  # noqa: T201
-
-
-def _do_with_run(command: str, running: RunningProgram) -> None:
-    if command == "stop":
-        ended = running.stop()
-        print(f"{running.plan.program}: {ended.outcome.value}, {ended.reason}")  # noqa: T201
-    elif command == "logs":
-        for node, lines in running.output():
-            for line in lines.decode(errors="replace").splitlines():
-                print(f"[{node}]", line)  # noqa: T201
-    else:
-        # First: some must read how a run is before they know whether it has ended.
-        status = running.status()
-        running.join(_LOOK_S)
-        if (result := running.result) is not None:
-            status = running.status()
-        # Nodes that are only on their way may have been told to wait, as for an image.
-        is_up = any(each.state not in ("pending", "starting") for each in status)
-        how = "running" if is_up else "not all nodes have started"
-        if result is not None:
-            how = f"{result.outcome.value}, {result.reason}"
-        print(f"{running.plan.program}: {how}")  # noqa: T201
-        print(render_status(status))  # noqa: T201
-
-
-def render_status(status: Sequence[NodeStatus]) -> str:
-    """Returns a table of how nodes are."""
-    rows: list[tuple[str, ...]] = [("node", "state", "host", "pid", "restarts", "cores", "MiB")]
-    for each in status:
-        cells = (each.name, each.state, each.host, each.pid, each.restarts)
-        usage = (each.cpu, each.memory_mib)
-        rows.append(
-            (
-                *("-" if cell is None else str(cell) for cell in cells),
-                *("-" if cell is None else f"{cell:.1f}" for cell in usage),
-            )
-        )
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    )
 
 
 def make_program(path: str, arguments: Sequence[str], options: Sequence[str] = ()) -> Program:

@@ -31,6 +31,7 @@ from launchpad_lite._plan import (
     make_plan,
 )
 from launchpad_lite._program import Program
+from launchpad_lite._registry import publish
 from launchpad_lite.errors import LaunchError, ProgramError
 from launchpad_lite.launching import Launcher, LaunchOptions, RunningProgram, get_launcher
 
@@ -158,6 +159,7 @@ def launch(
         ) from error
     try:
         SIGNALS.watch(running)
+        publish(running, chosen.name)
         report_at_exit(running)
     except BaseException:  # a Ctrl-C that nobody watched for yet
         running.kill()

@@ -9,12 +9,15 @@ import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from launchpad_lite._private_files import open_private
 
 _PIECES = 3
 #: A piece may be longer by so much, so that no line is torn; longer lines are.
 _LONGEST_LINE_BYTES = 1 << 20
+#: In the place of what a log had no room for before it was read.
+_MISSED = b"[lines were not shown: they came faster than they were read]\n"
 _GAP = b"[what followed was not kept (log_limit_mib): the last of it is in %b.1]\n"
 
 
@@ -36,6 +39,59 @@ def _first(path: Path) -> Path:
 
 def _previous(path: Path) -> Path:
     return path.with_name(f"{path.name}.1")
+
+
+class FollowedLog:
+    """A log that grows, for one reader. For one thread."""
+
+    def __init__(self, path: Path) -> None:
+        """Prepares it; the file may come later.
+
+        Args:
+            path: Of its newest file.
+        """
+        self._path = path
+        self._file: BinaryIO | None = None
+
+    def read(self) -> Iterator[bytes]:
+        """Yields what is new, at first all that was kept; a line in the place of what is lost."""
+        with contextlib.suppress(OSError):
+            if self._file is None:
+                for piece in log_pieces(self._path)[:-1]:
+                    yield piece.read_bytes()
+                self._file = self._path.open("rb")
+            yield from self._rest()
+            if not os.path.samestat(os.fstat(self._file.fileno()), self._path.stat()):
+                yield from self._read_on()
+
+    def _rest(self) -> Iterator[bytes]:
+        while self._file is not None and (data := self._file.read(1 << 20)):
+            yield data
+
+    def _read_on(self) -> Iterator[bytes]:
+        """Goes over to the file in which a log goes on that has reached its limit."""
+        assert self._file is not None
+        yield from self._rest()
+        pieces = [piece.stat() for piece in log_pieces(self._path)]
+        new = self._path.open("rb")
+        if not os.path.samestat(os.fstat(new.fileno()), pieces[-1]):
+            new.close()
+            return  # it has gone on once more: the next read looks again
+        with self._file as file:
+            old = os.fstat(file.fileno())
+        self._file = new
+        if len(pieces) > 1 and not os.path.samestat(old, pieces[-2]):
+            yield _MISSED
+        yield from self._rest()
+
+    def finish(self) -> Iterator[bytes]:
+        """Yields the rest, and closes it."""
+        yield from self.read()
+        if self._file is not None:
+            # Opened again, since a network drive may know of more only then.
+            with self._file as file, contextlib.suppress(OSError), self._path.open("rb") as again:
+                again.seek(file.tell())
+                yield again.read()
 
 
 class LogFile:

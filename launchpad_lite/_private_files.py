@@ -5,6 +5,7 @@ to any file of ours. So folders are looked at before they are used, and links ar
 """
 
 import os
+import pwd
 import stat
 from pathlib import Path
 
@@ -26,6 +27,30 @@ def make_folder(folder: Path) -> None:
         # Others of our processes may make it at the same time.
         each.mkdir(mode=0o700, exist_ok=True)
     check_folder(folder)
+
+
+def make_own_folder(folder: Path) -> Path:
+    """Makes a folder as `make_folder`, whose name everybody can guess; returns it.
+
+    Raises:
+        PermissionError: It is a link, another user's, or others may write to it.
+        OSError: It cannot be made.
+    """
+    make_folder(folder)
+    status = folder.lstat()
+    is_closed = not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    if not (is_closed and stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()):
+        raise refusal(folder)
+    return folder
+
+
+def user_name() -> str:
+    """Returns the name of this process's user; the number of one without a name."""
+    try:
+        # Not from the environment: after `su` that may name the user before.
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:  # a container's user
+        return str(os.geteuid())
 
 
 def check_folder(folder: Path) -> None:

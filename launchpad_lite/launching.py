@@ -171,6 +171,16 @@ class RunningProgram(abc.ABC):
             for line in read_log(path):
                 yield f"{path.parent.name}[{path.stem}]", line
 
+    def stacks(self) -> Mapping[str, str]:
+        """Returns where the threads of each node are now, by `label[replica]`: user code first.
+
+        Raises:
+            LaunchError: This launcher cannot tell.
+        """
+        raise LaunchError(
+            f"{self.plan.program!r}: its launcher cannot tell where the threads of nodes are"
+        )
+
     # What users call
 
     def wait(self, timeout_s: float | None = None) -> ProgramResult:

@@ -336,6 +336,7 @@ class Agent:
             "end_calls": self._end_calls,
             "ended": self._note_ended,
             "dump": self._dump,
+            "look": self._look,
             "terminate": self._terminate,
             "kill": self._kill,
             "quit": self._quit,
@@ -453,6 +454,10 @@ class Agent:
                 self._tell(worker, "dump")
             # One that somebody has stopped would hear of nothing; a signal it takes before it goes on.
             _signal(worker.pid, signal.SIGCONT)
+
+    def _look(self, frame: Frame) -> None:
+        if (worker := self._living(frame)) is not None:
+            self._tell(worker, "look")
 
     def _terminate(self, frame: Frame) -> None:
         worker = self._living(frame)

@@ -184,6 +184,9 @@ class AgentHost:
         #: Whose last worker failed.
         self._failed: set[str] = set()
         self._stacks: dict[str, str] = {}
+        #: Answers to `look`, by node.
+        self._looks: dict[str, str] = {}
+        self._looked = threading.Condition()
         #: Nodes that were started and have not ended, and those that are being ended by SIGKILL.
         self._living: set[str] = set()
         self._killed: set[str] = set()
@@ -486,6 +489,10 @@ class AgentHost:
                 failure = dataclasses.replace(failure, summary=f"{failure.summary} ({asked})")
             self._failures[node] = failure
             self.post(Failed(node, frame["attempt"], failure, frame["unasked"]))
+        elif frame.op == "looked":
+            with self._looked:
+                self._looks[node] = frame.body.decode(errors="replace")
+                self._looked.notify_all()
         elif frame.op == "stacks":
             self._stacks[node] = frame.body.decode(errors="replace")
         else:
@@ -644,6 +651,19 @@ class AgentHost:
     def stacks(self) -> Mapping[str, str]:
         """Returns where the threads of workers were that were asked for it."""
         return dict(self._stacks)
+
+    def look(self, timeout_s: float) -> Mapping[str, str]:
+        """Returns where the threads of workers are now; not of those that do not answer in time.
+
+        Thread-safe.
+        """
+        asked = set(self._living)
+        with self._looked:
+            self._looks = {}
+            for node in asked:
+                self._send(Frame("look", {"node": node}))
+            self._looked.wait_for(lambda: asked <= self._looks.keys(), timeout_s)
+            return dict(self._looks)
 
     def begin_to_close(self) -> None:
         """Asks the agent to end all that is left of its workers, and itself. May be repeated."""

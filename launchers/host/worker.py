@@ -25,6 +25,7 @@ from launchpad_lite._forcing import ForcedExit
 from launchpad_lite._freeze import FrozenWork
 from launchpad_lite._runtime import NodeRuntime, NodeSetup
 from launchpad_lite._script import Script
+from launchpad_lite._stacks import describe_threads
 from launchpad_lite._worker import run_node
 from launchpad_lite.launching import AddressTable
 from launchpad_lite.nodes.base import Work
@@ -184,6 +185,8 @@ class _Control:
             self._runtime.end_calls()
         elif frame.op == "dump":
             write_stacks(self._stacks_fd)
+        elif frame.op == "look":
+            self._link.send(Frame("looked", body=describe_threads().encode(errors="replace")))
         elif frame.op == "leave":
             self._termination.force()
         elif frame.op == "ended":

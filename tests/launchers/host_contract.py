@@ -216,6 +216,9 @@ class HostEngineContract:
 class DetachingContract(HostEngineContract):
     """For engines whose programs go on without the process that launched them."""
 
+    #: Whether another shell can ask where threads are.
+    tells_stacks = True
+
     @pytest.mark.bed
     def test_a_detached_program_is_looked_at_and_stopped_from_another_shell(
         self, desk: Desk
@@ -240,7 +243,14 @@ class DetachingContract(HostEngineContract):
         line = r"^store\[0\] +(running|serving) +\S+ +\d+ +0 "
         assert re.search(line, status, re.MULTILINE), status
         poll_until(lambda: "[caller[1]] 1 on " in told("logs"), 60)
-        assert "counting: stopped, stop() was called" in told("stop")
+        stack = desk.command_line("stack", run)
+        if self.tells_stacks:
+            assert re.search(
+                r"^caller\[1\]\n  MainThread:\n.* in run\n", stack.check(), re.M | re.S
+            )
+        else:
+            assert "cannot tell where the threads of nodes are" in stack.refusal()
+        assert "counting: stopped, `stop` in another shell" in told("stop")
         desk.assert_nothing_is_left()
 
     def reference(self, script: Command) -> str:

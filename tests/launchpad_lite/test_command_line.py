@@ -168,15 +168,6 @@ def test_nothing_is_emitted_to_where_others_could_replace_it(
     assert "--output=" in told
 
 
-@pytest.mark.parametrize("verb", ["status", "logs", "stop"])
-def test_programs_that_end_with_their_launcher_are_not_found_again(
-    command: Command, verb: str
-) -> None:
-    code, _, told = command(verb, "4711", "--launcher=local_mp")
-    assert code == 1
-    assert "end with the process that launched them" in told
-
-
 def test_a_launcher_that_hands_out_nothing_emits_nothing(command: Command) -> None:
     code, _, told = command("emit", "prog.py:ready", "--output=review")
     assert code == 1

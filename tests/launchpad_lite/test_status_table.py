@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from launchpad_lite._command_line import _do_with_run, render_status
+from launchpad_lite._registry import Inspector
+from launchpad_lite._run_commands import render_status
 from launchpad_lite.launching import NodeStatus
 
 
@@ -26,9 +27,7 @@ def test_the_status_of_nodes_is_a_table() -> None:
         (("running", "starting"), "demo: running"),  # one that is restarted
     ],
 )
-def test_a_program_runs_once_its_nodes_do(
-    capsys: pytest.CaptureFixture[str], states: tuple[str, ...], expected: str
-) -> None:
+def test_a_program_runs_once_its_nodes_do(states: tuple[str, ...], expected: str) -> None:
     nodes = [NodeStatus(f"a[{index}]", state, "", None, {}) for index, state in enumerate(states)]
     running: Any = SimpleNamespace(
         plan=SimpleNamespace(program="demo"),
@@ -36,5 +35,4 @@ def test_a_program_runs_once_its_nodes_do(
         status=lambda: nodes,
         join=lambda _: False,
     )
-    _do_with_run("status", running)
-    assert capsys.readouterr().out.splitlines()[0] == expected
+    assert Inspector(running).status() == (expected, nodes)

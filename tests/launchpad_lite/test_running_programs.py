@@ -1,0 +1,180 @@
+"""Programs that run, as other shells of the same user see them."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import launchpad_lite as lp
+from launchpad_lite._registry import running_programs
+
+#: Runs one command line after the other, as a shell would, and prints what each returned.
+_SHELL = """
+import sys
+from launchpad_lite._command_line import main
+for words in sys.argv[1:]:
+    print("exit code", main(words.split()), flush=True)
+"""
+
+Shell = Callable[..., "tuple[str, str]"]
+
+
+class Buffer:
+    def wait(self, event: Any) -> None:
+        print("waits")
+        event.wait() if event is not None else lp.wait_for_stop()
+
+
+class Actor:
+    def __init__(self, buffer: Any, event: Any = None) -> None:
+        self._buffer = buffer
+        self._event = event
+
+    def run(self) -> None:
+        print("one\ntwo", flush=True)
+        self._buffer.wait(self._event)
+
+
+def make_program(name: str = "demo") -> lp.Program:
+    program = lp.Program(name)
+    buffer = program.add_node(lp.CourierNode(Buffer), label="buffer")
+    with program.group("actor"):
+        for _ in range(2):
+            program.add_node(lp.CourierNode(Actor, buffer))
+    return program
+
+
+@pytest.fixture(autouse=True)
+def runtime_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's runtime folder, where nothing else is listed."""
+    folder = tmp_path / "runtime"
+    folder.mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return folder
+
+
+@pytest.fixture
+def shell(environment: dict[str, str], runtime_folder: Path) -> Shell:
+    """Runs command lines in another process; returns what it printed, and its errors."""
+
+    def run(*lines: str) -> tuple[str, str]:
+        command = [sys.executable, "-c", _SHELL, *lines]
+        done = subprocess.run(
+            command,
+            env={**environment, "XDG_RUNTIME_DIR": str(runtime_folder)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        return done.stdout, done.stderr
+
+    return run
+
+
+@pytest.fixture
+def running() -> Iterator[lp.RunningProgram]:
+    """A program of processes whose actors call the buffer."""
+    running = lp.launch(make_program(), "test_mp")
+    while len(list(running.output())) < 6:
+        assert not running.join(0.02)
+    yield running
+    running.kill()
+    running.join()
+
+
+def test_another_shell_sees_reads_and_stops_a_program(
+    running: lp.RunningProgram, shell: Shell
+) -> None:
+    shown, told = shell(
+        "status", "logs actor[1]", f"stack {os.getpid()} buffer", "stop demo", "status"
+    )
+    status, logs, stack, stop, after = shown.split("exit code 0\n")[:5]
+    assert told == ""
+    assert status.splitlines()[1].split()[:3] == ["demo", "test_mp", str(os.getpid())]
+    assert [line.split()[:2] for line in status.splitlines()[5:8]] == [
+        ["buffer[0]", "serving"],
+        ["actor[0]", "running"],
+        ["actor[1]", "running"],
+    ]
+    assert f"logs: {running.log_dir}" in status
+    assert logs == "[actor[1]] one\n[actor[1]] two\n"
+    assert stack.startswith("buffer[0]\n")
+    assert "in wait\n" in stack
+    assert "in _invoke" not in stack
+    assert stop == "demo: stopped, `stop` in another shell\n"
+    assert "no program of this user runs" in after
+    assert running.wait().outcome is lp.Outcome.STOPPED
+
+
+def test_logs_are_followed_until_the_program_ends(running: lp.RunningProgram, shell: Shell) -> None:
+    stopping = threading.Timer(0.5, running.request_stop, ["enough"])
+    stopping.start()
+    shown, told = shell("logs -f actor")
+    stopping.join()
+    assert told == ""
+    assert sorted(shown.splitlines()[:-1]) == [
+        f"[actor[{replica}]] {word}" for replica in (0, 1) for word in ("one", "two")
+    ]
+
+
+def test_nodes_that_are_threads_show_where_they_are(shell: Shell) -> None:
+    event = threading.Event()
+    program = lp.Program("threads")
+    program.add_node(lp.CourierNode(Actor, Buffer(), event), label="actor")
+    running = lp.launch(program, "local_mt")
+    while "in wait" not in running.stacks()["actor[0]"]:
+        assert not running.join(0.02)
+    shown, told = shell("stack actor", "logs")
+    event.set()
+    running.wait()
+    assert "self._buffer.wait(self._event)" in shown
+    assert "what its nodes print is not kept" in told
+
+
+def test_the_newest_is_meant_and_what_is_not_there_is_told(shell: Shell) -> None:
+    older, newer = (lp.launch(make_program(name), "test_mt") for name in ("older", "newer"))
+    shown, told = shell("status", "stack nothing", "stop")
+    assert newer.wait().outcome is lp.Outcome.STOPPED
+    assert older.result is None
+    older.stop()
+    rows = [line.split()[0] for line in shown.splitlines()[:3]]
+    assert rows == ["program", "newer", "older"]
+    assert "there is no program or node 'nothing'. Nodes: buffer[0], actor[0], actor[1]" in told
+
+
+def test_a_process_that_was_killed_leaves_no_entry(
+    environment: dict[str, str], runtime_folder: Path
+) -> None:
+    source = (
+        "import launchpad_lite as lp, os, signal\n"
+        "program = lp.Program('short')\n"
+        "program.add_node(lp.PyNode(lp.wait_for_stop), label='a')\n"
+        "lp.launch(program, 'local_mt')\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    environment = {**environment, "XDG_RUNTIME_DIR": str(runtime_folder)}
+    done = subprocess.run([sys.executable, "-c", source], env=environment, timeout=60)
+    assert done.returncode == -signal.SIGKILL
+    (left,) = (runtime_folder / "launchpad_lite").iterdir()
+    assert left.stat().st_mode & 0o777 == 0o600
+    assert running_programs() == []
+    assert not left.exists()
+
+
+def test_a_folder_that_others_may_write_to_is_not_used(
+    runtime_folder: Path, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    (runtime_folder / "launchpad_lite").mkdir()
+    (runtime_folder / "launchpad_lite").chmod(0o777)
+    with lp.launch(make_program(), "test_mt"):
+        assert [entry.program for entry in running_programs()] == ["demo"]
+        assert list((runtime_folder / "launchpad_lite").iterdir()) == []
+    assert running_programs() == []
+    assert caplog.text == ""
