@@ -20,6 +20,7 @@ from launchpad_lite._private_files import make_folder, open_private
 from launchpad_lite._program import Program
 from launchpad_lite._render import render_mermaid, render_svg
 from launchpad_lite._run_commands import COMMANDS as COMMANDS_OF_RUNS, ask_attached, ask_listed
+from launchpad_lite._script import importing
 from launchpad_lite.errors import LaunchError, LaunchpadError, NodeFailedError, ProgramPathError
 from launchpad_lite.launching import (
     Launcher,
@@ -97,7 +98,8 @@ def _run(arguments: list[str]) -> int:
         return _ask_run(command, rest)
     launcher, options = _take_launcher(rest, command)
     path = _take_path(rest)
-    program = make_program(path, rest, options)
+    with importing("python -m launchpad_lite.launch"):
+        program = make_program(path, rest, options)
     if command == "plan":
         print(plan(program, launcher))  # noqa: T201
     elif command == "render":
@@ -276,6 +278,8 @@ def _import(place: str) -> Any:
             f"cannot import {place!r}: {error}. It is searched in {Path.cwd()} and where Python "
             "finds installed packages"
         ) from error
+    except LaunchError:
+        raise
     except Exception as error:
         raise ProgramPathError(f"importing {place!r} failed: {error!r}") from error
 

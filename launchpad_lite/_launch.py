@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sys
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
@@ -32,6 +31,7 @@ from launchpad_lite._plan import (
 )
 from launchpad_lite._program import Program
 from launchpad_lite._registry import publish
+from launchpad_lite._script import importer
 from launchpad_lite.errors import LaunchError, ProgramError
 from launchpad_lite.launching import Launcher, LaunchOptions, RunningProgram, get_launcher
 
@@ -124,8 +124,8 @@ def launch(
     Raises:
         ProgramError: The program has mistakes; all are listed and nothing was started.
         UnknownLauncherError: No such launcher is installed.
-        LaunchError: It could not be started; nothing of it is left. Or a child of `multiprocessing`
-            imports the script that launches.
+        LaunchError: It could not be started; nothing of it is left. Or the script that launches is
+            only imported: by a node, a child of `multiprocessing`, or a command such as `plan`.
         TypeError: The launcher does not take such options, or two names of one argument are given.
         ValueError: An option has a value that cannot be.
     """
@@ -168,13 +168,11 @@ def launch(
 
 
 def _refuse_to_launch_again() -> None:
-    # What multiprocessing itself asks, for the same reason.
-    process = sys.modules.get("multiprocessing.process")
-    if process is not None and getattr(process.current_process(), "_inheriting", False):
+    if (who := importer()) is not None:
         raise LaunchError(
-            "this process was started by multiprocessing, and imports the script only for what it "
-            "defines; it cannot launch the program once more. Put lp.launch, and what else is to "
-            'happen once, below: if __name__ == "__main__":'
+            f"the script is imported by {who}, which needs only what it defines; it cannot launch the "
+            "program once more. Put lp.launch, and what else is to happen once, below: "
+            'if __name__ == "__main__":'
         )
 
 

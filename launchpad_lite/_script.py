@@ -6,10 +6,12 @@ there they are put as they come. A child that `multiprocessing` starts anew impo
 itself, as it does everywhere, once it finds out there where that is.
 """
 
+import contextlib
+import contextvars
 import hashlib
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -112,3 +114,30 @@ def set_state_and_keep(
     main = sys.modules["__main__"]
     if isinstance(main, _StandIn):  # elsewhere it is the script itself
         setattr(main, name, obj)
+
+
+#: Who imports the user's code here for what it defines.
+_importer: contextvars.ContextVar[str | None] = contextvars.ContextVar("importer", default=None)
+
+
+@contextlib.contextmanager
+def importing(who: str) -> Iterator[None]:
+    """Refuses launches by code that is imported for what it defines.
+
+    Args:
+        who: What imports it.
+    """
+    token = _importer.set(who)
+    try:
+        yield
+    finally:
+        _importer.reset(token)
+
+
+def importer() -> str | None:
+    """Returns who imports the user's code here for what it defines; None: it may launch programs."""
+    # What multiprocessing itself asks, for the same reason.
+    process = sys.modules.get("multiprocessing.process")
+    if process is not None and getattr(process.current_process(), "_inheriting", False):
+        return "a process that multiprocessing started"
+    return _importer.get()

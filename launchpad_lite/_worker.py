@@ -4,6 +4,7 @@ from typing import Protocol
 
 from courier import ExceptionReport
 from launchpad_lite._runtime import NodeRuntime
+from launchpad_lite._script import importing
 from launchpad_lite.nodes.base import Work
 
 
@@ -33,7 +34,9 @@ def run_work(work: Thawable, runtime: NodeRuntime) -> ExceptionReport | None:
     if runtime.stop_event.is_set():
         return None  # asked to end before it began
     try:
-        work.thaw()(runtime)
+        with importing(runtime.name):
+            task = work.thaw()
+        task(runtime)
     except BaseException as error:  # noqa: BLE001 - the supervisor reports it
         if runtime.leaves_in_order(error):
             return None

@@ -246,7 +246,7 @@ class DetachingContract(HostEngineContract):
         stack = desk.command_line("stack", run)
         if self.tells_stacks:
             assert re.search(
-                r"^caller\[1\]\n  MainThread:\n.* in run\n", stack.check(), re.M | re.S
+                r"^caller\[1\]\n  MainThread:\n.* in run\n", stack.check(), re.MULTILINE | re.DOTALL
             )
         else:
             assert "cannot tell where the threads of nodes are" in stack.refusal()

@@ -168,6 +168,37 @@ def test_nothing_is_emitted_to_where_others_could_replace_it(
     assert "--output=" in told
 
 
+_LAUNCHES_WHEN_IMPORTED = """
+import launchpad_lite as lp
+
+def make_program():
+    program = lp.Program("again")
+    program.add_node(lp.PyNode(make_program), label="a")
+    return program
+
+lp.launch(make_program(), "local_mp")
+"""
+
+
+@pytest.mark.parametrize("verb", ["plan", "run"])
+def test_a_module_that_launches_when_it_is_imported_starts_nothing(
+    command: Command, programs: Path, verb: str
+) -> None:
+    (programs / "json_like.py").write_text(_LAUNCHES_WHEN_IMPORTED)
+    code, shown, told = command(verb, "json_like.py")
+    assert (code, shown) == (1, "")
+    assert "cannot launch the program once more" in told
+    assert 'if __name__ == "__main__":' in told
+
+
+def test_a_worker_that_imports_a_module_launches_nothing(run_script: Any, tmp_path: Path) -> None:
+    (tmp_path / "again.py").write_text(_LAUNCHES_WHEN_IMPORTED)
+    done = run_script("import again")
+    assert done.returncode == 1
+    assert "a[0] on localhost failed" in done.stderr
+    assert "the script is imported by a[0]" in done.stderr
+
+
 def test_a_launcher_that_hands_out_nothing_emits_nothing(command: Command) -> None:
     code, _, told = command("emit", "prog.py:ready", "--output=review")
     assert code == 1
