@@ -9,6 +9,9 @@ program.add_node(lp.CourierNode(Consumer, [producer]), label="consumer")
 lp.launch(program).wait()
 """
 
+from launchpad_lite import _own_packages  # noqa: F401 - before what it looks at is imported
+
+# isort: split
 from courier import Client as CourierClient, batched_handler
 from launchpad_lite._address import Address
 from launchpad_lite._checkpoints import Checkpoints

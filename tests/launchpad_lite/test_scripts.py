@@ -273,3 +273,18 @@ def test_signals_in_a_script_with_stop_handlers(run_script: Any, case: str) -> N
     assert (done.returncode, done.stdout.split()) == (code, output.split()), done.stderr
     if "bad handler" in body:
         assert "bad handler" in done.stderr
+
+
+@pytest.mark.parametrize("hiding", ["courier.py", "launchers/__init__.py"])
+def test_files_that_hide_our_packages_are_named(
+    run_script: Any, tmp_path: Path, hiding: str
+) -> None:
+    theirs = tmp_path / hiding
+    theirs.parent.mkdir(exist_ok=True)
+    theirs.write_text("raise SystemExit('their code ran')\n")
+    done = run_script("import launchpad_lite")
+    assert done.returncode == 1
+    ours = Path(lp.__file__).parents[1] / hiding.partition("/")[0].removesuffix(".py")
+    error = done.stderr.splitlines()[-1]
+    assert error.startswith(f"ImportError: {theirs} hides the package")
+    assert f"at {ours}: Python finds yours first. Rename yours" in error
