@@ -15,6 +15,7 @@ from launchpad_lite import _own_packages  # noqa: F401 - before what it looks at
 from courier import Client as CourierClient, batched_handler
 from launchpad_lite._address import Address
 from launchpad_lite._checkpoints import Checkpoints
+from launchpad_lite._command_line import run_script as main
 from launchpad_lite._compat import LaunchType, is_local_launch, is_local_launch_or_test
 from launchpad_lite._deferred import Deferred, maybe_dereference
 from launchpad_lite._launch import launch, plan
@@ -115,6 +116,7 @@ __all__ = [
     "is_local_launch",
     "is_local_launch_or_test",
     "launch",
+    "main",
     "make_program",
     "maybe_dereference",
     "plan",

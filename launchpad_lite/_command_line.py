@@ -5,22 +5,31 @@ import importlib
 import importlib.util
 import inspect
 import os
+import signal
 import sys
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from absl import flags
 
-from launchpad_lite._flags import LAUNCHER, TERMINATION_NOTICE_SECS, chosen_launcher, parse_known
+from launchpad_lite._flags import (
+    LAUNCHER,
+    TERMINATION_NOTICE_SECS,
+    chosen_launcher,
+    describe_flags,
+    nearest,
+    parse_known,
+)
 from launchpad_lite._launch import find_launcher, launch, plan
 from launchpad_lite._private_files import make_folder, open_private
 from launchpad_lite._program import Program
 from launchpad_lite._render import render_mermaid, render_svg
 from launchpad_lite._run_commands import COMMANDS as COMMANDS_OF_RUNS, ask_attached, ask_listed
 from launchpad_lite._script import importing
+from launchpad_lite._version import __version__
 from launchpad_lite.errors import LaunchError, LaunchpadError, NodeFailedError, ProgramPathError
 from launchpad_lite.launching import (
     Launcher,
@@ -57,13 +66,17 @@ label or label[replica]:
 The same for programs that outlive their launcher: name the launcher and the run (--launcher=slurm: the
 number of the job or the folder of the run; --launcher=kubernetes: the name of the run).
 
+PROGRAM --help shows its arguments; --version shows that of this package.
+
 options:
   --launcher=NAME                     {launchers}
   --lp_restart=WHEN                   never, on_failure or always; or GROUP=WHEN,GROUP=WHEN
   --lp_checkpoints=FOLDER             where nodes keep their state that can save and restore it
+  --lp_log_dir=FOLDER                 where the output of nodes is kept
   --lp_termination_notice_secs=N      seconds nodes have to end after they were asked ({notice:g})
 """
 _UNIONS = (types.UnionType, typing.Union)
+_HELP = frozenset({"-h", "--help"})
 _COMMANDS = ("run", "plan", "render", "emit")
 #: How a command line ends that cannot be understood; as argparse does.
 _USAGE_ERROR = 2
@@ -75,8 +88,34 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: Arguments without the program's name; by default those of this process.
     """
+    return _guarded(lambda: _run(list(sys.argv[1:] if argv is None else argv)))
+
+
+def run_script(make_program: Callable[..., Program]) -> NoReturn:
+    """Runs a script as `python -m launchpad_lite.launch` would run its program, and exits.
+
+    The command line may hold flags (ours and those that the script defines with absl), arguments of
+    `make_program` by name (converted to its annotations or defaults), options of the launcher, and
+    first one of the commands `run` (the default), `plan`, `render`, `emit`. What it does not know is
+    refused. `--help` and `--version` are answered. The exit code is the program's.
+
+    Args:
+        make_program: Returns the program.
+
+    Raises:
+        SystemExit: Always.
+
+    Example:
+        if __name__ == "__main__":
+            lp.main(make_program)
+    """
+    sys.exit(_guarded(lambda: _run_script(make_program, sys.argv[1:])))
+
+
+def _guarded(run: Callable[[], int]) -> int:
+    """Tells errors as a command line does; returns the exit code."""
     try:
-        return _run(list(sys.argv[1:] if argv is None else argv))
+        return run()
     except (NodeFailedError, LaunchError) as error:
         print(f"\n{error}", file=sys.stderr)  # noqa: T201 - what a command line is for
         return 1
@@ -85,13 +124,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         if error.__cause__ is not None and isinstance(error, ProgramPathError):
             print(f"caused by: {error.__cause__!r}", file=sys.stderr)  # noqa: T201
         return _USAGE_ERROR
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
 
 
 def _run(arguments: list[str]) -> int:
-    if not arguments or arguments[0] in ("-h", "--help", "help"):
+    if not arguments or arguments[0] in (*_HELP, "help"):
         print(_usage())  # noqa: T201
         return 0 if arguments else _USAGE_ERROR
     _, *rest = parse_known(["launch", *arguments])
+    if _is_answered(rest):
+        return 0
     command = _take_command(rest)
     output = _take_option(rest, "output") if command in ("render", "emit") else None
     if command in COMMANDS_OF_RUNS:
@@ -99,7 +142,65 @@ def _run(arguments: list[str]) -> int:
     launcher, options = _take_launcher(rest, command)
     path = _take_path(rest)
     with importing("python -m launchpad_lite.launch"):
-        program = make_program(path, rest, options)
+        found = find_program(path)
+        if _wants_help(rest):
+            print(_describe(path, found, options))  # noqa: T201
+            return 0
+        program = make_program(found, path, rest, options)
+    return _do(command, program, launcher, output)
+
+
+def _run_script(function: Callable[..., Program], arguments: list[str]) -> int:
+    _, *rest = parse_known([sys.argv[0], *arguments])
+    if _is_answered(rest):
+        return 0
+    command = rest.pop(0) if rest and rest[0] in _COMMANDS else "run"
+    output = _take_option(rest, "output") if command in ("render", "emit") else None
+    own = inspect.signature(function).parameters
+    launcher, options = _take_launcher(rest, command, own)
+    if _wants_help(rest):
+        print(_describe(Path(sys.argv[0]).name, function, options))  # noqa: T201
+        return 0
+    with importing("lp.main"):
+        program = make_program(function, function.__name__, rest, options)
+    return _do(command, program, launcher, output)
+
+
+def _is_answered(rest: Sequence[str]) -> bool:
+    """Answers what a command line asks about this package; returns whether it does."""
+    if "--version" in rest:
+        print(f"launchpad-lite {__version__}")  # noqa: T201
+    return "--version" in rest
+
+
+def _wants_help(rest: Sequence[str]) -> bool:
+    return not _HELP.isdisjoint(rest)
+
+
+def _describe(
+    place: str, function: Callable[..., Program] | Program, options: Sequence[str]
+) -> str:
+    """Returns what can be given to a program on the command line."""
+    parts = [f"usage: {place} [--ARGUMENT=VALUE ...]"]
+    if not isinstance(function, Program):
+        if text := inspect.getdoc(function):
+            parts.append(text)
+        lines = []
+        for name, parameter in inspect.signature(function).parameters.items():
+            kind = parameter.annotation
+            shown = "" if kind is parameter.empty else f" ({inspect.formatannotation(kind)})"
+            value = "..." if parameter.default is parameter.empty else parameter.default
+            lines.append(f"  --{name}={value}{shown}")
+        if lines:
+            parts.append("\n".join([f"arguments of {function.__name__}:", *lines]))
+    parts.append(describe_flags())
+    if options:
+        named = ", ".join(f"--{name}" for name in options)
+        parts.append(f"options of the launcher {chosen_launcher()}: {named}")
+    return "\n\n".join(parts)
+
+
+def _do(command: str, program: Program, launcher: Launcher, output: str | None) -> int:
     if command == "plan":
         print(plan(program, launcher))  # noqa: T201
     elif command == "render":
@@ -145,8 +246,16 @@ def _first_word(rest: Sequence[str]) -> int:
     return next(words, len(rest))
 
 
-def _take_launcher(rest: list[str], command: str) -> tuple[Launcher, Sequence[str]]:
-    """Makes the launcher, with those of its options that stand before the program; names all."""
+def _take_launcher(
+    rest: list[str], command: str, without: Collection[str] = ()
+) -> tuple[Launcher, Sequence[str]]:
+    """Makes the launcher, with those of its options that stand before the program; names all.
+
+    Args:
+        rest: Of the command line; what is taken is removed.
+        command: What is to be done.
+        without: Names that mean something else.
+    """
     name = _take_name(rest) if command == "emit" else None
     name = name or chosen_launcher()
     maker = load_launcher(name)
@@ -156,7 +265,7 @@ def _take_launcher(rest: list[str], command: str) -> tuple[Launcher, Sequence[st
         for option, parameter in (
             inspect.signature(maker).parameters if callable(maker) else {}
         ).items()
-        if option != "timing"
+        if option != "timing" and option not in without
     }
     hints = _hints(maker.__init__ if inspect.isclass(maker) else maker)
     options: dict[str, Any] = {}
@@ -230,38 +339,58 @@ def _emit(ready: LaunchPlan, launcher: Launcher, output: str | None) -> None:
         print(path)  # noqa: T201
 
 
-def make_program(path: str, arguments: Sequence[str], options: Sequence[str] = ()) -> Program:
-    """Imports and calls the function that makes a program.
+def find_program(path: str) -> Callable[..., Any] | Program:
+    """Returns the function that makes a program, or a program that is ready.
 
     Args:
         path: `module:function` or `path/to/file.py:function`.
-        arguments: `--name=value` for flags that the module defines and for arguments of the
-            function, converted to the types of its annotations or defaults.
-        options: Names of what the launcher would have taken, for whoever has misspelt one.
 
     Raises:
-        ProgramPathError: It cannot be imported, found or called.
+        ProgramPathError: It cannot be imported or found.
     """
     place, _, name = path.partition(":")
     module = _import(place)
-    function = getattr(module, name or "make_program", None)
-    if isinstance(function, Program):
-        return function
-    if not callable(function):
+    found = getattr(module, name or "make_program", None)
+    if not isinstance(found, Program) and not callable(found):
         candidates = ", ".join(_factories(module)) or "none"
         raise ProgramPathError(
             f"{place!r} has no function {name or 'make_program'!r}; it has: {candidates}"
         )
+    return found
+
+
+def make_program(
+    function: Callable[..., Any] | Program,
+    place: str,
+    arguments: Sequence[str],
+    options: Sequence[str],
+) -> Program:
+    """Calls the function that makes a program.
+
+    Args:
+        function: Makes it, or is it.
+        place: What the function is called in errors.
+        arguments: `--name=value` for flags that its module defines and for its own arguments,
+            converted to the types of its annotations or defaults.
+        options: Names of what the launcher would have taken, for whoever has misspelt one.
+
+    Raises:
+        ProgramPathError: It cannot be called so.
+    """
     # The module has defined its flags by now.
     _, *rest = parse_known(["launch", *arguments])
+    if isinstance(function, Program):
+        if rest:
+            _refuse(place, rest[0], [], options)
+        return function
     keywords = _keyword_arguments(function, rest, options)
     try:
         inspect.signature(function).bind(**keywords)
     except TypeError as error:
-        raise ProgramPathError(f"{path!r}: {error}; give it as --NAME=VALUE") from None
+        raise ProgramPathError(f"{place!r}: {error}; give it as --NAME=VALUE") from None
     program = function(**keywords)
     if not isinstance(program, Program):
-        raise ProgramPathError(f"{path!r} returned {program!r} instead of an lp.Program")
+        raise ProgramPathError(f"{place!r} returned {program!r} instead of an lp.Program")
     return program
 
 
@@ -314,12 +443,18 @@ def _keyword_arguments(
     parameters = inspect.signature(function).parameters
     hints = _hints(function)
     keywords: dict[str, Any] = {}
-    for argument in arguments:
-        name, _, text = argument.removeprefix("--").partition("=")
+    rest = list(arguments)
+    while rest:
+        argument = rest.pop(0)
+        name, equals, text = argument.removeprefix("--").partition("=")
         name = name.replace("-", "_")
         if not argument.startswith("--") or name not in parameters:
             _refuse(function.__name__, argument, list(parameters), options)
         kind = hints.get(name, type(parameters[name].default))
+        if not equals and bool not in _kinds(kind):
+            if not rest or rest[0].startswith("--"):
+                raise ProgramPathError(f"{argument!r} needs a value: {argument}=VALUE")
+            text = rest.pop(0)
         keywords[name] = _convert(argument, text, kind)
     return keywords
 
@@ -332,15 +467,23 @@ def _hints(function: Any) -> dict[str, Any]:
 
 def _refuse(taker: str, argument: str, known: Sequence[str], options: Sequence[str]) -> NoReturn:
     names = ", ".join(f"--{name}" for name in known) or "no arguments"
+    name = argument.removeprefix("--").partition("=")[0]
+    near = nearest(name, [*known, *options, *flags.FLAGS])
     also = ", ".join(f"--{name}" for name in options)
     raise ProgramPathError(
-        f"unknown argument {argument!r}; {taker} takes {names}"
+        f"unknown argument {argument!r}"
+        + (f" (did you mean --{near}?)" if near else "")
+        + f"; {taker} takes {names}"
         + (f". The launcher takes, before PROGRAM or RUN: {also}" if also else "")
     )
 
 
+def _kinds(kind: Any) -> tuple[Any, ...]:
+    return typing.get_args(kind) if typing.get_origin(kind) in _UNIONS else (kind,)
+
+
 def _convert(argument: str, text: str, kind: Any) -> Any:
-    kinds = typing.get_args(kind) if typing.get_origin(kind) in _UNIONS else (kind,)
+    kinds = _kinds(kind)
     if bool in kinds:
         if text.lower() not in ("", "true", "1", "yes", "false", "0", "no"):
             raise ProgramPathError(f"{argument!r}: expected true or false")

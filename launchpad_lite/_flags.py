@@ -1,9 +1,17 @@
 """Command-line flags (absl) that exist once this package is imported."""
 
+import difflib
 import os
 import sys
+from collections.abc import Iterable
+from typing import Any
 
 from absl import flags
+
+from launchpad_lite.errors import LaunchError
+
+#: Modules that parse command lines. A script that imports one parses its own.
+_OTHER_PARSERS = frozenset({"argparse", "click", "docopt", "fire", "getopt", "optparse", "tyro"})
 
 LAUNCHER = flags.DEFINE_string(
     "launcher", None, "Where the program runs: local_mp (the default), local_mt, ..."
@@ -27,6 +35,8 @@ CHECKPOINTS = flags.DEFINE_string(
     "lp_checkpoints", None, "Folder for the state of nodes that can save and restore theirs."
 )
 
+LOG_DIR = flags.DEFINE_string("lp_log_dir", None, "Folder for the output of nodes.")
+
 _HOSTS = flags.DEFINE_string(
     "hosts",
     None,
@@ -45,12 +55,51 @@ def parse_known(argv: list[str]) -> list[str]:
 
 
 def parse_script_arguments() -> None:
-    """Parses this process's command line, if nobody did and it is a script's own."""
+    """Parses this process's command line, if nothing has parsed it and it is a script's own.
+
+    Raises:
+        LaunchError: It has a flag that is nearly one of those that are known.
+        SystemExit: It asks for help, which was printed.
+    """
     if flags.FLAGS.is_parsed():
         return
     # Under pytest and in notebooks the arguments are theirs, and mean other things to us.
     foreign = "PYTEST_CURRENT_TEST" in os.environ or "ipykernel" in sys.modules
-    parse_known(sys.argv[:1] if foreign else sys.argv)
+    _, *unknown = parse_known(sys.argv[:1] if foreign else sys.argv)
+    # A parser of the script's own has refused what it does not know, unless it was told not to.
+    if _OTHER_PARSERS.isdisjoint(sys.modules):
+        if not {"-h", "--help"}.isdisjoint(unknown):
+            print(f"usage: {sys.argv[0]} [--FLAG=VALUE ...]\n\n{describe_flags()}")  # noqa: T201
+            sys.exit(0)
+        for argument in unknown:
+            name = argument.removeprefix("--").partition("=")[0]
+            if argument.startswith("--") and (near := nearest(name, [*flags.FLAGS])):
+                raise LaunchError(f"unknown flag {argument!r}; did you mean --{near}?")
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """Returns the name that was probably meant; None if none is near."""
+    found = difflib.get_close_matches(name.replace("-", "_"), list(known), 1, 0.75)
+    return found[0] if found else None
+
+
+def describe_flags() -> str:
+    """Returns the flags of the script and of this package, with their defaults, as text."""
+    by_module = flags.FLAGS.flags_by_module_dict()
+    ours = LAUNCHER.name
+    parts = []
+    for module, found in sorted(by_module.items()):
+        if module.startswith("absl."):
+            continue
+        is_ours = any(flag.name == ours for flag in found)
+        title = "flags of launchpad_lite" if is_ours else f"flags of {module}"
+        lines = [f"  --{flag.name}={_default(flag)}\n      {flag.help}" for flag in found]
+        parts.append("\n".join([f"{title}:", *lines]))
+    return "\n\n".join(parts)
+
+
+def _default(flag: Any) -> str:
+    return flag.flag_type().upper() if flag.default is None else str(flag.default)
 
 
 def chosen_launcher() -> str:

@@ -13,6 +13,7 @@ from launchpad_lite._compat import LaunchType, one_of
 from launchpad_lite._exit import report_at_exit
 from launchpad_lite._flags import (
     CHECKPOINTS,
+    LOG_DIR,
     TERMINATION_NOTICE_SECS,
     chosen_hosts,
     chosen_launcher,
@@ -116,7 +117,7 @@ def launch(
         local_resources: Another name for `processes`, the original's.
         notice_s: Seconds nodes have to end after they were asked; by default what
             `--lp_termination_notice_secs` says. 0 ends them by force at once, below 0 never.
-        log_dir: Folder for the output of the nodes.
+        log_dir: Folder for the output of the nodes; by default what `--lp_log_dir` says.
         log_limit_mib: MiB that are kept of the log of each node: how it began, and what was said
             last. `math.inf` keeps all.
         **launcher_options: Arguments of the launcher's class.
@@ -145,7 +146,7 @@ def launch(
     ready = make_plan(program, chosen, settings)
     options = LaunchOptions(
         TERMINATION_NOTICE_SECS.value if notice_s is None else notice_s,
-        None if log_dir is None else Path(log_dir),
+        Path(folder) if (folder := log_dir or LOG_DIR.value) else None,
         log_limit_mib=log_limit_mib,
     )
     try:

@@ -232,7 +232,10 @@ def test_drawings_go_to_files(command: Command, programs: Path) -> None:
         (["prog:no_such_function"], "it has: make_program, fail, failing, wrong, taken, nothing"),
         (["prog:nothing"], "returned 5 instead of an lp.Program"),
         (["prog:taken"], "missing a required argument: 'port'"),
-        (["prog", "--tmies=2"], "'--tmies=2'; make_program takes --times, --text, --loud"),
+        (
+            ["prog", "--tmies=2"],
+            "'--tmies=2' (did you mean --times?); make_program takes --times, --text, --loud",
+        ),
         (["prog", "extra"], "unknown argument 'extra'"),
         (
             ["--launcher=slurm", "--tiem=1", "prog"],
@@ -240,7 +243,7 @@ def test_drawings_go_to_files(command: Command, programs: Path) -> None:
         ),
         (
             ["status", "--launcher=slurm", "--tiem=1", "17"],
-            "unknown argument '--tiem=1'; status takes",
+            "unknown argument '--tiem=1' (did you mean --time?); status takes",
         ),
         (["prog", "--times=two"], "'--times=two': expected int"),
         (["prog", "--loud=maybe"], "expected true or false"),
@@ -295,3 +298,96 @@ def test_importing_the_module_launch_does_not_replace_the_function(
         "assert lp.launch.__name__ == 'launch' and callable(lp.launch)\n"
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+_MAIN = """
+import launchpad_lite as lp
+from absl import flags
+flags.DEFINE_string("greeting", "hello", "What it says.")
+
+def greet(times):
+    print(flags.FLAGS.greeting * times)
+
+def make_program(times: int = 1):
+    '''Greets.'''
+    program = lp.Program("greetings")
+    program.add_node(lp.PyNode(greet, times), label="greeter")
+    return program
+
+if __name__ == "__main__":
+    lp.main(make_program)
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["--launcher=local_mt", "--times", "2", "--greeting=hi"], 0, "hihi\n"),
+        (["plan", "--times=3"], 0, "greeter[0]  PyNode(greet)"),
+        (["--version"], 0, lp.__version__),
+        (
+            ["--laucher=local_mt"],
+            2,
+            "unknown argument '--laucher=local_mt' (did you mean --launcher?)",
+        ),
+        (["more"], 2, "unknown argument 'more'; make_program takes --times"),
+        (["--times"], 2, "'--times' needs a value: --times=VALUE"),
+    ],
+)
+def test_a_script_gets_a_whole_command_line_in_one_line(
+    run_script: Any, arguments: list[str], code: int, words: str
+) -> None:
+    done = run_script(_MAIN, *arguments)
+    assert done.returncode == code, done.stderr
+    assert words in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("by", ["script", "module"])
+def test_help_tells_what_a_program_takes_and_runs_nothing(
+    run_script: Any, run_command: Any, by: str
+) -> None:
+    done = run_script(_MAIN, "--help")
+    if by == "module":
+        done = run_command("script.py", "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    for words in ("Greets.", "--times=1 (int)", "--greeting=hello", "What it says.", "--launcher="):
+        assert words in done.stdout
+    assert "hello\n" not in done.stdout.replace("--greeting=hello\n", "")
+
+
+_PLAIN = """
+import launchpad_lite as lp
+program = lp.Program("plain")
+program.add_node(lp.PyNode(print, "it ran"), label="a")
+lp.launch(program, "local_mt").wait()
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "argument", "code", "words"),
+    [
+        (
+            "",
+            "--laucher=local_mp",
+            1,
+            "unknown flag '--laucher=local_mp'; did you mean --launcher?",
+        ),
+        ("", "--help", 0, "--launcher="),
+        ("", "--own", 0, "it ran"),
+        ("import argparse", "--host=a", 0, "it ran"),
+    ],
+)
+def test_flags_that_a_plain_script_does_not_know(
+    run_script: Any, first: str, argument: str, code: int, words: str
+) -> None:
+    done = run_script(first + _PLAIN, argument)
+    assert done.returncode == code, done.stderr
+    assert words in done.stdout + done.stderr
+    assert ("it ran" in done.stdout) == (words == "it ran")
+
+
+def test_the_folder_of_logs_is_chosen_by_a_flag(run_script: Any, tmp_path: Path) -> None:
+    done = run_script(_PLAIN.replace("local_mt", "test_mp"), "--lp_log_dir=mine")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "mine" / "a" / "0.log").read_text() == "it ran\n"
