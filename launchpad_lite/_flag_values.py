@@ -1,4 +1,4 @@
-"""The values of absl flags on their way into workers.
+"""The values of absl flags, and the setup of `logging`, on their way into workers.
 
 A worker does not see the command line, does not run the script again and
 imports only what its node needs. So each flag travels with its definition,
@@ -13,13 +13,16 @@ from typing import Any
 import cloudpickle
 from absl import flags
 
+from launchpad_lite._logging import LoggingSetup
+
 
 @dataclass(frozen=True)
 class FlagSnapshot:
-    """Values and definitions of all flags. Picklable."""
+    """Values and definitions of all flags, and how logging is set up. Picklable."""
 
     values: Mapping[str, bytes]
     definitions: Mapping[str, bytes]
+    logging: LoggingSetup
 
     @classmethod
     def take(cls) -> "FlagSnapshot | None":
@@ -33,7 +36,7 @@ class FlagSnapshot:
                 values[name] = value
                 if (flag := _dumps(_parts_of(flags.FLAGS[name]))) is not None:
                     definitions[name] = flag
-        return cls(values, definitions)
+        return cls(values, definitions, LoggingSetup.take())
 
     def apply(self) -> None:
         """Gives this process the flags, those of modules that it has not imported too."""
@@ -50,6 +53,7 @@ class FlagSnapshot:
             if name in flags.FLAGS and (loaded := _loads(value)) is not None:
                 flags.FLAGS[name].value = loaded[0]
                 flags.FLAGS[name].using_default_value = False
+        self.logging.apply()
 
 
 def _parts_of(flag: Any) -> tuple[type, dict[str, Any]]:

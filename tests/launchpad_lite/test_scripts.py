@@ -288,3 +288,30 @@ def test_files_that_hide_our_packages_are_named(
     error = done.stderr.splitlines()[-1]
     assert error.startswith(f"ImportError: {theirs} hides the package")
     assert f"at {ours}: Python finds yours first. Rename yours" in error
+
+
+_LOGGING = """
+import logging
+import launchpad_lite as lp
+
+def work():
+    logging.info("of the root")
+    logging.getLogger("deep.er").debug("of a logger with a level")
+    logging.getLogger("other").debug("of one without")
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s|%(message)s")
+    logging.getLogger("deep").setLevel(logging.DEBUG)
+    program = lp.Program("logging")
+    program.add_node(lp.PyNode(work), label="a")
+    lp.launch(program).wait()
+"""
+
+
+def test_workers_log_as_the_script_is_set_up_to(run_script: Any) -> None:
+    done = run_script(_LOGGING)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [
+        "[a[0]] INFO|of the root",
+        "[a[0]] DEBUG|of a logger with a level",
+    ]
