@@ -1,5 +1,6 @@
 """`plan` and `launch`: from a program to a running one."""
 
+import inspect
 import os
 import signal
 import threading
@@ -18,6 +19,7 @@ from launchpad_lite._flags import (
     chosen_hosts,
     chosen_launcher,
     chosen_restart,
+    nearest,
     parse_script_arguments,
 )
 from launchpad_lite._plan import (
@@ -34,7 +36,13 @@ from launchpad_lite._program import Program
 from launchpad_lite._registry import publish
 from launchpad_lite._script import importer
 from launchpad_lite.errors import LaunchError, ProgramError
-from launchpad_lite.launching import Launcher, LaunchOptions, RunningProgram, get_launcher
+from launchpad_lite.launching import (
+    Launcher,
+    LaunchOptions,
+    RunningProgram,
+    get_launcher,
+    load_launcher,
+)
 
 #: What Python says when the system gives no more threads.
 _NO_THREAD = "can't start new thread"
@@ -160,6 +168,7 @@ def launch(
         ) from error
     try:
         SIGNALS.watch(running)
+        program.note_run(running)
         publish(running, chosen.name)
         report_at_exit(running)
     except BaseException:  # a Ctrl-C that nobody watched for yet
@@ -227,6 +236,7 @@ def find_launcher(choice: LauncherChoice, options: Mapping[str, Any]) -> Launche
     if isinstance(choice, LaunchType):
         choice = choice.value
     name = choice or chosen_launcher()
+    _check_options(name, options)
     hosts = chosen_hosts()
     if hosts is None or "hosts" in options:
         return get_launcher(name, options)
@@ -236,6 +246,25 @@ def find_launcher(choice: LauncherChoice, options: Mapping[str, Any]) -> Launche
         raise LaunchError(f"--hosts={hosts}: the launcher {name!r} takes no hosts") from error
     except ValueError as error:
         raise LaunchError(f"--hosts={hosts}: {error}") from error
+
+
+def _check_options(name: str, options: Mapping[str, Any]) -> None:
+    """Raises the error of options that neither `launch` nor the launcher takes."""
+    maker = load_launcher(name)
+    parameters = inspect.signature(maker).parameters if callable(maker) else {}
+    if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+        return
+    taken = [each for each in parameters if each != "timing"]  # that is for tests
+    ours = [each for each in inspect.signature(launch).parameters if each != "launcher_options"]
+    for option in options:
+        if option not in parameters:
+            near = nearest(option, [*ours, *taken])
+            raise TypeError(
+                f"unknown option {option}="
+                + (f" (did you mean {near}=?)" if near else "")
+                + f". launch takes {', '.join(ours)}; the launcher {name!r} "
+                + (f"takes {', '.join(taken)}" if taken else "takes no others")
+            )
 
 
 class _Signals:

@@ -15,7 +15,7 @@ from launchpad_lite._checkpoints import Checkpoints
 from launchpad_lite._freeze import FrozenWork, HandleSearch, UnfreezableError, freeze, locate
 from launchpad_lite._policies import NEVER, Liveness, RestartPolicy, RestartWhen
 from launchpad_lite._process import PLAIN, PythonProcess
-from launchpad_lite._program import Program
+from launchpad_lite._program import Program, program_of
 from launchpad_lite._resources import Resources
 from launchpad_lite._runtime import NodeSetup
 from launchpad_lite._state import NodeCheckpoints
@@ -277,6 +277,11 @@ class _ByNode(Generic[T]):
     def get(self, label: str, name: str) -> T:
         return self._given.get(name, self._given.get(label, self._for_all))
 
+    @property
+    def is_for_all(self) -> bool:
+        """Whether one value was given for all nodes."""
+        return self._for_all is not None
+
     def names(self, label: str, name: str) -> bool:
         """Tells whether the node, or its group, was named."""
         return name in self._given or label in self._given
@@ -309,6 +314,8 @@ class _Planner:
             settings.restart, Mapping
         )
         self._liveness = self._check("liveness", settings.liveness, Liveness.of, Liveness())
+        #: Whether a node may have a state to keep.
+        self._keeps_state = False
         self._checkpoints = self._check("checkpoints", settings.checkpoints, _checkpoints_of, None)
 
     def plan(self) -> LaunchPlan:
@@ -319,6 +326,10 @@ class _Planner:
             for label, nodes in self._program.groups.items()
             for draft in self._drafts_of_group(label, nodes)
         ]
+        if self._checkpoints.is_for_all and drafts and not self._keeps_state:
+            self._mistakes.append(
+                "checkpoints are asked for, but no node has methods save(folder) and restore(folder)"
+            )
         executables = tuple(self._with_calls(*draft) for draft in drafts)
         if not self._mistakes:
             self._mistakes.extend(self._launcher.mistakes(executables))
@@ -400,6 +411,13 @@ class _Planner:
                     self._mistakes.extend(f"{caller}: {mistake}" for mistake in error.mistakes)
                     self._callees(caller, task.work, error.handles)
                     continue
+                if task.may_keep_state:
+                    self._keeps_state = True
+                elif self._checkpoints.names(label, name):
+                    self._mistakes.append(
+                        f"{caller}: checkpoints are asked for, but it has no methods save(folder) and "
+                        "restore(folder)"
+                    )
                 callees = self._callees(caller, task.work, work.handles)
                 # What runs together is one executable, of which the graph shows no inside.
                 callees = [key for key in callees if key not in task.stands_for]
@@ -449,7 +467,12 @@ class _Planner:
                     )
                     continue
                 handle = handle.target
-            if name is None:
+            if name is None and (other := program_of(handle.node_key)) is not None:
+                self._mistakes.append(
+                    f"{caller}: {locate(work, handle)} is a handle to a node of another program, "
+                    f"{other.name!r}; nodes call those of their own program only"
+                )
+            elif name is None:
                 self._mistakes.append(
                     f"{caller}: {locate(work, handle)} is a handle to a node that was never "
                     "added; add it with program.add_node(node, label=...)"

@@ -2,10 +2,14 @@
 
 import contextlib
 import re
+import weakref
 from collections.abc import Iterator
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from launchpad_lite.nodes.base import DeclaredHandle, Handle, Node
+
+if TYPE_CHECKING:
+    from launchpad_lite.launching import RunningProgram
 
 T = TypeVar("T")
 
@@ -14,6 +18,15 @@ _A_LABEL = "a label"
 # A label becomes part of `label[replica]` and of file names.
 _MAX_LABEL_BYTES = 128
 _LABEL = re.compile(r"[^\s/\\\[\]\x00-\x1f]+( [^\s/\\\[\]\x00-\x1f]+)*")
+
+
+#: By the keys of their nodes, to tell where a handle belongs.
+_programs: "weakref.WeakValueDictionary[str, Program]" = weakref.WeakValueDictionary()
+
+
+def program_of(node_key: str) -> "Program | None":
+    """Returns the program that a node was added to; None if there is none (any more)."""
+    return _programs.get(node_key)
 
 
 class Program:
@@ -41,6 +54,12 @@ class Program:
         self._groups: dict[str, list[Node[Any]]] = {}
         self._declared: dict[tuple[str, int], DeclaredHandle] = {}
         self._current: str | None = None
+        #: Its runs.
+        self._runs: weakref.WeakSet[RunningProgram] = weakref.WeakSet()
+
+    def note_run(self, running: "RunningProgram") -> None:
+        """Refuses more nodes while the program runs. For launchers."""
+        self._runs.add(running)
 
     @property
     def groups(self) -> dict[str, list[Node[Any]]]:
@@ -73,7 +92,13 @@ class Program:
             TypeError: `node` is no node.
             ValueError: No label, or another than that of the open group, or the node was added
                 before.
+            RuntimeError: The program runs.
         """
+        if any(running.result is None for running in self._runs):
+            raise RuntimeError(
+                f"program {self.name!r} runs already, and takes no more nodes: add all of them before "
+                "lp.launch, or make another program"
+            )
         if not isinstance(node, Node):
             raise TypeError(f"add_node takes a node, like lp.CourierNode(Learner), not {node!r}")
         if self._current is not None and label is not None and label != self._current:
@@ -89,6 +114,7 @@ class Program:
                 )
         group = self._groups.setdefault(label, [])
         group.append(node)
+        _programs.update((part.key, self) for part in node.with_inner())
         declared = self._declared.get((label, len(group) - 1))
         if declared is not None:
             declared.bind(node.create_handle())

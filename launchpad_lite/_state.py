@@ -178,6 +178,15 @@ def check_state_methods(owner: object) -> None:
     )
 
 
+def may_have_state(constructor: object) -> bool:
+    """Tells whether what is constructed may have `save` and `restore`, as far as that is known."""
+    while isinstance(constructor, functools.partial):
+        constructor = constructor.func
+    if not inspect.isclass(constructor) or hasattr(constructor, "__getattr__"):
+        return True
+    return all(hasattr(constructor, name) for name in _METHODS)
+
+
 def _signature(owner: object, name: str) -> tuple[bool, inspect.Signature | None]:
     """Returns whether a method is known to be there, and its signature if that can be known."""
     method = getattr(owner, name, None)

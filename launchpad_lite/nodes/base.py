@@ -1,7 +1,8 @@
 """What a node and a handle are; the types every kind of node builds on."""
 
 import abc
-from collections.abc import Iterator, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
@@ -110,6 +111,7 @@ class Task:
         stands_for: Keys of nodes that it runs, besides the one it comes from.
         together: Tasks with the same word run on one host.
         restart: When it is started anew, unless `launch` says something about that.
+        may_keep_state: Whether its object may have `save` and `restore`.
     """
 
     work: Work
@@ -118,6 +120,7 @@ class Task:
     stands_for: tuple[str, ...] = ()
     together: str | None = None
     restart: RestartPolicy | None = None
+    may_keep_state: bool = True
 
 
 class Node(abc.ABC, Generic[T]):
@@ -178,3 +181,40 @@ def named_arguments(
     parts.update({f"argument {index}": value for index, value in enumerate(args)})
     parts.update({f"argument {name!r}": value for name, value in kwargs.items()})
     return parts
+
+
+def check_arguments(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> None:
+    """Raises the error of arguments that a class or function does not take.
+
+    Raises:
+        ValueError: They do not fit its signature, as far as that can be known.
+    """
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # written in C
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise ValueError(f"{name_of(function)}{signature}: {error}") from None
+
+
+def check_run(constructor: object) -> None:
+    """Raises the error of a class whose `run` cannot be called without arguments.
+
+    Raises:
+        ValueError: It has parameters without defaults.
+    """
+    if not inspect.isclass(constructor) or not inspect.isfunction(
+        run := inspect.getattr_static(constructor, "run", None)
+    ):
+        return
+    try:
+        inspect.signature(run).bind(None)
+    except TypeError as error:
+        raise ValueError(
+            f"{name_of(constructor)}.run{inspect.signature(run)} is called without arguments: {error}. "
+            "Give them to the constructor"
+        ) from None

@@ -126,7 +126,10 @@ class ColocationNode(Node[Any]):
         keys = tuple(key for task in tasks for key in task.stands_for)
         addresses = tuple(address for task in tasks for address in task.addresses)
         work = ColocatedWork(inner, self._first_ends)
-        return [Task(work, addresses, self.description, stands_for=keys)]
+        may_keep_state = any(task.may_keep_state for task in tasks)
+        return [
+            Task(work, addresses, self.description, stands_for=keys, may_keep_state=may_keep_state)
+        ]
 
     def _placed(self, task: Task) -> Task:
         return dataclasses.replace(task, together=self.key)

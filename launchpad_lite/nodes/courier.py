@@ -8,13 +8,15 @@ import courier
 from launchpad_lite._address import Address
 from launchpad_lite._compat import LaunchpadServer
 from launchpad_lite._runtime import NodeRuntime, keep_client
-from launchpad_lite._state import check_state_methods
+from launchpad_lite._state import check_state_methods, may_have_state
 from launchpad_lite.nodes.base import (
     DeclaredHandle,
     Handle,
     Node,
     PlanContext,
     Task,
+    check_arguments,
+    check_run,
     name_of,
     named_arguments,
 )
@@ -181,8 +183,12 @@ class CourierNode(Node[T], Generic[T]):
         """Returns one task.
 
         Raises:
-            ValueError: It is to keep its state, and has other methods of these names.
+            ValueError: Its arguments do not fit, or its `run` takes some; or it is to keep its
+                state, and has other methods of these names.
         """
+        check_arguments(self._constructor, self._args, self._kwargs)
+        if self._run:
+            check_run(self._constructor)
         if context.keeps_state:
             check_state_methods(self._constructor)
         work = CourierWork(
@@ -193,7 +199,8 @@ class CourierNode(Node[T], Generic[T]):
             self._server_options,
             self._run,
         )
-        return [Task(work, self.addresses, self.description)]
+        may_keep_state = may_have_state(self._constructor)
+        return [Task(work, self.addresses, self.description, may_keep_state=may_keep_state)]
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,22 @@
 """Nodes that run Python code and serve nobody."""
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
 from launchpad_lite._runtime import NodeRuntime
-from launchpad_lite._state import check_state_methods
-from launchpad_lite.nodes.base import Handle, Node, PlanContext, Task, name_of, named_arguments
+from launchpad_lite._state import check_state_methods, may_have_state
+from launchpad_lite.nodes.base import (
+    Handle,
+    Node,
+    PlanContext,
+    Task,
+    check_arguments,
+    check_run,
+    name_of,
+    named_arguments,
+)
 
 T = TypeVar("T")
 
@@ -63,11 +73,17 @@ class PyNode(Node[Any]):
         """Returns one task.
 
         Raises:
-            ValueError: It is to keep its state, and has other methods of these names.
+            ValueError: Its arguments do not fit; or it is to keep its state, and has other methods
+                of these names.
         """
+        check_arguments(self._function, self._args, self._kwargs)
         if context.keeps_state:
             check_state_methods(self._function)
-        return [Task(self._work(), (), self.description)]
+        return [Task(self._work(), (), self.description, may_keep_state=self._may_keep_state)]
+
+    @property
+    def _may_keep_state(self) -> bool:
+        return not inspect.isfunction(self._function)
 
     def _work(self) -> "FunctionWork | ClassWork":
         return FunctionWork(self._function, self._args, self._kwargs)
@@ -97,6 +113,20 @@ class PyClassNode(PyNode):
     def enable_run(self) -> None:
         """Takes `disable_run` back."""
         self._run = True
+
+    def to_executables(self, context: PlanContext) -> Sequence[Task]:
+        """Returns one task.
+
+        Raises:
+            ValueError: As for a `PyNode`; or its `run` takes arguments.
+        """
+        if self._run:
+            check_run(self._function)
+        return super().to_executables(context)
+
+    @property
+    def _may_keep_state(self) -> bool:
+        return may_have_state(self._function)
 
     def _work(self) -> "ClassWork":
         return ClassWork(self._function, self._args, self._kwargs, self._run)

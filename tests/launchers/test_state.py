@@ -112,23 +112,15 @@ def test_a_node_that_ends_since_its_calls_end_is_saved_too(
     assert int(file.read_text()) > 3
 
 
-def test_a_node_that_saves_nothing_but_is_named_is_a_clear_error(
-    launch_program: Any, tmp_path: Path
-) -> None:
-    running = launch_program(
-        _program(Stateless), "test_mp", checkpoints={"counter": tmp_path / "checkpoints"}
-    )
-    with pytest.raises(lp.NodeFailedError, match=r"counter\[0\].*Stateless has no.*save\(folder\)"):
-        running.wait()
-
-
 def test_a_folder_for_all_leaves_nodes_without_state_alone(
     launch_program: Any, tmp_path: Path
 ) -> None:
-    running = launch_program(_program(Stateless), "test_mt", checkpoints=tmp_path / "checkpoints")
+    program = _program(Stateless)
+    program.add_node(lp.CourierNode(Counter), label="other")
+    running = launch_program(program, "test_mt", checkpoints=tmp_path / "checkpoints")
     running.client("counter").ping()
     running.stop()
-    assert not (tmp_path / "checkpoints").exists()
+    assert [each.name for each in (tmp_path / "checkpoints").iterdir()] == ["other"]
 
 
 def test_save_and_restore_of_a_node_that_keeps_its_state_are_hidden_from_callers(

@@ -31,6 +31,11 @@ class Greeter:
     def run(self):
         print(self.text * self.times)
 
+    def save(self, folder):
+        pass
+
+    restore = save
+
 def make_program(times: int = 1, text="hello ", loud: bool = False, folder: Optional[Path] = None):
     program = lp.Program("greetings")
     text = text.upper() if loud else text
@@ -47,7 +52,7 @@ def failing():
 
 def wrong():
     program = lp.Program("wrong")
-    program.add_node(lp.CourierNode(Greeter, lp.CourierNode(Greeter).create_handle()), label="a")
+    program.add_node(lp.CourierNode(Greeter, lp.CourierNode(Greeter).create_handle(), 1), label="a")
     return program
 
 def taken(port: int):

@@ -77,7 +77,7 @@ def test_a_handle_to_what_is_missing_or_serves_nothing_is_a_mistake_that_names_i
     assert "c[0] CourierNode(Peer): argument 1 is a handle to c[1], which was declared" in second
     assert "silent[0], but a PyNode(function) serves nothing" in third
     assert "e[0]" in fourth
-    assert "never added" in fourth
+    assert "a node of another program, 'other'" in fourth
 
 
 def test_a_node_may_be_declared_whenever_and_as_often_as_one_likes(program: lp.Program) -> None:

@@ -26,6 +26,13 @@ from launchpad_lite.nodes.python import FunctionWork
 class Service:
     def __init__(self, *args: Any, **kwargs: Any) -> None: ...
 
+    def save(self, folder: Path) -> None: ...
+
+    def restore(self, folder: Path) -> None: ...
+
+
+def ignore(*args: Any, **kwargs: Any) -> None: ...
+
 
 class Box:
     def __init__(self, content: Any = None) -> None:
@@ -378,7 +385,7 @@ def test_a_handle_in_a_global_of_a_local_function_becomes_a_client(
 def test_one_handle_in_two_places_is_one_client(launcher: str) -> None:
     program = lp.Program("handles")
     handle = probe(program)
-    work = thawed(program, launcher, print, handle, [handle], a=handle)
+    work = thawed(program, launcher, ignore, handle, [handle], a=handle)
     assert work.args[0] is work.args[1][0] is work.kwargs["a"]
 
 
@@ -405,8 +412,8 @@ def test_threads_share_what_holds_no_handle_and_planning_does_not_run_its_code()
     event, mock = threading.Event(), unittest.mock.MagicMock()
     inner, lazy = {"event": event}, Lazy.__new__(Lazy)
     args = (results, [handle, inner, results], Box(threading.Lock()), lazy, mock.child, mock)
-    work = thawed(program, "local_mt", print, *args, Local(handle), event=event)
-    assert work.function is print
+    work = thawed(program, "local_mt", ignore, *args, Local(handle), event=event)
+    assert work.function is ignore
     for index in (0, 2, 3, 4, 5):
         assert work.args[index] is args[index]
     assert work.args[1] is not args[1]
@@ -491,7 +498,7 @@ def test_a_plan_prints_as_a_tree() -> None:
     with program.group("server"):
         servers = [program.add_node(lp.CourierNode(Service)) for _ in range(8)]
     program.add_node(lp.PyClassNode(Service, servers[:2]), label="few")
-    program.add_node(lp.PyNode(print, servers), label="all")
+    program.add_node(lp.PyNode(ignore, servers), label="all")
     plan = lp.plan(program, "test_mp", {"server": {"cpu": 0.1, "gpu": 0}})
     lines = str(plan).splitlines()
     assert lines[0] == "tree  (test_mp: processes of this machine, silent)"
@@ -504,7 +511,7 @@ def test_a_plan_prints_as_a_tree() -> None:
         "└── all  1 node",
     ]
     assert lines[13] == (
-        "    └── all[0]  PyNode(print)  calls "
+        "    └── all[0]  PyNode(ignore)  calls "
         "server[0], server[1], server[2], server[3], server[4], and 3 more"
     )
 
@@ -588,3 +595,70 @@ def test_services_that_run_already_are_part_of_the_picture() -> None:
     assert "node0 --> service0" in drawn
     (user,) = plan.executables
     assert (user.calls, user.services) == ((), ("database[0]",))
+
+
+class Picky:
+    def __init__(self, size: int, *, name: str = "") -> None: ...
+
+    def run(self, steps: int) -> None: ...
+
+
+def picky(size: int) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("node", "words"),
+    [
+        (lp.CourierNode(Service, 1, a=2), ""),
+        (
+            lp.CourierNode(Box, 1, 2),
+            "Box(content: Any = None) -> None: too many positional arguments",
+        ),
+        (lp.PyClassNode(Box, contents=1), "got an unexpected keyword argument 'contents'"),
+        (lp.PyNode(picky), "picky(size: int) -> None: missing a required argument: 'size'"),
+        (
+            lp.CourierNode(Picky, 1),
+            "Picky.run(self, steps: int) -> None is called without arguments: missing a required argument: 'steps'",
+        ),
+        (lp.ColocationNode([lp.PyNode(picky)]), "missing a required argument: 'size'"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_mistakes(node: lp.Node[Any], words: str) -> None:
+    program = lp.Program("arguments")
+    program.add_node(node, label="a")
+    if not words:
+        lp.plan(program)
+        return
+    with pytest.raises(lp.ProgramError, match=re.escape(words)) as caught:
+        lp.plan(program)
+    assert "a[0]: " in str(caught.value)
+
+
+@pytest.mark.parametrize("chosen", ["/runs", {"a": "/runs"}])
+def test_checkpoints_of_what_has_no_state_are_a_mistake(chosen: Any) -> None:
+    program = lp.Program("stateless")
+    program.add_node(lp.CourierNode(Box), label="a")
+    with pytest.raises(lp.ProgramError, match=r"no (node has )?methods save\(folder\)"):
+        lp.plan(program, checkpoints=chosen)
+    program.add_node(lp.CourierNode(Service), label="b")
+    if chosen == "/runs":
+        lp.plan(program, checkpoints=chosen)
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [("resorces", "did you mean resources=?"), ("zzz", "the launcher 'local_mp' takes no others")],
+)
+def test_options_that_nothing_takes_are_refused(option: str, words: str) -> None:
+    program = lp.Program("misspelt")
+    program.add_node(lp.PyNode(ignore), label="a")
+    with pytest.raises(TypeError, match=f"unknown option {option}=.*{re.escape(words)}"):
+        lp.launch(program, "local_mp", **{option: {}})
+
+
+def test_a_program_takes_no_nodes_while_it_runs() -> None:
+    program = lp.Program("running")
+    program.add_node(lp.PyNode(lp.wait_for_stop), label="a")
+    with lp.launch(program, "test_mt"), pytest.raises(RuntimeError, match="'running' runs already"):
+        program.add_node(lp.PyNode(ignore), label="b")
+    program.add_node(lp.PyNode(ignore), label="b")
