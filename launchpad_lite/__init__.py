@@ -27,6 +27,7 @@ from launchpad_lite._render import render_mermaid, render_svg
 from launchpad_lite._resources import Resources
 from launchpad_lite._result import NodeFailure, Outcome, ProgramResult, Restart
 from launchpad_lite._runtime import (
+    current_node,
     heartbeat,
     register_stop_handler,
     restart_count,
@@ -112,6 +113,7 @@ __all__ = [
     "UnresolvedAddressError",
     "__version__",
     "batched_handler",
+    "current_node",
     "heartbeat",
     "is_local_launch",
     "is_local_launch_or_test",

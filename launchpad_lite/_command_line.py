@@ -72,6 +72,7 @@ options:
   --launcher=NAME                     {launchers}
   --lp_restart=WHEN                   never, on_failure or always; or GROUP=WHEN,GROUP=WHEN
   --lp_checkpoints=FOLDER             where nodes keep their state that can save and restore it
+  --lp_seed=N                         of the program: each node gets its own from it
   --lp_log_dir=FOLDER                 where the output of nodes is kept
   --lp_termination_notice_secs=N      seconds nodes have to end after they were asked ({notice:g})
 """
@@ -318,8 +319,11 @@ def _render(ready: LaunchPlan, output: str | None) -> None:
     if output is None:
         print(render_mermaid(ready), end="")  # noqa: T201
         return
-    text = render_svg(ready) if output.endswith(".svg") else render_mermaid(ready)
-    Path(output).write_text(text)
+    kinds = {".svg": render_svg, ".mmd": render_mermaid}
+    draw = kinds.get(Path(output).suffix)
+    if draw is None:
+        raise ProgramPathError(f"--output={output}: name a file that ends in {' or '.join(kinds)}")
+    Path(output).write_text(draw(ready))
 
 
 def _emit(ready: LaunchPlan, launcher: Launcher, output: str | None) -> None:

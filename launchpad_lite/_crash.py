@@ -31,7 +31,11 @@ def write_crash_report(
     make_folder(folder / "stacks")
     for old in (folder / "stacks").glob("*.txt"):
         old.unlink()  # of an earlier run, whose nodes may have been others
-    files = {"report": _report(result), "plan": f"{plan}\n", "versions": _versions()}
+    files = {
+        "report": _report(result),
+        "plan": f"{plan}\nseed: {plan.seed}\n",
+        "versions": _versions(),
+    }
     files.update({f"stacks/{node}": text for node, text in stacks.items()})
     for name, text in files.items():
         descriptor = open_private(folder / f"{name}.txt", is_new=True)

@@ -35,6 +35,7 @@ CHECKPOINTS = flags.DEFINE_string(
     "lp_checkpoints", None, "Folder for the state of nodes that can save and restore theirs."
 )
 
+SEED = flags.DEFINE_integer("lp_seed", None, "Of the program: nodes get their own from it.")
 LOG_DIR = flags.DEFINE_string("lp_log_dir", None, "Folder for the output of nodes.")
 
 _HOSTS = flags.DEFINE_string(

@@ -67,6 +67,24 @@ class FrozenWork:
         work: Work = _Thawer(self).load()
         return work
 
+    def __reduce__(self) -> "tuple[Callable[..., FrozenWork], tuple[object, ...]]":
+        buffer = io.BytesIO()
+        _HandlePickler(buffer, protocol=5).dump(self.handles)
+        return _load_frozen, (self.data, buffer.getvalue(), self.shared)
+
+
+class _HandlePickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Keeps handles what they are, which elsewhere travel as clients once the program runs."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, Handle):
+            return object.__reduce_ex__(obj, 2)
+        return super().reducer_override(obj)
+
+
+def _load_frozen(data: bytes, handles: bytes, shared: tuple[object, ...]) -> FrozenWork:
+    return FrozenWork(data, pickle.loads(handles), shared)
+
 
 def freeze(work: Work, *, share: bool = False, search: "HandleSearch | None" = None) -> FrozenWork:
     """Pickles work.
@@ -119,6 +137,9 @@ class _Freezer(cloudpickle.Pickler):  # type: ignore[misc]
         # classes stand in the script that defines flags meets it as a global.
         if obj is flags.FLAGS:
             return _this_process_flags, ()
+        if isinstance(obj, io.TextIOWrapper) and obj not in (sys.stdout, sys.stderr):
+            # cloudpickle would make a StringIO of what is left to read.
+            raise pickle.PicklingError("it is an open file; pass its path and open it in the node")
         if isinstance(obj, Deferred):
             # Loading it constructs the object, in whose arguments handles have become clients.
             return construct, (obj.constructor, obj.args, obj.kwargs)

@@ -15,6 +15,7 @@ from launchpad_lite._exit import report_at_exit
 from launchpad_lite._flags import (
     CHECKPOINTS,
     LOG_DIR,
+    SEED,
     TERMINATION_NOTICE_SECS,
     chosen_hosts,
     chosen_launcher,
@@ -59,6 +60,7 @@ def plan(
     liveness: LivenessChoice = None,
     checkpoints: CheckpointsChoice = None,
     processes: ProcessesByGroup | None = None,
+    seed: int | None = None,
     **launcher_options: Any,
 ) -> LaunchPlan:
     """Returns what `launch` would start where; starts nothing.
@@ -71,6 +73,7 @@ def plan(
         liveness: As for `launch`.
         checkpoints: As for `launch`.
         processes: As for `launch`.
+        seed: As for `launch`.
         **launcher_options: As for `launch`.
 
     Raises:
@@ -78,7 +81,7 @@ def plan(
         UnknownLauncherError: No such launcher is installed.
     """
     chosen = find_launcher(launcher, launcher_options)
-    settings = _settings(resources, restart, liveness, checkpoints, processes)
+    settings = _settings(resources, restart, liveness, checkpoints, processes, seed)
     return make_plan(program, chosen, settings)
 
 
@@ -93,6 +96,7 @@ def launch(
     checkpoints: CheckpointsChoice = None,
     processes: ProcessesByGroup | None = None,
     local_resources: ProcessesByGroup | None = None,
+    seed: int | None = None,
     notice_s: float | None = None,
     log_dir: str | os.PathLike[str] | None = None,
     log_limit_mib: float = 100.0,
@@ -123,6 +127,8 @@ def launch(
         processes: What the processes of nodes are started with: `lp.PythonProcess`, or dicts like
             `{"env": {"OMP_NUM_THREADS": "1"}}`, by group or single node.
         local_resources: Another name for `processes`, the original's.
+        seed: Of the program, from which each node gets its own (`lp.current_node().seed`). By default
+            what `--lp_seed` says, or a random one: `running.plan.seed`.
         notice_s: Seconds nodes have to end after they were asked; by default what
             `--lp_termination_notice_secs` says. 0 ends them by force at once, below 0 never.
         log_dir: Folder for the output of the nodes; by default what `--lp_log_dir` says.
@@ -150,7 +156,7 @@ def launch(
     choice: LauncherChoice = one_of("launcher", launcher, "launch_type", launch_type)
     chosen = find_launcher(choice, launcher_options)
     processes = one_of("processes", processes, "local_resources", local_resources)
-    settings = _settings(resources, restart, liveness, checkpoints, processes)
+    settings = _settings(resources, restart, liveness, checkpoints, processes, seed)
     ready = make_plan(program, chosen, settings)
     options = LaunchOptions(
         TERMINATION_NOTICE_SECS.value if notice_s is None else notice_s,
@@ -201,6 +207,7 @@ def _settings(
     liveness: LivenessChoice,
     checkpoints: CheckpointsChoice,
     processes: ProcessesByGroup | None,
+    seed: int | None,
 ) -> LaunchSettings:
     """Fills in what the command line says where the call says nothing."""
     return LaunchSettings(
@@ -209,6 +216,7 @@ def _settings(
         liveness,
         CHECKPOINTS.value if checkpoints is None else checkpoints,
         processes,
+        SEED.value if seed is None else seed,
     )
 
 

@@ -6,6 +6,7 @@ All mistakes of a program are found here, together, before anything starts.
 import dataclasses
 import itertools
 import os
+import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
@@ -54,6 +55,7 @@ class LaunchSettings:
         liveness: How they show that they are not hung.
         checkpoints: Where their state is kept.
         processes: How their processes are started.
+        seed: Of the program, 0 or more; None: a random one.
     """
 
     resources: ResourcesByGroup | None = None
@@ -61,6 +63,7 @@ class LaunchSettings:
     liveness: LivenessChoice = None
     checkpoints: CheckpointsChoice = None
     processes: ProcessesByGroup | None = None
+    seed: int | None = None
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,7 @@ class Executable:
         process: How its process is started.
         services: Names of services that run already and that it holds handles to.
         together: Executables with the same word run on one host.
+        seed: Of the program.
     """
 
     label: str
@@ -96,6 +100,7 @@ class Executable:
     process: PythonProcess = PLAIN
     services: tuple[str, ...] = ()
     together: str | None = None
+    seed: int = 0
 
     @property
     def name(self) -> str:
@@ -111,7 +116,14 @@ class Executable:
             notice_s: Seconds it has to end after it was asked.
         """
         return NodeSetup(
-            program, self.label, self.replica, attempt, notice_s, self.liveness, self.checkpoints
+            program,
+            self.label,
+            self.replica,
+            attempt,
+            notice_s,
+            self.liveness,
+            self.checkpoints,
+            self.seed,
         )
 
 
@@ -159,6 +171,7 @@ class LaunchPlan:
         notes: What the launcher cannot honour.
         services: What runs already.
         hosts: Where each executable runs, by its name; empty if there is only one place.
+        seed: Of which `lp.current_node().seed` is made.
     """
 
     program: str
@@ -168,6 +181,7 @@ class LaunchPlan:
     notes: tuple[str, ...] = ()
     services: tuple[Service, ...] = ()
     hosts: Mapping[str, str] = field(default_factory=dict)
+    seed: int = 0
 
     @property
     def addresses(self) -> list[Address]:
@@ -313,6 +327,10 @@ class _Planner:
         self._restarts_all = settings.restart is not None and not isinstance(
             settings.restart, Mapping
         )
+        given = settings.seed
+        self._seed = self._parse(
+            "seed", secrets.randbits(32) if given is None else given, _seed_of, 0
+        )
         self._liveness = self._check("liveness", settings.liveness, Liveness.of, Liveness())
         #: Whether a node may have a state to keep.
         self._keeps_state = False
@@ -343,6 +361,7 @@ class _Planner:
             tuple(self._launcher.notes(executables)),
             tuple(self._services.values()),
             self._launcher.placement(executables),
+            self._seed,
         )
 
     def _check(self, what: str, given: Any, parse: Callable[[Any], T], otherwise: T) -> _ByNode[T]:
@@ -434,6 +453,7 @@ class _Planner:
                     checkpoints=self._checkpoints_of(label, name, replica),
                     process=self._processes.get(label, name),
                     together=task.together,
+                    seed=self._seed,
                 )
                 for key in (*task.stands_for, node.key):
                     self._executable_names.setdefault(key, executable.name)
@@ -490,3 +510,9 @@ class _Planner:
 
 def _checkpoints_of(given: Checkpoints | _Folder) -> Checkpoints | None:
     return given if isinstance(given, Checkpoints) else Checkpoints(given)
+
+
+def _seed_of(given: object) -> int:
+    if isinstance(given, bool) or not isinstance(given, int) or given < 0:
+        raise ValueError(f"it is a whole number from 0 on, not {given!r}")
+    return given

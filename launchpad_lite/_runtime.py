@@ -7,6 +7,7 @@ have none, and fall back to the only program that runs in the process.
 
 import contextlib
 import contextvars
+import hashlib
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -60,6 +61,7 @@ class NodeSetup:
         notice_s: Seconds it has to end after it was asked.
         liveness: How it must show that it is not hung.
         checkpoints: Where its state is kept, if it is.
+        seed: Of the program.
     """
 
     program: str
@@ -69,11 +71,32 @@ class NodeSetup:
     notice_s: float = 10.0
     liveness: Liveness = field(default_factory=Liveness)
     checkpoints: NodeCheckpoints | None = None
+    seed: int = 0
 
     @property
     def name(self) -> str:
         """`label[replica]`."""
         return f"{self.label}[{self.replica}]"
+
+
+@dataclass(frozen=True)
+class CurrentNode:
+    """The node that asks.
+
+    Attributes:
+        name: `label[replica]`.
+        label: Its group.
+        replica: Its index in the group.
+        program: Name of its program.
+        seed: For its random numbers: 32 bits, made of the seed of the program and its name. It is the
+            same after each restart of the node, and in each run with `lp.launch(program, seed=...)`.
+    """
+
+    name: str
+    label: str
+    replica: int
+    program: str
+    seed: int
 
 
 class NodeRuntime:
@@ -431,6 +454,18 @@ def heartbeat() -> None:
         NoProgramError: No program runs here.
     """
     current_runtime().heartbeat()
+
+
+def current_node() -> CurrentNode:
+    """Returns what this node is called in its program, and a seed of its own.
+
+    Raises:
+        NoProgramError: No program runs here.
+    """
+    setup = current_runtime().setup
+    text = f"{setup.seed} {setup.name}".encode()
+    seed = int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "big")
+    return CurrentNode(setup.name, setup.label, setup.replica, setup.program, seed)
 
 
 def restart_count() -> int:

@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import inspect
 import logging
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -77,7 +78,10 @@ class NodeState:
         except ValueError as error:
             raise TypeError(f"{self._node}: {error}") from None
         held: Any = instance
-        self._store.restore(lambda folder: held.restore(folder=folder))
+        restored = self._store.restore(lambda folder: held.restore(folder=folder))
+        if restored is not None:
+            # Whether a run goes on or begins is the first thing that people look for in its output.
+            print(f"{self._node}: restored {restored.parent}", file=sys.stderr)  # noqa: T201
         self._write = lambda folder: held.save(folder=folder)
 
     @property

@@ -1,14 +1,16 @@
 """What a node and a handle are; the types every kind of node builds on."""
 
 import abc
+import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, SupportsIndex, TypeVar
 
 from launchpad_lite._address import Address
 from launchpad_lite._policies import RestartPolicy
 from launchpad_lite._resources import Resources
+from launchpad_lite.errors import UnresolvedAddressError
 
 if TYPE_CHECKING:
     from launchpad_lite._runtime import NodeRuntime
@@ -35,6 +37,27 @@ class Handle(abc.ABC, Generic[T_co]):
         Raises:
             UnresolvedAddressError: The program does not run (yet).
         """
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
+        """Travels as a client, in a call for instance, once the program runs."""
+        try:
+            return _as_it_is, (self.dereference(),)
+        except (UnresolvedAddressError, TypeError, ValueError):  # or there is nothing to call
+            return super().__reduce_ex__(protocol)
+
+    def __copy__(self) -> "Handle[T_co]":
+        copied = object.__new__(type(self))
+        copied.__dict__.update(self.__dict__)
+        return copied
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Handle[T_co]":
+        copied = object.__new__(type(self))
+        copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return copied
+
+
+def _as_it_is(client: T) -> T:
+    return client
 
 
 class DeclaredHandle(Handle[Any]):

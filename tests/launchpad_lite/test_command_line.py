@@ -256,6 +256,7 @@ def test_drawings_go_to_files(command: Command, programs: Path) -> None:
         (["prog", "--launcher=nonsense"], "Installed: kubernetes, local_mp, local_mt"),
         (["--lp_termination_notice_secs=soon", "prog"], "lp_termination_notice_secs"),
         (["plan"], "no PROGRAM is named"),
+        (["render", "prog:ready", "--output=graph.png"], "name a file that ends in .svg or .mmd"),
         (["emit", "--launcher=slurm", "prog:ready"], "--output=FOLDER"),
         (["--launcher=slurm", "--nodes=0", "prog"], "--launcher=slurm: nodes is a number"),
         (["--launcher=slurm", "--nodes=many", "prog"], "'--nodes=many': expected int"),

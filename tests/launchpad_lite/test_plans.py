@@ -662,3 +662,24 @@ def test_a_program_takes_no_nodes_while_it_runs() -> None:
     with lp.launch(program, "test_mt"), pytest.raises(RuntimeError, match="'running' runs already"):
         program.add_node(lp.PyNode(ignore), label="b")
     program.add_node(lp.PyNode(ignore), label="b")
+
+
+def test_an_open_file_is_refused(tmp_path: Path) -> None:
+    program = lp.Program("files")
+    with (tmp_path / "data.txt").open("w") as file:
+        program.add_node(lp.CourierNode(Box, {"out": file}), label="a")
+        (mistake,) = mistakes_of(program)
+    assert "argument 0['out'] (a TextIOWrapper)" in mistake
+    assert "it is an open file; pass its path and open it in the node" in mistake
+
+
+@pytest.mark.parametrize("seed", [-1, True, "7"])
+def test_a_seed_is_a_number(seed: Any) -> None:
+    (mistake,) = mistakes_of(one_node(), seed=seed)
+    assert f"seed: it is a whole number from 0 on, not {seed!r}" in mistake
+
+
+def one_node() -> lp.Program:
+    program = lp.Program("one")
+    program.add_node(lp.PyNode(ignore), label="a")
+    return program

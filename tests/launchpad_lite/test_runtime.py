@@ -127,3 +127,52 @@ def test_handlers_registered_anywhere_are_called_when_a_program_of_threads_stops
     # The node's own are called in another thread, for which its end waits two seconds only.
     poll_until(lambda: len(called) == 2)
     assert called == ["node", "thread of a node"]
+
+
+class Introspective:
+    def ask(self) -> Any:
+        return lp.current_node()
+
+
+@pytest.mark.parametrize("launcher", ["test_mp", "local_mt"])
+def test_a_node_knows_its_name_and_has_a_seed_of_its_own(
+    launch_program: Any, launcher: str
+) -> None:
+    def nodes(seed: int) -> list[Any]:
+        program = lp.Program("names")
+        with program.group("actor"):
+            handles = [program.add_node(lp.CourierNode(Introspective)) for _ in range(2)]
+        running = launch_program(program, launcher, seed=seed)
+        found = [handle.dereference().ask() for handle in handles]
+        running.stop()
+        return found
+
+    first, second = nodes(7)
+    assert (first.name, first.label, first.replica) == ("actor[0]", "actor", 0)
+    assert (second.name, second.program) == ("actor[1]", "names")
+    assert 0 <= first.seed < 1 << 32
+    assert first.seed != second.seed
+    assert nodes(7) == [first, second]
+    assert nodes(8)[0].seed != first.seed
+    with pytest.raises(lp.NoProgramError):
+        lp.current_node()
+
+
+class Registry:
+    def __init__(self) -> None:
+        self._members: list[Any] = []
+
+    def register(self, **members: Any) -> list[str]:
+        self._members += members.values()
+        return [member.ask().name for member in self._members]
+
+
+@pytest.mark.parametrize("launcher", ["test_mp", "local_mt"])
+def test_a_handle_in_a_call_becomes_a_client(launch_program: Any, launcher: str) -> None:
+    program = lp.Program("handles")
+    registry = program.add_node(lp.CourierNode(Registry), label="registry")
+    late = program.declare("member")
+    member = program.add_node(lp.CourierNode(Introspective), label="member")
+    launch_program(program, launcher)
+    names = registry.dereference().register(member=member, late=late)
+    assert names == ["member[0]", "member[0]"]
