@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from launchpad_lite._address import Address, AddressTable
+from launchpad_lite._interrupts import interrupt
 from launchpad_lite._log_file import read_log
 from launchpad_lite._plan import Executable, LaunchPlan
 from launchpad_lite._policies import Liveness, RestartPolicy, RestartWhen
@@ -195,7 +196,7 @@ class RunningProgram(abc.ABC):
         Raises:
             NodeFailedError: A node failed. Names the first cause, with its traceback.
             TimeoutError: It still runs after `timeout_s`.
-            KeyboardInterrupt: SIGINT ended it.
+            KeyboardInterrupt: SIGINT ended it. One that leaves the script shows no traceback.
             SystemExit: Another signal ended it; the code is 128 + its number.
         """
         if not self._join_through_interrupts(timeout_s):
@@ -205,10 +206,14 @@ class RunningProgram(abc.ABC):
         assert result is not None
         if result.outcome is Outcome.FAILED:
             report = result.failures[0].report
-            raise self.failure() from (report.rebuild() if report is not None else None)
+            cause = None if report is None else report.rebuild()
+            if cause is not None:
+                # The message has its traceback, which Python would print once more.
+                cause.__cause__ = None
+            raise self.failure() from cause
         if result.outcome is Outcome.INTERRUPTED:
             if result.signum == signal.SIGINT:
-                raise KeyboardInterrupt
+                raise interrupt()
             raise SystemExit(result.exit_code)
         return result
 

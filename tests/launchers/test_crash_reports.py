@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,8 @@ def test_the_error_shows_the_lines_of_both_sides_and_the_crash_folder_all_that_i
     assert 'raise ZeroDivisionError("the gradient vanished")' in str(error)  # there
     assert "self._learner.step(batch)" in str(error)  # here
     assert isinstance(error.__cause__, ZeroDivisionError)
+    shown = "".join(traceback.format_exception(error))
+    assert shown.count('raise ZeroDivisionError("the gradient vanished")') == 1
     assert "the gradient vanished" in (folder / "report.txt").read_text()
     assert "actor[0]  PyClassNode(LastActor)  calls learner[0]" in (folder / "plan.txt").read_text()
     versions = (folder / "versions.txt").read_text()
