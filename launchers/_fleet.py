@@ -101,6 +101,10 @@ class Fleet:
         """Tells a node to end."""
         self._of(node).request_stop(node)
 
+    def let_go(self, node: str) -> None:
+        """Lets a node stop to serve that has done its work."""
+        self._of(node).let_go(node)
+
     def end_calls(self, node: str) -> None:
         """Has new calls of a node refused, unless it looks at the stop by now."""
         self._of(node).end_calls(node)

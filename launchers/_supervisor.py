@@ -6,6 +6,7 @@ run is behind `Host`; this module decides nothing.
 
 import logging
 import queue
+import signal
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -13,8 +14,9 @@ from pathlib import Path
 from typing import Protocol
 
 from courier import ExceptionReport
-from launchers._console import show_rest, warn
+from launchers._console import show_rest, tell, warn
 from launchers._run_folder import make_run_folder
+from launchers._stop_notices import StopNotices, named
 from launchers.host.usage import Usage
 from launchpad_lite._checkpoints import CheckpointStore
 from launchpad_lite._crash import write_crash_report
@@ -29,6 +31,7 @@ from launchpad_lite._events import (
     HostLost,
     Kill,
     KillAsked,
+    LetGo,
     RequestStop,
     Start,
     StopAsked,
@@ -75,6 +78,9 @@ class Host(Protocol):
 
     def request_stop(self, node: str) -> None:
         """Tells a node to end."""
+
+    def let_go(self, node: str) -> None:
+        """Lets a node stop to serve that has done its work."""
 
     def end_calls(self, node: str) -> None:
         """Has new calls of a node refused, unless it looks at the stop by now."""
@@ -309,6 +315,9 @@ class SupervisedProgram(RunningProgram):
         for executable in self.plan.executables:
             if (kept := executable.checkpoints) is not None:
                 CheckpointStore(kept.folder, kept.keep).discard_incomplete()
+        for why, nodes in _by_summary(result.cut_short).items():
+            text = "%s: a call of %s failed while the program stopped (%s)"
+            warn(_LOGGER, text, self.plan.program, named(nodes), why)
         if result.killed:
             names = ", ".join(result.killed)
             warn(_LOGGER, "%s: ended by force after the notice: %s", self.plan.program, names)
@@ -329,6 +338,7 @@ class SupervisedProgram(RunningProgram):
             blame_s=self._blame_s,
             now=time.monotonic(),
         )
+        notices = StopNotices(self.plan.program, self._options.notice_s, self._tell)
         event: Event = Tick()
         while True:
             if isinstance(event, HostLost) and not life.stopping:
@@ -346,7 +356,13 @@ class SupervisedProgram(RunningProgram):
             if isinstance(event, HostLost) and life.stopping:
                 # Not before: whoever was asked to end does not fail when its calls do.
                 self._tell_lost(event, host)
-            event = self._next_event(life.deadline)
+            now = time.monotonic()
+            if life.stopping:
+                signum = event.signum if isinstance(event, StopAsked) else None
+                reason = event.reason if isinstance(event, StopAsked) else ""
+                notices.begin(reason, signum == signal.SIGINT, signum is not None, now)
+                notices.look(life.waited_for(), now)
+            event = self._next_event(life.deadline, notices.due)
 
     def _perform(self, host: Host, action: Action) -> None:
         if isinstance(action, Start):
@@ -357,6 +373,8 @@ class SupervisedProgram(RunningProgram):
             # What was registered in this process is called before any node can have ended.
             self._stopping.set()
             host.request_stop(action.node)
+        elif isinstance(action, LetGo):
+            host.let_go(action.node)
         elif isinstance(action, EndCalls):
             host.end_calls(action.node)
         elif isinstance(action, DumpStacks):
@@ -370,8 +388,13 @@ class SupervisedProgram(RunningProgram):
         self._stopping.wait()
         STOP_HANDLERS.call_all()
 
-    def _next_event(self, deadline: float | None) -> Event:
+    def _tell(self, text: str) -> None:
+        if not self._options.quiet:
+            tell(text)
+
+    def _next_event(self, *deadlines: float | None) -> Event:
         timeout_s = None
+        deadline = min((each for each in deadlines if each is not None), default=None)
         if deadline is not None:
             # A notice of centuries is fine; a wait that long is not.
             timeout_s = min(max(0.0, deadline - time.monotonic()), _LONGEST_WAIT_S)
@@ -423,3 +446,11 @@ class SupervisedProgram(RunningProgram):
             callers = [each.name for each in self.plan.executables if node in each.calls]
             host.tell_ended(callers, keys)
             self._table.clients.note_ended([self._table.endpoints[key] for key in keys])
+
+
+def _by_summary(failures: Sequence[NodeFailure]) -> dict[str, list[str]]:
+    """Returns the names of nodes by how they failed."""
+    found: dict[str, list[str]] = {}
+    for each in failures:
+        found.setdefault(each.summary, []).append(each.node)
+    return found

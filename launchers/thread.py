@@ -17,6 +17,7 @@ from launchers._supervisor import SupervisedProgram
 from launchers.host.usage import Usage
 from launchpad_lite._events import (
     Constructed,
+    CutShort,
     Ended,
     Healthy,
     Heard,
@@ -108,6 +109,10 @@ class _Link:
 
     def leaving(self) -> None:
         self._program.post(Leaving(self._node, self._attempt))
+
+    def cut_short(self, report: ExceptionReport) -> None:
+        failure = NodeFailure.of_exception(self._node, _ThreadHost.name, report)
+        self._program.post(CutShort(self._node, self._attempt, failure))
 
     def heard(self, listens: bool) -> None:
         self._program.post(Heard(self._node, self._attempt, listens))
@@ -245,6 +250,9 @@ class _ThreadHost:
 
     def request_stop(self, node: str) -> None:
         self._nodes[node].request_stop()
+
+    def let_go(self, node: str) -> None:
+        self._nodes[node].runtime.let_go()
 
     def end_calls(self, node: str) -> None:
         self._nodes[node].runtime.end_calls()

@@ -161,8 +161,26 @@ class Placed:
     is_there: bool
 
 
+@dataclass(frozen=True)
+class CutShort:
+    """A node ends in order, though by a call that failed while the program stops."""
+
+    node: str
+    attempt: int
+    failure: NodeFailure
+
+
 NodeEvent = (
-    Constructed | Leaving | Failed | Ended | Healthy | Heartbeat | Preempted | Heard | Placed
+    Constructed
+    | Leaving
+    | CutShort
+    | Failed
+    | Ended
+    | Healthy
+    | Heartbeat
+    | Preempted
+    | Heard
+    | Placed
 )
 Event = NodeEvent | StopAsked | KillAsked | HostLost | Tick
 
@@ -182,6 +200,13 @@ class Start:
 @dataclass(frozen=True)
 class RequestStop:
     """Ask a node to end."""
+
+    node: str
+
+
+@dataclass(frozen=True)
+class LetGo:
+    """Let a node stop to serve that has done its work; while all stop, `RequestStop` does that."""
 
     node: str
 
@@ -227,4 +252,4 @@ class Finish:
     result: ProgramResult
 
 
-Action = Start | RequestStop | EndCalls | DumpStacks | Terminate | Kill | Finish
+Action = Start | RequestStop | LetGo | EndCalls | DumpStacks | Terminate | Kill | Finish

@@ -28,6 +28,7 @@ from dataclasses import dataclass, field, replace
 from launchpad_lite._events import (
     Action,
     Constructed,
+    CutShort,
     DumpStacks,
     EndCalls,
     Ended,
@@ -40,6 +41,7 @@ from launchpad_lite._events import (
     Kill,
     KillAsked,
     Leaving,
+    LetGo,
     NodeEvent,
     Placed,
     Preempted,
@@ -222,6 +224,8 @@ class ProgramLife:
         # A node that always ends well is started again for as long as the program runs.
         self._restarts: collections.deque[Restart] = collections.deque(maxlen=MAX_RESTARTS_KEPT)
         self._killed: list[str] = []
+        #: How nodes ended whose calls failed since the program stopped.
+        self._cut_short: list[NodeFailure] = []
         self._outcome = Outcome.COMPLETED
         self._reason = "every node that had something to run has ended"
         self._signum: int | None = None
@@ -242,6 +246,14 @@ class ProgramLife:
         watches = self._has_limits and not self.stopping
         due = min(self._next_due, self._looked_at + LOOK_S if watches else math.inf)
         return None if self.over or math.isinf(due) else due
+
+    def waited_for(self) -> dict[str, bool]:
+        """Returns the nodes that were asked to end and have not, and whether they look at that."""
+        return {
+            name: not node.deaf
+            for name, node in self._nodes.items()
+            if node.has_worker and node.stage is not _Stage.UP
+        }
 
     def restarts_of(self, name: str) -> int:
         """Returns how often a node was started anew."""
@@ -294,6 +306,10 @@ class ProgramLife:
         if isinstance(event, Leaving):
             node.leaving, node.left_unasked = True, event.unasked
             node.signs.clear()
+            # While all stop, its callers may have more to hand in: it is asked in its turn.
+            return [] if self.stopping else [LetGo(node.name)]
+        if isinstance(event, CutShort):
+            self._cut_short.append(self._stamped(node, event.failure, now))
             return []
         if isinstance(event, Constructed):
             self._count(node, -1)
@@ -415,6 +431,8 @@ class ProgramLife:
         is_none = failure.is_consequence or (dispensable and went)
         if not is_none or self._outcome is Outcome.FAILED:
             self._failures.append(failure)
+        elif failure.is_consequence:
+            self._cut_short.append(failure)
 
     def _start_again(self, node: _Node, failure: NodeFailure | None, now: float) -> None:
         counts = failure is not None and not node.told_to_go
@@ -481,11 +499,10 @@ class ProgramLife:
             return []
         # Nodes that failed only since others were going already did not fail.
         since = now - self._launched_at - self._timing.blame_s
-        self._failures = [
-            failure
-            for failure in self._failures
-            if not failure.is_consequence or failure.at_s < since
-        ]
+        known, self._failures = self._failures, []
+        for failure in known:
+            is_none = failure.is_consequence and failure.at_s >= since
+            (self._cut_short if is_none else self._failures).append(failure)
         self._signum = event.signum
         outcome = Outcome.STOPPED if event.signum is None else Outcome.INTERRUPTED
         return self._stop(now, outcome, event.reason)
@@ -493,10 +510,11 @@ class ProgramLife:
     def _note_kill(self, now: float) -> list[Action]:
         self._note_stop(StopAsked("asked to end at once"), now)
         return [
-            self._kill(node, now)
+            action
             for node in self._nodes.values()
             # Who asks again must not put off the end.
             if node.has_worker and node.stage is not _Stage.KILLED
+            for action in self._kill(node, now)
         ]
 
     def _note_host(self, event: HostLost, now: float) -> list[Action]:
@@ -598,23 +616,34 @@ class ProgramLife:
             return [Start(node.name, node.attempt, node.cause)]
         if node.stage is _Stage.UP and self.stopping:
             # Who looks only when the notice is over asks those first whom it ends by force.
-            return [self._ask(node, now), self._terminate(node, now)]
+            return [self._ask(node, now), *self._terminate(node, now)]
         if node.stage is _Stage.UP:
             node.verdict = NodeFailure(node.name, node.terms.host, _hung(node))
-            return [DumpStacks(node.name, hung=True), self._terminate(node, now)]
+            return self._terminate(node, now)
         if node.stage is _Stage.ASKED:
-            return [self._terminate(node, now)]
+            return self._terminate(node, now)
         if node.stage is _Stage.TERMINATED:
-            return [self._kill(node, now)]
+            return self._kill(node, now)
         return self._give_up(node, now)
 
-    def _terminate(self, node: _Node, now: float) -> Action:
+    def _terminate(self, node: _Node, now: float) -> list[Action]:
+        actions = [*self._dump_before_force(node), Terminate(node.name)]
         node.asked = True
         self._enter(node, _Stage.TERMINATED, now + self._timing.terminate_s)
         self._note_force(node)
-        return Terminate(node.name)
+        return actions
 
-    def _kill(self, node: _Node, now: float) -> Action:
+    def _dump_before_force(self, node: _Node) -> list[Action]:
+        """Has it written down where a node is that is about to be ended by force, once."""
+        if node.stage not in (_Stage.UP, _Stage.ASKED):
+            return []  # it was, before SIGTERM
+        # When the program failed, it was written down already.
+        if self.stopping and self._outcome is Outcome.FAILED:
+            return []
+        return [DumpStacks(node.name, hung=True)]
+
+    def _kill(self, node: _Node, now: float) -> list[Action]:
+        actions = [*self._dump_before_force(node), Kill(node.name)]
         # Its host may be gone, which becomes known later; then it can be started on another one.
         node.asked = True
         give_up_s = (
@@ -622,7 +651,7 @@ class ProgramLife:
         )
         self._enter(node, _Stage.KILLED, now + give_up_s)
         self._note_force(node)
-        return Kill(node.name)
+        return actions
 
     def _note_force(self, node: _Node) -> None:
         if self.stopping and node.name not in self._killed:
@@ -759,6 +788,7 @@ class ProgramLife:
             self._signum if not failures else None,
             tuple(self._killed),
             tuple(self._restarts),
+            tuple(self._cut_short),
         )
         return [Finish(result)]
 

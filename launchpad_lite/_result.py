@@ -210,6 +210,8 @@ class ProgramResult:
         killed: Nodes that did not end within the notice and were ended by force, or, being
             threads that cannot be, were given up.
         restarts: The restarts of nodes, in order; of very many, the newest.
+        cut_short: How nodes ended that did not fail: a call of theirs failed while the program
+            stopped. What they had not handed in yet is lost.
     """
 
     outcome: Outcome
@@ -218,6 +220,7 @@ class ProgramResult:
     signum: int | None = None
     killed: tuple[str, ...] = ()
     restarts: tuple[Restart, ...] = ()
+    cut_short: tuple[NodeFailure, ...] = ()
 
     @property
     def exit_code(self) -> int:

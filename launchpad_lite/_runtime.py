@@ -37,7 +37,10 @@ class WorkerLink(Protocol):
         """The node wants the program to stop."""
 
     def leaving(self) -> None:
-        """The node's work is done."""
+        """The node's work is done; `NodeRuntime.let_go` follows, or the request to stop."""
+
+    def cut_short(self, report: courier.ExceptionReport) -> None:
+        """A call failed while the program stops, and ends the node."""
 
     def heard(self, listens: bool) -> None:
         """The node was asked to end; `listens`: its code looks at that."""
@@ -106,6 +109,8 @@ class NodeRuntime:
         self.setup = setup
         self.table = table
         self.stop_event = threading.Event()
+        #: Whether the node may stop to serve once its work is done.
+        self._may_go = threading.Event()
         #: Keeps the state of the node's object.
         self.state = NodeState(setup.name, setup.checkpoints)
         self._link = link
@@ -168,12 +173,23 @@ class NodeRuntime:
             serves: As for `constructed`.
         """
         self.constructed(runs=runs, serves=serves)
+        is_well = True
         try:
             yield
+        except BaseException as error:
+            is_well = self.leaves_well(error)
+            raise
         finally:
             # Nobody may be left to show that it goes on, while calls in flight or a last
             # checkpoint take their time.
             self._link.leaving()
+            if is_well and runs and serves is not None:
+                # The program may be stopping, and callers still have something to hand in.
+                self._may_go.wait()
+
+    def let_go(self) -> None:
+        """Lets the node stop to serve once its work is done. For supervisors."""
+        self._may_go.set()
 
     def ask_stop(self) -> None:
         """Asks for the end of the whole program."""
@@ -203,6 +219,7 @@ class NodeRuntime:
     def request_stop(self) -> None:
         """Tells the node that it is to end. For supervisors. May be repeated."""
         self.stop_event.set()
+        self._may_go.set()
         # Whom it calls is ending too, and does not come back.
         self.clients.do(courier.stop_waiting)
         self._tell_heard()
@@ -303,6 +320,11 @@ class NodeRuntime:
             return self.stop_event.is_set() or error.code in (None, 0)
         # Others stop too, and calls to them fail.
         return isinstance(error, CONSEQUENCES) and self.stop_event.is_set()
+
+    def note_cut_short(self, error: BaseException) -> None:
+        """Tells of an exception that ends the node in order, if it is of a call that failed."""
+        if isinstance(error, CONSEQUENCES):
+            self._link.cut_short(courier.ExceptionReport.of(error))
 
     def leaves_well(self, error: BaseException) -> bool:
         """Tells whether an exception that ends the node leaves its state whole."""

@@ -39,6 +39,7 @@ def run_work(work: Thawable, runtime: NodeRuntime) -> ExceptionReport | None:
         task(runtime)
     except BaseException as error:  # noqa: BLE001 - the supervisor reports it
         if runtime.leaves_in_order(error):
+            runtime.note_cut_short(error)
             return None
         return ExceptionReport.of(error, skip_frames=1)
     return None

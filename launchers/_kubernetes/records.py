@@ -382,6 +382,7 @@ def _end_json(end: End) -> str:
                 "signum": result.signum,
                 "killed": list(result.killed),
                 "restarts": [_restart_json(each) for each in result.restarts],
+                "cut_short": [_failure_json(each) for each in result.cut_short],
             },
             "stacks": dict(end.stacks),
         }
@@ -398,6 +399,7 @@ def _end_of(found: Mapping[str, Any]) -> End:
             None if result["signum"] is None else int(result["signum"]),
             tuple(map(str, result["killed"])),
             tuple(_restart_of(each) for each in result["restarts"]),
+            tuple(_failure_of(each) for each in result["cut_short"]),
         ),
         {str(node): str(text) for node, text in found["stacks"].items()},
     )

@@ -3,11 +3,11 @@
 A single thread with an event loop. Commands come in as frames on one
 descriptor, events go out on another:
 
-    in    survey, probe, relay, reserve, start, stop, end_calls, ended, lost, moved, dump, terminate,
-          kill, ping, quit, and of relayed connections relay_*
+    in    survey, probe, relay, reserve, start, stop, let_go, end_calls, ended, lost, moved, dump,
+          terminate, kill, ping, quit, and of relayed connections relay_*
     out   surveyed, probed, relaying, reserved or taken, started or refused, output, stacks, exited,
-          terminated, departing, alive, abandoned, relay_*, and what workers say: constructed, leaving, failed,
-          stop, heard, preempted, healthy, heartbeat
+          terminated, departing, alive, abandoned, relay_*, and what workers say: constructed, leaving,
+          cut_short, failed, stop, heard, preempted, healthy, heartbeat
 
 It imports what workers share and forks them from itself, so a worker costs
 milliseconds. When its input ends (the launcher is gone, however), or is silent
@@ -333,7 +333,8 @@ class Agent:
             "reserve": self._reserve,
             "start": self._start,
             "stop": self._stop,
-            "end_calls": self._end_calls,
+            "let_go": self._pass_on,
+            "end_calls": self._pass_on,
             "ended": self._note_ended,
             "dump": self._dump,
             "look": self._look,
@@ -434,9 +435,9 @@ class Agent:
         if key is not None and key.events != events:
             self._selector.modify(key.fd, events, key.data)
 
-    def _end_calls(self, frame: Frame) -> None:
+    def _pass_on(self, frame: Frame) -> None:
         if (worker := self._workers.get(frame["node"])) is not None:
-            self._tell(worker, "end_calls")
+            self._tell(worker, frame.op)
 
     def _note_ended(self, frame: Frame) -> None:
         for caller in frame["callers"]:

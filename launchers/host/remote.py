@@ -36,6 +36,7 @@ from launchers.host.usage import Usage
 from launchers.host.worker import Payload
 from launchpad_lite._events import (
     Constructed,
+    CutShort,
     Ended,
     Event,
     Failed,
@@ -493,6 +494,9 @@ class AgentHost:
             with self._looked:
                 self._looks[node] = frame.body.decode(errors="replace")
                 self._looked.notify_all()
+        elif frame.op == "cut_short":
+            failure = NodeFailure.of_exception(node, self.name, pickle.loads(frame.body))
+            self.post(CutShort(node, frame["attempt"], failure))
         elif frame.op == "stacks":
             self._stacks[node] = frame.body.decode(errors="replace")
         else:
@@ -580,6 +584,10 @@ class AgentHost:
         """Tells a node to end."""
         self._stopping = True
         self._send(Frame("stop", {"node": node}))
+
+    def let_go(self, node: str) -> None:
+        """Lets a node stop to serve that has done its work."""
+        self._send(Frame("let_go", {"node": node}))
 
     def end_calls(self, node: str) -> None:
         """Has new calls of a node refused, unless it looks at the stop by now."""

@@ -81,6 +81,9 @@ class _Link:
     def leaving(self) -> None:
         self.send(Frame("leaving"))
 
+    def cut_short(self, report: ExceptionReport) -> None:
+        self.send(Frame("cut_short", body=pickle.dumps(report)))
+
     def heard(self, listens: bool) -> None:
         self.send(Frame("heard", {"listens": listens}))
 
@@ -181,6 +184,8 @@ class _Control:
     def _obey(self, frame: Frame) -> None:
         if frame.op == "stop":
             self._request_stop()
+        elif frame.op == "let_go":
+            self._runtime.let_go()
         elif frame.op == "end_calls":
             self._runtime.end_calls()
         elif frame.op == "dump":

@@ -244,6 +244,8 @@ class _Member:
         except BaseException as error:  # noqa: BLE001 - the outer thread raises it
             if not self.runtime.leaves_in_order(error):
                 self.error = error
+            else:
+                self._together.outer.note_cut_short(error)
         finally:
             self._together.note_end(self)
 
@@ -282,6 +284,10 @@ class _Member:
     def leaving(self) -> None:
         with self._together.changed():
             self.has_left = True
+        self.runtime.let_go()
+
+    def cut_short(self, report: courier.ExceptionReport) -> None:
+        """Is told by the whole."""
 
     def heard(self, listens: bool) -> None:
         self.listens = listens

@@ -99,10 +99,49 @@ def test_a_signal_stops_in_order(tmp_path: Path, how: str, signum: signal.Signal
         process = script.start(how)
         _wait_until_up(script)
         process.send_signal(signum)
-        process.communicate(timeout=60)
+        _, told = process.communicate(timeout=60)
         # An interpreter that is left by KeyboardInterrupt ends by the signal; shells say 130.
         assert process.returncode in (128 + signum, -signum)
+        assert f"launchpad: stopping 'waiting' ({signum.name})" in told
+        assert "Traceback" not in told
         assert len(list(tmp_path.glob("handled*"))) == 2
+        script.assert_gone()
+
+
+_PATH = "script:make_program"
+_SLOW_TO_STOP = """
+    import pathlib
+    import launchpad_lite as lp
+
+    def wait():
+        pathlib.Path("up").touch()
+        lp.wait_for_stop()
+        while True:
+            pathlib.Path("stays").touch()
+
+    def make_program():
+        program = lp.Program("slow")
+        program.add_node(lp.PyNode(wait), label="node")
+        return program
+"""
+
+
+def test_ctrl_c_on_the_command_line_says_who_is_waited_for_and_ends_without_a_traceback(
+    tmp_path: Path,
+) -> None:
+    with Script(tmp_path, _SLOW_TO_STOP) as script:
+        launch = (sys.executable, "-m", "launchpad_lite.launch", "--launcher=local_mp", _PATH)
+        process = script.start("--lp_termination_notice_secs=600", command=launch)
+        script.wait_for("up")
+        process.send_signal(signal.SIGINT)
+        assert process.stderr is not None
+        told = [process.stderr.readline() for _ in range(2)]
+        assert told[0].endswith("(SIGINT); a second Ctrl-C ends it at once\n"), told
+        assert "waiting for node[0]" in told[1], told
+        process.send_signal(signal.SIGINT)
+        _, rest = process.communicate(timeout=60)
+        assert process.returncode == 128 + signal.SIGINT
+        assert "Traceback" not in rest
         script.assert_gone()
 
 

@@ -25,6 +25,7 @@ from launchpad_lite import _life
 from launchpad_lite._events import (
     Action,
     Constructed,
+    CutShort,
     DumpStacks,
     EndCalls,
     Ended,
@@ -38,6 +39,7 @@ from launchpad_lite._events import (
     Kill,
     KillAsked,
     Leaving,
+    LetGo,
     Placed,
     Preempted,
     RequestStop,
@@ -337,6 +339,9 @@ class Life:
             self._check_asking(action.node, worker)
         elif isinstance(action, EndCalls):
             self._check_end_of_calls(worker)
+        elif isinstance(action, LetGo):
+            assert worker.leaving, "it has not done its work"
+            assert not self.machine.stopping, "its callers may have more to hand in"
         elif isinstance(action, DumpStacks):
             self.dumped.add((action.node, worker.attempt))
         elif isinstance(action, Terminate):
@@ -600,6 +605,11 @@ def begun(*terms: NodeTerms | str, notice_s: float = 10.0, **options: Any) -> Li
     return life
 
 
+def forced(name: str, how: type[Terminate | Kill] = Terminate) -> list[Action]:
+    """Returns what is done to a node that is ended by force: first it shows where it is."""
+    return [DumpStacks(name, hung=True), how(name)]
+
+
 def finish_of(life: Life, *events: Event) -> ProgramResult:
     for each in events:
         life(each)
@@ -682,7 +692,7 @@ def test_a_second_stop_changes_nothing() -> None:
 
 def test_asking_again_for_the_kill_does_not_put_off_the_end() -> None:
     life = begun("a")
-    assert life(KillAsked()) == [Kill("a")]
+    assert life(KillAsked()) == forced("a", Kill)
     life.now += GIVE_UP_S / 2
     assert life(KillAsked()) == []
     life.now += GIVE_UP_S / 2
@@ -697,7 +707,7 @@ def test_stopping_asks_then_terminates_then_kills_then_gives_up() -> None:
     life.wait(1.0)
     assert life(Ended("good", 0)) == []
     assert life.wait(1.9) == []
-    assert life.wait(0.2) == [Terminate("bad")]
+    assert life.wait(0.2) == forced("bad")
     assert life.wait(TERMINATE_S) == [Kill("bad")]
     (finish,) = life.wait(GIVE_UP_S)
     assert isinstance(finish, Finish)
@@ -707,7 +717,7 @@ def test_stopping_asks_then_terminates_then_kills_then_gives_up() -> None:
 
 def test_notice_zero_ends_nodes_by_force_at_once() -> None:
     life = begun("a", notice_s=0.0)
-    assert life(StopAsked("x")) == [RequestStop("a"), Terminate("a")]
+    assert life(StopAsked("x")) == [RequestStop("a"), *forced("a")]
     result = finish_of(life, Ended("a", 0, failure("a")))
     assert result.outcome is Outcome.STOPPED  # who is ended by force does not fail
     assert result.killed == ("a",)
@@ -717,7 +727,7 @@ def test_a_negative_notice_never_ends_nodes_by_force() -> None:
     life = begun("a", notice_s=-1.0)
     assert life(StopAsked("x")) == [RequestStop("a")]
     assert life.wait(1e9) == []
-    assert life(KillAsked()) == [Kill("a")]
+    assert life(KillAsked()) == forced("a", Kill)
 
 
 # Many nodes
@@ -791,7 +801,7 @@ def test_a_caller_that_listens_holds_up_those_it_calls_for_its_share_of_the_noti
     assert life.wait(9.7) == []
     assert life.wait(0.2) == [RequestStop("c")]
     assert life.wait(9.8) == []
-    assert life.wait(0.3) == [Terminate("c"), Terminate("b"), Terminate("a")]
+    assert life.wait(0.3) == [*forced("c"), *forced("b"), *forced("a")]
 
 
 def test_a_caller_that_does_not_listen_holds_up_those_it_calls_for_a_moment_only() -> None:
@@ -1157,7 +1167,7 @@ def test_nothing_is_done_to_workers_of_a_lost_host() -> None:
     slow = RestartPolicy(backoff_s=1000.0, max_backoff_s=1000.0)
     life = begun(NodeTerms("a", restart=slow), "b")
     life(HostLost("far", ("a",), GONE))
-    assert life(KillAsked()) == [Kill("b")]
+    assert life(KillAsked()) == forced("b", Kill)
     assert finish_of(life, Ended("b", 0)).outcome is Outcome.STOPPED
 
 
@@ -1356,7 +1366,7 @@ def test_a_failed_node_that_lingers_is_ended_by_force_after_the_notice_and_resta
     for _ in range(2):
         assert life(Failed("a", 0, failure("a"))) == []
     assert life.wait(3.0 - EPS) == []
-    assert life.wait(2 * EPS) == [Terminate("a")]
+    assert life.wait(2 * EPS) == forced("a")
     assert life.wait(TERMINATE_S) == [Kill("a")]
     assert life(Ended("a", 0, failure("a", text="was killed"))) == [Start("a", 1)]
     (restart,) = finish_of(life, StopAsked("x"), Ended("a", 1), Ended("b", 0)).restarts
@@ -1404,7 +1414,7 @@ def test_a_failure_while_all_stop_counts_even_if_the_worker_is_ended_by_force(
     life(StopAsked("x"))
     for _ in range(2):
         assert life(Failed("a", 0, failure("a"))) == []
-    assert life.wait(3.0) == [Terminate("a")]
+    assert life.wait(3.0) == forced("a")
     result = finish_of(life, Ended("a", 0, ended))
     assert [each.summary for each in result.failures] == ["a broke"]
     assert result.outcome is Outcome.FAILED
@@ -1418,7 +1428,7 @@ def test_a_failure_that_was_to_be_mended_when_somebody_asked_for_the_stop_counts
     life(Failed("a", 0, failure("a", raised=True)))
     life.wait(1.0)
     assert life(StopAsked("x")) == []
-    assert life.wait(2.0) == [Terminate("a")]  # its notice began when it failed
+    assert life.wait(2.0) == forced("a")  # its notice began when it failed
     result = finish_of(life, Ended("a", 0, ended))
     assert [each.summary for each in result.failures] == ["a broke"]
     assert result.restarts == ()
@@ -1461,7 +1471,7 @@ def test_a_hung_node_shows_its_stacks_and_is_ended_by_force(
             assert life.wait(4.9) == []
             life(sign)
     assert life.wait(4.9) == []
-    assert life.wait(0.4) == [DumpStacks("a", hung=True), Terminate("a")]
+    assert life.wait(0.4) == forced("a")
     assert life.wait(TERMINATE_S) == [Kill("a")]
     result = finish_of(life, Ended("a", 0, failure("a"), stacks="in a loop"))
     assert text in result.failures[0].summary
@@ -1473,7 +1483,7 @@ def test_a_hung_node_is_restarted_by_its_policy() -> None:
     life.wait(5.0)
     assert life(Ended("a", 0)) == [Start("a", 1)]
     assert life.wait(4.9) == []
-    assert life.wait(0.2) == [DumpStacks("a", hung=True), Terminate("a")]
+    assert life.wait(0.2) == forced("a")
 
 
 def test_a_hung_node_that_cannot_be_ended_fails_the_program_and_is_not_restarted() -> None:
@@ -1517,9 +1527,30 @@ def test_a_node_that_leaves_keeps_the_program_alive_and_is_asked_to_end_in_its_t
     life = begun(*CHAIN)
     for name in ("a", "b", "c"):
         life(Constructed(name, 0, True))
-        assert life(Leaving(name, 0)) == []
+        assert life(Leaving(name, 0)) == [LetGo(name)]
     assert life.wait(100.0) == []
     assert life(StopAsked("x")) == [RequestStop("a")]
+
+
+def test_a_node_that_leaves_while_all_stop_serves_on_until_its_callers_have_ended() -> None:
+    life = begun(*CHAIN, notice_s=90.0)
+    for name in ("a", "b", "c"):
+        life(Constructed(name, 0, True))
+    life(StopAsked("lp.stop() in b[0]"))
+    assert life(Leaving("b", 0)) == []
+    assert life(Ended("a", 0)) == [RequestStop("b")]
+
+
+def test_who_ends_by_a_call_that_fails_while_all_stop_is_named_and_did_not_fail() -> None:
+    life = begun("a", "b", "c")
+    life(Failed("a", 0, failure("a", consequence=True)))
+    life(StopAsked("x"))
+    life(CutShort("b", 0, failure("b", consequence=True)))
+    result = finish_of(
+        life, Ended("a", 0), Ended("b", 0), Ended("c", 0, failure("c", consequence=True))
+    )
+    assert [each.node for each in result.cut_short] == ["a", "b", "c"]
+    assert (result.outcome, result.failures, result.exit_code) == (Outcome.STOPPED, (), 0)
 
 
 def test_a_constructor_takes_no_time_while_its_node_has_no_host() -> None:
@@ -1606,7 +1637,7 @@ def test_a_preemption_is_no_failure_that_counts() -> None:
 def test_a_preempted_node_that_does_not_leave_is_ended_by_force_and_restarted() -> None:
     life = begun(NodeTerms("a", restart=AT_ONCE), notice_s=3.0)
     life(Preempted("a", 0, 15))
-    assert life.wait(3.0) == [Terminate("a")]
+    assert life.wait(3.0) == forced("a")
     assert life.wait(TERMINATE_S) == [Kill("a")]
     assert life(Ended("a", 0)) == [Start("a", 1)]
 
