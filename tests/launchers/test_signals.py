@@ -126,6 +126,7 @@ _SLOW_TO_STOP = """
 """
 
 
+@pytest.mark.slow
 def test_ctrl_c_on_the_command_line_says_who_is_waited_for_and_ends_without_a_traceback(
     tmp_path: Path,
 ) -> None:
