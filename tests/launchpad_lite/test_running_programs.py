@@ -113,14 +113,22 @@ def test_another_shell_sees_reads_and_stops_a_program(
     assert running.wait().outcome is lp.Outcome.STOPPED
 
 
-def test_logs_are_followed_until_the_program_ends(running: lp.RunningProgram, shell: Shell) -> None:
-    stopping = threading.Timer(0.5, running.request_stop, ["enough"])
-    stopping.start()
-    shown, told = shell("logs -f actor")
-    stopping.join()
-    assert told == ""
-    assert sorted(shown.splitlines()[:-1]) == [
-        f"[actor[{replica}]] {word}" for replica in (0, 1) for word in ("one", "two")
+def test_logs_are_followed_until_the_program_ends(
+    running: lp.RunningProgram, environment: dict[str, str], runtime_folder: Path
+) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", _SHELL, "logs -f actor"],
+        env={**environment, "XDG_RUNTIME_DIR": str(runtime_folder)},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as shell:
+        assert shell.stdout is not None
+        lines = [shell.stdout.readline() for _ in range(4)]
+        assert shell.poll() is None
+        running.request_stop("enough")
+        assert shell.stdout.read() == "exit code 0\n"
+    assert sorted(lines) == [
+        f"[actor[{replica}]] {word}\n" for replica in (0, 1) for word in ("one", "two")
     ]
 
 
