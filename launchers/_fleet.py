@@ -2,8 +2,8 @@
 
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 from launchers._console import warn
@@ -154,12 +154,12 @@ class Fleet:
 
     def look(self, timeout_s: float) -> Mapping[str, str]:
         """Returns where the threads of nodes are now; not of those that do not answer in time."""
-        hosts = self.living()
-        if not hosts:
-            return {}
-        with ThreadPoolExecutor(len(hosts)) as pool:
-            looks = pool.map(lambda host: host.look(timeout_s), hosts)
-            return {node: text for found in looks for node, text in found.items()}
+        give_up_at = time.monotonic() + timeout_s
+        asked = [(host, host.ask_for_look()) for host in self.living()]
+        found: dict[str, str] = {}
+        for host, nodes in asked:
+            found.update(host.await_look(nodes, max(0.0, give_up_at - time.monotonic())))
+        return found
 
     def close(self) -> None:
         """Ends all agents, and all that is left of their workers. May be repeated."""

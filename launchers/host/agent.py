@@ -4,10 +4,10 @@ A single thread with an event loop. Commands come in as frames on one
 descriptor, events go out on another:
 
     in    survey, probe, relay, reserve, start, stop, let_go, end_calls, ended, lost, moved, dump,
-          terminate, kill, ping, quit, and of relayed connections relay_*
+          look, terminate, kill, ping, quit, and of relayed connections relay_*
     out   surveyed, probed, relaying, reserved or taken, started or refused, output, stacks, exited,
           terminated, departing, alive, abandoned, relay_*, and what workers say: constructed, leaving,
-          cut_short, failed, stop, heard, preempted, healthy, heartbeat
+          cut_short, looked, failed, stop, heard, preempted, healthy, heartbeat
 
 It imports what workers share and forks them from itself, so a worker costs
 milliseconds. When its input ends (the launcher is gone, however), or is silent
@@ -337,7 +337,7 @@ class Agent:
             "end_calls": self._pass_on,
             "ended": self._note_ended,
             "dump": self._dump,
-            "look": self._look,
+            "look": self._pass_on,
             "terminate": self._terminate,
             "kill": self._kill,
             "quit": self._quit,
@@ -455,10 +455,6 @@ class Agent:
                 self._tell(worker, "dump")
             # One that somebody has stopped would hear of nothing; a signal it takes before it goes on.
             _signal(worker.pid, signal.SIGCONT)
-
-    def _look(self, frame: Frame) -> None:
-        if (worker := self._living(frame)) is not None:
-            self._tell(worker, "look")
 
     def _terminate(self, frame: Frame) -> None:
         worker = self._living(frame)

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -665,12 +665,21 @@ class AgentHost:
 
         Thread-safe.
         """
+        return self.await_look(self.ask_for_look(), timeout_s)
+
+    def ask_for_look(self) -> Collection[str]:
+        """Asks workers where their threads are; returns which nodes were asked."""
         asked = set(self._living)
         with self._looked:
             self._looks = {}
-            for node in asked:
-                self._send(Frame("look", {"node": node}))
-            self._looked.wait_for(lambda: asked <= self._looks.keys(), timeout_s)
+        for node in asked:
+            self._send(Frame("look", {"node": node}))
+        return asked
+
+    def await_look(self, asked: Collection[str], timeout_s: float) -> Mapping[str, str]:
+        """Returns what nodes that were asked have answered, at the latest after a while."""
+        with self._looked:
+            self._looked.wait_for(lambda: self._looks.keys() >= set(asked), timeout_s)
             return dict(self._looks)
 
     def begin_to_close(self) -> None:
