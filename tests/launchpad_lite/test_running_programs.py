@@ -181,7 +181,9 @@ def test_a_folder_that_others_may_write_to_is_not_used(
 ) -> None:
     (runtime_folder / "launchpad_lite").mkdir()
     (runtime_folder / "launchpad_lite").chmod(0o777)
-    with lp.launch(make_program(), "test_mt"):
+    program = lp.Program("demo")
+    program.add_node(lp.PyNode(lp.wait_for_stop), label="a")
+    with lp.launch(program, "test_mt"):
         assert [entry.program for entry in running_programs()] == ["demo"]
         assert list((runtime_folder / "launchpad_lite").iterdir()) == []
     assert caplog.text == ""
