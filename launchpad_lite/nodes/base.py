@@ -207,12 +207,23 @@ def named_arguments(
 
 
 def check_arguments(
-    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    runs: bool,
 ) -> None:
     """Raises the error of arguments that a class or function does not take.
 
+    Args:
+        function: The class or function.
+        args: Its arguments.
+        kwargs: The same by name.
+        runs: Whether the `run` of what it returns is called.
+
     Raises:
-        ValueError: They do not fit its signature, as far as that can be known.
+        ValueError: They do not fit its signature, as far as that can be known; or `run` has
+            parameters without defaults.
     """
     try:
         signature = inspect.signature(function)
@@ -222,17 +233,13 @@ def check_arguments(
         signature.bind(*args, **kwargs)
     except TypeError as error:
         raise ValueError(f"{name_of(function)}{signature}: {error}") from None
+    if runs and inspect.isclass(function):
+        _check_run(function)
 
 
-def check_run(constructor: object) -> None:
-    """Raises the error of a class whose `run` cannot be called without arguments.
-
-    Raises:
-        ValueError: It has parameters without defaults.
-    """
-    if not inspect.isclass(constructor) or not inspect.isfunction(
-        run := inspect.getattr_static(constructor, "run", None)
-    ):
+def _check_run(constructor: type) -> None:
+    run = inspect.getattr_static(constructor, "run", None)
+    if not inspect.isfunction(run):
         return
     try:
         inspect.signature(run).bind(None)

@@ -16,7 +16,6 @@ from launchpad_lite.nodes.base import (
     PlanContext,
     Task,
     check_arguments,
-    check_run,
     name_of,
     named_arguments,
 )
@@ -186,9 +185,7 @@ class CourierNode(Node[T], Generic[T]):
             ValueError: Its arguments do not fit, or its `run` takes some; or it is to keep its
                 state, and has other methods of these names.
         """
-        check_arguments(self._constructor, self._args, self._kwargs)
-        if self._run:
-            check_run(self._constructor)
+        check_arguments(self._constructor, self._args, self._kwargs, runs=self._run)
         if context.keeps_state:
             check_state_methods(self._constructor)
         work = CourierWork(

@@ -13,7 +13,6 @@ from launchpad_lite.nodes.base import (
     PlanContext,
     Task,
     check_arguments,
-    check_run,
     name_of,
     named_arguments,
 )
@@ -57,6 +56,8 @@ class PyNode(Node[Any]):
         super().__init__()
         require_callable(type(self), function)
         self._function = function
+        #: Whether it constructs an object whose `run` is called.
+        self._run = False
         self._args = args
         self._kwargs = kwargs
 
@@ -73,10 +74,10 @@ class PyNode(Node[Any]):
         """Returns one task.
 
         Raises:
-            ValueError: Its arguments do not fit; or it is to keep its state, and has other methods
-                of these names.
+            ValueError: Its arguments do not fit, or its `run` takes some; or it is to keep its
+                state, and has other methods of these names.
         """
-        check_arguments(self._function, self._args, self._kwargs)
+        check_arguments(self._function, self._args, self._kwargs, runs=self._run)
         if context.keeps_state:
             check_state_methods(self._function)
         return [Task(self._work(), (), self.description, may_keep_state=self._may_keep_state)]
@@ -113,16 +114,6 @@ class PyClassNode(PyNode):
     def enable_run(self) -> None:
         """Takes `disable_run` back."""
         self._run = True
-
-    def to_executables(self, context: PlanContext) -> Sequence[Task]:
-        """Returns one task.
-
-        Raises:
-            ValueError: As for a `PyNode`; or its `run` takes arguments.
-        """
-        if self._run:
-            check_run(self._function)
-        return super().to_executables(context)
 
     @property
     def _may_keep_state(self) -> bool:
