@@ -1,12 +1,15 @@
 """What people are told while a program stops: that it does, and who is waited for."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+
+from launchpad_lite._result import named
 
 #: Seconds after a signal until it is said who is waited for, and between two such messages.
 _FIRST_S, _BETWEEN_S = 1.0, 5.0
 #: When it is said of who has no limit that it still runs.
 _LONG_S = 10.0
-_MAX_NAMED = 4
+#: Nodes that a message names.
+MAX_NAMED = 4
 
 
 class StopNotices:
@@ -62,7 +65,7 @@ class StopNotices:
         left_s = self._began_at + self._notice_s - now
         limit = f"{max(0.0, left_s):.0f} s at most" if self._notice_s > 0 else "without a limit"
         if names and names != self._said:
-            self._say(f"launchpad: waiting for {named(names)} ({limit})")
+            self._say(f"launchpad: waiting for {named(names, MAX_NAMED)} ({limit})")
             self._said = names
         if now < self._half_at:
             self.due = min(self._half_at, now + _BETWEEN_S)
@@ -70,14 +73,8 @@ class StopNotices:
         deaf = [name for name, looks in waited_for.items() if not looks]
         if deaf and not self._is_hinted:
             self._say(
-                f"launchpad: {named(deaf)}: asked to stop, and still running without a look at it. "
+                f"launchpad: {named(deaf, MAX_NAMED)}: asked to stop, and still running without a look at it. "
                 "Long loops end in time if they look at lp.stop_event() or lp.wait_for_stop(0)"
             )
         self._is_hinted = True
         self.due = now + _BETWEEN_S
-
-
-def named(names: Sequence[str]) -> str:
-    """Returns names for people; of many, the first."""
-    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
-    return ", ".join(names[:_MAX_NAMED]) + more

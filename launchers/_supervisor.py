@@ -16,7 +16,7 @@ from typing import Protocol
 from courier import ExceptionReport
 from launchers._console import show_rest, tell, warn
 from launchers._run_folder import make_run_folder
-from launchers._stop_notices import StopNotices, named
+from launchers._stop_notices import MAX_NAMED, StopNotices
 from launchers.host.usage import Usage
 from launchpad_lite._checkpoints import CheckpointStore
 from launchpad_lite._crash import write_crash_report
@@ -39,6 +39,7 @@ from launchpad_lite._events import (
     Tick,
 )
 from launchpad_lite._life import NodeTerms, ProgramLife
+from launchpad_lite._result import named
 from launchpad_lite._stop_handlers import STOP_HANDLERS
 from launchpad_lite._timing import DEFAULT, Timing
 from launchpad_lite.launching import (
@@ -317,7 +318,7 @@ class SupervisedProgram(RunningProgram):
                 CheckpointStore(kept.folder, kept.keep).discard_incomplete()
         for why, nodes in _by_summary(result.cut_short).items():
             text = "%s: a call of %s failed while the program stopped (%s)"
-            warn(_LOGGER, text, self.plan.program, named(nodes), why)
+            warn(_LOGGER, text, self.plan.program, named(nodes, MAX_NAMED), why)
         if result.killed:
             names = ", ".join(result.killed)
             warn(_LOGGER, "%s: ended by force after the notice: %s", self.plan.program, names)

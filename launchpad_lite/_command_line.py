@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 from absl import flags
 
 from launchpad_lite._flags import (
+    HELP,
     LAUNCHER,
     TERMINATION_NOTICE_SECS,
     chosen_launcher,
@@ -37,6 +38,7 @@ from launchpad_lite.launching import (
     LaunchPlan,
     installed_launchers,
     load_launcher,
+    options_of,
 )
 
 _USAGE = """\
@@ -77,7 +79,6 @@ options:
   --lp_termination_notice_secs=N      seconds nodes have to end after they were asked ({notice:g})
 """
 _UNIONS = (types.UnionType, typing.Union)
-_HELP = frozenset({"-h", "--help"})
 _COMMANDS = ("run", "plan", "render", "emit")
 #: How a command line ends that cannot be understood; as argparse does.
 _USAGE_ERROR = 2
@@ -130,7 +131,7 @@ def _guarded(run: Callable[[], int]) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    if not arguments or arguments[0] in (*_HELP, "help"):
+    if not arguments or arguments[0] in (*HELP, "help"):
         print(_usage())  # noqa: T201
         return 0 if arguments else _USAGE_ERROR
     _, *rest = parse_known(["launch", *arguments])
@@ -175,7 +176,7 @@ def _is_answered(rest: Sequence[str]) -> bool:
 
 
 def _wants_help(rest: Sequence[str]) -> bool:
-    return not _HELP.isdisjoint(rest)
+    return not HELP.isdisjoint(rest)
 
 
 def _describe(
@@ -260,14 +261,7 @@ def _take_launcher(
     name = _take_name(rest) if command == "emit" else None
     name = name or chosen_launcher()
     maker = load_launcher(name)
-    # `timing` is for tests, and no text.
-    known = {
-        option: parameter
-        for option, parameter in (
-            inspect.signature(maker).parameters if callable(maker) else {}
-        ).items()
-        if option != "timing" and option not in without
-    }
+    known = {option: each for option, each in options_of(name).items() if option not in without}
     hints = _hints(maker.__init__ if inspect.isclass(maker) else maker)
     options: dict[str, Any] = {}
     for argument in rest[: _first_word(rest)]:

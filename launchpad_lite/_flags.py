@@ -10,6 +10,8 @@ from absl import flags
 
 from launchpad_lite.errors import LaunchError
 
+#: How a command line asks for help.
+HELP = frozenset({"-h", "--help"})
 #: Modules that parse command lines. A script that imports one parses its own.
 _OTHER_PARSERS = frozenset({"argparse", "click", "docopt", "fire", "getopt", "optparse", "tyro"})
 
@@ -69,7 +71,7 @@ def parse_script_arguments() -> None:
     _, *unknown = parse_known(sys.argv[:1] if foreign else sys.argv)
     # A parser of the script's own has refused what it does not know, unless it was told not to.
     if _OTHER_PARSERS.isdisjoint(sys.modules):
-        if not {"-h", "--help"}.isdisjoint(unknown):
+        if not HELP.isdisjoint(unknown):
             print(f"usage: {sys.argv[0]} [--FLAG=VALUE ...]\n\n{describe_flags()}")  # noqa: T201
             sys.exit(0)
         for argument in unknown:
@@ -87,13 +89,11 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 def describe_flags() -> str:
     """Returns the flags of the script and of this package, with their defaults, as text."""
     by_module = flags.FLAGS.flags_by_module_dict()
-    ours = LAUNCHER.name
     parts = []
     for module, found in sorted(by_module.items()):
         if module.startswith("absl."):
             continue
-        is_ours = any(flag.name == ours for flag in found)
-        title = "flags of launchpad_lite" if is_ours else f"flags of {module}"
+        title = f"flags of {'launchpad_lite' if module == __name__ else module}"
         lines = [f"  --{flag.name}={_default(flag)}\n      {flag.help}" for flag in found]
         parts.append("\n".join([f"{title}:", *lines]))
     return "\n\n".join(parts)

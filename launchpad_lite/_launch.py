@@ -42,7 +42,7 @@ from launchpad_lite.launching import (
     LaunchOptions,
     RunningProgram,
     get_launcher,
-    load_launcher,
+    options_of,
 )
 
 #: What Python says when the system gives no more threads.
@@ -258,14 +258,12 @@ def find_launcher(choice: LauncherChoice, options: Mapping[str, Any]) -> Launche
 
 def _check_options(name: str, options: Mapping[str, Any]) -> None:
     """Raises the error of options that neither `launch` nor the launcher takes."""
-    maker = load_launcher(name)
-    parameters = inspect.signature(maker).parameters if callable(maker) else {}
-    if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+    taken = options_of(name)
+    if any(each.kind is each.VAR_KEYWORD for each in taken.values()):
         return
-    taken = [each for each in parameters if each != "timing"]  # that is for tests
     ours = [each for each in inspect.signature(launch).parameters if each != "launcher_options"]
     for option in options:
-        if option not in parameters:
+        if option not in taken and option != "timing":
             near = nearest(option, [*ours, *taken])
             raise TypeError(
                 f"unknown option {option}="

@@ -26,6 +26,12 @@ def log_pieces(path: Path) -> list[Path]:
     return [each for each in (_first(path), _previous(path), path) if each.exists()]
 
 
+def find_logs(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Yields the nodes that have a log in the folder of a run, by `label[replica]`, and its newest file."""
+    for path in sorted(folder.glob("*/*.log")):
+        yield f"{path.parent.name}[{path.stem}]", path
+
+
 def read_log(path: Path) -> Iterator[bytes]:
     """Yields the lines of a log that were kept."""
     for piece in log_pieces(path):

@@ -134,9 +134,14 @@ def headline(group: Sequence[NodeFailure]) -> str:
     first, *others = group
     if not others:
         return first.headline()
-    named = ", ".join(each.node for each in group[:_MAX_NAMED])
-    more = f" and {len(group) - _MAX_NAMED} more" if len(group) > _MAX_NAMED else ""
-    return f"{named}{more} on {first.host} failed: {first.summary}"
+    nodes = named([each.node for each in group], _MAX_NAMED)
+    return f"{nodes} on {first.host} failed: {first.summary}"
+
+
+def named(names: Sequence[str], most: int) -> str:
+    """Returns names for people; of many, the first, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def description(group: Sequence[NodeFailure]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import courier
-from launchpad_lite._log_file import FollowedLog
+from launchpad_lite._log_file import FollowedLog, find_logs
 from launchpad_lite._registry import Entry, Inspector, running_programs
 from launchpad_lite.errors import LaunchError
 from launchpad_lite.launching import NodeStatus, RunningProgram
@@ -137,8 +137,7 @@ def _followed(inspector: Inspector, log_dir: Path | None) -> Iterator[tuple[str,
     begun: dict[str, bytes] = {}
     has_ended = False
     while True:
-        for path in sorted(log_dir.glob("*/*.log")):
-            node = f"{path.parent.name}[{path.stem}]"
+        for node, path in find_logs(log_dir):
             log = logs.setdefault(node, FollowedLog(path))
             for data in log.finish() if has_ended else log.read():
                 *lines, begun[node] = (begun.get(node, b"") + data).split(b"\n")

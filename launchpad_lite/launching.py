@@ -11,6 +11,7 @@ Test it by subclassing `launchpad_lite.testing.LauncherContract`.
 
 import abc
 import importlib.metadata
+import inspect
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from typing import Any, cast
 
 from launchpad_lite._address import Address, AddressTable
 from launchpad_lite._interrupts import interrupt
-from launchpad_lite._log_file import read_log
+from launchpad_lite._log_file import find_logs, read_log
 from launchpad_lite._plan import Executable, LaunchPlan
 from launchpad_lite._policies import Liveness, RestartPolicy, RestartWhen
 from launchpad_lite._process import PythonProcess
@@ -167,10 +168,9 @@ class RunningProgram(abc.ABC):
         Raises:
             LaunchError: It cannot be had.
         """
-        folder = self.log_dir
-        for path in sorted(folder.glob("*/*.log")) if folder is not None else ():
+        for node, path in find_logs(self.log_dir) if self.log_dir is not None else ():
             for line in read_log(path):
-                yield f"{path.parent.name}[{path.stem}]", line
+                yield node, line
 
     def stacks(self) -> Mapping[str, str]:
         """Returns where the threads of each node are now, by `label[replica]`: user code first.
@@ -367,6 +367,24 @@ def load_launcher(name: str) -> Any:
         raise LauncherLoadError(
             f"the launcher {name!r} ({entry.value}) cannot be imported: {error}"
         ) from error
+
+
+def options_of(name: str) -> Mapping[str, inspect.Parameter]:
+    """Returns the options of a launcher, which are arguments of its class, by name.
+
+    Args:
+        name: Its name in the entry points.
+
+    Raises:
+        UnknownLauncherError: None of this name is installed, or several are.
+        LauncherLoadError: Its code does not import.
+    """
+    maker = load_launcher(name)
+    if not callable(maker):
+        return {}
+    parameters = inspect.signature(maker).parameters
+    # `timing` is for tests, and no text.
+    return {option: each for option, each in parameters.items() if option != "timing"}
 
 
 def get_launcher(name: str, options: Mapping[str, Any] | None = None) -> Launcher:
