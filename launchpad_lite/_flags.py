@@ -4,6 +4,7 @@ import difflib
 import os
 import sys
 from collections.abc import Iterable
+from types import ModuleType
 from typing import Any
 
 from absl import flags
@@ -12,7 +13,7 @@ from launchpad_lite.errors import LaunchError
 
 #: How a command line asks for help.
 HELP = frozenset({"-h", "--help"})
-#: Modules that parse command lines. A script that imports one parses its own.
+#: Modules that parse command lines. A script that uses one parses its own.
 _OTHER_PARSERS = frozenset({"argparse", "click", "docopt", "fire", "getopt", "optparse", "tyro"})
 
 LAUNCHER = flags.DEFINE_string(
@@ -70,7 +71,7 @@ def parse_script_arguments() -> None:
     foreign = "PYTEST_CURRENT_TEST" in os.environ or "ipykernel" in sys.modules
     _, *unknown = parse_known(sys.argv[:1] if foreign else sys.argv)
     # A parser of the script's own has refused what it does not know, unless it was told not to.
-    if _OTHER_PARSERS.isdisjoint(sys.modules):
+    if not _parses_itself():
         if not HELP.isdisjoint(unknown):
             print(f"usage: {sys.argv[0]} [--FLAG=VALUE ...]\n\n{describe_flags()}")  # noqa: T201
             sys.exit(0)
@@ -78,6 +79,19 @@ def parse_script_arguments() -> None:
             name = argument.removeprefix("--").partition("=")[0]
             if argument.startswith("--") and (near := nearest(name, [*flags.FLAGS])):
                 raise LaunchError(f"unknown flag {argument!r}; did you mean --{near}?")
+
+
+def _parses_itself() -> bool:
+    """Tells whether the script has a name for a parser of command lines, or for a part of one.
+
+    Not whether one is loaded: libraries load them, too.
+    """
+    for value in list(vars(sys.modules["__main__"]).values()):
+        is_module = isinstance(value, ModuleType)
+        origin = value.__name__ if is_module else getattr(value, "__module__", None)
+        if isinstance(origin, str) and origin.partition(".")[0] in _OTHER_PARSERS:
+            return True
+    return False
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

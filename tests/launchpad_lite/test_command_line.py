@@ -382,6 +382,8 @@ lp.launch(program, "local_mt").wait()
         ("", "--help", 0, "--launcher="),
         ("", "--own", 0, "it ran"),
         ("import argparse", "--host=a", 0, "it ran"),
+        ("from argparse import ArgumentParser as P", "--host=a", 0, "it ran"),
+        ("import unittest", "--laucher=local_mp", 1, "did you mean --launcher?"),
     ],
 )
 def test_flags_that_a_plain_script_does_not_know(
