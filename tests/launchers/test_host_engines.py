@@ -49,7 +49,7 @@ class TestSlurm(DetachingContract):
         run.kill()
         assert desk.leftovers()
         stop = desk.command_line("stop", run.job).check()
-        assert "counting: stopped, stop() was called" in stop
+        assert "counting: stopped, `stop` in another shell" in stop
         desk.assert_nothing_is_left()
 
 
