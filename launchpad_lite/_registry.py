@@ -2,8 +2,8 @@
 
 The process that launched a program serves an `Inspector` of it on loopback. An entry, a file that only
 this user can read, holds the address and the secret that clients need. The process keeps the entry
-locked while the program runs. An entry that is not locked was left by a process that was killed; the
-next reader removes it.
+locked while the program runs. An entry that is not locked was left by a process that was killed; who
+looks next, or lists a program, removes it. Their folder goes with the last entry.
 """
 
 import contextlib
@@ -172,9 +172,13 @@ def _close_at_end(running: RunningProgram, withdraw: contextlib.ExitStack) -> No
 
 def _write(entry: Entry) -> Callable[[], None]:
     """Writes and locks an entry; returns what removes it."""
-    path = _make_folder() / f"{entry.pid}-{uuid.uuid4().hex[:8]}{_SUFFIX}"
-    new = path.with_suffix(".new")
-    descriptor = open_private(new, is_new=True)
+    running_programs()  # removes what was left behind
+    while True:
+        path = _make_folder() / f"{entry.pid}-{uuid.uuid4().hex[:8]}{_SUFFIX}"
+        new = path.with_suffix(".new")
+        with contextlib.suppress(FileNotFoundError):  # the folder went with another entry
+            descriptor = open_private(new, is_new=True)
+            break
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         os.write(descriptor, json.dumps(dataclasses.asdict(entry)).encode())
@@ -185,10 +189,16 @@ def _write(entry: Entry) -> Callable[[], None]:
         raise
 
     def remove() -> None:
-        path.unlink(missing_ok=True)
+        _remove(path)
         os.close(descriptor)
 
     return remove
+
+
+def _remove(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # others are in it
+        path.parent.rmdir()
 
 
 def running_programs() -> list[Entry]:
@@ -208,7 +218,7 @@ def _read(path: Path) -> Entry | None:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
                 return Entry(**json.load(file))
-        path.unlink(missing_ok=True)
+        _remove(path)
     except FileNotFoundError:  # it ended meanwhile
         pass
     return None
@@ -217,8 +227,8 @@ def _read(path: Path) -> Entry | None:
 def _folders() -> list[Path]:
     """Returns where entries may be: the runtime folder of the user first, which some systems lack."""
     runtime = os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.geteuid()}"
-    base = Path(tempfile.gettempdir(), f"launchpad_lite-{user_name()}")
-    return [Path(runtime, "launchpad_lite"), base / ".running"]
+    fallback = f"launchpad_lite-{user_name()}-running"
+    return [Path(runtime, "launchpad_lite"), Path(tempfile.gettempdir(), fallback)]
 
 
 def _make_folder() -> Path:

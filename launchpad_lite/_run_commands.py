@@ -90,6 +90,10 @@ def _ask(
     *,
     follow: bool,
 ) -> None:
+    if command == "stop" and not nodes:
+        # Before all else: who has looked at a run that has ended can no longer remove it.
+        print(inspector.stop())  # noqa: T201
+        return
     title, known = inspector.status()
     chosen = _matching([each.name for each in known], nodes, title)
     if command == "status":
@@ -98,7 +102,7 @@ def _ask(
         if log_dir is not None:
             print(f"logs: {log_dir}")  # noqa: T201
     elif command == "stop":
-        print(inspector.stop())  # noqa: T201
+        raise LaunchError(f"{title}; `stop` ends whole programs, not nodes: {', '.join(nodes)}")
     elif command == "stack":
         for node, text in inspector.stacks().items():
             if not nodes or node in chosen:

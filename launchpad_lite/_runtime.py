@@ -322,8 +322,9 @@ class NodeRuntime:
         return isinstance(error, CONSEQUENCES) and self.stop_event.is_set()
 
     def note_cut_short(self, error: BaseException) -> None:
-        """Tells of an exception that ends the node in order, if it is of a call that failed."""
-        if isinstance(error, CONSEQUENCES):
+        """Tells of an exception that ends the node in order, if it is of a call that got no answer."""
+        # A call that this node itself refused was never made; `while True` loops end so.
+        if isinstance(error, CONSEQUENCES) and not isinstance(error, courier.CallCancelledError):
             self._link.cut_short(courier.ExceptionReport.of(error))
 
     def leaves_well(self, error: BaseException) -> bool:

@@ -180,7 +180,8 @@ class Faulty:
         self._listening: set[tuple[int, int]] = set()
         self._family: dict[str, list[psutil.Process]] = {}
         arguments = (launcher, act, self._script.tag, str(notice_s))
-        self.process = self._script.start(*arguments, env={"TMPDIR": str(self._temporary)})
+        self._env = dict.fromkeys(("TMPDIR", "XDG_RUNTIME_DIR"), str(self._temporary))
+        self.process = self._script.start(*arguments, env=self._env)
         #: When the fault came.
         self.since = time.monotonic()
 
@@ -269,9 +270,17 @@ class Faulty:
                 poll_until(lambda: not _is_alive(family), must=False)  # noqa: B023 - at once
                 assert not _is_alive(family), path.name
 
+    def died(self) -> bool:
+        """Tells whether its process ended at once, without a word."""
+        return self.process.returncode in (3, -signal.SIGKILL, -signal.SIGSEGV)
+
     def assert_no_port_or_file_is_left(self) -> None:
         # The ports themselves may be another's by now.
         assert not self._listening & _listening()
+        if self.died():  # who looks next removes its entry in the list of programs
+            command = [sys.executable, "-m", "launchpad_lite.launch", "status"]
+            shown = subprocess.check_output(command, env={**os.environ, **self._env}, text=True)
+            assert shown == "no program of this user runs on this machine\n"
         assert list(self._temporary.rglob("*")) == []
         files = [*self._folder.rglob("*")]
         assert [path for path in files if stat.S_ISSOCK(path.lstat().st_mode)] == []
@@ -389,7 +398,7 @@ _ANYWHERE: Mapping[str, Fault] = {
     "exception": Fault(
         Faulty.go, (1,), r"NodeFailedError: node\[0\] on .* failed: ValueError: the cause", "raises"
     ),
-    "SIGINT": Fault(_signalled(signal.SIGINT), _INTERRUPTED, "KeyboardInterrupt"),
+    "SIGINT": Fault(_signalled(signal.SIGINT), _INTERRUPTED, r"stopping 'faults' \(SIGINT\)"),
     "SIGTERM": Fault(_signalled(signal.SIGTERM), (143,)),
     "SIGHUP": Fault(_signalled(signal.SIGHUP), (129,)),
     "SIGKILL of the launcher": Fault(_signalled(signal.SIGKILL), (-signal.SIGKILL,)),
@@ -501,7 +510,7 @@ def test_nothing_is_left_and_who_did_it_is_named(
         print(f"{name}, {launcher}: nothing left after {took_s:.2f} s")  # for docs/promises.md
         assert run.process.returncode in fault.codes, stderr
         assert re.search(fault.says, stderr)
-        if run.process.returncode not in (3, -signal.SIGKILL, -signal.SIGSEGV):
+        if not run.died():
             (line,) = re.findall("^ended by force:(.*)$", stdout, re.MULTILINE)
             assert fault.forced in line if fault.forced else not line
         run.assert_no_port_or_file_is_left()

@@ -148,13 +148,14 @@ def test_nodes_that_are_threads_show_where_they_are(shell: Shell) -> None:
 
 def test_the_newest_is_meant_and_what_is_not_there_is_told(shell: Shell) -> None:
     older, newer = (lp.launch(make_program(name), "test_mt") for name in ("older", "newer"))
-    shown, told = shell("status", "stack nothing", "stop")
+    shown, told = shell("status", "stack nothing", "stop actor", "stop")
     assert newer.wait().outcome is lp.Outcome.STOPPED
     assert older.result is None
     older.stop()
     rows = [line.split()[0] for line in shown.splitlines()[:3]]
     assert rows == ["program", "newer", "older"]
     assert "there is no program or node 'nothing'. Nodes: buffer[0], actor[0], actor[1]" in told
+    assert "newer: running; `stop` ends whole programs, not nodes: actor" in told
 
 
 def test_a_process_that_was_killed_leaves_no_entry(
@@ -173,7 +174,7 @@ def test_a_process_that_was_killed_leaves_no_entry(
     (left,) = (runtime_folder / "launchpad_lite").iterdir()
     assert left.stat().st_mode & 0o777 == 0o600
     assert running_programs() == []
-    assert not left.exists()
+    assert not left.parent.exists()
 
 
 def test_a_folder_that_others_may_write_to_is_not_used(
