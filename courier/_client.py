@@ -140,6 +140,8 @@ class Client(_View):
         keepalive_s: float = KEEPALIVE_S,
         call_timeout: Timeout = None,
         timing: Timing = DEFAULT,
+        name: str = "",
+        serves: str = "",
     ) -> None:
         """Makes a client; does not connect yet.
 
@@ -157,6 +159,8 @@ class Client(_View):
             keepalive_s: Seconds until a connection is given up whose other machine is silent.
             call_timeout: Launchpad's name of `call_timeout_s`.
             timing: How long internals wait; for tests.
+            name: What the server is called in `repr`, like "learner[0]"; empty for its address.
+            serves: The name of the served class, for `repr`.
 
         Raises:
             TypeError: The timeout is no number or timedelta, or is given under both names.
@@ -177,6 +181,8 @@ class Client(_View):
             tls,
             keepalive_s,
             timing,
+            name,
+            serves,
         )
         super().__init__(Connection(options))
 
@@ -202,7 +208,9 @@ class Client(_View):
         return client_from_options, (self._connection.options,)
 
     def __repr__(self) -> str:
-        return f"courier.Client({self.address!r})"
+        options = self._connection.options
+        what = options.name or repr(options.address)
+        return f"Client({what}: {options.serves})" if options.serves else f"Client({what})"
 
 
 def client_from_options(options: ClientOptions) -> Client:

@@ -46,6 +46,10 @@ class ClientOptions:
     tls: TlsCredentials | None
     keepalive_s: float
     timing: Timing = DEFAULT
+    #: What errors and repr call the server; empty if it has only an address.
+    name: str = ""
+    #: Of which class the served object is, for repr; empty if that is not known.
+    serves: str = ""
 
 
 class Connection:

@@ -19,7 +19,7 @@ class Address:
     Copies of an address, pickled ones included, mean the same place.
     """
 
-    __slots__ = ("_table", "is_foreign", "key", "name", "port")
+    __slots__ = ("_table", "is_foreign", "key", "name", "node", "port")
 
     def __init__(
         self, name: str = "courier", port: int | None = None, *, is_foreign: bool = False
@@ -48,6 +48,8 @@ class Address:
         self.name = name
         self.port = port
         self.is_foreign = is_foreign
+        #: `label[replica]` of the node that listens there; empty before that is added to a program.
+        self.node = ""
         #: Where the program of this process has published it; not part of a pickle.
         self._table: AddressTable | None = None
 
@@ -86,11 +88,11 @@ class Address:
     def __repr__(self) -> str:
         return f"Address({self.name!r}, key={self.key[:8]})"
 
-    def __getstate__(self) -> tuple[str, str, int | None, bool]:
-        return self.key, self.name, self.port, self.is_foreign
+    def __getstate__(self) -> tuple[str, str, int | None, bool, str]:
+        return self.key, self.name, self.port, self.is_foreign, self.node
 
-    def __setstate__(self, state: tuple[str, str, int | None, bool]) -> None:
-        self.key, self.name, self.port, self.is_foreign = state
+    def __setstate__(self, state: tuple[str, str, int | None, bool, str]) -> None:
+        self.key, self.name, self.port, self.is_foreign, self.node = state
         self._table = None
 
 

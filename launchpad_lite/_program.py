@@ -114,7 +114,10 @@ class Program:
                 )
         group = self._groups.setdefault(label, [])
         group.append(node)
-        _programs.update((part.key, self) for part in node.with_inner())
+        for part in node.with_inner():
+            _programs[part.key] = self
+            for address in part.addresses:
+                address.node = f"{label}[{len(group) - 1}]"
         declared = self._declared.get((label, len(group) - 1))
         if declared is not None:
             declared.bind(node.create_handle())

@@ -39,6 +39,7 @@ class CourierHandle(Handle[T]):
         self._options = options
         #: The node, for people.
         self.of = node.description
+        self._serves = node.serves
 
     @property
     def address(self) -> Address:
@@ -61,7 +62,12 @@ class CourierHandle(Handle[T]):
         """
         table = self._address.table()
         client = courier.Client(
-            self._address.resolve(), secret=table.secret, tls=table.tls, **self._options
+            self._address.resolve(),
+            secret=table.secret,
+            tls=table.tls,
+            name=self._address.node,
+            serves=self._serves,
+            **self._options,
         )
         keep_client(client, table)
         return cast("T", client)
@@ -173,6 +179,11 @@ class CourierNode(Node[T], Generic[T]):
     def description(self) -> str:
         """For people, like `CourierNode(Range)`."""
         return f"{type(self).__name__}({name_of(self._constructor)})"
+
+    @property
+    def serves(self) -> str:
+        """The name of the class whose object is served, or of the function that makes it."""
+        return name_of(self._constructor)
 
     def create_handle(self) -> CourierHandle[T]:
         """Returns a new handle to this node; works before and after it is added."""
