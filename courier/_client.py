@@ -43,7 +43,15 @@ class _View:
     def __getattr__(self, name: str) -> "RemoteMethod":
         if name.startswith("_"):
             raise AttributeError(f"{name!r} is private and cannot be called from afar")
+        connection = self._connection
+        lane = connection._lane
+        # Each call comes by here, so what is known is looked at first.
+        if (lane is None or name not in (lane.methods or ())) and connection.lacks(name):
+            raise connection.unknown(name)
         return RemoteMethod(self, name)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *self._connection.methods()})
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._call("__call__", args, kwargs)
@@ -110,6 +118,10 @@ class Client(_View):
     `client.m(...)` blocks and returns what the method returns or raises what it
     raises; `client.futures.m(...)` returns a future at once; `client.aio.m(...)`
     is awaitable. A generator method returns an iterator over its items.
+
+    `dir(client)` lists the methods, if the server answers within half a second. A name that is no
+    method raises UnknownMethodError, also an AttributeError, as soon as a connection is there; before,
+    any name is taken for a method.
 
     Large arrays are sent from their own memory, not from a copy: change one only
     after its call has been answered.

@@ -1,6 +1,7 @@
 """What stands behind a client: its lane, its options, and what survives a fork."""
 
 import asyncio
+import difflib
 import os
 import threading
 import weakref
@@ -10,6 +11,7 @@ from typing import Any
 
 from courier._abandoned import clear_up, leave
 from courier._context import is_in_call
+from courier._dispatch import LIST_METHODS
 from courier._lane import (
     Lane,
     LaneOptions,
@@ -26,12 +28,14 @@ from courier._pool import HandlerPool
 from courier._secret import Secret
 from courier._timing import DEFAULT, Timing
 from courier._tls import TlsCredentials
-from courier.errors import CallCancelledError, SerializationError
+from courier.errors import CallCancelledError, SerializationError, UnknownMethodError
 
 #: Callbacks of futures that may run, or block, at the same time.
 _CALLBACK_THREADS = 64
 #: A closed client leaves no thread behind for long.
 _CALLBACK_IDLE_S = 0.5
+#: A completion, or a mistyped name, waits no longer for a server.
+_ASK_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +196,19 @@ class Connection:
                 f"{self.where(method)}: this node was asked to stop; it makes no new calls"
             )
 
+    def unknown(self, method: str) -> UnknownMethodError:
+        """Returns the error of a method that the server lacks."""
+        names = sorted(self._known_methods() or ())
+        nearest = difflib.get_close_matches(method, names, 1)
+        error = UnknownMethodError(
+            f"{self.options.name or self.options.address}: {self.options.serves or 'the server'} has "
+            f"no public method {method!r}"
+            + (f" (did you mean {nearest[0]!r}?)" if nearest else "")
+            + f"; there are: {', '.join(names) or 'none'}"
+        )
+        error.name = method  # so that Python, which would ask the client, makes no proposal besides
+        return error
+
     def where(self, method: str) -> str:
         """Names a method of this server, for messages."""
         return f"{self.options.address}: {method}"
@@ -276,6 +293,39 @@ class Connection:
             return RemoteIterator(items, reply.stream.close)
         return value_of(reply, self.options.address, method)
 
+    def lacks(self, method: str) -> bool:
+        """Tells whether the server is known not to have a method.
+
+        Costs nothing for methods that the server told of. For others it is asked, since it may have
+        more by now; where it has told of none, or does not answer soon, nothing is known.
+        """
+        known = self._known_methods()
+        if known is None or method in known:
+            return False
+        asked = self._ask_methods()
+        return asked is not None and method not in asked
+
+    def methods(self) -> frozenset[str]:
+        """Returns the names of methods, as far as they can be known soon. Never raises."""
+        return self._ask_methods() or self._known_methods() or frozenset()
+
+    def _known_methods(self) -> frozenset[str] | None:
+        try:
+            return (self._lane or self.lane()).methods
+        except CallCancelledError:
+            return None
+
+    def _ask_methods(self) -> frozenset[str] | None:
+        """Asks the server; None if it does not answer soon."""
+        try:
+            self.check_calling("methods")
+            pending = self.attempt(LIST_METHODS, (), {}, _ASK_S, blocking=True)
+            names = frozenset(self.finish(pending, "methods"))
+            self.lane().methods = names
+        except Exception:  # noqa: BLE001 - whatever it is, nothing is known
+            return None
+        return names
+
     def run_aside(self, task: Callable[[], None]) -> None:
         """Runs what may block in a thread of its own, or here if the system gives none."""
         if self._callbacks.submit(task).cancelled():
@@ -301,6 +351,9 @@ class _TimedView(Connection):
     def lane(self) -> Lane:
         self._check_open()
         return self._base.lane()
+
+    def _known_methods(self) -> frozenset[str] | None:
+        return self._base._known_methods()
 
     def with_timeout(self, timeout_s: float | None) -> Connection:
         return self._base.with_timeout(timeout_s)

@@ -24,6 +24,8 @@ _log = logging.getLogger(__name__)
 
 #: Answered by every server; the name cannot be that of a public method.
 LIST_METHODS = "__courier_methods__"
+#: More names would make each connection slower to begin.
+_MOST_TOLD = 1000
 
 
 @dataclass(slots=True)
@@ -197,6 +199,11 @@ class Dispatcher:
         """Returns the names of all methods, sorted."""
         with self._lock:
             return sorted(self._methods)
+
+    def told_names(self) -> list[str]:
+        """Returns the names that clients are told when they connect; empty: they are told none."""
+        names = self.names()
+        return names if len(names) <= _MOST_TOLD else []
 
     def idempotent_names(self) -> list[str]:
         """Returns the names of the methods that may run twice, sorted."""

@@ -115,6 +115,10 @@ class PendingCall(Protocol):
 class Lane(Protocol):
     """Carries calls to one server. Thread-safe."""
 
+    #: Methods that the server had when it was last heard of; None if it has told none. It may have
+    #: others by now.
+    methods: frozenset[str] | None
+
     def submit(
         self,
         method: str,

@@ -109,7 +109,26 @@ class LocalLane:
         self._wire: Lane | None = None
         self._closed = False
         self._stopped_waiting = False
+        self._methods: frozenset[str] | None = None
         self._calls: weakref.WeakSet[LocalCall] = weakref.WeakSet()
+
+    @property
+    def methods(self) -> frozenset[str] | None:
+        """As `Lane.methods`."""
+        if self._wire is not None:
+            return self._wire.methods
+        if self._methods is None:
+            server = _find(self._options.address, self._options.secret)
+            if server is not None:
+                self._methods = frozenset(server.dispatcher.told_names()) or None
+        return self._methods
+
+    @methods.setter
+    def methods(self, names: frozenset[str] | None) -> None:
+        if self._wire is not None:
+            self._wire.methods = names
+        else:
+            self._methods = names
 
     def submit(
         self,
@@ -163,6 +182,7 @@ class LocalLane:
     def move(self, address: str) -> Callable[[], None]:
         with self._lock:
             self._options = replace(self._options, address=address)
+            self._methods = None
             calls = list(self._calls)
             self._calls.clear()
             finish = self._wire.move(address) if self._wire is not None else None

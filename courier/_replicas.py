@@ -194,6 +194,9 @@ class Pool:
     def __getattr__(self, name: str) -> Callable[..., Any]:
         return _PoolView(self, _Choice(self._order), blocking=True).__getattr__(name)
 
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *self._methods()})
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._call(_Choice(self._order), "__call__", args, kwargs)
 
@@ -205,6 +208,16 @@ class Pool:
 
     def __repr__(self) -> str:
         return f"courier.Pool({', '.join(member.name for member in self._members)})"
+
+    # What they have
+
+    def _methods(self) -> frozenset[str]:
+        there, away = self._by_presence(self._members)
+        return (there or away)[0].connection.methods()
+
+    def _check(self, name: str) -> None:
+        if all(member.connection.lacks(name) for member in self._members):
+            raise self._members[0].connection.unknown(name)
 
     # Who is asked
 
@@ -482,11 +495,15 @@ class _PoolView:
         """The methods of all servers."""
         return _AllView(self._pool, blocking=self._blocking)
 
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *self._pool._methods()})
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._method("__call__")(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         _check_public(name)
+        self._pool._check(name)
         return self._method(name)
 
     def _method(self, name: str) -> Callable[..., Any]:
@@ -506,11 +523,15 @@ class _AllView:
         self._pool = pool
         self._blocking = blocking
 
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *self._pool._methods()})
+
     def __call__(self, *args: Any, **kwargs: Any) -> list[Any]:
         return self._call("__call__", args, kwargs)
 
     def __getattr__(self, name: str) -> Callable[..., list[Any]]:
         _check_public(name)
+        self._pool._check(name)
 
         def method(*args: Any, **kwargs: Any) -> list[Any]:
             return self._call(name, args, kwargs)

@@ -32,7 +32,7 @@ from typing import Any
 from courier._secret import Secret
 from courier.errors import AuthenticationError, ProtocolError
 
-VERSION = 4
+VERSION = 5
 MAGIC = b"\xc0urier"
 PREFIX_BYTES = len(MAGIC) + 2
 NAME_BYTES = 16
@@ -46,7 +46,7 @@ LENGTH = struct.Struct("<I")
 TLS_WANTED = 0xFFFF_FFFF
 #: With what HTTP/2, and so gRPC, begins.
 HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-#: An introduction lists the idempotent methods; nobody has a mebibyte of names.
+#: An introduction lists methods; nobody has a mebibyte of idempotent ones.
 MAX_WELCOME_BYTES = 1 << 20
 #: Introductions are as long as the next multiple, most of them just as long as this.
 _BLOCK_BYTES = 512
@@ -80,6 +80,7 @@ class Introduction:
         host: Identifies the running kernel; the same for all on one machine.
         local: Name of the unix socket of the same server; empty if there is none.
         idempotent: Methods that a client may send again when it cannot know whether they ran.
+        methods: All methods; empty if the server does not tell.
         refusal: Why there will be no connection; empty if there will.
     """
 
@@ -87,6 +88,7 @@ class Introduction:
     host: str = ""
     local: str = ""
     idempotent: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ()
     refusal: str = ""
 
     def encode(self) -> bytes:
@@ -103,10 +105,12 @@ class Introduction:
         """
         try:
             fields: dict[str, Any] = json.loads(data)
-            made = cls(**{**fields, "idempotent": tuple(fields.get("idempotent", ()))})
+            lists = {key: tuple(fields.get(key, ())) for key in ("idempotent", "methods")}
+            made = cls(**{**fields, **lists})
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise ProtocolError("the server's introduction cannot be read") from error
-        texts = (made.name, made.host, made.local, made.refusal, *made.idempotent)
+        names = (*made.idempotent, *made.methods)
+        texts = (made.name, made.host, made.local, made.refusal, *names)
         if not all(isinstance(text, str) for text in texts):
             raise ProtocolError("the server's introduction cannot be read")
         return made

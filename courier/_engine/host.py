@@ -167,6 +167,7 @@ class Host:
             host_name() if self._local is not None else "",
             self._local_name,
             tuple(self._dispatcher.idempotent_names()),
+            tuple(self._dispatcher.told_names()),
         )
 
     def admit(

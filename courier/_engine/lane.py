@@ -36,6 +36,7 @@ class WireLane:
 
     def __init__(self, options: LaneOptions) -> None:
         self.options = options
+        self.methods: frozenset[str] | None = None
         #: Whether what is sent is compressed.
         self.compresses = options.compress
         self._lock = threading.Lock()
@@ -171,6 +172,7 @@ class WireLane:
                     return
                 options = self.options
                 dialled = dial(options, self._time_left(), over_grpc=speechless > 0)
+                self.methods = frozenset(dialled.introduction.methods) or None
                 self._use(
                     Link(
                         dialled.channel,

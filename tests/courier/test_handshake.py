@@ -16,6 +16,7 @@ _WORDS = {
     "host": "boot/4026531840",
     "local": "courier/socket",
     "idempotent": ("look_up",),
+    "methods": ("look_up", "store"),
     "refusal": "not today",
 }
 
@@ -31,7 +32,7 @@ def _answer(secret: courier.Secret | None, **told: object) -> tuple[bytes, Intro
 def test_only_who_holds_the_secret_reads_the_introduction(secret: courier.Secret) -> None:
     welcome, understood = _answer(secret, **_WORDS)
     assert understood == Introduction(_NAME, **_WORDS)  # type: ignore[arg-type]
-    for words in (_NAME, "name", "boot", "4026531840", "courier", "look_up", "not today"):
+    for words in (_NAME, "name", "boot", "4026531840", "courier", "look_up", "store", "not today"):
         assert words.encode() not in welcome
 
 
