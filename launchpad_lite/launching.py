@@ -13,6 +13,7 @@ import abc
 import importlib.metadata
 import inspect
 import signal
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,6 +129,8 @@ class RunningProgram(abc.ABC):
         #: Whether somebody has been told how the program ended.
         self.collected = False
         self._interrupts = 0
+        #: When this process launched it.
+        self._began_at = time.monotonic()
 
     # What a launcher implements
 
@@ -248,6 +251,14 @@ class RunningProgram(abc.ABC):
                 # Ctrl-C arrives here as an exception and means the same.
                 self.handle_signal(signal.SIGINT)
                 timeout_s = None
+
+    def __repr__(self) -> str:
+        result = self.result
+        count = len(self.plan.executables)
+        nodes = f"{count} node{'' if count == 1 else 's'}"
+        running = f"running {time.monotonic() - self._began_at:.0f} s"
+        state = running if result is None else result.outcome.value
+        return f"RunningProgram({self.plan.program!r}, {nodes}, {state})"
 
     def __enter__(self) -> "RunningProgram":
         return self

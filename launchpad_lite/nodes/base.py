@@ -82,6 +82,9 @@ class DeclaredHandle(Handle[Any]):
     def __deepcopy__(self, memo: dict[int, Any]) -> "DeclaredHandle":
         return self
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name})"
+
     def dereference(self) -> Any:
         """Returns the client.
 
@@ -177,6 +180,9 @@ class Node(abc.ABC, Generic[T]):
     def description(self) -> str:
         """For people, where nothing is run for the node: what it is."""
         return type(self).__name__
+
+    def __repr__(self) -> str:
+        return self.description
 
     @property
     def inner_nodes(self) -> "Sequence[Node[Any]]":

@@ -72,6 +72,11 @@ class CourierHandle(Handle[T]):
         keep_client(client, table)
         return cast("T", client)
 
+    def __repr__(self) -> str:
+        # Before its node is added, there is no name to show.
+        where = f"{self._address.node}: " if self._address.node else ""
+        return f"{type(self).__name__}({where}{self._serves})"
+
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("_"):
             raise AttributeError(name)  # asked for by pickle and copy

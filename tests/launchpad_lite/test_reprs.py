@@ -1,5 +1,6 @@
 """What a notebook shows of programs, handles and clients."""
 
+import re
 from typing import Any
 
 import launchpad_lite as lp
@@ -30,3 +31,20 @@ def test_a_client_is_named_after_its_node_and_class(launch_program: Any) -> None
     program = launch_program(make_program())
     assert repr(program.client("learner")) == "Client(learner[0]: Learner)"
     assert program.client("actor").describe() == "Client(learner[1]: Learner)"
+
+
+def test_a_running_program_tells_its_nodes_and_its_state(launch_program: Any) -> None:
+    running = launch_program(make_program()).running
+    assert re.fullmatch(r"RunningProgram\('shown', 3 nodes, running \d+ s\)", repr(running))
+    running.stop()
+    assert repr(running) == "RunningProgram('shown', 3 nodes, stopped)"
+
+
+def test_handles_and_nodes_tell_what_they_stand_for() -> None:
+    program, node = lp.Program("shown"), lp.CourierNode(Learner)
+    handle = node.create_handle()
+    assert repr(node) == "CourierNode(Learner)"
+    assert repr(handle) == "CourierHandle(Learner)"
+    program.add_node(node, label="learner")
+    assert repr(handle) == "CourierHandle(learner[0]: Learner)"
+    assert repr(program.declare("actor", 1)) == "DeclaredHandle(actor[1])"
