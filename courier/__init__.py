@@ -9,6 +9,8 @@ from courier._batching import batched_handler
 from courier._cache import Cache
 from courier._client import (
     Client,
+    as_remote,
+    call_aio,
     close,
     list_methods,
     move,
@@ -23,6 +25,7 @@ from courier._context import CallContext, current_call
 from courier._exceptions import ExceptionReport, remote_traceback
 from courier._health import is_healthy
 from courier._idempotence import idempotent
+from courier._remote import Remote
 from courier._replicas import Pool, PoolChoice
 from courier._secret import Secret
 from courier._server import Server
@@ -59,6 +62,7 @@ __all__ = [
     "Pool",
     "PoolChoice",
     "ProtocolError",
+    "Remote",
     "RemoteError",
     "Secret",
     "SerializationError",
@@ -72,7 +76,9 @@ __all__ = [
     "TlsCredentials",
     "UnknownMethodError",
     "UnprotectedServerError",
+    "as_remote",
     "batched_handler",
+    "call_aio",
     "close",
     "current_call",
     "idempotent",

@@ -15,6 +15,7 @@ from courier._address import split_address
 from courier._connection import ClientOptions, Connection
 from courier._dispatch import LIST_METHODS
 from courier._future import Callback, CallFuture
+from courier._remote import Remote
 from courier._secret import Secret
 from courier._timing import DEFAULT, Timing
 from courier._tls import KEEPALIVE_S, TlsCredentials
@@ -22,6 +23,7 @@ from courier.errors import RemoteError
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 
 Timeout = float | dt.timedelta | None
 
@@ -112,7 +114,7 @@ class _AioFuture(CallFuture):
         return error
 
 
-class Client(_View):
+class Client(_View, Remote[Any]):
     """Calls the public methods of a served object as if it were here.
 
     `client.m(...)` blocks and returns what the method returns or raises what it
@@ -404,8 +406,36 @@ def submit(
     Raises:
         TypeError: `method` does not come from a courier client.
     """
+    connection, name = _parts_of(method)
+    future = _Futures(connection)._call(name, args, kwargs)
+    return cast("concurrent.futures.Future[R]", future)
+
+
+async def call_aio(method: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+    """Calls `client.m` for asyncio: what `await client.aio.m(1)` does, given `client.m` and 1.
+
+    It exists for type checkers, which follow it from the method to its result.
+
+    Raises:
+        TypeError: `method` does not come from a courier client.
+    """
+    connection, name = _parts_of(method)
+    return cast("R", await _Aio(connection)._call(name, args, kwargs))
+
+
+def _parts_of(method: Callable[..., Any]) -> tuple[Connection, str]:
     if not isinstance(method, RemoteMethod):
         raise TypeError(f"expected a method of a courier client, got {method!r}")
-    view = method._view
-    future = _Futures(view._connection)._call(method.__name__, args, kwargs)
-    return cast("concurrent.futures.Future[R]", future)
+    return method._view._connection, method.__name__
+
+
+def as_remote(client: T) -> Remote[T]:
+    """Returns the client itself, for type checkers that take it for the object it calls.
+
+    `learner = courier.as_remote(handle.dereference())` has `learner.futures` and `learner.aio`.
+
+    Raises:
+        TypeError: `client` is no courier client.
+    """
+    connection_of(client)
+    return cast("Remote[T]", client)

@@ -1,7 +1,6 @@
 """What stands behind a client: its lane, its options, and what survives a fork."""
 
 import asyncio
-import difflib
 import os
 import threading
 import weakref
@@ -198,6 +197,8 @@ class Connection:
 
     def unknown(self, method: str) -> UnknownMethodError:
         """Returns the error of a method that the server lacks."""
+        import difflib  # only mistakes need it
+
         names = sorted(self._known_methods() or ())
         nearest = difflib.get_close_matches(method, names, 1)
         error = UnknownMethodError(

@@ -12,7 +12,7 @@ lp.launch(program).wait()
 from launchpad_lite import _own_packages  # noqa: F401 - before what it looks at is imported
 
 # isort: split
-from courier import Client as CourierClient, batched_handler
+from courier import Client as CourierClient, Remote, batched_handler
 from launchpad_lite._address import Address
 from launchpad_lite._checkpoints import Checkpoints
 from launchpad_lite._command_line import run_script as main
@@ -104,6 +104,7 @@ __all__ = [
     "PyClassNode",
     "PyNode",
     "PythonProcess",
+    "Remote",
     "Resources",
     "Restart",
     "RestartPolicy",

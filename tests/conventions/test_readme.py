@@ -38,6 +38,7 @@ _OUTPUT = {
     "hello.py": "[visitor[0]] hello, world\n",
     "page_node.py": "[reader[0]] a page\n",
     "survivors.py": "[search[0]] best x: 3\n",
+    "typed.py": "[visitor[0]] hello, world\n",
 }
 
 

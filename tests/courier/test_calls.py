@@ -68,6 +68,20 @@ def test_a_method_is_called_and_waited_for_in_each_way(serve: Serve) -> None:
     assert asyncio.run(call()) == list(range(1, 51))
 
 
+def test_type_checkers_have_spellings_of_their_own(serve: Serve) -> None:
+    _, client = serve(Calculator())
+    assert asyncio.run(courier.call_aio(client.add, 1, right=5)) == 6
+    assert courier.as_remote(client) is client
+    assert isinstance(client, courier.Remote)
+    for spelling in (
+        courier.as_remote,
+        courier.submit,
+        lambda it: asyncio.run(courier.call_aio(it)),
+    ):
+        with pytest.raises(TypeError, match="expected a"):
+            spelling(print)
+
+
 def test_a_callable_object_answers_calls_of_the_client(serve: Serve) -> None:
     _, client = serve(Doubler())
     assert client(4) == 8

@@ -4,6 +4,8 @@ Checked, never run.
 """
 
 import concurrent.futures
+from collections.abc import Iterator
+from typing import overload
 
 import courier
 import launchpad_lite as lp
@@ -20,6 +22,25 @@ class Range:
 
     def name(self) -> str:
         return "range"
+
+    @property
+    def numbers(self) -> list[int]:
+        return self._numbers
+
+    def count(self) -> Iterator[int]:
+        yield from self._numbers
+
+    def later(self, text: str) -> "concurrent.futures.Future[int]":
+        future: concurrent.futures.Future[int] = concurrent.futures.Future()
+        future.set_result(len(text))
+        return future
+
+    @overload
+    def convert(self, value: int) -> str: ...
+    @overload
+    def convert(self, value: str) -> int: ...
+    def convert(self, value: "int | str") -> "int | str":
+        return value
 
 
 class Consumer:
@@ -64,6 +85,58 @@ wrong_result: str = future.result()  # mistake
 right_type: concurrent.futures.Future[str] = courier.submit(client.name)
 courier.submit(client.produce, "2")  # mistake
 courier.submit(client.produce, amount=2)  # mistake
+
+
+def takes_numbers(numbers: list[int]) -> None: ...
+
+
+def takes_length(length: int) -> None: ...
+
+
+async def in_asyncio() -> None:
+    takes_numbers(await courier.call_aio(client.produce, 2))
+    takes_numbers(await courier.call_aio(client.name))  # mistake
+    await courier.call_aio(client.produce, "2")  # mistake
+
+
+# Clients whose calls are made in all ways. What their calls take and return is known to mypy alone.
+class Actor:
+    def __init__(self, source: lp.Remote[Range]) -> None:
+        self._source = source
+
+    async def run(self) -> None:
+        source = self._source
+        takes_numbers(source.produce(2))
+        takes_numbers(source.futures.produce(count=2).result(1.0))
+        takes_numbers(await source.aio.produce(2))
+        takes_length(source.later("3"))
+        takes_length(await source.aio.later("3"))
+        takes_length(source.convert("3"))
+        for number in source.count():
+            takes_length(number)
+        async for number in await source.aio.count():
+            takes_length(number)
+        source.futures.produce().reslut()  # mistake
+        source.aio.produce().result()  # mistake
+        takes_length(source.produce())  # mistake for the plug-in
+        source.produse()  # mistake for the plug-in
+        source.produce("3")  # mistake for the plug-in
+        source.numbers()  # mistake for the plug-in
+        takes_length(source.convert(3))  # mistake for the plug-in
+        source.futures.produse()  # mistake for the plug-in
+        source.futures.produce(1, 2)  # mistake for the plug-in
+        takes_length(source.futures.produce().result())  # mistake for the plug-in
+        await source.aio.produse()  # mistake for the plug-in
+        await source.aio.produce(amount=2)  # mistake for the plug-in
+        takes_length(await source.aio.produce())  # mistake for the plug-in
+
+
+program.add_node(lp.CourierNode(Actor, handle), label="actor")
+remote = courier.as_remote(client)
+result = remote.futures.produce().result()
+remote.futures.produse()  # mistake for the plug-in
+given: courier.Remote[Range] = courier.Client("127.0.0.1:4711")
+courier.as_remote(client).poduce()  # mistake for the plug-in
 
 # The API itself.
 program.add_node(Range(0, 1), label="r")  # mistake
