@@ -30,7 +30,8 @@ _CLIENT_OPTIONS = ("call_timeout_s", "call_timeout", "wait_for_ready", "compress
 class CourierHandle(Handle[T]):
     """A handle to a CourierNode; dereferences to a client that looks like the object.
 
-    Typed as the object itself, so that type checkers check each call.
+    Typed as the object itself, so that type checkers check each call; `courier.as_remote(client)` has
+    `.futures` and `.aio` as well.
     """
 
     def __init__(self, node: "CourierNode[T]", address: Address, options: dict[str, Any]) -> None:
