@@ -10,6 +10,7 @@ import concurrent.futures
 import contextvars
 import datetime as dt
 import functools
+import inspect
 import logging
 import operator
 import os
@@ -71,7 +72,7 @@ def batched_handler(
 
     Raises:
         TypeError: A number is not whole, the timeout is no time, or what is decorated cannot be
-            called.
+            called, or is `async` or a generator.
         ValueError: A number is below 1, or the timeout below 0.
 
     Example:
@@ -97,6 +98,16 @@ def batched_handler(
     def decorate(function: Callable[..., Any]) -> BatchedHandler:
         if not callable(function):
             raise TypeError(f"batched_handler takes a function, not {function!r}")
+        kinds = (
+            inspect.iscoroutinefunction,
+            inspect.isasyncgenfunction,
+            inspect.isgeneratorfunction,
+        )
+        if any(is_kind(function) for is_kind in kinds):
+            raise TypeError(
+                f"batched_handler takes a function that returns its items; {function!r} is async or "
+                "yields. Make it an ordinary function: it runs in a thread of its own"
+            )
         return BatchedHandler(function, batch_size, max_parallelism, wait_s, pad_batch, timing)
 
     return decorate
@@ -205,9 +216,31 @@ class BatchedHandler:
     __courier_call__ = submit
 
     def __reduce__(self) -> Any:
-        raise TypeError(
-            "a batched handler cannot be pickled; make it in the constructor of the served object"
+        # One in the body of a class travels with it, as classes of `__main__` do. Others belong to
+        # an object, whose calls must not be split between two.
+        if not self._name or not inspect.isfunction(self._function):
+            raise TypeError(
+                "a batched handler cannot be pickled, but as a decorator in the body of a class; "
+                "make it in the constructor of the served object"
+            )
+        arguments = (
+            self._function,
+            self._batch_size,
+            self._max_parallelism,
+            self._timeout_s,
+            self._pad_batch,
+            self._timing,
         )
+        # Not by the constructor: the function may know its class, which knows this object.
+        state = (arguments, self._name, is_idempotent(self))
+        return object.__new__, (BatchedHandler,), state
+
+    def __setstate__(self, state: Any) -> None:
+        arguments, name, is_harmless = state
+        BatchedHandler.__init__(self, *arguments)
+        self._name = name
+        if is_harmless:
+            idempotent(self)
 
     def _look_after(self, group: Sequence[_Request]) -> None:
         if self._gathers:

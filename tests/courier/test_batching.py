@@ -594,3 +594,15 @@ def test_the_mark_of_an_idempotent_function_stays(serve: Serve, secret: courier.
     server.bind("unmarked", _handler(_echo, 1))
     with Stranger(server.address, secret) as client:
         assert client.introduction.idempotent == ("marked",)
+
+
+def test_it_takes_only_functions_that_return() -> None:
+    async def act(values: Any) -> Any:
+        return values
+
+    def give(values: Any) -> Iterator[Any]:
+        yield from values
+
+    for function in (act, give):
+        with pytest.raises(TypeError, match="is async or yields"):
+            courier.batched_handler(2)(function)

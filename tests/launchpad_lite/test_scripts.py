@@ -315,3 +315,46 @@ def test_workers_log_as_the_script_is_set_up_to(run_script: Any) -> None:
         "[a[0]] INFO|of the root",
         "[a[0]] DEBUG|of a logger with a level",
     ]
+
+
+BATCHING_SCRIPT = """
+import launchpad_lite as lp
+
+def make_class():
+    class Base:
+        def name(self):
+            return "base"
+
+    class Inner(Base):
+        @lp.batched_handler(batch_size=1)
+        def act(self, values):
+            name = super().name()
+            return [f"{name}{value}" for value in values]
+
+    return Inner
+
+class Model:
+    @lp.batched_handler(batch_size=1)
+    def act(self, values):
+        return [2 * value for value in values]
+
+class User:
+    def __init__(self, model, inner):
+        self.model, self.inner = model, inner
+
+    def run(self):
+        print(self.model.act(21), self.inner.act(1))
+
+if __name__ == "__main__":
+    program = lp.Program("batches")
+    model = program.add_node(lp.CourierNode(Model), label="model")
+    inner = program.add_node(lp.CourierNode(make_class()), label="inner")
+    program.add_node(lp.PyClassNode(User, model, inner), label="user")
+    lp.launch(program)
+"""
+
+
+def test_classes_of_the_script_decorate_methods_with_batched_handler(run_script: Any) -> None:
+    done = run_script(BATCHING_SCRIPT, "--launcher=local_mp")
+    assert done.returncode == 0, done.stderr
+    assert "42 base1" in done.stdout
