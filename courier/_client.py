@@ -8,11 +8,11 @@ import asyncio
 import concurrent.futures
 import datetime as dt
 import math
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 from typing import Any, ParamSpec, TypeVar, cast
 
 from courier._address import split_address
-from courier._connection import ClientOptions, Connection
+from courier._connection import ClientOptions, Connection, RemoteIterator
 from courier._dispatch import LIST_METHODS
 from courier._future import Callback, CallFuture
 from courier._remote import Remote
@@ -85,12 +85,47 @@ class _Futures(_View):
         return CallFuture(self._connection, pending, method)
 
 
+class _AioCall(Coroutine[Any, Any, Any]):
+    """A call as a coroutine, which begins when it is awaited; `async for` reads a generator."""
+
+    __slots__ = ("__name__", "_coroutine")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], method: str) -> None:
+        self._coroutine = coroutine
+        self.__name__ = method
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        return self._coroutine.__await__()
+
+    def send(self, value: Any) -> Any:
+        return self._coroutine.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        return self._coroutine.throw(*error)
+
+    def close(self) -> None:
+        self._coroutine.close()
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        items = await self._coroutine
+        if not isinstance(items, RemoteIterator):
+            raise TypeError(f"{self.__name__} returned {items!r}, and is no generator")
+        try:
+            async for item in items:
+                yield item
+        finally:
+            items.close()
+
+
 class _Aio(_View):
-    """`client.aio`: calls are awaitable; a generator is an async iterator once awaited."""
+    """`client.aio`: calls can be awaited; those of generators can be read by `async for`."""
 
     __slots__ = ()
 
-    async def _call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _AioCall:
+        return _AioCall(self._answer(method, args, kwargs), method)
+
+    async def _answer(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         pending = self._connection.submit(method, args, kwargs)
         future = _AioFuture(self._connection, pending, method)
         return await asyncio.wrap_future(future)
@@ -119,7 +154,8 @@ class Client(_View, Remote[Any]):
 
     `client.m(...)` blocks and returns what the method returns or raises what it
     raises; `client.futures.m(...)` returns a future at once; `client.aio.m(...)`
-    is awaitable. A generator method returns an iterator over its items.
+    is awaitable. A generator method returns an iterator over its items, which `async for` reads
+    from `client.aio.m(...)`. Async methods and generators are called as others are.
 
     `dir(client)` lists the methods, if the server answers within half a second. A name that is no
     method raises UnknownMethodError, also an AttributeError, as soon as a connection is there; before,
@@ -212,7 +248,10 @@ class Client(_View, Remote[Any]):
 
     @property
     def aio(self) -> Any:
-        """The same methods, each awaitable."""
+        """The same methods, each a coroutine, which begins when it is awaited or made a task.
+
+        Of a generator, `async for item in client.aio.m()` reads the items.
+        """
         return _Aio(self._connection, self)
 
     def _call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -28,6 +28,7 @@ class CallContext:
         "_gone",
         "_is_generator",
         "_on_end",
+        "_on_leave",
         "method",
         "peer",
     )
@@ -42,6 +43,7 @@ class CallContext:
         self._event: threading.Event | None = None
         self._is_generator = False
         self._on_end: Callable[[], None] | None = None
+        self._on_leave: Callable[[], None] | None = None
 
     def time_remaining(self) -> float | None:
         """Returns the seconds until the caller gives up, at least 0; None means never."""
@@ -74,6 +76,14 @@ class CallContext:
             self._event.set()
         if self._on_end is not None:
             self._tell_end()
+        if self._on_leave is not None:
+            self._on_leave()
+
+    def on_leave(self, callback: Callable[[], None]) -> None:
+        """As `on_end`, for what runs the method; may be called back more than once."""
+        self._on_leave = callback
+        if self._gone:
+            callback()
 
     def on_end(self, callback: Callable[[], None]) -> None:
         """Calls back, once, when the call was answered or nobody waits any more; one callback."""

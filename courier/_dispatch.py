@@ -17,7 +17,9 @@ from courier._context import CallContext, enter_call
 from courier._exceptions import ExceptionReport
 from courier._idempotence import is_idempotent
 from courier._parcel import Parcel, pack, unpack
+from courier._pool import HandlerPool
 from courier._shared import unwrapped
+from courier._tasks import Steps, Tasks, answer
 from courier.errors import SerializationError
 
 _log = logging.getLogger(__name__)
@@ -93,6 +95,10 @@ class Items:
         outcome: Answer | End = self._context.run(self._step)
         return outcome
 
+    def begin(self, handlers: HandlerPool, then: Callable[["Step[Any]"], object]) -> None:
+        """Takes one step in a thread of the pool, and calls back with its outcome."""
+        handlers.submit(self.next_item).add_done_callback(then)
+
     def _step(self) -> Any:
         try:
             item = next(self._iterator)
@@ -116,6 +122,44 @@ class Items:
             _log.exception("a generator failed when its reader had left")
 
 
+class AsyncItems(Items):
+    """The method is an async generator. Its steps hold no thread."""
+
+    def __init__(self, steps: Steps) -> None:
+        self._steps = steps
+
+    def next_item(self) -> "Answer | End":
+        """Runs the generator up to its next item, and waits for that."""
+        step: Step[Any] = Step()
+        self._steps.ask(step)
+        return _end_or(step.result())
+
+    def begin(self, handlers: HandlerPool, then: Callable[["Step[Any]"], object]) -> None:  # noqa: ARG002
+        """Takes one step, and calls back in the thread of the loop."""
+        asked: Step[Any] = Step()
+        step: Step[Any] = Step()
+        step.add_done_callback(then)
+        asked.add_done_callback(lambda done: step.set_result(_end_or(done.result())))
+        self._steps.ask(asked)
+
+    def close(self) -> None:
+        """Ends the generator early. Never raises, and does not wait for its `finally` blocks."""
+        self._steps.close()
+
+
+class SerialItems(AsyncItems):
+    """As `AsyncItems`, but that a step counts as a handler that runs."""
+
+    begin = Items.begin
+
+
+def _end_or(outcome: Any) -> "Answer | End":
+    if outcome is None:
+        return End()
+    return Failure(outcome) if isinstance(outcome, ExceptionReport) else outcome
+
+
+Step = concurrent.futures.Future
 Answer = Value | Failure | Unpicklable | BadArguments | UnknownMethod | Items
 
 
@@ -171,7 +215,14 @@ Outcome = Answer | Later
 class Dispatcher:
     """The methods of a server, and how one is run. Thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, serial: bool = False) -> None:
+        """Makes one without methods.
+
+        Args:
+            serial: Whether a call of an async method is to hold the thread that runs it.
+        """
+        self.tasks = Tasks()
+        self._serial = serial
         self._lock = threading.Lock()
         self._methods: dict[str, Callable[..., Any]] = {}
         self._idempotent: set[str] = set()
@@ -229,7 +280,7 @@ class Dispatcher:
             return BadArguments(f"{method}: KeyboardInterrupt")
         context = self._context.copy()
         outcome: Outcome = context.run(
-            _run_method, function, args, kwargs, call, context, pack_result
+            self._run_method, function, args, kwargs, call, context, pack_result
         )
         return outcome
 
@@ -248,9 +299,55 @@ class Dispatcher:
             return Failure(ExceptionReport.of(error, skip_frames=1))
         context = self._context.copy()
         outcome: Outcome | SharedValue = context.run(
-            _run_method, function, args, kwargs, call, context, _share_result
+            self._run_method, function, args, kwargs, call, context, _share_result
         )
         return outcome
+
+    def _run_method(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        call: CallContext,
+        context: contextvars.Context,
+        give: Callable[[Any], Any],
+    ) -> Any:
+        enter_call(call)
+        try:
+            result = function(*args, **kwargs)
+            kind = type(result)
+            if kind is types.GeneratorType:
+                return Items(result, context, give)
+            if kind is types.CoroutineType or kind is types.AsyncGeneratorType:
+                return self._run_async(result, call, context, give)
+            # To look at a result, or to pickle it, runs code of its class.
+            if isinstance(result, concurrent.futures.Future):
+                return Later.of(result, give)
+            return give(result)
+        except BaseException as error:  # noqa: BLE001 - the caller gets it, the server lives on
+            return Failure(ExceptionReport.of(error, skip_frames=1))
+
+    def _run_async(
+        self,
+        result: Any,
+        call: CallContext,
+        context: contextvars.Context,
+        give: Callable[[Any], Any],
+    ) -> Any:
+        if type(result) is types.AsyncGeneratorType:
+            steps = Steps(result, context, give, self.tasks, call)
+            return SerialItems(steps) if self._serial else AsyncItems(steps)
+        try:
+            future = self.tasks.submit(answer(result, give), context, call)
+        except BaseException:
+            result.close()  # so that Python does not complain of it
+            raise
+        future.add_done_callback(lambda _: result.close())  # as above, if it has not begun
+        if self._serial:
+            return _answer_of(future)
+        later = Later()
+        future.add_done_callback(lambda done: later.settle(_answer_of(done)))
+        return later
 
     def _find(self, method: str) -> Callable[..., Any] | None:
         # No lock: a dict gives one of its values or none, whatever others do to it.
@@ -261,25 +358,10 @@ class Dispatcher:
         return f"no public method {method!r}; there are: {known}"
 
 
-def _run_method(
-    function: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    call: CallContext,
-    context: contextvars.Context,
-    give: Callable[[Any], Any],
-) -> Any:
-    enter_call(call)
-    try:
-        result = function(*args, **kwargs)
-        if type(result) is types.GeneratorType:
-            return Items(result, context, give)
-        # To look at a result, or to pickle it, runs code of its class.
-        if isinstance(result, concurrent.futures.Future):
-            return Later.of(result, give)
-        return give(result)
-    except BaseException as error:  # noqa: BLE001 - the caller gets it, the server lives on
-        return Failure(ExceptionReport.of(error, skip_frames=1))
+def _answer_of(future: "concurrent.futures.Future[Any]") -> Answer:
+    error = future.exception()
+    outcome = future.result() if error is None else ExceptionReport.of(error)
+    return Failure(outcome) if isinstance(outcome, ExceptionReport) else outcome
 
 
 def _share_result(result: Any) -> SharedValue:

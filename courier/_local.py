@@ -419,8 +419,7 @@ class _LocalStream:
             if self._over:
                 return None
             self._runs, self._outcome = True, None
-        step = self._server.handlers.submit(self._items.next_item)
-        step.add_done_callback(self._take)
+        self._items.begin(self._server.handlers, self._take)
         with self._changed:
             while self._outcome is None and self._error is None:
                 left = None if self._deadline is None else self._deadline - time.monotonic()

@@ -25,6 +25,8 @@ from courier._timing import DEFAULT, Timing
 from courier._tls import KEEPALIVE_S, TlsCredentials
 from courier.errors import ServerStateError, UnprotectedServerError
 
+#: Seconds that the event loop of async methods has to end.
+_LOOP_END_S = 1.0
 #: How often a server that stops looks whether its calls have ended.
 _LOOK_S = 0.005
 
@@ -38,9 +40,15 @@ class _Stage(enum.Enum):
 class Server:
     """Serves the public methods of an object, or single methods, at one address.
 
-    Handlers run in threads of the server, at most `thread_pool_size` at a time,
-    and see the context variables of the thread that made the server. All
-    methods are thread-safe.
+    Methods of the object run in threads of the server, up to `thread_pool_size` (16) at the same
+    time: protect what they share with a lock, or pass `serial=True`. They see the context
+    variables of the thread that made the server. All methods of the server itself are thread-safe.
+
+    `async def` methods and async generators run as tasks of one event loop, in a thread that starts
+    with the first of them. They hold no other thread, so that any number may wait at the same
+    time (up to `thread_pool_size` + `queue_size`; more are refused with ServerBusyError). One that
+    blocks, as in `time.sleep`, holds up all others. When its caller cancels or is gone, the task is
+    cancelled. Callers need not know: they call an async method as any other.
 
     The address speaks courier's own protocol and gRPC (`courier.v1.Courier` and
     the standard health service), so that clients in other languages and proxies
@@ -59,7 +67,8 @@ class Server:
         host: str = "127.0.0.1",
         port: int = 0,
         secret: Secret | None = None,
-        thread_pool_size: int = 16,
+        thread_pool_size: int | None = None,
+        serial: bool = False,
         queue_size: int = 10_000,
         hidden: Collection[str] = (),
         share_port: bool = False,
@@ -78,7 +87,11 @@ class Server:
             port: 0 takes a free one.
             secret: Clients must hold the same. Needed beyond loopback. Without secret and `tls`,
                 only processes of the same user on this machine are served.
-            thread_pool_size: Number of handlers that run at the same time.
+            thread_pool_size: Number of methods that run at the same time in threads; 16 by default.
+            serial: Whether methods never run at the same time, as with `thread_pool_size=1`. An async
+                method then runs to its end, awaits included, before the next begins. A generator
+                does not hold up others while its reader takes its time: each step counts as
+                a method. Functions of `batched_handler` run beside methods all the same.
             queue_size: Calls that may wait for a handler; more are refused with
                 ServerBusyError.
             hidden: Names of methods of `obj` that are not served.
@@ -97,7 +110,7 @@ class Server:
         Raises:
             UnprotectedServerError: There is no secret, and `host` is not loopback, or this system
                 does not tell of which user a client is.
-            ValueError: A size is below 1, `in_process` is unknown, or `keepalive_s` not above 0.
+            ValueError: A size is below 1, `serial` comes with another size, `in_process` is unknown, or `keepalive_s` not above 0.
         """
         if not is_loopback(host) and secret is None:
             raise UnprotectedServerError(
@@ -109,6 +122,12 @@ class Server:
                 "this system does not tell of which user a client is, so that a server would run the "
                 "code of any user: pass secret=courier.Secret.generate(), and the same to clients"
             )
+        if serial and thread_pool_size not in (None, 1):
+            raise ValueError(
+                f"serial=True runs one method at a time; thread_pool_size={thread_pool_size} is "
+                "more. Give one of them"
+            )
+        thread_pool_size = 1 if serial else 16 if thread_pool_size is None else thread_pool_size
         if thread_pool_size < 1 or queue_size < 1:
             raise ValueError("thread_pool_size and queue_size are at least 1")
         if not keepalive_s > 0:
@@ -123,7 +142,10 @@ class Server:
         self._timing = timing
         self.secret = secret
         self.in_process = InProcess(in_process)
-        self.dispatcher = CacheDispatcher(obj) if isinstance(obj, Cache) else Dispatcher()
+        self.dispatcher = (
+            CacheDispatcher(obj) if isinstance(obj, Cache) else Dispatcher(serial=serial)
+        )
+        self.dispatcher.tasks.limit = thread_pool_size + queue_size
         if obj is not None and not isinstance(obj, Cache):
             for name, method in exposed_methods(obj, hidden).items():
                 self.dispatcher.bind(name, method)
@@ -262,6 +284,7 @@ class Server:
         alive = self._grpc.end()
         self.handlers.stop(0.0)
         alive += self.handlers.stop(max(0.0, give_up_at - time.monotonic()))
+        alive += self.dispatcher.tasks.end(max(_LOOP_END_S, give_up_at - time.monotonic()))
         return alive + self._host.end()
 
     def _is_idle(self) -> bool:

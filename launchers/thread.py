@@ -159,7 +159,7 @@ class _ThreadNode:
 
     def request_stop(self) -> None:
         """Asks the node to end. May be repeated."""
-        if not self.runtime.stop_event.is_set():
+        if not self.runtime.is_asked:
             with contextlib.suppress(RuntimeError):  # the interpreter ends already
                 self._handlers.start()
         self.runtime.request_stop()

@@ -12,6 +12,9 @@ T = TypeVar("T")
 class ForcedExit(SystemExit):
     """Raised in a node that is ended by force, wherever its code is."""
 
+    #: Ends an event loop that runs in this thread, too: see `courier._tasks.is_own_end`.
+    is_forced = True
+
 
 class Forcing:
     """Has the code of one thread end, once: a second exception could hit what cleans up after it.

@@ -108,9 +108,12 @@ class NodeRuntime:
     def __init__(self, setup: NodeSetup, table: AddressTable, link: WorkerLink) -> None:
         self.setup = setup
         self.table = table
+        #: Set when the node is asked to end, and when it has ended.
         self.stop_event = threading.Event()
         #: Whether the node may stop to serve once its work is done.
         self._may_go = threading.Event()
+        #: Whether it was asked to end.
+        self.is_asked = False
         #: Keeps the state of the node's object.
         self.state = NodeState(setup.name, setup.checkpoints)
         self._link = link
@@ -218,6 +221,7 @@ class NodeRuntime:
 
     def request_stop(self) -> None:
         """Tells the node that it is to end. For supervisors. May be repeated."""
+        self.is_asked = True  # first: who wakes may look at it
         self.stop_event.set()
         self._may_go.set()
         # Whom it calls is ending too, and does not come back.
@@ -317,9 +321,9 @@ class NodeRuntime:
             return True  # who ended it knows why
         if isinstance(error, SystemExit):
             # A way to leave that programs use when they are asked to stop.
-            return self.stop_event.is_set() or error.code in (None, 0)
+            return self.is_asked or error.code in (None, 0)
         # Others stop too, and calls to them fail.
-        return isinstance(error, CONSEQUENCES) and self.stop_event.is_set()
+        return isinstance(error, CONSEQUENCES) and self.is_asked
 
     def note_cut_short(self, error: BaseException) -> None:
         """Tells of an exception that ends the node in order, if it is of a call that got no answer."""
@@ -381,6 +385,9 @@ class NodeRuntime:
         finally:
             with _active_lock:
                 _active.remove(self)
+            # Threads of the node that wait for it, as those of `asyncio.to_thread`, would hold up
+            # the end of its process.
+            self.stop_event.set()
             self._signs.stop()
             with contextlib.ExitStack() as rest:
                 rest.callback(self.clients.close)
@@ -524,7 +531,7 @@ def register_stop_handler(handler: StopHandler) -> None:
         handler: Called with (signal number, frame) or, if it takes none, without arguments.
 
     Raises:
-        TypeError: It cannot be called.
+        TypeError: It cannot be called, or is async.
     """
     owners = _owners()
     # A thread that belongs to none of several nodes that are parts of one belongs to that one.

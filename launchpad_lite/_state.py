@@ -165,13 +165,19 @@ def check_state_methods(owner: object) -> None:
         owner: The object; or what constructs it, as far as that tells already.
 
     Raises:
-        ValueError: It has both, and one does not take `folder`.
+        ValueError: It has both, and one does not take `folder`, or is async.
     """
     while isinstance(owner, functools.partial):
         owner = owner.func
     methods = [(name, _signature(owner, name)) for name in _METHODS]
     if not all(known for _, (known, _) in methods):
         return
+    for name in _METHODS:
+        if inspect.iscoroutinefunction(getattr(owner, name)):
+            raise ValueError(
+                f"checkpoints were asked for, but {_name_of(owner)}.{name} is async, and would not be "
+                "awaited: it is called from a thread, also while the event loop runs. Make it `def`"
+            )
     if all(signature is not None and _takes_folder(signature) for _, (_, signature) in methods):
         return
     has = " and ".join(f"{name}{signature or '(...)'}" for name, (_, signature) in methods)

@@ -38,6 +38,11 @@ class StopHandlers:
         """
         if not callable(handler):
             raise TypeError(f"a stop handler can be called; {handler!r} cannot")
+        if inspect.iscoroutinefunction(handler):
+            raise TypeError(
+                f"a stop handler is called, not awaited; {handler!r} is async, so that nothing would "
+                "happen. In async code, `await asyncio.to_thread(lp.wait_for_stop)` in a task"
+            )
         with self._lock:
             self._handlers.append(handler)
         if catch_signals and threading.current_thread() is threading.main_thread():

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from courier import _dispatch as outcomes
 from courier._context import CallContext
-from courier._dispatch import Items, Later, Outcome
+from courier._dispatch import Answer, AsyncItems, Items, Later, Outcome
 from courier._engine import reports
 from courier._engine.channel import Channel
 from courier._engine.frames import COMPRESSED, Frame, Kind, item_weight
@@ -291,27 +291,46 @@ class _Stream:
         try:
             self._advance()
         except BaseException:  # noqa: BLE001 - whoever waits for an item hears of it
-            with self._lock:
-                self._over = True
-            self._close()
-            self._caller.give_up()
+            self._fail()
+
+    def _fail(self) -> None:
+        with self._lock:
+            self._over = True
+        self._close()
+        self._caller.give_up()
 
     def _advance(self) -> None:
+        waits = type(self._items) is AsyncItems
         while not self._over:
-            outcome = self._items.next_item()
-            kind, parcel = reports.describe(outcome)
-            self._caller.send_item(self._number, kind, parcel)
-            yields = self._host.is_wanted
-            with self._lock:
-                self._ahead += item_weight(parcel)
-                if not isinstance(outcome, outcomes.Value):
-                    self._over = True
-                if not self._over and (self._ahead > _AHEAD_BYTES or yields):
-                    # From here on another thread may go on, or close.
-                    self._steps = False
-                    break
-        else:
-            self._close()
-            return
-        if yields:
-            self.grant(0)
+            if waits:
+                # No thread of the pool waits for its item.
+                self._host.begin_step(self._items, self._take_late)
+                return
+            if not self._take(self._items.next_item()):
+                self.grant(0)
+                return
+        self._close()
+
+    def _take_late(self, step: "outcomes.Step[Answer | outcomes.End]") -> None:
+        try:
+            if self._take(step.result()):
+                self._advance()
+            else:
+                self.grant(0)
+        except BaseException:  # noqa: BLE001 - whoever waits for an item hears of it
+            self._fail()
+
+    def _take(self, outcome: Answer | outcomes.End) -> bool:
+        """Sends an item; returns whether the next is to come, or the end, by the same thread."""
+        kind, parcel = reports.describe(outcome)
+        self._caller.send_item(self._number, kind, parcel)
+        yields = self._host.is_wanted
+        with self._lock:
+            self._ahead += item_weight(parcel)
+            if not isinstance(outcome, outcomes.Value):
+                self._over = True
+            if not self._over and (self._ahead > _AHEAD_BYTES or yields):
+                # From here on another thread may go on, or close.
+                self._steps = False
+                return False
+        return True

@@ -24,7 +24,7 @@ from courier import _frozen
 from courier._address import join_address
 from courier._context import CallContext
 from courier._costs import MethodCosts
-from courier._dispatch import BadArguments, Dispatcher, Outcome
+from courier._dispatch import Answer, BadArguments, Dispatcher, End, Items, Outcome, Step
 from courier._engine import reports
 from courier._engine.caller import Caller
 from courier._engine.channel import Channel
@@ -323,6 +323,10 @@ class Host:
         """Runs the next step of what was let in before."""
         if self._handlers.submit(step).cancelled():
             step()
+
+    def begin_step(self, items: Items, then: Callable[[Step[Answer | End]], object]) -> None:
+        """Has a generator take a step that may hold no thread of the pool."""
+        items.begin(self._handlers, then)
 
     @property
     def is_wanted(self) -> bool:

@@ -1,5 +1,6 @@
 """The node most programs are made of: an object that other nodes can call."""
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, NoReturn, TypeVar, cast
@@ -19,7 +20,7 @@ from launchpad_lite.nodes.base import (
     name_of,
     named_arguments,
 )
-from launchpad_lite.nodes.python import require_callable
+from launchpad_lite.nodes.python import refuse_async, require_callable
 
 T = TypeVar("T")
 
@@ -112,6 +113,15 @@ class CourierNode(Node[T], Generic[T]):
     program ends. `run` itself is not served while the node executes it, nor are
     `save` and `restore` where the node keeps checkpoints.
 
+    Methods run in up to 16 threads at the same time, and beside `run`: protect what they share with
+    a lock, or pass `serial=True`, and no method runs at the same time as another one. `run` does
+    even then, since it usually loops until the end.
+
+    `async def run()`, async methods and async generators work, on one event loop: in the main
+    thread while an async `run` runs, otherwise in a thread that starts with the first of them. One
+    that blocks holds up all others. At the stop, `run` has the notice as any other; if it has not
+    ended then, it is cancelled. `await asyncio.to_thread(lp.wait_for_stop)` waits for the stop.
+
     An object with a method `set_courier_server(server)` gets its server before
     it is started, and starts it itself.
     """
@@ -123,6 +133,7 @@ class CourierNode(Node[T], Generic[T]):
         *args: Any,
         courier_kwargs: Mapping[str, Any] | None = None,
         courier_client_kwargs: Mapping[str, Any] | None = None,
+        serial: bool = False,
         **kwargs: Any,
     ) -> None:
         """Describes the node.
@@ -134,14 +145,17 @@ class CourierNode(Node[T], Generic[T]):
                 at the same time, 16 by default), `queue_size`, `in_process`; see `courier.Server`.
             courier_client_kwargs: Options of its clients: `call_timeout_s`, `wait_for_ready`,
                 `compress`; see `courier.Client`.
-            **kwargs: Arguments of the constructor by name.
+            serial: Whether methods never run at the same time as each other; see `courier.Server`.
+            **kwargs: Arguments of the constructor by name. One that is named as an option here goes
+                in by `functools.partial`.
 
         Raises:
-            TypeError: `constructor` cannot be called, or an option is unknown.
-            ValueError: The port is none, or a size is below 1.
+            TypeError: `constructor` cannot be called or is async, or an option is unknown.
+            ValueError: The port is none, or a size is below 1, or not 1 with `serial`.
         """
         super().__init__()
         require_callable(type(self), constructor)
+        refuse_async(type(self), constructor)
         self._constructor = constructor
         self._args = args
         self._kwargs: Mapping[str, Any] = kwargs
@@ -149,6 +163,13 @@ class CourierNode(Node[T], Generic[T]):
         self._server_options = _checked_options(
             "courier_kwargs", courier_kwargs or {}, _SERVER_OPTIONS
         )
+        if serial and self._server_options.get("thread_pool_size", 1) != 1:
+            raise ValueError(
+                "serial=True runs one method at a time; courier_kwargs has "
+                f"thread_pool_size={self._server_options['thread_pool_size']}. Give one of them"
+            )
+        if serial:
+            self._server_options["serial"] = True
         self._client_options = _checked_options(
             "courier_client_kwargs", courier_client_kwargs or {}, _CLIENT_OPTIONS
         )
@@ -251,7 +272,9 @@ class CourierWork:
             with runtime.at_work(runs=runs, serves=serves):
                 if runs:
                     assert run is not None
-                    run()
+                    result = run()
+                    if inspect.iscoroutine(result):
+                        server.dispatcher.tasks.run(result)
                 else:
                     runtime.wait_for_stop()
         except BaseException as error:

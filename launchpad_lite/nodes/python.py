@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
+from courier._tasks import Tasks
 from launchpad_lite._runtime import NodeRuntime
 from launchpad_lite._state import check_state_methods, may_have_state
 from launchpad_lite.nodes.base import (
@@ -18,6 +19,9 @@ from launchpad_lite.nodes.base import (
 )
 
 T = TypeVar("T")
+
+#: Seconds that an event loop has to end.
+_LOOP_END_S = 1.0
 
 
 class SilentHandle(Handle[Any]):
@@ -40,7 +44,10 @@ class SilentHandle(Handle[Any]):
 
 
 class PyNode(Node[Any]):
-    """Runs `function(*args, **kwargs)`; the node ends when it returns."""
+    """Runs `function(*args, **kwargs)`; the node ends when it returns.
+
+    An `async def` function is awaited, on an event loop in the main thread of the node.
+    """
 
     def __init__(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> None:
         """Describes the node.
@@ -91,7 +98,10 @@ class PyNode(Node[Any]):
 
 
 class PyClassNode(PyNode):
-    """Constructs an object and runs its `run()`; the node ends when that returns."""
+    """Constructs an object and runs its `run()`; the node ends when that returns.
+
+    An `async def run()` is awaited, on an event loop in the main thread of the node.
+    """
 
     def __init__(self, constructor: Callable[..., Any], /, *args: Any, **kwargs: Any) -> None:
         """Describes the node.
@@ -102,9 +112,10 @@ class PyClassNode(PyNode):
             **kwargs: The same by name.
 
         Raises:
-            TypeError: `constructor` cannot be called.
+            TypeError: `constructor` cannot be called, or is async.
         """
         super().__init__(constructor, *args, **kwargs)
+        refuse_async(type(self), constructor)
         self._run = True
 
     def disable_run(self) -> None:
@@ -135,7 +146,7 @@ class FunctionWork:
         """Does it."""
         # A function may be an object that is called, with a state.
         with runtime.state.kept(self.function, runtime.leaves_well), runtime.at_work(runs=True):
-            self.function(*self.args, **self.kwargs)
+            _finish(self.function(*self.args, **self.kwargs))
 
     def parts(self) -> Mapping[str, object]:
         """Returns the function and its arguments by name."""
@@ -157,11 +168,42 @@ class ClassWork:
         with runtime.state.kept(instance, runtime.leaves_well), runtime.at_work(runs=True):
             run = getattr(instance, "run", None)
             if self.run_enabled and callable(run):
-                run()
+                _finish(run())
 
     def parts(self) -> Mapping[str, object]:
         """Returns the constructor and its arguments by name."""
         return named_arguments("constructor", self.constructor, self.args, self.kwargs)
+
+
+def _finish(result: object) -> None:
+    """Awaits what a node returned, if that is a coroutine."""
+    if inspect.iscoroutine(result):
+        tasks = Tasks()
+        try:
+            tasks.run(result)
+        finally:
+            tasks.end(_LOOP_END_S)
+
+
+def refuse_async(kind: type, constructor: Callable[..., Any]) -> None:
+    """Raises the error of a function that would give a coroutine in the place of an object.
+
+    Raises:
+        TypeError: `constructor` is an `async def`, or a generator.
+    """
+    if any(
+        is_kind(constructor)
+        for is_kind in (
+            inspect.iscoroutinefunction,
+            inspect.isasyncgenfunction,
+            inspect.isgeneratorfunction,
+        )
+    ):
+        raise TypeError(
+            f"{kind.__name__} takes a class, or a function that returns an object; "
+            f"{name_of(constructor)} is async or yields. An async function is run by PyNode; what an "
+            "object awaits goes into its `async def run(self)`"
+        )
 
 
 def require_callable(kind: type, function: object) -> None:

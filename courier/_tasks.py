@@ -1,0 +1,375 @@
+"""The event loop on which the async methods of one object run.
+
+It runs in a thread of its own, which starts with the first task; or, while `run` runs, in the thread
+of that.
+"""
+
+import asyncio
+import concurrent.futures
+import contextlib
+import contextvars
+import logging
+import sys
+import threading
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from typing import Any
+
+from courier._context import CallContext
+from courier._exceptions import ExceptionReport
+from courier.errors import CallCancelledError, ServerBusyError
+
+_log = logging.getLogger(__name__)
+
+#: A thread that is to be ended by an exception must run some Python code now and then.
+_LOOK_S = 0.1
+#: Seconds that tasks have to clean up when they are cancelled at the end.
+_CLEANUP_S = 0.5
+_THREAD = "courier-loop"
+
+Future = concurrent.futures.Future
+
+
+class Tasks:
+    """One event loop and the tasks of calls on it. Thread-safe."""
+
+    def __init__(self) -> None:
+        #: More tasks are refused.
+        self.limit = sys.maxsize
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        #: Whether the loop runs, or is to, in the thread of `run`.
+        self._is_driven = False
+        self._has_ended = False
+        #: Calls that have not ended.
+        self._count = 0
+
+    def submit(
+        self, coroutine: Coroutine[Any, Any, Any], context: contextvars.Context, call: CallContext
+    ) -> "Future[Any]":
+        """Runs a coroutine as a task; it is cancelled when nobody waits for the call any more.
+
+        Args:
+            coroutine: What to run.
+            context: Its context variables.
+            call: The call that it answers.
+
+        Returns:
+            Its outcome; CallCancelledError if it was cancelled.
+
+        Raises:
+            ServerBusyError: There are too many already, or no thread can be started.
+            CallCancelledError: The loop has ended.
+        """
+        task = _Task(self, coroutine, context, call)
+        try:
+            with self._lock:
+                if self._has_ended:
+                    raise CallCancelledError(f"{call.method}: the server has stopped")
+                if self._count >= self.limit:
+                    raise ServerBusyError(
+                        f"{call.method}: {self._count} async calls run already; nothing was run"
+                    )
+                loop = self._ready_loop()
+                self._count += 1
+                loop.call_soon_threadsafe(task.begin)
+        except BaseException:
+            coroutine.close()
+            raise
+        call.on_leave(task.cancel)
+        return task.future
+
+    def call_soon(self, function: Callable[..., object], *args: object) -> bool:
+        """Calls a function in the loop; returns False if that has ended."""
+        loop = self._loop
+        try:
+            if loop is not None:
+                loop.call_soon_threadsafe(function, *args)
+                return True
+        except RuntimeError:  # closed
+            pass
+        return False
+
+    def note_end(self) -> None:
+        """Takes note that a task has ended. For tasks."""
+        with self._lock:
+            self._count -= 1
+
+    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Runs a coroutine to its end on this loop, in this thread, and with it all tasks.
+
+        An exception that is raised in this thread from outside, by a signal or otherwise, passes;
+        the coroutine is cancelled and has half a second to clean up.
+
+        Raises:
+            RuntimeError: The loop has ended, or runs in another thread for another coroutine.
+        """
+        try:
+            loop = self._take_over()
+        except BaseException:
+            coroutine.close()
+            raise
+        main = loop.create_task(coroutine)
+        ticks = _Ticks(loop)
+        try:
+            return loop.run_until_complete(main)
+        except BaseException:
+            if not main.done():
+                main.cancel()
+                loop.run_until_complete(asyncio.wait([main], timeout=_CLEANUP_S))
+            if main.done() and not main.cancelled():
+                main.exception()  # so that it counts as seen
+            raise
+        finally:
+            ticks.stop()
+            self._give_back(loop)
+
+    def end(self, timeout_s: float) -> list[str]:
+        """Cancels what runs and ends the loop, once.
+
+        Returns:
+            The name of its thread, if that still runs after `timeout_s` seconds.
+        """
+        with self._lock:
+            self._has_ended = True
+            loop, thread = self._loop, self._thread
+            if loop is not None and thread is None and not self._is_driven and not loop.is_closed():
+                loop.close()  # there was no thread for it
+        if loop is None or thread is None:
+            return []  # there is none, or `run` ends it
+        with contextlib.suppress(RuntimeError):  # closed
+            loop.call_soon_threadsafe(loop.stop)
+        if thread is not threading.current_thread():
+            thread.join(timeout_s)
+        return [thread.name] if thread.is_alive() else []
+
+    def _ready_loop(self) -> asyncio.AbstractEventLoop:
+        """Returns the loop, which runs or is going to. Under the lock."""
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+        if self._thread is None and not self._is_driven:
+            try:
+                self._start_thread(self._loop)
+            except RuntimeError as error:
+                raise ServerBusyError(
+                    f"no thread can be started for async methods: {error}"
+                ) from None
+        return self._loop
+
+    def _start_thread(self, loop: asyncio.AbstractEventLoop) -> None:
+        thread = threading.Thread(target=self._work, args=(loop,), name=_THREAD, daemon=True)
+        thread.start()
+        self._thread = thread
+
+    def _work(self, loop: asyncio.AbstractEventLoop) -> None:
+        while True:
+            try:
+                loop.run_forever()
+                break
+            except BaseException:  # noqa: BLE001 - the others go on
+                _log.exception("a callback in the event loop of a courier server failed")
+        if self._has_ended:
+            _finish(loop)
+
+    def _take_over(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._has_ended or self._is_driven:
+                raise RuntimeError("this event loop has ended, or runs something else")
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+            loop, thread, self._thread = self._loop, self._thread, None
+            self._is_driven = True
+        if thread is not None:
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join()
+        return loop
+
+    def _give_back(self, loop: asyncio.AbstractEventLoop) -> None:
+        # Calls may run still, and others may come until the server stops.
+        with self._lock:
+            self._is_driven = False
+            if not self._has_ended:
+                with contextlib.suppress(RuntimeError):  # the system gives no thread
+                    self._start_thread(loop)
+                    return
+        _finish(loop)
+
+
+class _Task:
+    """A coroutine that runs, or is going to. For the loop, but `future` and `cancel`."""
+
+    def __init__(
+        self,
+        tasks: Tasks,
+        coroutine: Coroutine[Any, Any, Any],
+        context: contextvars.Context,
+        call: CallContext,
+    ) -> None:
+        self._tasks = tasks
+        self._coroutine = coroutine
+        self._context = context
+        self._call = call
+        self._task: asyncio.Task[Any] | None = None
+        self.future: Future[Any] = Future()
+
+    def begin(self) -> None:
+        # In a copy of the context: who submits it may be in there still.
+        create = asyncio.get_running_loop().create_task
+        self._task = self._context.copy().run(create, self._coroutine)
+        self._task.add_done_callback(self._settle)
+
+    def cancel(self) -> None:
+        """Cancels it, if it has not ended; once, since that may interrupt how it cleans up."""
+        if not self.future.done():
+            self._tasks.call_soon(self._cancel)
+
+    def _cancel(self) -> None:
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+
+    def _settle(self, task: "asyncio.Task[Any]") -> None:
+        self._tasks.note_end()
+        try:
+            if task.cancelled():
+                text = f"{self._call.method}: the task that answered was cancelled"
+                self.future.set_exception(CallCancelledError(text))
+            elif (error := task.exception()) is not None:
+                self.future.set_exception(error)
+            else:
+                self.future.set_result(task.result())
+        except BaseException:  # noqa: BLE001 - the loop lives on
+            _log.exception("the answer of %s could not be given", self._call.method)
+
+
+class _Ticks:
+    """Has a loop do something now and then."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._tick()
+
+    def _tick(self) -> None:
+        self._handle = self._loop.call_later(_LOOK_S, self._tick)
+
+    def stop(self) -> None:
+        """Does it no more."""
+        self._handle.cancel()
+
+
+def is_own_end(error: BaseException) -> bool:
+    """Tells whether an exception is raised from outside to end the thread, not by a method."""
+    return getattr(error, "is_forced", False) is True
+
+
+def _finish(loop: asyncio.AbstractEventLoop) -> None:
+    try:
+        loop.run_until_complete(_cancel_all())
+        loop.run_until_complete(loop.shutdown_asyncgens())
+    except Exception:  # noqa: BLE001 - the server ends all the same
+        _log.exception("the event loop of a courier server met an error at its end")
+    finally:
+        # Does not wait for threads of `asyncio.to_thread`, which may never end.
+        loop.close()
+
+
+async def _cancel_all() -> None:
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks, timeout=_CLEANUP_S)
+
+
+async def answer(coroutine: Coroutine[Any, Any, Any], give: Callable[[Any], Any]) -> Any:
+    """Awaits what a method returned; returns what `give` makes of it, or a report of its error."""
+    try:
+        return give(await coroutine)
+    except asyncio.CancelledError:
+        raise
+    except BaseException as error:
+        if is_own_end(error):
+            raise
+        return ExceptionReport.of(error, skip_frames=1)
+
+
+class Steps:
+    """An async generator that goes on when it is asked to, all in one task."""
+
+    def __init__(
+        self,
+        generator: AsyncGenerator[Any, Any],
+        context: contextvars.Context,
+        give: Callable[[Any], Any],
+        tasks: Tasks,
+        call: CallContext,
+    ) -> None:
+        self._generator = generator
+        self._give = give
+        self._tasks = tasks
+        self._asked: asyncio.Queue[Future[Any]] = asyncio.Queue()
+        self._is_over = False
+        self._step: Future[Any] | None = None
+        #: Ends when the generator is to; the call itself may have been answered long before.
+        self._task = CallContext(call.method, call.peer, None)
+        tasks.submit(self._run(), context, self._task).add_done_callback(self._end)
+        call.on_leave(self.close)
+
+    def ask(self, step: "Future[Any]") -> None:
+        """Asks for the next item: `step` gets it, None at the end, or a report of an error."""
+        if not self._tasks.call_soon(self._ask, step):
+            step.set_result(None)
+
+    def close(self) -> None:
+        """Ends the generator early; it cleans up on the loop. Does not wait for that."""
+        self._task.end()
+
+    def _ask(self, step: "Future[Any]") -> None:
+        if self._is_over:
+            step.set_result(None)
+        else:
+            self._asked.put_nowait(step)
+
+    async def _run(self) -> None:
+        generator = self._generator
+        try:
+            while True:
+                step = self._step = await self._asked.get()
+                outcome = await self._next()
+                self._step = None
+                step.set_result(outcome)
+                if outcome is None or isinstance(outcome, ExceptionReport):
+                    return
+        finally:
+            try:
+                await generator.aclose()
+            except Exception:  # noqa: BLE001 - nobody is left who could be told
+                _log.exception("a generator failed when its reader had left")
+
+    async def _next(self) -> Any:
+        try:
+            item = await anext(self._generator)
+        except StopAsyncIteration:
+            return None
+        except asyncio.CancelledError as error:
+            if self._task.cancelled:
+                raise
+            return ExceptionReport.of(error, skip_frames=1)
+        except BaseException as error:
+            if is_own_end(error):
+                raise
+            return ExceptionReport.of(error, skip_frames=1)
+        try:
+            return self._give(item)
+        except BaseException as error:  # noqa: BLE001 - as above
+            return ExceptionReport.of(error, skip_frames=1)
+
+    def _end(self, done: "Future[Any]") -> None:
+        done.exception()
+        self._is_over = True
+        step, self._step = self._step, None
+        steps = [] if step is None else [step]
+        while not self._asked.empty():
+            steps.append(self._asked.get_nowait())
+        for step in steps:
+            step.set_result(None)
