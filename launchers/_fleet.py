@@ -123,9 +123,9 @@ class Fleet:
         for host in self.living():
             host.tell_lost(keys)
 
-    def dump_stacks(self, node: str, *, hung: bool) -> None:
+    def dump_stacks(self, node: str) -> None:
         """Has a worker write down where its threads are."""
-        self._of(node).dump_stacks(node, hung=hung)
+        self._of(node).dump_stacks(node)
 
     def terminate(self, node: str) -> None:
         """Sends a node's process group SIGTERM."""

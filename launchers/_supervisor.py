@@ -39,7 +39,7 @@ from launchpad_lite._events import (
     Tick,
 )
 from launchpad_lite._life import NodeTerms, ProgramLife
-from launchpad_lite._result import named
+from launchpad_lite._result import indented, named
 from launchpad_lite._stop_handlers import STOP_HANDLERS
 from launchpad_lite._timing import DEFAULT, Timing
 from launchpad_lite.launching import (
@@ -56,6 +56,9 @@ from launchpad_lite.launching import (
 _LONGEST_WAIT_S = 3600.0
 #: Seconds in which a node tells where its threads are.
 _LOOK_S = 2.0
+
+#: Nodes that were ended by force of which it is shown where they were.
+_MAX_PLACES = 4
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -101,13 +104,8 @@ class Host(Protocol):
             keys: Of the addresses on it.
         """
 
-    def dump_stacks(self, node: str, *, hung: bool) -> None:
-        """Has it written down where the threads of a node are.
-
-        Args:
-            node: Which node.
-            hung: Whether it may not answer, and is about to be ended.
-        """
+    def dump_stacks(self, node: str) -> None:
+        """Has it written down where the threads of a node are. It may not answer."""
 
     def terminate(self, node: str) -> None:
         """Makes a node end, if it lets itself be made to."""
@@ -321,7 +319,9 @@ class SupervisedProgram(RunningProgram):
             warn(_LOGGER, text, self.plan.program, named(nodes, MAX_NAMED), why)
         if result.killed:
             names = ", ".join(result.killed)
-            warn(_LOGGER, "%s: ended by force after the notice: %s", self.plan.program, names)
+            text = "%s: ended by force after the notice: %s%s"
+            where = _places(result.killed, host.stacks())
+            warn(_LOGGER, text, self.plan.program, names, where)
         if result.outcome is Outcome.FAILED:
             folder = self._log_dir or make_run_folder(self.plan.program, self._options.log_dir)
             write_crash_report(folder, self.plan, result, host.stacks())
@@ -379,7 +379,7 @@ class SupervisedProgram(RunningProgram):
         elif isinstance(action, EndCalls):
             host.end_calls(action.node)
         elif isinstance(action, DumpStacks):
-            host.dump_stacks(action.node, hung=action.hung)
+            host.dump_stacks(action.node)
         elif isinstance(action, Terminate):
             host.terminate(action.node)
         elif isinstance(action, Kill):
@@ -455,3 +455,10 @@ def _by_summary(failures: Sequence[NodeFailure]) -> dict[str, list[str]]:
     for each in failures:
         found.setdefault(each.summary, []).append(each.node)
     return found
+
+
+def _places(nodes: Sequence[str], stacks: Mapping[str, str]) -> str:
+    """Returns, for people, where nodes were."""
+    known = [node for node in nodes if stacks.get(node)]
+    parts = [f"{node} was here:\n\n{indented(stacks[node])}" for node in known[:_MAX_PLACES]]
+    return "".join(f"\n\n{part}" for part in parts)

@@ -6,7 +6,6 @@ import logging
 import os
 import sys
 import threading
-import traceback
 from collections.abc import Mapping, Sequence
 
 from courier import ExceptionReport, Secret
@@ -27,7 +26,7 @@ from launchpad_lite._events import (
 )
 from launchpad_lite._forcing import ForcedExit
 from launchpad_lite._runtime import NodeRuntime
-from launchpad_lite._stacks import describe_stacks, describe_threads
+from launchpad_lite._stacks import describe_threads
 from launchpad_lite._timing import DEFAULT, Timing
 from launchpad_lite._worker import run_work
 from launchpad_lite.errors import LaunchError
@@ -169,10 +168,10 @@ class _ThreadNode:
         """Whether its code still runs."""
         return self._runner is not None and self._runner.is_alive()
 
-    @property
-    def ident(self) -> int | None:
-        """The thread in which its code runs; None before it began."""
-        return self._runner.ident if self._runner is not None else None
+    def threads(self) -> set[int]:
+        """Returns the idents of the threads that run its code: its own, and those of its calls."""
+        own = self._runner.ident if self._runner is not None else None
+        return self.runtime.threads_of_calls() | ({own} if own is not None else set())
 
     def force(self) -> None:
         """Does what SIGTERM is to a process: calls that wait fail, Python code gets ForcedExit."""
@@ -183,8 +182,7 @@ class _ThreadNode:
 
     def stack(self) -> str:
         """Returns where the user's code is."""
-        frame = sys._current_frames().get(self.ident or 0)
-        return "".join(traceback.format_stack(frame)) if frame is not None else ""
+        return describe_threads(self.threads())
 
 
 class _ThreadHost:
@@ -274,7 +272,7 @@ class _ThreadHost:
     def tell_lost(self, keys: Sequence[str]) -> None:
         """Does nothing: this process is not lost while it runs."""
 
-    def dump_stacks(self, node: str, *, hung: bool) -> None:  # noqa: ARG002 - read from outside
+    def dump_stacks(self, node: str) -> None:
         self._stacks[node] = self._nodes[node].stack()
 
     def terminate(self, node: str) -> None:
@@ -299,12 +297,9 @@ class _ThreadHost:
         return dict(self._stacks)
 
     def look(self, timeout_s: float) -> Mapping[str, str]:  # noqa: ARG002 - answers at once
-        frames = sys._current_frames()
-        found: dict[str, str] = {}
-        shown: set[int | None] = set()
-        for name, node in tuple(self._nodes.items()):
-            if node.is_alive and (frame := frames.get(node.ident or 0)) is not None:
-                shown.add(node.ident)
-                found[name] = describe_stacks([(name, frame)])
-        # Methods of nodes run in threads of their servers, too.
-        return {**found, f"other threads of process {os.getpid()}": describe_threads(shown)}
+        nodes = {name: node for name, node in tuple(self._nodes.items()) if node.is_alive}
+        others = sys._current_frames().keys() - {threading.get_ident()}
+        for node in nodes.values():
+            others -= node.threads()
+        found = {name: node.stack() for name, node in nodes.items()}
+        return {**found, f"other threads of process {os.getpid()}": describe_threads(others)}

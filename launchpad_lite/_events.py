@@ -220,15 +220,9 @@ class EndCalls:
 
 @dataclass(frozen=True)
 class DumpStacks:
-    """Have a worker write down where its threads are.
-
-    Attributes:
-        node: Whose worker.
-        hung: Whether it gives no sign of life any more.
-    """
+    """Have a worker write down where its threads are."""
 
     node: str
-    hung: bool = False
 
 
 @dataclass(frozen=True)

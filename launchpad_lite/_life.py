@@ -640,7 +640,7 @@ class ProgramLife:
         # When the program failed, it was written down already.
         if self.stopping and self._outcome is Outcome.FAILED:
             return []
-        return [DumpStacks(node.name, hung=True)]
+        return [DumpStacks(node.name)]
 
     def _kill(self, node: _Node, now: float) -> list[Action]:
         actions = [*self._dump_before_force(node), Kill(node.name)]
@@ -863,5 +863,8 @@ def _hung(node: _Node) -> str:
     if sign == "startup":
         return f"it is hung: its constructor took longer than {liveness.startup_s:g} s"
     if sign == "health":
-        return f"it is hung: it answered no health check for {liveness.health_s:g} s"
+        return (
+            f"it is hung: it answered no health check for {liveness.health_s:g} s, or all threads of "
+            "its server were taken by calls that did not end while others waited"
+        )
     return f"it is hung: it did not call lp.heartbeat() for {liveness.heartbeat_s:g} s"

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import courier
 from courier._surviving import surviving
@@ -10,6 +10,9 @@ from launchpad_lite._policies import Liveness
 
 #: A sign is given so many times within its limit: some may be late on a busy machine.
 _SIGNS_PER_LIMIT = 4
+
+#: Of each server of a node: whether calls wait since all threads are taken, and how many have ended.
+Load = Sequence[tuple[bool, int]]
 
 
 class SignsOfLife:
@@ -20,6 +23,7 @@ class SignsOfLife:
         liveness: Liveness,
         report_health: Callable[[], None],
         report_heartbeat: Callable[[], None],
+        load: Callable[[], Load],
     ) -> None:
         """Prepares it; reports nothing yet.
 
@@ -27,16 +31,20 @@ class SignsOfLife:
             liveness: The limits.
             report_health: Called when the node has answered a health check.
             report_heartbeat: Called when its code has shown that it goes on.
+            load: Returns how busy its servers are.
         """
         self._liveness = liveness
         self._report_health = report_health
         self._report_heartbeat = report_heartbeat
+        self._load = load
+        self._heartbeats = 0
         self._reported_at = -float("inf")
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
     def heartbeat(self) -> None:
         """Takes a sign of life of the node's code."""
+        self._heartbeats += 1
         period_s = self._liveness.heartbeat_report_s
         if period_s is None:
             return
@@ -68,8 +76,19 @@ class SignsOfLife:
     def _check(self, endpoint: str | None, tls: courier.TlsCredentials | None) -> None:
         assert self._liveness.health_s is not None
         period_s = self._liveness.health_s / _SIGNS_PER_LIMIT
+        before: Load = []
+        beats = 0
         # Through the front door, as the others do: that it opens is what is to be shown.
         while not self._ended.wait(period_s):
             with surviving("the thread that asks the node whether it is well", 0.0):
-                if endpoint is None or courier.is_healthy(endpoint, period_s, tls=tls):
+                load, beats_before, beats = self._load(), beats, self._heartbeats
+                goes_on = beats != beats_before or not _is_stuck(before, load)
+                before = load
+                is_well = endpoint is None or courier.is_healthy(endpoint, period_s, tls=tls)
+                if goes_on and is_well:
                     self._report_health()
+
+
+def _is_stuck(before: Load, now: Load) -> bool:
+    """Tells whether calls wait at a server for others of which none has ended between two looks."""
+    return any(waits and (waits, ended) in before for waits, ended in now)

@@ -118,7 +118,8 @@ class Liveness:
 
     Attributes:
         health_s: Seconds within which its courier must answer a health check. Of nodes that serve
-            nothing, the process must answer.
+            nothing, the process must answer. A server whose threads are all taken for so long, while
+            calls wait, does not: choose more than calls take, or call `lp.heartbeat()` in them.
         heartbeat_s: Seconds within which its code must call `lp.heartbeat()` again.
         startup_s: Seconds its constructor may take.
     """

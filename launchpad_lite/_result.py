@@ -102,11 +102,11 @@ class NodeFailure:
         """All that is known of the cause, in paragraphs."""
         parts = []
         if self.report is not None:
-            parts.append(_indented(self.report.traceback))
+            parts.append(indented(self.report.traceback))
         if self.stacks:
-            parts.append(f"Its threads were here:\n\n{_indented(self.stacks)}")
+            parts.append(f"Its threads were here:\n\n{indented(self.stacks)}")
         if self.last_output:
-            parts.append(f"The last lines it printed:\n\n{_indented(self.last_output)}")
+            parts.append(f"The last lines it printed:\n\n{indented(self.last_output)}")
         if self.restarts:
             lines = "\n".join(restart.describe() for restart in self.restarts)
             parts.append(
@@ -154,7 +154,7 @@ def description(group: Sequence[NodeFailure]) -> str:
     )
     parts = [
         f"{len(group)} nodes on {first.host} failed: {first.summary}",
-        f"They were:\n\n{_indented(names)}",
+        f"They were:\n\n{indented(names)}",
     ]
     for each in group:
         parts += [f"{each.node}: {detail}" for detail in each.details()]
@@ -185,7 +185,7 @@ class Restart:
         return f"{self.at_s:8.1f} s  {self.node}: {why}"
 
 
-def _indented(text: str) -> str:
+def indented(text: str) -> str:
     return textwrap.indent(text.rstrip(), "  ")
 
 

@@ -117,7 +117,13 @@ class NodeRuntime:
         #: Keeps the state of the node's object.
         self.state = NodeState(setup.name, setup.checkpoints)
         self._link = link
-        self._signs = SignsOfLife(setup.liveness, link.healthy, link.heartbeat)
+        self._servers: list[courier.Server] = []
+        self._signs = SignsOfLife(
+            setup.liveness,
+            link.healthy,
+            link.heartbeat,
+            lambda: [server.handlers.load() for server in self._all_servers()],
+        )
         #: None until the node's object is there.
         self._runs: bool | None = None
         #: Whether the node's code has looked at the stop, and so will notice it.
@@ -362,8 +368,16 @@ class NodeRuntime:
             share_port=True,
             **options,
         )
+        self._servers.append(server)
         self.end_with_node(lambda: server.has_started and server.stop(0.0))
         return server
+
+    def threads_of_calls(self) -> set[int]:
+        """Returns the idents of the threads that run calls of its servers now."""
+        return {each for server in self._all_servers() for each in server.handlers.busy_threads()}
+
+    def _all_servers(self) -> list[courier.Server]:
+        return [server for runtime in self._with_parts() for server in runtime._servers]
 
     def end_with_node(self, end: Callable[[], object]) -> None:
         """Has something called when the node's code has ended, or was forced out of ending it.

@@ -14,19 +14,19 @@ _STANDARD = str(Path(os.__file__).parent) + "/"
 _INSTALLED = ("/site-packages/", "/dist-packages/")
 
 
-def describe_threads(without: Collection[int | None] = ()) -> str:
-    """Returns where the threads of this process are.
+def describe_threads(idents: Collection[int] | None = None) -> str:
+    """Returns where threads of this process are.
 
     Args:
-        without: Idents of threads to leave out, besides the one that asks.
+        idents: Of the threads; None: of all but the one that asks.
     """
     frames = sys._current_frames()
-    skipped = {threading.get_ident(), *without}
+    chosen = frames.keys() - {threading.get_ident()} if idents is None else idents
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     return describe_stacks(
         (names.get(ident, f"thread {ident}"), frame)
         for ident, frame in frames.items()
-        if ident not in skipped
+        if ident in chosen
     )
 
 

@@ -71,6 +71,9 @@ _READ_BYTES = 1 << 16
 #: between SIGTERM and SIGKILL: a tracker of shared memory, which ignores SIGTERM, gives the memory
 #: back when all others have gone.
 _CHILDREN_S = 0.25
+#: Seconds after which a worker that is being ended is asked once more where it is, by a signal: longer
+#: than one takes to answer that runs Python code, and shorter than the time until SIGKILL.
+_ANSWER_S = 0.3
 #: How much of its output is told of a worker that died without a word.
 _LAST_OUTPUT_BYTES = 8192
 _LAST_OUTPUT_LINES = 50
@@ -104,6 +107,8 @@ class _Worker:
     told: bool = False
     #: Whether it was asked where its threads are; it may be stuck where it cannot answer.
     owes_stacks: bool = False
+    #: When it is asked for that by a signal.
+    signal_at: float = math.inf
     died_at: float = math.inf
     #: When what it started is ended, or ended by force, once it has ended itself.
     bury_at: float = math.inf
@@ -278,13 +283,15 @@ class Agent:
 
     def _step(self, timeout_s: float) -> None:
         self._watch_for_room()
-        burial = min((worker.bury_at for worker in self._workers.values()), default=math.inf)
-        timeout_s = min(timeout_s, max(0.0, burial - time.monotonic()))
+        workers = self._workers.values()
+        due = min((min(each.bury_at, each.signal_at) for each in workers), default=math.inf)
+        timeout_s = min(timeout_s, max(0.0, due - time.monotonic()))
         for key, _ in self._selector.select(None if math.isinf(timeout_s) else timeout_s):
             # What came before it in this round may have closed it.
             if self._selector.get_map().get(key.fd) == key:
                 key.data()
-        if burial <= time.monotonic():
+        if due <= time.monotonic():
+            self._signal_the_mute()
             self._bury_the_dead()
 
     def _watch_for_room(self) -> None:
@@ -448,11 +455,8 @@ class Agent:
     def _dump(self, frame: Frame) -> None:
         worker = self._living(frame)
         if worker is not None:
-            if frame["hung"]:
-                _signal(worker.pid, STACKS_SIGNAL)
-            else:
-                worker.owes_stacks = True
-                self._tell(worker, "dump")
+            worker.owes_stacks = True
+            self._tell(worker, "dump")
             # One that somebody has stopped would hear of nothing; a signal it takes before it goes on.
             _signal(worker.pid, signal.SIGCONT)
 
@@ -460,10 +464,17 @@ class Agent:
         worker = self._living(frame)
         if worker is not None:
             self._note_told(worker)
-            if worker.owes_stacks and not has_stacks(worker.stacks_fd):
-                _signal(worker.pid, STACKS_SIGNAL)
+            if worker.owes_stacks:
+                worker.signal_at = time.monotonic() + _ANSWER_S
             # It sends its group SIGTERM itself: from here it would be taken for a notice.
             self._tell(worker, "leave")
+
+    def _signal_the_mute(self) -> None:
+        for worker in self._workers.values():
+            if worker.signal_at <= time.monotonic():
+                worker.signal_at = math.inf
+                if worker.status is None and not has_stacks(worker.stacks_fd):
+                    _signal(worker.pid, STACKS_SIGNAL)
 
     def _kill(self, frame: Frame) -> None:
         worker = self._living(frame)

@@ -597,9 +597,9 @@ class AgentHost:
         """Tells workers, later ones too, that nobody will answer at these addresses any more."""
         self._send(Frame("ended", {"callers": list(callers), "keys": list(keys)}))
 
-    def dump_stacks(self, node: str, *, hung: bool) -> None:
+    def dump_stacks(self, node: str) -> None:
         """Has a worker write down where its threads are."""
-        self._send(Frame("dump", {"node": node, "hung": hung}))
+        self._send(Frame("dump", {"node": node}))
 
     def terminate(self, node: str) -> None:
         """Sends a node's process group SIGTERM."""

@@ -1,7 +1,8 @@
 """Where the threads of a worker are: it writes that down when asked, or on a signal.
 
-A signal also reaches one that runs no Python code for long, but the threads go on while they are
-looked at, which seldom ends in a crash: it is for those who do not answer.
+What it writes when asked is for people, and begins with code of the user. A signal also reaches one
+that runs no Python code for long, but the threads go on while they are looked at, which seldom ends
+in a crash: it is for those who do not answer.
 
 The text goes to memory that agent and worker share, so that nothing is left on a disk unless
 somebody wants to keep it.
@@ -12,6 +13,8 @@ import faulthandler
 import os
 import signal
 import tempfile
+
+from launchpad_lite._stacks import describe_threads
 
 #: Not one of those that programs use for themselves.
 STACKS_SIGNAL: int = (
@@ -40,7 +43,7 @@ def write_stacks_on_signal(fd: int) -> None:
 def write_stacks(fd: int) -> None:
     """In a worker, in a thread that runs Python code: writes the stacks of all threads."""
     with contextlib.suppress(OSError):
-        faulthandler.dump_traceback(fd, all_threads=True)
+        os.write(fd, f"{describe_threads()}\n".encode(errors="replace"))
 
 
 def has_stacks(fd: int) -> bool:

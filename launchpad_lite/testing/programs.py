@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 import courier
 from launchpad_lite._launch import launch
 from launchpad_lite._program import Program
+from launchpad_lite._result import indented
+from launchpad_lite.errors import LaunchError
 from launchpad_lite.launching import ProgramResult, RunningProgram
 from launchpad_lite.testing.leaks import Inventory, Leftovers
 
@@ -48,12 +50,23 @@ class LaunchedProgram:
         return client
 
     def wait(self, timeout_s: float = 60.0) -> ProgramResult:
-        """Waits for the end. Raises as `RunningProgram.wait`."""
-        return self.running.wait(timeout_s)
+        """Waits for the end. Raises as `RunningProgram.wait`; a TimeoutError shows where nodes are."""
+        try:
+            return self.running.wait(timeout_s)
+        except TimeoutError as error:
+            raise TimeoutError(f"{error}{self._places()}") from None
 
     def stop(self, timeout_s: float = 60.0) -> ProgramResult:
-        """Stops the program. Raises as `RunningProgram.wait`."""
-        return self.running.stop(timeout_s)
+        """Stops the program. Raises as `wait`."""
+        self.running.request_stop("stop() was called")
+        return self.wait(timeout_s)
+
+    def _places(self) -> str:
+        try:
+            stacks = self.running.stacks()
+        except LaunchError as error:
+            return f"; {error}"
+        return "".join(f"\n\n{node} is here:\n\n{indented(text)}" for node, text in stacks.items())
 
     def close(self) -> None:
         """Stops what still runs; raises nothing of how it ended."""

@@ -65,7 +65,7 @@ class FakeHosts:
         if "stop caller[0]" in self.told:
             self.post(Ended("caller[0]", 0))
 
-    def dump_stacks(self, node: str, *, hung: bool) -> None:
+    def dump_stacks(self, node: str) -> None:
         self._do("dump_stacks")
 
     def terminate(self, node: str) -> None:

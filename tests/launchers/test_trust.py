@@ -159,7 +159,7 @@ def test_a_node_under_tls_shows_that_it_lives(
     served: str, authority: Authority, foreign: str, server: courier.Server
 ) -> None:
     shown = threading.Event()
-    signs = SignsOfLife(Liveness(health_s=2), shown.set, lambda: None)
+    signs = SignsOfLife(Liveness(health_s=2), shown.set, lambda: None, list)
     signs.start(foreign if served == "foreign" else server.address, authority.issue("node"))
     assert shown.wait(_PATIENCE_S)
     signs.stop()

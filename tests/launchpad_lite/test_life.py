@@ -607,7 +607,7 @@ def begun(*terms: NodeTerms | str, notice_s: float = 10.0, **options: Any) -> Li
 
 def forced(name: str, how: type[Terminate | Kill] = Terminate) -> list[Action]:
     """Returns what is done to a node that is ended by force: first it shows where it is."""
-    return [DumpStacks(name, hung=True), how(name)]
+    return [DumpStacks(name), how(name)]
 
 
 def finish_of(life: Life, *events: Event) -> ProgramResult:
@@ -1328,7 +1328,7 @@ def test_what_an_earlier_worker_says_is_not_taken_for_the_new_ones() -> None:
     for stale in (Ended("a", 0), Ended("a", 0, failure("a")), Preempted("a", 0, 15)):
         assert life(stale) == []
     life(Constructed("a", 0, True))
-    assert DumpStacks("a", hung=True) in life.wait(5.0)
+    assert DumpStacks("a") in life.wait(5.0)
 
 
 def test_a_node_that_waits_for_its_restart_is_not_started_once_the_program_stops() -> None:
@@ -1520,7 +1520,7 @@ def test_a_node_on_its_way_out_need_not_show_that_it_lives(goes: Event) -> None:
         life(late)
     assert life.wait(9.9) == []
     assert life(Ended("a", 0, failure("a"))) == [Start("a", 1)]
-    assert DumpStacks("a", hung=True) in life.wait(2.1)  # the new one must show it
+    assert DumpStacks("a") in life.wait(2.1)  # the new one must show it
 
 
 def test_a_node_that_leaves_keeps_the_program_alive_and_is_asked_to_end_in_its_turn() -> None:
@@ -1559,7 +1559,7 @@ def test_a_constructor_takes_no_time_while_its_node_has_no_host() -> None:
     assert life.wait(100.0) == []
     life(Placed("a", 0, is_there=True))
     assert life.wait(4.9) == []
-    assert DumpStacks("a", hung=True) in life.wait(0.2)
+    assert DumpStacks("a") in life.wait(0.2)
 
 
 @pytest.mark.parametrize("awake_s", [0.0, 3.0, 4.9])
@@ -1585,7 +1585,7 @@ def test_after_a_suspension_nodes_have_as_much_time_left_as_before() -> None:
     life.wait(10.0)
     assert life.oversleep(39.0) == []  # all slept, the node too
     assert life.wait(38.0) == []
-    assert DumpStacks("a", hung=True) in life.wait(5.0)
+    assert DumpStacks("a") in life.wait(5.0)
 
 
 def test_somebody_looks_now_and_then_as_long_as_nodes_have_limits() -> None:

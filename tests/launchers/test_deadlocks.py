@@ -1,0 +1,101 @@
+"""Nodes that wait for each other are found, and shown to be where they are."""
+
+import re
+import threading
+import time
+from typing import Any
+
+import pytest
+
+import launchpad_lite as lp
+from launchpad_lite._liveness import SignsOfLife
+from launchpad_lite.testing.programs import ProgramLauncher
+
+
+class Deadlocked:
+    """Calls its peer, which calls back, and has one thread."""
+
+    def __init__(self, peer: Any) -> None:
+        self._peer = peer
+
+    def ping(self) -> None:
+        self._peer.pong()
+
+    def pong(self) -> None:
+        self._peer.ping()
+
+
+class Deaf:
+    """Runs on, whoever asks it to end."""
+
+    def __init__(self) -> None:
+        self._runs = threading.Event()
+
+    def wait_until_it_runs(self) -> None:
+        self._runs.wait()
+
+    def run(self) -> None:
+        self._runs.set()
+        while True:
+            time.sleep(0.01)
+
+
+@pytest.fixture
+def deadlock(launch_program: ProgramLauncher, request: pytest.FixtureRequest) -> Any:
+    """Two nodes that wait for each other, or are about to."""
+    program = lp.Program("deadlock")
+    handles = {label: program.declare(label) for label in ("first", "second")}
+    for label, peer in (("first", "second"), ("second", "first")):
+        program.add_node(lp.CourierNode(Deadlocked, handles[peer], serial=True), label=label)
+    running = launch_program(program, request.param, notice_s=0.2)
+    running.client("first").futures.ping()
+    return running
+
+
+@pytest.mark.parametrize("deadlock", ["test_mt", "test_mp"], indirect=True)
+def test_a_test_that_times_out_shows_where_all_nodes_are(deadlock: Any) -> None:
+    told = ""
+    while not ("in ping" in told and "in pong" in told):
+        with pytest.raises(TimeoutError) as late:
+            deadlock.wait(0.05)
+        told = str(late.value)
+    assert re.search(r"first\[0\] is here:\n\n.*\n.*test_deadlocks.py\", line \d+, in ping", told)
+    assert re.search(r"second\[0\] is here:\n\n.*\n.*test_deadlocks.py\", line \d+, in pong", told)
+
+
+@pytest.mark.parametrize("launcher", ["test_mt", "test_mp"])
+def test_who_is_ended_by_force_shows_where_it_was(
+    launch_program: ProgramLauncher, launcher: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    program = lp.Program("deaf")
+    program.add_node(lp.CourierNode(Deaf), label="deaf")
+    running = launch_program(program, launcher, notice_s=0.2)
+    running.client("deaf").wait_until_it_runs()
+    assert running.stop().killed == ("deaf[0]",)
+    told = r"deaf\[0\] was here:\n\n.*\n.*test_deadlocks.py\", line \d+, in run\n"
+    assert re.search(told, caplog.text)
+
+
+def test_a_server_whose_threads_are_all_taken_shows_no_life() -> None:
+    """Taken by calls that do not end, while others wait; a heartbeat is a sign, too."""
+    loads = [[(False, 0)], [(True, 0)], [(True, 0)], [(True, 0)], [(True, 1)], [(True, 1)]]
+    reported: list[int] = []
+    looks = 0
+    over = threading.Event()
+
+    def load() -> list[tuple[bool, int]]:
+        nonlocal looks
+        looks += 1
+        if looks == 4:
+            signs.heartbeat()
+        if looks > len(loads):
+            over.set()
+        return loads[min(looks, len(loads)) - 1]
+
+    signs = SignsOfLife(
+        lp.Liveness(health_s=0.01), lambda: reported.append(looks), lambda: None, load
+    )
+    signs.start(None)
+    assert over.wait(30)
+    signs.stop()
+    assert [each for each in reported if each <= len(loads)] == [1, 2, 4, 5]
