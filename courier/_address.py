@@ -29,6 +29,11 @@ def join_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def place(address: str, name: str) -> str:
+    """Returns what messages call a server: its address, and before that its name if it has one."""
+    return f"{name} ({address})" if name else address
+
+
 def is_loopback(host: str) -> bool:
     """Tells whether only this machine can reach `host`."""
     if host == "localhost":

@@ -188,7 +188,7 @@ class Cache:
                 self._streams.add(method)
                 return _Relay(reply.stream, self._connection, method)
             self._streams.discard(method)
-            return _read(reply, self._connection.options.address, method)
+            return _read(reply, self._connection.options.where, method)
         except BaseException as error:  # noqa: BLE001 - those who wait get it
             return _failure(error)
 
@@ -383,7 +383,7 @@ class _Relay(Items):
             reply = self._stream.next_reply()
             if reply is None:
                 return End()
-            return _read(reply, self._connection.options.address, self._method)
+            return _read(reply, self._connection.options.where, self._method)
         except BaseException as error:  # noqa: BLE001 - the caller gets it, the server lives on
             return _failure(error)
         finally:
@@ -444,12 +444,12 @@ def _max_descriptors() -> int:
     return 1 << 16 if limit == resource.RLIM_INFINITY else limit // 4
 
 
-def _read(reply: Returned | Given | Raised | Refused, address: str, method: str) -> Answer:
+def _read(reply: Returned | Given | Raised | Refused, where: str, method: str) -> Answer:
     if isinstance(reply, Returned):
         return Value(reply.parcel)
     if isinstance(reply, Raised):
         return Failure(reply.report)
-    return pack_result(value_of(reply, address, method))
+    return pack_result(value_of(reply, where, method))
 
 
 def _failure(error: BaseException) -> Failure:

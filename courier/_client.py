@@ -72,7 +72,7 @@ class RemoteMethod:
         return self._view._call(self.__name__, args, kwargs)
 
     def __repr__(self) -> str:
-        return f"<method {self.__name__} of {self._view._connection.options.address}>"
+        return f"<method {self.__name__} of {self._view._connection.options.where}>"
 
 
 class _Futures(_View):
@@ -209,7 +209,7 @@ class Client(_View, Remote[Any]):
             keepalive_s: Seconds until a connection is given up whose other machine is silent.
             call_timeout: Launchpad's name of `call_timeout_s`.
             timing: How long internals wait; for tests.
-            name: What the server is called in `repr`, like "learner[0]"; empty for its address.
+            name: What errors and `repr` call the server, like "learner[0]"; empty for its address.
             serves: The name of the served class, for `repr`.
 
         Raises:
@@ -306,12 +306,16 @@ def connection_of(client: object) -> Connection:
     return client._connection
 
 
-def close(client: object) -> None:
+def close(client: object, reason: str = "") -> None:
     """Closes a client: its pending calls fail with CallCancelledError, later ones too.
 
     Safe to call twice and from any thread.
+
+    Args:
+        client: A courier client.
+        reason: What the errors say, besides which server it was; by default that it was closed.
     """
-    connection_of(client).close()
+    connection_of(client).close(reason)
 
 
 def stop_waiting(client: object) -> None:

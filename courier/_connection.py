@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from courier._abandoned import clear_up, leave
+from courier._address import place
 from courier._context import is_in_call
 from courier._dispatch import LIST_METHODS
 from courier._lane import (
@@ -35,6 +36,7 @@ _CALLBACK_THREADS = 64
 _CALLBACK_IDLE_S = 0.5
 #: A completion, or a mistyped name, waits no longer for a server.
 _ASK_S = 0.5
+_CLOSED = "the client is closed; make a new one"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,11 @@ class ClientOptions:
     #: Of which class the served object is, for repr; empty if that is not known.
     serves: str = ""
 
+    @property
+    def where(self) -> str:
+        """The server, for messages."""
+        return place(self.address, self.name)
+
 
 class Connection:
     """What all copies and views of one client share. Thread-safe."""
@@ -62,6 +69,7 @@ class Connection:
         self.options = options
         self._lane: Lane | None = None
         self._closed = False
+        self._closed_since = ""
         #: Whether new calls are refused outside of handlers.
         self.draining = False
         self._impatient: Connection | None = None
@@ -99,15 +107,14 @@ class Connection:
                         options.tls,
                         options.keepalive_s,
                         options.timing,
+                        options.name,
                     )
                 )
             return self._lane
 
     def _check_open(self) -> None:
         if self._closed:
-            raise CallCancelledError(
-                f"the client of {self.options.address} is closed; make a new one"
-            )
+            raise CallCancelledError(f"{self.options.where}: {self._closed_since}")
 
     def impatient(self) -> "Connection":
         """Returns a connection to the same server that waits for none; it ends with this one."""
@@ -135,14 +142,15 @@ class Connection:
             self._derived.add(view)
             return view
 
-    def close(self) -> None:
+    def close(self, reason: str = "") -> None:
         with self._lock:
             lane, self._lane, self._closed = self._lane, None, True
+            self._closed_since = self._closed_since or reason or _CLOSED
             impatient = self._impatient
         if lane is not None:
-            lane.close()
+            lane.close(reason or "the client was closed")
         if impatient is not None:
-            impatient.close()
+            impatient.close(reason)
 
     def stop_waiting(self) -> None:
         """Has calls fail, instead of wait, where no server answers."""
@@ -202,7 +210,7 @@ class Connection:
         names = sorted(self._known_methods() or ())
         nearest = difflib.get_close_matches(method, names, 1)
         error = UnknownMethodError(
-            f"{self.options.name or self.options.address}: {self.options.serves or 'the server'} has "
+            f"{self.options.where}: {self.options.serves or 'the server'} has "
             f"no public method {method!r}"
             + (f" (did you mean {nearest[0]!r}?)" if nearest else "")
             + f"; there are: {', '.join(names) or 'none'}"
@@ -212,7 +220,7 @@ class Connection:
 
     def where(self, method: str) -> str:
         """Names a method of this server, for messages."""
-        return f"{self.options.address}: {method}"
+        return f"{self.options.where}: {method}"
 
     def submit(
         self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, blocking: bool = True
@@ -288,11 +296,11 @@ class Connection:
         """Waits for a call and returns or raises its outcome."""
         reply = pending.wait()
         if type(reply) is Returned:
-            return result_of(reply, self.options.address, method)
+            return result_of(reply, self.options.where, method)
         if isinstance(reply, Streams):
-            items = iterate(reply.stream, self.options.address, method)
+            items = iterate(reply.stream, self.options.where, method)
             return RemoteIterator(items, reply.stream.close)
-        return value_of(reply, self.options.address, method)
+        return value_of(reply, self.options.where, method)
 
     def lacks(self, method: str) -> bool:
         """Tells whether the server is known not to have a method.
@@ -359,8 +367,8 @@ class _TimedView(Connection):
     def with_timeout(self, timeout_s: float | None) -> Connection:
         return self._base.with_timeout(timeout_s)
 
-    def close(self) -> None:
-        super().close()
+    def close(self, reason: str = "") -> None:
+        super().close(reason)
         with self._lock:
             pending = list(self._pending)
         for call in pending:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from courier._address import place
 from courier._exceptions import ExceptionReport
 from courier._parcel import Parcel, unpack
 from courier._secret import Secret
@@ -28,6 +29,13 @@ class LaneOptions:
     tls: TlsCredentials | None
     keepalive_s: float
     timing: Timing = DEFAULT
+    #: What messages call the server, besides its address.
+    name: str = ""
+
+    @property
+    def where(self) -> str:
+        """The server, for messages."""
+        return place(self.address, self.name)
 
 
 @dataclass(slots=True)
@@ -155,7 +163,7 @@ class Lane(Protocol):
             by `move` itself, since those who hear of it may call again; so call it without locks.
         """
 
-    def close(self) -> None:
+    def close(self, reason: str) -> None:
         """Fails all pending calls with CallCancelledError and gives back what it holds."""
 
     def drop(self) -> None:
@@ -169,7 +177,7 @@ def open_lane(options: LaneOptions) -> Lane:
     return LocalLane(options)
 
 
-def result_of(reply: Returned, address: str, method: str) -> object:
+def result_of(reply: Returned, where: str, method: str) -> object:
     """Returns what a method returned.
 
     Raises:
@@ -179,25 +187,25 @@ def result_of(reply: Returned, address: str, method: str) -> object:
         return unpack(reply.parcel)
     except SerializationError as error:
         raise SerializationError(
-            f"{address}: {method} answered, but its result cannot be unpickled here: {error}"
+            f"{where}: {method} answered, but its result cannot be unpickled here: {error}"
         ) from error.__cause__
 
 
-def value_of(reply: Returned | Given | Raised | Refused, address: str, method: str) -> object:
+def value_of(reply: Returned | Given | Raised | Refused, where: str, method: str) -> object:
     """Returns what a method returned, or raises what it raised."""
     if isinstance(reply, Returned):
-        return result_of(reply, address, method)
+        return result_of(reply, where, method)
     if isinstance(reply, Given):
         return reply.value
     if isinstance(reply, Raised):
         raise reply.report.rebuild()
-    raise reply.kind(f"{address}: {method}: {reply.text}")
+    raise reply.kind(f"{where}: {method}: {reply.text}")
 
 
-def iterate(stream: ReplyStream, address: str, method: str) -> Iterator[object]:
+def iterate(stream: ReplyStream, where: str, method: str) -> Iterator[object]:
     """Yields the items of a remote generator; ends it when the iterator is closed."""
     try:
         while (reply := stream.next_reply()) is not None:
-            yield value_of(reply, address, method)
+            yield value_of(reply, where, method)
     finally:
         stream.close()

@@ -144,7 +144,7 @@ class LocalLane:
             server = _find(options.address, options.secret)
             if server is None or server.in_process is InProcess.WIRE or self._closed:
                 break
-            call = LocalCall(options.address, server, method, timeout_s)
+            call = LocalCall(options.where, server, method, timeout_s)
             with self._lock:
                 if self._options.address != options.address:
                     continue  # moved meanwhile
@@ -169,7 +169,7 @@ class LocalLane:
                 if self._stopped_waiting:
                     self._wire.stop_waiting()
                 if self._closed:
-                    self._wire.close()
+                    self._wire.close("the client was closed")
             return self._wire
 
     def stop_waiting(self) -> None:
@@ -195,15 +195,15 @@ class LocalLane:
 
         return finish_all
 
-    def close(self) -> None:
+    def close(self, reason: str) -> None:
         with self._lock:
             self._closed = True
             wire = self._wire
             calls = list(self._calls)
         for call in calls:
-            call.cancel()
+            call.cancel(reason)
         if wire is not None:
-            wire.close()
+            wire.close(reason)
 
     def drop(self) -> None:
         if self._wire is not None:
@@ -214,11 +214,11 @@ class LocalCall:
     """One call within this process. Implements `courier._lane.PendingCall`."""
 
     def __init__(
-        self, address: str, server: LocalServer, method: str, timeout_s: float | None
+        self, where: str, server: LocalServer, method: str, timeout_s: float | None
     ) -> None:
         self._server = server
         self._method = method
-        self._where = f"{address}: {method}"
+        self._where = f"{where}: {method}"
         self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
         self._context = CallContext(
             method, f"process {os.getpid()}, which is the server's own", timeout_s
@@ -346,8 +346,8 @@ class LocalCall:
         """Whether it has ended."""
         return self._outcome is not None
 
-    def cancel(self) -> bool:
-        return self._give_up(CallCancelledError(f"{self._where}: the call was cancelled"))
+    def cancel(self, reason: str = "the call was cancelled") -> bool:
+        return self._give_up(CallCancelledError(f"{self._where}: {reason}"))
 
     def lose(self, reason: str = "the server stops") -> None:
         """Says that the server has gone."""

@@ -202,8 +202,9 @@ class SlurmProgram(RunningProgram):
             if self._output is not None:
                 self._output.finish()
                 show_rest(self._options.notice_s, lambda: self._is_in_hurry)
-            if self._table is not None:
-                self._table.clients.close()
+            if self._table is not None and self._result is not None:
+                how = f"program {self.plan.program!r} has ended: {self._result.summary}"
+                self._table.clients.close(how)
             self._ended.set()
             self._is_known.set()
 
@@ -287,7 +288,7 @@ class SlurmProgram(RunningProgram):
             return
         if self._table is not None:
             # The job has begun anew: what listened there is gone, and so is its secret.
-            self._table.clients.close()
+            self._table.clients.close("its job has begun anew; make a new client")
         self._table = table
         for address in self.plan.addresses:
             address.bind(table)

@@ -195,7 +195,7 @@ class SupervisedProgram(RunningProgram):
             self._thread.start()
         except RuntimeError:  # the system gives no more threads: nobody would close it
             host.close()
-            self._table.clients.close()
+            self._table.clients.close("the program could not be started")
             raise
         except BaseException:
             # An interrupt: the thread may run all the same, and would wait for nodes of a host that
@@ -291,7 +291,12 @@ class SupervisedProgram(RunningProgram):
             warn(_LOGGER, "the supervisor of %r failed", self.plan.program, error=error)
             failure = NodeFailure.of_exception("supervisor", host.name, ExceptionReport.of(error))
             result = ProgramResult(Outcome.FAILED, (failure,), failure.summary)
-        ends = (host.close, self._end_here, lambda: self._keep(result, host), self._show_rest)
+        ends = (
+            host.close,
+            lambda: self._end_here(result),
+            lambda: self._keep(result, host),
+            self._show_rest,
+        )
         for step in ends:
             try:
                 step()
@@ -300,11 +305,11 @@ class SupervisedProgram(RunningProgram):
         self._result = result
         self._ended.set()
 
-    def _end_here(self) -> None:
+    def _end_here(self, result: ProgramResult) -> None:
         """Ends what of the program is in this process."""
         self._stopping.set()
         self._handlers.join(self._timing.handlers_s)
-        self._table.clients.close()
+        self._table.clients.close(f"program {self.plan.program!r} has ended: {result.summary}")
 
     def _show_rest(self) -> None:
         show_rest(self._options.notice_s, lambda: self._is_in_hurry)

@@ -177,7 +177,7 @@ class _ThreadNode:
         """Does what SIGTERM is to a process: calls that wait fail, Python code gets ForcedExit."""
         # Its way out may ask whether it was told to leave.
         self.request_stop()
-        self.runtime.clients.close()
+        self.runtime.clients.close(f"{self.runtime.name} is ended by force")
         self.runtime.forcing.force()
 
     def stack(self) -> str:

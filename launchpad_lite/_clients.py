@@ -1,5 +1,6 @@
 """Clients that belong together, and what happens to all of them, later ones included."""
 
+import functools
 import threading
 import weakref
 from collections.abc import Callable, Collection, Mapping
@@ -46,9 +47,9 @@ class Clients:
         self.note_moved(moved)
         self.note_ended(ended)  # behind that: an address where somebody came has not ended
 
-    def close(self) -> None:
-        """Fails all calls, those that wait and those to come."""
-        self.do(courier.close)
+    def close(self, reason: str) -> None:
+        """Fails all calls, those that wait and those to come; their errors tell the reason."""
+        self.do(functools.partial(courier.close, reason=reason))
 
     def note_ended(self, endpoints: Collection[str]) -> None:
         """Has calls fail, instead of wait, to servers that do not come back."""

@@ -79,7 +79,7 @@ class Inspector:
     def _ending(self) -> str:
         result = self._running.result
         assert result is not None
-        return f"{self._running.plan.program}: {result.outcome.value}, {result.reason}"
+        return f"{self._running.plan.program}: {result.summary}"
 
 
 @dataclass(frozen=True)

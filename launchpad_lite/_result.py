@@ -228,6 +228,11 @@ class ProgramResult:
     cut_short: tuple[NodeFailure, ...] = ()
 
     @property
+    def summary(self) -> str:
+        """One line for people: how it ended, and why."""
+        return f"{self.outcome.value}, {self.reason}"
+
+    @property
     def exit_code(self) -> int:
         """0 for a normal end and `lp.stop`, 128 + n for signal n, 1 for a failure."""
         if self.outcome is Outcome.FAILED:

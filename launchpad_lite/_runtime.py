@@ -404,7 +404,7 @@ class NodeRuntime:
             self.stop_event.set()
             self._signs.stop()
             with contextlib.ExitStack() as rest:
-                rest.callback(self.clients.close)
+                rest.callback(self.clients.close, f"{self.name} has ended")
                 for end in self._ends:
                     rest.callback(end)
             _current.reset(token)

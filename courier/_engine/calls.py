@@ -79,7 +79,7 @@ class WireCall:
     @property
     def where(self) -> str:
         """Names the call, for messages."""
-        return f"{self._lane.options.address}: {self._method}"
+        return f"{self._lane.options.where}: {self._method}"
 
     # What a client sees
 

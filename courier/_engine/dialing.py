@@ -91,7 +91,7 @@ def _dial_directly(options: LaneOptions, limit_s: float) -> Dialled:
     try:
         sock = connect(host, port, limit_s)
     except (OSError, UnicodeError) as error:
-        raise ServerUnreachableError(f"{options.address}: no server answers ({error})") from error
+        raise ServerUnreachableError(f"{options.where}: no server answers ({error})") from error
     with contextlib.ExitStack() as stack:
         stack.callback(sock.close)
         with _failures(options):
@@ -225,7 +225,7 @@ def _dial_over_grpc(options: LaneOptions, limit_s: float, first: CourierError) -
             if isinstance(first, SpeechlessError):
                 raise first from None
             raise ProtocolError(
-                f"{options.address}: a gRPC server answers, but it is no courier server"
+                f"{options.where}: a gRPC server answers, but it is no courier server"
             ) from None
         stack.pop_all()
         return Dialled(_channel(options, carrier, keys), introduction)
@@ -250,7 +250,7 @@ def _channel(options: LaneOptions, carrier: SocketCarrier, keys: SessionKeys) ->
 @contextlib.contextmanager
 def _failures(options: LaneOptions) -> Iterator[None]:
     """Turns what may go wrong while one connects into what a caller sees."""
-    where = options.address
+    where = options.where
     try:
         yield
     except ServerUnreachableError as error:

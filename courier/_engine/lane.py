@@ -134,7 +134,7 @@ class WireLane:
                 target=self._dial, args=(dialler,), name="courier-dial", daemon=True
             ).start()
         except RuntimeError as error:  # not raised: whoever is here may bring the answers of others
-            reason = ServerUnreachableError(f"{self.options.address}: {error}")
+            reason = ServerUnreachableError(f"{self.options.where}: {error}")
             self._fail(reason, dialler, resigns=True)
         except BaseException:
             with self._lock:
@@ -191,7 +191,7 @@ class WireLane:
             except CourierError as error:
                 self._fail(error, own)
             except Exception as error:  # noqa: BLE001 - those who wait must hear of it
-                where = self.options.address
+                where = self.options.where
                 self._fail(CourierError(f"{where}: {type(error).__name__}: {error}"), own)
             else:
                 continue
@@ -292,7 +292,7 @@ class WireLane:
             waiting, self._unsent = self._unsent, []
             if self._dialler is not None:
                 self._dialler.set()
-        error = ServerUnreachableError(f"{self.options.address}: no server answers any more")
+        error = ServerUnreachableError(f"{self.options.where}: no server answers any more")
         self._fail_all(waiting, error)
 
     def move(self, address: str) -> Callable[[], None]:
@@ -322,14 +322,14 @@ class WireLane:
         self._link = None
         return links
 
-    def close(self) -> None:
+    def close(self, reason: str) -> None:
         with self._lock:
             self._closed = True
             links = self._take_links()
             waiting, self._unsent = self._unsent, []
             if self._dialler is not None:
                 self._dialler.set()
-        error = CallCancelledError("the client was closed")
+        error = CallCancelledError(reason)
         for call in waiting:
             call.end(error)
         for link in links:

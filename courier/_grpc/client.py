@@ -45,7 +45,7 @@ def open_stream(options: LaneOptions, timeout_s: float) -> socket.socket:
         grpc.channel_ready_future(channel).result(timeout_s)
     except grpc.FutureTimeoutError:
         channel.close()
-        raise ServerUnreachableError(f"{options.address}: no gRPC server answers") from None
+        raise ServerUnreachableError(f"{options.where}: no gRPC server answers") from None
     outer, inner = socket.socketpair()
     _Stream(channel, outer)
     return inner

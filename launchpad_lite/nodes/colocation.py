@@ -257,7 +257,7 @@ class _Member:
 
     def force(self) -> None:
         """Ends its thread at the next step of Python code."""
-        self.runtime.clients.close()
+        self.runtime.clients.close(f"{self.runtime.name} is ended by force")
         self.runtime.forcing.force()
 
     def call_stop_handlers(self) -> None:
@@ -410,7 +410,7 @@ class _Together:
             return
         # Their ways out may ask whether they were told to leave.
         self._ask()
-        self.outer.clients.close()
+        self.outer.clients.close(f"{self.outer.name} is ended by force")
         for member in forced:
             member.force()
         self._join(time.monotonic() + _FORCED_S)

@@ -1,5 +1,7 @@
 """From the start of a program to its end."""
 
+import os
+import signal
 import sys
 import threading
 import time
@@ -21,6 +23,9 @@ class Server:
 
     def unpicklable(self) -> Any:
         return threading.Lock()
+
+    def die(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _waiting(name: str = "waiting") -> lp.Program:
@@ -239,6 +244,20 @@ def test_the_launching_process_too_is_told_that_a_node_has_ended(launch_program:
     with pytest.raises(courier.ServerUnreachableError):
         client.end()
     assert running.running.result is None
+
+
+def test_errors_after_the_end_name_the_node_and_why_it_is_gone(launch_program: Any) -> None:
+    program = lp.Program("killed")
+    program.add_node(lp.CourierNode(Server), label="server")
+    running = launch_program(program, "test_mp")
+    client = running.client("server")
+    with pytest.raises(courier.ServerLostError, match=r"^server\[0\] \(127\.0\.0\.1:\d+\): die: "):
+        client.die()
+    with pytest.raises(lp.NodeFailedError):
+        running.wait()
+    cause = r"program 'killed' has ended: failed, server\[0\] on \S+ failed: .* killed by SIGKILL"
+    with pytest.raises(courier.CallCancelledError, match=rf"^server\[0\] \(.*\): {cause}"):
+        client.ping()
 
 
 def test_a_client_made_after_the_end_of_its_program_does_not_wait(launch_program: Any) -> None:

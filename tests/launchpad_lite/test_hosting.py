@@ -75,7 +75,7 @@ def family(learner: courier.Server) -> Iterator[Family]:
     family = Family("127.0.0.1:9", learner.secret)
     yield family
     for each in (family.host, family.part, family.part_of_part):
-        each.clients.close()
+        each.clients.close("over")
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
