@@ -137,6 +137,7 @@ class _AioFuture(CallFuture):
     def add_done_callback(self, fn: Callback) -> None:
         # Only asyncio adds one, and it does not block: no need for another thread.
         self.hurry()
+        self.note_read()
         concurrent.futures.Future.add_done_callback(self, fn)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:

@@ -70,6 +70,8 @@ class Connection:
         self._lane: Lane | None = None
         self._closed = False
         self._closed_since = ""
+        #: Methods of which a failure was logged that nobody had read.
+        self.unread = set[str]()
         #: Whether new calls are refused outside of handlers.
         self.draining = False
         self._impatient: Connection | None = None
@@ -195,6 +197,11 @@ class Connection:
         """Has new calls fail, except for those that a handler needs for its answer."""
         # No lock: this may run while the garbage is collected in a thread that holds it.
         self.draining = True
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether it was told that calls may fail from now on."""
+        return self._closed or self.draining or self._stopped_waiting
 
     def check_calling(self, method: str) -> None:
         """Raises CallCancelledError if no call may begin here."""

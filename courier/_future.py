@@ -19,13 +19,17 @@ _log = logging.getLogger(__name__)
 class CallFuture(concurrent.futures.Future[Any]):
     """A call in flight. `cancel()` reaches the handler, as `current_call().cancelled`.
 
-    Callbacks may block, and call the same server: they run in threads of their own.
+    Callbacks may block, and call the same server: they run in threads of their own. A failure that
+    nobody reads, and no callback hears of, is logged: the first of each method of a client.
     """
 
     #: The thread that gives this future its outcome just now.
     _settler = 0
     #: Callbacks that wait until that thread has done so.
     _deferred: tuple[Callback, ...] = ()
+    #: Logs its failure, unless somebody reads it; None where nothing is to be logged.
+    _unread: "_Unread | None" = None
+    _is_heard = False
 
     def __init__(self, connection: Connection, pending: PendingCall, method: str) -> None:
         super().__init__()
@@ -38,12 +42,19 @@ class CallFuture(concurrent.futures.Future[Any]):
     def add_done_callback(self, fn: Callback) -> None:
         """As `concurrent.futures.Future.add_done_callback`."""
         self.hurry()
+        self.note_read()
         super().add_done_callback(lambda _: self._call_or_defer(fn))
 
     def hurry(self) -> None:
         """Says that somebody wants to hear of the end without waiting for it."""
         for pending in self._pending:
             pending.hurry()
+
+    def note_read(self) -> None:
+        """Says that its failure, if it fails, is known to somebody, or of no interest."""
+        self._is_heard = True
+        if self._unread is not None:
+            self._unread.error = None
 
     def _wait(self, timeout: float | None) -> float | None:
         """Waits by reading the answer itself; returns how many seconds are left."""
@@ -73,6 +84,9 @@ class CallFuture(concurrent.futures.Future[Any]):
             if not self.cancelled():
                 raise  # by the method, or by closing the client
             raise self._cancellation() from None
+        finally:
+            if self._unread is not None:
+                self._unread.error = None
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """As `concurrent.futures.Future.exception`."""
@@ -80,6 +94,9 @@ class CallFuture(concurrent.futures.Future[Any]):
             return super().exception(self._wait(timeout) if self._pending else timeout)
         except concurrent.futures.CancelledError:
             raise self._cancellation() from None
+        finally:
+            if self._unread is not None:
+                self._unread.error = None
 
     def _cancellation(self) -> CallCancelledError:
         return CallCancelledError(f"{self._connection.where(self._method)}: the call was cancelled")
@@ -90,7 +107,10 @@ class CallFuture(concurrent.futures.Future[Any]):
             try:
                 result = self._connection.finish(pending, self._method)
             except BaseException as error:  # noqa: BLE001 - whoever waits for the future gets it
-                self.set_exception(error)
+                # Its frames would hold this future, which then would not go when nobody holds it.
+                self.set_exception(error.with_traceback(None))
+                if not (self._is_heard or self._connection.is_ending):
+                    self._unread = _Unread(self._connection, self._method, error)
             else:
                 self.set_result(result)
         except concurrent.futures.InvalidStateError:
@@ -109,6 +129,22 @@ class CallFuture(concurrent.futures.Future[Any]):
             self._deferred = (*self._deferred, callback)
         else:
             callback(self)
+
+
+class _Unread:
+    """Logs a failure when it goes, unless that was read."""
+
+    def __init__(self, connection: Connection, method: str, error: BaseException) -> None:
+        self._connection = connection
+        self._method = method
+        self.error: BaseException | None = error
+
+    def __del__(self) -> None:
+        if self.error is not None and self._method not in self._connection.unread:
+            self._connection.unread.add(self._method)
+            where = self._connection.where(self._method)
+            text = "%s failed, and nobody has read its future; later ones are not logged"
+            _log.error(text, where, exc_info=self.error)
 
 
 def _run_callbacks(callbacks: Sequence[Callback], future: CallFuture) -> None:

@@ -548,8 +548,10 @@ class _AllView:
                 futures.append(CallFuture(connection, pending, method))
             return [future.result() for future in futures] if self._blocking else list(futures)
         except BaseException as error:
-            if not isinstance(error, Exception):  # a Ctrl-C: nobody is going to wait
-                for future in futures:
+            for future in futures:
+                if isinstance(error, Exception):
+                    future.note_read()  # one failure is raised, and stands for the others
+                else:  # a Ctrl-C: nobody is going to wait
                     future.cancel()
             raise
 

@@ -1,6 +1,8 @@
 import asyncio
 import concurrent.futures
+import contextlib
 import datetime as dt
+import gc
 import threading
 import time
 import weakref
@@ -46,6 +48,9 @@ class Handler:
         for number in range(10_000):
             yield number
             courier.current_call().wait_cancelled(0.05)
+
+    def fail(self) -> None:
+        raise ValueError("no")
 
     def fine(self, *_: Any) -> str:
         return "fine"
@@ -342,3 +347,43 @@ def test_a_wrong_secret_is_refused_by_the_client(serve: Serve, connect: Connect)
         futures = [client.futures.fine() for _ in range(20)]
         for future in futures:
             assert isinstance(future.exception(20), PermissionError)
+
+
+def test_a_failure_that_nobody_reads_is_logged_once(
+    serve: Serve, handler: Handler, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, client = serve(handler)
+    for _ in range(2):
+        concurrent.futures.wait([client.futures.fail()])
+    poll_until(lambda: "nobody has read" in caplog.text)
+    assert len(caplog.records) == 1
+    assert "fail failed, and nobody has read its future" in caplog.text
+    assert "raise ValueError(" in caplog.text  # where it was raised
+
+
+@pytest.mark.parametrize("read", ["result", "exception", "callback", "aio", "all", "closed"])
+def test_a_failure_that_is_known_to_somebody_is_not_logged(
+    serve: Serve, handler: Handler, caplog: pytest.LogCaptureFixture, read: str
+) -> None:
+    _, client = serve(handler)
+    if read == "aio":
+        with pytest.raises(ValueError, match="no"):
+            asyncio.run(client.aio.fail())
+    elif read == "all":
+        with pytest.raises(ValueError, match="no"):
+            courier.Pool([client, client]).all.fail()
+    else:
+        future = client.futures.fail() if read != "closed" else client.futures.block()
+        heard = threading.Event()
+        if read == "callback":
+            future.add_done_callback(lambda _: heard.set())
+            assert heard.wait(30)
+        elif read == "closed":
+            courier.close(client)
+        else:
+            with contextlib.suppress(ValueError):
+                getattr(future, read)()
+        concurrent.futures.wait([future])
+        del future
+    gc.collect()
+    assert caplog.text == ""
