@@ -8,8 +8,10 @@ import collections
 import contextlib
 import io
 import logging
+import math
 import os
 import select
+import shutil
 import sys
 import threading
 import time
@@ -17,8 +19,8 @@ import traceback
 from collections.abc import Callable
 from typing import Protocol, TextIO
 
-#: A longer line is shown in pieces: progress bars may never end theirs.
-_MAX_LINE_BYTES = 1 << 20
+from launchers._terminal import Lines, LiveLines
+
 _COLOURS = (36, 33, 32, 35, 34, 31, 96, 93, 92, 95, 94, 91)
 #: What waits for a slow reader; beyond it, lines are dropped until half of it has been read.
 _MAX_WAITING_BYTES = 16 << 20
@@ -27,6 +29,8 @@ _LOOK_MS = 1000
 #: Seconds for which a program that has ended waits for a reader that takes nothing: its notice,
 #: within these limits. Who asks it to end at once waits no longer than the least.
 _LEAST_PATIENCE_S, _MOST_PATIENCE_S = 1.0, 10.0
+#: Seconds between two drawings of unfinished lines, at the least.
+_DRAW_S = 0.1
 
 
 class Output(Protocol):
@@ -48,16 +52,27 @@ class Writer:
     """
 
     def __init__(
-        self, find: Callable[[], int | TextIO | None], note: Callable[[int], bytes] = lambda _: b""
+        self,
+        find: Callable[[], int | TextIO | None],
+        note: Callable[[int], bytes] = lambda _: b"",
+        live: LiveLines | None = None,
+        drawn_by: "Writer | None" = None,
     ) -> None:
         """Prepares it.
 
         Args:
             find: Returns where to write: a descriptor, a stream that has none, or nowhere.
             note: Returns what to write in the place of so many lines that were dropped.
+            live: What stays below all that is written, if it goes to a terminal.
+            drawn_by: Who draws these lines, if another writer does.
         """
         self._find = find
         self._note = note
+        self._live = live
+        self._drawn_by = drawn_by
+        #: Whether they are to be drawn, and not before which time.
+        self._is_stale = False
+        self._draw_at = -math.inf
         self._changed = threading.Condition()
         self._waiting: collections.deque[tuple[bytes, int]] = collections.deque()
         self._waiting_bytes = 0
@@ -87,6 +102,19 @@ class Writer:
             is_alone = not self._start()
         if is_alone:
             self._work(0)
+
+    def redraw(self) -> None:
+        """Has the unfinished lines drawn soon; many requests are one drawing."""
+        with self._changed:
+            self._note_stale()
+            is_alone = not self._start()
+        if is_alone:
+            self._work(0)
+
+    def _note_stale(self) -> None:
+        if not self._is_stale:
+            self._is_stale = True
+            self._put += 1
 
     def _add(self, data: bytes, lines: int) -> None:
         self._waiting.append((data, lines))
@@ -122,8 +150,10 @@ class Writer:
         """
         with self._changed:
             self._add_note()
-            if self._waiting and not self._start():
+            if (self._waiting or self._is_stale) and not self._start():
                 return sum(lines for _, lines in self._waiting)
+            self._draw_at = -math.inf
+            self._changed.notify_all()
             last, taken, taken_at = self._put, self._taken, time.monotonic()
             while self._written < last:
                 self._changed.wait(0.05)
@@ -132,7 +162,7 @@ class Writer:
                     taken, taken_at = self._taken, now
                 elif now - taken_at >= patience_s():
                     return sum(lines for _, lines in self._waiting) + self._dropped_lines
-            thread = None if self._waiting else self._thread
+            thread = None if self._waiting or self._is_stale else self._thread
         if thread is not None:
             thread.join(1.0)  # it is about to end, and a test may count threads
         return 0
@@ -140,21 +170,55 @@ class Writer:
     def _work(self, look_ms: int) -> None:
         while True:
             with self._changed:
-                if not self._waiting:
+                while look_ms and self._is_stale and not self._waiting:
+                    if (early_s := self._draw_at - time.monotonic()) <= 0:
+                        break
+                    self._changed.wait(early_s)
+                if not self._waiting and not self._is_stale:
                     if self._thread is threading.current_thread():
                         self._thread = None
                     return
-                data, _ = self._waiting[0]
+                data = self._waiting[0][0] if self._waiting else None
+                # While lines come fast, unfinished ones are drawn now and then.
+                draws = data is None or (
+                    len(self._waiting) == 1 and time.monotonic() >= self._draw_at
+                )
+                drawn = int(draws and self._is_stale)
+                if draws:
+                    self._is_stale = False
             # Nobody may look any more: there is no stream, it is closed, or broken.
             with contextlib.suppress(Exception):
-                self._write(data, look_ms)
+                self._write(self._with_live_lines(data or b"", draws=draws), look_ms)
             with self._changed:
                 self._is_refused = False
-                self._waiting.popleft()
-                self._waiting_bytes -= len(data)
-                self._written += 1
+                if data is not None:
+                    self._waiting.popleft()
+                    self._waiting_bytes -= len(data)
+                self._written += drawn + (data is not None)
                 self._taken += 1
                 self._changed.notify_all()
+
+    def _with_live_lines(self, data: bytes, *, draws: bool) -> bytes:
+        """Returns data with what keeps unfinished lines below it."""
+        target = self._find()
+        if self._live is None or not isinstance(target, int) or not os.isatty(target):
+            return data
+        before = (self._live.erase() if data else "").encode()
+        if self._drawn_by is not None:
+            if before:
+                self._drawn_by.redraw()
+            return before + data
+        if not draws:
+            if before:
+                with self._changed:
+                    self._note_stale()
+            return before + data
+        now = time.monotonic()
+        self._draw_at = now + _DRAW_S
+        size = shutil.get_terminal_size()
+        picture = self._live.draw(size.columns, size.lines, now)
+        encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+        return before + data + picture.encode(encoding, "replace")
 
     def _write(self, data: bytes, look_ms: int) -> None:
         view = memoryview(data)
@@ -203,8 +267,9 @@ def _not_shown(lines: int) -> bytes:
     return f"launchpad: {what} not shown: nobody read them in time. The log files have them.\n".encode()
 
 
-_OUT = Writer(_standard("stdout"), _not_shown)
-_ERR = Writer(_standard("stderr"))
+_LIVE = LiveLines()
+_OUT = Writer(_standard("stdout"), _not_shown, _LIVE)
+_ERR = Writer(_standard("stderr"), live=_LIVE, drawn_by=_OUT)
 
 
 def tell(text: str) -> None:
@@ -233,12 +298,13 @@ def warn(
         tell(f"{text % values}{trace}")
 
 
-def show_rest(notice_s: float, is_in_hurry: Callable[[], bool]) -> None:
+def show_rest(notice_s: float, is_in_hurry: Callable[[], bool], last: str = "") -> None:
     """Waits until all that was printed has been read, or as long as the reader goes on reading.
 
     Args:
         notice_s: Seconds of the notice of a program that has ended, below 0 for ever.
         is_in_hurry: Whether it was asked to end at once.
+        last: A message to standard error, after all that nodes printed; empty: none.
     """
 
     def patience_s() -> float:
@@ -247,6 +313,8 @@ def show_rest(notice_s: float, is_in_hurry: Callable[[], bool]) -> None:
 
     if left := _OUT.drain(patience_s):
         _ERR.put(_not_shown(left))
+    if last:
+        tell(last)
     _ERR.drain(lambda: _LEAST_PATIENCE_S)
 
 
@@ -254,7 +322,9 @@ class Console:
     """Prints lines of many nodes, each with the node's name. Thread-safe; holds up nobody.
 
     Coloured on a terminal, plain elsewhere. Lines are never torn: a piece without an end waits
-    for the rest. Lines that nobody reads in time are counted and left out. `show_rest` waits for them.
+    for the rest. A terminal shows it meanwhile below all finished lines; elsewhere only its last
+    state is printed. Lines that nobody reads in time are counted and left out. `show_rest` waits for
+    them.
     """
 
     def __init__(self) -> None:
@@ -262,34 +332,46 @@ class Console:
         with contextlib.suppress(OSError, ValueError, AttributeError):
             sys.stdout.flush()
         self._lock = threading.Lock()
-        self._unfinished: dict[str, bytes] = {}
+        self._nodes: dict[str, Lines] = {}
         self._colours: dict[str, int] = {}
 
     def show(self, node: str, data: bytes) -> None:
         """Takes in output of a node and prints the lines that are complete."""
         with self._lock:
-            *lines, rest = (self._unfinished.pop(node, b"") + data).split(b"\n")
-            if len(rest) > _MAX_LINE_BYTES:
-                lines, rest = [*lines, rest], b""
-            if rest:
-                self._unfinished[node] = rest
+            output = self._nodes.setdefault(node, Lines())
+            lines = output.feed(data)
+            with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or none
+                if self._is_live():
+                    rest = self._named(node, output.unfinished())
+                    if _LIVE.put((self, node), rest, time.monotonic()) and not lines:
+                        _OUT.redraw()
             self._print(node, lines)
 
     def finish(self, node: str) -> None:
         """Prints what a node said without ending the line."""
         with self._lock:
-            if rest := self._unfinished.pop(node, b""):
-                self._print(node, [rest])
+            lines = self._nodes.pop(node, Lines()).finish()
+            if _LIVE.forget((self, node)) and not lines:
+                _OUT.redraw()
+            self._print(node, lines)
+
+    def _is_live(self) -> bool:
+        # Not beside a prompt, which would be drawn over.
+        is_plain = os.environ.get("TERM") == "dumb" or hasattr(sys, "ps1")
+        return sys.stdout.isatty() and not is_plain
 
     def _print(self, node: str, lines: list[bytes]) -> None:
         stream = sys.stdout
         if not lines or stream is None:  # as a service may have it
             return
         with contextlib.suppress(OSError, ValueError):  # closed; the log files have it all
-            prefix = self._prefix(node)
-            text = "".join(f"{prefix} {line.decode(errors='replace')}\n" for line in lines)
+            text = "".join(f"{line}\n" for line in self._named(node, lines))
             encoding = getattr(stream, "encoding", None) or "utf-8"
             _OUT.put(text.encode(encoding, "backslashreplace"), len(lines))
+
+    def _named(self, node: str, lines: list[bytes]) -> list[str]:
+        prefix = self._prefix(node)
+        return [f"{prefix} {line.decode(errors='replace')}" for line in lines]
 
     def _prefix(self, node: str) -> str:
         if not sys.stdout.isatty():

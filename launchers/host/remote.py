@@ -386,6 +386,9 @@ class AgentHost:
             warn(_LOGGER, "the link to %s failed", self.name, error=error)
             self._lost_since = f"the link to {self.name} failed: {error!r}"
         self.is_lost = True
+        if self._console is not None:
+            for node in sorted(self._living):  # no more comes of what they left unfinished
+                self._console.finish(node)
         self._answers.put(None)
         try:
             self._on_relayed(None)

@@ -23,10 +23,24 @@ def test_a_console_that_is_gone_is_no_mistake(
 def test_a_line_without_end_is_shown_in_pieces(capsys: pytest.CaptureFixture[str]) -> None:
     console = Console()
     for _ in range(100):
-        console.show("bar[0]", b"\r" + b"#" * 65535)
+        console.show("bar[0]", b"#" * 65535)
     console.finish("bar[0]")
     show_rest(10.0, lambda: False)
     assert sum(line.count("#") for line in capsys.readouterr().out.splitlines()) == 6553500
+
+
+def test_elsewhere_than_on_a_terminal_a_bar_is_its_last_state(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    console = Console()
+    for percent in range(101):
+        console.show("bar[0]", b"\r%d%%" % percent)
+    console.show("bar[0]", b"\n")
+    console.show("bar[0]", b"\r7%")
+    console.show("bar[0]", b"\r8%")
+    console.finish("bar[0]")
+    show_rest(10.0, lambda: False)
+    assert capsys.readouterr().out == "[bar[0]] 100%\n[bar[0]] 8%\n"
 
 
 class _Pipe:
