@@ -482,7 +482,12 @@ class Starter:
         self._logs = folder, logs, limit
         plan = dataclasses.replace(plan, hosts=placement.hosts)
         program = SupervisedProgram(
-            plan, deployment.options, self._table, folder, deployment.silence_s + _LATER_S
+            plan,
+            deployment.options,
+            self._table,
+            folder,
+            deployment.silence_s + _LATER_S,
+            tells_logs=not deployment.options.quiet,
         )
         for name, host in self._hosts.items():
             part = dataclasses.replace(plan, executables=tuple(by_host[name]))

@@ -1,27 +1,42 @@
 """The folder of one run of a program: output of the nodes, and what is known of a failure."""
 
+import contextlib
 import datetime as dt
 import os
+import re
+import shutil
 import tempfile
+import time
 import uuid
 from pathlib import Path
 
 from launchpad_lite._private_files import make_folder, make_own_folder, user_name
+from launchpad_lite._registry import running_programs
+from launchpad_lite._result import Outcome, ProgramResult
 from launchpad_lite.errors import LaunchError
 
 #: Where the folders of runs go, unless a launch says otherwise; the original's name.
 LOG_DIR_VARIABLE = "LAUNCHPAD_LOGGING_DIR"
+#: How many of them are kept where nobody has named a folder, and without that variable.
+KEEP_VARIABLE = "LAUNCHPAD_KEEP_RUNS"
+_KEPT_RUNS = 50
+#: Seconds in which a folder has not changed that is removed: its program may run on another machine.
+_LEAST_AGE_S = 24 * 60 * 60.0
+_RUN_NAME = re.compile(r".+-(\d{8}-\d{6})-[0-9a-f]{6}")
 
 
 def make_run_folder(program: str, named: Path | None = None) -> Path:
     """Returns the folder for a run of a program, made for this user only, as an absolute path.
+
+    A new one below a folder that the user has not named takes the place of the oldest ones there.
 
     Args:
         program: Its name.
         named: What the user has chosen; None: a new one.
 
     Raises:
-        LaunchError: It cannot be made, or others could replace what is written there.
+        LaunchError: It cannot be made, or others could replace what is written there, or the number
+            of folders to keep is none.
     """
     try:
         folder = (named or _make_base() / run_name(program)).absolute()
@@ -36,7 +51,7 @@ def make_run_folder(program: str, named: Path | None = None) -> Path:
 
 
 def _make_base() -> Path:
-    """Makes the folder for those of all runs."""
+    """Makes the folder for those of all runs; removes old ones unless the user has named it."""
     if named := os.environ.get(LOG_DIR_VARIABLE):
         base = Path(named)
         make_folder(base)
@@ -47,7 +62,63 @@ def _make_base() -> Path:
     else:
         base = Path(tempfile.gettempdir(), f"launchpad_lite-{user_name()}")
     # Everybody can guess its name, and may have been there first.
-    return make_own_folder(base)
+    make_own_folder(base)
+    _remove_old_runs(base, _runs_to_keep() - 1)
+    return base
+
+
+def _runs_to_keep() -> int:
+    text = os.environ.get(KEEP_VARIABLE) or str(_KEPT_RUNS)
+    if re.fullmatch("[0-9]+", text) and int(text) > 0:
+        return int(text)
+    raise LaunchError(
+        f"{KEEP_VARIABLE}={text}: it is how many folders of runs are kept, a whole number from 1 up; "
+        f"to keep all, name a folder of your own in {LOG_DIR_VARIABLE}"
+    )
+
+
+def _remove_old_runs(base: Path, keep: int) -> None:
+    """Removes the oldest folders of runs but so many, as far as that can be done.
+
+    Args:
+        base: Where they are; this user's own.
+        keep: How many stay. Those that may be in use stay as well.
+    """
+    # What cannot be read, or was written by another version, is no reason not to launch.
+    with contextlib.suppress(OSError, TypeError, ValueError):
+        runs = [
+            (match[1], Path(entry))
+            for entry in os.scandir(base)
+            if (match := _RUN_NAME.fullmatch(entry.name))
+            and entry.is_dir(follow_symlinks=False)
+            and entry.stat(follow_symlinks=False).st_uid == os.geteuid()
+        ]
+        old = [path for _, path in sorted(runs)[: max(0, len(runs) - keep)]]
+        if not old:
+            return
+        used = {Path(each.log_dir).resolve() for each in running_programs() if each.log_dir}
+        before = time.time() - _LEAST_AGE_S
+        for path in old:
+            if path.resolve() not in used and _changed_at(path) < before:
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def _changed_at(folder: Path) -> float:
+    """Returns when anything in a folder was changed last, in seconds since 1970."""
+    return max(path.lstat().st_mtime for path in (folder, *folder.rglob("*")))
+
+
+def closing_line(program: str, result: ProgramResult | None, log_dir: Path | None) -> str:
+    """Returns what is told at a good end; empty without logs, or after a failure, which names them.
+
+    Args:
+        program: Its name.
+        result: How it ended.
+        log_dir: Where its logs are.
+    """
+    if log_dir is None or result is None or result.outcome is Outcome.FAILED:
+        return ""
+    return f"{program}: {result.outcome.value}; logs in {log_dir}"
 
 
 def run_name(program: str) -> str:

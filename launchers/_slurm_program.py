@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from launchers import _slurm_client as slurm
 from launchers._console import Console, show_rest, tell, warn
 from launchers._logs import log_path
+from launchers._run_folder import closing_line
 from launchers._slurm_folder import NOTE_S, End, RunFolder
 from launchpad_lite._log_file import FollowedLog
 from launchpad_lite.errors import LaunchError
@@ -201,7 +202,8 @@ class SlurmProgram(RunningProgram):
         finally:
             if self._output is not None:
                 self._output.finish()
-                show_rest(self._options.notice_s, lambda: self._is_in_hurry)
+                last = closing_line(self.plan.program, self._result, self.log_dir)
+                show_rest(self._options.notice_s, lambda: self._is_in_hurry, last)
             if self._table is not None and self._result is not None:
                 how = f"program {self.plan.program!r} has ended: {self._result.summary}"
                 self._table.clients.close(how)

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from courier import ExceptionReport
 from launchers._console import show_rest, tell, warn
-from launchers._run_folder import make_run_folder
+from launchers._run_folder import closing_line, make_run_folder
 from launchers._stop_notices import MAX_NAMED, StopNotices
 from launchers.host.usage import Usage
 from launchpad_lite._checkpoints import CheckpointStore
@@ -143,6 +143,7 @@ class SupervisedProgram(RunningProgram):
         log_dir: Path | None,
         blame_s: float | None = None,
         *,
+        tells_logs: bool = False,
         timing: Timing = DEFAULT,
     ) -> None:
         """Prepares it.
@@ -154,6 +155,7 @@ class SupervisedProgram(RunningProgram):
             log_dir: Folder with the output of the nodes, if it is kept.
             blame_s: Seconds within which the cause of a failure is known that others may have
                 felt before; None: as `timing` says.
+            tells_logs: Whether to print at a good end where that output is.
             timing: How long it waits for what else.
         """
         super().__init__(plan)
@@ -162,6 +164,7 @@ class SupervisedProgram(RunningProgram):
         self._crash_dir: Path | None = None
         self._options = options
         self._blame_s = blame_s
+        self._tells_logs = tells_logs
         self._timing = timing
         #: Put from any thread and from signal handlers: only a SimpleQueue allows that.
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
@@ -295,7 +298,7 @@ class SupervisedProgram(RunningProgram):
             host.close,
             lambda: self._end_here(result),
             lambda: self._keep(result, host),
-            self._show_rest,
+            lambda: self._show_rest(result),
         )
         for step in ends:
             try:
@@ -311,8 +314,10 @@ class SupervisedProgram(RunningProgram):
         self._handlers.join(self._timing.handlers_s)
         self._table.clients.close(f"program {self.plan.program!r} has ended: {result.summary}")
 
-    def _show_rest(self) -> None:
-        show_rest(self._options.notice_s, lambda: self._is_in_hurry)
+    def _show_rest(self, result: ProgramResult) -> None:
+        log_dir = self._log_dir if self._tells_logs else None
+        last = closing_line(self.plan.program, result, log_dir)
+        show_rest(self._options.notice_s, lambda: self._is_in_hurry, last)
 
     def _keep(self, result: ProgramResult, host: Host) -> None:
         """Tidies the folders of checkpoints, names slow nodes, writes down what is known of a failure."""

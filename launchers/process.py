@@ -67,7 +67,14 @@ class ProcessLauncher(Launcher):
             table = AddressTable(endpoints, Secret.generate())
             # The working directory of the agent is that of the launch, whatever comes later.
             log_dir = make_run_folder(plan.program, options.log_dir)
-            program = SupervisedProgram(plan, options, table, log_dir, timing=self._timing)
+            program = SupervisedProgram(
+                plan,
+                options,
+                table,
+                log_dir,
+                tells_logs=console is not None,
+                timing=self._timing,
+            )
             for node, payload in payloads(plan, table, options).items():
                 host.take(node, payload, allotment.grants[node])
             host.listen(program, log_dir, None, options.log_limit_bytes)

@@ -47,7 +47,7 @@ from launchers._kubernetes.records import (
 from launchers._kubernetes.removal import Departures, Fate
 from launchers._kubernetes.timing import DEFAULT, Timing
 from launchers._logs import NodeLogs
-from launchers._run_folder import make_run_folder
+from launchers._run_folder import closing_line, make_run_folder
 from launchpad_lite._crash import write_crash_report
 from launchpad_lite.errors import LaunchError
 from launchpad_lite.launching import (
@@ -372,7 +372,8 @@ class KubernetesProgram(RunningProgram):
                 thread.join(max(0.0, limit - time.monotonic()))
             self._api.close()
             if self._console is not None:
-                show_rest(self._options.notice_s, lambda: self._is_killed)
+                last = closing_line(self.plan.program, self._result, self._log_dir)
+                show_rest(self._options.notice_s, lambda: self._is_killed, last)
             self._has_status.set()
             self._ended.set()
             self._is_known.set()

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -112,6 +113,11 @@ class Script:
         poll_until(lambda: not self.processes(), timeout_s, must=False)
         left = [_portrait(each) for each in self.processes()]
         assert not left, "\n".join(left)
+
+
+def without_logs_line(stderr: str) -> str:
+    """What was said on standard error, less where the logs of programs are that ended well."""
+    return re.sub(r"^\S+: (completed|stopped); logs in \S+\n", "", stderr, flags=re.MULTILINE)
 
 
 class Ended:

@@ -60,7 +60,9 @@ def test_a_good_end_is_0(tmp_path: Path, kind: str) -> None:
     with Script(tmp_path, _SCRIPT) as script:
         ended = script.run(kind)
         assert ended.code == 0, ended.stderr
-        assert ended.stderr == ""
+        (folder,) = script.logs.iterdir()
+        outcome = {"stops": "stopped", "exits_well": "completed"}[kind]
+        assert ended.stderr == f"ends: {outcome}; logs in {folder}\n"
         assert script.processes() == []
 
 

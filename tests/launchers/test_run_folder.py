@@ -4,8 +4,10 @@ import math
 import os
 import stat
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,7 +25,8 @@ from launchpad_lite.launching import Outcome, ProgramResult
 @pytest.fixture
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder for temporary files, which everybody may write to."""
-    monkeypatch.delenv("LAUNCHPAD_LOGGING_DIR", raising=False)
+    for name in ("LAUNCHPAD_LOGGING_DIR", "LAUNCHPAD_KEEP_RUNS", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
     folder = tmp_path / "tmp"
     folder.mkdir()
     folder.chmod(0o1777)
@@ -45,6 +48,59 @@ def test_a_folder_of_the_users_own_comes_before_the_one_for_temporary_files(
     assert make_run_folder("demo").parent.parent == temporary
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     assert make_run_folder("demo").parent == tmp_path / "launchpad_lite"
+
+
+def _make_old_run(base: Path, number: int, name: str = "") -> Path:
+    """Makes the folder of a run of two days ago, with a log."""
+    folder = base / (name or f"demo-20200101-{number:06}-abcdef")
+    (folder / "actor").mkdir(parents=True)
+    (folder / "actor" / "0.log").write_text("said")
+    for path in (folder / "actor" / "0.log", folder / "actor", folder):
+        os.utime(path, (time.time() - 2 * 86400,) * 2)
+    return folder
+
+
+def test_the_oldest_runs_go_where_nobody_has_named_the_folder(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch, launch_program: Any
+) -> None:
+    monkeypatch.setenv("LAUNCHPAD_KEEP_RUNS", "3")
+    base = make_run_folder("demo").parent
+    used, *old = [_make_old_run(base, number) for number in range(6)]
+    program = lp.Program("waits")
+    program.add_node(lp.PyNode(lp.wait_for_stop), label="node")
+    launch_program(program, "test_mp", log_dir=used)
+    for each in (used / "actor", used):
+        os.utime(each, (0, 0))  # it has said nothing for long
+    changed = old[1]
+    (changed / "actor" / "1.log").touch()
+    target = _make_old_run(base.parent, 7)
+    link = base / "demo-20200101-000000-aaaaaa"
+    link.symlink_to(target)
+    foreign = _make_old_run(base, 0, "not-a-run")
+    new = make_run_folder("demo")
+    assert [each for each in old if not each.exists()] == [old[0], old[2], old[3]]
+    for kept in (used, link, target / "actor" / "0.log", foreign, new):
+        assert kept.exists(), kept
+
+
+def test_no_run_goes_below_a_folder_that_the_user_has_named(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LAUNCHPAD_KEEP_RUNS", "1")
+    monkeypatch.setenv("LAUNCHPAD_LOGGING_DIR", str(temporary / "mine"))
+    old = [_make_old_run(temporary / "mine", number) for number in range(3)]
+    make_run_folder("demo")
+    make_run_folder("demo", temporary / "mine" / "named")
+    assert all(each.exists() for each in old)
+
+
+@pytest.mark.parametrize("number", ["0", "-1", "many", "1.5"])
+def test_a_number_of_runs_that_cannot_be_is_refused(
+    number: str, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LAUNCHPAD_KEEP_RUNS", number)
+    with pytest.raises(LaunchError, match="LAUNCHPAD_KEEP_RUNS"):
+        make_run_folder("demo")
 
 
 def _give_away(base: Path) -> None:
