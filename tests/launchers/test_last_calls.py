@@ -1,5 +1,6 @@
 """What nodes still hand in when the program stops, and what is told of those that could not."""
 
+import queue
 from typing import Any
 
 import pytest
@@ -10,16 +11,17 @@ LAUNCHERS = ["test_mt", "test_mp"]
 
 
 class Learner:
-    """Stops the program and returns."""
+    """Stops the program once it has got something, and returns."""
 
     def __init__(self) -> None:
-        self._got: list[str] = []
+        self._got: queue.Queue[str] = queue.Queue()
 
-    def push(self, what: str) -> int:
-        self._got.append(what)
-        return len(self._got)
+    def push(self, what: str) -> str:
+        self._got.put(what)
+        return what
 
     def run(self) -> None:
+        self._got.get()
         lp.stop()
 
 
@@ -30,8 +32,9 @@ class Worker:
         self._learner = learner
 
     def run(self) -> None:
+        self._learner.push("the first one")
         lp.wait_for_stop()
-        assert self._learner.push("the last one") == 1
+        assert self._learner.push("the last one") == "the last one"
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
@@ -47,12 +50,13 @@ def test_a_node_whose_run_has_returned_answers_until_its_callers_have_ended(
 
 
 class Loses:
-    """Calls what nobody answers any more."""
+    """Stops the program, and calls what nobody answers any more."""
 
     def __init__(self, ended: Any) -> None:
         self._ended = ended
 
     def run(self) -> None:
+        lp.stop()
         lp.wait_for_stop()
         self._ended.push("lost")
 
@@ -71,7 +75,6 @@ def test_who_loses_its_work_in_the_stop_is_named_once(
     program = lp.Program("lost")
     gone = program.add_node(lp.CourierNode(Gone), label="gone")
     program.add_node(lp.PyClassNode(Loses, gone), label="worker")
-    program.add_node(lp.PyNode(lp.stop), label="stops")
     result = launch_program(program, launcher, notice_s=60).wait()
     assert (result.exit_code, result.failures) == (0, ())
     (lost,) = result.cut_short
