@@ -110,7 +110,8 @@ class Server:
         Raises:
             UnprotectedServerError: There is no secret, and `host` is not loopback, or this system
                 does not tell of which user a client is.
-            ValueError: A size is below 1, `serial` comes with another size, `in_process` is unknown, or `keepalive_s` not above 0.
+            ValueError: A size is below 1, `serial` comes with another size, `in_process` is unknown,
+                or `keepalive_s` not above 0.
         """
         if not is_loopback(host) and secret is None:
             raise UnprotectedServerError(
