@@ -51,7 +51,7 @@ export PYTHONDONTWRITEBYTECODE :=
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PRECIOUS: .venv-%/.ready
-.PHONY: help demo test fast beds quarter everything everything-main reverb chaos fuzz lint types protos \
+.PHONY: help demo docs test fast beds quarter everything everything-main reverb chaos fuzz lint types protos \
   image benchmark benchmark-peers clean
 
 help: ## Show this list
@@ -106,12 +106,15 @@ fast-%: .venv-%/.ready ## Run the fast tests on another Python: make fast-3.12
 beds: $(READY) ## Run a few tests on real host engines: SSH, Slurm, pods (as root)
 	$(call run-tests,$(BIN)/python,bed,beds)
 
-# Reverb, and the newest Python, take their turns with two of the quarters.
+# Reverb, the documentation and the newest Python take their turns with three of the quarters.
 quarter: $(READY) ## Run a quarter of the slow tests: make quarter QUARTER=0
 	@echo "== Slow tests, quarter $(QUARTER) of 0 to 3"
 	$(call run-tests,$(BIN)/python,slow,quarter-$(QUARTER),--quarter=$(QUARTER))
 ifeq ($(QUARTER),1)
 	@$(MAKE) --no-print-directory reverb
+endif
+ifeq ($(QUARTER),2)
+	@$(MAKE) --no-print-directory docs
 endif
 ifeq ($(QUARTER),3)
 	@$(MAKE) --no-print-directory fast-$(NEWEST)
@@ -154,6 +157,16 @@ lint: $(READY) ## Check style, format and the import contracts
 
 types: $(READY) ## Check types
 	$(BIN)/mypy
+
+docs: .venv-docs/.ready ## Build the documentation as a site with search, in .cache/docs
+	.venv-docs/bin/sphinx-build --quiet --fail-on-warning docs .cache/docs
+	@echo "The documentation is in .cache/docs/index.html"
+
+.venv-docs/.ready: pyproject.toml
+	$(check-python)
+	@test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install -qq --editable '.[docs]'
+	@touch $@
 
 protos: $(READY) ## Regenerate courier/_proto from protos/
 	$(BIN)/python protos/generate.py

@@ -1,4 +1,4 @@
-"""Everything that can go wrong with a call, as one tree.
+"""Everything that can go wrong with a call, as one tree::
 
     CourierError
     ├── ServerUnreachableError    nobody answers at the address; the call did not run   (ConnectionError)

@@ -1,4 +1,4 @@
-"""What the README shows is true: its Python runs, its picture is what we draw."""
+"""What the README and the documentation show is true: their Python runs."""
 
 import os
 import re
@@ -25,19 +25,24 @@ def blocks(language: str, page: str = "README.md") -> list[str]:
 def file_name(block: str) -> str:
     """Each Python block is a file, named in its first line."""
     found = re.match(r"# (\w+\.py)\n", block)
-    assert found, f"a Python block of the README must begin with its file name:\n{block}"
+    assert found, f"a Python block must begin with its file name:\n{block}"
     return found[1]
 
 
-_FILES = {file_name(block): block for block in blocks("python")}
-_OTHERS = {
-    file_name(block): block
-    for page in ("docs/nodes.md", "docs/resources.md")
-    for block in blocks("python", page)
-}
+#: The page of promises has a test of its own.
+_PAGES = [
+    "README.md",
+    *(f"docs/{path.name}" for path in (_ROOT / "docs").glob("*.md") if path.stem != "promises"),
+]
+_BLOCKS = [block for page in _PAGES for block in blocks("python", page)]
+_FILES = {file_name(block): block for block in _BLOCKS}
+#: What is printed by programs whose page says it.
 _OUTPUT = {
     "hello.py": "[visitor[0]] hello, world\n",
+    "first.py": "the total is now 20\n",
+    "futures.py": "[driver[0]] squares: [0, 1, 4]\n[driver[0]] stream: [0, 1, 2]\n",
     "page_node.py": "[reader[0]] a page\n",
+    "square.py": "[driver[0]] 285\n",
     "survivors.py": "[search[0]] best x: 3\n",
     "typed.py": "[visitor[0]] hello, world\n",
 }
@@ -45,7 +50,7 @@ _OUTPUT = {
 
 def run(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
     """Runs Python in a folder that has all files of the pages."""
-    for name, block in {**_FILES, **_OTHERS}.items():
+    for name, block in _FILES.items():
         (folder / name).write_text(block)
     environment = {
         **os.environ,
@@ -67,7 +72,7 @@ def run(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
 
 
 def files(*, are_tests: bool) -> list[Any]:
-    names = [name for name in (*_FILES, *_OTHERS) if name.startswith("test_") is are_tests]
+    names = [name for name in _FILES if name.startswith("test_") is are_tests]
     marks = {name: () if name == "hello.py" else pytest.mark.slow for name in names}
     return [pytest.param(name, marks=marks[name]) for name in names]
 
@@ -75,10 +80,14 @@ def files(*, are_tests: bool) -> list[Any]:
 @pytest.mark.parametrize("name", files(are_tests=False))
 def test_the_programs_of_the_pages_run(tmp_path: Path, name: str) -> None:
     done = run(tmp_path, name)
-    if name in _FILES:
+    if name in _OUTPUT:
         assert without_logs_line(done.stderr) == ""
         # An HTTP server logs its requests beside.
         assert _OUTPUT[name] in done.stdout
+
+
+def test_no_two_blocks_have_the_same_name() -> None:
+    assert len(_FILES) == len(_BLOCKS)
 
 
 @pytest.mark.parametrize("name", files(are_tests=True))
