@@ -2,7 +2,7 @@
 
 `Server(obj)` serves the public methods of any object; `Client(address)` looks
 like that object. This package knows nothing of programs and nodes; it may be
-used alone. It imports grpc only when somebody speaks it.
+used alone. It imports grpc only when a gRPC client connects.
 """
 
 from courier._batching import batched_handler

@@ -24,6 +24,6 @@ def clear_up() -> None:
             task = _left.popleft()
         except IndexError:
             return
-        # Whoever clears up has nothing to do with it.
+        # The thread that clears up has nothing to do with it.
         with surviving("what a finaliser left", 0.0):
             task()

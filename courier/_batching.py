@@ -119,7 +119,7 @@ class _Request:
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.args = args
         self.kwargs = kwargs
-        # In the thread of the caller: if strange arguments make it fail, nobody else is hit.
+        # In the caller's thread: if strange arguments make it fail, other callers are not affected.
         self.form = _form(args, kwargs)
         self.in_call = is_in_call()
         self.future: Future[Any] = Future()
@@ -167,7 +167,7 @@ class BatchedHandler:
         )
 
     def survive_fork(self) -> None:
-        """Begins anew in a forked child: its threads are the parent's, and so are its callers."""
+        """Starts empty in a forked child: the threads and the callers belong to the parent."""
         self._begin_anew()
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -253,7 +253,7 @@ class BatchedHandler:
             self._gathers = True
 
     def _forget(self, request: _Request) -> None:
-        # Answered, or nobody waits any more.
+        # Answered, or the caller has given up.
         with self._changed:
             group = self._waiting.get(request.form)
             if group is None or request not in group:
@@ -276,7 +276,7 @@ class BatchedHandler:
                 self._gathers = True
 
     def _gather(self) -> list[_Request]:
-        """Returns the next batch; empty if nobody waits any more. For the thread that gathers."""
+        """Returns the next batch; empty if no caller waits any more. For the gathering thread."""
         with self._changed:
             while self._waiting and (left := self._time_left()) > 0:
                 self._changed.wait(left)

@@ -75,13 +75,13 @@ class Cache:
         max_entries: int = 1024,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Makes an empty cache; calls nobody yet.
+        """Makes an empty cache; makes no call yet.
 
         Args:
             client: A courier client of the server to answer for.
             refresh_s: Seconds that must have passed since the last call before an answer is asked
-                for anew. That happens only when somebody wants it, who still gets the old one.
-            stale_s: Seconds after which an answer is given to nobody any more, counted from when
+                for again. That happens only when a caller wants it, who still gets the old one.
+            stale_s: Seconds after which an answer is not returned any more, counted from when
                 it was asked for.
             max_bytes: Memory for answers and arguments. What was not wanted for longest goes first.
             max_entries: The same for the number of answers.
@@ -293,7 +293,7 @@ class Cache:
         self._descriptors -= entry.descriptors
 
     def _make_room(self, now: float) -> None:
-        """Drops what nobody may get any more, and what is too much."""
+        """Drops answers that are too old, and those beyond the limit of memory."""
         while self._kept:
             key, entry = next(iter(self._kept.items()))
             is_too_much = self._bytes > self._max_bytes or len(self._kept) > self._max_entries
@@ -303,7 +303,7 @@ class Cache:
 
 
 class _Caller:
-    """Somebody who waits for an answer."""
+    """A caller that waits for an answer."""
 
     __slots__ = ("call", "later")
 
@@ -343,7 +343,7 @@ class _Entry:
         self.answer: Value | None = None
         #: Keeps the memory of the answer such that readers of this host can map it.
         self.frozen: Frozen | None = None
-        #: When the answer was asked for, whoever gave it.
+        #: When the answer was asked for.
         self.asked_at = 0.0
         self.tried_at = 0.0
         self.wanted_at = 0.0
@@ -423,7 +423,7 @@ class CacheDispatcher(Dispatcher):
     def run_shared(
         self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], call: CallContext
     ) -> Outcome | SharedValue:
-        """The same: what is cached is shared with nobody."""
+        """Returns the reply itself: cached bytes are not shared memory."""
         if method in self._methods:
             return super().run_shared(method, args, kwargs, call)
         try:

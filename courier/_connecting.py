@@ -7,21 +7,21 @@ from courier._address import resolvable
 
 
 def connect(host: str, port: int, timeout_s: float) -> socket.socket:
-    """Does what `socket.create_connection` does, but connects nobody to themselves.
+    """Connects as `socket.create_connection` does, but never to its own port.
 
-    Who tries a port of this machine where nobody listens may be given that very port for their own
+    A client that tries a port of this machine on which no server listens may be given that very port for its own
     end, and TCP then takes them for each other: https://www.rfc-editor.org/rfc/rfc9293#section-3.5
 
     Raises:
-        OSError: Nobody answers.
+        OSError: No server answers.
         UnicodeError: The host has no proper name.
     """
     sock = socket.create_connection((resolvable(host), port), timeout_s)
     try:
         is_itself = sock.getsockname() == sock.getpeername()
     except OSError:
-        is_itself = False  # the other end has gone already, as whoever reads will see
+        is_itself = False  # the peer is gone already, as the next read will show
     if is_itself:
         sock.close()
-        raise ConnectionRefusedError(errno.ECONNREFUSED, "nobody listens there")
+        raise ConnectionRefusedError(errno.ECONNREFUSED, "no server listens there")
     return sock

@@ -39,7 +39,7 @@ class CallContext:
         self.peer = peer
         self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
         self._gone = False
-        #: Made when somebody waits: most calls are over before anybody could.
+        #: Made when a handler waits: most calls are over before that.
         self._event: threading.Event | None = None
         self._is_generator = False
         self._on_end: Callable[[], None] | None = None
@@ -53,11 +53,11 @@ class CallContext:
 
     @property
     def cancelled(self) -> bool:
-        """Whether nobody waits for the answer any more: cancelled, timed out or lost."""
+        """Whether the caller no longer waits: cancelled, timed out or lost."""
         return self._gone or self.time_remaining() == 0.0
 
     def wait_cancelled(self, timeout_s: float | None = None) -> bool:
-        """Waits until nobody waits for the answer; returns `cancelled`."""
+        """Waits until the caller no longer waits; returns `cancelled`."""
         remaining = self.time_remaining()
         waits = [wait for wait in (timeout_s, remaining) if wait is not None]
         event = self._event
@@ -70,7 +70,7 @@ class CallContext:
         return self.cancelled
 
     def end(self) -> None:
-        """Says that nobody waits any more. For the transport."""
+        """Marks the call as given up by its caller. For the transport."""
         self._gone = True
         if self._event is not None:
             self._event.set()
@@ -86,7 +86,7 @@ class CallContext:
             callback()
 
     def on_end(self, callback: Callable[[], None]) -> None:
-        """Calls back, once, when the call was answered or nobody waits any more; one callback."""
+        """Calls back, once, when the call is answered or given up; one callback."""
         self._on_end = callback
         if self._gone:
             self._tell_end()
@@ -100,7 +100,7 @@ class CallContext:
     def answered(self) -> None:
         """Says that the first message of the answer left. For the transport.
 
-        Nobody waits any more then, except for the items of a generator.
+        After that, only the reader of a generator still waits, for its items.
         """
         if not self._is_generator:
             self.end()

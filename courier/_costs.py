@@ -2,7 +2,7 @@
 
 #: A method faster than this, on average, saves two hops between threads.
 _FAST_S = 0.0005
-#: What is taken for the cost of a method that nobody has called; it has to show that it is fast.
+#: The assumed cost of a method before its first call; it has to show that it is fast.
 _UNKNOWN_S = 0.001
 #: One slow run must not outweigh many fast ones for long.
 _SLOWEST_S = 0.01
@@ -16,7 +16,7 @@ class MethodCosts:
         self._costs: dict[str, float] = {}
 
     def is_fast(self, method: str) -> bool:
-        """Tells whether a method has shown that it holds nobody up."""
+        """Returns whether a method has been fast enough to run in the poller."""
         return self._costs.get(method, _UNKNOWN_S) < _FAST_S
 
     def learn(self, method: str, took_s: float) -> None:

@@ -114,7 +114,7 @@ class Items:
     def close(self) -> None:
         """Ends the generator early, so that its `finally` blocks run. Never raises.
 
-        Nobody is left who could be told of what they raise, so it is logged.
+        No caller is left to receive what they raise, so it is logged.
         """
         try:
             self._context.run(self._iterator.close)
@@ -265,7 +265,7 @@ class Dispatcher:
         """Runs a method in the current thread. Never raises.
 
         The handler sees the context variables of the thread that made the
-        server: a server belongs to whoever made it.
+        server: a server belongs to the code that made it.
         """
         function = self._find(method)
         if function is None:

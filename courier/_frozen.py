@@ -1,9 +1,9 @@
 """Memory that many processes of one host map, and that does not change while any of them does.
 
 Fresh pages are what sharing costs (filling them takes several times as long as a copy), so memory
-is used again once nobody looks at it. Each mapping, here and elsewhere, goes through a descriptor
+is used again when it has no reader left. Each mapping, here and elsewhere, goes through a descriptor
 that was opened for it alone and carries a shared lock (flock). The kernel drops a lock with the
-last mapping behind it, also that of a process that was killed: whoever gets the exclusive lock may
+last mapping behind it, also that of a process that was killed: the process that gets the exclusive lock may
 write again.
 """
 
@@ -51,7 +51,7 @@ class _Memory:
         """Returns a descriptor to map it by, for the caller to close."""
         try:
             descriptor = os.open(f"/proc/self/fd/{self.descriptor}", os.O_RDWR | os.O_CLOEXEC)
-        except FileNotFoundError:  # no /proc here: nobody could tell who looks
+        except FileNotFoundError:  # no /proc here: readers cannot be counted
             self.is_reusable = False
             return os.dup(self.descriptor)
         try:
@@ -89,7 +89,7 @@ def _take(size: int) -> _Memory:
 
 
 def _give_back(memory: _Memory) -> None:
-    # A forked child shares the parent's lock: each would think that nobody else looks.
+    # A forked child shares the parent's lock: each would believe that it is the only reader.
     if not memory.is_reusable or memory.owner != os.getpid():
         memory.close()
         return

@@ -122,7 +122,7 @@ class GrpcDoor:
 
     async def _serve(self) -> None:
         while (door := self._make_door()) is None:
-            await asyncio.sleep(_RETRY_S)  # whoever has come waits as well
+            await asyncio.sleep(_RETRY_S)  # connections that arrived wait as well
             if self._stopping:
                 return
         await door.start()
@@ -136,7 +136,7 @@ class GrpcDoor:
     def _make_door(self) -> "FrontDoor | None":
         assert self.engine is not None
         with _for_this_process_only():
-            from courier._grpc.server import FrontDoor  # grpc loads when somebody speaks it
+            from courier._grpc.server import FrontDoor  # grpc loads when a gRPC client connects
 
             try:
                 return FrontDoor(
@@ -191,7 +191,7 @@ class GrpcDoor:
 def _for_this_process_only() -> Iterator[None]:
     """Keeps gRPC from starting its threads again in forked children, where they crash.
 
-    Has no effect where somebody else has begun to use gRPC before.
+    Has no effect if other code has used gRPC before.
 
     Raises:
         RuntimeError: This is such a child.

@@ -19,7 +19,7 @@ def is_healthy(address: str, timeout_s: float, *, tls: TlsCredentials | None = N
 
     Args:
         address: `host:port`, of a courier server or any gRPC server that has the health service.
-        timeout_s: Seconds that all of it may take. Where nobody listens, the answer comes at once.
+        timeout_s: Seconds that all of it may take. Where no server listens, the answer comes at once.
         tls: Certificates, for gRPC that is spoken under TLS: by another server, or by what stands
             before ours. A courier server with certificates answers those who have none, too.
 
@@ -41,7 +41,7 @@ def is_healthy(address: str, timeout_s: float, *, tls: TlsCredentials | None = N
                 sock.settimeout(max(0.001, give_up_at - time.monotonic()))
                 answer = sock.recv(2)
     except (OSError, UnicodeError):
-        return False  # nobody listens, or nothing is said
+        return False  # no server listens, or it does not answer
     if len(answer) == 1:
         return answer[0] == Health.SERVING
     left = give_up_at - time.monotonic()

@@ -297,7 +297,7 @@ class LocalCall:
             self._done = self._done or threading.Event()
             outcome.then(self._take_late)
             if self.is_settled:
-                # Nobody waits for it: the server need not, either.
+                # No caller waits for it: the server need not, either.
                 self._server.end(self)
         else:
             self._context.answered()
@@ -451,7 +451,7 @@ class _LocalStream:
             self._changed.notify_all()
 
     def give_up(self, error: CourierError) -> None:
-        """Ends the generator; whoever reads it gets the error."""
+        """Ends the generator; its reader gets the error."""
         with self._changed:
             if not self._over and self._error is None:
                 self._error = error

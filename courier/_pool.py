@@ -44,7 +44,7 @@ class HandlerPool:
         self._size = size
         self._queue_size = queue_size
         self._idle_s = idle_s
-        # Taken directly where nobody is to be notified: a Condition costs several times as much.
+        # Taken directly where no thread is to be notified: a Condition costs several times as much.
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._tasks: collections.deque[_Task] = collections.deque()
@@ -225,7 +225,7 @@ class _Task:
         self._future, self._fn, self._args, self._kwargs = future, fn, args, kwargs
 
     def cancel(self) -> None:
-        """Tells whoever waits for the result that there will be none."""
+        """Cancels the future: there will be no result."""
         self._future.cancel()
 
     def __call__(self) -> None:
@@ -233,7 +233,7 @@ class _Task:
             return
         try:
             result = self._fn(*self._args, **self._kwargs)
-        except BaseException as error:  # noqa: BLE001 - whoever waits for the future gets it
+        except BaseException as error:  # noqa: BLE001 - the future gets it
             self._future.set_exception(error)
         else:
             self._future.set_result(result)

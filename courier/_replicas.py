@@ -86,7 +86,7 @@ class _Member:
     def mark_there(self) -> None:
         """Takes note that it answered just now."""
         self._answered_at = time.monotonic()
-        # Whoever did not reach it a moment ago, and waits, is to ask it again.
+        # Calls that did not reach it a moment ago, and wait, ask it again.
         self.down_until = 0.0
 
     def mark_down(self, asked_at: float) -> None:
@@ -137,7 +137,7 @@ class Pool:
         choose: PoolChoice = "round_robin",
         timing: Timing = DEFAULT,
     ) -> None:
-        """Makes a pool; connects to nobody yet.
+        """Makes a pool; does not connect yet.
 
         Args:
             clients: Courier clients, one per server.
@@ -366,7 +366,7 @@ class _Call:
             pass
         else:
             member.mark_there()
-        return None  # whoever takes the answer raises what it is
+        return None  # the code that takes the answer raises it
 
     def run(self) -> Any:
         """Asks one server after the other, and waits; returns or raises what came of it."""
@@ -383,7 +383,7 @@ class _Call:
         """Asks one server after the other; returns or raises what came of it.
 
         Args:
-            blocking: Whether whoever goes through it waits.
+            blocking: Whether the caller waits.
 
         Yields:
             What to wait for before it goes on: a call that was sent, or some seconds.
@@ -451,7 +451,7 @@ class _PoolFuture(CallFuture):
             self._go_on_aside()
 
     def _go_on_aside(self, _: object = None) -> None:
-        # To ask another server may block, and whoever is here brings all answers.
+        # Asking another server may block, and this thread reads all answers.
         self._connection.run_aside(self._go_on)
 
     def _go_on(self) -> None:
@@ -470,7 +470,7 @@ class _PoolFuture(CallFuture):
             return
         except StopIteration as end:
             outcome = functools.partial(self.set_result, end.value)
-        except BaseException as error:  # noqa: BLE001 - whoever waits for the future gets it
+        except BaseException as error:  # noqa: BLE001 - the future gets it
             outcome = functools.partial(self.set_exception, error)
         with contextlib.suppress(concurrent.futures.InvalidStateError):  # cancelled
             outcome()
@@ -551,7 +551,7 @@ class _AllView:
             for future in futures:
                 if isinstance(error, Exception):
                     future.note_read()  # one failure is raised, and stands for the others
-                else:  # a Ctrl-C: nobody is going to wait
+                else:  # a Ctrl-C: no caller is going to wait
                     future.cancel()
             raise
 

@@ -2,7 +2,7 @@
 
 Pure: no I/O. The protocol is written down at the head of `courier.proto`;
 it follows the challenge of `multiprocessing.connection`, made mutual, and
-seals each message so that a proof cannot be replayed by somebody else.
+seals each message so that another process cannot replay a proof.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ _WINDOW = 1 << 16
 
 
 class Secret:
-    """What the members of one program know and nobody else does.
+    """What only the members of one program know.
 
     A secret is never pickled: its pickle only names it, and loading works in
     processes that already hold the same secret. So a client may travel inside

@@ -98,7 +98,7 @@ class Server:
             share_port: Listen beside a socket of the same user that reserves the port
                 (SO_REUSEPORT).
             advertised_host: Host in `address`, where it differs from `host`.
-            tls: Certificates. With them, whoever comes from elsewhere must have some of the same
+            tls: Certificates. With them, peers from other machines must have some of the same
                 authority; on the same machine a unix socket of the same user does without.
             in_process: What callers in this process get: "copy" packs and unpacks arguments and
                 results, as between processes; "share" hands over the objects themselves; both
@@ -116,7 +116,7 @@ class Server:
         if not is_loopback(host) and secret is None:
             raise UnprotectedServerError(
                 f"a server at {host} can be reached from other machines and runs the code of "
-                "whoever reaches it: pass secret=courier.Secret.generate(), or listen at 127.0.0.1"
+                "any process that reaches it: pass secret=courier.Secret.generate(), or listen at 127.0.0.1"
             )
         if secret is None and tls is None and not host_name():
             raise UnprotectedServerError(

@@ -21,12 +21,12 @@ class Shared(Generic[T]):
 
     Return it from a method, or pass it as an argument, alone or inside of something else: the
     other side receives the value itself. Readers on the same host map its large arrays without a
-    copy; each may write to what it got, and nobody else sees that. Elsewhere the bytes are sent,
+    copy; each may write to its own, and no other reader sees that. Elsewhere the bytes are sent,
     but not made, again.
 
     The value is taken as it is when it is first sent, and held in memory until the last reference
     to this object is gone; what readers have got stays valid. Then its memory may serve for the next
-    value, once nobody reads it any more; a process keeps two such memories for some 15 s. Thread-safe.
+    value, once it has no reader left; a process keeps two such memories for about 15 s. Thread-safe.
 
     Example:
         class Learner:
@@ -57,7 +57,7 @@ class Shared(Generic[T]):
             copies = [bytes(view) if view.readonly else bytearray(view) for view in views]
             return _load, (parcel.pickle, copies)
         buffers = [pickle.PickleBuffer(buffer) for buffer in parcel.buffers]
-        # The pickle as bytes, not as a buffer: nobody seals the content of buffers.
+        # The pickle as bytes, not as a buffer: the content of buffers is not authenticated.
         return _load, (parcel.pickle, buffers)
 
     def _packed(self) -> Parcel:

@@ -47,7 +47,7 @@ class Tasks:
     def submit(
         self, coroutine: Coroutine[Any, Any, Any], context: contextvars.Context, call: CallContext
     ) -> "Future[Any]":
-        """Runs a coroutine as a task; it is cancelled when nobody waits for the call any more.
+        """Runs a coroutine as a task; it is cancelled when its caller gives up.
 
         Args:
             coroutine: What to run.
@@ -343,7 +343,7 @@ class Steps:
         finally:
             try:
                 await generator.aclose()
-            except Exception:  # noqa: BLE001 - nobody is left who could be told
+            except Exception:  # noqa: BLE001 - no caller is left to receive it
                 _log.exception("a generator failed when its reader had left")
 
     async def _next(self) -> Any:

@@ -30,9 +30,9 @@ class Timing:
     #: A key of a pool waits so long for a server that was never there: programs start their nodes
     #: at the same time, and a key that went elsewhere at first would not find there what it left.
     pool_start_s: float = 30.0
-    #: A batched handler that nobody calls leaves no thread behind for longer.
+    #: Seconds after which an idle batched handler leaves no thread behind.
     batch_idle_s: float = 0.2
 
 
-#: What holds where nobody says otherwise.
+#: The default.
 DEFAULT = Timing()

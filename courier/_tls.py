@@ -1,4 +1,4 @@
-"""Certificates, for connections between machines: who is at the other end, and that nobody reads along."""
+"""Certificates for connections between machines: they prove the peer and encrypt what is sent."""
 
 import contextlib
 import os
@@ -69,7 +69,7 @@ class TlsCredentials:
     def _make_context(self, *, server: bool) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
-        # The authority is the program's own: whoever holds a certificate of it belongs to it,
+        # The authority is the program's own: a peer with a certificate of it belongs to it,
         # at whatever address.
         context.check_hostname = False
         context.verify_mode = ssl.CERT_REQUIRED
@@ -77,7 +77,7 @@ class TlsCredentials:
         with _as_file(self.certificate + b"\n" + self.key) as path:
             context.load_cert_chain(path, password=lambda: b"")
         if server:
-            # Each connection is meant to last, and tickets would be sent when nobody reads.
+            # Each connection is meant to last, and tickets would be sent while no thread reads.
             context.num_tickets = 0
         return context
 
@@ -114,7 +114,7 @@ def _find_held(authority: bytes) -> TlsCredentials:
 
 @contextlib.contextmanager
 def _as_file(data: bytes) -> Iterator[str]:
-    """Gives a path to data, since `ssl` reads keys from files only; nobody else can read it."""
+    """Gives a path to data, because `ssl` reads keys only from files; no other user can read it."""
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("courier-tls")
         path = f"/proc/self/fd/{descriptor}"

@@ -1,7 +1,7 @@
-"""Everything that can go wrong with a call, as one tree::
+"""Everything that can go wrong with a call, as one tree.
 
     CourierError
-    ├── ServerUnreachableError    nobody answers at the address; the call did not run   (ConnectionError)
+    ├── ServerUnreachableError    no server answers at the address; the call did not run (ConnectionError)
     ├── ServerLostError           the connection broke; the call may or may not have run (ConnectionError)
     ├── CallTimeoutError          no answer in time; the handler may still be running   (TimeoutError)
     ├── CallCancelledError        given up by this caller: cancelled, closed, stopping  (CancelledError)
@@ -12,7 +12,7 @@
     ├── RemoteError               the method raised something that cannot be rebuilt here
     ├── ProtocolError             the peer does not speak this protocol
     └── ServerStateError          a server was used before its start or after its stop  (RuntimeError)
-        ├── AddressInUseError     somebody else listens at the address                  (OSError)
+        ├── AddressInUseError     another process listens at the address                (OSError)
         └── UnprotectedServerError   would serve strangers, without a secret            (ValueError)
 
 An exception that the remote method raised arrives as itself: `except KeyError`
@@ -47,7 +47,7 @@ class CourierError(Exception):
 
 
 class ServerUnreachableError(CourierError, ConnectionError):
-    """Nobody answers at the address. The call did not run and may be repeated."""
+    """No server answers at the address. The call did not run and may be repeated."""
 
 
 class ServerLostError(CourierError, ConnectionError):
@@ -110,11 +110,11 @@ class ServerStateError(CourierError, RuntimeError):
 
 
 class AddressInUseError(ServerStateError, OSError):
-    """Somebody else already listens at this host and port."""
+    """Another process already listens at this host and port."""
 
 
 class UnprotectedServerError(ServerStateError, ValueError):
     """A server without a secret serves its own user only, on its own machine.
 
-    The wire carries pickles: whoever reaches an unprotected port can run code.
+    Calls carry pickles: a process that reaches an unprotected port can run code.
     """

@@ -1,4 +1,4 @@
-"""Looks after calls that nobody waits for, of all clients of a process, in one thread."""
+"""Reads the answers of calls without a waiting thread, for all clients of a process, in one thread."""
 
 import os
 import threading
@@ -14,7 +14,7 @@ from courier._surviving import surviving
 if TYPE_CHECKING:
     from courier._engine.link import Link
 
-#: How soon somebody looks whether a caller reads the answers by itself.
+#: How soon it checks whether a caller reads the answers by itself.
 _TICK_S = 0.001
 #: The pause while one does.
 _LED_TICK_S = 0.005
@@ -23,7 +23,7 @@ _WHO = "the attendant of courier clients"
 
 
 class Attendant:
-    """Reads for links on which calls are open and nobody waits; notices servers that leave.
+    """Reads for links with open calls and no waiting thread; notices servers that disappear.
 
     Its thread starts with the first link and ends when there are none.
     """
@@ -33,13 +33,13 @@ class Attendant:
 
     def _start_anew(self) -> None:
         self._lock = threading.Lock()
-        #: Made once: whoever wakes it, even a finaliser, may do so at any moment.
+        #: Made once: any code, even a finaliser, may wake it at any moment.
         self._watcher: Watcher | None = None
         self._links: dict[int, weakref.ref[Link]] = {}
         self._attended: dict[Link, int] = {}
         self._thread: threading.Thread | None = None
         self._asleep = False
-        #: Whether somebody came since the thread last looked around.
+        #: Whether a link was added since the thread last looked.
         self._stirred = False
 
     # Called by clients
@@ -71,11 +71,11 @@ class Attendant:
         self.wake()
 
     def attend(self, link: "Link", *, soon: bool) -> None:
-        """Sees to it that the open calls of a link are answered though nobody may wait for them.
+        """Makes sure that the open calls of a link are answered even if no thread waits for them.
 
         Args:
             link: Has open calls.
-            soon: Nobody is going to wait: read from now on.
+            soon: No thread is going to wait: read from now on.
         """
         if soon:
             self.watch(link)
@@ -136,7 +136,7 @@ class Attendant:
         if not events and pause is None:
             self._tidy()
         if self._asleep or not events:
-            # Whoever called may be about to wait for the answer by itself.
+            # The caller may be about to wait for the answer itself.
             time.sleep(_TICK_S / 2)
         self._asleep = False
         for descriptor, _ in events:
@@ -148,7 +148,7 @@ class Attendant:
         link = self._find(descriptor)
         if link is not None:
             try:
-                # Whoever leads, now or for this thread, has it watched again at its end.
+                # The current leader re-arms the watch when it resigns.
                 link.passed_over = True
                 link.read_now()
             except Exception as error:  # noqa: BLE001 - the others go on
@@ -184,7 +184,7 @@ class Attendant:
         return pause
 
     def _look_at(self, link: "Link", leads: int, now: float) -> float | None:
-        """Looks at a link; returns when to look again, None if it needs nobody any more."""
+        """Checks a link; returns when to check again, None if that is not needed any more."""
         deadline = link.expire(now)
         link.flush()
         if not link.needs_attention:

@@ -113,7 +113,7 @@ class Caller:
             number: Of the call.
             call: The call.
             outcome: What came of it.
-            at_once: Otherwise somebody flushes soon.
+            at_once: Otherwise a later call flushes soon.
         """
         if type(outcome) is outcomes.Value:
             self.refuse(number, call, _VALUE, outcome.parcel, at_once=at_once)
@@ -143,7 +143,7 @@ class Caller:
         self._settling.add(number)
         try:
             self.answer(number, call, outcome, at_once=True)
-        except BaseException:  # noqa: BLE001 - whoever waits for the answer hears of it
+        except BaseException:  # noqa: BLE001 - the waiting caller gets the error
             self.give_up()
         finally:
             self._settling.discard(number)
@@ -154,7 +154,7 @@ class Caller:
         """Sends the only or last frame of a call."""
         call.answered()
         if self._calls.pop(number, None) is None or self._gone:
-            return  # nobody waits any more
+            return  # the caller has given up
         channel = self._channel
         if at_once:
             try:
@@ -209,7 +209,7 @@ class Caller:
     # The end
 
     def cancel_all(self) -> None:
-        """Tells all handlers that nobody waits any more."""
+        """Cancels all calls of this connection."""
         calls, self._calls = self._calls, {}
         for call in calls.values():
             call.end()
@@ -275,7 +275,7 @@ class _Stream:
         self._host.run_step(self._step)
 
     def cancel(self) -> None:
-        """Ends early: nobody reads any more."""
+        """Ends early: the reader has left."""
         self._call.end()
         with self._lock:
             closes = not (self._steps or self._over)
@@ -290,7 +290,7 @@ class _Stream:
     def _step(self) -> None:
         try:
             self._advance()
-        except BaseException:  # noqa: BLE001 - whoever waits for an item hears of it
+        except BaseException:  # noqa: BLE001 - the reader gets the error
             self._fail()
 
     def _fail(self) -> None:
@@ -317,7 +317,7 @@ class _Stream:
                 self._advance()
             else:
                 self.grant(0)
-        except BaseException:  # noqa: BLE001 - whoever waits for an item hears of it
+        except BaseException:  # noqa: BLE001 - the reader gets the error
             self._fail()
 
     def _take(self, outcome: Answer | outcomes.End) -> bool:

@@ -164,7 +164,7 @@ class WireCall:
             kind, arguments = kind | COMPRESSED, compressed(arguments)
         link.begin(self, kind, meta, arguments, at_once=at_once)
         if self.was_given_up:
-            # Given up meanwhile; whoever did that may have come before it was on its way.
+            # Given up in the meantime, perhaps before it was sent.
             link.forget(self.number)
             if not link.is_lost:
                 link.post(Kind.CANCEL, self.number, Parcel(b""))
@@ -220,7 +220,7 @@ class WireCall:
 
     def _leave_link(self) -> None:
         self.link = None
-        # In this order: whoever waits and finds itself ready looks for the link next.
+        # In this order: a waiting thread that finds itself ready looks for the link next.
         self.is_ready = True
 
     def expire(self) -> None:

@@ -35,7 +35,7 @@ class Carrier(Protocol):
 
     #: Whether descriptors can travel, and with them shared memory.
     passes_descriptors: bool
-    #: Whether somebody on the way could change what is sent.
+    #: Whether an attacker on the network path could change what is sent.
     is_exposed: bool
     #: For people: where the peer is.
     peer: str
@@ -73,10 +73,10 @@ class Carrier(Protocol):
         """Returns the descriptors that came with what was received; the caller closes them."""
 
     def shut(self) -> None:
-        """Ends the connection, so that whoever reads wakes up. Safe to call twice."""
+        """Ends the connection, which wakes its reader. Safe to call twice."""
 
     def close(self) -> None:
-        """Gives the socket back; only when nobody reads or writes any more."""
+        """Closes the socket; only when no thread reads or writes any more."""
 
 
 class SocketCarrier:

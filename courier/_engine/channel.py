@@ -273,18 +273,18 @@ class Channel:
         self._reader.check()
 
     def tidy(self) -> None:
-        """Gives back what was not used for long. For whoever receives."""
+        """Returns memory that was not used for long. For the receiving thread."""
         if self._pool is not None:
             self._pool.tidy()
         if self._map is not None:
             self._map.tidy()
 
     def shut(self) -> None:
-        """Ends the connection; whoever reads wakes up."""
+        """Ends the connection, which wakes its reader."""
         self.carrier.shut()
 
     def close(self) -> None:
-        """Gives everything back; only when nobody reads any more."""
+        """Closes everything; only when no thread reads any more."""
         with self._sending, self._queue_lock:
             self.is_closed = True
             for _, descriptors in self._chunks:

@@ -67,7 +67,7 @@ def dial(options: LaneOptions, timeout_s: float | None, *, over_grpc: bool = Fal
         over_grpc: Whether a hang-up may come from something that lets only gRPC through.
 
     Raises:
-        ServerUnreachableError: Nobody answers; SpeechlessError if somebody just hangs up.
+        ServerUnreachableError: No server answers; SpeechlessError if the peer only closes the connection.
         AuthenticationError: The server does not hold the secret, or the certificate.
         ProtocolError: Something else answers.
     """
@@ -201,7 +201,7 @@ def _want_proof(options: LaneOptions) -> None:
 def _dial_over_grpc(options: LaneOptions, limit_s: float, first: CourierError) -> Dialled:
     """Tries a gRPC stream, since something refused to speak with us directly."""
     give_up_at = time.monotonic() + limit_s
-    # gRPC itself would take its time to find out that nobody speaks it.
+    # gRPC itself would take long to find out that the peer does not speak it.
     if options.tls is None and not _speaks_http2(options, limit_s):
         raise first from None
     from courier._grpc.client import open_stream  # grpc loads only where nothing else passes

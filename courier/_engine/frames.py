@@ -50,7 +50,7 @@ class Kind(enum.IntEnum):
 
     CALL = 1
     TIMED_CALL = 2
-    CANCEL = 3  # nobody waits for this call any more
+    CANCEL = 3  # the caller has given this call up
     MORE = 4  # the pickle: what the items that were taken weigh, see `item_weight`
     VALUE = 16
     FAILURE = 17

@@ -1,4 +1,4 @@
-"""Somebody who connected and has not proved anything yet. Never blocks."""
+"""A peer that connected and has not proved anything yet. Never blocks."""
 
 import contextlib
 import enum
@@ -36,7 +36,7 @@ _TLS_HANDSHAKE = b"\x16"
 
 
 class Way(enum.Enum):
-    """How somebody came."""
+    """How the peer connected."""
 
     PORT = "by the address that users know"
     LOCAL = "by the unix socket, as the same user"

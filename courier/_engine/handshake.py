@@ -13,7 +13,7 @@ A purpose other than a call is answered at once: a health check takes one byte a
     seals          = keyed with HMAC-SHA256(session key, "courier.v2 requests" or "... replies")
 
 The magic tells our clients from those of gRPC, which begin with "PRI" or, under TLS, with 0x16. The
-proofs cover the introduction, so that nobody on the way can, say, call a method idempotent that is
+proofs cover the introduction, so that an attacker on the path cannot, say, mark a method idempotent that is
 not. Who does not hold the secret cannot read it, and learns from its length little. Where there is
 no secret, anybody can compute the session key: then nothing is hidden, and nothing proved.
 
@@ -46,7 +46,7 @@ LENGTH = struct.Struct("<I")
 TLS_WANTED = 0xFFFF_FFFF
 #: With what HTTP/2, and so gRPC, begins.
 HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-#: An introduction lists methods; nobody has a mebibyte of idempotent ones.
+#: An introduction lists methods; a mebibyte is more than enough.
 MAX_WELCOME_BYTES = 1 << 20
 #: Introductions are as long as the next multiple, most of them just as long as this.
 _BLOCK_BYTES = 512
@@ -58,7 +58,7 @@ hmac.digest(b"", b"", "sha256")
 
 
 class Purpose(enum.IntEnum):
-    """Why somebody connects."""
+    """Why a client connects."""
 
     CALLS = 0
     HEALTH = 1

@@ -38,7 +38,7 @@ class Haste:
         """Takes `begin` back."""
         with self._lock:
             self._wanted -= 1
-            # If somebody else has set it meanwhile, it is theirs.
+            # If other code has set it in the meantime, it keeps that value.
             is_ours = abs(sys.getswitchinterval() - _INTERVAL_S) < _INTERVAL_S / 100
             if not self._wanted and is_ours:
                 sys.setswitchinterval(self._usual_s)

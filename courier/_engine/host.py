@@ -132,7 +132,7 @@ class Host:
         self._costs = costs
         self._stopping = False
         self._over = False
-        #: What it watched with is given back, and its descriptors may be somebody else's.
+        #: Its watcher is closed, and its descriptors may belong to other files.
         self._is_closed = False
         # The poller's:
         self._watcher = make_watcher()
@@ -232,7 +232,7 @@ class Host:
         caller.on_event(READ)
 
     def redirect(self, guest: Guest, sock: socket.socket, data: bytes) -> None:
-        """Hands over somebody who speaks another protocol; part of `Reception`."""
+        """Hands over a peer that speaks another protocol; part of `Reception`."""
         self._forget_guest(guest)
         self._remove(guest.fileno())
         if data and not self._stopping:
@@ -316,7 +316,7 @@ class Host:
             arguments = work.arguments = _NOTHING
             caller.answer(work.number, call, outcome, at_once=True)
             self._costs.learn(call.method, time.perf_counter() - began)
-        except BaseException:  # noqa: BLE001 - whoever waits for the answer hears of it
+        except BaseException:  # noqa: BLE001 - the waiting caller gets the error
             caller.give_up()
 
     def run_step(self, step: Callable[[], None]) -> None:
@@ -408,7 +408,7 @@ class Host:
             if not at_once:
                 self._dirty[caller] = None
             self._costs.learn(call.method, time.perf_counter() - began)
-        except BaseException:  # noqa: BLE001 - whoever waits for the answer hears of it
+        except BaseException:  # noqa: BLE001 - the waiting caller gets the error
             caller.give_up()
         finally:
             handlers.leave()
@@ -477,7 +477,7 @@ class Host:
         if self._is_closed:
             return
         self.is_healthy = False
-        # First: whoever is refused tries again at once, and is to find nobody rather than us.
+        # First: a refused client tries again at once, and must not find us still listening.
         for listener in (self._listener, self._local):
             if listener is not None:
                 self._remove(listener.fileno())
@@ -493,7 +493,7 @@ class Host:
         return not self._work and not any(c.is_busy for c in list(self._callers.values()))
 
     def cancel_all(self) -> None:
-        """Tells all handlers that nobody waits any more."""
+        """Cancels the calls of all connections."""
         for caller in list(self._callers.values()):
             caller.cancel_all()
 
@@ -510,7 +510,7 @@ class Host:
         for thread in threads:
             if thread is not threading.current_thread():
                 thread.join(_BUSY_S if self._busy_since else self.timing.poller_end_s)
-        self._show_out_all()  # the poller may have let somebody in just as it ended
+        self._show_out_all()  # the poller may have accepted a connection just as it ended
         for caller in list(self._callers.values()):
             caller.hang_up()
         for work in self._work:
@@ -564,7 +564,7 @@ class _Listener:
             try:
                 sock, address = self._socket.accept()
             except OSError as error:
-                # No descriptor is left: somebody who has proved nothing gives his. Without
+                # No descriptor is left: a peer that has proved nothing loses its own. Without
                 # anybody, a pause: the listener would be ready again at once.
                 if error.errno in _NO_DESCRIPTORS and not self._host.show_out_oldest():
                     time.sleep(_FULL_PAUSE_S)

@@ -22,7 +22,7 @@ from courier.errors import (
 )
 
 #: Pauses between attempts to connect: short, since refused attempts are cheap and a node that
-#: starts anew is back in milliseconds; longer once somebody stays away.
+#: restarts is back in milliseconds; longer for a server that stays away.
 _FIRST_PAUSE_S = 0.001
 _PAUSE_S = 0.05
 _LONG_PAUSE_S = 0.2
@@ -73,7 +73,7 @@ class WireLane:
         if link is not None and link.refresh():
             try:
                 call.send(link, at_once=blocking)
-            except BaseException:  # a Ctrl-C: nobody is going to wait
+            except BaseException:  # a Ctrl-C: no caller is going to wait
                 call.cancel()
                 raise
             if not blocking:
@@ -87,7 +87,7 @@ class WireLane:
         return call
 
     def hurry(self, call: WireCall) -> None:
-        """Nobody is going to wait for this call, but somebody wants to hear of its end."""
+        """Notes that no thread will wait for this call, but its end must be reported."""
         link = call.link
         if link is not None:
             link.flush()
@@ -99,7 +99,7 @@ class WireLane:
         Args:
             call: The call.
             reason: Why it did not go well.
-            unsent: Whether nobody has heard of it: the server left while the client was at rest.
+            unsent: Whether it was not sent: the server left while the client was idle.
         """
         with self._lock:
             waits = self._waits
@@ -121,19 +121,21 @@ class WireLane:
             self._have_dialled()
 
     def _have_dialled(self) -> None:
-        """Sees to it that somebody dials, if a call waits."""
+        """Starts a thread that connects, if a call waits."""
         dialler = threading.Event()
         try:
             with self._lock:
                 if self._dialler is not None or not self._unsent or self._closed:
                     return
                 self._dialler = dialler
-            # A thread of its own: a Ctrl-C cannot break off a handshake, and calls that nobody
-            # waits for need none.
+            # A separate thread: a Ctrl-C cannot interrupt a handshake, and calls without a
+            # waiting thread need none.
             threading.Thread(
                 target=self._dial, args=(dialler,), name="courier-dial", daemon=True
             ).start()
-        except RuntimeError as error:  # not raised: whoever is here may bring the answers of others
+        except (
+            RuntimeError
+        ) as error:  # not raised: this thread may be reading the answers of others
             reason = ServerUnreachableError(f"{self.options.where}: {error}")
             self._fail(reason, dialler, resigns=True)
         except BaseException:
@@ -208,7 +210,7 @@ class WireLane:
             call.expire()
         with self._lock:
             if self._dialler is None:
-                self._dialler = own  # whoever started this thread was interrupted
+                self._dialler = own  # the thread that started this one was interrupted
             if self._dialler is not own:
                 return False
             goes_on = bool(self._unsent) and not self._closed
@@ -230,7 +232,7 @@ class WireLane:
         try:
             ATTENDANT.admit(link)
         except BaseException:
-            link.close(CallCancelledError("nobody could attend to the connection"))
+            link.close(CallCancelledError("no thread could read the connection"))
             raise
         with self._lock:
             is_wanted = self._dialler is own and not self._closed
@@ -261,7 +263,7 @@ class WireLane:
         Args:
             error: What they fail with.
             own: Of who dials.
-            resigns: Whether nobody dials any more. In one step: a call that comes after it sees to it.
+            resigns: Whether connecting ends with it. In one step, so that a later call starts it again.
         """
         with self._lock:
             if self._dialler is not own:

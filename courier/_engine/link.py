@@ -1,8 +1,8 @@
-"""The client's half of one connection: whoever waits, reads.
+"""The client's half of one connection: the waiting thread reads.
 
 There is no thread between a caller and the socket. The first of the callers that wait becomes the
 leader: it reads, and settles the calls of the others, until its own is answered; then it makes one
-of those that wait the next leader. Calls that nobody waits for are looked after by the attendant.
+of the waiting threads the next leader. The attendant reads for calls without a waiting thread.
 (Leader/followers: D. Schmidt et al., POSA 2. A hop to another thread costs as much as the whole
 round trip through the socket.)
 
@@ -35,7 +35,7 @@ _REST_S = 0.001
 _LOOK_S = 0.02
 #: What poll and locks bear; those who wait look again.
 _LONGEST_S = 1e6
-#: A writer whose connection is full looks so often whether somebody still reads.
+#: How often a writer whose connection is full checks whether a thread still reads.
 _FULL_S = 0.02
 
 
@@ -48,12 +48,12 @@ class Exchange(Protocol):
     number: int
     #: Whether another thread than the one that waits may end it.
     is_shared: bool
-    #: Monotonic time after which nobody waits any more.
+    #: Monotonic time at which the caller gives up.
     deadline: float | None
 
     @property
     def is_ready(self) -> bool:
-        """Whether there is something to take, for whoever waits."""
+        """Whether there is something to take, for the waiting thread."""
 
     def accept(self, frame: Frame) -> None:
         """Takes a frame that came for it. Does not raise, nor block."""
@@ -93,13 +93,13 @@ class Link:
         self._beginning: set[int] = set()
         #: Held by the leader.
         self._lead = threading.Lock()
-        #: Who leads, as threads are numbered; 0 is nobody.
+        #: Ident of the leading thread; 0 if there is none.
         self._leader = 0
         #: Whether the leader hands out what it has read.
         self._hands_out = False
         #: Those who wait for another one to read, by their gates, in the order in which they came.
         self._followers: dict[threading.Lock, Exchange] = {}
-        #: How often somebody has led; tells the attendant whether anybody does.
+        #: How often a thread has led; tells the attendant whether one does.
         self.leads = 0
         #: Whether the attendant looks after this link.
         self.attended = False
@@ -191,7 +191,7 @@ class Link:
             self._fail_to_send(error)
 
     def send_out(self) -> None:
-        """Sends all that waits to be sent; reads meanwhile if nobody else does."""
+        """Sends all that waits to be sent; reads in the meantime if no other thread does."""
         try:
             while not self._channel.flush():
                 self._wait_until_it_takes_more()
@@ -260,7 +260,7 @@ class Link:
                 self._poll(READ | WRITE, deadline)
                 self._read(wait=False)
             elif exchange.is_shared:
-                # Nobody can wake a leader, so that it looks by itself whether it was given up.
+                # A leader cannot be woken, so it checks by itself whether its call was given up.
                 soon = time.monotonic() + _LOOK_S
                 if self._poll(READ, soon if deadline is None else min(soon, deadline)):
                     self._read(wait=False)
@@ -306,7 +306,7 @@ class Link:
             self.hand_on()
 
     def hand_on(self) -> None:
-        """Wakes one who follows, so that somebody leads."""
+        """Wakes one of the waiting threads, which becomes the leader."""
         followers = self._followers
         while followers and not self._lead.locked():
             try:
@@ -321,7 +321,7 @@ class Link:
     # Reading, by the leader only
 
     def read_now(self) -> bool:
-        """Takes what is there if nobody leads; returns whether that was so. For the attendant."""
+        """Reads what is there if no thread leads; returns whether that was so. For the attendant."""
         leads: list[bool] = []
         try:
             try_to_take(self._lead, leads)
@@ -415,7 +415,7 @@ class Link:
         self._close_if_lost()
 
     def _close_if_lost(self) -> None:
-        # Whoever reads now does this when it resigns.
+        # The reading thread does this when it resigns.
         if self._lost is not None and self._lead.acquire(blocking=False):
             try:
                 if not self._channel.is_closed:
@@ -444,7 +444,7 @@ class Link:
         self._channel.carrier.close()
 
     def tidy(self) -> None:
-        """Gives back what was not used for long, unless somebody reads just now."""
+        """Returns memory that was not used for long, unless a thread is reading."""
         if self._lead.acquire(blocking=False):
             try:
                 self._channel.tidy()
@@ -460,7 +460,7 @@ def seconds_until(deadline: float | None) -> float:
 
 
 def open_gate(gate: threading.Lock) -> None:
-    """Wakes whoever waits at a gate; it may have been opened already."""
+    """Wakes the thread that waits at a gate; it may have been opened already."""
     try:
         gate.release()
     except RuntimeError:

@@ -27,7 +27,7 @@ _MAX_WEIGHT_OF_ALL = 32 << 20
 _FRAME_WEIGHT = 16 << 10
 _DATA_WEIGHT = 1 << 10
 _PIECE_BYTES = 1 << 16
-#: Seconds for what is on its way when all ends; somebody may not take it.
+#: Seconds for data on its way when everything ends; the peer may not take it.
 _LAST_S = 2.0
 
 # Frames of HTTP/2: RFC 9113, section 4.1.
@@ -42,7 +42,7 @@ class Scale:
         """Starts where the connection starts.
 
         Args:
-            is_tls: Whether nobody but gRPC can read it; it lets nobody in without a certificate.
+            is_tls: Whether only gRPC can read it; gRPC accepts no peer without a certificate.
         """
         self._is_tls = is_tls
         #: Until the next frame begins.
@@ -151,14 +151,14 @@ class Relay:
         self._open.discard(line)
 
     def _uncount(self, line: _Line) -> None:
-        """Counts somebody as a stranger no longer."""
+        """Stops to count a peer as a stranger."""
         line.patience.cancel()
         self._strangers.pop(line, None)
         self._weight -= line.weight
         line.weight = 0
 
     def prove(self, name: str) -> None:
-        """Notes that somebody belongs to the program.
+        """Notes that a peer belongs to the program.
 
         Args:
             name: Of the peer, as gRPC knows it.

@@ -77,7 +77,7 @@ class SegmentPool:
         """Makes an empty pool.
 
         Args:
-            idle_s: What nobody used for so long is given back to the system.
+            idle_s: Memory that was not used for so many seconds is returned to the system.
         """
         self._idle_s = idle_s
         self._lock = threading.Lock()
@@ -272,7 +272,7 @@ class SegmentMap:
                 os.close(descriptor)
         self._descriptors.clear()
         self._mapped.clear()
-        # Nobody reuses the memory any more.
+        # The memory is not reused any more.
         self._leases.clear()
 
 

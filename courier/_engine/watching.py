@@ -1,6 +1,6 @@
 """Which of many descriptors are ready: epoll where there is one, poll elsewhere.
 
-Other threads may change what is watched, and wake whoever polls, at any time.
+Other threads may change what is watched, and wake the polling thread, at any time.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ from typing import Protocol
 
 READ = select.POLLIN
 WRITE = select.POLLOUT
-#: The peer has hung up, though nobody reads. Where the system cannot tell, one finds out later.
+#: The peer has closed the connection while no thread reads. Where the system cannot tell, a later read does.
 HANG_UP = getattr(select, "EPOLLRDHUP", 0)
 
 
@@ -44,7 +44,7 @@ class Watcher(Protocol):
         """Has `poll` return. Safe in finalisers and signal handlers."""
 
     def close(self) -> None:
-        """Gives everything back; nobody may use it any more."""
+        """Closes everything; it must not be used any more."""
 
 
 def make_watcher() -> Watcher:

@@ -114,14 +114,14 @@ class FrontDoor:
         self._streams: set[socket.socket] = set()
         self._stopping = False
         self._health = health.aio.HealthServicer()
-        # Held: a grpc server that nobody refers to shuts down silently.
+        # Held: a grpc server without a reference shuts down silently.
         self._server = grpc.aio.server(options=_OPTIONS)
         self._server.add_generic_rpc_handlers((self._service(),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self._bind(tls)
 
     def _bind(self, tls: TlsCredentials | None) -> None:
-        """Listens where nobody else can connect, and so pass the relay by."""
+        """Listens where no other process can connect and so bypass the relay."""
         if not ABSTRACT:
             self._port = self._add_port("127.0.0.1:0", tls)
             return
@@ -420,7 +420,7 @@ async def _settled(outcome: Later) -> Answer:
     settled: concurrent.futures.Future[Answer] = concurrent.futures.Future()
 
     def settle(answer: Answer) -> None:
-        with contextlib.suppress(concurrent.futures.InvalidStateError):  # nobody waits any more
+        with contextlib.suppress(concurrent.futures.InvalidStateError):  # the caller has given up
             settled.set_result(answer)
 
     outcome.then(settle)
