@@ -35,7 +35,7 @@ class _View:
 
     def __init__(self, connection: Connection, origin: "Client | None" = None) -> None:
         self._connection = connection
-        #: The client that this was made of. It stays while this is used: whoever knows clients
+        #: The client that this was made of. It stays while this is used: code that knows clients
         #: weakly, to tell them something, knows that one.
         self._origin = origin
 
@@ -93,6 +93,8 @@ class _AioCall(Coroutine[Any, Any, Any]):
     def __init__(self, coroutine: Coroutine[Any, Any, Any], method: str) -> None:
         self._coroutine = coroutine
         self.__name__ = method
+        # Python names it in its warning of a coroutine that was never awaited.
+        cast("Any", coroutine).__qualname__ = f"client.aio.{method}"
 
     def __await__(self) -> Generator[Any, Any, Any]:
         return self._coroutine.__await__()
@@ -360,7 +362,7 @@ def reconnect(client: object) -> None:
 
     For who knows more than the connection shows: a machine that is cut off leaves connections that
     look alive for `keepalive_s`. Calls in flight, and generators that are read, raise
-    ServerLostError at once, as when a server is lost; the next call connects anew. Safe from any
+    ServerLostError at once, as when a server is lost; the next call connects again. Safe from any
     thread.
 
     Args:

@@ -70,7 +70,7 @@ class Connection:
         self._lane: Lane | None = None
         self._closed = False
         self._closed_since = ""
-        #: Methods of which a failure was logged that nobody had read.
+        #: Methods of which an unread failure was logged.
         self.unread = set[str]()
         #: Whether new calls are refused outside of handlers.
         self.draining = False
@@ -88,7 +88,7 @@ class Connection:
         )
 
     def survive_fork(self) -> None:
-        """Forgets, in a forked child, what belongs to the parent: the child connects anew."""
+        """In a forked child, forgets what belongs to the parent: the child connects again."""
         if self._lane is not None:
             self._lane.drop()
         self._lane = None
@@ -221,6 +221,7 @@ class Connection:
             f"no public method {method!r}"
             + (f" (did you mean {nearest[0]!r}?)" if nearest else "")
             + f"; there are: {', '.join(names) or 'none'}"
+            + ("; this is a client already" if method == "dereference" else "")
         )
         error.name = method  # so that Python, which would ask the client, makes no proposal besides
         return error
@@ -289,7 +290,7 @@ class Connection:
             ) from error.__cause__
 
     def forward(self, method: str, arguments: Parcel) -> PendingCall:
-        """Sends a call whose arguments are packed already; nobody waits for it here.
+        """Sends a call whose arguments are packed already; no thread waits for it here.
 
         Raises:
             CallCancelledError: No calls may begin here.

@@ -12,12 +12,13 @@ from courier.errors import RemoteError, SerializationError
 class RemoteTraceback(Exception):  # noqa: N818 - a text to print, not an error to catch
     """Printed by Python above the exception that it is the cause of."""
 
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
+    def __init__(self, text: str, where: str = "the other process") -> None:
+        super().__init__(text, where)
         self.text = text
+        self.where = where
 
     def __str__(self) -> str:
-        return f"\n\n  --- in the other process ---\n{self.text.rstrip()}\n"
+        return f"\n\n  --- in {self.where} ---\n{self.text.rstrip()}\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,17 +67,20 @@ class ExceptionReport:
             tuple(_name(cause) for cause in _causes(error)),
         )
 
-    def rebuild(self) -> BaseException:
+    def rebuild(self, where: str = "the other process") -> BaseException:
         """Returns the exception as itself, or as `RemoteError` where that is not possible.
 
         Only ordinary exceptions come back as themselves: a SystemExit or
         KeyboardInterrupt of another process must not end this one.
         Call it only for reports whose sender has been checked.
+
+        Args:
+            where: Where it was raised, for the traceback.
         """
         error = self._unpack()
         if error is None:
             error = RemoteError(self.type_name, self.message)
-        error.__cause__ = RemoteTraceback(self.traceback)
+        error.__cause__ = RemoteTraceback(self.traceback, where)
         return error
 
     def _unpack(self) -> Exception | None:

@@ -5,7 +5,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from courier._connection import Connection
 from courier._lane import PendingCall
@@ -19,15 +19,15 @@ _log = logging.getLogger(__name__)
 class CallFuture(concurrent.futures.Future[Any]):
     """A call in flight. `cancel()` reaches the handler, as `current_call().cancelled`.
 
-    Callbacks may block, and call the same server: they run in threads of their own. A failure that
-    nobody reads, and no callback hears of, is logged: the first of each method of a client.
+    Callbacks may block, and call the same server: they run in their own threads. A failure that is
+    never read, and that no callback receives, is logged: the first of each method of a client.
     """
 
     #: The thread that gives this future its outcome just now.
     _settler = 0
     #: Callbacks that wait until that thread has done so.
     _deferred: tuple[Callback, ...] = ()
-    #: Logs its failure, unless somebody reads it; None where nothing is to be logged.
+    #: Logs its failure unless it is read; None if there is nothing to log.
     _unread: "_Unread | None" = None
     _is_heard = False
 
@@ -45,13 +45,23 @@ class CallFuture(concurrent.futures.Future[Any]):
         self.note_read()
         super().add_done_callback(lambda _: self._call_or_defer(fn))
 
+    def __await__(self) -> NoReturn:
+        raise TypeError(
+            f"a future of this kind cannot be awaited; write client.aio.{self._method}()"
+        )
+
     def hurry(self) -> None:
-        """Says that somebody wants to hear of the end without waiting for it."""
+        """Says that the end must be reported even though no thread waits for it."""
         for pending in self._pending:
             pending.hurry()
 
+    @property
+    def where(self) -> str:
+        """The server and the method, for messages."""
+        return self._connection.where(self._method)
+
     def note_read(self) -> None:
-        """Says that its failure, if it fails, is known to somebody, or of no interest."""
+        """Says that its failure, if it fails, need not be logged."""
         self._is_heard = True
         if self._unread is not None:
             self._unread.error = None
@@ -106,8 +116,8 @@ class CallFuture(concurrent.futures.Future[Any]):
         try:
             try:
                 result = self._connection.finish(pending, self._method)
-            except BaseException as error:  # noqa: BLE001 - whoever waits for the future gets it
-                # Its frames would hold this future, which then would not go when nobody holds it.
+            except BaseException as error:  # noqa: BLE001 - the future gets it
+                # Its frames refer to this future, which would then live until the next garbage collection.
                 self.set_exception(error.with_traceback(None))
                 if not (self._is_heard or self._connection.is_ending):
                     self._unread = _Unread(self._connection, self._method, error)
@@ -124,7 +134,7 @@ class CallFuture(concurrent.futures.Future[Any]):
             self._connection.run_aside(lambda: _run_callbacks(callbacks, self))
 
     def _call_or_defer(self, callback: Callback) -> None:
-        # The thread that settles brings the answers of all calls; nobody must hold it up.
+        # The settling thread reads the answers of all calls and must not be blocked.
         if self._settler == threading.get_ident():
             self._deferred = (*self._deferred, callback)
         else:
@@ -143,7 +153,7 @@ class _Unread:
         if self.error is not None and self._method not in self._connection.unread:
             self._connection.unread.add(self._method)
             where = self._connection.where(self._method)
-            text = "%s failed, and nobody has read its future; later ones are not logged"
+            text = "%s failed, and its future was never read; later failures of this method are not logged"
             _log.error(text, where, exc_info=self.error)
 
 

@@ -114,7 +114,7 @@ class PendingCall(Protocol):
         """Calls back once, soon after the answer came; `wait` then returns at once."""
 
     def hurry(self) -> None:
-        """Says that somebody wants to hear of the answer without waiting for it."""
+        """Says that the answer must be reported even though no thread waits for it."""
 
     def cancel(self) -> bool:
         """Gives the call up; False if the answer is already here."""
@@ -198,7 +198,7 @@ def value_of(reply: Returned | Given | Raised | Refused, where: str, method: str
     if isinstance(reply, Given):
         return reply.value
     if isinstance(reply, Raised):
-        raise reply.report.rebuild()
+        raise reply.report.rebuild(where)
     raise reply.kind(f"{where}: {method}: {reply.text}")
 
 

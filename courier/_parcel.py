@@ -11,6 +11,7 @@ import hashlib
 import io
 import mmap
 import pickle
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -98,12 +99,26 @@ def pack(value: Any) -> Parcel:
             by_value = True
         if by_value:
             buffers.clear()
-            data = cloudpickle.dumps(value, protocol=5, buffer_callback=stays_inside)
+            with io.BytesIO() as file:
+                _Pickler(file, protocol=5, buffer_callback=stays_inside).dump(value)
+                data = file.getvalue()
         return Parcel(data, [_raw(buffer) for buffer in buffers])
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # pickling runs code of arbitrary classes: even sys.exit()
         raise SerializationError(f"{type(error).__name__}: {error}") from error
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    def reducer_override(self, obj: Any) -> Any:
+        refuse_open_file(obj)
+        return super().reducer_override(obj)
+
+
+def refuse_open_file(obj: object) -> None:
+    """Raises PicklingError for an open file: cloudpickle would send what is left to read, as a StringIO."""
+    if isinstance(obj, io.TextIOWrapper) and obj not in (sys.stdout, sys.stderr):
+        raise pickle.PicklingError("it is an open file; pass its path and open it in the node")
 
 
 def _raw(buffer: pickle.PickleBuffer) -> memoryview:

@@ -57,14 +57,23 @@ class PortReservations:
         Raises:
             PortTakenError: One that was asked for is not free; none is held then.
         """
+        reserved: dict[str, int] = {}
+        owners: dict[int, str] = {}
         try:
-            return {
-                address.key: self.reserve(address.port, is_foreign=address.is_foreign)
-                for address in wanted
-            }
+            for address in wanted:
+                if address.port in owners:
+                    both = f"{owners[address.port]} and {address.node}"
+                    raise PortTakenError(f"{both} ask for the same port, {address.port}")
+                try:
+                    port = self.reserve(address.port, is_foreign=address.is_foreign)
+                except PortTakenError as error:
+                    advice = "choose another port, or none: then a free one is found"
+                    raise PortTakenError(f"{address.node}: {error}; {advice}") from error
+                reserved[address.key], owners[port] = port, address.node
         except OSError:
             self.close()
             raise
+        return reserved
 
     def _check_free(self, port: int) -> None:
         # Without SO_REUSEPORT, so that it fails whoever holds the port.

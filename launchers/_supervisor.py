@@ -329,7 +329,7 @@ class SupervisedProgram(RunningProgram):
             warn(_LOGGER, text, self.plan.program, named(nodes, MAX_NAMED), why)
         if result.killed:
             names = ", ".join(result.killed)
-            text = "%s: ended by force after the notice: %s%s"
+            text = "%s: ended by force: %s%s"
             where = _places(result.killed, host.stacks())
             warn(_LOGGER, text, self.plan.program, names, where)
         if result.outcome is Outcome.FAILED:

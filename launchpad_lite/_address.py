@@ -67,7 +67,7 @@ class Address:
             if table is not None and self.key in table.endpoints:
                 return table
         raise UnresolvedAddressError(
-            f"the address {self.name!r} of a node is not known yet: handles can be dereferenced "
+            f"the address of {self.node or 'a node'} is not known yet: handles can be dereferenced "
             "in running nodes, and in the launching process after launch()"
         )
 

@@ -216,6 +216,9 @@ def _do(command: str, program: Program, launcher: Launcher, output: str | None) 
 
 def _ask_run(command: str, rest: list[str]) -> int:
     """Asks a program that runs already; where a launcher is named, one that it finds again."""
+    if _wants_help(rest):
+        print(_USAGE)  # noqa: T201
+        return 0
     follow = command == "logs" and _take_switch(rest, "follow")
     has_launcher = LAUNCHER.value is not None
     launcher, options = _take_launcher(rest, command)
@@ -464,7 +467,7 @@ def _hints(function: Any) -> dict[str, Any]:
 
 
 def _refuse(taker: str, argument: str, known: Sequence[str], options: Sequence[str]) -> NoReturn:
-    names = ", ".join(f"--{name}" for name in known) or "no arguments"
+    names = ", ".join(f"--{name}" for name in known) or "no options"
     name = argument.removeprefix("--").partition("=")[0]
     near = nearest(name, [*known, *options, *flags.FLAGS])
     also = ", ".join(f"--{name}" for name in options)

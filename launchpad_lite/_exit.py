@@ -4,6 +4,7 @@ import atexit
 import os
 import sys
 import threading
+from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
@@ -12,14 +13,27 @@ from launchpad_lite.launching import RunningProgram
 
 #: Programs nobody may have waited for; held until then, for the report at exit.
 _uncollected: list[RunningProgram] = []
+_excepthooks: list[Callable[..., object]] = []
 
 
 def report_at_exit(running: RunningProgram) -> None:
     """Has the interpreter exit as the program does, unless somebody waits for it before."""
     _uncollected[:] = [program for program in _uncollected if not program.collected]
     _uncollected.append(running)
+    if len(_uncollected) == 1 and sys.excepthook is not _tell_of_error:
+        _excepthooks.append(sys.excepthook)
+        sys.excepthook = _tell_of_error
     if sys.version_info[:2] == (3, 12):
         _wait_when_the_script_returns()
+
+
+def _tell_of_error(kind: type[BaseException], error: BaseException, traceback: Any) -> None:
+    """Says after the traceback of a script that its program goes on."""
+    _excepthooks[-1](kind, error, traceback)
+    names = [repr(each.plan.program) for each in _uncollected if each.result is None]
+    if names and isinstance(error, Exception):
+        text = f"launchpad: the script failed; waiting for {', '.join(names)}. Ctrl-C stops it"
+        print(text, file=sys.stderr)  # noqa: T201 - as the traceback
 
 
 @atexit.register

@@ -20,6 +20,7 @@ from typing import Any
 import cloudpickle
 from absl import flags
 
+from courier._parcel import refuse_open_file
 from launchpad_lite._deferred import Deferred, construct
 from launchpad_lite._script import name_in_script, set_state_and_keep
 from launchpad_lite.nodes.base import Handle, Node, Work
@@ -137,9 +138,7 @@ class _Freezer(cloudpickle.Pickler):  # type: ignore[misc]
         # classes stand in the script that defines flags meets it as a global.
         if obj is flags.FLAGS:
             return _this_process_flags, ()
-        if isinstance(obj, io.TextIOWrapper) and obj not in (sys.stdout, sys.stderr):
-            # cloudpickle would make a StringIO of what is left to read.
-            raise pickle.PicklingError("it is an open file; pass its path and open it in the node")
+        refuse_open_file(obj)
         if isinstance(obj, Deferred):
             # Loading it constructs the object, in whose arguments handles have become clients.
             return construct, (obj.constructor, obj.args, obj.kwargs)

@@ -3,6 +3,7 @@
 import inspect
 import os
 import signal
+import sys
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
@@ -185,9 +186,11 @@ def launch(
 
 def _refuse_to_launch_again() -> None:
     if (who := importer()) is not None:
+        caller = sys._getframe(2)
         raise LaunchError(
-            f"the script is imported by {who}, which needs only what it defines; it cannot launch the "
-            "program once more. Put lp.launch, and what else is to happen once, below: "
+            f"{caller.f_code.co_filename}:{caller.f_lineno}: the script is imported by {who}, which needs "
+            "only what it defines; it cannot launch the program once more. Put lp.launch, and what else "
+            "is to happen once, below: "
             'if __name__ == "__main__":'
         )
 

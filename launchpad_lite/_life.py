@@ -619,7 +619,14 @@ class ProgramLife:
             return [self._ask(node, now), *self._terminate(node, now)]
         if node.stage is _Stage.UP:
             node.verdict = NodeFailure(node.name, node.terms.host, _hung(node))
-            return self._terminate(node, now)
+            # It may wait for another, whose calls fail, and which then ends, when it is ended.
+            ends_all = not self._may_start_again(node, now)
+            others = [
+                DumpStacks(each.name)
+                for each in self._nodes.values()
+                if ends_all and each is not node and each.has_worker
+            ]
+            return [*others, *self._terminate(node, now)]
         if node.stage is _Stage.ASKED:
             return self._terminate(node, now)
         if node.stage is _Stage.TERMINATED:

@@ -8,6 +8,9 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from types import FrameType
 
+from courier._connection import Connection
+from courier._future import CallFuture
+
 _ROOT = str(Path(__file__).parents[1]) + "/"
 _OURS = tuple(f"{_ROOT}{package}/" for package in ("launchpad_lite", "courier", "launchers"))
 _STANDARD = str(Path(os.__file__).parent) + "/"
@@ -41,25 +44,46 @@ def describe_stacks(stacks: Iterable[tuple[str, FrameType]]) -> str:
     parts = [
         f"{name}:\n{text}"
         for name, frame in stacks
-        if (text := "".join(_lines(traceback.extract_stack(frame))).rstrip())
+        if (text := "".join(_lines([*traceback.walk_stack(frame)][::-1])).rstrip())
     ]
     return "\n\n".join(parts) or "no user code runs"
 
 
-def _lines(stack: list[traceback.FrameSummary]) -> Iterator[str]:
-    if len(stack) > 1 and stack[0].filename == "<string>" and _is_ours(stack[1].filename):
+def _lines(stack: list[tuple[FrameType, int]]) -> Iterator[str]:
+    files = [frame.f_code.co_filename for frame, _ in stack]
+    if len(stack) > 1 and files[0] == "<string>" and _is_ours(files[1]):
         stack = stack[1:]  # `python -c` that runs nothing but us: how a host agent is started
     inside = ""
+    called = ""
     has_begun = False
-    for each in stack:
-        if _is_ours(each.filename):
-            package = each.filename.removeprefix(_ROOT).partition("/")[0]
-            if has_begun and package != inside:
-                yield f"    (inside {package})\n"
-            inside = package
-        elif _is_users(each.filename) or (has_begun and not inside):
-            has_begun, inside = True, ""
-            yield from traceback.format_list([each])
+    for frame, line in stack:
+        code = frame.f_code
+        if _is_ours(code.co_filename):
+            inside = code.co_filename.removeprefix(_ROOT).partition("/")[0]
+            called = called or _called(frame)
+            continue
+        if not (_is_users(code.co_filename) or (has_begun and not inside)):
+            continue
+        if has_begun and inside:
+            yield _note(inside, called)
+        has_begun, inside, called = True, "", ""
+        yield from traceback.format_list([(code.co_filename, line, code.co_name, None)])
+    if has_begun and inside:
+        yield _note(inside, called)
+
+
+def _called(frame: FrameType) -> str:
+    """Returns which method of which node a frame of courier waits for, if it does."""
+    values = frame.f_locals
+    if frame.f_code is Connection.finish.__code__:
+        return str(values["self"].where(values["method"]))
+    if frame.f_code is CallFuture.result.__code__:
+        return str(values["self"].where)
+    return ""
+
+
+def _note(package: str, called: str) -> str:
+    return f"    (waits for {called})\n" if called else f"    (inside {package})\n"
 
 
 def _is_ours(filename: str) -> bool:

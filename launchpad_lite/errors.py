@@ -1,4 +1,4 @@
-"""Everything that can go wrong with a program, as one tree::
+"""Everything that can go wrong with a program, as one tree.
 
     LaunchpadError
     ├── ProgramError             the program has mistakes; all of them are listed       (ValueError)

@@ -408,9 +408,9 @@ class Agent:
 
     def _reserve(self, frame: Frame) -> None:
         addresses = []
-        for key, port, is_foreign in frame["addresses"]:
+        for key, port, is_foreign, node in frame["addresses"]:
             address = Address(port=port, is_foreign=is_foreign)
-            address.key = key
+            address.key, address.node = key, node
             addresses.append(address)
         try:
             self._out.put(Frame("reserved", {"ports": self._ports.reserve_all(addresses)}))
@@ -455,8 +455,9 @@ class Agent:
     def _dump(self, frame: Frame) -> None:
         worker = self._living(frame)
         if worker is not None:
+            if not worker.owes_stacks:  # what was written first is nearest to the cause
+                self._tell(worker, "dump")
             worker.owes_stacks = True
-            self._tell(worker, "dump")
             # One that somebody has stopped would hear of nothing; a signal it takes before it goes on.
             _signal(worker.pid, signal.SIGCONT)
 

@@ -290,7 +290,7 @@ class AgentHost:
         Raises:
             LaunchError: A port is taken, or the agent did not come up.
         """
-        wanted = [[each.key, each.port, each.is_foreign] for each in addresses]
+        wanted = [[each.key, each.port, each.is_foreign, each.node] for each in addresses]
         answer = self.ask(Frame("reserve", {"addresses": wanted}))
         if answer.op == "reserved":
             ports: dict[str, int] = answer["ports"]

@@ -212,6 +212,11 @@ def named_arguments(
     return parts
 
 
+def yields(function: object) -> bool:
+    """Returns whether a function is a generator, async or not."""
+    return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+
+
 def check_arguments(
     function: Callable[..., Any],
     args: Sequence[Any],
@@ -229,7 +234,7 @@ def check_arguments(
 
     Raises:
         ValueError: They do not fit its signature, as far as that can be known; or `run` has
-            parameters without defaults.
+            parameters without defaults, or is a generator.
     """
     try:
         signature = inspect.signature(function)
@@ -247,6 +252,10 @@ def _check_run(constructor: type) -> None:
     run = inspect.getattr_static(constructor, "run", None)
     if not inspect.isfunction(run):
         return
+    if yields(run):
+        raise ValueError(
+            f"{name_of(constructor)}.run yields: calling it would run nothing of it. Remove the yield"
+        )
     try:
         inspect.signature(run).bind(None)
     except TypeError as error:

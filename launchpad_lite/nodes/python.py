@@ -16,6 +16,7 @@ from launchpad_lite.nodes.base import (
     check_arguments,
     name_of,
     named_arguments,
+    yields,
 )
 
 T = TypeVar("T")
@@ -58,10 +59,14 @@ class PyNode(Node[Any]):
             **kwargs: The same by name.
 
         Raises:
-            TypeError: `function` cannot be called.
+            TypeError: `function` cannot be called, or is a generator.
         """
         super().__init__()
         require_callable(type(self), function)
+        if yields(function):
+            raise TypeError(
+                f"{name_of(function)} yields: calling it would run nothing of it. Remove the yield"
+            )
         self._function = function
         #: Whether it constructs an object whose `run` is called.
         self._run = False
@@ -191,14 +196,8 @@ def refuse_async(kind: type, constructor: Callable[..., Any]) -> None:
     Raises:
         TypeError: `constructor` is an `async def`, or a generator.
     """
-    if any(
-        is_kind(constructor)
-        for is_kind in (
-            inspect.iscoroutinefunction,
-            inspect.isasyncgenfunction,
-            inspect.isgeneratorfunction,
-        )
-    ):
+    made_by = constructor.__init__ if inspect.isclass(constructor) else constructor
+    if inspect.iscoroutinefunction(made_by) or yields(made_by):
         raise TypeError(
             f"{kind.__name__} takes a class, or a function that returns an object; "
             f"{name_of(constructor)} is async or yields. An async function is run by PyNode; what an "

@@ -11,7 +11,10 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def launch_program(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[ProgramLauncher]":
-    """Launches programs; stops them after the test and proves that nothing of them is left."""
+    """Launches programs; stops them after the test and proves that nothing of them is left.
+
+    Fails the test if something is left, or if a program failed and the test did not `wait` for it.
+    """
     # Inside, so that test runs that do not use it import nothing.
     from launchpad_lite.testing.leaks import take_inventory
     from launchpad_lite.testing.programs import ProgramLauncher
@@ -19,5 +22,8 @@ def launch_program(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Progra
     log_dir = tmp_path_factory.mktemp("launch_program")
     launcher = ProgramLauncher(take_inventory(), log_dir)
     yield launcher
-    if leftovers := launcher.close():
+    failures, leftovers = launcher.close()
+    for failure in failures:
+        pytest.fail(f"the test did not ask how its program ended: {failure}", pytrace=False)
+    if leftovers:
         pytest.fail(f"the test left something behind:\n{leftovers}", pytrace=False)

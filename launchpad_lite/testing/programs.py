@@ -10,7 +10,7 @@ from launchpad_lite._launch import launch
 from launchpad_lite._program import Program
 from launchpad_lite._result import indented
 from launchpad_lite.errors import LaunchError
-from launchpad_lite.launching import ProgramResult, RunningProgram
+from launchpad_lite.launching import Outcome, ProgramResult, RunningProgram
 from launchpad_lite.testing.leaks import Inventory, Leftovers
 
 R = TypeVar("R")
@@ -66,10 +66,11 @@ class LaunchedProgram:
             stacks = self.running.stacks()
         except LaunchError as error:
             return f"; {error}"
-        return "".join(f"\n\n{node} is here:\n\n{indented(text)}" for node, text in stacks.items())
+        return "".join(f"\n\n{node}:\n\n{indented(text)}" for node, text in stacks.items())
 
-    def close(self) -> None:
-        """Stops what still runs; raises nothing of how it ended."""
+    def close(self) -> str:
+        """Stops what still runs; returns how it failed, unless the test knows; empty if it did not."""
+        is_known = self.running.collected
         for client in self._clients:
             if isinstance(client, courier.Client):
                 courier.close(client)
@@ -78,6 +79,9 @@ class LaunchedProgram:
         if not self.running.join(30.0):
             self.running.kill()
             self.running.join(10.0)
+        result = self.running.result
+        has_failed = result is not None and result.outcome is Outcome.FAILED
+        return str(self.running.failure()) if has_failed and not is_known else ""
 
 
 class ProgramLauncher:
@@ -108,14 +112,13 @@ class ProgramLauncher:
         self._launched.append(launched)
         return launched
 
-    def close(self) -> Leftovers:
-        """Stops all programs; returns what is left of them."""
-        for launched in self._launched:
-            launched.close()
+    def close(self) -> tuple[list[str], Leftovers]:
+        """Stops all programs; returns how they failed without the test's knowledge, and what is left."""
+        failures = [text for launched in self._launched if (text := launched.close())]
         give_up_at = time.monotonic() + _SETTLE_S
         while (left := self._inventory.leftovers()) and time.monotonic() < give_up_at:
             time.sleep(_POLL_S)
-        return left
+        return failures, left
 
 
 def call_until_answered(method: Callable[[], R]) -> R:

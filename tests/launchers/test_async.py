@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +42,11 @@ class Learner:
 
 
 class Actor:
-    """Calls, and stops the program."""
+    """Calls, and stops the program when the function has run."""
 
-    def __init__(self, learner: Any) -> None:
+    def __init__(self, learner: Any, folder: str) -> None:
         self._learner = learner
+        self._folder = Path(folder)
 
     async def run(self) -> None:
         aio = self._learner.aio
@@ -56,6 +57,8 @@ class Actor:
             pass  # `run` of the learner may begin after its first call
         assert await asyncio.gather(*waiting) == [2] * 20
         assert [item async for item in aio.items()] == list(self._learner.items()) == [0, 1, 2]
+        while not (self._folder / "function").exists():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
         lp.stop()
 
 
@@ -69,7 +72,7 @@ def test_async_code_runs_and_is_served(launch_program: Any, launcher: str, tmp_p
     program = lp.Program("async")
     learner = program.add_node(lp.CourierNode(Learner, str(tmp_path)), label="learner")
     program.add_node(lp.PyNode(_touch, learner, str(tmp_path)), label="function")
-    actor = lp.CourierNode(Actor, learner)
+    actor = lp.CourierNode(Actor, learner, str(tmp_path))
     program.add_node(lp.ColocationNode([actor]), label="actor")
     result = launch_program(program, launcher).wait()
     assert result.outcome is lp.Outcome.STOPPED, result
@@ -189,3 +192,16 @@ def test_the_methods_of_a_serial_node_run_one_by_one(launch_program: Any) -> Non
     counter = program.add_node(lp.CourierNode(Counter, serial=True), label="counter")
     program.add_node(lp.PyClassNode(Users, counter), label="users")
     assert launch_program(program, "test_mt").wait().outcome is lp.Outcome.COMPLETED
+
+
+def test_what_would_not_be_run_is_refused() -> None:
+    def yields() -> Iterator[int]:
+        yield 1
+
+    class Awaits:
+        async def __init__(self) -> None: ...  # type: ignore[misc]
+
+    with pytest.raises(TypeError, match="yields: calling it would run nothing of it"):
+        lp.PyNode(yields)
+    with pytest.raises(TypeError, match="Awaits is async or yields"):
+        lp.CourierNode(Awaits)

@@ -344,7 +344,8 @@ def test_what_a_shell_started_has_time_to_end_too(launch_program: Any, tmp_path:
 
 def _fail_another(running: Any, folder: Path) -> None:
     (folder / "fail").touch()
-    running.running.join(60)
+    with pytest.raises(lp.NodeFailedError, match="another node"):
+        running.wait(60)
 
 
 _FAMILY = "sleep 1000 & setsid sleep 1000 & touch up; "

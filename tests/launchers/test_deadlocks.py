@@ -59,8 +59,12 @@ def test_a_test_that_times_out_shows_where_all_nodes_are(deadlock: Any) -> None:
         with pytest.raises(TimeoutError) as late:
             deadlock.wait(0.05)
         told = str(late.value)
-    assert re.search(r"first\[0\] is here:\n\n.*\n.*test_deadlocks.py\", line \d+, in ping", told)
-    assert re.search(r"second\[0\] is here:\n\n.*\n.*test_deadlocks.py\", line \d+, in pong", told)
+    assert re.search(
+        r"first\[0\]:\n\n.*\n.*test_deadlocks.py\", line \d+, in ping\n.*\n.*second\[0\]", told
+    )
+    assert re.search(
+        r"second\[0\]:\n\n.*\n.*test_deadlocks.py\", line \d+, in pong\n.*\n.*first\[0\]", told
+    )
 
 
 @pytest.mark.parametrize("launcher", ["test_mt", "test_mp"])

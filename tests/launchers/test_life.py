@@ -223,7 +223,9 @@ def test_a_call_to_a_node_that_has_ended_fails_instead_of_waiting(
     with pytest.raises(lp.NodeFailedError, match=r"it calls ends\[0\], which had ended") as failed:
         running.wait()
     assert failed.value.failure.node == "insists[0]"
-    assert "no server answers" in (tmp_path / "met").read_text()
+    # The last call before the end may still have met the server.
+    met = (tmp_path / "met").read_text()
+    assert "no server answers" in met or "the server stops; nothing was run" in met
 
 
 def test_the_launching_process_too_is_told_that_a_node_has_ended(launch_program: Any) -> None:

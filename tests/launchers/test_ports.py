@@ -58,6 +58,19 @@ def test_a_taken_port_is_refused_and_nothing_is_held(share: bool) -> None:
         addresses = [Address(), Address(port=port)]
         for key, address in zip("ab", addresses, strict=True):
             address.key = key
-        with pytest.raises(PortTakenError, match=f"{port} is taken"):
+        addresses[1].node = "learner[0]"
+        words = rf"^learner\[0\]: .*{port} is taken.*; choose another port, or none"
+        with pytest.raises(PortTakenError, match=words):
             ports.reserve_all(addresses)
         assert ports.filenos() == []
+
+
+def test_two_nodes_that_ask_for_the_same_port_are_named() -> None:
+    ports = PortReservations()
+    port = ports.reserve(None)
+    ports.close()
+    addresses = [Address(port=port), Address(port=port)]
+    for key, address in zip("ab", addresses, strict=True):
+        address.key, address.node = key, f"{key}[0]"
+    with pytest.raises(PortTakenError, match=rf"^a\[0\] and b\[0\] ask for the same port, {port}"):
+        ports.reserve_all(addresses)

@@ -95,7 +95,7 @@ def test_a_caller_that_takes_its_time_has_a_share_of_the_notice(
     assert lines == ["asked b", "asked a"]
     assert set(result.killed) <= {"a[0]", "b[0]"}
     assert "b[0]" in result.killed
-    assert f"chain: ended by force after the notice: {', '.join(result.killed)}" in caplog.text
+    assert f"chain: ended by force: {', '.join(result.killed)}" in caplog.text
 
 
 class Deaf:

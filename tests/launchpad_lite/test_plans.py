@@ -11,7 +11,7 @@ import threading
 import time
 import unittest.mock
 import xml.etree.ElementTree as ET
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -603,6 +603,11 @@ class Picky:
     def run(self, steps: int) -> None: ...
 
 
+class Yields:
+    def run(self) -> Iterator[int]:
+        yield 1
+
+
 def picky(size: int) -> None: ...
 
 
@@ -616,6 +621,7 @@ def picky(size: int) -> None: ...
         ),
         (lp.PyClassNode(Box, contents=1), "got an unexpected keyword argument 'contents'"),
         (lp.PyNode(picky), "picky(size: int) -> None: missing a required argument: 'size'"),
+        (lp.CourierNode(Yields), "Yields.run yields: calling it would run nothing of it"),
         (
             lp.CourierNode(Picky, 1),
             "Picky.run(self, steps: int) -> None is called without arguments: missing a required argument: 'steps'",

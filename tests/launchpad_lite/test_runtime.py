@@ -1,5 +1,6 @@
 """What a node can reach of its program: its stop, and handlers of it."""
 
+import contextlib
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -92,9 +93,9 @@ def test_how_a_node_ends(
             lp.wait_for_stop()
         raise error
 
-    running = launch_function(launch_program, work).running
-    assert running.join(30)
-    assert bool(running.result.failures) is failed
+    running = launch_function(launch_program, work)
+    with pytest.raises(lp.NodeFailedError) if failed else contextlib.nullcontext():
+        running.wait()
 
 
 def test_unknown_handlers_are_ignored_and_what_cannot_be_called_is_refused() -> None:

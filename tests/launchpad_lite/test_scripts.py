@@ -359,3 +359,25 @@ def test_classes_of_the_script_decorate_methods_with_batched_handler(run_script:
     done = run_script(BATCHING_SCRIPT, "--launcher=local_mp")
     assert done.returncode == 0, done.stderr
     assert "42 base1" in done.stdout
+
+
+_FAILING_AFTER_THE_LAUNCH = """
+import launchpad_lite as lp
+
+def work():
+    lp.wait_for_stop(1.0)
+
+if __name__ == "__main__":
+    program = lp.Program("goes_on")
+    program.add_node(lp.PyNode(work), label="work")
+    lp.launch(program, "local_mt")
+    raise KeyError("of the script")
+"""
+
+
+def test_a_script_that_fails_says_that_it_waits_for_its_program(run_script: Any) -> None:
+    done = run_script(_FAILING_AFTER_THE_LAUNCH)
+    traceback, told = done.stderr.split("KeyError: 'of the script'\n")
+    assert "Traceback" in traceback
+    assert told == "launchpad: the script failed; waiting for 'goes_on'. Ctrl-C stops it\n"
+    assert done.returncode == 1
