@@ -192,7 +192,7 @@ def _broadcast(session: Session, shared: bool) -> Iterator[float]:
     with watch.running():
         _, first = _read(clients, shared, version=0)
     watch.sample()
-    # To look at memory takes time, so nobody looks while time is measured.
+    # Looking at memory takes time, so it is not done while time is measured.
     took_s, second = _read(clients, shared, version=1)
     if len(first) > 1 or len(second) > 1 or first == second:
         raise PeerError("readers got a wrong array")

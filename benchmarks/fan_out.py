@@ -95,7 +95,7 @@ def launched(topology: str) -> Iterator[list[Any]]:
 
 
 def queries_per_second(clients: Sequence[Any], requesters: int, seconds: float) -> float:
-    """Has so many requesters call; returns the rate of all together."""
+    """Runs so many requesters; returns the rate of all together."""
     start_at = time.monotonic() + _SOON_S
     used = min(len(clients), requesters)
     shares = [requesters // used + (index < requesters % used) for index in range(used)]

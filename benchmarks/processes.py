@@ -166,14 +166,14 @@ class MemoryWatch:
         self.peak_mib = 0.0
 
     def sample(self) -> float:
-        """Looks once more; returns the memory now."""
+        """Checks once more; returns the memory now."""
         now = memory_mib(self._members)
         self.peak_mib = max(self.peak_mib, now)
         return now
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Looks again and again."""
+        """Checks again and again."""
         thread = threading.Thread(target=self._run)
         thread.start()
         try:

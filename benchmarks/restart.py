@@ -43,7 +43,7 @@ class Target:
 
 
 def restart_times(policy: lp.RestartPolicy, kills: int) -> Iterator[tuple[float, float, float]]:
-    """Yields seconds from a kill until a caller is told, the object is there anew, and answers."""
+    """Yields seconds from a kill until a caller is told, the object is there again, and answers."""
     program = lp.Program("restart")
     handle = program.add_node(lp.CourierNode(Target), label="target")
     with lp.launch(program, "test_mp", restart=policy) as running:
@@ -140,7 +140,7 @@ def main() -> None:
         told, there, answers = zip(*restart_times(policy, options.kills), strict=True)
         print(f"  {name}")
         _show("  the call in flight has failed", told)
-        _show("  the object is there anew", there)
+        _show("  the object is there again", there)
         _show("  the next call is answered", answers)
     _show("floor: kill, fork, connect", list(floor_times(options.kills)))
 

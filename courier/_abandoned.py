@@ -11,7 +11,7 @@ wakers: list[Callable[[], None]] = []
 
 
 def leave(task: Callable[[], None]) -> None:
-    """Has a task done soon, by another thread or the next call. Takes no lock."""
+    """Schedules a task for another thread or the next call. Takes no lock."""
     _left.append(task)
     for wake in wakers:
         wake()

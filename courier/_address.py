@@ -35,7 +35,7 @@ def place(address: str, name: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Tells whether only this machine can reach `host`."""
+    """Returns whether only this machine can reach `host`."""
     if host == "localhost":
         return True
     try:

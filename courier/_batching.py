@@ -48,7 +48,7 @@ def batched_handler(
     timeout: dt.timedelta | float | None = _NOT_GIVEN,
     timing: Timing = DEFAULT,
 ) -> Callable[[Callable[..., Any]], "BatchedHandler"]:
-    """Has a function answer several calls at once.
+    """Makes a function answer several calls at once.
 
     Each argument is merged with those of the other calls: numbers and arrays are stacked along a
     new first axis (numpy), tuples and dicts are merged inside, everything else becomes a list. The

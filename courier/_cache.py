@@ -370,7 +370,7 @@ class _Relay(Items):
         self._steps = False
 
     def read_by(self, call: CallContext) -> None:
-        """Says who reads them."""
+        """Sets who reads them."""
         self._call = call
         call.on_end(self._leave)
 

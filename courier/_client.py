@@ -322,7 +322,7 @@ def close(client: object, reason: str = "") -> None:
 
 
 def stop_waiting(client: object) -> None:
-    """Has a client wait for no server any more: for when those it calls do not come back.
+    """Makes a client wait for no server any more: for servers that do not come back.
 
     Calls that wait for one, and later ones that find none, raise ServerUnreachableError. Calls
     that a server has are not touched. Safe to call twice and from any thread.
@@ -331,7 +331,7 @@ def stop_waiting(client: object) -> None:
 
 
 def move(client: object, address: str) -> None:
-    """Has a client follow its server to another address.
+    """Makes a client follow its server to another address.
 
     From now on `client.address` is the new one, and calls go there, or wait there until the server
     answers; those that wait already do so, too. The connection to the old address is given up:
@@ -375,7 +375,7 @@ def reconnect(client: object) -> None:
 
 
 def stop_calling(client: object) -> None:
-    """Has a client begin no more calls: for when the node that makes them is to end.
+    """Makes a client begin no more calls: for a node that is to end.
 
     From now on they raise CallCancelledError at once. Calls in flight, and generators that are
     read, go on to their end. A handler that answers a call of its own server may still call, in

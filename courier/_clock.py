@@ -89,7 +89,7 @@ def call_at(deadline: float, do: Callable[[], None]) -> None:
 
 
 def look() -> None:
-    """Has it looked whether anything is left to wait for."""
+    """Makes the thread check whether anything is left to wait for."""
     _clock.look()
 
 

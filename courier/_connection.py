@@ -155,7 +155,7 @@ class Connection:
             impatient.close(reason)
 
     def stop_waiting(self) -> None:
-        """Has calls fail, instead of wait, where no server answers."""
+        """Makes calls fail, instead of wait, where no server answers."""
         self._stop_waiting()
 
     def _stop_waiting(self) -> None:
@@ -194,7 +194,7 @@ class Connection:
             return finishes
 
     def stop_calling(self) -> None:
-        """Has new calls fail, except for those that a handler needs for its answer."""
+        """Makes new calls fail, except for those that a handler needs for its answer."""
         # No lock: this may run while the garbage is collected in a thread that holds it.
         self.draining = True
 
@@ -311,7 +311,7 @@ class Connection:
         return value_of(reply, self.options.where, method)
 
     def lacks(self, method: str) -> bool:
-        """Tells whether the server is known not to have a method.
+        """Returns whether the server is known not to have a method.
 
         Costs nothing for methods that the server told of. For others it is asked, since it may have
         more by now; where it has told of none, or does not answer soon, nothing is known.

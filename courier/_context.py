@@ -98,7 +98,7 @@ class CallContext:
             callback()
 
     def answered(self) -> None:
-        """Says that the first message of the answer left. For the transport.
+        """Notes that the first message of the answer left. For the transport.
 
         After that, only the reader of a generator still waits, for its items.
         """
@@ -106,7 +106,7 @@ class CallContext:
             self.end()
 
     def continue_as_generator(self) -> None:
-        """Says that items will follow the first message. For the transport."""
+        """Notes that items will follow the first message. For the transport."""
         self._is_generator = True
 
 
@@ -128,7 +128,7 @@ def current_call() -> CallContext:
 
 
 def is_in_call() -> bool:
-    """Tells whether a handler runs in the current context."""
+    """Returns whether a handler runs in the current context."""
     return _current.get(None) is not None
 
 

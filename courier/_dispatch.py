@@ -182,7 +182,7 @@ class Later:
         return later
 
     def settle(self, outcome: Answer) -> None:
-        """Says what came of it; once."""
+        """Reports what came of it; once."""
         with self._lock:
             self._outcome = outcome
             callback = self._callback

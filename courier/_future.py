@@ -51,7 +51,7 @@ class CallFuture(concurrent.futures.Future[Any]):
         )
 
     def hurry(self) -> None:
-        """Says that the end must be reported even though no thread waits for it."""
+        """Notes that the end must be reported even though no thread waits for it."""
         for pending in self._pending:
             pending.hurry()
 
@@ -61,7 +61,7 @@ class CallFuture(concurrent.futures.Future[Any]):
         return self._connection.where(self._method)
 
     def note_read(self) -> None:
-        """Says that its failure, if it fails, need not be logged."""
+        """Notes that its failure, if it fails, need not be logged."""
         self._is_heard = True
         if self._unread is not None:
             self._unread.error = None

@@ -56,7 +56,7 @@ def idempotent(method: F) -> F:
 
 
 def is_idempotent(method: Callable[..., Any]) -> bool:
-    """Tells whether a served method carries the mark."""
+    """Returns whether a served method carries the mark."""
     # The `__call__` of a function that is served itself.
     owner = method.__self__ if isinstance(method, types.MethodWrapperType) else method
     try:

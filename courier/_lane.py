@@ -68,12 +68,12 @@ class Refused:
 
 
 def cannot_send(text: str) -> Refused:
-    """Says that a method ran, but what it returned cannot be pickled."""
+    """Reports that a method ran, but its result cannot be pickled."""
     return Refused(SerializationError, f"the method ran, but cannot send {text}")
 
 
 def cannot_unpickle(text: str) -> Refused:
-    """Says that the arguments cannot be unpickled, so that nothing ran."""
+    """Reports that the arguments cannot be unpickled, so nothing ran."""
     return Refused(SerializationError, f"cannot unpickle the arguments of {text}")
 
 
@@ -114,7 +114,7 @@ class PendingCall(Protocol):
         """Calls back once, soon after the answer came; `wait` then returns at once."""
 
     def hurry(self) -> None:
-        """Says that the answer must be reported even though no thread waits for it."""
+        """Notes that the answer must be reported even though no thread waits for it."""
 
     def cancel(self) -> bool:
         """Gives the call up; False if the answer is already here."""

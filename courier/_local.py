@@ -350,7 +350,7 @@ class LocalCall:
         return self._give_up(CallCancelledError(f"{self._where}: {reason}"))
 
     def lose(self, reason: str = "the server stops") -> None:
-        """Says that the server has gone."""
+        """Fails the call because the server is gone."""
         self._give_up(ServerLostError(f"{self._where}: {reason}; the call may have run"))
 
     def expire(self) -> None:
@@ -491,7 +491,7 @@ def _reply(outcome: Any) -> Returned | Given | Raised | Refused:
 
 
 def _is_plain_thread() -> bool:
-    """Tells whether a fast method may run in this thread as well as in one of the server's.
+    """Returns whether a fast method may run in this thread as well as in one of the server's.
 
     Not in the main thread, where a Ctrl-C would hit the method; not below an event loop, which the
     method could not start another of; not where the caller has set modes of its thread that the

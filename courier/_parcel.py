@@ -225,7 +225,7 @@ class ParcelAssembler:
 
 
 def can_pickle(value: Any) -> bool:
-    """Tells whether `pack` would take the value and `unpack` give it back."""
+    """Returns whether `pack` would take the value and `unpack` give it back."""
     try:
         pickle.load(io.BytesIO(cloudpickle.dumps(value)))
     except KeyboardInterrupt:

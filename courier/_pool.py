@@ -83,7 +83,7 @@ class HandlerPool:
             return future if self._stopped or not future.cancelled() else None
 
     def enter(self) -> bool:
-        """Has the calling thread count as one of the pool, if that is free; then `leave` it.
+        """Counts the calling thread as one of the pool, if that is free; then `leave` it.
 
         Returns:
             False if all are busy, or tasks wait: those come first.

@@ -80,7 +80,7 @@ class _Member:
         self._own.check_calling(method)
 
     def weight(self, key: bytes) -> bytes:
-        """Says how much this server is responsible for a key: the greatest one is."""
+        """Returns how much this server is responsible for a key: the greatest value wins."""
         return hashlib.blake2b(key, key=self._digest, digest_size=16).digest()
 
     def mark_there(self) -> None:

@@ -110,11 +110,11 @@ class SessionKey:
         return hmac.digest(self._key, b"courier.v1 reply" + head, "sha256")
 
     def is_request(self, head: bytes, seal: bytes) -> bool:
-        """Tells whether the client of this session wrote this head."""
+        """Returns whether the client of this session wrote this head."""
         return hmac.compare_digest(self.seal_request(head), seal)
 
     def is_reply(self, head: bytes, seal: bytes) -> bool:
-        """Tells whether the server of this session wrote this head."""
+        """Returns whether the server of this session wrote this head."""
         return hmac.compare_digest(self.seal_reply(head), seal)
 
 

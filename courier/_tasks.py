@@ -243,7 +243,7 @@ class _Task:
 
 
 class _Ticks:
-    """Has a loop do something now and then."""
+    """Makes a loop do something now and then."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -258,7 +258,7 @@ class _Ticks:
 
 
 def is_own_end(error: BaseException) -> bool:
-    """Tells whether an exception is raised from outside to end the thread, not by a method."""
+    """Returns whether an exception is raised from outside to end the thread, not by a method."""
     return getattr(error, "is_forced", False) is True
 
 

@@ -87,7 +87,7 @@ def _missing_interpreters(executables: Sequence[Executable]) -> list[str]:
 
 
 def notes_of_threads(executables: Sequence[Executable]) -> list[str]:
-    """Says what nodes asked for that share one process and so cannot have it."""
+    """Returns what nodes asked for that share one process and so cannot have it."""
     notes = []
     if labels := _labels(executables, lambda each: bool(str(each.resources))):
         notes.append(

@@ -1,6 +1,6 @@
-"""The merged output of all nodes, for people, and a way to print that holds up nobody.
+"""The merged output of all nodes, for people, and a way to print that blocks no caller.
 
-Whoever supervises must not print by itself: a reader that stands still (a pager, a stopped terminal, a
+The supervisor must not print by itself: a reader that stops reading (a pager, a stopped terminal, a
 hung `tee`) would hold up the whole program.
 """
 
@@ -44,7 +44,7 @@ class Output(Protocol):
 
 
 class Writer:
-    """Bytes on their way to somebody who may not read them. Thread-safe; nobody waits but `drain`.
+    """Bytes on their way to a reader that may not read them. Thread-safe; only `drain` waits.
 
     A thread writes them, which is there while there are any. It is a daemon, so that the interpreter
     can end, and it writes to the descriptor, past Python's stream: a stream that a daemon has locked
@@ -85,7 +85,7 @@ class Writer:
         self._is_refused = False
 
     def put(self, data: bytes, lines: int = 1, *, must: bool = False) -> None:
-        """Has something written, or dropped if too much waits.
+        """Queues something to be written; drops it if too much waits.
 
         Args:
             data: Whole lines.
@@ -104,7 +104,7 @@ class Writer:
             self._work(0)
 
     def redraw(self) -> None:
-        """Has the unfinished lines drawn soon; many requests are one drawing."""
+        """Requests a drawing of the unfinished lines; many requests are one drawing."""
         with self._changed:
             self._note_stale()
             is_alone = not self._start()
@@ -127,7 +127,7 @@ class Writer:
             self._dropped_lines = 0
 
     def _start(self) -> bool:
-        """Has a thread that writes; returns whether there is one."""
+        """Starts a thread that writes, if there is none; returns whether there is one."""
         if self._thread is None or not self._thread.is_alive():  # as after a fork
             thread = threading.Thread(
                 target=self._work, args=(_LOOK_MS,), name="launchpad-output", daemon=True
@@ -186,7 +186,7 @@ class Writer:
                 drawn = int(draws and self._is_stale)
                 if draws:
                     self._is_stale = False
-            # Nobody may look any more: there is no stream, it is closed, or broken.
+            # There may be no reader: no stream, or one that is closed or broken.
             with contextlib.suppress(Exception):
                 self._write(self._with_live_lines(data or b"", draws=draws), look_ms)
             with self._changed:
@@ -225,7 +225,7 @@ class Writer:
         while view and (target := self._find()) is not None:
             if not isinstance(target, int):
                 encoding = getattr(target, "encoding", None) or "utf-8"
-                self._is_refused = True  # it may be: nobody can tell
+                self._is_refused = True  # it may be: that cannot be known
                 target.write(data.decode(encoding, "replace"))
                 target.flush()
                 return
@@ -264,7 +264,7 @@ def _standard(name: str) -> Callable[[], int | TextIO | None]:
 
 def _not_shown(lines: int) -> bytes:
     what = "1 line was" if lines == 1 else f"{lines:,} lines were"
-    return f"launchpad: {what} not shown: nobody read them in time. The log files have them.\n".encode()
+    return f"launchpad: {what} not shown: they were not read in time. The log files have them.\n".encode()
 
 
 _LIVE = LiveLines()
@@ -273,7 +273,7 @@ _ERR = Writer(_standard("stderr"), live=_LIVE, drawn_by=_OUT)
 
 
 def tell(text: str) -> None:
-    """Prints a message to standard error; waits for nobody."""
+    """Prints a message to standard error; does not wait."""
     _ERR.put(
         f"{text}\n".encode(getattr(sys.stderr, "encoding", None) or "utf-8", "backslashreplace")
     )
@@ -282,7 +282,7 @@ def tell(text: str) -> None:
 def warn(
     logger: logging.Logger, text: str, *values: object, error: BaseException | None = None
 ) -> None:
-    """Warns by a logger; where the user has set up none, waits for nobody.
+    """Warns by a logger; if the user has set up none, does not wait for a reader.
 
     Args:
         logger: Whose warning it is.
@@ -319,11 +319,11 @@ def show_rest(notice_s: float, is_in_hurry: Callable[[], bool], last: str = "") 
 
 
 class Console:
-    """Prints lines of many nodes, each with the node's name. Thread-safe; holds up nobody.
+    """Prints lines of many nodes, each with the node's name. Thread-safe; never blocks.
 
     Coloured on a terminal, plain elsewhere. Lines are never torn: a piece without an end waits
     for the rest. A terminal shows it meanwhile below all finished lines; elsewhere only its last
-    state is printed. Lines that nobody reads in time are counted and left out. `show_rest` waits for
+    state is printed. Lines that are not read in time are counted and left out. `show_rest` waits for
     them.
     """
 

@@ -53,7 +53,7 @@ from launchpad_lite.launching import (
 T = TypeVar("T")
 R = TypeVar("R")
 
-#: Servers listen on all interfaces: which one is called was found out by trying. Whoever comes must
+#: Servers listen on all interfaces: which one is called was found out by trying. Each peer must
 #: have a certificate of the program, and prove its secret.
 _LISTEN_HOST = "0.0.0.0"  # noqa: S104
 #: Seconds after which a host is taken for out of reach: a first packet that was lost is sent again
@@ -292,7 +292,7 @@ class _Archives(dict[str, bytes]):
 def mismatches(
     here: Facts, there: Facts, requires: Mapping[str, str], *, in_pods: bool = False
 ) -> Iterator[str]:
-    """Says why code of this process cannot run at a host.
+    """Returns why code of this process cannot run at a host.
 
     Args:
         here: Facts of this process.
@@ -579,7 +579,7 @@ class Starter:
         if caller != host and tunnel is not Tunnel.NEVER:
             if address is None or tunnel is Tunnel.ALWAYS:
                 return self._tunnels.endpoint(caller, host, port)
-        # Who calls nobody there needs no way; the host's first address is as good as any.
+        # A node that makes no calls there needs no way; the host's first address is as good as any.
         return endpoint(port, address or self._survey.views.address(host, host) or host)
 
     # Mover
@@ -634,7 +634,7 @@ class Starter:
             try:
                 each.tell_moved({key: self._endpoint(each.name, target, key) for key in keys})
             except LaunchError:
-                if not each.is_lost:  # else nobody there wants to know
+                if not each.is_lost:  # else no node there needs to know
                     raise
         moves = self._table.move({key: self._endpoint(LAUNCHER, target, key) for key in keys})
         self._table.clients.note_moved(moves)

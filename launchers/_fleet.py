@@ -50,7 +50,7 @@ class Fleet:
         self._placement = dict(placement)
         self._mover = mover
         self._release = release
-        #: Where nobody answers any more, by the nodes that call there.
+        #: Addresses of servers that have ended, by the nodes that call them.
         self._ended: dict[str, list[str]] = {}
 
     @property
@@ -93,7 +93,7 @@ class Fleet:
         self._of(node).start(node, attempt, cause)
 
     def _tell_ended_before(self, node: str) -> None:
-        """Has a host that is new to a node know what the one before did."""
+        """Tells a host that is new to a node what the one before knew."""
         if keys := self._ended.get(node):
             self._of(node).tell_ended([node], keys)
 
@@ -106,11 +106,11 @@ class Fleet:
         self._of(node).let_go(node)
 
     def end_calls(self, node: str) -> None:
-        """Has new calls of a node refused, unless it looks at the stop by now."""
+        """Refuses new calls of a node, unless it looks at the stop by now."""
         self._of(node).end_calls(node)
 
     def tell_ended(self, callers: Sequence[str], keys: Sequence[str]) -> None:
-        """Tells workers, later ones too, that nobody will answer at these addresses any more."""
+        """Tells workers, later ones too, that the servers at these addresses have ended."""
         for caller in callers:
             self._ended.setdefault(caller, []).extend(keys)
         for host in self.living():
@@ -119,12 +119,12 @@ class Fleet:
                 host.tell_ended(mine, keys)
 
     def tell_lost(self, keys: Sequence[str]) -> None:
-        """Has calls in flight fail to these addresses, whose host is lost."""
+        """Fails calls in flight to these addresses, whose host is lost."""
         for host in self.living():
             host.tell_lost(keys)
 
     def dump_stacks(self, node: str) -> None:
-        """Has a worker write down where its threads are."""
+        """Makes a worker write down where its threads are."""
         self._of(node).dump_stacks(node)
 
     def terminate(self, node: str) -> None:

@@ -250,7 +250,7 @@ class _Reading:
 
 
 def _mistakes_in(fields: Mapping[str, Any]) -> Iterator[str]:
-    """Says what cannot be of a host. Values are those of a user, whatever their types say."""
+    """Returns what cannot be of a host. Values are those of a user, whatever their types say."""
     name, user, python, address = (fields[key] for key in ("name", "user", "python", "address"))
     if not _names_host(name):
         yield (

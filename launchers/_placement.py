@@ -157,7 +157,7 @@ class _Load:
         return self.cpu if resource == "cpu" else self.ram_gib
 
     def any(self) -> bool:
-        """Tells whether anything is asked for."""
+        """Returns whether anything is asked for."""
         return any(self.amount(resource) for resource in _RESOURCES)
 
     def __str__(self) -> str:
@@ -525,13 +525,13 @@ def _leftovers(
 
 
 def _wants(alike: Sequence[_Bundle]) -> str:
-    """Says what those want that want the same."""
+    """Returns what those want that want the same."""
     verb = "wants" if len(alike) == 1 else "each want"
     return f"{_listed([str(each) for each in alike])} {verb} {alike[0].wish}"
 
 
 def _rooms_left(bundle: _Bundle, rooms: Sequence[Room], loads: Sequence[_Load]) -> str:
-    """Says for each host what of it is too little."""
+    """Returns for each host what of it is too little."""
     told = []
     for host in bundle.allowed:
         room, load = rooms[host], loads[host]

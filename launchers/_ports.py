@@ -16,7 +16,7 @@ class PortTakenError(OSError):
 class PortReservations:
     """Bound sockets that never listen: the port is ours, servers of ours listen beside.
 
-    SO_REUSEPORT lets processes of the same user share the port, nobody else. A worker that is
+    SO_REUSEPORT lets only processes of the same user share the port. A worker that is
     restarted finds its port still held.
     """
 
@@ -34,12 +34,12 @@ class PortReservations:
 
         Args:
             port: Which; None takes a free one.
-            is_foreign: Whoever listens there does not set SO_REUSEPORT. SO_REUSEADDR will do, which
+            is_foreign: The program that listens there does not set SO_REUSEPORT. SO_REUSEADDR will do, which
                 nearly all servers set, since we do not listen; then others could take the port,
                 too.
 
         Raises:
-            PortTakenError: Somebody listens there, or it is reserved already.
+            PortTakenError: Another process listens there, or it is reserved already.
         """
         if port is not None:
             self._check_free(port)
@@ -76,7 +76,7 @@ class PortReservations:
         return reserved
 
     def _check_free(self, port: int) -> None:
-        # Without SO_REUSEPORT, so that it fails whoever holds the port.
+        # Without SO_REUSEPORT, so that it fails for any holder of the port.
         with contextlib.closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as probe:
             # Connections of an earlier server that are still closing do not matter.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -29,7 +29,7 @@ class Views:
 
 
 class SameForAll(Views):
-    """Each host is called by one name, whoever calls."""
+    """All callers use the same name of a host."""
 
     def __init__(self, names: Mapping[str, str]) -> None:
         """Takes the names by host."""

@@ -17,7 +17,7 @@ from launchpad_lite.errors import LaunchError
 
 #: Where the folders of runs go, unless a launch says otherwise; the original's name.
 LOG_DIR_VARIABLE = "LAUNCHPAD_LOGGING_DIR"
-#: How many of them are kept where nobody has named a folder, and without that variable.
+#: How many of them are kept in the default place; the default without that variable.
 KEEP_VARIABLE = "LAUNCHPAD_KEEP_RUNS"
 _KEPT_RUNS = 50
 #: Seconds in which a folder has not changed that is removed: its program may run on another machine.
@@ -40,7 +40,7 @@ def make_run_folder(program: str, named: Path | None = None) -> Path:
     """
     try:
         folder = (named or _make_base() / run_name(program)).absolute()
-        # Output may hold anything, so it is nobody else's to read.
+        # Output may hold anything, so no other user may read it.
         make_folder(folder)
     except OSError as error:
         raise LaunchError(

@@ -305,13 +305,13 @@ class _Search:
                 self._follow(name, is_needed=False, is_certain=False)
 
     def _place_main(self, main: ModuleType) -> None:
-        """Adds the script itself: children that `multiprocessing` starts anew import it."""
+        """Adds the script itself: children that `multiprocessing` starts with `spawn` import it."""
         name = getattr(getattr(main, "__spec__", None), "name", None)
         file = Path(str(main.__file__)).absolute()
         if name is not None:
             self._follow(name, is_needed=False, is_certain=True)
         elif file.suffix == ".py" and file.is_file():
-            # A tree of its own, so that whoever edits it does not send what lies beside it.
+            # A separate tree, so that a change of the script does not send what lies beside it.
             self.files[file] = {file.name: file}
 
     def _follow_parts(self, module: ModuleType, strings: set[str]) -> None:
@@ -480,7 +480,7 @@ def _parse_imports(file: Path, mtime_ns: int, size: int) -> tuple[_Import, ...]:
     source = _read(file)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # whoever imports the file sees them
+            warnings.simplefilter("ignore")  # the import shows them
             tree = ast.parse(source)
     except (SyntaxError, ValueError):  # as for warnings
         return ()
@@ -528,7 +528,7 @@ def _search_records(file: Path, package: str, site: Path, mtime_ns: int) -> tupl
 def _user_trees(roots: Mapping[Path, Mapping[str, Path]]) -> list[Tree]:
     """Returns a tree for each root folder, in the order of `sys.path`.
 
-    One for each, not one for all: whoever edits a script does not send a library again.
+    One for each, not one for all: a change of a script does not send a library again.
     """
     sizes = Counter[Path]()
     for file in {file for files in roots.values() for file in files.values()}:

@@ -12,9 +12,9 @@ from launchpad_lite._launch import SIGNALS
 
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Has SIGTERM and the end of the terminal raise SystemExit, unless the user handles them.
+    """Makes SIGTERM and the end of the terminal raise SystemExit, unless the user handles them.
 
-    What is launched elsewhere may be pending for hours, in which nobody else would cancel it.
+    What is launched elsewhere may be pending for hours, in which no other process would cancel it.
     Programs that were launched before, and run, are stopped as well.
     """
 

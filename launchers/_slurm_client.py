@@ -64,7 +64,7 @@ def cancel(job: str) -> None:
 
 
 def requeue(job: str) -> None:
-    """Has a job run again from its beginning.
+    """Makes a job run again from its beginning.
 
     Raises:
         SlurmError: It may not.

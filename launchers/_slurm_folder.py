@@ -197,7 +197,7 @@ class RunFolder:
         shutil.rmtree(self.path / "run", ignore_errors=True)
 
     def refresh(self) -> None:
-        """Has a network drive look for what is new."""
+        """Makes a network drive look for what is new."""
         with contextlib.suppress(OSError):
             list((self.path / "run").iterdir())
 
@@ -229,7 +229,7 @@ class RunFolder:
     # What the job writes, and the launcher reads
 
     def clear(self) -> None:
-        """Removes what an earlier run of the job has written; called as it begins anew."""
+        """Removes what an earlier run of the job has written; called when it starts again."""
         self._state("job").parent.mkdir(mode=0o700, exist_ok=True)
         for name in ("addresses", "status", "result", "failure", "stop"):
             self._state(name).unlink(missing_ok=True)

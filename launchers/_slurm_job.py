@@ -21,7 +21,7 @@ from launchpad_lite.launching import Outcome, ProgramResult, RunningProgram
 
 #: Seconds in which Slurm starts the agent on a host. A host that is not well makes srun wait.
 _ARRIVE_S = 60.0
-#: Seconds in which Slurm ends a job that it is to begin anew.
+#: Seconds in which Slurm ends a job that it is to start again.
 _REQUEUE_S = 60.0
 #: Seconds between attempts to write down how the program ended.
 _END_PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0)
@@ -181,15 +181,15 @@ def _write_end(run: RunFolder, end: End) -> None:
 
 
 def _is_slurms(result: ProgramResult) -> bool:
-    """Tells whether a program ended by its notice or since a host was lost: it may do better anew."""
+    """Returns whether a program ended by its notice or by the loss of a host: a new run may do better."""
     return result.signum == signal.SIGTERM or any(each.host_lost for each in result.failures[:1])
 
 
 def _begins_anew() -> bool:
-    """Has Slurm run the job again after its notice, and waits until it does.
+    """Makes Slurm run the job again after its notice, and waits until it does.
 
-    A job that somebody cancelled ends as well by SIGTERM, and so does one that Slurm itself begins
-    anew: both are not running any more.
+    A job that a user cancelled also ends by SIGTERM, and so does one that Slurm itself starts
+    again: both are not running any more.
     """
     job = os.environ["SLURM_JOB_ID"]
     try:
@@ -220,7 +220,7 @@ class _Signals:
             signal.signal(signum, self._handle)
 
     def guard(self, program: RunningProgram) -> None:
-        """Has signals stop a program, no longer its start."""
+        """Makes signals stop a program, no longer its start."""
         self._program = program
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:  # noqa: ARG002 - as Python calls it

@@ -219,7 +219,7 @@ class SlurmProgram(RunningProgram):
             self._learn_addresses()
             now = time.monotonic()
             if stamp is not None and not self.plan.addresses:
-                self._is_known.set()  # it runs, and nobody can call it
+                self._is_known.set()  # it runs, and cannot be called from here
             if stamp != (stamp := self.folder.stamp("status")):
                 heard_at = now
             elif heard_at != -math.inf and now > heard_at + _SILENT_S:
@@ -289,8 +289,8 @@ class SlurmProgram(RunningProgram):
             self._table.clients.note_moved(self._table.move(table.endpoints))
             return
         if self._table is not None:
-            # The job has begun anew: what listened there is gone, and so is its secret.
-            self._table.clients.close("its job has begun anew; make a new client")
+            # The job has started again: the old servers are gone, and so is their secret.
+            self._table.clients.close("its job has started again; make a new client")
         self._table = table
         for address in self.plan.addresses:
             address.bind(table)
@@ -300,7 +300,7 @@ class SlurmProgram(RunningProgram):
         """Returns how the program ended; None if it is not known whether that is for good."""
         result, state = end.result, self._state
         if result.signum == signal.SIGTERM and self._stop is None and state is not None:
-            # Slurm's own doing: it may be about to begin the job anew.
+            # Slurm did it: it may be about to start the job again.
             if not state.is_over:
                 return None
             reason = f"{result.reason}: job {self.job} is {state.describe()}"
@@ -338,7 +338,7 @@ class SlurmProgram(RunningProgram):
             self._cancel_at = time.monotonic() + _KILL_S  # and again, until it is gone
 
     def _conclude(self) -> ProgramResult:
-        """Says how a program ended of which there is no word."""
+        """Returns how a program ended of which there is no word."""
         state = self._state
         if self._stop is not None:
             reason, signum = self._stop
@@ -355,7 +355,7 @@ class SlurmProgram(RunningProgram):
                 "another interpreter in python="
             )
         elif (failure := self.folder.read("failure")) is not None:
-            how = failure.decode(errors="replace")  # of a job that could not begin anew
+            how = failure.decode(errors="replace")  # of a job that could not start again
         else:
             how = f"Slurm ended it: {state.describe()}"
         text = self._explained(f"job {self.job}: {how}")

@@ -211,7 +211,7 @@ class Submission:
     extra: tuple[str, ...] = ()
 
     def mistakes(self) -> list[str]:
-        """Says what sbatch would not take, or would take for something else."""
+        """Returns what sbatch would not take, or would take for something else."""
         found = [
             f"{name} is a text for sbatch's --{name}, on one line, not {value!r}"
             for name in ("partition", "account", "time", "constraint", "gres", "qos")
@@ -274,7 +274,7 @@ def _directive(option: str) -> str:
 
 
 def path_mistake(path: Path) -> str | None:
-    """Says why a path cannot stand in a script; None if it can."""
+    """Returns why a path cannot stand in a script; None if it can."""
     if _PLAIN_PATH.fullmatch(str(path)):
         return None
     return (

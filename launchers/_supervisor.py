@@ -77,7 +77,7 @@ class Host(Protocol):
         Args:
             node: `label[replica]`.
             attempt: How many restarts of it this makes.
-            cause: How the one before failed, if it did; for whoever watches.
+            cause: How the one before failed, if it did; for people.
         """
 
     def request_stop(self, node: str) -> None:
@@ -87,25 +87,25 @@ class Host(Protocol):
         """Lets a node stop to serve that has done its work."""
 
     def end_calls(self, node: str) -> None:
-        """Has new calls of a node refused, unless it looks at the stop by now."""
+        """Refuses new calls of a node, unless it looks at the stop by now."""
 
     def tell_ended(self, callers: Sequence[str], keys: Sequence[str]) -> None:
-        """Tells nodes, when they start again too, that nobody will answer any more.
+        """Tells nodes, also when they start again, that servers have ended for good.
 
         Args:
             callers: Whom to tell.
-            keys: Of the addresses where nobody will.
+            keys: Of the addresses of these servers.
         """
 
     def tell_lost(self, keys: Sequence[str]) -> None:
-        """Has calls in flight fail that nobody will answer: their host is lost.
+        """Fails calls in flight to servers whose host is lost.
 
         Args:
             keys: Of the addresses on it.
         """
 
     def dump_stacks(self, node: str) -> None:
-        """Has it written down where the threads of a node are. It may not answer."""
+        """Asks a node to write down where its threads are. It may not answer."""
 
     def terminate(self, node: str) -> None:
         """Makes a node end, if it lets itself be made to."""
@@ -196,7 +196,7 @@ class SupervisedProgram(RunningProgram):
         try:
             self._handlers.start()
             self._thread.start()
-        except RuntimeError:  # the system gives no more threads: nobody would close it
+        except RuntimeError:  # the system gives no more threads: it would never be closed
             host.close()
             self._table.clients.close("the program could not be started")
             raise
@@ -365,7 +365,7 @@ class SupervisedProgram(RunningProgram):
                     return action.result
                 self._perform(host, action)
             if isinstance(event, HostLost) and life.stopping:
-                # Not before: whoever was asked to end does not fail when its calls do.
+                # Not before: a node that was asked to end does not fail when its calls do.
                 self._tell_lost(event, host)
             now = time.monotonic()
             if life.stopping:
@@ -433,7 +433,7 @@ class SupervisedProgram(RunningProgram):
             self._tell_ended(node, host)
 
     def _tell_lost(self, event: HostLost, host: Host) -> None:
-        """Has calls to a lost host fail at once: its connections may look alive for long."""
+        """Fails calls to a lost host at once: its connections may look alive for long."""
         lost = set(event.nodes)
         keys = [
             address.key
@@ -446,7 +446,7 @@ class SupervisedProgram(RunningProgram):
             self._table.clients.note_lost({self._table.endpoints[key] for key in keys})
 
     def _tell_ended(self, node: str, host: Host) -> None:
-        """Has calls to a node fail that would wait for it for ever."""
+        """Fails calls to a node that would wait for it without end."""
         keys = [
             address.key
             for executable in self.plan.executables

@@ -169,7 +169,7 @@ def _choose(owners: list[tuple[Sequence[str], float]], room: int, now: float) ->
     lines = [line for each, _ in owners for line in each]
     if len(lines) <= room:
         return lines
-    # Those that changed lately, but each in its place: nobody could read lines that jump.
+    # Those that changed lately, but each in its place: lines that jump cannot be read.
     fresh = [line for each, changed_at in owners for line in each if now - changed_at < _FRESH_S]
     stale = [line for each, changed_at in owners for line in each if now - changed_at >= _FRESH_S]
     if room == 1:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 #: Hosts whose clocks are behind, or set to local time, must take a new certificate for valid.
 _BEFORE = dt.timedelta(days=1)
 #: "No well-defined expiration date" (RFC 5280, section 4.1.2.5). A certificate is looked at when a
-#: connection begins, so it must outlast every run, and nodes that start anew in it. To end it earlier
-#: would protect nobody: no server trusts the authority once the run is over.
+#: connection begins, so it must outlast every run, and nodes that restart in it. To end it earlier
+#: would protect nothing: no server trusts the authority once the run is over.
 _END = dt.datetime(9999, 12, 31, 23, 59, 59, tzinfo=dt.timezone.utc)
 #: Of a common name, in characters (RFC 5280, appendix A.1).
 _MAX_NAME = 64
@@ -33,7 +33,7 @@ _DNS_NAME = re.compile(r"(\*\.)?[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?")
 
 
 def refuse_clock(host: str, there_s: float, here_s: float) -> str | None:
-    """Says what is wrong with the clock of a host that would not trust a certificate made here.
+    """Returns what is wrong with the clock of a host that would not trust a certificate made here.
 
     Args:
         host: Its name.
@@ -53,7 +53,7 @@ def refuse_clock(host: str, there_s: float, here_s: float) -> str | None:
 
 
 class Authority:
-    """Issues credentials that trust each other and nobody else. Thread-safe.
+    """Issues credentials that trust only each other. Thread-safe.
 
     Its keys are of the curve P-256, which every TLS 1.3 speaks. Two authorities have nothing in
     common, not even those of one program: what was issued for a run is worthless in the next one.

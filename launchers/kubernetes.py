@@ -115,7 +115,7 @@ class KubernetesLauncher(Launcher):
             queue: Name of a queue of Kueue that admits the run.
             jobset: Make one JobSet of all, so that it is admitted as a whole.
             gpu_resource: What the cluster calls accelerators.
-            network_policy: Let nobody but the pods of the run connect to them.
+            network_policy: Let only pods of the run connect to them.
             work: Where the nodes' work and code is put if it is too large for Secrets.
             detach: Return as soon as the objects are made; the run goes on without this process.
             schedule_s: Seconds within which all pods must run. New ones in the place of lost have 10
@@ -125,7 +125,7 @@ class KubernetesLauncher(Launcher):
             silence_s: Seconds after which a pod that says nothing is lost.
             launcher_silence_s: Seconds after which the run ends by itself when this process is gone
                 without having said so. Kubernetes may take 2 minutes to tell pods, so it is at least 180.
-            ttl_s: Seconds after its end at which the cluster removes a run that nobody has removed,
+            ttl_s: Seconds after its end at which the cluster removes a run that was not removed,
                 a whole number.
             max_run_s: Seconds after which the cluster ends the run, a whole number; None: never.
             timing: Limits and pauses of this process; for tests.
@@ -159,7 +159,7 @@ class KubernetesLauncher(Launcher):
         least = {"schedule_s": 1, "silence_s": 1, "launcher_silence_s": 180}
         for name, limit in least.items():
             value = getattr(self, f"_{name}")
-            # Whoever waits for pods may wait for ever.
+            # A launch that waits for pods may wait without end.
             most = math.inf if name == "schedule_s" else sys.float_info.max
             if not _is_number(value, int | float) or not limit <= value <= most:
                 yield f"{name} is a number of seconds, at least {limit}, not {value!r}"
@@ -178,7 +178,7 @@ class KubernetesLauncher(Launcher):
     # The objects
 
     def mistakes(self, executables: Sequence[Executable]) -> Sequence[str]:
-        """Says why no objects can be made of it, or none that a cluster would take."""
+        """Returns why no objects can be made of it, or none that a cluster would take."""
         labels = list(dict.fromkeys(each.label for each in executables))
         known = {_ALL, SUPERVISOR, *labels}
         found = [
@@ -201,7 +201,7 @@ class KubernetesLauncher(Launcher):
         return found
 
     def notes(self, executables: Sequence[Executable]) -> Sequence[str]:
-        """Says what is asked of the cluster."""
+        """Returns what is asked of the cluster."""
         _, groups = self._layout("program", _with_ports(executables), LaunchOptions())
         found = [
             f"{group.label}: {count} pod{'s' if count > 1 else ''} of {group.pod.image}"
@@ -510,7 +510,7 @@ owner='{{"metadata":{{"ownerReferences":[{{"apiVersion":"{api}","kind":"{kind}",
 create() {{
     kubectl patch --local -f "$1" --type=merge -p "$owner" -o json | kubectl create {flags} -f -
 }}
-# Pods come last: without a supervisor, nobody would end them.
+# Pods come last: without a supervisor, they would not be ended.
 jobs="{jobs}"
 for file in *.json; do
     case " {root} $jobs " in
@@ -542,7 +542,7 @@ def _remove(
         api: Where it is.
         made: The object; None if nothing tells that it was created. It may be there all the same.
         root: As it was to be.
-        author: Whoever created ours.
+        author: The word with which ours were created.
         reason: Why it is to go.
         timing: Limits and pauses.
     """

@@ -42,11 +42,11 @@ class ProcessLauncher(Launcher):
         self._timing = timing
 
     def mistakes(self, executables: Sequence[Executable]) -> Sequence[str]:
-        """Says what this machine does not have, or not as often as is asked for."""
+        """Returns what this machine does not have, or not as often as is asked for."""
         return allot(executables, Machine.here()).mistakes
 
     def notes(self, executables: Sequence[Executable]) -> Sequence[str]:
-        """Says what this system cannot honour."""
+        """Returns what this system cannot honour."""
         return allot(executables, Machine.here()).notes
 
     def start(self, plan: LaunchPlan, options: LaunchOptions) -> RunningProgram:

@@ -159,7 +159,7 @@ class SlurmLauncher(Launcher):
         return found
 
     def mistakes(self, executables: Sequence[Executable]) -> Sequence[str]:
-        """Says what no job can be made of."""
+        """Returns what no job can be made of."""
         if _IN_ALLOCATION in os.environ:
             return ()
         choice: object = self._choice  # users are not all checked by mypy
@@ -176,7 +176,7 @@ class SlurmLauncher(Launcher):
         return ()
 
     def notes(self, executables: Sequence[Executable]) -> Sequence[str]:
-        """Says what Slurm is asked for."""
+        """Returns what Slurm is asked for."""
         if _IN_ALLOCATION in os.environ:
             return ()
         return [f"Slurm is asked for {each}" for each in components_of(executables, self._nodes)]
@@ -259,7 +259,7 @@ class SlurmLauncher(Launcher):
     ) -> Order:
         return Order(
             plan=plan.outline(),
-            # What nodes print is shown by whoever watches the files.
+            # The process that watches the files shows what nodes print.
             options=dataclasses.replace(options, log_dir=RunFolder(folder).logs, quiet=True),
             argv=tuple(sys.argv),
             script=Script.here(),

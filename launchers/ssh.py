@@ -52,7 +52,7 @@ class SshLauncher(Launcher):
         cache: str | None = None,
         ssh: Sequence[str] = ("ssh",),
     ) -> None:
-        """Prepares it; connects to nobody yet.
+        """Prepares it; does not connect yet.
 
         Args:
             hosts: `"h1,h2:gpu=2,user@h3"`, a list of such, of mappings or of `HostSpec`s, or the
@@ -99,13 +99,13 @@ class SshLauncher(Launcher):
         return place(executables, rooms, self._choice, self._strategy)
 
     def mistakes(self, executables: Sequence[Executable]) -> Sequence[str]:
-        """Says which nodes fit on no host, as far as hosts are known."""
+        """Returns which nodes fit on no host, as far as hosts are known."""
         if not self._specs:
             return ["no hosts are named: hosts=['h1', 'user@h2'], or --hosts=h1,user@h2"]
         return self._place(executables).mistakes
 
     def placement(self, executables: Sequence[Executable]) -> Mapping[str, str]:
-        """Says on which host each node runs.
+        """Returns on which host each node runs.
 
         What hosts have is known when they are reached; then a node may be placed elsewhere, if it
         asks for something that its host does not have.
@@ -164,7 +164,7 @@ class SshLauncher(Launcher):
     def command(self, spec: HostSpec) -> list[str]:
         """Returns the command that reaches a host. Pure."""
         options = {
-            # A question would wait for an answer that nobody is asked for.
+            # A question would wait for an answer that never comes.
             "BatchMode": "yes",
             "ConnectTimeout": f"{max(1, round(self._connect_s / 2))}",
             "ServerAliveInterval": f"{max(1, round(self._silence_s / _ALIVE_COUNT))}",

@@ -63,7 +63,7 @@ class ThreadLauncher(Launcher):
         self._timing = timing
 
     def notes(self, executables: Sequence[Executable]) -> Sequence[str]:
-        """Says what threads cannot have of their own."""
+        """Returns what threads cannot have of their own."""
         return notes_of_threads(executables)
 
     def start(self, plan: LaunchPlan, options: LaunchOptions) -> RunningProgram:
@@ -209,7 +209,7 @@ class _ThreadHost:
         self._nodes: dict[str, _ThreadNode] = {}
         self._threads: list[threading.Thread] = []
         self._stacks: dict[str, str] = {}
-        #: Where nobody answers any more.
+        #: Addresses of servers that have ended.
         self._ended: list[str] = []
 
     def start(self, node: str, attempt: int, cause: NodeFailure | None) -> None:

@@ -6,14 +6,14 @@ is, is decided elsewhere.
 
 The folder of a node:
 
-    .lock                           held by whoever saves, restores or tidies up
-    .launchpad-checkpoint-k3x9_2ab  being written or removed; a leftover if nobody holds the lock
+    .lock                           held while a process saves, restores or tidies up
+    .launchpad-checkpoint-k3x9_2ab  being written or removed; a leftover if the lock is free
     00000007/                       a complete checkpoint: its name is given once all is on disk
         manifest.json               what `state` must hold
         state/                      the folder that the node's `save` and `restore` are given
 
 The manifest stands beside the state, so that no name is taken from the node and its `restore` finds
-exactly what its `save` wrote. Digests find damage. They do not prove who wrote a checkpoint: whoever
+exactly what its `save` wrote. Digests find damage. They do not prove who wrote a checkpoint: anyone who
 can write to the folder can change the state.
 """
 
@@ -215,7 +215,7 @@ class CheckpointStore:
     def discard_incomplete(self) -> None:
         """Removes what saves that were killed left behind, and nothing else.
 
-        Does nothing while somebody saves or restores here, since what lies there may be theirs.
+        Does nothing while a process saves or restores here, because unfinished files may be in use.
         Never raises for the state of the folder; what cannot be removed is logged.
         """
         try:
@@ -446,7 +446,7 @@ def _digest(path: Path, size: int, *, sync: bool) -> str:
         sync: Whether to wait until it is safe on disk.
 
     Raises:
-        CheckpointError: It has another size: somebody writes to it.
+        CheckpointError: It has another size: another process writes to it.
     """
     digest = hashlib.blake2b(digest_size=32)
     block = memoryview(bytearray(min(size, _BLOCK) or 1))

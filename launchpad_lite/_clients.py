@@ -16,7 +16,7 @@ class Clients:
         #: Each with the address that it is to have: it may be on its way there in another thread.
         self._clients: weakref.WeakKeyDictionary[courier.Client, str] = weakref.WeakKeyDictionary()
         self._done: list[Callable[[courier.Client], None]] = []
-        #: Where nobody answers any more.
+        #: Addresses whose servers have ended.
         self._ended: set[str] = set()
         #: Where servers are now by where they were: followed once, not from entry to entry, since
         #: another server may have an address that one has left.
@@ -41,18 +41,18 @@ class Clients:
             what(client)
 
     def begin_as(self, others: "Clients") -> None:
-        """Has clients that are new here know what others were told of servers."""
+        """Tells clients that are new here what others were told of servers."""
         with others._lock:
             moved, ended = dict(others._moved), set(others._ended)
         self.note_moved(moved)
-        self.note_ended(ended)  # behind that: an address where somebody came has not ended
+        self.note_ended(ended)  # after that: an address to which a server moved has not ended
 
     def close(self, reason: str) -> None:
         """Fails all calls, those that wait and those to come; their errors tell the reason."""
         self.do(functools.partial(courier.close, reason=reason))
 
     def note_ended(self, endpoints: Collection[str]) -> None:
-        """Has calls fail, instead of wait, to servers that do not come back."""
+        """Makes calls fail, instead of wait, to servers that do not come back."""
         with self._lock:
             self._ended |= set(endpoints)
         self.do(self._stop_waiting_if_ended)
@@ -64,14 +64,14 @@ class Clients:
             courier.stop_waiting(client)
 
     def note_lost(self, endpoints: Collection[str]) -> None:
-        """Has calls in flight fail to servers whose host is lost; they may come back elsewhere."""
+        """Fails calls in flight to servers whose host is lost; they may come back elsewhere."""
         with self._lock:
             clients = [client for client, now in self._clients.items() if now in endpoints]
         for client in clients:
             courier.reconnect(client)
 
     def note_moved(self, moves: Mapping[str, str]) -> None:
-        """Has clients follow servers that have moved; later clients, too, made of old addresses.
+        """Makes clients follow servers that have moved; also later clients that are made of old addresses.
 
         An address that moved is not one that ended any more, nor is the one it moved to. A client
         that was told to wait no more stays so.
@@ -87,7 +87,7 @@ class Clients:
             self._ended -= arrived.union(moves)
             moved = {first: moves.get(now, now) for first, now in self._moved.items()}
             moved.update(moves)
-            # What somebody moved to is theirs, also where another one had left it before.
+            # An address to which a server moved is its own, even if another server left it before.
             self._moved = {first: now for first, now in moved.items() if first not in arrived}
             clients = []
             for client, address in list(self._clients.items()):
@@ -99,7 +99,7 @@ class Clients:
 
     def _follow(self, client: courier.Client) -> None:
         # Not under the lock, since calls that fail thereby may make clients. So two threads may
-        # do this at a time, and whoever comes last must find all done.
+        # do this at a time, and the last of them must find all done.
         while True:
             with self._lock:
                 address = self._clients[client]

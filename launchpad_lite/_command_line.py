@@ -328,7 +328,7 @@ def _emit(ready: LaunchPlan, launcher: Launcher, output: str | None) -> None:
         raise ProgramPathError("emit writes files; say where: --output=FOLDER")
     folder = Path(output).absolute()
     files = launcher.emit(ready, LaunchOptions(TERMINATION_NOTICE_SECS.value, folder))
-    # Work of nodes may hold anything, so it is nobody else's to read, nor to replace.
+    # Work of nodes may hold anything, so no other user may read or replace it.
     for name, content in files.items():
         path = folder / name
         try:
@@ -373,7 +373,7 @@ def make_program(
         place: What the function is called in errors.
         arguments: `--name=value` for flags that its module defines and for its own arguments,
             converted to the types of its annotations or defaults.
-        options: Names of what the launcher would have taken, for whoever has misspelt one.
+        options: Names of the launcher's options, in case one is misspelt.
 
     Raises:
         ProgramPathError: It cannot be called so.
@@ -461,7 +461,7 @@ def _keyword_arguments(
 
 
 def _hints(function: Any) -> dict[str, Any]:
-    with contextlib.suppress(Exception):  # annotations that cannot be evaluated help nobody
+    with contextlib.suppress(Exception):  # annotations that cannot be evaluated do not help
         return typing.get_type_hints(function)
     return {}
 

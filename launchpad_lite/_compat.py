@@ -33,7 +33,7 @@ def seconds_of(milliseconds: float | None) -> float | None:
 
 
 def is_local_launch(launch_type: LaunchType | str) -> bool:
-    """Tells whether a launch type means this machine, tests aside."""
+    """Returns whether a launch type means this machine, tests aside."""
     return LaunchType(launch_type) in (
         LaunchType.LOCAL_MULTI_THREADING,
         LaunchType.LOCAL_MULTI_PROCESSING,
@@ -41,7 +41,7 @@ def is_local_launch(launch_type: LaunchType | str) -> bool:
 
 
 def is_local_launch_or_test(launch_type: LaunchType | str) -> bool:
-    """Tells whether a launch type means this machine."""
+    """Returns whether a launch type means this machine."""
     return LaunchType(launch_type) in LaunchType
 
 

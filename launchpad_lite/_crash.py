@@ -1,4 +1,4 @@
-"""What is kept of a program that failed: a folder to look into, or to send to somebody."""
+"""What is kept of a program that failed: a folder to read, or to send with a bug report."""
 
 import contextlib
 import importlib.metadata

@@ -112,7 +112,7 @@ class Heard:
 
 @dataclass(frozen=True)
 class StopAsked:
-    """Somebody wants the program to end."""
+    """The program is asked to end."""
 
     reason: str
     signum: int | None = None
@@ -120,7 +120,7 @@ class StopAsked:
 
 @dataclass(frozen=True)
 class KillAsked:
-    """Somebody wants the program to end at once."""
+    """The program is asked to end at once."""
 
 
 @dataclass(frozen=True)
@@ -220,7 +220,7 @@ class EndCalls:
 
 @dataclass(frozen=True)
 class DumpStacks:
-    """Have a worker write down where its threads are."""
+    """Make a worker write down where its threads are."""
 
     node: str
 

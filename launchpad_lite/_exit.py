@@ -11,13 +11,13 @@ from typing import Any
 from launchpad_lite._result import Outcome
 from launchpad_lite.launching import RunningProgram
 
-#: Programs nobody may have waited for; held until then, for the report at exit.
+#: Programs that may not have been waited for; held for the report at exit.
 _uncollected: list[RunningProgram] = []
 _excepthooks: list[Callable[..., object]] = []
 
 
 def report_at_exit(running: RunningProgram) -> None:
-    """Has the interpreter exit as the program does, unless somebody waits for it before."""
+    """Makes the interpreter exit with the program's code, unless the script waits for it before."""
     _uncollected[:] = [program for program in _uncollected if not program.collected]
     _uncollected.append(running)
     if len(_uncollected) == 1 and sys.excepthook is not _tell_of_error:
@@ -28,7 +28,7 @@ def report_at_exit(running: RunningProgram) -> None:
 
 
 def _tell_of_error(kind: type[BaseException], error: BaseException, traceback: Any) -> None:
-    """Says after the traceback of a script that its program goes on."""
+    """Prints, after the traceback of a script, that its program goes on."""
     _excepthooks[-1](kind, error, traceback)
     names = [repr(each.plan.program) for each in _uncollected if each.result is None]
     if names and isinstance(error, Exception):

@@ -31,7 +31,7 @@ TERMINATION_NOTICE_SECS = flags.DEFINE_float(
 RESTART = flags.DEFINE_string(
     "lp_restart",
     None,
-    "When nodes are started anew: never (the default), on_failure or always; or by group, as in "
+    "When nodes are restarted: never (the default), on_failure or always; or by group, as in "
     "actor=on_failure,evaluator=always.",
 )
 CHECKPOINTS = flags.DEFINE_string(
@@ -82,7 +82,7 @@ def parse_script_arguments() -> None:
 
 
 def _parses_itself() -> bool:
-    """Tells whether the script has a name for a parser of command lines, or for a part of one.
+    """Returns whether the script has a name for a parser of command lines, or for a part of one.
 
     Not whether one is loaded: libraries load them, too.
     """

@@ -17,7 +17,7 @@ class ForcedExit(SystemExit):
 
 
 class Forcing:
-    """Has the code of one thread end, once: a second exception could hit what cleans up after it.
+    """Ends the code of one thread, once: a second exception could hit what cleans up after it.
 
     Thread-safe, but that `run` and `held_back` are of the thread itself.
     """
@@ -60,7 +60,7 @@ class Forcing:
     def held_back(self) -> Iterator[None]:
         """Lets something be done as a whole; who is to be ended by force is so behind it.
 
-        For what takes an instant only: a process that was started is to be known to somebody. Does
+        For short steps only: a process that was just started must be recorded. Does
         nothing in a thread that is no node's.
 
         Raises:

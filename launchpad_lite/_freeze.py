@@ -305,7 +305,7 @@ def _spell(path: Sequence[_Step]) -> str:
 
 
 def locate(work: Work, target: object) -> str:
-    """Says where in a node's work an object is; of things that are well hidden only that it is."""
+    """Returns where in a node's work an object is; of things that are well hidden only that it is."""
     for name, part in work.parts().items():
         for path, obj in _walk(part):
             if obj is target:

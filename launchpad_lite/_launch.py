@@ -117,7 +117,7 @@ def launch(
             `{"cpu": 2, "ram": 2, "gpu": 1}`, by group (`"actor"`) or single node (`"actor[3]"`).
             May also stand in the place of `launcher`.
         launch_type: Another name for `launcher`.
-        restart: When nodes that end are started anew: `"never"` (the default), `"on_failure"`,
+        restart: When nodes that end are restarted: `"never"` (the default), `"on_failure"`,
             `"always"` or an `lp.RestartPolicy`, for all nodes or as a dict by group (`"actor"`)
             and single node (`"actor[3]"`). By default what `--lp_restart` says.
         liveness: How nodes must show that they are not hung: an `lp.Liveness`, for all nodes or as
@@ -178,7 +178,7 @@ def launch(
         program.note_run(running)
         publish(running, chosen.name)
         report_at_exit(running)
-    except BaseException:  # a Ctrl-C that nobody watched for yet
+    except BaseException:  # a Ctrl-C before signals were watched
         running.kill()
         raise
     return running
@@ -284,7 +284,7 @@ class _Signals:
         self._previous: dict[int, Any] = {}
 
     def watch(self, running: RunningProgram) -> None:
-        """Has signals stop a program, if this is the main thread."""
+        """Makes signals stop a program, if this is the main thread."""
         if threading.current_thread() is not threading.main_thread():
             return
         self._running = [ref for ref in self._running if _is_running(ref())]
@@ -297,11 +297,11 @@ class _Signals:
                 self._previous[signum] = signal.signal(signum, self._on_signal)
 
     def is_handler(self, handler: object) -> bool:
-        """Tells whether a handler of a signal is ours, which stays when no program runs any more."""
+        """Returns whether a handler of a signal is ours, which stays when no program runs any more."""
         return handler == self._on_signal
 
     def stop(self, signum: int) -> bool:
-        """Has what runs stopped by a signal; returns whether anything does."""
+        """Makes a signal stop what runs; returns whether anything runs."""
         alive = [program for ref in self._running if (program := ref()) and _is_running(program)]
         for program in alive:
             program.handle_signal(signum)

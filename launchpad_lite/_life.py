@@ -1,6 +1,6 @@
 """The life of a launched program: a state machine without I/O.
 
-Everything that decides when a program ends, which nodes are started anew, how
+Everything that decides when a program ends, which nodes are restarted, how
 nodes are stopped and whose fault a failure is, lives here. This module knows no
 clock, thread or process: events and times come in, actions go out, and a
 supervisor obeys.
@@ -13,7 +13,7 @@ Each node goes through stages of its own: asked to end, after the notice SIGTERM
 after another `Timing.terminate_s` killed, after `give_up_s` given up. When the program
 stops all go that way, callers before those they call. A node that is hung, or
 that was told from outside to go, goes that way alone. When a host is lost, its
-nodes have ended without any of that; where they are started anew is the
+nodes have ended without any of that; where they restart is the
 supervisor's business.
 """
 
@@ -56,13 +56,13 @@ from launchpad_lite._policies import NEVER, Liveness, RestartPolicy, RestartWhen
 from launchpad_lite._result import NodeFailure, Outcome, ProgramResult, Restart
 from launchpad_lite._timing import DEFAULT, Timing
 
-#: Seconds for which the failure of a node that was started anew can be the cause of another's.
+#: Seconds for which the failure of a node that was restarted can be the cause of another's.
 CAUSE_S = 10.0
 #: Restarts that are remembered for the result, the newest ones.
 MAX_RESTARTS_KEPT = 10_000
 #: Who looks at a deadline later than this was asleep; nodes are not to blame for it.
 OVERSLEPT_S = 1.0
-#: While nodes have limits, somebody looks so often, to notice that all were asleep.
+#: How often the clock is checked while nodes have limits, to notice a suspended machine.
 LOOK_S = 1.0
 
 
@@ -74,7 +74,7 @@ class NodeTerms:
         name: `label[replica]`.
         host: Where it runs, for people.
         calls: Nodes it calls.
-        restart: Whether it is started anew.
+        restart: Whether it is restarted.
         liveness: How it shows that it is not hung.
     """
 
@@ -131,7 +131,7 @@ class _Node:
     failed: NodeFailure | None = None
     #: Whether that is known to all.
     reported: bool = False
-    #: Whether we have asked it to end, or somebody else has: it may fail of that.
+    #: Whether it was asked to end, by us or from outside: it may fail because of that.
     asked: bool = False
     warned: bool = False
     #: Whether it failed of neither.
@@ -140,7 +140,7 @@ class _Node:
     verdict: NodeFailure | None = None
     #: Whether that is since it was told so from outside, which is no fault of its own.
     told_to_go: bool = False
-    #: How it failed last, if it was started anew since.
+    #: How it failed last, if it was restarted since.
     cause: NodeFailure | None = None
     #: Its restarts after failures, as far back as its policy looks.
     recent: list[Restart] = field(default_factory=list)
@@ -161,7 +161,7 @@ class _Node:
         return self.stage not in (_Stage.WAITING, _Stage.ENDED)
 
     def falls(self, *, unasked: bool) -> bool:
-        """Tells whether it fails of its own, not since it is to end; `unasked`: as it was told."""
+        """Returns whether it fails of its own, not since it is to end; `unasked`: as it was told."""
         # What we ask may have been on its way.
         return not self.warned and (unasked or not self.asked)
 
@@ -214,7 +214,7 @@ class ProgramLife:
         #: Nothing is due before it; what is put off leaves it early, which does no harm.
         self._next_due = now
         self._looked_at = now
-        #: Nodes that nobody holds up any more, to be asked to end.
+        #: Nodes whose callers have ended, to be asked to end.
         self._free: list[_Node] = []
         self._has_limits = any(node.terms.liveness != Liveness() for node in self._nodes.values())
         #: In the order in which they became known.
@@ -256,7 +256,7 @@ class ProgramLife:
         }
 
     def restarts_of(self, name: str) -> int:
-        """Returns how often a node was started anew."""
+        """Returns how often a node was restarted."""
         return self._nodes[name].attempt
 
     def handle(self, event: Event, now: float) -> list[Action]:
@@ -349,7 +349,7 @@ class ProgramLife:
         # Its server closes, and its callers know, before it can say how it failed.
         node.fell = node.falls(unasked=event.unasked or node.left_unasked)
         if self.stopping and node.stage is _Stage.UP:
-            self._limit_hold(node, now)  # nobody asks it any more
+            self._limit_hold(node, now)  # it is not asked any more
         self._enter(node, _Stage.ASKED, min(node.deadline, now + self._notice_s))
         if self.stopping:
             self._note_reported(node)
@@ -360,7 +360,7 @@ class ProgramLife:
         return self._note_failure(self._with_history(node, failure, now), now)
 
     def _note_reported(self, node: _Node) -> None:
-        """Takes in what a node reported that will not be started anew, since all stop."""
+        """Takes in the report of a node that will not be restarted, because all stop."""
         if node.failed is not None and not node.reported:
             node.reported = True
             self._note_late_failure(node, node.failed, is_verdict=False)
@@ -411,7 +411,7 @@ class ProgramLife:
         return replace(self._stamped(node, failure, now), restarts=tuple(node.recent))
 
     def _may_start_again(self, node: _Node, now: float) -> bool:
-        """Tells whether its policy allows a restart after a failure."""
+        """Returns whether its policy allows a restart after a failure."""
         policy = node.terms.restart
         if policy.when is RestartWhen.NEVER:
             return False
@@ -424,7 +424,7 @@ class ProgramLife:
 
     def _note_late_failure(self, node: _Node, failure: NodeFailure, *, is_verdict: bool) -> None:
         # While all stop, calls between nodes fail; that alone is no failure. Nor is it one that a
-        # node went, by us or by others, which we would have started anew, unless it says what
+        # node went, by us or by others, which we would have restarted, unless it says what
         # went wrong: its state may be lost. But others may have failed of it.
         dispensable = node.terms.restart.when is not RestartWhen.NEVER
         went = is_verdict or failure.report is None
@@ -641,7 +641,7 @@ class ProgramLife:
         return actions
 
     def _dump_before_force(self, node: _Node) -> list[Action]:
-        """Has it written down where a node is that is about to be ended by force, once."""
+        """Asks a node that is about to be ended by force, once, to write down where it is."""
         if node.stage not in (_Stage.UP, _Stage.ASKED):
             return []  # it was, before SIGTERM
         # When the program failed, it was written down already.
@@ -695,7 +695,7 @@ class ProgramLife:
         self._left += by * (not node.ended)
 
     def _expect(self, node: _Node, sign: str, limit_s: float | None, now: float) -> None:
-        # While all stop, nobody may be left who would have a node's code show that it goes on. The
+        # While all stop, no other node may be left that would make a node's code show that it goes on. The
         # constructor has a limit of its own.
         due = node.constructed or sign == "startup"
         if (
@@ -750,7 +750,7 @@ class ProgramLife:
         return actions + self._ask_those_free(now)
 
     def _ask_those_free(self, now: float) -> list[Action]:
-        """Asks the nodes to end that nobody holds up any more."""
+        """Asks the nodes to end whose callers have ended."""
         free, self._free = self._free, []
         return [self._ask(node, now) for node in free if node.stage is _Stage.UP]
 
@@ -816,7 +816,7 @@ class ProgramLife:
         fallen = {each.node: each for each in failures if self._nodes[each.node].fell}
         below = {each.node: self._order.below(each.node) | {each.node} for each in failures}
         place = {each.node: at for at, each in enumerate(failures)}
-        # Whoever calls a node, and is not called by it, has more below itself. Callers first, so
+        # A node that calls another, and is not called by it, has more below itself. Callers first, so
         # that a node takes the place of the first that failed of it, however far away.
         for each in sorted(failures, key=lambda each: -len(below[each.node])):
             for name in below[each.node] & fallen.keys():
@@ -827,7 +827,7 @@ class ProgramLife:
         return sorted(failures, key=lambda each: (place[each.node], len(below[each.node])))
 
     def _cause_among_restarts(self, failure: NodeFailure) -> NodeFailure | None:
-        """Finds why a node failed last that was called by it and started anew meanwhile."""
+        """Finds why a node failed last that was called by it and has restarted since."""
         below = self._order.below(failure.node)
         within_s = max(CAUSE_S, self._blame_s)
         for restart in reversed(self._restarts):
@@ -846,7 +846,7 @@ class ProgramLife:
 
 
 def _may_have_caused(cause: NodeFailure, failure: NodeFailure, within_s: float) -> bool:
-    """Tells whether a node may have failed since one that it calls did, without saying so."""
+    """Returns whether a node may have failed since one that it calls did, without saying so."""
     if failure.host_lost:
         return False
     was_killed = failure.exit_status is not None and failure.exit_status < 0
@@ -856,7 +856,7 @@ def _may_have_caused(cause: NodeFailure, failure: NodeFailure, within_s: float) 
 
 
 def _was_there(node: _Node, event: HostLost) -> bool:
-    """Tells whether a node was on a lost host when it was last started, and has not ended."""
+    """Returns whether a node was on a lost host when it was last started, and has not ended."""
     if node.ended or event.attempts is None:
         return not node.ended
     # One that waits has the number of the start that is to come, if it was started before.

@@ -90,5 +90,5 @@ class SignsOfLife:
 
 
 def _is_stuck(before: Load, now: Load) -> bool:
-    """Tells whether calls wait at a server for others of which none has ended between two looks."""
+    """Returns whether calls wait at a server for others of which none has ended between two looks."""
     return any(waits and (waits, ended) in before for waits, ended in now)

@@ -147,7 +147,7 @@ class LogFile:
 
     def _begin_anew(self) -> None:
         first, previous = _first(self._path), _previous(self._path)
-        with contextlib.suppress(FileNotFoundError):  # somebody has tidied up
+        with contextlib.suppress(FileNotFoundError):  # another process has tidied up
             if not first.exists():
                 self._path.rename(first)
             else:
@@ -159,7 +159,7 @@ class LogFile:
         self._descriptor, self._bytes = descriptor, 0
 
     def _note_gap(self, first: Path) -> None:
-        """Says once, where the gap begins, that there is one."""
+        """Notes once, where the gap begins, that there is one."""
         note = _GAP % self._path.name.encode()
         with first.open("rb") as file:
             file.seek(-min(len(note), first.stat().st_size), os.SEEK_END)

@@ -51,7 +51,7 @@ class LaunchSettings:
 
     Attributes:
         resources: What they need of their host.
-        restart: When they are started anew.
+        restart: When they are restarted.
         liveness: How they show that they are not hung.
         checkpoints: Where their state is kept.
         processes: How their processes are started.
@@ -78,7 +78,7 @@ class Executable:
         resources: What it needs of its host.
         description: For people, like `CourierNode(Range)`.
         calls: Names of the executables it holds handles to.
-        restart: Whether it is started anew.
+        restart: Whether it is restarted.
         liveness: How it shows that it is not hung.
         checkpoints: Where its state is kept, if it is.
         process: How its process is started.
@@ -150,13 +150,13 @@ class LauncherTraits(Protocol):
     shares_memory: bool
 
     def notes(self, executables: Sequence[Executable]) -> Sequence[str]:
-        """Says what the launcher cannot honour."""
+        """Returns what the launcher cannot honour."""
 
     def mistakes(self, executables: Sequence[Executable]) -> Sequence[str]:
-        """Says what makes the start impossible."""
+        """Returns what makes the start impossible."""
 
     def placement(self, executables: Sequence[Executable]) -> Mapping[str, str]:
-        """Says on which host each runs."""
+        """Returns on which host each runs."""
 
 
 @dataclass(frozen=True)
@@ -297,7 +297,7 @@ class _ByNode(Generic[T]):
         return self._for_all is not None
 
     def names(self, label: str, name: str) -> bool:
-        """Tells whether the node, or its group, was named."""
+        """Returns whether the node, or its group, was named."""
         return name in self._given or label in self._given
 
 

@@ -1,4 +1,4 @@
-"""What a user may ask for about the life of a node: when it is started anew, how it shows that it lives."""
+"""What a user may ask for about the life of a node: when it restarts, how it shows that it lives."""
 
 import dataclasses
 import enum
@@ -21,9 +21,9 @@ class RestartWhen(enum.Enum):
 
 @dataclass(frozen=True)
 class RestartPolicy:
-    """Whether and how often a node is started anew in the place of one that ended.
+    """Whether and how often a node is restarted.
 
-    A restarted node keeps its label, replica and address. It is constructed anew; what it knew is
+    A restarted node keeps its label, replica and address. It is constructed again; what it knew is
     gone unless it has checkpoints. When it failed more often than the policy allows, the program
     fails.
 
@@ -31,7 +31,7 @@ class RestartPolicy:
         when: `"never"` (a failure ends the program), `"on_failure"`, or `"always"`: also when the
             node ended well. Such a node never counts as having ended, so its program runs until
             it is stopped.
-        max_restarts: Failures within `window_s` after which it is still started anew. A node that
+        max_restarts: Failures within `window_s` after which it is still restarted. A node that
             was told from outside to end (SIGTERM) did not fail.
         window_s: Seconds after which a failure is forgotten.
         backoff_s: Seconds before the first restart; doubled with each further failure in the
@@ -99,7 +99,7 @@ class RestartPolicy:
 
     @property
     def outlives_host(self) -> bool:
-        """Whether a node is started anew when its host is lost."""
+        """Whether a node is restarted when its host is lost."""
         return self.when is not RestartWhen.NEVER and self.moves
 
     def __str__(self) -> str:
@@ -172,5 +172,5 @@ def _check_seconds(
         raise ValueError(f"{name} cannot be {value}")
 
 
-#: What holds for nodes nobody asked anything for.
+#: The default.
 NEVER = RestartPolicy(RestartWhen.NEVER)

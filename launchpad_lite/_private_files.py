@@ -1,6 +1,6 @@
 """Folders and files that are this user's own, in places where others may write as well.
 
-Whoever may write to a folder may put a link where we are going to write, and have our output appended
+A user who may write to a folder may put a link where we are going to write, and have our output appended
 to any file of ours. So folders are looked at before they are used, and links are not followed.
 """
 
@@ -56,9 +56,9 @@ def user_name() -> str:
 def check_folder(folder: Path) -> None:
     """Refuses a folder where a stranger could replace what is written.
 
-    Strangers are all whom nobody has chosen. In a folder that everybody may write to, each can make
+    A stranger is any user to whom no owner gave access. In a folder that everyone may write to, each can make
     folders; without the sticky bit, each can replace those of others, too. Who else owns a folder on
-    the way, or shares a group that may write there, was let in by somebody who could: the owner of a
+    the way, or shares a group that may write there, was given access by someone who could: the owner of a
     project, or of what a container mounts.
 
     Raises:
@@ -76,7 +76,7 @@ def check_folder(folder: Path) -> None:
 
 
 def _is_open(mode: int) -> bool:
-    """Tells whether everybody may replace what lies in a folder."""
+    """Returns whether everybody may replace what lies in a folder."""
     is_writable = mode & stat.S_IWOTH and not mode & stat.S_ISVTX and not stat.S_ISLNK(mode)
     return bool(is_writable) and _IN_POD not in os.environ
 

@@ -87,5 +87,5 @@ def _flags(name: str, value: object) -> Iterator[str]:
         yield f"--{name}={value}"
 
 
-#: What holds for nodes nobody asked anything for.
+#: The default.
 PLAIN = PythonProcess()

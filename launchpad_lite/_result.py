@@ -163,13 +163,13 @@ def description(group: Sequence[NodeFailure]) -> str:
 
 @dataclass(frozen=True)
 class Restart:
-    """A node was started anew.
+    """A node was restarted.
 
     Attributes:
         node: `label[replica]`.
         attempt: 1 for the first restart of this node.
         at_s: Seconds after the launch at which it had ended.
-        delay_s: Seconds until it was started anew.
+        delay_s: Seconds until it was restarted.
         failure: How it had ended; None if it ended well and is always restarted.
     """
 

@@ -28,7 +28,7 @@ from launchpad_lite.errors import NoProgramError
 
 
 class WorkerLink(Protocol):
-    """How a worker speaks to whoever supervises it. Thread-safe, never blocks for long."""
+    """How a worker speaks to its supervisor. Thread-safe, never blocks for long."""
 
     def constructed(self, runs: bool) -> None:
         """The object is there; `runs`: it has something to run, rather than only to serve."""
@@ -152,7 +152,7 @@ class NodeRuntime:
         return self.setup.name
 
     def constructed(self, *, runs: bool, serves: Address | None = None) -> None:
-        """Says that the node's object is there.
+        """Reports that the node's object is there.
 
         Args:
             runs: Whether it has something to run; a program ends when all such nodes have ended.
@@ -167,7 +167,7 @@ class NodeRuntime:
         )
 
     def only_serves(self) -> None:
-        """Says that what the node had to run has ended, and that it goes on to serve."""
+        """Reports that the node has run, and continues to serve."""
         self._runs = False
         self._link.constructed(False)
         if self.stop_event.is_set():
@@ -175,7 +175,7 @@ class NodeRuntime:
 
     @contextlib.contextmanager
     def at_work(self, *, runs: bool, serves: Address | None = None) -> Iterator[None]:
-        """Says that the node's object is there and, at the end of the block, that its work is done.
+        """Reports that the node's object is there and, at the end of the block, that its work is done.
 
         Args:
             runs: As for `constructed`.
@@ -189,7 +189,7 @@ class NodeRuntime:
             is_well = self.leaves_well(error)
             raise
         finally:
-            # Nobody may be left to show that it goes on, while calls in flight or a last
+            # No code may be left to show that it goes on, while calls in flight or a last
             # checkpoint take their time.
             self._link.leaving()
             if is_well and runs and serves is not None:
@@ -206,7 +206,7 @@ class NodeRuntime:
 
     def heartbeat(self) -> None:
         """Shows that the node's code goes on."""
-        # Whoever looks for signs of life knows nothing of parts.
+        # The check of signs of life does not know parts.
         if self._host is not None:
             self._host.heartbeat()
         else:
@@ -237,7 +237,7 @@ class NodeRuntime:
             hosted.request_stop()
 
     def note_ended(self, keys: Iterable[str]) -> None:
-        """Tells the node where nobody will answer any more. For supervisors.
+        """Tells the node which servers have ended for good. For supervisors.
 
         Args:
             keys: Of addresses.
@@ -314,7 +314,7 @@ class NodeRuntime:
                 self.stop_handlers.remove(runtime.stop_handlers.call_all)
 
     def listen(self) -> threading.Event:
-        """Returns the event that is set when the node is to end; whoever takes it looks at it."""
+        """Returns the event that is set when the node is to end; code that takes it counts as looking at the stop."""
         if not self._listens:
             self._listens = True
             if self.stop_event.is_set():
@@ -322,7 +322,7 @@ class NodeRuntime:
         return self.stop_event
 
     def leaves_in_order(self, error: BaseException) -> bool:
-        """Tells whether an exception that ends the node is no failure."""
+        """Returns whether an exception that ends the node is no failure."""
         if isinstance(error, ForcedExit):
             return True  # who ended it knows why
         if isinstance(error, SystemExit):
@@ -338,7 +338,7 @@ class NodeRuntime:
             self._link.cut_short(courier.ExceptionReport.of(error))
 
     def leaves_well(self, error: BaseException) -> bool:
-        """Tells whether an exception that ends the node leaves its state whole."""
+        """Returns whether an exception that ends the node leaves its state whole."""
         # Ended by force, it may have been anywhere.
         return self.leaves_in_order(error) and not isinstance(error, ForcedExit)
 
@@ -364,7 +364,7 @@ class NodeRuntime:
             secret=self.table.secret,
             tls=self.table.tls,
             hidden=hidden,
-            # The supervisor holds the port, so that nobody takes it before we come or come back.
+            # The supervisor holds the port, so that no other process takes it before we start or restart.
             share_port=True,
             **options,
         )
@@ -380,7 +380,7 @@ class NodeRuntime:
         return [server for runtime in self._with_parts() for server in runtime._servers]
 
     def end_with_node(self, end: Callable[[], object]) -> None:
-        """Has something called when the node's code has ended, or was forced out of ending it.
+        """Registers what to call when the node's code has ended, or was forced out of ending it.
 
         Args:
             end: Is called in the thread that looks after the node, if that is another one.
@@ -513,7 +513,7 @@ def current_node() -> CurrentNode:
 
 
 def restart_count() -> int:
-    """Returns how often this node was started anew: 0 at its first start.
+    """Returns how often this node was restarted: 0 at its first start.
 
     Raises:
         NoProgramError: No program runs here.
@@ -522,7 +522,7 @@ def restart_count() -> int:
 
 
 def save_checkpoint() -> Path | None:
-    """Has the state of this node saved now, by the `save` of its object, in the calling thread.
+    """Saves the state of this node now, by the `save` of its object, in the calling thread.
 
     Returns:
         Where; None if the program was launched without `checkpoints` for this node.
@@ -535,7 +535,7 @@ def save_checkpoint() -> Path | None:
 
 
 def register_stop_handler(handler: StopHandler) -> None:
-    """Has a function called, once, when the program stops.
+    """Registers a function to be called, once, when the program stops.
 
     Called at once if the program is stopping already.
     Works from any thread, and in scripts that launch nothing: there it is called when SIGINT or
@@ -555,7 +555,7 @@ def register_stop_handler(handler: StopHandler) -> None:
     # All of them look at the stop, since which one this thread belongs to cannot be told.
     stopping = [runtime.listen().is_set() for runtime in owners]
     if any(stopping):
-        # The stop came first; nobody will call it later.
+        # The stop came first; it will not be called later.
         handlers.call_all()
 
 

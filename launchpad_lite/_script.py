@@ -2,7 +2,7 @@
 
 The script's classes and functions travel by value, so that a worker need not run it. What pickles
 them by reference, as `multiprocessing`, `pickle` and `torch.save` do, looks for them in `__main__`:
-there they are put as they come. A child that `multiprocessing` starts anew imports the script by
+there they are put as they come. A child that `multiprocessing` starts with `spawn` imports the script by
 itself, as it does everywhere, once it finds out there where that is.
 """
 
@@ -45,7 +45,7 @@ class Script:
         return cls(module, str(path), _digest(path))
 
     def stand_in(self) -> None:
-        """Has this process take it for its own, without running it.
+        """Makes it the script of this process, without running it.
 
         Where it cannot be found, on another host, this process has none, like a notebook.
         """

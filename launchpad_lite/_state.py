@@ -86,7 +86,7 @@ class NodeState:
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """Names of the object's methods that are called here, and by nobody else."""
+        """Names of the object's methods that only this class calls."""
         return () if self._write is None else _METHODS
 
     def save(self) -> Path | None:
@@ -189,7 +189,7 @@ def check_state_methods(owner: object) -> None:
 
 
 def may_have_state(constructor: object) -> bool:
-    """Tells whether what is constructed may have `save` and `restore`, as far as that is known."""
+    """Returns whether what is constructed may have `save` and `restore`, as far as that is known."""
     while isinstance(constructor, functools.partial):
         constructor = constructor.func
     if not inspect.isclass(constructor) or hasattr(constructor, "__getattr__"):

@@ -102,7 +102,7 @@ class NodeStatus:
         host: Where it runs.
         pid: Its process; None before it started.
         endpoints: Where it listens: `host:port` by name of the address.
-        restarts: How often it was started anew.
+        restarts: How often it was restarted.
         cpu: Cores that it kept busy lately, with the processes that it started; None: not known.
         memory_mib: Main memory that they hold; None: not known.
     """
@@ -126,7 +126,7 @@ class RunningProgram(abc.ABC):
 
     def __init__(self, plan: LaunchPlan) -> None:
         self.plan = plan
-        #: Whether somebody has been told how the program ended.
+        #: Whether the script has been told how the program ended.
         self.collected = False
         self._interrupts = 0
         #: When this process launched it.
@@ -274,7 +274,7 @@ class RunningProgram(abc.ABC):
 
 
 class _NameOfType:
-    """What an attribute of text reads as that nobody has set: the name of the type."""
+    """The value of a text attribute that was not set: the name of the type."""
 
     def __get__(self, instance: object, owner: type) -> str:
         return owner.__name__
@@ -291,15 +291,15 @@ class Launcher(abc.ABC):
     shares_memory: bool = False
 
     def mistakes(self, executables: Sequence[Executable]) -> Sequence[str]:  # noqa: ARG002
-        """Says what makes the start impossible; nothing is started then."""
+        """Returns what makes the start impossible; nothing is started then."""
         return ()
 
     def notes(self, executables: Sequence[Executable]) -> Sequence[str]:  # noqa: ARG002
-        """Says what the launcher cannot honour; shown with the plan."""
+        """Returns what the launcher cannot honour; shown with the plan."""
         return ()
 
     def placement(self, executables: Sequence[Executable]) -> Mapping[str, str]:  # noqa: ARG002
-        """Says on which host each runs, by its name; nothing if there is only one place.
+        """Returns on which host each runs, by its name; nothing if there is only one place.
 
         Asked only if there are no mistakes.
         """

@@ -168,7 +168,7 @@ class FloorPeer(harness.BytesPeer):
 def _write_file(array: Any) -> bytes:
     global _file
     folder = "/dev/shm" if Path("/dev/shm").is_dir() else None  # noqa: S108 - no name in it
-    # Kept open: an unnamed file lives as long as somebody has it open.
+    # Kept open: an unnamed file lives as long as a process has it open.
     _file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
     _file.write(array)
     _file.flush()

@@ -56,7 +56,7 @@ def random_array(size: int) -> Any:
 
 
 def touch(array: Any) -> int:
-    """Reads a byte of every page, so that nobody is fast by not delivering."""
+    """Reads a byte of every page, so that no peer is fast because it does not deliver."""
     return int(array[::_PAGE_BYTES].sum())
 
 
@@ -125,7 +125,7 @@ class BytesHandlers(Handlers):
 
 
 def to_array(data: Any) -> Any:
-    """Looks at bytes as an array."""
+    """Returns bytes as an array, without a copy."""
     import numpy as np
 
     return np.frombuffer(data, np.uint8)
@@ -159,7 +159,7 @@ class Peer:
             future.result()
 
     def pipeline(self, calls: int) -> None:
-        """Has so many calls in flight at once and waits for all."""
+        """Makes so many calls at once and waits for all."""
         echo = self.later("echo")
         self.collect([echo(PAYLOAD) for _ in range(calls)])
 
@@ -302,7 +302,7 @@ class Client:
         return statistics.median(took)
 
     def prepare(self, size: int) -> None:
-        """Has the server make what is read by `read`."""
+        """Makes the server make what is read by `read`."""
         self.peer.method("prepare")(size)
 
     def read(self, shared: bool, version: int, start_at: float) -> tuple[float, int]:
@@ -319,7 +319,7 @@ class Client:
         return time.monotonic(), checksum
 
     def burn(self, seconds: float) -> None:
-        """Has a handler of the server burn CPU."""
+        """Makes a handler of the server burn CPU."""
         self.peer.method("burn")(seconds)
 
 

@@ -54,7 +54,7 @@ class RpycPeer(harness.BytesPeer):
     def later(self, name: str) -> Callable[..., Any]:
         """Returns the asynchronous method."""
         if self._serving is None:
-            # Without it nobody reads while many calls are sent, until both ends wait for ever. By
+            # Without it, neither end reads while many calls are sent, until both wait without end. By
             # default it sleeps after each answer.
             self._serving = rpyc.BgServingThread(
                 self._connection, serve_interval=0.1, sleep_interval=0.0

@@ -2,5 +2,5 @@
 
 `frames`, `handshake` and `segments` know no sockets that are not given to them; `carrier` turns
 sockets into something that carries frames; `dialing`, `link` and `lane` are the client's half,
-`poller`, `guest` and `host` the server's.
+`poller`, `unproven` and `host` the server's.
 """

@@ -249,7 +249,7 @@ class WireCall:
         return isinstance(self._outcome, Exception)
 
     def wake(self) -> None:
-        """Has those who wait look again."""
+        """Wakes those who wait."""
         for gate in tuple(self.gates):
             open_gate(gate)
 

@@ -118,7 +118,7 @@ def _dial_directly(options: LaneOptions, limit_s: float) -> Dialled:
 def _introduce(
     carrier: SocketCarrier, opening: bytes, handshake: ClientHandshake, give_up_at: float
 ) -> tuple[bytes, Introduction, SessionKeys]:
-    """Says hello and checks the welcome; the proof is still to be sent."""
+    """Sends the hello and checks the welcome; the proof is still to be sent."""
     hello = opening + handshake.hello()
     if carrier.send([hello]) < len(hello):
         raise ConnectionResetError("the server does not listen")
@@ -181,7 +181,7 @@ def _dial_local(
 
 
 def _has_proof(options: LaneOptions) -> bool:
-    """Tells whether a server can prove more than that it runs as our user."""
+    """Returns whether a server can prove more than that it runs as our user."""
     return options.secret is not None or options.tls is not None
 
 

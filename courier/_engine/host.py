@@ -29,11 +29,11 @@ from courier._engine import reports
 from courier._engine.caller import Caller
 from courier._engine.channel import Channel
 from courier._engine.frames import Kind, decompressed
-from courier._engine.guest import PATIENCE_S, Guest, Way
 from courier._engine.handshake import NAME_BYTES, Introduction
-from courier._engine.haste import HASTE
 from courier._engine.listening import BACKLOG
 from courier._engine.place import ABSTRACT, host_name, is_own_user, keep_alive, peer_of
+from courier._engine.switch_interval import SWITCH_INTERVAL
+from courier._engine.unproven import PATIENCE_S, UnprovenPeer, Way
 from courier._engine.watching import READ, make_watcher
 from courier._parcel import Parcel
 from courier._pool import HandlerPool
@@ -47,7 +47,7 @@ _OVERDUE_S = 0.002
 #: The watch sleeps when the poller has run nothing by itself for so long.
 _CALM_S = 0.05
 #: A quarter of the descriptors that a process has by default, if they are so few.
-_MAX_GUESTS = min(1024, max(16, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4))
+_MAX_UNPROVEN = min(1024, max(16, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4))
 #: Seconds that the poller has to end with a call that it runs by itself.
 _BUSY_S = 1.0
 _NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
@@ -127,7 +127,7 @@ class Host:
         self._local, self._local_name = _listen_locally(self._name)
         self._listener = listener
         self._lock = threading.Lock()
-        self._guests: collections.OrderedDict[int, Guest] = collections.OrderedDict()
+        self._unproven: collections.OrderedDict[int, UnprovenPeer] = collections.OrderedDict()
         self._callers: dict[int, Caller] = {}
         self._costs = costs
         self._stopping = False
@@ -151,7 +151,7 @@ class Host:
 
     def start(self) -> None:
         """Begins to serve."""
-        HASTE.begin()
+        SWITCH_INTERVAL.begin()
         self.is_healthy = True
         self._add(_Listener(self, self._listener, Way.PORT))
         if self._local is not None:
@@ -194,32 +194,32 @@ class Host:
         if self._stopping:
             sock.close()
             return
-        guest = Guest(self, sock, peer, way, on_welcome)
+        unproven = UnprovenPeer(self, sock, peer, way, on_welcome)
         with self._lock:
-            self._guests[guest.fileno()] = guest
-            is_crowded = len(self._guests) > _MAX_GUESTS
-        self._add(guest)
+            self._unproven[unproven.fileno()] = unproven
+            is_crowded = len(self._unproven) > _MAX_UNPROVEN
+        self._add(unproven)
         if is_crowded:
-            self.show_out_oldest()
+            self.reject_oldest()
         if self._over:  # who ends may have looked just before
-            self.show_out(guest)
+            self.reject(unproven)
 
-    def show_out_oldest(self) -> bool:
-        """Hangs up on the guest who has waited longest; returns whether there was one."""
+    def reject_oldest(self) -> bool:
+        """Rejects the unproven peer that has waited longest; returns whether there was one."""
         with self._lock:
-            oldest = next(iter(self._guests.values()), None)
+            oldest = next(iter(self._unproven.values()), None)
         if oldest is not None:
-            self.show_out(oldest)
+            self.reject(oldest)
         return oldest is not None
 
-    def _show_out_all(self) -> None:
-        while self.show_out_oldest():
+    def _reject_all(self) -> None:
+        while self.reject_oldest():
             pass
 
-    def welcome(self, guest: Guest, channel: Channel) -> None:
-        """Makes a caller of a guest who has proved itself; part of `Reception`."""
-        self._forget_guest(guest)
-        guest.on_welcome()
+    def welcome(self, unproven: UnprovenPeer, channel: Channel) -> None:
+        """Makes a caller of a peer that has proved itself; part of `Reception`."""
+        self._forget_unproven(unproven)
+        unproven.on_welcome()
         caller = Caller(self, channel)
         self._callers[caller.fileno()] = caller
         self._watched[caller.fileno()] = caller
@@ -231,24 +231,24 @@ class Host:
         # Frames may have come with the proof; under TLS no poll would tell.
         caller.on_event(READ)
 
-    def redirect(self, guest: Guest, sock: socket.socket, data: bytes) -> None:
+    def redirect(self, unproven: UnprovenPeer, sock: socket.socket, data: bytes) -> None:
         """Hands over a peer that speaks another protocol; part of `Reception`."""
-        self._forget_guest(guest)
-        self._remove(guest.fileno())
+        self._forget_unproven(unproven)
+        self._remove(unproven.fileno())
         if data and not self._stopping:
-            self._redirect(sock, data, guest.peer)
+            self._redirect(sock, data, unproven.peer)
         else:
             sock.close()
 
-    def show_out(self, guest: Guest) -> None:
-        """Hangs up on a guest; part of `Reception`."""
-        self._forget_guest(guest)
-        self._remove(guest.fileno())
-        guest.close()
+    def reject(self, unproven: UnprovenPeer) -> None:
+        """Closes the connection of an unproven peer; part of `Reception`."""
+        self._forget_unproven(unproven)
+        self._remove(unproven.fileno())
+        unproven.close()
 
-    def _forget_guest(self, guest: Guest) -> None:
+    def _forget_unproven(self, unproven: UnprovenPeer) -> None:
         with self._lock:
-            self._guests.pop(guest.fileno(), None)
+            self._unproven.pop(unproven.fileno(), None)
 
     # What the poller watches
 
@@ -283,7 +283,7 @@ class Host:
         *,
         is_compressed: bool = False,
     ) -> None:
-        """Has a call answered. For the poller."""
+        """Runs a call and sends its answer. For the poller."""
         if self._stopping:
             caller.refuse(number, call, Kind.STOPPING, Parcel(b""), at_once=True)
             return
@@ -325,7 +325,7 @@ class Host:
             step()
 
     def begin_step(self, items: Items, then: Callable[[Step[Answer | End]], object]) -> None:
-        """Has a generator take a step that may hold no thread of the pool."""
+        """Makes a generator take a step that may hold no thread of the pool."""
         items.begin(self._handlers, then)
 
     @property
@@ -364,7 +364,7 @@ class Host:
             if self._stopping or is_late:
                 with surviving("the poller of a courier server"):
                     if self._stopping:
-                        self._show_out_all()
+                        self._reject_all()
                     if is_late:
                         tidied_at = time.monotonic()
                         self._tidy()
@@ -416,9 +416,9 @@ class Host:
     def _tidy(self) -> None:
         now = time.monotonic()
         with self._lock:
-            late = [g for g in self._guests.values() if now - g.came_at > PATIENCE_S]
-        for guest in late:
-            self.show_out(guest)
+            late = [g for g in self._unproven.values() if now - g.came_at > PATIENCE_S]
+        for unproven in late:
+            self.reject(unproven)
         for caller in list(self._callers.values()):
             caller.tidy()
         _frozen.tidy()
@@ -483,7 +483,7 @@ class Host:
                 self._remove(listener.fileno())
                 listener.close()
         self._stopping = True
-        self._watcher.wake()  # the poller sees the guests out
+        self._watcher.wake()  # the poller rejects unproven peers
         for caller in list(self._callers.values()):
             caller.say_goodbye()
 
@@ -503,14 +503,14 @@ class Host:
             return []
         if not self._over:
             self._over = True
-            HASTE.end()
+            SWITCH_INTERVAL.end()
         self._watch_wakes.set()
         self._watcher.wake()
         threads = [t for t in (self._poller, self._watch_thread) if t is not None]
         for thread in threads:
             if thread is not threading.current_thread():
                 thread.join(_BUSY_S if self._busy_since else self.timing.poller_end_s)
-        self._show_out_all()  # the poller may have accepted a connection just as it ended
+        self._reject_all()  # the poller may have accepted a connection just as it ended
         for caller in list(self._callers.values()):
             caller.hang_up()
         for work in self._work:
@@ -528,8 +528,8 @@ class Host:
         for sock in (self._listener, self._local):
             if sock is not None:
                 sock.close()
-        for guest in list(self._guests.values()):
-            guest.close()
+        for unproven in list(self._unproven.values()):
+            unproven.close()
         for caller in list(self._callers.values()):
             caller.drop()
 
@@ -566,7 +566,7 @@ class _Listener:
             except OSError as error:
                 # No descriptor is left: a peer that has proved nothing loses its own. Without
                 # anybody, a pause: the listener would be ready again at once.
-                if error.errno in _NO_DESCRIPTORS and not self._host.show_out_oldest():
+                if error.errno in _NO_DESCRIPTORS and not self._host.reject_oldest():
                     time.sleep(_FULL_PAUSE_S)
                 return
             self._host.admit(sock, _describe_peer(sock, address), self._way)

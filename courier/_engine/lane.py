@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from courier._engine.attendant import ATTENDANT
+from courier._engine.background_reader import BACKGROUND_READER
 from courier._engine.calls import WireCall
 from courier._engine.dialing import SpeechlessError, dial
 from courier._engine.link import Link, seconds_until
@@ -77,7 +77,7 @@ class WireLane:
                 call.cancel()
                 raise
             if not blocking:
-                ATTENDANT.attend(link, soon=False)
+                BACKGROUND_READER.attend(link, soon=False)
         else:
             try:
                 self._wait_in_line(call)
@@ -91,7 +91,7 @@ class WireLane:
         link = call.link
         if link is not None:
             link.flush()
-            ATTENDANT.attend(link, soon=True)
+            BACKGROUND_READER.attend(link, soon=True)
 
     def resubmit(self, call: WireCall, reason: str, *, unsent: bool = False) -> None:
         """Sends a call again that did not run, or may run twice.
@@ -202,7 +202,7 @@ class WireLane:
             self._pause(pause_s, own)
 
     def _goes_on(self, own: threading.Event) -> bool:
-        """Tells whether anybody waits for a connection; ends those that have waited too long."""
+        """Returns whether anybody waits for a connection; ends those that have waited too long."""
         now = time.monotonic()
         with self._lock:
             late = [c for c in self._unsent if c.deadline is not None and c.deadline <= now]
@@ -230,7 +230,7 @@ class WireLane:
 
     def _use(self, link: Link, own: threading.Event) -> None:
         try:
-            ATTENDANT.admit(link)
+            BACKGROUND_READER.admit(link)
         except BaseException:
             link.close(CallCancelledError("no thread could read the connection"))
             raise
@@ -253,7 +253,7 @@ class WireLane:
                 call.settle(CourierError(f"{call.where}: {type(error).__name__}: {error}"))
         link.send_out()
         if waiting:
-            ATTENDANT.attend(link, soon=False)
+            BACKGROUND_READER.attend(link, soon=False)
         for call in waiting:
             call.wake()
 

@@ -2,7 +2,7 @@
 
 There is no thread between a caller and the socket. The first of the callers that wait becomes the
 leader: it reads, and settles the calls of the others, until its own is answered; then it makes one
-of the waiting threads the next leader. The attendant reads for calls without a waiting thread.
+of the waiting threads the next leader. The background reader reads for calls without a waiting thread.
 (Leader/followers: D. Schmidt et al., POSA 2. A hop to another thread costs as much as the whole
 round trip through the socket.)
 
@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from courier._engine.attendant import ATTENDANT
+from courier._engine.background_reader import BACKGROUND_READER
 from courier._engine.channel import Channel, NothingSentError, try_to_take
 from courier._engine.frames import Frame
 from courier._engine.watching import READ, WRITE, poll_once
@@ -99,11 +99,11 @@ class Link:
         self._hands_out = False
         #: Those who wait for another one to read, by their gates, in the order in which they came.
         self._followers: dict[threading.Lock, Exchange] = {}
-        #: How often a thread has led; tells the attendant whether one does.
+        #: How often a thread has led; tells the background reader whether one does.
         self.leads = 0
-        #: Whether the attendant looks after this link.
+        #: Whether the background reader looks after this link.
         self.attended = False
-        #: Whether the attendant found that another one leads, and must be called again.
+        #: Whether the background reader found that another one leads, and must be called again.
         self.passed_over = False
         self._ended = False
         self._used_at = time.monotonic()
@@ -301,7 +301,7 @@ class Link:
             self._close_if_lost()
         elif self.passed_over:
             self.passed_over = False
-            ATTENDANT.watch(self)
+            BACKGROUND_READER.watch(self)
         if self._followers:
             self.hand_on()
 
@@ -321,7 +321,7 @@ class Link:
     # Reading, by the leader only
 
     def read_now(self) -> bool:
-        """Reads what is there if no thread leads; returns whether that was so. For the attendant."""
+        """Reads what is there if no thread leads; returns whether that was so. For the background reader."""
         leads: list[bool] = []
         try:
             try_to_take(self._lead, leads)
@@ -419,7 +419,7 @@ class Link:
         if self._lost is not None and self._lead.acquire(blocking=False):
             try:
                 if not self._channel.is_closed:
-                    ATTENDANT.dismiss(self, self.fileno())
+                    BACKGROUND_READER.dismiss(self, self.fileno())
                     self._channel.close()
             finally:
                 self._lead.release()

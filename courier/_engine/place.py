@@ -44,7 +44,7 @@ def peer_of(sock: socket.socket) -> tuple[int, int]:
 
 
 def is_own_user(sock: socket.socket) -> bool:
-    """Tells whether the peer of a unix socket runs as the same user."""
+    """Returns whether the peer of a unix socket runs as the same user."""
     try:
         return peer_of(sock)[1] == os.geteuid()
     except OSError:
@@ -52,7 +52,7 @@ def is_own_user(sock: socket.socket) -> bool:
 
 
 def keep_alive(sock: socket.socket, limit_s: float) -> None:
-    """Has the system end a TCP connection whose other end does not answer for `limit_s`."""
+    """Makes the system end a TCP connection whose other end does not answer for `limit_s`."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     probes = 3

@@ -11,8 +11,8 @@ import resource
 import socket
 from collections.abc import Callable
 
-from courier._engine.guest import PATIENCE_S
 from courier._engine.handshake import HTTP2_PREFACE
+from courier._engine.unproven import PATIENCE_S
 
 #: Strangers at a time; a new one takes the place of the one who has waited longest. Each costs three
 #: descriptors.
@@ -129,7 +129,7 @@ class Relay:
             if len(self._leaving) == _MAX_STRANGERS:
                 sock.close()  # more come than gRPC can see out
                 return
-            self._show_out(next(iter(self._strangers)))
+            self._reject(next(iter(self._strangers)))
         sock.setblocking(False)
         loop = asyncio.get_running_loop()
         line = _Line(peer, sock)
@@ -139,7 +139,7 @@ class Relay:
         line.task.add_done_callback(lambda _: self._forget(line))
         self._strangers[line] = None
 
-    def _show_out(self, line: _Line) -> None:
+    def _reject(self, line: _Line) -> None:
         del self._strangers[line]
         self._leaving.add(line)
         line.end()
@@ -216,9 +216,9 @@ class Relay:
             line.weight += weight
             self._weight += weight
             if line.weight > _MAX_WEIGHT and line in self._strangers:
-                self._show_out(line)
+                self._reject(line)
             elif self._weight > _MAX_WEIGHT_OF_ALL and self._strangers:
-                self._show_out(max(self._strangers, key=lambda each: each.weight))
+                self._reject(max(self._strangers, key=lambda each: each.weight))
             await loop.sock_sendall(inner, data)
             data = await _receive(line.outer)
         await loop.sock_sendall(inner, data)

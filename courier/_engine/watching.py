@@ -32,7 +32,7 @@ class Watcher(Protocol):
     """Watches descriptors. Only `poll` is for one thread."""
 
     def watch(self, descriptor: int, events: int, *, once: bool = False) -> None:
-        """Says what is to be noticed of a descriptor, from now on or once."""
+        """Sets what is to be noticed of a descriptor, from now on or once."""
 
     def forget(self, descriptor: int) -> None:
         """Notices nothing of it any more."""
@@ -41,7 +41,7 @@ class Watcher(Protocol):
         """Waits for events; returns descriptors with theirs, maybe none."""
 
     def wake(self) -> None:
-        """Has `poll` return. Safe in finalisers and signal handlers."""
+        """Makes `poll` return. Safe in finalisers and signal handlers."""
 
     def close(self) -> None:
         """Closes everything; it must not be used any more."""

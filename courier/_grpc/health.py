@@ -19,7 +19,7 @@ _OPTIONS = (
 
 
 def ask(address: str, timeout_s: float, tls: TlsCredentials | None) -> bool:
-    """Tells whether a server says SERVING within `timeout_s`."""
+    """Returns whether a server says SERVING within `timeout_s`."""
     # A channel of its own costs 1 ms and has nothing to close, to fork or to reconnect.
     with _open_channel(address, tls) as channel:
         check: Any = channel.unary_unary(_METHOD)

@@ -23,11 +23,11 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from courier import _dispatch as outcomes
 from courier._context import CallContext
 from courier._dispatch import Answer, Dispatcher, Items, Later
-from courier._engine.guest import Way
 from courier._engine.host import Host
 from courier._engine.place import ABSTRACT
 from courier._engine.relay import Relay
 from courier._engine.reports import shortened
+from courier._engine.unproven import Way
 from courier._grpc.sessions import Sessions
 from courier._grpc.wire import (
     COMMON_OPTIONS,

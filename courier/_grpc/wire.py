@@ -41,7 +41,7 @@ def describe(parcel: Parcel) -> pb.Parcel:
 
 
 def fits_inline(parcel: Parcel) -> bool:
-    """Tells whether a parcel travels inside its message."""
+    """Returns whether a parcel travels inside its message."""
     return parcel.total_bytes <= INLINE_BYTES
 
 
@@ -80,7 +80,7 @@ def checked(parcel: Parcel, expected: pb.Parcel) -> Parcel:
 
 
 def is_inline(message: pb.Sealed, expected: pb.Parcel) -> bool:
-    """Tells whether the parcel is inside the message rather than in pieces after it."""
+    """Returns whether the parcel is inside the message rather than in pieces after it."""
     return len(message.pickle) == expected.pickle_bytes and len(message.buffers) == len(
         expected.buffer_bytes
     )

@@ -2,7 +2,7 @@
 
 Actors balance a pole on a cart (CartPole-v1 of Gymnasium) with the newest parameters and send what
 happened to the learner. A call of theirs is answered when the learner has heard from all of them
-and made an update, and the answer is the new parameters: all learn in step, nobody acts on old
+and made an update, and the answer is the new parameters: all learn in step, no actor uses old
 ones. An evaluator plays without chance meanwhile, and stops the program when the task is solved.
 """
 
@@ -118,7 +118,7 @@ class Result:
     """What the program achieved.
 
     Attributes:
-        solved: Whether the target was reached; otherwise the time was up or somebody stopped it.
+        solved: Whether the target was reached; otherwise the time was up or it was stopped.
         target: The mean return that was asked for.
         updates: After which update it was reached, or how many there were.
         steps: Environment steps of all actors until then.
@@ -154,9 +154,9 @@ class Learner:
         self._evaluations: list[Evaluation] = []
         self._start = time.monotonic()
         self._num_actors = num_actors
-        #: By actor: one that was lost and starts again sends anew what it had sent.
+        #: By actor: one that was lost and starts again sends its experience again.
         self._experiences: dict[int, Experience] = {}
-        # Held during an update, so that nobody gets parameters that are halfway or soon old.
+        # Held during an update, so that no actor gets unfinished parameters, or some that are soon old.
         self._updated = threading.Condition()
         self._newest = self._snapshot(0)
         self._stopping = threading.Event()
@@ -214,7 +214,7 @@ class Learner:
             return list(self._curve), list(self._evaluations)
 
     def _update(self) -> None:
-        # In the actors' order, whoever came first: the same seed learns the same.
+        # In the order of the actors, not of arrival: the same seed learns the same.
         experiences = [self._experiences[actor] for actor in sorted(self._experiences)]
         self._experiences.clear()
         self._ppo.update([experience.segment for experience in experiences])

@@ -104,7 +104,7 @@ class Result:
 
 
 class Search:
-    """CMA-ES, begun anew with twice the population wherever it gets stuck.
+    """CMA-ES, restarted with twice the population when it gets stuck.
 
     Always at the point where `candidates` wait for their fitness. A pickle of it goes on exactly
     as the original does, random numbers included.
@@ -194,7 +194,7 @@ class Evaluator:
 
 
 class Crowd:
-    """Evaluators at work: whoever is free gets the next candidate, whoever is lost gets none.
+    """Evaluators at work: a free one gets the next candidate, a lost one gets none.
 
     With `@courier.idempotent` on `evaluate`, courier would send lost calls again by itself: to the
     same evaluator, once it is back. Here another one takes over at once.

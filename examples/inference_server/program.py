@@ -140,7 +140,7 @@ class Reporter:
 
 
 class Actor:
-    """Steps an environment; somebody else decides."""
+    """Steps an environment; the server decides."""
 
     # Handles become clients; annotated with the classes they stand for, each call is checked.
     def __init__(self, index: int, episodes: int, inference: Inference, reporter: Reporter) -> None:

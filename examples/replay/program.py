@@ -1,7 +1,7 @@
 """Off-policy learning with a replay buffer: a deep Q-network (DQN) learns to balance a pole.
 
 Actors play CartPole and insert transitions into Reverb; a learner samples them. Reverb's rate
-limiter holds the ratio of samples to inserts: whoever is ahead waits for the others. An evaluator
+limiter holds the ratio of samples to inserts: the side that is ahead waits. An evaluator
 stops the program when the learner plays well enough.
 """
 

@@ -10,7 +10,7 @@ TOGETHER_LABEL = "launchpad-lite/together"
 PLAN_ANNOTATION = "launchpad-lite/plan"
 #: Of each object that a launch creates: whose creation it was, as a random word.
 CREATED_BY_ANNOTATION = "launchpad-lite/created-by"
-#: Of the supervisor's pod: shows it that somebody waits for the program, or that nobody does.
+#: Of the supervisor's pod: shows it whether a launcher waits for the program.
 LAUNCHER_ANNOTATION = "launchpad-lite/launcher"
 DETACHED = "detached"
 #: Of the supervisor's Job: who has asked for the end of the program that has not launched it.

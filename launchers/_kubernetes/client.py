@@ -37,7 +37,7 @@ _CONNECT_S, _ANSWER_S = 10.0, 30.0
 _LONGEST_ASKED_S = 30.0
 #: Seconds after which a server ends a watch.
 _WATCH_S = 60
-#: Answers after which the same request may succeed. Besides 429 nobody knows whether it has.
+#: Answers after which the same request may succeed. Besides 429 it is unknown whether it has.
 _PASSING = frozenset({429, 500, 502, 503, 504})
 _METHODS = {"create": "POST", "patch": "PATCH", "delete": "DELETE"}
 #: Characters of an answer that is not Kubernetes', but of something on the way.
@@ -97,12 +97,12 @@ class ApiError(LaunchError):
 
 
 def new_author() -> str:
-    """Returns a word for `Api.create` that nobody else has."""
+    """Returns a unique word for `Api.create`."""
     return secrets.token_hex(16)
 
 
 def created_by(obj: Mapping[str, Any]) -> str | None:
-    """Returns the word of whoever created an object by `Api.create`; None if nobody did."""
+    """Returns the word with which an object was created by `Api.create`; None if it was not."""
     annotations: Mapping[str, str] = obj["metadata"].get("annotations") or {}
     return annotations.get(CREATED_BY_ANNOTATION)
 
@@ -133,7 +133,7 @@ class Cancellation:
 
     @contextlib.contextmanager
     def guarding(self, response: Any) -> Iterator[None]:
-        """Has a response end when this is cancelled."""
+        """Makes a response end when this is cancelled."""
         with self._lock:
             if self._event.is_set():
                 _shut(response)
@@ -264,7 +264,7 @@ class Api:
         return api
 
     def close(self) -> None:
-        """Closes all connections that nobody uses. Later requests open new ones."""
+        """Closes all idle connections. Later requests open new ones."""
         # To clear them, all that the client does, leaves connections to the garbage collector, and
         # has those kept that are in use.
         pools = self._client.rest_client.pool_manager.pools
@@ -286,7 +286,7 @@ class Api:
         Args:
             obj: With its kind and name.
             author: Word that is written on it, by which `created_by` knows later whose it is; by
-                default one that nobody else has.
+                default a unique one.
 
         Raises:
             ApiError: It is refused; there is one of this name already.
@@ -368,7 +368,7 @@ class Api:
         uid: str | None = None,
         patience_s: float = math.inf,
     ) -> bool:
-        """Has an object deleted, which takes as long as what it owns does; returns whether it was there.
+        """Deletes an object, which takes as long as what it owns does; returns whether it was there.
 
         Args:
             kind: Like `Job`.
@@ -655,7 +655,7 @@ class Api:
         return response
 
     def _read_certificates(self) -> None:
-        """Has new connections use what the files of certificates hold now.
+        """Makes new connections use what the files of certificates hold now.
 
         The package writes what a kubeconfig holds inline to temporary files, which others tidy away:
         what was read remains. Others are renewed in their place.
@@ -753,7 +753,7 @@ class Api:
             pause_s = min(pause_s * 2, self._timing.longest_request_pause_s)
 
     def _refusal(self, refused: "_Refused", request: "_Request") -> ApiError:
-        """Says in our words what the server said."""
+        """Returns in our words what the server said."""
         status = refused.status
         try:
             said = json.loads(refused.body)
@@ -898,7 +898,7 @@ def _configure(configuration: Any, context: str | None) -> _Found:
     if "KUBERNETES_SERVICE_HOST" not in os.environ:
         raise LaunchError(
             f"no Kubernetes cluster is known: there is no kubeconfig in {files}, and this is no pod "
-            "of a cluster. Set KUBECONFIG, or get a kubeconfig from whoever runs the cluster"
+            "of a cluster. Set KUBECONFIG, or get a kubeconfig from the administrator of the cluster"
         )
     try:
         loader.load_incluster_config(configuration)

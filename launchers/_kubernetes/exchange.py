@@ -285,7 +285,7 @@ class Exchange:
 
     def _obey(self, what: str, line: Line) -> None:
         if what == "expect":
-            # One line for each host: who asks anew has given up the one before.
+            # One connection for each host: a host that connects again has given up the one before.
             if (before := self._waiting.pop(line.host, None)) is not None:
                 before.end()
             self._waiting[line.host] = line
@@ -308,7 +308,7 @@ class Exchange:
             plain, _ = self._listener.accept()
         except OSError as error:  # it has gone, or there are too many files
             if error.errno in _EXHAUSTED:
-                # It would be told again and again that somebody calls.
+                # It would be told again and again that a host calls.
                 self._selector.unregister(self._listener)
                 self._accepts_at = self._clock() + self._timing.exhausted_s
                 warn(_LOGGER, "no pod can call at the moment: %s", error)
@@ -333,7 +333,7 @@ class Exchange:
         if connection in self._strangers:
             self._greet(connection)
         elif (line := connection.line) is not None:
-            # If it was ended a moment ago, its descriptors may be somebody else's by now.
+            # If it was ended a moment ago, its descriptors may belong to other files by now.
             if connection in self._parting:
                 self._await_end(connection)
             elif self._carried.get(line) is connection:
@@ -414,7 +414,7 @@ class Exchange:
         connection.waits = dict(waits)
 
     def _part(self, connection: _Connection) -> None:
-        """Has a pod end its side once it has taken in all that was sent.
+        """Makes a pod end its side when it has received all that was sent.
 
         A connection that is closed while there is something to read takes back what is still on its
         way.

@@ -57,7 +57,7 @@ class PodFleet(Fleet):
             program: Whose pods they are.
             wait_s: Seconds within which a new pod must have come; infinity: as long as it takes.
             exchange: Where pods call.
-            comes_back: Asked at the end: whether the program is going to begin anew, so that pods
+            comes_back: Asked at the end: whether the program is going to start again, so that pods
                 must not take this end for good.
         """
         super().__init__(starter.hosts, starter.placement, starter, (starter.release,))
@@ -129,7 +129,7 @@ class PodFleet(Fleet):
             again.close()
 
     def _take(self, coming: _Return) -> bool:
-        """Takes a node's return, with the lock; returns whether nobody has done so before."""
+        """Takes a node's return, with the lock; returns whether this is the first time."""
         if self._returns.get(coming.node) is not coming:
             return False
         del self._returns[coming.node]

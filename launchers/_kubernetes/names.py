@@ -111,7 +111,7 @@ class Names:
         return f"{self.groups[label]}-0" if self.jobset else self.groups[label]
 
     def host(self, label: str, replica: int) -> str:
-        """Returns the host name of a node's pod, which it keeps when it is made anew.
+        """Returns the host name of a node's pod, which it keeps when it is replaced.
 
         Args:
             label: That of the node's group.

@@ -44,7 +44,7 @@ _LARGE_PART_BYTES = 900_000
 _MOST_PLAN_BYTES = 200_000
 #: Kubernetes knows no window in which failures count, and our supervisor counts anyway.
 _MANY_RESTARTS = 1000
-#: How often a lost supervisor is made anew.
+#: How often a lost supervisor is replaced.
 _SUPERVISOR_RESTARTS = 3
 #: Exit code that tells the Job that there is nothing to repeat.
 _FOR_GOOD = 1
@@ -64,7 +64,7 @@ class Cluster:
 
     Attributes:
         names: What they are called.
-        namespace: Where they are; None: where whoever creates them says.
+        namespace: Where they are; None: that of the kubeconfig with which they are created.
         notice_s: Seconds nodes have to end after they were asked; below 0: as long as they want.
         schedule_s: Seconds pods wait for the supervisor; infinity: as long as it takes. Those that
             may be replaced wait for longer, since the supervisor may be, too.
@@ -534,7 +534,7 @@ class _Maker:
 
     def _mounts(self) -> list[dict[str, Any]]:
         return [
-            {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 - of the pod, and nobody else's
+            {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 - of the pod alone
             {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108 - as above
             _ours("trust"),
         ]
@@ -621,7 +621,7 @@ def _env(values: Mapping[str, str]) -> list[dict[str, Any]]:
             {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
             for name, path in fields.items()
         ),
-        {"name": "HOME", "value": "/tmp"},  # noqa: S108 - of the pod, and nobody else's
+        {"name": "HOME", "value": "/tmp"},  # noqa: S108 - of the pod alone
         # Images need not know the user, whom much of PyTorch asks for.
         {"name": "USER", "value": "launchpad"},
     ]
@@ -649,7 +649,7 @@ def _restarts(executable: Executable) -> int:
 
 
 def _come_back(group: Group) -> bool:
-    """Tells whether pods take the place of those of a group that are lost."""
+    """Returns whether pods take the place of those of a group that are lost."""
     return any(each.restart.outlives_host for each in group.executables)
 
 

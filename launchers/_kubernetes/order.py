@@ -46,7 +46,7 @@ MOST_IN_SECRETS = 16_000_000
 _ROOM = "/tmp/launchpad"  # noqa: S108 - of its own pod
 _KEY_BYTES = 32
 _TRANSFER_S = 300.0
-#: Put before what a pod runs first. As process 1 it would ignore what nobody handles, until the end of
+#: Put before what a pod runs first. As process 1 it would ignore signals without a handler, until the end of
 #: its notice; and imports take a while.
 _HEAR = "import os, signal\nsignal.signal(signal.SIGTERM, lambda *_: os._exit({code}))\n"
 #: Put behind the text of `launchers.host.boot`, whose cache of code it uses: all that runs before
@@ -330,7 +330,7 @@ def _send(blob: bytes, url: str) -> None:
 
 
 def _without_url(error: Exception) -> str:
-    """Says what went wrong with a request, and nothing of where it was sent."""
+    """Returns what went wrong with a request, and nothing of where it was sent."""
     if isinstance(error, urllib.error.HTTPError):
         known = [each.phrase for each in http.HTTPStatus if each == error.code]
         return f"it answers HTTP {' '.join([str(error.code), *known])}"

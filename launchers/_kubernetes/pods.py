@@ -13,7 +13,7 @@ from typing import Any
 from launchers._kubernetes.agreed import MOUNTS, NODE, SUPERVISOR
 from launchpad_lite._settings import checked_fields
 
-#: User and group of pods unless told otherwise: nobody's, as in images without a shell.
+#: User and group of pods by default: without a name, as in images without a shell.
 _NOBODY = 65532
 _ENV_PREFIX = "LAUNCHPAD_"
 _VOLUME_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -118,7 +118,7 @@ class Volume:
 class PodOptions:
     """How the pods of a group, or of all, differ from the usual ones.
 
-    Usual pods run as nobody's user, have a read-only root file system, no capabilities and no token
+    Usual pods run as a user without a name, have a read-only root file system, no capabilities and no token
     of a service account; they can write to /tmp and /dev/shm.
 
     Attributes:
@@ -283,7 +283,7 @@ def _is_below(path: str, folder: str) -> bool:
 
 
 def _not_json(value: object, where: str) -> Iterator[str]:
-    """Says what cannot be written as JSON."""
+    """Returns what cannot be written as JSON."""
     if isinstance(value, Mapping):
         for key, each in value.items():
             if isinstance(key, str):
@@ -531,7 +531,7 @@ def _mount(name: str, volume: Volume) -> dict[str, Any]:
 
 
 def _lost(template: Mapping[str, Any], patched: Mapping[str, Any], container: str) -> Iterator[str]:
-    """Says what a patch has taken that the launcher cannot do without."""
+    """Returns what a patch has taken that the launcher cannot do without."""
     labels = patched.get("metadata", {}).get("labels") or {}
     for name, value in template["metadata"]["labels"].items():
         if labels.get(name) != value:

@@ -2,7 +2,7 @@
 
 All that this process knows comes from the API server: the objects of the run, and what its
 supervisor prints. The one that launched the program shows the supervisor that it lives; who attaches
-later does not. So a program whose launching process has died ends after `launcher_silence_s`, whoever
+later does not. So a program whose launching process has died ends after `launcher_silence_s`, even if another
 watches it.
 """
 
@@ -109,7 +109,7 @@ class _LogEnded:
 
 @dataclass(frozen=True)
 class _Asked:
-    """Somebody wants the end; None: at once."""
+    """The program is asked to end; None: at once."""
 
     stop: tuple[str, int | None] | None
 
@@ -227,7 +227,7 @@ class KubernetesProgram(RunningProgram):
         #: Whether the cluster may yet say what became of lost pods, and until when that counts.
         self._may_explain = False
         self._explain_limit = math.inf
-        #: When pods that nobody replaces are the end of the launch.
+        #: When pods that are not replaced end the launch.
         self._fail_limit = math.inf
         self._ask_at = math.inf
         #: What other threads may know of what was seen.
@@ -398,7 +398,7 @@ class KubernetesProgram(RunningProgram):
         longest_s = self._timing.longest_wait_s
         while True:
             if place_limit < math.inf and self._sight.is_suspended:
-                # Whoever admits it decides when it may begin.
+                # The queue decides when it may begin.
                 place_limit = self._clock() + self._schedule_s
             limits = (
                 self._tell_at,
@@ -423,7 +423,7 @@ class KubernetesProgram(RunningProgram):
             if (result := self._verdict()) is not None:
                 return result
             if self._is_caught_up and self._explain_limit == math.inf:
-                # No earlier: whoever asks for the status wants to know as well whether all is over.
+                # No earlier: a shell that asks for the status wants to know as well whether all is over.
                 self._has_status.set()
             if not self._is_up and now >= self._fail_limit:
                 return self._failed(self._early())
@@ -533,7 +533,7 @@ class KubernetesProgram(RunningProgram):
         if self._followed is not None:
             if self._stop is not None:
                 return  # it is about to be deleted
-            self._tell(f"the program begins anew, in {pod['metadata']['name']}")
+            self._tell(f"the program starts again, in {pod['metadata']['name']}")
         self._followed, self._log_ended, self._end = pod, False, None
         self._is_caught_up = False
         self._explain_limit = math.inf
@@ -542,7 +542,7 @@ class KubernetesProgram(RunningProgram):
         self._start("log", lambda: self._follow_log(pod))
 
     def _unexplained(self) -> bool:
-        """Tells whether the cluster may still say what became of a lost pod."""
+        """Returns whether the cluster may still say what became of a lost pod."""
         losses = self._sight.losses
         failures = self._end.result.failures if self._end is not None else ()
         return any(each.host_lost and not losses.get(each.host) for each in failures)
@@ -553,7 +553,7 @@ class KubernetesProgram(RunningProgram):
         if self._end is not None:
             if self._may_explain and self._unexplained():
                 return None
-            # Where the cluster has ended it, it may be about to begin it anew.
+            # Where the cluster has ended it, it may be about to start it again.
             is_foreign = self._end.result.signum == signal.SIGTERM and self._stop is None
             return None if is_foreign and not is_over else self._result_of(self._end)
         if self._root_deleted:
@@ -719,7 +719,7 @@ class KubernetesProgram(RunningProgram):
             kind = "jobset" if self.names.jobset else "job"
             return (
                 f"; the run could not be removed: {failure}. The cluster does so after `ttl_s`, or "
-                f"somebody who may: kubectl delete {kind} {self.names.run} -n {self._api.namespace}"
+                f"a user who may: kubectl delete {kind} {self.names.run} -n {self._api.namespace}"
             )
         if failure is not None:
             return (
@@ -739,7 +739,7 @@ class KubernetesProgram(RunningProgram):
         return notice_s + self._timing.spare_s if notice_s > 0 else 0.0
 
     def _is_kill_asked(self, timeout_s: float) -> bool:
-        """Waits, and tells whether somebody wants all to end at once meanwhile."""
+        """Waits; returns whether all were asked to end at once in the meantime."""
         limit = time.monotonic() + timeout_s
         with contextlib.suppress(queue.Empty):
             while (left_s := limit - time.monotonic()) > 0:
@@ -765,7 +765,7 @@ class KubernetesProgram(RunningProgram):
         return self._api.delete(kind, name, grace_s=grace_s, patience_s=self._timing.patience_s)
 
     def _hurry(self, left: Sequence[Json]) -> None:
-        """Has pods end soon that run nothing yet: one that has only begun may not hear its notice."""
+        """Makes pods end soon that run nothing yet: one that has only begun may not hear its notice."""
         with contextlib.suppress(ApiError):  # they end all the same
             for each in left:
                 grace_s = each["metadata"].get("deletionGracePeriodSeconds", math.inf)
@@ -793,7 +793,7 @@ class KubernetesProgram(RunningProgram):
         return ProgramResult(Outcome.FAILED, (failure,), summary)
 
     def _lost(self) -> ProgramResult:
-        """Says how a program ended of which there is no word."""
+        """Returns how a program ended of which there is no word."""
         pod = self._sight.supervisor
         events = self._sight.events_of(pod) if pod is not None else ()
         job = self._sight.jobs.get(self.names.supervisor_job)
@@ -802,7 +802,7 @@ class KubernetesProgram(RunningProgram):
             text += f". It said: {said.splitlines()[-1]}"
         if job is None and (word := self._sight.stopped_by) is not None:
             return ProgramResult(Outcome.STOPPED, reason=f"{text}: {word}")
-        if job is None:  # somebody has deleted it
+        if job is None:  # a user has deleted it
             return ProgramResult(Outcome.INTERRUPTED, reason=text, signum=signal.SIGTERM)
         return self._failed(text)
 
@@ -812,9 +812,9 @@ class KubernetesProgram(RunningProgram):
         return ProgramResult(outcome, reason=reason, signum=signum)
 
     def _early(self) -> str:
-        """Says which pods ended before all nodes were placed, and what the first one printed."""
+        """Returns which pods ended before all nodes were placed, and what the first one printed."""
         failed = self._sight.failed()
-        if not failed:  # somebody has removed them meanwhile
+        if not failed:  # a user has removed them in the meantime
             return self._late()
         if all(reasons.has_lost_link(pod, self._sight.events_of(pod)) for pod in failed.values()):
             supervisor = self._sight.supervisor
@@ -886,7 +886,7 @@ class KubernetesProgram(RunningProgram):
     # Other threads
 
     def _mirror(self, kind: str, selector: str, fields: str = "") -> None:
-        """Has changes of objects taken in."""
+        """Passes on changes of objects."""
         changes = self._api.watch(kind, selector, fields=fields, cancellation=self._cancellation)
         try:
             for change, obj in changes:
@@ -898,7 +898,7 @@ class KubernetesProgram(RunningProgram):
             _LOGGER.info("no events of the run %s: %s", self.names.run, error)
 
     def _follow_log(self, pod: Json) -> None:
-        """Has records of a supervisor taken in until it has ended, and shows what nodes print."""
+        """Passes on records of a supervisor until it has ended, and shows what nodes print."""
         name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
         reader = RecordReader(self._key, is_stamped=True)
         heard_at = time.monotonic()

@@ -18,7 +18,7 @@ from launchpad_lite.launching import NodeFailure, ProgramResult
 _TOLD_CODES = frozenset({0, 1, MAY_COME_BACK})
 _SIGKILL, _SIGNALLED = 9, 128
 _MAX_SIGNAL = 64
-#: Reasons of an end that nobody has seen: the exit code is made up.
+#: Reasons of an end that was not observed: the exit code is made up.
 _UNSEEN = frozenset({"Unknown", "ContainerStatusUnknown"})
 #: States of a container that every one passes.
 _ON_ITS_WAY = frozenset({"", "ContainerCreating", "PodInitializing"})
@@ -37,7 +37,7 @@ _TOO_LONG = "DeadlineExceeded"
 #: Events that say why there is no pod.
 _NO_POD = frozenset({"FailedCreate", "ExceededQuota"})
 _POD_NAME = re.compile(r'\b([Pp]ods? )"[^"]*"')
-#: Events that say that the machine of a pod is lost, the first that nobody hears its agent.
+#: Events that say that the machine of a pod is lost, the first that its agent is silent.
 _AWAY = "NodeNotReady"
 _LOST_MACHINE = frozenset({_AWAY, "TaintManagerEviction"})
 #: Nodes that are named before the others are counted.
@@ -130,7 +130,7 @@ def named(nodes: Sequence[str]) -> str:
 def loss_of(
     pod: Mapping[str, Any], events: Sequence[Mapping[str, Any]], container: str
 ) -> str | None:
-    """Says what became of a pod, as in "its pod ...": None if it is well, or ended as it should.
+    """Returns what became of a pod, as in "its pod ...": None if it is well, or ended as it should.
 
     Args:
         pod: As the server had it last.
@@ -162,7 +162,7 @@ def loss_of(
 
 
 def _is_loss(event: Mapping[str, Any], pod: Mapping[str, Any]) -> bool:
-    """Tells whether an event says that the machine of a pod is lost, and the pod was not well since."""
+    """Returns whether an event says that the machine of a pod is lost, and the pod was not well since."""
     if event.get("reason") not in _LOST_MACHINE:
         return False
     since = str(_condition(pod, "Ready").get("lastTransitionTime", ""))
@@ -174,7 +174,7 @@ def _exit(ended: Mapping[str, Any]) -> str:
     if ended.get("reason") in ("StartError", "ContainerCannotRun"):
         return _with("could not be started", why)
     if ended.get("reason") in _UNSEEN:
-        return _with("was lost, as when its machine or the runtime there begins anew", why)
+        return _with("was lost, as when its machine or the runtime there restarts", why)
     if code == _SIGNALLED + _SIGKILL:
         return _with("was killed by SIGKILL", why)
     if _SIGNALLED < code <= _SIGNALLED + _MAX_SIGNAL:
@@ -187,7 +187,7 @@ def supervisor_end(
     job: Mapping[str, Any] | None,
     events: Sequence[Mapping[str, Any]],
 ) -> str:
-    """Says why there is no word of how a program ended, in one line.
+    """Returns why there is no word of how a program ended, in one line.
 
     Args:
         pod: That of its supervisor, as the server had it last.
@@ -210,7 +210,7 @@ def supervisor_end(
 
 
 def supervisor_loss(pod: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> str:
-    """Says that there will be no word of how a program ended, since its supervisor's machine is lost.
+    """Returns that the end of a program will not be known, because its supervisor's machine is lost.
 
     Args:
         pod: That of its supervisor, as the server had it last.
@@ -224,7 +224,7 @@ def supervisor_loss(pod: Mapping[str, Any], events: Sequence[Mapping[str, Any]])
 
 
 def supervisor_silence(pod: Mapping[str, Any], launcher_silence_s: float) -> str:
-    """Says that a supervisor has ended the program whose machine does not answer.
+    """Returns that a supervisor whose machine does not answer has ended the program.
 
     Args:
         pod: That of the supervisor.
@@ -246,7 +246,7 @@ def supervisor_silence(pod: Mapping[str, Any], launcher_silence_s: float) -> str
 
 
 def supervisor_away(launcher_silence_s: float) -> str:
-    """Says what follows while nobody hears the machine's agent of a supervisor.
+    """Returns what follows while the machine's agent of a supervisor is silent.
 
     Args:
         launcher_silence_s: Seconds after which it ends the program that sees nothing of the launching
@@ -261,7 +261,7 @@ def supervisor_away(launcher_silence_s: float) -> str:
 def lost_link(
     nodes: Sequence[str], supervisor: Mapping[str, Any] | None, events: Sequence[Mapping[str, Any]]
 ) -> str:
-    """Says that pods have ended since they had no link to their supervisor any more.
+    """Returns that pods have ended because they lost the link to their supervisor.
 
     Args:
         nodes: Those whose pods they were.
@@ -279,12 +279,12 @@ def lost_link(
 
 
 def has_lost_link(pod: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> bool:
-    """Tells whether a node's pod has ended since its link did, and for no other reason."""
+    """Returns whether a node's pod has ended since its link did, and for no other reason."""
     return exit_code(pod, NODE) == MAY_COME_BACK and loss_of(pod, events, NODE) is None
 
 
 def failure_of(pod: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> str:
-    """Says how a node's pod ended that was to run on, as in "its pod ..."."""
+    """Returns how a node's pod ended that was to run on, as in "its pod ..."."""
     code = exit_code(pod, NODE)
     return loss_of(pod, events, NODE) or f"ended with exit code {'?' if code is None else code}"
 
@@ -296,19 +296,19 @@ def exit_code(pod: Mapping[str, Any], container: str) -> int | None:
 
 
 def is_over(job: Mapping[str, Any]) -> bool:
-    """Tells whether a Job makes no more pods."""
+    """Returns whether a Job makes no more pods."""
     ends = ("Complete", "Failed", "SuccessCriteriaMet", "FailureTarget")
     return any(_condition(job, kind).get("status") == "True" for kind in ends)
 
 
 def has_ended(pod: Mapping[str, Any], container: str) -> bool:
-    """Tells whether a container of a pod has ended for good."""
+    """Returns whether a container of a pod has ended for good."""
     is_final = pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
     return is_final or bool(_ended(pod, container))
 
 
 def is_running(pod: Mapping[str, Any], container: str) -> bool:
-    """Tells whether a container of a pod runs."""
+    """Returns whether a container of a pod runs."""
     return any(
         each.get("name") == container and each.get("state", {}).get("running") is not None
         for each in _containers(pod)
@@ -461,7 +461,7 @@ class Sight:
             self._losses.get(host_of(pod), {}).pop(uid, None)
 
     def _is_forgiven(self, name: str, event: Json) -> bool:
-        """Tells whether an event is known to be no matter, though a server may list it again."""
+        """Returns whether an event is known to be no matter, though a server may list it again."""
         if event.get("reason") not in _LOST_MACHINE or name not in self._forgiven:
             return False
         return _time_of(event) <= self._forgiven[name]
@@ -530,7 +530,7 @@ class Sight:
                 each.get("reason") == _AWAY and _is_loss(each, pod) for each in self._about(pod)
             ):
                 machine = pod.get("spec", {}).get("nodeName", "")
-                # It may be only its agent that nobody hears, and the pod goes on.
+                # It may be only its agent that is silent, and the pod continues.
                 what = f"the cluster hears nothing of the machine {machine}"
                 found.setdefault(what, []).append(self._node(pod))
         return found
@@ -578,7 +578,7 @@ class Sight:
         return {self._node(pod): pod for pod in self._oldest_first() if host_of(pod) in given_up}
 
     def interruption(self, reason: str) -> str:
-        """Adds to the reason of an end that nobody here asked for what the cluster knows of it.
+        """Adds what the cluster knows to the reason of an end that was not asked for here.
 
         Args:
             reason: As the supervisor has it: a signal to itself, or to a node.
@@ -611,7 +611,7 @@ class Sight:
         return name in self._deleted_jobs or (name in self.jobs and is_over(self.jobs[name]))
 
     def is_gone(self, pod: Mapping[str, Any]) -> bool:
-        """Tells whether a pod is no more."""
+        """Returns whether a pod is no more."""
         return pod["metadata"]["uid"] in self._gone
 
     def events_of(self, pod: Mapping[str, Any]) -> Sequence[Json]:
@@ -623,7 +623,7 @@ class Sight:
         return SUPERVISOR if self.is_supervisor(pod) else NODE
 
     def is_supervisor(self, pod: Mapping[str, Any]) -> bool:
-        """Tells whether a pod is the supervisor's."""
+        """Returns whether a pod is the supervisor's."""
         return (pod["metadata"].get("labels") or {}).get(ROLE_LABEL) == SUPERVISOR
 
     def machine(self, host: str) -> str:

@@ -1,4 +1,4 @@
-"""What a supervisor says to whoever follows its log: numbered lines of text. Pure.
+"""What a supervisor says to readers of its log: numbered lines of text. Pure.
 
 One record per line, `<number> <kind> <rest>`; numbers count from 1 for each process:
 
@@ -116,7 +116,7 @@ Record = Output | Note | Up | Status | End
 class RecordWriter:
     """Writes records. Thread-safe.
 
-    `show` and `finish` are those of a `Console`. A log that cannot be written to is nobody's end:
+    `show` and `finish` are those of a `Console`. A log that cannot be written to ends nothing:
     all methods go on without a word then, and without waiting. Who reads is told how many records were
     left out, since they are numbered.
     """

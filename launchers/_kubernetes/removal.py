@@ -1,7 +1,7 @@
 """Pods that are to leave their machines and do not: when they may be removed by force. Pure.
 
 Kubernetes makes none in the place of a pod that is there, and removes none whose machine does not
-answer, for as long as nobody removes the machine. Yet it may be only the machine's own agent that does
+answer, until the machine is removed. Yet it may be only the machine's own agent that does
 not answer, while the pod runs and is reached. Another one in its place would end a node that works; or
 two supervisors would run. So only what is certain to have ended is removed.
 """
@@ -29,9 +29,9 @@ class Fate(enum.Enum):
     REPLACED_LATER = enum.auto()
     #: It may run; no other takes its place.
     ENDS_LATER = enum.auto()
-    #: It was the supervisor's, and the program does not begin anew.
+    #: It was the supervisor's, and the program does not start again.
     PROGRAM_LOST = enum.auto()
-    #: It was the supervisor's, which has ended the program: nobody knows what came of that.
+    #: It was the supervisor's, which has ended the program: what came of that is unknown.
     PROGRAM_ENDED = enum.auto()
 
 
@@ -176,7 +176,7 @@ class Departures:
                 self._workers[each.name] = worker
 
     def _is_idle(self, status: NodeStatus, worker: _Worker) -> bool:
-        """Tells whether a node waits, for a pod or for its next start."""
+        """Returns whether a node waits, for a pod or for its next start."""
         if status.state != "starting":
             return status.state == "restarting"
         if worker.pid is None:

@@ -1,6 +1,6 @@
 """The supervisor of a program, inside the cluster. It knows nothing of Kubernetes but its own pods.
 
-What it prints are records (`records`), for whoever watches from outside. It needs no rights.
+What it prints are records (`records`), for processes that watch from outside. It needs no rights.
 """
 
 import contextlib
@@ -49,9 +49,9 @@ _STATUS_S = 30.0
 _STATUS_RATE = 500.0
 _STATUS_BURST = 1e6
 _NODE_BYTES = 200
-#: Exit codes: Kubernetes takes the first as it is, and may begin anew after the second.
+#: Exit codes: Kubernetes takes the first as it is, and may start again after the second.
 _FAILED, _ENDED_FROM_OUTSIDE = 1, 128 + signal.SIGTERM
-#: Seconds for which whoever keeps the log may take nothing of it, at the end.
+#: Seconds for which the reader of the log may take nothing, at the end.
 _LOG_S = 10.0
 
 
@@ -67,7 +67,7 @@ def main(folder: str, members: Mapping[str, bytes], trees: Sequence[str]) -> int
     records = RecordWriter(_records_descriptor(), (Path(folder) / "key").read_bytes())
     order = read_order(members)
     signals = _Signals()
-    # A log without a line is not sent before there is one, and whoever waits for it would give up.
+    # A log is not sent before it has a line, and a process that waits for it would give up.
     records.status(
         [NodeStatus(node, "starting", host, None, {}) for node, host in order.hosts.items()]
     )
@@ -89,7 +89,7 @@ def main(folder: str, members: Mapping[str, bytes], trees: Sequence[str]) -> int
     result = program.result
     assert result is not None
     records.status(program.status())
-    # Also of a program that begins anew: whoever has ended it wants to know how.
+    # Also of a program that starts again: the one who ended it wants to know how.
     records.end(End(result, supervision.stacks()))
     records.drain(_LOG_S)
     if supervision.comes_back() and result.outcome is Outcome.INTERRUPTED:
@@ -118,7 +118,7 @@ def _shipment(order: Order, trees: Sequence[str]) -> Shipment:
 
 
 class _Supervision:
-    """Makes a program of an order, and knows at its end whether it is going to begin anew."""
+    """Makes a program of an order, and knows at its end whether it is going to start again."""
 
     def __init__(
         self, order: Order, exchange: Exchange, signals: "_Signals", records: RecordWriter
@@ -181,7 +181,7 @@ class _Supervision:
         return self._fleet
 
     def comes_back(self) -> bool:
-        """Tells whether Kubernetes begins the program anew that it has ended itself."""
+        """Returns whether Kubernetes starts the program again that it has ended itself."""
         return self._order.begins_anew and self._signals.was_terminated
 
     def stacks(self) -> Mapping[str, str]:
@@ -215,7 +215,7 @@ class _Pace:
         self._counted_at = now
 
     def allows(self, status: Sequence[NodeStatus], now: float) -> bool:
-        """Tells whether to print this one.
+        """Returns whether to print this one.
 
         Args:
             status: How all nodes are.
@@ -242,7 +242,7 @@ def _outline(status: NodeStatus) -> tuple[object, ...]:
 
 
 class _Watch:
-    """Looks whether the launching process lives, as it shows through an annotation of this pod."""
+    """Returns whether the launching process lives, as it shows through an annotation of this pod."""
 
     def __init__(self, path: Path, silence_s: float) -> None:
         self._path = path
@@ -251,7 +251,7 @@ class _Watch:
         self._changed_at = time.monotonic()
 
     def is_silent(self) -> bool:
-        """Tells whether it has shown itself before, and not for too long."""
+        """Returns whether it has shown itself before, and not for too long."""
         with contextlib.suppress(OSError):
             seen = self._path.read_text()
             if seen != self._seen:
@@ -270,7 +270,7 @@ class _Signals:
             signal.signal(signum, self._handle)
 
     def guard(self, program: RunningProgram) -> None:
-        """Has signals stop a program, no longer its start."""
+        """Makes signals stop a program, no longer its start."""
         self._program = program
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:  # noqa: ARG002 - as Python calls it

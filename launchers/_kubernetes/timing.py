@@ -17,7 +17,7 @@ class Timing:
         watch_pause_s: Seconds until it is tried again to watch what cannot be watched now, at first.
         longest_watch_pause_s: The most of these seconds.
         watch_silence_s: Seconds after which a watch that says nothing has broken.
-        log_silence_s: Seconds after which a log that says nothing is read anew: its connection may be
+        log_silence_s: Seconds after which a silent log is read again: its connection may be
             gone.
         creation_look_s: Seconds between two looks for an object whose creation was interrupted: the
             server may be about to create it.
@@ -28,7 +28,7 @@ class Timing:
         ask_again_s: Seconds until what was asked of the cluster is asked again, which has not
             answered.
         patience_s: Seconds after which the thread that decides asks for an end no more at once, but
-            first looks whether somebody wants it sooner.
+            first checks whether it is wanted sooner.
         look_s: Seconds between two looks at what remains.
         tell_s: Seconds of the removal of a run after which it is told how the program ended, and what
             is waited for.

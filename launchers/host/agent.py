@@ -64,7 +64,7 @@ from launchpad_lite.launching import Address
 _ORPHAN_NOTICE_S = 1.0
 #: Output that waits for a slow launcher; beyond it, only the log files get more.
 _MAX_WAITING_BYTES = 16 << 20
-#: Seconds in which what is left of it is taken, at the end, by whoever keeps the log of a pod.
+#: Seconds in which what is left of it is taken, at the end, by the reader of a pod's log.
 _LOG_S = 2.0
 _READ_BYTES = 1 << 16
 #: Seconds that what a worker started has to end by itself when the worker has, and as many again
@@ -198,7 +198,7 @@ class Agent:
         """
         self._in_pod = in_pod
         self._pod_log = _PodLog(2) if in_pod else None
-        #: How its process ends; unless it is told to quit, it may be begun anew.
+        #: How its process ends; unless it is told to quit, it may be started again.
         self.exit_code = MAY_COME_BACK if in_pod else 0
         self._pid = os.getpid()
         self._silence_s = silence_s
@@ -212,7 +212,7 @@ class Agent:
         self._selector = selectors.DefaultSelector()
         self._workers: dict[str, _Worker] = {}
         self._ports = PortReservations()
-        #: Where nobody answers any more, by the nodes that call there.
+        #: Addresses of servers that have ended, by the nodes that call them.
         self._ended: dict[str, list[str]] = {}
         self._quitting = False
         #: Whether its pod was told to end: nodes get their notice, and none is started any more.
@@ -458,7 +458,7 @@ class Agent:
             if not worker.owes_stacks:  # what was written first is nearest to the cause
                 self._tell(worker, "dump")
             worker.owes_stacks = True
-            # One that somebody has stopped would hear of nothing; a signal it takes before it goes on.
+            # A stopped process would receive nothing; it takes a signal before it continues.
             _signal(worker.pid, signal.SIGCONT)
 
     def _terminate(self, frame: Frame) -> None:
@@ -703,7 +703,7 @@ class Agent:
             worker.bury_at = worker.died_at + _CHILDREN_S
 
     def _was_memory_kill(self, status: int) -> bool:
-        """Tells whether the kernel ended a worker, once for each that it did."""
+        """Returns whether the kernel ended a worker, once for each that it did."""
         if status != -signal.SIGKILL or count_memory_kills() <= self._memory_kills:
             return False
         self._memory_kills += 1
@@ -785,7 +785,7 @@ def _read(fd: int) -> bytes | None:
 
 
 def _is_empty(pgid: int) -> bool:
-    """Tells whether a process group has no members any more."""
+    """Returns whether a process group has no members any more."""
     try:
         os.killpg(pgid, 0)
     except ProcessLookupError:

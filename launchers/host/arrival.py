@@ -318,7 +318,7 @@ class Arrival:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self._taken_over.set()
-        # At the host, the end of its input ends all. First of all, since whoever writes there may be
+        # At the host, the end of its input ends all. First of all, because a thread that writes there may be
         # held up by a link that is slow, or stuck.
         with contextlib.suppress(ProcessLookupError):
             self.process.terminate()
@@ -330,7 +330,7 @@ class Arrival:
         self._stop_pinging()
         with self._sending, contextlib.suppress(OSError):
             self.process.stdin.close()
-        # Whoever still reads there sees the end now; closed before, it would be waited for in vain.
+        # A thread that still reads there sees the end now; closed before, it would wait without end.
         with self._reading, contextlib.suppress(OSError):
             self.process.stdout.close()
         self._complaints.join(self._timing.close_s)

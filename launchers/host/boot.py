@@ -1,6 +1,6 @@
 """The first that runs on a host: says what is there, takes what is missing, becomes the agent.
 
-It is sent as text to an interpreter that has none of our packages, and of which nobody knows the
+It is sent as text to an interpreter that has none of our packages, and of unknown
 version yet. So it imports the standard library only, and can be read by Python 3.6.
 
     in    hello, ship
@@ -34,9 +34,9 @@ from typing import Any
 #: Before it, shells may print what they like.
 MARKER = b"\0launchpad-lite agent\0"
 _HEADER = struct.Struct("!IQ")
-#: Seconds after which trees that nobody used are removed.
+#: Seconds after which unused trees are removed.
 _KEEP_S = 30 * 24 * 3600
-#: The text of this module, put in by whoever sent it: it is no file on the host.
+#: The text of this module, put in by the sender: it is no file on the host.
 SOURCE = ""
 #: How much is told of an installation that failed.
 _LAST_LINES = 20
@@ -83,7 +83,7 @@ def main(hello: "dict[str, Any] | None" = None) -> None:
 
 
 def is_spoken_to(silence_s: float, listen: "Callable[[float], object]") -> bool:
-    """Tells whether the launcher says something, before it is taken for gone.
+    """Returns whether the launcher says something, before it is taken for gone.
 
     Args:
         silence_s: Seconds after which it is.
@@ -95,7 +95,7 @@ def is_spoken_to(silence_s: float, listen: "Callable[[float], object]") -> bool:
 
 
 class _Link:
-    """The launcher, at standard input and output, which nobody else writes to meanwhile."""
+    """The launcher, at standard input and output, which nothing else writes to in the meantime."""
 
     def __init__(self) -> None:
         self.output = os.dup(1)
@@ -147,7 +147,7 @@ def _folder(hello: "dict[str, Any]") -> str:
 
 
 def _takes_files(folder: str) -> bool:
-    # Permissions do not tell: most of a pod's files are read-only, whoever they belong to.
+    # Permissions do not tell: most of a pod's files are read-only, whatever their owner.
     try:
         with tempfile.TemporaryFile(dir=folder):
             return True
@@ -239,7 +239,7 @@ class _Cache:
                 raise
 
     def prune(self) -> None:
-        """Removes what nobody used for long; takes note of what is used now."""
+        """Removes what was not used for long; notes what is used now."""
         for folder in sys.path:
             if folder.startswith(self._root):
                 with contextlib.suppress(OSError):

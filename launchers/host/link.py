@@ -40,7 +40,7 @@ class Reach(Protocol):
         """Waits for its end; returns its exit code."""
 
     def terminate(self) -> None:
-        """Has it end."""
+        """Makes it end."""
 
     def kill(self) -> None:
         """Ends it at once."""
@@ -161,7 +161,7 @@ def read_some(fd: int) -> bytes:
 
 
 def write_all(fd: int, data: bytes) -> bool:
-    """Writes to a blocking descriptor; returns False if nobody reads there any more."""
+    """Writes to a blocking descriptor; returns False if it has no reader any more."""
     view = memoryview(data)
     try:
         while view:
@@ -188,7 +188,7 @@ class Outbox:
         self.flush()
 
     def flush(self) -> None:
-        """Writes what fits; drops everything once nobody reads any more."""
+        """Writes what fits; drops everything when there is no reader any more."""
         try:
             while self._buffer and not self.broken:
                 written = os.write(self.fd, memoryview(self._buffer)[:_READ_BYTES])

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 #: Exit code of a pod whose link broke, or that was told to go: another one may take its place.
 MAY_COME_BACK = 75
-#: Exit code of one that nobody needs any more.
+#: Exit code of a pod that is not needed any more.
 _FOR_GOOD = 1
 #: Seconds, and how many unanswered questions, as Linux calls them.
 _KEEPALIVE = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
@@ -93,7 +93,7 @@ class Pump:
                     _add(waits, self.connection.fileno(), selectors.EVENT_WRITE)
                 else:
                     _add(waits, self._source, selectors.EVENT_READ)
-        except OSError:  # of the connection, or of a sink that nobody reads
+        except OSError:  # of the connection, or of a sink without a reader
             self.is_over = True
         return {} if self.is_over else waits
 
@@ -189,7 +189,7 @@ def main(loader: str) -> None:
 
 
 def _leave(signum: int, frame: "FrameType | None") -> None:  # noqa: ARG001 - as Python calls it
-    # As process 1 it would ignore what nobody handles.
+    # As process 1 it would ignore signals without a handler.
     sys.exit(MAY_COME_BACK)
 
 

@@ -1,8 +1,8 @@
-"""Which addresses of a host others can reach: nobody knows before it was tried.
+"""Which addresses of a host others can reach: known only after a try.
 
 A host may have several network cards, bridges of containers that all hosts give the same number,
-and names that nobody else resolves. So each host opens one port that tells a word of its own to
-whoever connects, and all others try each of its addresses. Who hears the word has reached it.
+and names that no other host resolves. So each host opens one port that tells a random word to
+any peer, and all others try each of its addresses. A host that hears the word has reached it.
 """
 
 import contextlib
@@ -66,7 +66,7 @@ def _is_up(card: str) -> bool:
 
 
 class Doorbell:
-    """Tells this host's word to whoever connects."""
+    """Tells this host's word to any peer."""
 
     def __init__(self, word: str) -> None:
         """Listens on all interfaces.
@@ -107,7 +107,7 @@ class _Attempt:
         self.socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         self.socket.setblocking(False)
         self.failed = True
-        with contextlib.suppress(OSError):  # no way there, or a name that nobody knows here
+        with contextlib.suppress(OSError):  # no way there, or a name that is unknown here
             code = self.socket.connect_ex((address, target.port))
             self.failed = code not in (0, errno.EINPROGRESS)
 

@@ -3,12 +3,12 @@
 At one end a port of loopback stands for a port of another host. What comes there goes as frames to
 the launcher, which passes them on to the other end, which connects to the port that is meant:
 
-    relay_open   somebody has connected: to which host and port
+    relay_open   a client has connected: to which host and port
     relay_data   bytes of a connection
     relay_taken  so many bytes were delivered, and as many more may follow
     relay_end    the connection is over
 
-Each direction of a connection has a window, so that a slow reader fills nobody's memory, and does
+Each direction of a connection has a window, so that a slow reader does not fill the memory, and does
 not hold up what else uses the link.
 """
 
@@ -95,11 +95,11 @@ class Relay:
         """Takes in what the other end says."""
         key: str = frame["key"]
         if frame.op == "relay_open":
-            # Not waited for: whoever listens there may be stuck, with a full queue. A connection that
+            # Not waited for: the server there may be stuck, with a full queue. A connection that
             # fails is ready to be read, and then ends.
             try:
                 self._connect(key, frame["port"])
-            except OSError:  # too many files; or nobody listens there, or not any more
+            except OSError:  # too many files; or no server listens there, or not any more
                 self._send(Frame("relay_end", {"key": key}))
             return
         connection = self._connections.get(key)

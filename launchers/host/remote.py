@@ -70,7 +70,7 @@ _NOTHING = Frame("")
 _ANSWERS = ("surveyed", "probed", "relaying", "reserved", "taken")
 #: Seconds in which an agent answers questions about its host.
 _ANSWER_S = 20.0
-#: How soon whoever waits for one hears that the program is to end.
+#: How soon a thread that waits for one hears that the program is to end.
 _LOOK_S = 0.1
 #: The start of a node that was not started here: it is not lost with the host.
 _NEVER = -1
@@ -106,10 +106,10 @@ class AgentLink:
         via: Command that reaches the host, and ends when its connection does; "" for this machine.
         keeps_logs: Whether the agent keeps the output of nodes in files that are the launcher's too.
         tidy: Called after an agent that could not clean up.
-        force: Has the agent end by force, and all that it leaves; None where nobody else is there.
+        force: Has the agent end by force, and all that it leaves; None where only the agent itself is there.
         explain: Says what was complained of on the way, if anything.
         release: Called at the very end.
-        failure_code: How the agent ends if a node of it has failed, where somebody looks at that.
+        failure_code: How the agent ends if a node of it has failed, where that is looked at.
     """
 
     process: Reach
@@ -224,7 +224,7 @@ class AgentHost:
             raise
 
     def _give_up(self) -> None:
-        """Ends an agent that nobody could listen to."""
+        """Ends an agent whose output cannot be read."""
         assert self._process.stdin is not None
         self._outgoing.put(None)
         with contextlib.suppress(OSError):
@@ -265,12 +265,12 @@ class AgentHost:
                             f"the agent of {self.name} did not answer within {_ANSWER_S:g} s"
                         ) from None
         if answer is None:
-            self._answers.put(None)  # for whoever asks next
+            self._answers.put(None)  # for the next question
             raise LaunchError(self._how_it_ended())
         return answer
 
     def _check_goes_on(self) -> None:
-        # Whoever asks while the program runs is its supervisor, for which a Ctrl-C would wait.
+        # While the program runs, only its supervisor asks, and a Ctrl-C would wait for it.
         if self._program is not None and self._program.is_ending:
             raise EndingError(f"the program ends; {self.name} was not asked any more")
 
@@ -285,7 +285,7 @@ class AgentHost:
         return f"the agent of {self.name} ended at once with exit code {code}{said}"
 
     def reserve(self, addresses: Sequence[Address]) -> dict[str, int]:
-        """Has the agent hold a port for each address; returns them by address key.
+        """Makes the agent hold a port for each address; returns them by address key.
 
         Raises:
             LaunchError: A port is taken, or the agent did not come up.
@@ -344,7 +344,7 @@ class AgentHost:
         return dict(self._grants)
 
     def pass_relayed_to(self, listener: Callable[[Frame | None], None]) -> None:
-        """Has somebody else hear of relayed connections; None at the end of the link."""
+        """Passes relayed connections to another object; None at the end of the link."""
         self._on_relayed = listener
 
     def relay(self, frame: Frame) -> bool:
@@ -359,7 +359,7 @@ class AgentHost:
         self._outgoing.put(frame.encode())
 
     def _write_all(self) -> None:
-        """Writes what is to be sent; a link that is stuck holds up nobody but this thread."""
+        """Writes what is to be sent; a link that is stuck blocks only this thread."""
         assert self._process.stdin is not None
         try:
             while (data := self._next_outgoing()) is not None:
@@ -558,11 +558,11 @@ class AgentHost:
         return self.name
 
     def start(self, node: str, attempt: int, cause: NodeFailure | None) -> None:
-        """Starts a worker; its output begins with why it is started anew, if it is."""
+        """Starts a worker; its output begins with the reason of a restart."""
         self._attempts[node] = attempt
         self._living.add(node)
         if self.is_lost and self._link.via:
-            # It was lost since somebody looked: there may be another one for the node.
+            # It was lost in the meantime: there may be another one for the node.
             self.post(HostLost(self.name, (node,), self._lost_since, {node: attempt}))
             return
         if self.is_lost:
@@ -593,15 +593,15 @@ class AgentHost:
         self._send(Frame("let_go", {"node": node}))
 
     def end_calls(self, node: str) -> None:
-        """Has new calls of a node refused, unless it looks at the stop by now."""
+        """Refuses new calls of a node, unless it looks at the stop by now."""
         self._send(Frame("end_calls", {"node": node}))
 
     def tell_ended(self, callers: Sequence[str], keys: Sequence[str]) -> None:
-        """Tells workers, later ones too, that nobody will answer at these addresses any more."""
+        """Tells workers, later ones too, that the servers at these addresses have ended."""
         self._send(Frame("ended", {"callers": list(callers), "keys": list(keys)}))
 
     def dump_stacks(self, node: str) -> None:
-        """Has a worker write down where its threads are."""
+        """Makes a worker write down where its threads are."""
         self._send(Frame("dump", {"node": node}))
 
     def terminate(self, node: str) -> None:
@@ -616,7 +616,7 @@ class AgentHost:
         if self._stopping:
             self._question()
             self._killed.add(node)
-            # That of the agent harms nobody now.
+            # That of the agent does no harm now.
             if self._killed.issuperset(tuple(self._living)):
                 self._force_if_mute()
 
@@ -636,7 +636,7 @@ class AgentHost:
             self._link.force()
 
     def tell_lost(self, keys: Sequence[str]) -> None:
-        """Has calls in flight fail to these addresses, whose host is lost."""
+        """Fails calls in flight to these addresses, whose host is lost."""
         self._send(Frame("lost", {"keys": list(keys)}))
 
     def tell_moved(self, endpoints: Mapping[str, str]) -> None:
@@ -710,7 +710,7 @@ class AgentHost:
         self._force_if_mute()
         code = self._await_end(self._close_by)
         if code is None and self._link.force is not None:
-            # The process that was started here is the warden: without it, nobody finds all that the
+            # The process that was started here is the warden: without it, no process finds all that the
             # agent leaves.
             self._link.force()
             code = self._await_end(time.monotonic() + _SWEEP_S)

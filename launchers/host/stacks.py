@@ -5,7 +5,7 @@ that runs no Python code for long, but the threads go on while they are looked a
 in a crash: it is for those who do not answer.
 
 The text goes to memory that agent and worker share, so that nothing is left on a disk unless
-somebody wants to keep it.
+it is to be kept.
 """
 
 import contextlib
@@ -47,7 +47,7 @@ def write_stacks(fd: int) -> None:
 
 
 def has_stacks(fd: int) -> bool:
-    """Tells whether anything was written."""
+    """Returns whether anything was written."""
     return os.fstat(fd).st_size > 0
 
 

@@ -1,4 +1,4 @@
-"""The last belt: ends what a program started and nobody else can find any more.
+"""The last safeguard: ends what a program started and no other part can find any more.
 
 The agent and the warden, its parent, which does nothing but wait for its end,
 adopt what workers start and leave behind. So all is found, whichever of them
@@ -113,7 +113,7 @@ def _signal_all(pids: set[int], signum: int) -> None:
 
 
 def is_exiting(pid: int) -> bool:
-    """Tells whether a process is on its way out (Linux): it cannot be waited for yet, and is lost."""
+    """Returns whether a process is on its way out (Linux): it cannot be waited for yet, and is lost."""
     try:
         fields = _status(pid)
     except OSError:

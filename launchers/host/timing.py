@@ -1,4 +1,4 @@
-"""How long the two sides of a host wait. Tests choose their own times; nobody else does."""
+"""How long the two sides of a host wait. Only tests choose their own times."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ class Timing:
         last_words_s: Seconds for what a host's programs complained of to arrive, where it is the
             explanation. What ssh leaves in the background for other sessions (ControlPersist) holds
             its end open.
-        close_s: The same where nobody waits for it.
+        close_s: The same where no thread waits for it.
         soon_s: Seconds after which an address that is silent is given up if the host was reached by
             another one.
     """

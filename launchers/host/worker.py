@@ -106,7 +106,7 @@ class _Termination:
 
     From outside (a batch system, a spot machine, a user) it is a notice: the node is asked to end.
     When the notice is over, `force` has the main thread leave at once. On the way out nothing more
-    happens: whoever has no patience has SIGKILL.
+    happens: SIGKILL is for those who cannot wait.
     """
 
     def __init__(self) -> None:
@@ -214,7 +214,7 @@ class _Control:
 
 
 def prepare_output() -> None:
-    """Has output leave this process line by line, and crashes in C code leave their stacks."""
+    """Makes output leave this process line by line, and crashes in C code leave their stacks."""
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     faulthandler.enable()

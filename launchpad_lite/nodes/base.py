@@ -70,7 +70,7 @@ class DeclaredHandle(Handle[Any]):
         self.target: Handle[Any] | None = None
 
     def bind(self, target: Handle[Any]) -> None:
-        """Says which node it is."""
+        """Returns which node it is."""
         self.target = target
         self.node_key = target.node_key
 
@@ -136,7 +136,7 @@ class Task:
         description: For people, like `CourierNode(Range)`.
         stands_for: Keys of nodes that it runs, besides the one it comes from.
         together: Tasks with the same word run on one host.
-        restart: When it is started anew, unless `launch` says something about that.
+        restart: When it is restarted, unless `launch` says something about that.
         may_keep_state: Whether its object may have `save` and `restore`.
     """
 

@@ -43,8 +43,8 @@ class CacherNode(CourierNode[T]):
             refresh_interval_ms: `refresh_s` as the original has it, in milliseconds.
             stale_after_ms: `stale_s` as the original has it, in milliseconds.
             refresh_s: Seconds within which the target is asked for the same once at most, and only
-                while somebody wants it; who does gets the old answer. Must be given.
-            stale_s: What is older is given to nobody: it is asked for, and waited for. Must be
+                while a caller wants it; that caller gets the old answer. Must be given.
+            stale_s: Older answers are not returned: the target is asked again. Must be
                 given.
             max_bytes: Memory for answers; what was not wanted for longest goes first.
             max_entries: The same for their number.
@@ -90,7 +90,7 @@ class CacherNode(CourierNode[T]):
             TypeError: Always; `Program.declare` gives a handle to a node that comes later.
         """
         raise TypeError(
-            "a CacherNode cannot be configured anew: pass its target to the constructor; "
+            "a CacherNode cannot be configured: pass its target to the constructor; "
             "program.declare(label) is a handle to a node that comes later"
         )
 

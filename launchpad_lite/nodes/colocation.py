@@ -151,7 +151,7 @@ class MultiProcessingColocation(ColocationNode):
 
         Args:
             nodes: What to run.
-            num_retries_on_failure: How often each inner node is started anew when it fails, unless
+            num_retries_on_failure: How often each inner node is restarted when it fails, unless
                 `launch` says something about its restarts.
 
         Raises:
@@ -261,7 +261,7 @@ class _Member:
         self.runtime.forcing.force()
 
     def call_stop_handlers(self) -> None:
-        """Has its stop handlers called, once; they may block."""
+        """Calls its stop handlers, once; they may block."""
         if not self._handlers.ident:
             with contextlib.suppress(RuntimeError):  # the interpreter ends already
                 self._handlers.start()

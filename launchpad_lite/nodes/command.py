@@ -112,7 +112,7 @@ def _wait_until_ready(client: Any) -> None:
         try:
             client.wait_until_ready()
         except courier.ServerLostError:
-            continue  # it may be started anew; if it is not, nobody can be called any more
+            continue  # it may restart; if not, it cannot be called any more
         return
 
 
@@ -182,13 +182,13 @@ class CommandNode(Node[Endpoint]):
         Args:
             command: The program and its arguments; one string is given to the shell.
             listens: Names of addresses of its own, lower-case letters and digits. The handle gives
-                the first. The node is ready when somebody listens at all of them, by IPv4. Servers
+                the first. The node is ready when a process listens at all of them, by IPv4. Servers
                 must set SO_REUSEADDR, as nearly all do: the ports are held for them.
             uses: Handles of other nodes by the names they have in the arguments.
             env: Added to the environment.
             cwd: Its folder.
             ready: A regular expression: the node is ready when it is found in a line of output,
-                once that is complete, and somebody listens. Many programs hold their lines back
+                once that is complete, and a process listens. Many programs hold their lines back
                 when they print to no terminal.
             ready_timeout_s: Seconds after which a command that is not ready fails the node.
 
@@ -204,7 +204,7 @@ class CommandNode(Node[Endpoint]):
             raise TypeError(f"listens is a list of names, as in listens=[{listens!r}]")
         if len(set(listens)) < len(listens):
             raise ValueError(f"the names in listens are not all different: {list(listens)}")
-        # Foreign programs share no port, so that nobody holds it for them.
+        # Foreign programs do not share ports, so no reservation can be held for them.
         self._addresses = {name: Address(name, is_foreign=True) for name in listens}
         self._control = Address("ready")
         self._uses: dict[str, Handle[Any]] = {}
@@ -381,7 +381,7 @@ class _Command:
                 f"the command {argv[0]!r} cannot be started: its folder {cwd!r} is none on this host"
             )
         self._argv = argv
-        # Whoever ends a worker process ends its group, so the command stays in there: then it ends
+        # Ending a worker process ends its group, so the command stays in the group: then it ends
         # with a worker that is killed, too. Other processes, which may lead a group of their own in
         # a shell, run nodes in threads; and only a group of its own can be ended without them.
         in_worker = (
@@ -593,7 +593,7 @@ class _Output:
                     data = os.read(self._stream.fileno(), _READ_BYTES)
                     if not data:
                         break
-                    # The command must not wait for somebody who reads.
+                    # The command must not wait for a reader.
                     with surviving("the thread that passes on what a command prints", 0.0):
                         self._look_at(data)
                         self._pass_on(data)
@@ -620,7 +620,7 @@ class _Output:
             self._lines.append(line[:_LONGEST_SHOWN])
 
     def _pass_on(self, data: bytes) -> None:
-        # Nobody may see it, but the command must not wait for somebody who does.
+        # It may have no reader, but the command must not wait for one.
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream = sys.stdout
             if hasattr(stream, "buffer"):
@@ -648,7 +648,7 @@ def _marked(mark: str) -> list[int]:
 def _listens(endpoint: Endpoint) -> bool:
     try:
         with socket.create_connection((endpoint.host, endpoint.port), 1.0) as sock:
-            # Where nobody listens, TCP may connect whoever tries to themselves.
+            # Where no process listens, TCP may connect a client to itself.
             return bool(sock.getsockname() != sock.getpeername())
     except OSError:
         return False

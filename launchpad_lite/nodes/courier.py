@@ -252,7 +252,7 @@ class CourierWork:
     def __call__(self, runtime: NodeRuntime) -> None:
         """Does it."""
         instance = self.constructor(*self.args, **self.kwargs)
-        # Restored before anybody can call it, saved when nobody can any more.
+        # Restored before it can be called, saved when it cannot be called any more.
         with runtime.state.kept(instance, runtime.leaves_well):
             self._serve(instance, runtime)
 

@@ -1,4 +1,4 @@
-"""Nodes that run Python code and serve nobody."""
+"""Nodes that run Python code and serve nothing."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence

@@ -64,13 +64,13 @@ class ReverbHandle(Handle[_Client]):
 class ReverbNode(Node[_Client]):
     """A replay buffer: a `reverb.Server`, whose handle becomes a `reverb.Client`.
 
-    It serves until the program stops. Whoever samples must not wait for samples then: Reverb's
+    It serves until the program stops. A client must not wait for samples then: Reverb's
     `client.sample` does not return while too few come, nor when the server has gone. Where the
     program may stop meanwhile, sample from a `reverb.TrajectoryDataset` with
     `rate_limiter_timeout_ms` and look at `lp.stop_event()` between two timeouts.
 
     Reverb knows nothing of the program's secret, and listens on all interfaces of its machine, since
-    it takes a port and no host: whoever can reach that port can read and change what is in the
+    it takes a port and no host: any process that can reach that port can read and change what is in the
     tables. Use it in a network that you trust, or behind a firewall.
 
     Checkpoints are written at an orderly stop and on a period, and read at the next start:
@@ -157,7 +157,7 @@ class ReverbNode(Node[_Client]):
         """Returns one task.
 
         Raises:
-            ValueError: Reverb is not installed, or nobody says where checkpoints are to be kept.
+            ValueError: Reverb is not installed, or no folder for checkpoints is given.
         """
         # Looks for it without loading it.
         if importlib.util.find_spec("reverb") is None:
@@ -168,7 +168,7 @@ class ReverbNode(Node[_Client]):
             )
         if self._minutes and self._checkpoint_ctor is None and not context.keeps_state:
             raise ValueError(
-                f"checkpoint_time_delta_minutes={self._minutes:g}, but nobody says where: give "
+                f"checkpoint_time_delta_minutes={self._minutes:g}, but no folder: give "
                 "ReverbNode a checkpoint_ctor, or lp.launch(..., checkpoints=folder)"
             )
         work = ReverbWork(
@@ -246,7 +246,7 @@ class _Replay:
         reverb = _load()
 
         class NoCheckpointer(reverb.checkpointers.CheckpointerBase):  # type: ignore[misc, name-defined]
-            # Without one, Reverb makes a temporary folder that nobody removes.
+            # Without one, Reverb makes a temporary folder and never removes it.
             def internal_checkpointer(self) -> None:
                 return None
 
@@ -256,7 +256,7 @@ class _Replay:
         self._client = self._server.localhost_client()
 
     def checkpoint(self) -> Path:
-        """Has the server write a checkpoint; returns its folder."""
+        """Makes the server write a checkpoint; returns its folder."""
         return Path(self._client.checkpoint())
 
     def stop(self) -> None:
@@ -290,5 +290,5 @@ class _StagedReplay(_Replay):
         shutil.rmtree(self._staging, ignore_errors=True)
 
     def restore(self, folder: Path) -> None:
-        """Has the server begin with a checkpoint."""
+        """Makes the server begin with a checkpoint."""
         self._restored = str(folder / "tables")

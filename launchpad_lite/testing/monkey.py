@@ -58,7 +58,7 @@ class Injected:
     Attributes:
         fault: What it was.
         node: `label[replica]`.
-        attempt: How often the node had been started anew before; of a `NodeFailure` that the
+        attempt: How often the node had been restarted before; of a `NodeFailure` that the
             fault led to, it is the same.
         pid: The process of the worker.
         at_s: Seconds since the beginning of the block.
@@ -105,7 +105,7 @@ class Monkey:
             mean_interval_s: Seconds between two faults, on average (exponentially distributed).
             labels: Groups whose nodes may be hit; None means all.
             max_pause_s: The longest PAUSE, in seconds.
-            minimum_uptime_s: Seconds for which a worker that came up, or came up anew, is left
+            minimum_uptime_s: Seconds for which a worker that has started, or restarted, is left
                 alone.
 
         Raises:
@@ -251,7 +251,7 @@ class Monkey:
             return
         try:
             process = _Process(fd)
-            # Asked in this order: who has the number is known only since we hold somebody, and
+            # Asked in this order: the owner of the number is known only because we hold a process, and
             # it is the one we hold only if that one has not ended when we have asked.
             is_it = (
                 worker.name in self._nodes_up()
@@ -318,7 +318,7 @@ class _Process:
         return not poll.poll(0)
 
     def signal(self, signum: int) -> bool:
-        """Sends a signal; returns whether there still was somebody to send it to."""
+        """Sends a signal; returns whether the process was still there."""
         try:
             signal.pidfd_send_signal(self._fd, signum)
         except ProcessLookupError:

@@ -29,7 +29,6 @@ with atheris.instrument_imports(include=["courier"]):
     from courier._engine.carrier import UnixCarrier
     from courier._engine.channel import Channel
     from courier._engine.frames import FrameReader, Kind, Region, Seals, decompressed, encode
-    from courier._engine.guest import Guest, Way
     from courier._engine.handshake import (
         HELLO_BYTES,
         LENGTH,
@@ -48,6 +47,7 @@ with atheris.instrument_imports(include=["courier"]):
     )
     from courier._engine.lane import WireLane
     from courier._engine.link import Link
+    from courier._engine.unproven import UnprovenPeer, Way
     from courier._lane import LaneOptions
     from courier._parcel import Parcel
 
@@ -146,17 +146,17 @@ class Reception:
     def introduction(self) -> Introduction:
         return Introduction("ab" * 16, idempotent=("value",))
 
-    def welcome(self, guest: Guest, channel: Channel) -> None:
+    def welcome(self, unproven: UnprovenPeer, channel: Channel) -> None:
         self.caller = Caller(self, channel)  # type: ignore[arg-type]
         self.caller.on_event(select.POLLIN)
 
-    def redirect(self, guest: Guest, sock: socket.socket, data: bytes) -> None:
+    def redirect(self, unproven: UnprovenPeer, sock: socket.socket, data: bytes) -> None:
         assert not MAGIC.startswith(data[: len(MAGIC)]) or not data
         sock.close()
         self.gone = True
 
-    def show_out(self, guest: Guest) -> None:
-        guest.close()
+    def reject(self, unproven: UnprovenPeer) -> None:
+        unproven.close()
         self.gone = True
 
     def forget(self, caller: Caller) -> None:
@@ -231,7 +231,7 @@ def guest(given: Any) -> None:
     """A server, from the first byte on."""
     ours, theirs = socket.socketpair()
     reception = Reception()
-    someone = Guest(reception, theirs, "x", given.PickValueInList(list(Way)))
+    someone = UnprovenPeer(reception, theirs, "x", given.PickValueInList(list(Way)))
 
     def take() -> None:
         if reception.caller is not None:

@@ -11,9 +11,9 @@ import courier
 from courier._engine import host
 from courier._engine.caller import Caller
 from courier._engine.channel import Channel, NothingSentError
-from courier._engine.guest import Guest
 from courier._engine.host import Host
 from courier._engine.link import Link
+from courier._engine.unproven import UnprovenPeer
 from tests.courier.conftest import Serve
 from tests.courier.waiting import wait_until
 
@@ -48,7 +48,7 @@ def test_what_a_server_sent_before_it_left_is_read_though_nothing_can_be_sent_to
     read_now = Link.read_now
 
     def read_late(self: Link) -> bool:
-        if threading.current_thread().name == "courier-attendant":
+        if threading.current_thread().name == "courier-background":
             is_over.wait(_PATIENCE_S)
         return read_now(self)
 
@@ -81,12 +81,12 @@ def test_a_client_at_rest_that_has_not_seen_its_server_leave_finds_the_next(
 ) -> None:
     port = reserve()
     client = connect(f"127.0.0.1:{port}", wait_for_ready=waits)
-    _hold_up(monkeypatch, Link, "_read", "courier-attendant", _HELD_UP_S)
+    _hold_up(monkeypatch, Link, "_read", "courier-background", _HELD_UP_S)
     for number in range(2):
         server, _ = serve(lambda number=number: number, port=port, share_port=True)
         assert client() == number
         server.stop(0)
-        time.sleep(0.1)  # the attendant has begun to look
+        time.sleep(0.1)  # the background reader has begun to look
 
 
 def test_calls_wait_for_the_next_server_while_one_is_held_up_in_its_stop(
@@ -117,11 +117,11 @@ def test_a_poller_that_is_held_up_is_waited_for(
 ) -> None:
     server, client = serve(Node())
     assert client.echo(1) == 1
-    _hold_up(monkeypatch, Host, "_show_out_all", "courier-poller", _HELD_UP_S)
+    _hold_up(monkeypatch, Host, "_reject_all", "courier-poller", _HELD_UP_S)
     assert server.stop(_PATIENCE_S) == []
 
 
-@pytest.mark.parametrize("kind", [Guest, Caller])
+@pytest.mark.parametrize("kind", [UnprovenPeer, Caller])
 def test_nobody_stays_connected_who_was_let_in_by_the_last_turn_of_the_poller(
     secret: courier.Secret, monkeypatch: pytest.MonkeyPatch, kind: type
 ) -> None:
@@ -148,7 +148,7 @@ def test_nobody_stays_connected_who_was_let_in_by_the_last_turn_of_the_poller(
     server.stop(0.0)
     courier.close(client)
     poller = server._host
-    wait_until(lambda: not poller._guests and not poller._callers)
+    wait_until(lambda: not poller._unproven and not poller._callers)
 
 
 @pytest.mark.parametrize("blocking", [True, False])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import courier
-from courier._engine.attendant import ATTENDANT
+from courier._engine.background_reader import BACKGROUND_READER
 from courier._engine.link import Link
 from tests.courier.conftest import Connect, Serve
 from tests.courier.waiting import wait_until
@@ -79,13 +79,13 @@ def test_an_error_of_one_connection_is_not_that_of_others(
     _, other = serve(Node())
     _hear(one)
     _hear(other)
-    # Nothing is open but what comes next, so that it is the first that the attendant looks at.
-    wait_until(lambda: not ATTENDANT._attended)
+    # Nothing is open but what comes next, so that it is the first that the background reader looks at.
+    wait_until(lambda: not BACKGROUND_READER._attended)
     real = Link.expire
     broken = []
 
     def expire(link: Link, now: float) -> float | None:
-        if threading.current_thread().name == "courier-attendant" and not broken:
+        if threading.current_thread().name == "courier-background" and not broken:
             broken.append(link)
             raise MemoryError("for once")
         return real(link, now)
@@ -106,8 +106,8 @@ def test_an_error_of_one_connection_is_not_that_of_others(
 def test_the_attendant_begins_when_there_is_a_thread_for_it(
     serve: Serve, connect: Connect, refuse: Refuse
 ) -> None:
-    wait_until(lambda: all(each.name != "courier-attendant" for each in threading.enumerate()))
-    refuse("courier-attendant")
+    wait_until(lambda: all(each.name != "courier-background" for each in threading.enumerate()))
+    refuse("courier-background")
     _, client = serve(Node())
     with pytest.raises(courier.CourierError, match="can't start new thread"):
         client.answer()

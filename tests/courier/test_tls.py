@@ -296,7 +296,7 @@ def test_a_stranger_costs_little_until_its_certificate_was_seen(serve_tls: Serve
             sock = socket.create_connection(("127.0.0.1", server.port), _PATIENCE_S)
             stack.enter_context(sock).sendall(OPENING + b"\x16\x03\x01\x02\0")
         assert client.echo(2) == 2
-        wait_until(lambda: len(server._host._guests) == 200)
+        wait_until(lambda: len(server._host._unproven) == 200)
         assert psutil.Process().memory_info().rss - used < 200 * (128 << 10)
 
 

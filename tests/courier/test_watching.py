@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import courier
-from courier._engine import attendant, host
+from courier._engine import background_reader, host
 from courier._engine.watching import (
     READ,
     WRITE,
@@ -98,8 +98,8 @@ def test_descriptors_that_were_closed_do_no_harm(watcher: Watcher) -> None:
 
 def test_calls_work_without_epoll(monkeypatch: pytest.MonkeyPatch, serve: Any) -> None:
     monkeypatch.setattr(host, "make_watcher", PollWatcher)
-    monkeypatch.setattr(attendant, "make_watcher", PollWatcher)
-    monkeypatch.setattr(attendant.ATTENDANT, "_watcher", None)
+    monkeypatch.setattr(background_reader, "make_watcher", PollWatcher)
+    monkeypatch.setattr(background_reader.BACKGROUND_READER, "_watcher", None)
     _, client = serve(lambda value: value)
     assert client(1) == 1
     assert [future.result(20) for future in [client.futures(i) for i in range(500)]] == [

@@ -278,7 +278,7 @@ def test_a_program_begins_anew_when_its_supervisor_is_lost(
     lost = "supervisor"
     what = kubernetes.machine(lost) if how == "drain" else kubernetes.pod(lost)
     getattr(kubernetes.cluster, how)(what)
-    run.until("the program begins anew")
+    run.until("the program starts again")
     run.until(r"\[store\[0\]\] restored")
     run.await_calls()
     run.finish()
@@ -451,7 +451,7 @@ def test_a_program_begins_anew_when_the_machine_of_its_supervisor_is_lost(
     kubernetes.cluster.cut_node("node-1")
     kubernetes.cluster.give_up_node("node-1")
     run.until(rf"pod {before} is removed, since its machine does not answer")
-    run.until(r"the program begins anew")
+    run.until(r"the program starts again")
     run.until(r"\[store\[0\]\] restored")
     run.await_calls()
     assert kubernetes.machine("supervisor") == "node-2"
@@ -469,7 +469,7 @@ def test_without_a_policy_a_program_ends_with_the_machine_of_its_supervisor(
     run.until(rf"the machine node-1 of its supervisor is lost: its pod {before} was ended")
     kubernetes.cluster.heal_node("node-1")
     assert run.end() == 1
-    assert not run.said("begins anew")
+    assert not run.said("starts again")
     kubernetes.assert_nothing_is_left()
 
 
@@ -485,7 +485,7 @@ def test_a_program_goes_on_while_the_kubelet_of_its_supervisor_is_away(
     run.await_calls()
     assert run.told("caller0")["calls"] > calls  # of the same caller
     kubernetes.cluster.heal_node("node-1")
-    run.until(r"the program begins anew")
+    run.until(r"the program starts again")
     run.await_calls()
     run.finish()
 

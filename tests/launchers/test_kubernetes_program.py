@@ -509,11 +509,11 @@ def test_another_shell_reads_what_all_supervisors_of_a_run_printed(
     cluster.store.delete("pods", NAMESPACE, first.pod["metadata"]["name"], grace_s=0)
     second = cluster.supervisor(2)
     second.say(lambda records: records.show("actor[1]", b"after\nunfinished"))
-    second.say(lambda records: records.note("begun anew"))
+    second.say(lambda records: records.note("started again"))
     poll_until((lab.log_dir / "actor" / "1.log").read_bytes)
     poll_until(lambda: first.pod["metadata"]["uid"] not in uids(cluster))
     other = lab.attach(program)
-    assert list(other.output()) == [("actor[1]", b"after\n"), ("supervisor", b"begun anew\n")]
+    assert list(other.output()) == [("actor[1]", b"after\n"), ("supervisor", b"started again\n")]
 
 
 def test_what_a_kubelet_says_instead_of_a_log_is_nobodys_output(
@@ -631,7 +631,7 @@ def test_a_program_that_begins_anew_is_followed(
     poll_until(lambda: cluster.beat(second))
     second.end(COMPLETED)
     assert program.wait(60).outcome is Outcome.COMPLETED
-    assert told(f"the program begins anew, in {second.pod['metadata']['name']}") == 1
+    assert told(f"the program starts again, in {second.pod['metadata']['name']}") == 1
 
 
 def test_an_end_that_the_cluster_wanted_is_none_before_it_is_known_that_none_follows(
@@ -865,7 +865,7 @@ def test_a_supervisor_is_removed_once_it_cannot_work_and_the_program_begins_anew
         stuck_lab.clock.advance(300.0)
     second = cluster.supervisor(2)
     assert stuck["uid"] not in uids(cluster)
-    poll_until(lambda: told(f"the program begins anew, in {second.pod['metadata']['name']}"))
+    poll_until(lambda: told(f"the program starts again, in {second.pod['metadata']['name']}"))
     assert told(waits) == 1
 
 

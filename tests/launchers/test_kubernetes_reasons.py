@@ -115,7 +115,7 @@ SCHEDULED = condition("PodScheduled", "True", "")
 NO_ROOM = event("p", "FailedScheduling", "2 Insufficient cpu.")
 CREATING = waiting("ContainerCreating")
 AWAY = event("p", "NodeNotReady", "Node is not ready")
-BEGAN_ANEW = "was lost, as when its machine or the runtime there begins anew"
+BEGAN_ANEW = "was lost, as when its machine or the runtime there restarts"
 LOST = "is on the machine machine-1, which is lost: NodeNotReady: Node is not ready"
 MOUNT = event("p", "FailedMount", "no such claim")
 

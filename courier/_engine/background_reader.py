@@ -19,10 +19,10 @@ _TICK_S = 0.001
 #: The pause while one does.
 _LED_TICK_S = 0.005
 _IDLE_S = 5.0
-_WHO = "the attendant of courier clients"
+_WHO = "the background reader of courier clients"
 
 
-class Attendant:
+class BackgroundReader:
     """Reads for links with open calls and no waiting thread; notices servers that disappear.
 
     Its thread starts with the first link and ends when there are none.
@@ -54,7 +54,7 @@ class Attendant:
             self._watcher.watch(descriptor, HANG_UP, once=True)
             if self._thread is None:
                 thread = threading.Thread(
-                    target=self._run, args=(self._watcher,), name="courier-attendant", daemon=True
+                    target=self._run, args=(self._watcher,), name="courier-background", daemon=True
                 )
                 thread.start()
                 # Not before: one that the system refused must not count.
@@ -96,7 +96,7 @@ class Attendant:
         self.wake()
 
     def wake(self) -> None:
-        """Has the thread look around. Takes no lock."""
+        """Wakes the thread. Takes no lock."""
         self._asleep = False
         if self._watcher is not None:
             self._watcher.wake()
@@ -116,7 +116,7 @@ class Attendant:
                 is_needed = self._go_round(watcher)
 
     def _go_round(self, watcher: Watcher) -> bool:
-        """Looks at all links once, and waits; returns whether it is still needed."""
+        """Checks all links once, and waits; returns whether it is still needed."""
         self._stirred = False
         clear_up()
         pause = self._look_around()
@@ -170,7 +170,7 @@ class Attendant:
         _frozen.tidy()
 
     def _look_around(self) -> float | None:
-        """Looks at all links that need it; returns when to look again."""
+        """Checks all links that need it; returns when to check again."""
         pause: float | None = None
         now = time.monotonic()
         for link, leads in list(self._attended.items()):
@@ -213,6 +213,6 @@ class Attendant:
         self._start_anew()
 
 
-ATTENDANT = Attendant()
-wakers.append(ATTENDANT.wake)
-os.register_at_fork(after_in_child=ATTENDANT.survive_fork)
+BACKGROUND_READER = BackgroundReader()
+wakers.append(BACKGROUND_READER.wake)
+os.register_at_fork(after_in_child=BACKGROUND_READER.survive_fork)

@@ -29,7 +29,7 @@ from courier._secret import Secret
 from courier._timing import Timing
 from courier.errors import AuthenticationError, ProtocolError
 
-#: A guest who has not proved itself by then is shown out.
+#: Seconds after which a peer that has not proved itself is rejected.
 PATIENCE_S = 10.0
 #: With what TLS begins.
 _TLS_HANDSHAKE = b"\x16"
@@ -44,7 +44,7 @@ class Way(enum.Enum):
 
 
 class Reception(Protocol):
-    """Who decides what becomes of guests."""
+    """Decides what becomes of unproven peers."""
 
     secret: Secret | None
     tls_context: ssl.SSLContext | None
@@ -55,14 +55,14 @@ class Reception(Protocol):
 
     def introduction(self) -> Introduction: ...
 
-    def welcome(self, guest: "Guest", channel: Channel) -> None: ...
+    def welcome(self, unproven: "UnprovenPeer", channel: Channel) -> None: ...
 
-    def redirect(self, guest: "Guest", sock: socket.socket, data: bytes) -> None: ...
+    def redirect(self, unproven: "UnprovenPeer", sock: socket.socket, data: bytes) -> None: ...
 
-    def show_out(self, guest: "Guest") -> None: ...
+    def reject(self, unproven: "UnprovenPeer") -> None: ...
 
 
-class Guest:
+class UnprovenPeer:
     """One connection before its proof, as far as it has come."""
 
     def __init__(
@@ -97,7 +97,7 @@ class Guest:
             return
         except (OSError, ProtocolError, AuthenticationError):
             # A stranger learns nothing; one of ours gets the reason from its own half.
-            self._reception.show_out(self)
+            self._reception.reject(self)
 
     def _read_prefix(self) -> bool:
         piece = self._socket.recv(PREFIX_BYTES - len(self._data))
@@ -130,7 +130,7 @@ class Guest:
         return True
 
     def _read_preface(self) -> bool:
-        """Waits until it is certain that gRPC is spoken: that costs more than a guest."""
+        """Waits until it is certain that gRPC is spoken: that costs more than an unproven peer."""
         is_tls = self._reception.tls_context is not None and self._data[:1] == _TLS_HANDSHAKE
         if not is_tls:
             if not HTTP2_PREFACE.startswith(self._data):
@@ -216,7 +216,7 @@ class Guest:
 
     def hang_up(self) -> None:
         """Leaves the server."""
-        self._reception.show_out(self)
+        self._reception.reject(self)
 
     def close(self) -> None:
         """Gives the socket back."""

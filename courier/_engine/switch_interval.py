@@ -13,7 +13,7 @@ import threading
 _INTERVAL_S = 0.0005
 
 
-class Haste:
+class SwitchInterval:
     """Shortens the interval while anybody wants it. Thread-safe."""
 
     def __init__(self) -> None:
@@ -51,5 +51,5 @@ class Haste:
             sys.setswitchinterval(usual_s)
 
 
-HASTE = Haste()
-os.register_at_fork(after_in_child=HASTE.survive_fork)
+SWITCH_INTERVAL = SwitchInterval()
+os.register_at_fork(after_in_child=SWITCH_INTERVAL.survive_fork)
