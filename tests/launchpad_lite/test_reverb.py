@@ -65,7 +65,7 @@ def test_a_period_without_a_place_is_a_mistake(monkeypatch: pytest.MonkeyPatch) 
     _find(monkeypatch, found=True)
     program = lp.Program("nowhere")
     program.add_node(lp.ReverbNode(make_tables, None, 5), label="replay")
-    with pytest.raises(lp.ProgramError, match="nobody says where: give ReverbNode a checkpoint_"):
+    with pytest.raises(lp.ProgramError, match="but no folder: give ReverbNode a checkpoint_"):
         lp.plan(program, "local_mp")
     assert lp.plan(program, "local_mp", checkpoints={"replay": "a_folder"}).executables
 
