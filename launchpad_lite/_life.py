@@ -117,14 +117,14 @@ class _Node:
     #: Whether it was before it was asked to end.
     left_unasked: bool = False
     #: Whether its code does not look at the stop it was asked for.
-    deaf: bool = False
+    ignores_stop: bool = False
     #: Whether its new calls are refused.
     calls_ended: bool = False
     #: While all stop: whether it holds up those it calls, until when, and how many hold it up.
-    holds: bool = False
-    holds_until: float = math.inf
+    delays_callees: bool = False
+    delays_until: float = math.inf
     share_ends: float = math.inf
-    held_by: int = 0
+    callers_left: int = 0
     #: By when it must show a sign of life, by the name of the limit.
     signs: dict[str, float] = field(default_factory=dict)
     #: How it said that it failed, before its worker ended.
@@ -135,7 +135,7 @@ class _Node:
     asked: bool = False
     warned: bool = False
     #: Whether it failed of neither.
-    fell: bool = False
+    failed_by_itself: bool = False
     #: Why it alone is being ended.
     verdict: NodeFailure | None = None
     #: Whether that is since it was told so from outside, which is no fault of its own.
@@ -160,7 +160,7 @@ class _Node:
     def has_worker(self) -> bool:
         return self.stage not in (_Stage.WAITING, _Stage.ENDED)
 
-    def falls(self, *, unasked: bool) -> bool:
+    def fails_by_itself(self, *, unasked: bool) -> bool:
         """Returns whether it fails of its own, not since it is to end; `unasked`: as it was told."""
         # What we ask may have been on its way.
         return not self.warned and (unasked or not self.asked)
@@ -250,7 +250,7 @@ class ProgramLife:
     def waited_for(self) -> dict[str, bool]:
         """Returns the nodes that were asked to end and have not, and whether they look at that."""
         return {
-            name: not node.deaf
+            name: not node.ignores_stop
             for name, node in self._nodes.items()
             if node.has_worker and node.stage is not _Stage.UP
         }
@@ -329,11 +329,13 @@ class ProgramLife:
         elif isinstance(event, Heartbeat):
             self._expect(node, "heartbeat", liveness.heartbeat_deadline_s, now)
         else:
-            node.deaf = not event.listens
+            node.ignores_stop = not event.listens
             until = (
-                min(node.holds_until, now + self._timing.deaf_s) if node.deaf else node.share_ends
+                min(node.delays_until, now + self._timing.deaf_s)
+                if node.ignores_stop
+                else node.share_ends
             )
-            node.holds_until = self._due(until)
+            node.delays_until = self._due(until)
         return []
 
     def _note_report(self, node: _Node, event: Failed, now: float) -> list[Action]:
@@ -347,7 +349,7 @@ class ProgramLife:
         failure = event.failure
         node.leaving, node.failed = True, self._stamped(node, failure, now)
         # Its server closes, and its callers know, before it can say how it failed.
-        node.fell = node.falls(unasked=event.unasked or node.left_unasked)
+        node.failed_by_itself = node.fails_by_itself(unasked=event.unasked or node.left_unasked)
         if self.stopping and node.stage is _Stage.UP:
             self._limit_hold(node, now)  # it is not asked any more
         self._enter(node, _Stage.ASKED, min(node.deadline, now + self._notice_s))
@@ -366,8 +368,8 @@ class ProgramLife:
             self._note_late_failure(node, node.failed, is_verdict=False)
 
     def _note_end(self, node: _Node, event: Ended, now: float) -> list[Action]:
-        node.fell = node.fell or node.falls(unasked=event.unasked)
-        by_force = node.stage in (_Stage.TERMINATED, _Stage.KILLED) and not node.fell
+        node.failed_by_itself = node.failed_by_itself or node.fails_by_itself(unasked=event.unasked)
+        by_force = node.stage in (_Stage.TERMINATED, _Stage.KILLED) and not node.failed_by_itself
         failure = self._judge(node, event.failure, event.stacks)
         verdict, node.verdict = node.verdict, None
         self._enter(node, _Stage.ENDED)
@@ -449,7 +451,7 @@ class ProgramLife:
         if counts:
             node.recent.append(restart)
         node.cause, node.told_to_go, node.failed = failure, False, None
-        node.asked = node.warned = node.fell = False
+        node.asked = node.warned = node.failed_by_itself = False
         self._enter(node, _Stage.WAITING, now + delay_s)
         if node.name in self._suspects and failure is not None and not failure.is_consequence:
             self._blame_within(self._timing.blame_s, now)
@@ -593,12 +595,12 @@ class ProgramLife:
         for node in self._nodes.values():
             if node.next_deadline() <= now:
                 actions += self._next_stage(node, now)
-            if node.stage is _Stage.ASKED and node.holds_until <= now:
+            if node.stage is _Stage.ASKED and node.delays_until <= now:
                 actions += self._let_go(node)
         releases = (
-            node.holds_until
+            node.delays_until
             for node in self._nodes.values()
-            if node.stage is _Stage.ASKED and node.holds_until > now
+            if node.stage is _Stage.ASKED and node.delays_until > now
         )
         deadlines = (node.next_deadline() for node in self._nodes.values())
         phase_ends = self._phase_ends if self._phase is _Phase.BLAMING else math.inf
@@ -610,8 +612,8 @@ class ProgramLife:
             self._enter(node, _Stage.UP)
             node.started_at = now
             node.constructed = node.leaving = node.left_unasked = False
-            node.deaf = node.calls_ended = False
-            node.holds_until = node.share_ends = math.inf
+            node.ignores_stop = node.calls_ended = False
+            node.delays_until = node.share_ends = math.inf
             self._expect(node, "startup", node.terms.liveness.startup_s, now)
             return [Start(node.name, node.attempt, node.cause)]
         if node.stage is _Stage.UP and self.stopping:
@@ -736,7 +738,7 @@ class ProgramLife:
             node.signs.clear()
             if node.stage in (_Stage.UP, _Stage.ASKED):
                 node.deadline = self._due(min(node.deadline, self._phase_ends))
-                node.holds = not node.calls_ended
+                node.delays_callees = not node.calls_ended
             elif node.stage is _Stage.KILLED:
                 node.deadline = self._due(min(node.deadline, now + self._timing.give_up_s))
             if node.stage is _Stage.ASKED:
@@ -744,8 +746,10 @@ class ProgramLife:
             if node.has_worker and outcome is Outcome.FAILED:
                 actions.append(DumpStacks(node.name))
         for name, node in self._nodes.items():
-            node.held_by = sum(self._nodes[each].holds for each in self._order.callers[name])
-            if not node.held_by:
+            node.callers_left = sum(
+                self._nodes[each].delays_callees for each in self._order.callers[name]
+            )
+            if not node.callers_left:
                 self._free.append(node)
         return actions + self._ask_those_free(now)
 
@@ -763,24 +767,24 @@ class ProgramLife:
     def _limit_hold(self, node: _Node, now: float) -> None:
         # Each wave has its part, so that the last one has some of the notice, too.
         node.share_ends = now + self._notice_s / self._order.waves
-        node.holds_until = self._due(min(node.holds_until, node.share_ends))
+        node.delays_until = self._due(min(node.delays_until, node.share_ends))
 
     def _let_go(self, node: _Node) -> list[Action]:
         """Ends the time for which a node that was asked holds up others."""
-        node.holds_until = math.inf
+        node.delays_until = math.inf
         self._release(node)
-        if not node.deaf or node.calls_ended:
+        if not node.ignores_stop or node.calls_ended:
             return []
         node.calls_ended = True
         return [EndCalls(node.name)]
 
     def _release(self, node: _Node) -> None:
-        if node.holds:
-            node.holds = False
+        if node.delays_callees:
+            node.delays_callees = False
             for name in self._order.callees[node.name]:
                 callee = self._nodes[name]
-                callee.held_by -= 1
-                if not callee.held_by:
+                callee.callers_left -= 1
+                if not callee.callers_left:
                     self._free.append(callee)
 
     def _finish(self) -> list[Action]:
@@ -808,20 +812,20 @@ class ProgramLife:
         return failures if cause is None else [cause, *failures]
 
     def _callees_first(self, failures: list[NodeFailure]) -> list[NodeFailure]:
-        """Puts nodes that fell before those that call them and failed then, in words of their own.
+        """Puts nodes that failed by themselves before their callers that failed soon after with their own errors.
 
         That a connection is lost is known sooner than that a process has ended, and with it all
         that it had started. Others stay in the order in which they became known.
         """
-        fallen = {each.node: each for each in failures if self._nodes[each.node].fell}
+        first = {each.node: each for each in failures if self._nodes[each.node].failed_by_itself}
         below = {each.node: self._order.below(each.node) | {each.node} for each in failures}
         place = {each.node: at for at, each in enumerate(failures)}
         # A node that calls another, and is not called by it, has more below itself. Callers first, so
         # that a node takes the place of the first that failed of it, however far away.
         for each in sorted(failures, key=lambda each: -len(below[each.node])):
-            for name in below[each.node] & fallen.keys():
+            for name in below[each.node] & first.keys():
                 if each.node not in below[name] and _may_have_caused(
-                    fallen[name], each, self._timing.blame_s
+                    first[name], each, self._timing.blame_s
                 ):
                     place[name] = min(place[name], place[each.node])
         return sorted(failures, key=lambda each: (place[each.node], len(below[each.node])))
