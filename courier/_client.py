@@ -358,7 +358,7 @@ def move(client: object, address: str) -> None:
 
 
 def reconnect(client: object) -> None:
-    """Gives the present connection of a client up, since its server is known to be gone.
+    """Gives the present connection of a client up, because its server is known to be gone.
 
     For who knows more than the connection shows: a machine that is cut off leaves connections that
     look alive for `keepalive_s`. Calls in flight, and generators that are read, raise

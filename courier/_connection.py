@@ -313,7 +313,7 @@ class Connection:
     def lacks(self, method: str) -> bool:
         """Returns whether the server is known not to have a method.
 
-        Costs nothing for methods that the server told of. For others it is asked, since it may have
+        Costs nothing for methods that the server told of. For others it is asked, because it may have
         more by now; where it has told of none, or does not answer soon, nothing is known.
         """
         known = self._known_methods()
@@ -362,7 +362,7 @@ class _TimedView(Connection):
 
     def _start_anew(self) -> None:
         super()._start_anew()
-        #: What fails when this is closed, since the lane goes on.
+        #: What fails when this is closed, because the lane goes on.
         self._pending: weakref.WeakSet[PendingCall] = weakref.WeakSet()
 
     def lane(self) -> Lane:

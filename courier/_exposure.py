@@ -35,7 +35,7 @@ def _get(obj: object, name: str) -> Any:
 
 
 def _is_client(attribute: object) -> bool:
-    # Clients are callable, since a served object may be; one kept in an attribute is no method.
+    # Clients are callable, because a served object may be; one kept in an attribute is no method.
     from courier._client import Client  # the client room knows this one
 
     return isinstance(attribute, Client)

@@ -60,7 +60,7 @@ def is_idempotent(method: Callable[..., Any]) -> bool:
     # The `__call__` of a function that is served itself.
     owner = method.__self__ if isinstance(method, types.MethodWrapperType) else method
     try:
-        # Compared, since some objects have every attribute that they are asked for.
+        # Compared, because some objects have every attribute that they are asked for.
         return getattr(owner, _MARK, False) is True
     except Exception:  # noqa: BLE001 - what does not say that it is harmless is not
         return False

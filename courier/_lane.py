@@ -160,7 +160,7 @@ class Lane(Protocol):
 
         Returns:
             Finishes the move: gives up the connection, whose calls hear ServerLostError. Not done
-            by `move` itself, since those who hear of it may call again; so call it without locks.
+            by `move` itself, because those who hear of it may call again; so call it without locks.
         """
 
     def close(self, reason: str) -> None:

@@ -219,7 +219,7 @@ class _Task:
         self._task.add_done_callback(self._settle)
 
     def cancel(self) -> None:
-        """Cancels it, if it has not ended; once, since that may interrupt how it cleans up."""
+        """Cancels it, if it has not ended; once, because that may interrupt how it cleans up."""
         if not self.future.done():
             self._tasks.call_soon(self._cancel)
 

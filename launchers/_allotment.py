@@ -183,7 +183,7 @@ def _divide_gpus(wishes: Mapping[str, float], gpus: Sequence[str]) -> dict[str, 
         if device is None:
             raise _DoesNotFitError(
                 f"gpu: the parts {', '.join(f'{part:g}' for part in parts.values())} do not fit on "
-                f"{len(free)} devices, since each lies on one device"
+                f"{len(free)} devices, because each lies on one device"
             )
         room[device] -= wish
         given[name] = (device,)

@@ -146,7 +146,7 @@ class Writer:
             patience_s: Seconds to wait for a reader that takes nothing.
 
         Returns:
-            How many lines are not written, since the reader takes nothing.
+            How many lines are not written, because the reader takes nothing.
         """
         with self._changed:
             self._add_note()

@@ -151,7 +151,7 @@ def deploy(
     Raises:
         LaunchError: It cannot be started; nothing of it is left.
     """
-    # First, since the package for it may be missing.
+    # First, because the package for it may be missing.
     issue = deployment.issue or Authority(deployment.plan.program).issue
     if deployment.output is None and not deployment.options.quiet:
         deployment = dataclasses.replace(deployment, output=Console())

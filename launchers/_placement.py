@@ -452,7 +452,7 @@ def _too_big(bundles: Sequence[_Bundle], rooms: Sequence[Room]) -> list[str]:
 
 
 def _too_many(bundles: Sequence[_Bundle], rooms: Sequence[Room]) -> list[str]:
-    """Names replicas of which empty hosts have no room for all, since none is split."""
+    """Names replicas of which empty hosts have no room for all, because none is split."""
     mistakes = []
     for alike in _replicas(bundles):
         first, count = alike[0], len(alike)

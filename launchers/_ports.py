@@ -35,7 +35,7 @@ class PortReservations:
         Args:
             port: Which; None takes a free one.
             is_foreign: The program that listens there does not set SO_REUSEPORT. SO_REUSEADDR will do, which
-                nearly all servers set, since we do not listen; then others could take the port,
+                nearly all servers set, because we do not listen; then others could take the port,
                 too.
 
         Raises:

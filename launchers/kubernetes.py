@@ -376,7 +376,7 @@ class KubernetesLauncher(Launcher):
                     self._create(api, cluster, packed, objects)
                 sys.stdout.write(_DETACHED.format(run=cluster.names.run, namespace=api.namespace))
                 return DetachedProgram(plan, options, api, cluster.names)
-            # First, since its logs may have no place.
+            # First, because its logs may have no place.
             program = KubernetesProgram(
                 plan,
                 options,

@@ -98,7 +98,7 @@ class Clients:
             self._follow(client)
 
     def _follow(self, client: courier.Client) -> None:
-        # Not under the lock, since calls that fail thereby may make clients. So two threads may
+        # Not under the lock, because calls that fail thereby may make clients. So two threads may
         # do this at a time, and the last of them must find all done.
         while True:
             with self._lock:

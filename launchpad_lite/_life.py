@@ -199,7 +199,7 @@ class ProgramLife:
         self._nodes = {terms.name: _Node(terms, deadline=now) for terms in nodes}
         self._order = StopOrder({name: node.terms.calls for name, node in self._nodes.items()})
         #: How many nodes have or may have something to run, how many of these have not ended, and
-        #: how many of all have not. Counted, since with thousands each look at all is felt.
+        #: how many of all have not. Counted, because with thousands each look at all is felt.
         self._with_work = self._at_work = self._left = len(self._nodes)
         #: Whether any node ever said that it has something to run.
         self._had_work = False
@@ -271,7 +271,7 @@ class ProgramLife:
         self._forgive_oversleeping(now)
         self._looked_at = now
         actions = self._note(event, now)
-        # Again, since what time brings may be the stop, and what is asked may be due already.
+        # Again, because what time brings may be the stop, and what is asked may be due already.
         while self._free or now >= self._next_due:
             actions += self._ask_those_free(now)
             actions += self._pass_time(now)

@@ -94,7 +94,7 @@ class FollowedLog:
         """Yields the rest, and closes it."""
         yield from self.read()
         if self._file is not None:
-            # Opened again, since a network drive may know of more only then.
+            # Opened again, because a network drive may know of more only then.
             with self._file as file, contextlib.suppress(OSError), self._path.open("rb") as again:
                 again.seek(file.tell())
                 yield again.read()

@@ -208,7 +208,7 @@ def _checked_label(label: str | None, what: str) -> str:
         )
     if (size := len(label.encode())) > _MAX_LABEL_BYTES:
         raise ValueError(
-            f"{what} has at most {_MAX_LABEL_BYTES} bytes, since it becomes part of file names; "
+            f"{what} has at most {_MAX_LABEL_BYTES} bytes, because it becomes part of file names; "
             f"{label[:40]!r}... has {size}"
         )
     return label

@@ -552,7 +552,7 @@ def register_stop_handler(handler: StopHandler) -> None:
     whole = [owner for owner in owners if not owner.is_hosted] if len(owners) > 1 else owners
     handlers = whole[0].stop_handlers if len(whole) == 1 else STOP_HANDLERS
     handlers.add(handler, catch_signals=not owners)
-    # All of them look at the stop, since which one this thread belongs to cannot be told.
+    # All of them look at the stop, because which one this thread belongs to cannot be told.
     stopping = [runtime.listen().is_set() for runtime in owners]
     if any(stopping):
         # The stop came first; it will not be called later.

@@ -74,7 +74,7 @@ class Script:
 
 
 class _StandIn(ModuleType):
-    #: Kept, since what runs may be from there.
+    #: Kept, because what runs may be from there.
     before: ModuleType
 
 

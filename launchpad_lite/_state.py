@@ -159,7 +159,7 @@ def check_state_methods(owner: object) -> None:
     """Raises the error of an object whose `save` and `restore` are not of its state.
 
     Others of these names are common: of a document, of a model by its path. They are told by the
-    name of their argument, since nothing else differs.
+    name of their argument, because nothing else differs.
 
     Args:
         owner: The object; or what constructs it, as far as that tells already.

@@ -266,7 +266,7 @@ class _Stream:
         self._over = False
 
     def grant(self, taken: int) -> None:
-        """Goes on, since the reader has taken items of this weight."""
+        """Goes on, because the reader has taken items of this weight."""
         with self._lock:
             self._ahead -= taken
             if self._steps or self._over or self._ahead > _AHEAD_BYTES:

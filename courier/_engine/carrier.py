@@ -24,7 +24,7 @@ _MAX_DESCRIPTORS = 64
 _DESCRIPTOR_BYTES = array.array("i").itemsize
 _TLS_PIECE_BYTES = 1 << 18
 _TLS_HANDSHAKE_BYTES = 1 << 12
-# Plain numbers, since to combine members of an enumeration takes as long as the system call.
+# Plain numbers, because to combine members of an enumeration takes as long as the system call.
 _DONTWAIT = int(socket.MSG_DONTWAIT)
 _CLOEXEC = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
 _CLOEXEC_DONTWAIT = _CLOEXEC | _DONTWAIT
@@ -57,7 +57,7 @@ class Carrier(Protocol):
         """Sends what can be sent now, of MAX_CHUNKS at most; returns how many bytes were taken.
 
         Raises:
-            BlockingIOError: None, since the connection is full.
+            BlockingIOError: None, because the connection is full.
             OSError: The connection broke.
         """
 

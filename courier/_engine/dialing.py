@@ -199,7 +199,7 @@ def _want_proof(options: LaneOptions) -> None:
 
 
 def _dial_over_grpc(options: LaneOptions, limit_s: float, first: CourierError) -> Dialled:
-    """Tries a gRPC stream, since something refused to speak with us directly."""
+    """Tries a gRPC stream, because something refused to speak with us directly."""
     give_up_at = time.monotonic() + limit_s
     # gRPC itself would take long to find out that the peer does not speak it.
     if options.tls is None and not _speaks_http2(options, limit_s):

@@ -21,7 +21,7 @@ from courier.errors import (
     ServerUnreachableError,
 )
 
-#: Pauses between attempts to connect: short, since refused attempts are cheap and a node that
+#: Pauses between attempts to connect: short, because refused attempts are cheap and a node that
 #: restarts is back in milliseconds; longer for a server that stays away.
 _FIRST_PAUSE_S = 0.001
 _PAUSE_S = 0.05

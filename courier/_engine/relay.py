@@ -81,7 +81,7 @@ class _Line:
         self._has_ended = False
 
     def end(self) -> None:
-        """Hangs up; once, since that lasts some turns of the loop."""
+        """Hangs up; once, because that lasts some turns of the loop."""
         if not self._has_ended:
             self._has_ended = True
             self.task.cancel()

@@ -7,7 +7,7 @@ receiver clears it when the last view of the memory has died. That needs no mess
 any thread and at any moment, also while the garbage is collected.
 
 Fresh pages are what shared memory costs (a copy into warm ones is ten times faster), hence the
-pool. Where all of it is in use for long, since the receiver keeps what it got, buffers go inline.
+pool. Where all of it is in use for long, because the receiver keeps what it got, buffers go inline.
 """
 
 import contextlib

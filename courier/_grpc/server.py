@@ -76,7 +76,7 @@ class _Parked:
 
 
 class _QueueFullError(Exception):
-    """The call was not run, since too many wait already."""
+    """The call was not run, because too many wait already."""
 
 
 class FrontDoor:
@@ -127,7 +127,7 @@ class FrontDoor:
             return
         folder = tempfile.mkdtemp(prefix="courier-")
         try:
-            # By its descriptor, since the path of a socket is 107 bytes long at most.
+            # By its descriptor, because the path of a socket is 107 bytes long at most.
             descriptor = os.open(folder, os.O_PATH)
             try:
                 self._add_port(f"unix:/proc/self/fd/{descriptor}/grpc", tls)
@@ -328,7 +328,7 @@ class FrontDoor:
             self._close(parked.what)
 
     def _close(self, items: Items) -> None:
-        """Ends a generator in a thread of the handlers, since it runs code of the object."""
+        """Ends a generator in a thread of the handlers, because it runs code of the object."""
         self._engine.run_step(items.close)
 
     def _close_unwanted(self, running: "concurrent.futures.Future[Any]") -> None:

@@ -879,7 +879,7 @@ def _configure(configuration: Any, context: str | None) -> _Found:
             proxy, impersonates = found._cluster.value.get("proxy-url"), user.get("as")
             unserved = [each for each in _UNSERVED if user.get(each)]
         except Exception as error:
-            # It may be any, since a file of the user's may hold anything.
+            # It may be any, because a file of the user's may hold anything.
             raise LaunchError(
                 f"the kubeconfig {files} cannot be used: {type(error).__name__}: {_plain(error)}. "
                 "Does `kubectl get pods` work, with the same KUBECONFIG and context?"

@@ -67,7 +67,7 @@ class Cluster:
         namespace: Where they are; None: that of the kubeconfig with which they are created.
         notice_s: Seconds nodes have to end after they were asked; below 0: as long as they want.
         schedule_s: Seconds pods wait for the supervisor; infinity: as long as it takes. Those that
-            may be replaced wait for longer, since the supervisor may be, too.
+            may be replaced wait for longer, because the supervisor may be, too.
         launcher_silence_s: Seconds after which a supervisor ends that sees nothing of the launching
             process; None: it waits for none.
         ttl_s: Seconds after the end at which the cluster removes everything; None: never.

@@ -68,7 +68,7 @@ _LEAVE_S = 1.0
 _LISTED_RATE = 200.0
 #: Seconds of a log that are read again after a break: what was printed then may have come late.
 _OVERLAP_S = 60
-#: Seconds that a shell waits that attaches, until it has read a log that it has found, since the
+#: Seconds that a shell waits that attaches, until it has read a log that it has found, because the
 #: newest word is at its end.
 _WHOLE_LOG_S = 30.0
 #: Seconds that pods have to end of a launch that is given up.
@@ -489,7 +489,7 @@ class KubernetesProgram(RunningProgram):
                     if reasons.has_ended(found, self._sight.container(found)):
                         continue
                     self._remove_pod(found)
-                    self._tell(f"pod {name} is removed, since its machine does not answer")
+                    self._tell(f"pod {name} is removed, because its machine does not answer")
                 self._departures.forget(pod)
             except ApiError as error:
                 _LOGGER.info("pod %s cannot be removed: %s", name, error)

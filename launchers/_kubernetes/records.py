@@ -118,7 +118,7 @@ class RecordWriter:
 
     `show` and `finish` are those of a `Console`. A log that cannot be written to ends nothing:
     all methods go on without a word then, and without waiting. Who reads is told how many records were
-    left out, since they are numbered.
+    left out, because they are numbered.
     """
 
     def __init__(self, descriptor: int, key: bytes) -> None:

@@ -92,7 +92,7 @@ main(launcher)
 
 
 class EndingError(LaunchError):
-    """Something was not done, since the program was asked to end."""
+    """Something was not done, because the program was asked to end."""
 
 
 @dataclass(frozen=True)
@@ -371,7 +371,7 @@ class AgentHost:
     def _next_outgoing(self) -> bytes | None:
         """Waits for what is to be sent; a sign of life while there is nothing.
 
-        From here, since the reader may be held up by a terminal or a disk.
+        From here, because the reader may be held up by a terminal or a disk.
         """
         try:
             return self._outgoing.get(timeout=self._period_s)

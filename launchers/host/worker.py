@@ -166,7 +166,7 @@ class _Control:
                             self._on_frames()
                         else:
                             (signum,) = os.read(key.fd, 1)
-                            # First, since a node that was asked may end before more can be said.
+                            # First, because a node that was asked may end before more can be said.
                             self._link.preempted(signum)
                             self._request_stop()
 

@@ -534,7 +534,7 @@ class _Command:
             if grace_s and not self._was_asked:
                 self._ask()
             self._await_end(grace_s)
-        # Again and again, since those that are to be ended may start others.
+        # Again and again, because those that are to be ended may start others.
         give_up_at = time.monotonic() + _TERMINATE_S
         self._signal(signal.SIGKILL)
         while self._is_alive() and time.monotonic() < give_up_at:

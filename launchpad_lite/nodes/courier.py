@@ -115,7 +115,7 @@ class CourierNode(Node[T], Generic[T]):
 
     Methods run in up to 16 threads at the same time, and beside `run`: protect what they share with
     a lock, or pass `serial=True`, and no method runs at the same time as another one. `run` does
-    even then, since it usually loops until the end.
+    even then, because it usually loops until the end.
 
     `async def run()`, async methods and async generators work, on one event loop: in the main
     thread while an async `run` runs, otherwise in a thread that starts with the first of them. One

@@ -115,7 +115,7 @@ class ReverbNode(Node[_Client]):
         require_callable(type(self), priority_tables_fn)
         if checkpoint_ctor is not None and not callable(checkpoint_ctor):
             raise TypeError(
-                "checkpoint_ctor is a function that returns a checkpointer, since that is made in "
+                "checkpoint_ctor is a function that returns a checkpointer, because that is made in "
                 f"the node; not {checkpoint_ctor!r}"
             )
         minutes: object = checkpoint_time_delta_minutes

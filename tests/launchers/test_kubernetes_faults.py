@@ -421,7 +421,7 @@ def test_a_node_comes_back_elsewhere_only_when_it_is_certain_that_it_does_not_ru
         assert run.status()["store[0]"][2] == 0
         kubernetes.cluster.heal_node("node-1")
     else:
-        run.until(rf"pod {before} is removed, since its machine does not answer")
+        run.until(rf"pod {before} is removed, because its machine does not answer")
     run.await_restart("store[0]")
     run.await_calls()
     assert kubernetes.machine("store[0]") == "node-2"
@@ -450,7 +450,7 @@ def test_a_program_begins_anew_when_the_machine_of_its_supervisor_is_lost(
     before = kubernetes.pod("supervisor")
     kubernetes.cluster.cut_node("node-1")
     kubernetes.cluster.give_up_node("node-1")
-    run.until(rf"pod {before} is removed, since its machine does not answer")
+    run.until(rf"pod {before} is removed, because its machine does not answer")
     run.until(r"the program starts again")
     run.until(r"\[store\[0\]\] restored")
     run.await_calls()

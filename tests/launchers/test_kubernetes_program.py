@@ -821,7 +821,7 @@ def test_a_pod_is_removed_and_replaced_once_its_node_is_lost_and_not_while_it_wo
     waits = f"machine {MACHINE} does not answer; pod {works['name']} is replaced when it is back"
     poll_until(lambda: told(waits))
     supervisor.tell(program, actor_1="restarting")
-    poll_until(lambda: told(f"pod {lost['name']} is removed, since its machine does not answer"))
+    poll_until(lambda: told(f"pod {lost['name']} is removed, because its machine does not answer"))
     assert lost["uid"] not in uids(cluster)
     poll_until(lambda: len(cluster.pods()) == 3)
     assert works["uid"] in uids(cluster)

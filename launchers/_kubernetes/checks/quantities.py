@@ -7,7 +7,7 @@ from fractions import Fraction
 from launchers._kubernetes.checks.places import Place, shown, unique
 from launchers._kubernetes.checks.values import qualified_name
 
-# Bounded, since a hostile exponent would fill the memory.
+# Bounded, because a hostile exponent would fill the memory.
 _QUANTITY = (
     r"(?P<number>[+-]?([0-9]{1,100}(\.[0-9]{0,100})?|\.[0-9]{1,100}))"
     r"([eE](?P<exponent>[+-]?[0-9]{1,3})|(?P<suffix>[numkMGTPE]|[KMGTPE]i))?"
@@ -71,7 +71,7 @@ def check_resources(resources: Place, claims: Container[str]) -> None:
 def _check_limit(name: str, request: Place, limit: Place | None) -> None:
     exact = _is_device(name) or _is_huge(name)
     asked, allowed = amount(request.value), amount(limit.value) if limit else None
-    unequal = f"must be equal to limits, since {name} cannot be overcommitted"
+    unequal = f"must be equal to limits, because {name} cannot be overcommitted"
     if limit is None:
         if exact:
             request.wrong(unequal)
