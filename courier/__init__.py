@@ -18,6 +18,7 @@ from courier._client import (
     stop_calling,
     stop_waiting,
     submit,
+    wait_for_futures,
     wait_until_ready,
     with_timeout,
 )
@@ -90,6 +91,7 @@ __all__ = [
     "stop_calling",
     "stop_waiting",
     "submit",
+    "wait_for_futures",
     "wait_until_ready",
     "with_timeout",
 ]

@@ -8,6 +8,7 @@ import asyncio
 import concurrent.futures
 import datetime as dt
 import math
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 from typing import Any, ParamSpec, TypeVar, cast
 
@@ -82,7 +83,9 @@ class _Futures(_View):
 
     def _call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallFuture:
         pending = self._connection.submit(method, args, kwargs, blocking=False)
-        return CallFuture(self._connection, pending, method)
+        future = CallFuture(self._connection, pending, method)
+        future.origin = self._origin
+        return future
 
 
 class _AioCall(Coroutine[Any, Any, Any]):
@@ -391,6 +394,28 @@ def stop_calling(client: object) -> None:
     connection_of(client).stop_calling()
 
 
+def wait_for_futures(client: object, timeout_s: float | None = None) -> list[str]:
+    """Waits until the calls have ended that `client.futures` has made so far, read or unread.
+
+    Includes those of clients that `with_timeout` made of it. Safe from any thread.
+
+    Args:
+        client: A courier client.
+        timeout_s: Seconds to wait at most; None waits for ever, 0 only looks.
+
+    Returns:
+        The server and the method of each call that has not ended.
+
+    Raises:
+        TypeError: `client` is no courier client.
+    """
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    calls = connection_of(client).open_futures()
+    for call in calls:
+        call.hurry()
+    return [call.where for call in calls if not call.wait_until(deadline)]
+
+
 def list_methods(client: object) -> list[str]:
     """Returns the names of all methods of the served object, sorted.
 
@@ -452,8 +477,10 @@ def submit(
     Raises:
         TypeError: `method` does not come from a courier client.
     """
-    connection, name = _parts_of(method)
-    future = _Futures(connection)._call(name, args, kwargs)
+    view, name = _parts_of(method)
+    future = _Futures(view._connection, view._origin or cast("Client", view))._call(
+        name, args, kwargs
+    )
     return cast("concurrent.futures.Future[R]", future)
 
 
@@ -465,14 +492,14 @@ async def call_aio(method: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs)
     Raises:
         TypeError: `method` does not come from a courier client.
     """
-    connection, name = _parts_of(method)
-    return cast("R", await _Aio(connection)._call(name, args, kwargs))
+    view, name = _parts_of(method)
+    return cast("R", await _Aio(view._connection)._call(name, args, kwargs))
 
 
-def _parts_of(method: Callable[..., Any]) -> tuple[Connection, str]:
+def _parts_of(method: Callable[..., Any]) -> tuple[_View, str]:
     if not isinstance(method, RemoteMethod):
         raise TypeError(f"expected a method of a courier client, got {method!r}")
-    return method._view._connection, method.__name__
+    return method._view, method.__name__
 
 
 def as_remote(client: T) -> Remote[T]:

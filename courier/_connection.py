@@ -144,6 +144,14 @@ class Connection:
             self._derived.add(view)
             return view
 
+    def open_futures(self) -> list[PendingCall]:
+        """Returns the calls that have not ended and that no thread was going to wait for."""
+        with self._lock:
+            lane = self._lane
+            derived = list(self._derived)
+        calls = [] if lane is None else lane.open_futures()
+        return calls + [call for each in derived for call in each.open_futures()]
+
     def close(self, reason: str = "") -> None:
         with self._lock:
             lane, self._lane, self._closed = self._lane, None, True

@@ -101,6 +101,10 @@ class PendingCall(Protocol):
     """A call on its way. Thread-safe."""
 
     @property
+    def where(self) -> str:
+        """The server and the method, for messages."""
+
+    @property
     def is_settled(self) -> bool:
         """Whether it has ended."""
 
@@ -151,6 +155,9 @@ class Lane(Protocol):
 
     def forward(self, method: str, arguments: Parcel, timeout_s: float | None) -> PendingCall:
         """As `submit`, of arguments that are packed already, for a caller who does not wait."""
+
+    def open_futures(self) -> list[PendingCall]:
+        """Returns the calls that have not ended and that no thread was going to wait for."""
 
     def stop_waiting(self) -> None:
         """From now on, calls fail with ServerUnreachableError where no server answers."""

@@ -172,6 +172,14 @@ class LocalLane:
                     self._wire.close("the client was closed")
             return self._wire
 
+    def open_futures(self) -> list[PendingCall]:
+        with self._lock:
+            wire = self._wire
+            calls: list[PendingCall] = [
+                call for call in self._calls if call.is_shared and not call.is_settled
+            ]
+        return calls + (wire.open_futures() if wire is not None else [])
+
     def stop_waiting(self) -> None:
         with self._lock:
             self._stopped_waiting = True
@@ -218,7 +226,7 @@ class LocalCall:
     ) -> None:
         self._server = server
         self._method = method
-        self._where = f"{where}: {method}"
+        self.where = f"{where}: {method}"
         self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
         self._context = CallContext(
             method, f"process {os.getpid()}, which is the server's own", timeout_s
@@ -226,6 +234,8 @@ class LocalCall:
         self._lock = threading.Lock()
         self._done: threading.Event | None = None
         self._is_timed = False
+        #: Whether no thread was going to wait for it.
+        self.is_shared = False
         self._stream: _LocalStream | None = None
         #: Whether the method has returned, but not all of its answer is there.
         self._is_open = False
@@ -263,10 +273,11 @@ class LocalCall:
             server.end(self)
             self._settle(
                 ServerBusyError(
-                    f"{self._where}: all handlers are busy and the queue is full; nothing was run"
+                    f"{self.where}: all handlers are busy and the queue is full; nothing was run"
                 )
             )
         elif not blocking:
+            self.is_shared = True
             self.hurry()
         return True
 
@@ -288,7 +299,7 @@ class LocalCall:
             self._is_open = True
             self._context.continue_as_generator()
             stream = self._stream = _LocalStream(
-                self._server, self, outcome, self._context, self._where, self._deadline
+                self._server, self, outcome, self._context, self.where, self._deadline
             )
             if not self._settle(Streams(stream)):
                 stream.close()
@@ -347,15 +358,15 @@ class LocalCall:
         return self._outcome is not None
 
     def cancel(self, reason: str = "the call was cancelled") -> bool:
-        return self._give_up(CallCancelledError(f"{self._where}: {reason}"))
+        return self._give_up(CallCancelledError(f"{self.where}: {reason}"))
 
     def lose(self, reason: str = "the server stops") -> None:
         """Fails the call because the server is gone."""
-        self._give_up(ServerLostError(f"{self._where}: {reason}; the call may have run"))
+        self._give_up(ServerLostError(f"{self.where}: {reason}; the call may have run"))
 
     def expire(self) -> None:
         """Hears that its time is over."""
-        self._give_up(CallTimeoutError(f"{self._where}: no answer in time"))
+        self._give_up(CallTimeoutError(f"{self.where}: no answer in time"))
 
     def _give_up(self, error: CourierError) -> bool:
         settled = self._settle(error)
@@ -372,7 +383,7 @@ class LocalCall:
         late = self._deadline is not None and time.monotonic() >= self._deadline
         if late and not isinstance(outcome, Exception):
             # The method saw the end of its time, too, and may have answered because of that.
-            outcome = CallTimeoutError(f"{self._where}: no answer in time")
+            outcome = CallTimeoutError(f"{self.where}: no answer in time")
         with self._lock:
             if self._outcome is not None:
                 return False

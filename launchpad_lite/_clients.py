@@ -2,6 +2,7 @@
 
 import functools
 import threading
+import time
 import weakref
 from collections.abc import Callable, Collection, Mapping
 
@@ -46,6 +47,17 @@ class Clients:
             moved, ended = dict(others._moved), set(others._ended)
         self.note_moved(moved)
         self.note_ended(ended)  # after that: an address to which a server moved has not ended
+
+    def wait_for_futures(self, timeout_s: float | None) -> list[str]:
+        """Waits for calls that no thread waits for; returns server and method of those without an answer."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        with self._lock:
+            clients = list(self._clients)
+        unanswered = []
+        for client in clients:
+            left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+            unanswered += courier.wait_for_futures(client, left_s)
+        return unanswered
 
     def close(self, reason: str) -> None:
         """Fails all calls, those that wait and those to come; their errors tell the reason."""

@@ -5,9 +5,11 @@ variable, which server handlers inherit; threads that a node started by itself
 have none, and fall back to the only program that runs in the process.
 """
 
+import collections
 import contextlib
 import contextvars
 import hashlib
+import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -25,6 +27,8 @@ from launchpad_lite._result import CONSEQUENCES
 from launchpad_lite._state import NodeCheckpoints, NodeState
 from launchpad_lite._stop_handlers import STOP_HANDLERS, StopHandler, StopHandlers
 from launchpad_lite.errors import NoProgramError
+
+_LOGGER = logging.getLogger(__name__)
 
 
 class WorkerLink(Protocol):
@@ -189,12 +193,25 @@ class NodeRuntime:
             is_well = self.leaves_well(error)
             raise
         finally:
+            if is_well:
+                self._wait_for_futures()
             # No code may be left to show that it goes on, while calls in flight or a last
             # checkpoint take their time.
             self._link.leaving()
             if is_well and runs and serves is not None:
                 # The program may be stopping, and callers still have something to hand in.
                 self._may_go.wait()
+
+    def _wait_for_futures(self) -> None:
+        """Waits for calls that the node has sent and whose answers it did not read."""
+        notice_s = self.setup.notice_s
+        limit_s = None if notice_s < 0 else notice_s / 2  # servers need time to stop, too
+        for call, count in collections.Counter(self.clients.wait_for_futures(limit_s)).items():
+            text = (
+                "%s ends, and %d of its calls got no answer within %g s and may not have run: %s; "
+                "read or cancel futures before the node ends"
+            )
+            _LOGGER.warning(text, self.name, count, limit_s, call)
 
     def let_go(self) -> None:
         """Lets the node stop to serve once its work is done. For supervisors."""

@@ -288,6 +288,14 @@ class WireLane:
 
     # What a client asks for
 
+    def open_futures(self) -> list[PendingCall]:
+        with self._lock:
+            calls = list(self._unsent)
+            links = list(self._links)
+        for link in links:
+            calls += [each for each in link.exchanges() if isinstance(each, WireCall)]
+        return [call for call in calls if call.is_shared and not call.is_settled]
+
     def stop_waiting(self) -> None:
         with self._lock:
             self._waits = False

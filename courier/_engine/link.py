@@ -376,6 +376,10 @@ class Link:
         """Gives the frames of a number to another exchange from now on. For the leader."""
         self._open[number] = exchange
 
+    def exchanges(self) -> list[Exchange]:
+        """Returns what is open."""
+        return list(self._open.values())
+
     def forget(self, number: int) -> None:
         """Drops an exchange that is over."""
         self._open.pop(number, None)
@@ -383,7 +387,7 @@ class Link:
     def expire(self, now: float) -> float | None:
         """Ends what has waited too long; returns the next deadline."""
         nearest: float | None = None
-        for exchange in list(self._open.values()):
+        for exchange in self.exchanges():
             deadline = exchange.deadline
             if deadline is None:
                 continue
