@@ -57,6 +57,8 @@ _LONGEST_WAIT_S = 3600.0
 #: Seconds in which a node tells where its threads are.
 _LOOK_S = 2.0
 
+#: Seconds before a restart from which on they are shown.
+_LONG_DELAY_S = 1.0
 #: Nodes that were ended by force of which it is shown where they were.
 _MAX_PLACES = 4
 
@@ -429,7 +431,12 @@ class SupervisedProgram(RunningProgram):
     def _note_end(self, node: str, life: ProgramLife, host: Host) -> None:
         goes_on = life.restarts_of(node) > self._attempts[node]
         self._states[node] = "restarting" if goes_on else "ended"
-        if not goes_on and not life.stopping and not life.over:
+        if goes_on:
+            delay_s = life.restart_at(node) - time.monotonic()
+            if delay_s >= _LONG_DELAY_S:
+                text = "%s: %s is restarted in %.1f s"
+                warn(_LOGGER, text, self.plan.program, node, delay_s)
+        elif not life.stopping and not life.over:
             self._tell_ended(node, host)
 
     def _tell_lost(self, event: HostLost, host: Host) -> None:

@@ -259,6 +259,10 @@ class ProgramLife:
         """Returns how often a node was restarted."""
         return self._nodes[name].attempt
 
+    def restart_at(self, name: str) -> float:
+        """Returns the monotonic time at which a node that waits for its restart is started."""
+        return self._nodes[name].deadline
+
     def handle(self, event: Event, now: float) -> list[Action]:
         """Takes in what happened and returns what to do.
 

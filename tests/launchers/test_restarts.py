@@ -1,6 +1,7 @@
 """Nodes that fail come back, as far as their policy allows."""
 
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -155,12 +156,15 @@ def test_the_loss_of_a_restarted_server_is_told_as_the_cause(
     assert [each.node for each in failed.value.consequences] == ["calls[0]"]
 
 
-def test_a_stop_while_a_node_waits_for_its_restart_ends_at_once(launch_program: Any) -> None:
+def test_a_long_wait_for_a_restart_is_shown_and_a_stop_ends_it(
+    launch_program: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     program = lp.Program("waits")
     program.add_node(lp.PyClassNode(Fails, 100), label="fails")
-    policy = lp.RestartPolicy(backoff_s=1000, max_backoff_s=1000)
+    policy = lp.RestartPolicy(backoff_s=1000, max_backoff_s=1000, jitter=0)
     running = launch_program(program, "test_mp", restart=policy)
     poll_until(lambda: running.running.status()[0].state == "restarting", 30)
     result = running.stop(60)
     assert result.outcome is lp.Outcome.STOPPED
     assert len(result.restarts) == 1
+    assert re.search(r"waits: fails\[0\] is restarted in (1000|999)\.\d s", caplog.text)
