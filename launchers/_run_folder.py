@@ -5,18 +5,16 @@ import datetime as dt
 import os
 import re
 import shutil
-import tempfile
 import time
 import uuid
 from pathlib import Path
 
-from launchpad_lite._private_files import make_folder, make_own_folder, user_name
+from launchpad_lite._log_file import LOG_DIR_VARIABLE, folder_of_runs
+from launchpad_lite._private_files import make_folder, make_own_folder
 from launchpad_lite._registry import running_programs
 from launchpad_lite._result import Outcome, ProgramResult
 from launchpad_lite.errors import LaunchError
 
-#: Where the folders of runs go, unless a launch says otherwise; the original's name.
-LOG_DIR_VARIABLE = "LAUNCHPAD_LOGGING_DIR"
 #: How many of them are kept in the default place; the default without that variable.
 KEEP_VARIABLE = "LAUNCHPAD_KEEP_RUNS"
 _KEPT_RUNS = 50
@@ -52,15 +50,10 @@ def make_run_folder(program: str, named: Path | None = None) -> Path:
 
 def _make_base() -> Path:
     """Makes the folder for those of all runs; removes old ones unless the user has named it."""
-    if named := os.environ.get(LOG_DIR_VARIABLE):
-        base = Path(named)
+    base = folder_of_runs()
+    if os.environ.get(LOG_DIR_VARIABLE):
         make_folder(base)
         return base
-    # Not XDG_RUNTIME_DIR: it is in memory, which logs would fill, and ends with the session.
-    if state := os.environ.get("XDG_STATE_HOME"):
-        base = Path(state, "launchpad_lite")
-    else:
-        base = Path(tempfile.gettempdir(), f"launchpad_lite-{user_name()}")
     # Everybody can guess its name, and may have been there first.
     make_own_folder(base)
     _remove_old_runs(base, _runs_to_keep() - 1)

@@ -9,7 +9,7 @@ import signal
 import sys
 import types
 import typing
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -79,6 +79,8 @@ options:
   --lp_termination_notice_secs=N      seconds nodes have to end after they were asked ({notice:g})
 """
 _UNIONS = (types.UnionType, typing.Union)
+#: Arguments of `launch` that the command line gives.
+_NOT_OF_MAIN = {"programs", "launcher", "launch_type", "launcher_options"}
 _COMMANDS = ("run", "plan", "render", "emit")
 #: How a command line ends that cannot be understood; as argparse does.
 _USAGE_ERROR = 2
@@ -93,31 +95,41 @@ def main(argv: Sequence[str] | None = None) -> int:
     return _guarded(lambda: _run(list(sys.argv[1:] if argv is None else argv)))
 
 
-def run_script(make_program: Callable[..., Program]) -> NoReturn:
+def run_script(make_program: Callable[..., Program], **options: Any) -> NoReturn:
     """Runs a script as `python -m launchpad_lite.launch` would run its program, and exits.
 
     The command line may hold flags (ours and those that the script defines with absl), arguments of
     `make_program` by name (converted to its annotations or defaults), options of the launcher, and
-    first one of the commands `run` (the default), `plan`, `render`, `emit`. What it does not know is
-    refused. `--help` and `--version` are answered. The exit code is the program's.
+    first a command: `run` (the default), `plan`, `render`, `emit`, or one for programs that run already
+    (`status`, `logs`, `stack`, `stop`). What it does not know is refused. `--help` and `--version` are
+    answered. The exit code is the program's.
 
     Args:
         make_program: Returns the program.
+        **options: Arguments of `lp.launch`: restart, liveness, checkpoints, resources, processes, ...
 
     Raises:
         SystemExit: Always.
+        TypeError: `lp.launch` does not take such options.
 
     Example:
         if __name__ == "__main__":
-            lp.main(make_program)
+            lp.main(make_program, restart="on_failure")
     """
-    sys.exit(_guarded(lambda: _run_script(make_program, sys.argv[1:])))
+    known = set(inspect.signature(launch).parameters) - _NOT_OF_MAIN
+    if unknown := sorted(set(options) - known):
+        raise TypeError(
+            f"lp.main: unknown option {unknown[0]}=; known are {', '.join(sorted(known))}"
+        )
+    sys.exit(_guarded(lambda: _run_script(make_program, options, sys.argv[1:])))
 
 
 def _guarded(run: Callable[[], int]) -> int:
     """Tells errors as a command line does; returns the exit code."""
     try:
-        return run()
+        code = run()
+        sys.stdout.flush()
+        return code
     except (NodeFailedError, LaunchError) as error:
         print(f"\n{error}", file=sys.stderr)  # noqa: T201 - what a command line is for
         return 1
@@ -128,6 +140,10 @@ def _guarded(run: Callable[[], int]) -> int:
         return _USAGE_ERROR
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
+    except BrokenPipeError:
+        # `logs -f | head` has read enough. Python flushes the output once more when it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
 
 
 def _run(arguments: list[str]) -> int:
@@ -149,13 +165,17 @@ def _run(arguments: list[str]) -> int:
             print(_describe(path, found, options))  # noqa: T201
             return 0
         program = make_program(found, path, rest, options)
-    return _do(command, program, launcher, output)
+    return _do(command, program, launcher, output, {})
 
 
-def _run_script(function: Callable[..., Program], arguments: list[str]) -> int:
+def _run_script(
+    function: Callable[..., Program], settings: Mapping[str, Any], arguments: list[str]
+) -> int:
     _, *rest = parse_known([sys.argv[0], *arguments])
     if _is_answered(rest):
         return 0
+    if rest and rest[0] in COMMANDS_OF_RUNS:
+        return _ask_run(rest.pop(0), rest)
     command = rest.pop(0) if rest and rest[0] in _COMMANDS else "run"
     output = _take_option(rest, "output") if command in ("render", "emit") else None
     own = inspect.signature(function).parameters
@@ -165,7 +185,7 @@ def _run_script(function: Callable[..., Program], arguments: list[str]) -> int:
         return 0
     with importing("lp.main"):
         program = make_program(function, function.__name__, rest, options)
-    return _do(command, program, launcher, output)
+    return _do(command, program, launcher, output, settings)
 
 
 def _is_answered(rest: Sequence[str]) -> bool:
@@ -202,22 +222,32 @@ def _describe(
     return "\n\n".join(parts)
 
 
-def _do(command: str, program: Program, launcher: Launcher, output: str | None) -> int:
+def _do(
+    command: str,
+    program: Program,
+    launcher: Launcher,
+    output: str | None,
+    settings: Mapping[str, Any],
+) -> int:
+    """Obeys a command for a program; `settings`: arguments of `launch`."""
+    if command == "run":
+        launch(program, launcher, **settings).wait()
+        return 0
+    planned = inspect.signature(plan).parameters
+    ready = plan(program, launcher, **{k: v for k, v in settings.items() if k in planned})
     if command == "plan":
-        print(plan(program, launcher))  # noqa: T201
+        print(ready)  # noqa: T201
     elif command == "render":
-        _render(plan(program, launcher), output)
-    elif command == "emit":
-        _emit(plan(program, launcher), launcher, output)
+        _render(ready, output)
     else:
-        launch(program, launcher).wait()
+        _emit(ready, launcher, output)
     return 0
 
 
 def _ask_run(command: str, rest: list[str]) -> int:
     """Asks a program that runs already; where a launcher is named, one that it finds again."""
     if _wants_help(rest):
-        print(_USAGE)  # noqa: T201
+        print(_usage())  # noqa: T201
         return 0
     follow = command == "logs" and _take_switch(rest, "follow")
     has_launcher = LAUNCHER.value is not None

@@ -1,6 +1,7 @@
 """Command-line flags (absl) that exist once this package is imported."""
 
 import difflib
+import logging
 import os
 import sys
 from collections.abc import Iterable
@@ -10,6 +11,8 @@ from typing import Any
 from absl import flags
 
 from launchpad_lite.errors import LaunchError
+
+_LOGGER = logging.getLogger(__name__)
 
 #: How a command line asks for help.
 HELP = frozenset({"-h", "--help"})
@@ -115,6 +118,23 @@ def describe_flags() -> str:
 
 def _default(flag: Any) -> str:
     return flag.flag_type().upper() if flag.default is None else str(flag.default)
+
+
+def given_or_flag(argument: str, given: Any, flag: "flags.FlagHolder[Any]", value: Any) -> Any:
+    """Returns the argument of `launch`, or what a flag says if that is None.
+
+    Args:
+        argument: Its name.
+        given: The argument.
+        flag: The flag. If both are given, a warning says that the flag has no effect.
+        value: What the flag says.
+    """
+    if given is None:
+        return value
+    if flag.present and given != value:
+        text = "--%s=%s has no effect: the script passes %s=%r to lp.launch"
+        _LOGGER.warning(text, flag.name, flag.value, argument, given)
+    return given
 
 
 def chosen_launcher() -> str:

@@ -15,12 +15,15 @@ from launchpad_lite._compat import LaunchType, one_of
 from launchpad_lite._exit import report_at_exit
 from launchpad_lite._flags import (
     CHECKPOINTS,
+    LAUNCHER,
     LOG_DIR,
+    RESTART,
     SEED,
     TERMINATION_NOTICE_SECS,
     chosen_hosts,
     chosen_launcher,
     chosen_restart,
+    given_or_flag,
     nearest,
     parse_script_arguments,
 )
@@ -159,9 +162,11 @@ def launch(
     processes = one_of("processes", processes, "local_resources", local_resources)
     settings = _settings(resources, restart, liveness, checkpoints, processes, seed)
     ready = make_plan(program, chosen, settings)
+    folder = given_or_flag("log_dir", log_dir, LOG_DIR, LOG_DIR.value)
+    notice = TERMINATION_NOTICE_SECS
     options = LaunchOptions(
-        TERMINATION_NOTICE_SECS.value if notice_s is None else notice_s,
-        Path(folder) if (folder := log_dir or LOG_DIR.value) else None,
+        given_or_flag("notice_s", notice_s, notice, notice.value),
+        Path(folder) if folder else None,
         log_limit_mib=log_limit_mib,
     )
     try:
@@ -215,11 +220,11 @@ def _settings(
     """Fills in what the command line says where the call says nothing."""
     return LaunchSettings(
         resources,
-        chosen_restart() if restart is None else restart,
+        given_or_flag("restart", restart, RESTART, chosen_restart()),
         liveness,
-        CHECKPOINTS.value if checkpoints is None else checkpoints,
+        given_or_flag("checkpoints", checkpoints, CHECKPOINTS, CHECKPOINTS.value),
         processes,
-        SEED.value if seed is None else seed,
+        given_or_flag("seed", seed, SEED, SEED.value),
     )
 
 
@@ -237,6 +242,10 @@ def find_launcher(choice: LauncherChoice, options: Mapping[str, Any]) -> Launche
         ValueError: An option has a value that cannot be.
     """
     parse_script_arguments()
+    if isinstance(choice, LaunchType):
+        choice = choice.value
+    chosen = choice.name if isinstance(choice, Launcher) else choice
+    given_or_flag("launcher", chosen, LAUNCHER, LAUNCHER.value)
     if isinstance(choice, Launcher):
         if options:
             raise TypeError(
@@ -244,8 +253,6 @@ def find_launcher(choice: LauncherChoice, options: Mapping[str, Any]) -> Launche
                 f"named; give them to {type(choice).__name__}(...) when you make it"
             )
         return choice
-    if isinstance(choice, LaunchType):
-        choice = choice.value
     name = choice or chosen_launcher()
     _check_options(name, options)
     hosts = chosen_hosts()

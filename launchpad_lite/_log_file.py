@@ -7,18 +7,31 @@ added to. What lies between the first two is gone when there was more.
 import contextlib
 import math
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from launchpad_lite._private_files import open_private
+from launchpad_lite._private_files import open_private, user_name
 
+#: Where the folders of runs go, unless a launch says otherwise; the original's name.
+LOG_DIR_VARIABLE = "LAUNCHPAD_LOGGING_DIR"
 _PIECES = 3
 #: A piece may be longer by so much, so that no line is torn; longer lines are.
 _LONGEST_LINE_BYTES = 1 << 20
 #: In the place of what a log had no room for before it was read.
 _MISSED = b"[lines were not shown: they came faster than they were read]\n"
 _GAP = b"[what followed was not kept (log_limit_mib): the last of it is in %b.1]\n"
+
+
+def folder_of_runs() -> Path:
+    """Returns where the folders of runs are made, unless a launch says otherwise."""
+    if named := os.environ.get(LOG_DIR_VARIABLE):
+        return Path(named)
+    # Not XDG_RUNTIME_DIR: it is in memory, which logs would fill, and ends with the session.
+    if state := os.environ.get("XDG_STATE_HOME"):
+        return Path(state, "launchpad_lite")
+    return Path(tempfile.gettempdir(), f"launchpad_lite-{user_name()}")
 
 
 def log_pieces(path: Path) -> list[Path]:

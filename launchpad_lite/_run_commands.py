@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import courier
-from launchpad_lite._log_file import FollowedLog, find_logs
+from launchpad_lite._log_file import FollowedLog, find_logs, folder_of_runs
 from launchpad_lite._registry import Entry, Inspector, running_programs
 from launchpad_lite.errors import LaunchError
 from launchpad_lite.launching import NodeStatus, RunningProgram
@@ -54,6 +54,16 @@ def ask_listed(command: str, words: Sequence[str], *, follow: bool) -> None:
         if len(entries) != 1:
             return
         print()  # noqa: T201
+    if not entries:
+        raise LaunchError(
+            "no program of this user runs on this machine. For one that outlives its launcher, name "
+            "that: --launcher=slurm"
+            + (
+                f". Logs of programs that have ended: {folder_of_runs()}"
+                if command == "logs"
+                else ""
+            )
+        )
     entry, nodes = _choose(entries, words)
     where = f"{entry.program!r} of process {entry.pid}"
     try:
@@ -70,11 +80,6 @@ def ask_listed(command: str, words: Sequence[str], *, follow: bool) -> None:
 
 def _choose(entries: Sequence[Entry], words: Sequence[str]) -> tuple[Entry, Sequence[str]]:
     """Returns the program that is meant, and the nodes."""
-    if not entries:
-        raise LaunchError(
-            "no program of this user runs on this machine. For one that outlives its launcher, name "
-            "that: --launcher=slurm"
-        )
     if words:
         for entry in entries:
             if words[0] in (entry.program, str(entry.pid)):

@@ -3,6 +3,7 @@
 import os
 import runpy
 import shutil
+import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
@@ -339,6 +340,8 @@ if __name__ == "__main__":
         ),
         (["more"], 2, "unknown argument 'more'; make_program takes --times"),
         (["--times"], 2, "'--times' needs a value: --times=VALUE"),
+        (["logs", "--help"], 0, "--launcher=NAME  "),
+        (["logs", "greeter"], 1, "Logs of programs that have ended: "),
     ],
 )
 def test_a_script_gets_a_whole_command_line_in_one_line(
@@ -361,6 +364,26 @@ def test_help_tells_what_a_program_takes_and_runs_nothing(
     for words in ("Greets.", "--times=1 (int)", "--greeting=hello", "What it says.", "--launcher="):
         assert words in done.stdout
     assert "hello\n" not in done.stdout.replace("--greeting=hello\n", "")
+
+
+def test_a_script_passes_arguments_of_launch_on(run_script: Any) -> None:
+    passing = _MAIN.replace("lp.main(make_program)", "lp.main(make_program, RESTART='on_failure')")
+    done = run_script(passing.replace("RESTART", "restart"), "plan", "--lp_restart=always")
+    assert done.returncode == 0, done.stderr
+    assert "restart=on_failure" in done.stdout
+    assert done.stderr == (
+        "--lp_restart=always has no effect: the script passes restart='on_failure' to lp.launch\n"
+    )
+    done = run_script(passing.replace("RESTART", "restrat"))
+    assert "TypeError: lp.main: unknown option restrat=; known are" in done.stderr
+
+
+def test_a_reader_that_has_read_enough_is_no_error(environment: dict[str, str]) -> None:
+    command = f"{sys.executable} -m launchpad_lite.launch --help | :"
+    done = subprocess.run(
+        ["sh", "-c", command], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert (done.stdout, done.stderr) == ("", "")
 
 
 _PLAIN = """
