@@ -11,7 +11,7 @@ from typing import Any
 from courier._abandoned import clear_up, leave
 from courier._address import place
 from courier._context import is_in_call
-from courier._dispatch import LIST_METHODS
+from courier._dispatch import LIST_METHODS, describe_unknown
 from courier._lane import (
     Lane,
     LaneOptions,
@@ -220,15 +220,9 @@ class Connection:
 
     def unknown(self, method: str) -> UnknownMethodError:
         """Returns the error of a method that the server lacks."""
-        import difflib  # only mistakes need it
-
-        names = sorted(self._known_methods() or ())
-        nearest = difflib.get_close_matches(method, names, 1)
         error = UnknownMethodError(
             f"{self.options.where}: {self.options.serves or 'the server'} has "
-            f"no public method {method!r}"
-            + (f" (did you mean {nearest[0]!r}?)" if nearest else "")
-            + f"; there are: {', '.join(names) or 'none'}"
+            + describe_unknown(method, sorted(self._known_methods() or ()))
             + ("; this is a client already" if method == "dereference" else "")
         )
         error.name = method  # so that Python, which would ask the client, makes no proposal besides

@@ -9,7 +9,7 @@ import contextvars
 import logging
 import threading
 import types
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -354,8 +354,19 @@ class Dispatcher:
         return self.names if method == LIST_METHODS else self._methods.get(method)
 
     def _describe_unknown(self, method: str) -> str:
-        known = ", ".join(self.names()) or "none"
-        return f"no public method {method!r}; there are: {known}"
+        return describe_unknown(method, self.names())
+
+
+def describe_unknown(method: str, names: Sequence[str]) -> str:
+    """Says that there is no such method, which one may be meant, and which there are."""
+    import difflib  # only mistakes need it
+
+    nearest = difflib.get_close_matches(method, names, 1)
+    return (
+        f"no public method {method!r}"
+        + (f" (did you mean {nearest[0]!r}?)" if nearest else "")
+        + f"; there are: {', '.join(names) or 'none'}"
+    )
 
 
 def _answer_of(future: "concurrent.futures.Future[Any]") -> Answer:

@@ -227,6 +227,7 @@ class LocalCall:
         self._server = server
         self._method = method
         self.where = f"{where}: {method}"
+        self._timeout_s = timeout_s
         self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
         self._context = CallContext(
             method, f"process {os.getpid()}, which is the server's own", timeout_s
@@ -366,7 +367,11 @@ class LocalCall:
 
     def expire(self) -> None:
         """Hears that its time is over."""
-        self._give_up(CallTimeoutError(f"{self.where}: no answer in time"))
+        self._give_up(self.timeout_error("no answer"))
+
+    def timeout_error(self, what: str) -> CallTimeoutError:
+        """Returns the error of a call whose time is over."""
+        return CallTimeoutError(f"{self.where}: {what} within {self._timeout_s:.3g} s")
 
     def _give_up(self, error: CourierError) -> bool:
         settled = self._settle(error)
@@ -383,7 +388,7 @@ class LocalCall:
         late = self._deadline is not None and time.monotonic() >= self._deadline
         if late and not isinstance(outcome, Exception):
             # The method saw the end of its time, too, and may have answered because of that.
-            outcome = CallTimeoutError(f"{self.where}: no answer in time")
+            outcome = self.timeout_error("no answer")
         with self._lock:
             if self._outcome is not None:
                 return False
@@ -435,7 +440,7 @@ class _LocalStream:
             while self._outcome is None and self._error is None:
                 left = None if self._deadline is None else self._deadline - time.monotonic()
                 if left is not None and left <= 0:
-                    self._error = CallTimeoutError(f"{self._where}: not all items came in time")
+                    self._error = self._call.timeout_error("not all items came")
                 else:
                     self._changed.wait(left)
             if self._error is not None:

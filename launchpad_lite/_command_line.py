@@ -21,7 +21,6 @@ from launchpad_lite._flags import (
     TERMINATION_NOTICE_SECS,
     chosen_launcher,
     describe_flags,
-    nearest,
     parse_known,
 )
 from launchpad_lite._launch import find_launcher, launch, plan
@@ -30,6 +29,7 @@ from launchpad_lite._program import Program
 from launchpad_lite._render import render_mermaid, render_svg
 from launchpad_lite._run_commands import COMMANDS as COMMANDS_OF_RUNS, ask_attached, ask_listed
 from launchpad_lite._script import importing
+from launchpad_lite._settings import nearest
 from launchpad_lite._version import __version__
 from launchpad_lite.errors import LaunchError, LaunchpadError, NodeFailedError, ProgramPathError
 from launchpad_lite.launching import (

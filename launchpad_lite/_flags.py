@@ -1,15 +1,14 @@
 """Command-line flags (absl) that exist once this package is imported."""
 
-import difflib
 import logging
 import os
 import sys
-from collections.abc import Iterable
 from types import ModuleType
 from typing import Any
 
 from absl import flags
 
+from launchpad_lite._settings import nearest
 from launchpad_lite.errors import LaunchError
 
 _LOGGER = logging.getLogger(__name__)
@@ -95,12 +94,6 @@ def _parses_itself() -> bool:
         if isinstance(origin, str) and origin.partition(".")[0] in _OTHER_PARSERS:
             return True
     return False
-
-
-def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Returns the name that was probably meant; None if none is near."""
-    found = difflib.get_close_matches(name.replace("-", "_"), list(known), 1, 0.75)
-    return found[0] if found else None
 
 
 def describe_flags() -> str:

@@ -24,7 +24,6 @@ from launchpad_lite._flags import (
     chosen_launcher,
     chosen_restart,
     given_or_flag,
-    nearest,
     parse_script_arguments,
 )
 from launchpad_lite._plan import (
@@ -40,6 +39,7 @@ from launchpad_lite._plan import (
 from launchpad_lite._program import Program
 from launchpad_lite._registry import publish
 from launchpad_lite._script import importer
+from launchpad_lite._settings import nearest
 from launchpad_lite.errors import LaunchError, ProgramError
 from launchpad_lite.launching import (
     Launcher,

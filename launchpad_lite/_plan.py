@@ -19,6 +19,7 @@ from launchpad_lite._process import PLAIN, PythonProcess
 from launchpad_lite._program import Program, program_of
 from launchpad_lite._resources import Resources
 from launchpad_lite._runtime import NodeSetup
+from launchpad_lite._settings import did_you_mean
 from launchpad_lite._state import NodeCheckpoints
 from launchpad_lite.errors import ProgramError
 from launchpad_lite.nodes.base import (
@@ -346,7 +347,7 @@ class _Planner:
         ]
         if self._checkpoints.is_for_all and drafts and not self._keeps_state:
             self._mistakes.append(
-                "checkpoints are asked for, but no node has methods save(folder) and restore(folder)"
+                "checkpoints are asked for, but no node has both save(folder) and restore(folder)"
             )
         executables = tuple(self._with_calls(*draft) for draft in drafts)
         if not self._mistakes:
@@ -382,7 +383,8 @@ class _Planner:
             else:
                 groups = ", ".join(self._program.groups) or "none"
                 self._mistakes.append(
-                    f"{what} for an unknown {kind} {key!r}; the groups are: {groups}"
+                    f"{what} for an unknown {kind} {key!r}{did_you_mean(key, known)}; "
+                    f"the groups are: {groups}"
                 )
         return _ByNode(for_all, checked)
 
@@ -434,8 +436,8 @@ class _Planner:
                     self._keeps_state = True
                 elif self._checkpoints.names(label, name):
                     self._mistakes.append(
-                        f"{caller}: checkpoints are asked for, but it has no methods save(folder) and "
-                        "restore(folder)"
+                        f"{caller}: checkpoints are asked for, but it does not have both save(folder) "
+                        "and restore(folder)"
                     )
                 callees = self._callees(caller, task.work, work.handles)
                 # What runs together is one executable, of which the graph shows no inside.

@@ -153,7 +153,7 @@ class Liveness:
         """
         if isinstance(given, Liveness):
             return given
-        return cls(**checked_fields(cls, given, "lp.Liveness"))
+        return cls(**checked_fields(cls, given, "lp.Liveness, as lp.Liveness(heartbeat_s=30),"))
 
     def __str__(self) -> str:
         limits = dataclasses.asdict(self).items()

@@ -1,7 +1,8 @@
 """Settings as users write them down: an object, or a dict of its fields."""
 
 import dataclasses
-from collections.abc import Mapping
+import difflib
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 
@@ -24,5 +25,19 @@ def checked_fields(
         raise TypeError(f"expected {expected} or a dict, got {given!r}")
     known = [field.name for field in dataclasses.fields(kind)]
     if unknown := sorted(set(given) - set(known), key=repr):
-        raise ValueError(f"unknown {called} {unknown[0]!r}; known are {', '.join(known)}")
+        meant = did_you_mean(unknown[0], known)
+        raise ValueError(f"unknown {called} {unknown[0]!r}{meant}; known are {', '.join(known)}")
     return dict(given)
+
+
+def nearest(name: object, known: Iterable[str]) -> str | None:
+    """Returns the name that was probably meant; None if none is near."""
+    alike = {each.replace("-", "_"): each for each in known}
+    found = difflib.get_close_matches(str(name).replace("-", "_"), alike, 1, 0.75)
+    return alike[found[0]] if found else None
+
+
+def did_you_mean(name: object, known: Iterable[str]) -> str:
+    """Returns the question for messages, with a space before it; empty if no name is near."""
+    near = nearest(name, known)
+    return "" if near is None else f" (did you mean {near!r}?)"

@@ -69,8 +69,8 @@ class NodeState:
         if not all(callable(getattr(instance, name, None)) for name in _METHODS):
             if self._checkpoints.required:
                 raise TypeError(
-                    f"{self._node}: checkpoints were asked for, but {_name_of(instance)} has no "
-                    "methods save(folder) and restore(folder)"
+                    f"{self._node}: checkpoints were asked for, but {_name_of(instance)} does not "
+                    "have both save(folder) and restore(folder)"
                 )
             return
         try:

@@ -27,6 +27,7 @@ from launchpad_lite._policies import Liveness, RestartPolicy, RestartWhen
 from launchpad_lite._process import PythonProcess
 from launchpad_lite._resources import Resources
 from launchpad_lite._result import NodeFailure, Outcome, ProgramResult, Restart
+from launchpad_lite._settings import did_you_mean
 from launchpad_lite.errors import (
     LauncherLoadError,
     LaunchError,
@@ -349,9 +350,10 @@ def _find_entry(name: str) -> importlib.metadata.EntryPoint:
     entries = importlib.metadata.entry_points(group=GROUP, name=name)
     found = {entry.value: entry for entry in entries}
     if not found:
-        known = ", ".join(installed_launchers())
-        hint = known or "none; install the package: pip install -e ."
-        raise UnknownLauncherError(f"no launcher named {name!r}. Installed: {hint}")
+        known = installed_launchers()
+        hint = ", ".join(known) or "none; install the package: pip install -e ."
+        meant = did_you_mean(name, known)
+        raise UnknownLauncherError(f"no launcher named {name!r}{meant}. Installed: {hint}")
     if len(found) > 1:
         raise UnknownLauncherError(
             f"several launchers are named {name!r}: {', '.join(sorted(found))}; remove one of "

@@ -43,6 +43,7 @@ class WireCall:
         "_method",
         "_outcome",
         "_repeats",
+        "_timeout_s",
         "deadline",
         "gates",
         "is_ready",
@@ -63,6 +64,7 @@ class WireCall:
         self._lane = lane
         self._method = method
         self._arguments: Parcel | None = arguments
+        self._timeout_s = timeout_s
         self.deadline = None if timeout_s is None else time.monotonic() + timeout_s
         self.gates: list[threading.Lock] = []
         self.is_shared = is_shared
@@ -226,7 +228,7 @@ class WireCall:
     def expire(self) -> None:
         self._give_up(
             CallTimeoutError(
-                f"{self.where}: no answer in time"
+                f"{self.where}: no answer within {self._timeout_s:.3g} s"
                 + ("" if self.link is not None else f"; {self.what_ran()}")
             )
         )
@@ -392,7 +394,8 @@ class WireStream:
 
     def expire(self) -> None:
         if not self._over and self._error is None:
-            self._error = CallTimeoutError(f"{self._call.where}: not all items came in time")
+            limit = f"{self._call._timeout_s:.3g} s"
+            self._error = CallTimeoutError(f"{self._call.where}: not all items came within {limit}")
             self._link.forget(self.number)
             self._link.post(Kind.CANCEL, self.number, Parcel(b""))
             self._wake()

@@ -124,7 +124,7 @@ def test_options_of_pods_come_from_a_file_and_its_mistakes_are_named(tmp_path: P
     file.write_text('[actor]\nimgae = "a"\n[learner]\npython = 3\n')
     with pytest.raises((TypeError, ValueError)) as caught:
         get_launcher("kubernetes", {"pods": file})
-    words = "pods['actor']: unknown pod option 'imgae'; known are image,"
+    words = "pods['actor']: unknown pod option 'imgae' (did you mean 'image'?); known are image,"
     assert words in str(caught.value)
     assert "pods['learner']: python: a text, not 3" in str(caught.value)
 

@@ -46,7 +46,7 @@ def patched(patch: Any, **options: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"img": "x"}, "unknown pod option 'img'; known are image, pull_policy"),
+        ({"img": "x"}, r"'img' \(did you mean 'image'\?\); known are image, pull_policy"),
         ({"image": 7}, "image: a text, not 7"),
         ({"image": " "}, "image: a text"),
         ({"pull_policy": "always"}, "pull_policy: one of 'Always'"),

@@ -274,7 +274,10 @@ def test_what_is_promised_is_shown_in_the_plan() -> None:
         ({"restart": {"a[1]": "always"}}, "restart for an unknown node 'a[1]'"),
         ({"restart": 3}, "restart: expected lp.RestartPolicy, its name or a dict, got 3"),
         ({"liveness": {"a": {"health_s": 0}}}, "liveness of group 'a': health_s cannot be 0"),
-        ({"liveness": 3.0}, "liveness: expected lp.Liveness or a dict, got 3.0"),
+        (
+            {"liveness": 3.0},
+            "liveness: expected lp.Liveness, as lp.Liveness(heartbeat_s=30), or a dict, got 3.0",
+        ),
         ({"checkpoints": {"a": ""}}, "checkpoints of group 'a'"),
         ({"checkpoints": {"a": 3}}, "checkpoints of group 'a'"),
     ],
@@ -644,7 +647,7 @@ def test_arguments_that_do_not_fit_are_mistakes(node: lp.Node[Any], words: str) 
 def test_checkpoints_of_what_has_no_state_are_a_mistake(chosen: Any) -> None:
     program = lp.Program("stateless")
     program.add_node(lp.CourierNode(Box), label="a")
-    with pytest.raises(lp.ProgramError, match=r"no (node has )?methods save\(folder\)"):
+    with pytest.raises(lp.ProgramError, match=r"both save\(folder\) and restore"):
         lp.plan(program, checkpoints=chosen)
     program.add_node(lp.CourierNode(Service), label="b")
     if chosen == "/runs":

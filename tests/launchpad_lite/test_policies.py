@@ -48,7 +48,7 @@ def test_names_of_policies_become_members() -> None:
         ({"when": ["never"]}, "a restart policy is one of"),
         (
             {"max_restart": 3},
-            "unknown setting 'max_restart'; known are when, max_restarts, window_s, backoff_s",
+            "unknown setting 'max_restart' (did you mean 'max_restarts'?); known are when, max_restarts, window_s, backoff_s",
         ),
         ({1: 2, "z": 3}, "unknown setting 'z'; known are when"),
         ({"max_restarts": -1}, "max_restarts cannot be -1"),
@@ -151,8 +151,12 @@ def test_limits_may_be_written_shortly(given_: Any, expected: Liveness) -> None:
 @pytest.mark.parametrize(
     ("given_", "error", "text"),
     [
-        (None, TypeError, "expected lp.Liveness or a dict, got None"),
-        (30, TypeError, "expected lp.Liveness or a dict, got 30"),
+        (
+            None,
+            TypeError,
+            "expected lp.Liveness, as lp.Liveness(heartbeat_s=30), or a dict, got None",
+        ),
+        (30, TypeError, "expected lp.Liveness, as lp.Liveness(heartbeat_s=30), or a dict, got 30"),
         ({"health_s": "1"}, TypeError, "health_s is a number, not '1'"),
         ({"health_s": True}, TypeError, "health_s is a number, not True"),
         ({"health_s": 0}, ValueError, "health_s cannot be 0"),
@@ -161,7 +165,7 @@ def test_limits_may_be_written_shortly(given_: Any, expected: Liveness) -> None:
         (
             {"heartbeat": 30},
             ValueError,
-            "unknown setting 'heartbeat'; known are health_s, heartbeat_s, startup_s",
+            "unknown setting 'heartbeat' (did you mean 'heartbeat_s'?); known are health_s, heartbeat_s, startup_s",
         ),
     ],
 )

@@ -124,7 +124,9 @@ def test_the_launcher_is_chosen_in_code_or_on_the_command_line(
     done = run_script(PROCESS_SCRIPT.replace("ARGUMENTS", call), *arguments)
     assert done.returncode == 0, done.stderr
     assert where in done.stdout
-    ignored = "--launcher=local_mp has no effect: the script passes launcher='local_mt' to lp.launch\n"
+    ignored = (
+        "--launcher=local_mp has no effect: the script passes launcher='local_mt' to lp.launch\n"
+    )
     both = arguments == ["--launcher=local_mp"]
     assert without_logs_line(done.stderr) == (ignored if both else "")
 
