@@ -320,6 +320,13 @@ def close(client: object, reason: str = "") -> None:
     Args:
         client: A courier client.
         reason: What the errors say, besides which server it was; by default that it was closed.
+
+    Example:
+        client = courier.Client("127.0.0.1:4711")
+        try:
+            client.add(1, 2)
+        finally:
+            courier.close(client)
     """
     connection_of(client).close(reason)
 
@@ -329,6 +336,9 @@ def stop_waiting(client: object) -> None:
 
     Calls that wait for one, and later ones that find none, raise ServerUnreachableError. Calls
     that a server has are not touched. Safe to call twice and from any thread.
+
+    Example:
+        courier.stop_waiting(client)  # its server does not come back
     """
     connection_of(client).stop_waiting()
 
@@ -354,6 +364,9 @@ def move(client: object, address: str) -> None:
     Raises:
         TypeError: `client` is no courier client.
         ValueError: `address` is not host:port.
+
+    Example:
+        courier.move(client, "10.0.0.7:4711")
     """
     connection = connection_of(client)
     split_address(address)
@@ -373,6 +386,9 @@ def reconnect(client: object) -> None:
 
     Raises:
         TypeError: `client` is no courier client.
+
+    Example:
+        courier.reconnect(client)  # the machine of its server is known to be gone
     """
     connection_of(client).reconnect()
 
@@ -390,6 +406,9 @@ def stop_calling(client: object) -> None:
 
     Raises:
         TypeError: `client` is no courier client.
+
+    Example:
+        courier.stop_calling(client)
     """
     connection_of(client).stop_calling()
 
@@ -408,6 +427,11 @@ def wait_for_futures(client: object, timeout_s: float | None = None) -> list[str
 
     Raises:
         TypeError: `client` is no courier client.
+
+    Example:
+        for item in items:
+            client.futures.push(item)
+        unanswered = courier.wait_for_futures(client, timeout_s=10)
     """
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     calls = connection_of(client).open_futures()
@@ -421,6 +445,9 @@ def list_methods(client: object) -> list[str]:
 
     Raises:
         CourierError: As any call.
+
+    Example:
+        print(courier.list_methods(client))  # ['add', 'get']
     """
     connection = connection_of(client)
     return cast("list[str]", connection.finish(connection.submit(LIST_METHODS, (), {}), "methods"))
@@ -440,6 +467,9 @@ def with_timeout(client: R, timeout_s: Timeout) -> R:
     Raises:
         TypeError: `client` is no courier client, or the timeout no number or timedelta.
         ValueError: The timeout is negative.
+
+    Example:
+        params = courier.with_timeout(learner, 2.0).params()
     """
     connection = connection_of(client)
     view = connection.with_timeout(timeout_seconds(timeout_s))
@@ -456,6 +486,9 @@ def wait_until_ready(client: object, timeout_s: Timeout = None) -> None:
         CallTimeoutError: It did not within `timeout_s`, a number or a timedelta.
         AuthenticationError: It does not hold the secret of the client.
         CallCancelledError: The client begins no more calls (`stop_calling`).
+
+    Example:
+        courier.wait_until_ready(client, timeout_s=30)
     """
     connection = connection_of(client)
     connection.check_calling("wait_until_ready")
@@ -476,6 +509,10 @@ def submit(
 
     Raises:
         TypeError: `method` does not come from a courier client.
+
+    Example:
+        future = courier.submit(learner.step, 0.1)
+        loss = future.result()
     """
     view, name = _parts_of(method)
     future = _Futures(view._connection, view._origin or cast("Client", view))._call(
@@ -491,6 +528,10 @@ async def call_aio(method: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs)
 
     Raises:
         TypeError: `method` does not come from a courier client.
+
+    Example:
+        async def step():
+            return await courier.call_aio(learner.step, 0.1)
     """
     view, name = _parts_of(method)
     return cast("R", await _Aio(view._connection)._call(name, args, kwargs))
@@ -509,6 +550,10 @@ def as_remote(client: T) -> Remote[T]:
 
     Raises:
         TypeError: `client` is no courier client.
+
+    Example:
+        learner = courier.as_remote(handle.dereference())
+        loss = learner.futures.step(0.1)
     """
     connection_of(client)
     return cast("Remote[T]", client)

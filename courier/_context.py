@@ -19,7 +19,15 @@ os.register_at_fork(after_in_child=_survive_fork)
 
 
 class CallContext:
-    """One call, seen by its handler. Safe to use from several threads."""
+    """One call, seen by its handler. Safe to use from several threads.
+
+    Example:
+        class Search:
+            def find(self, key):
+                call = courier.current_call()
+                while not call.cancelled:
+                    self.step(key)
+    """
 
     __slots__ = (
         "__weakref__",
@@ -118,6 +126,11 @@ def current_call() -> CallContext:
 
     Raises:
         RuntimeError: Not called from a handler.
+
+    Example:
+        class Store:
+            def get(self, key):
+                print(courier.current_call().peer, "asks for", key)
     """
     try:
         return _current.get()

@@ -94,7 +94,14 @@ class ExceptionReport:
 
 
 def remote_traceback(error: BaseException) -> str | None:
-    """Returns the traceback in the other process, or None if `error` was raised here."""
+    """Returns the traceback in the other process, or None if `error` was raised here.
+
+    Example:
+        try:
+            client.step()
+        except ValueError as error:
+            print(courier.remote_traceback(error))
+    """
     cause = error.__cause__
     return cause.text if isinstance(cause, RemoteTraceback) else None
 

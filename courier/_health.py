@@ -28,6 +28,10 @@ def is_healthy(address: str, timeout_s: float, *, tls: TlsCredentials | None = N
 
     Raises:
         ValueError: `address` is not host:port, or the timeout is not above 0.
+
+    Example:
+        if not courier.is_healthy("127.0.0.1:4711", timeout_s=2):
+            print("it does not serve")
     """
     host, port = split_address(address)
     if not timeout_s > 0:

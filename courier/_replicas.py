@@ -128,6 +128,11 @@ class Pool:
     Methods that are called `all`, `by_key`, `clients` or `futures` cannot be called through it.
 
     Can be pickled; where it is loaded, it chooses by itself.
+
+    Example:
+        pool = courier.Pool([courier.Client(address, secret=secret) for address in addresses])
+        pool.get("a")              # of one server, in turns
+        pool.futures.all.reload()  # of all: a list of futures
     """
 
     def __init__(

@@ -25,6 +25,11 @@ class Secret:
     A secret is never pickled: its pickle only names it, and loading works in
     processes that already hold the same secret. So a client may travel inside
     a program, and a pickle on disk gives nothing away.
+
+    Example:
+        secret = courier.Secret.generate()
+        with courier.Server(Counter(), secret=secret) as server:
+            client = courier.Client(server.address, secret=secret)
     """
 
     __slots__ = ("__weakref__", "_key", "name")

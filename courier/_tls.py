@@ -25,6 +25,14 @@ class TlsCredentials:
 
     Like a secret, credentials are never pickled: their pickle only names the authority, and loading
     works in processes that hold credentials of the same one. Thread-safe.
+
+    Example:
+        credentials = courier.TlsCredentials(
+            certificate=Path("node.crt").read_bytes(),
+            key=Path("node.key").read_bytes(),
+            authority=Path("ca.crt").read_bytes(),
+        )
+        server = courier.Server(Counter(), host="0.0.0.0", secret=secret, tls=credentials)
     """
 
     __slots__ = ("__weakref__", "_contexts", "_lock", "authority", "certificate", "key")

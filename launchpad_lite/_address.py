@@ -17,6 +17,12 @@ class Address:
     """A placeholder for where a service will listen.
 
     Copies of an address, pickled ones included, mean the same place.
+
+    Example:
+        class Replay(lp.Node):
+            def __init__(self):
+                super().__init__()
+                self.address = lp.Address("replay")  # where it listens is known after launch
     """
 
     __slots__ = ("_table", "is_foreign", "key", "name", "node", "port")

@@ -74,6 +74,9 @@ class Checkpoints:
             program mean the same.
         period_s: Seconds between checkpoints. None: only at an orderly stop, and when a node asks.
         keep: How many stay of each node, the newest ones.
+
+    Example:
+        lp.launch(program, checkpoints=lp.Checkpoints("/data/run7", period_s=300), restart="on_failure")
     """
 
     folder: Path

@@ -33,7 +33,11 @@ def seconds_of(milliseconds: float | None) -> float | None:
 
 
 def is_local_launch(launch_type: LaunchType | str) -> bool:
-    """Returns whether a launch type means this machine, tests aside."""
+    """Returns whether a launch type means this machine, tests aside.
+
+    Example:
+        assert lp.is_local_launch("local_mp") and not lp.is_local_launch("test_mp")
+    """
     return LaunchType(launch_type) in (
         LaunchType.LOCAL_MULTI_THREADING,
         LaunchType.LOCAL_MULTI_PROCESSING,
@@ -41,7 +45,11 @@ def is_local_launch(launch_type: LaunchType | str) -> bool:
 
 
 def is_local_launch_or_test(launch_type: LaunchType | str) -> bool:
-    """Returns whether a launch type means this machine."""
+    """Returns whether a launch type means this machine.
+
+    Example:
+        assert lp.is_local_launch_or_test("test_mp")
+    """
     return LaunchType(launch_type) in LaunchType
 
 

@@ -81,5 +81,9 @@ def maybe_dereference(value: Any) -> Any:
 
     Raises:
         UnresolvedAddressError: A handle, and the program does not run (yet).
+
+    Example:
+        def run(learner_or_handle):
+            learner = lp.maybe_dereference(learner_or_handle)
     """
     return value.dereference() if isinstance(value, Handle | Deferred) else value

@@ -83,6 +83,9 @@ def plan(
     Raises:
         ProgramError: The program has mistakes; all are listed.
         UnknownLauncherError: No such launcher is installed.
+
+    Example:
+        print(lp.plan(program, resources={"learner": {"gpu": 1}}))
     """
     chosen = find_launcher(launcher, launcher_options)
     settings = _settings(resources, restart, liveness, checkpoints, processes, seed)
@@ -147,6 +150,10 @@ def launch(
             only imported: by a node, a child of `multiprocessing`, or a command such as `plan`.
         TypeError: The launcher does not take such options, or two names of one argument are given.
         ValueError: An option has a value that cannot be.
+
+    Example:
+        running = lp.launch(program, restart={"actor": "on_failure"}, checkpoints="/data/run7")
+        result = running.wait()
     """
     _refuse_to_launch_again()
     if isinstance(launcher, Mapping):  # Listing 1 of the paper: launch(program, resources)

@@ -173,6 +173,12 @@ class LaunchPlan:
         services: What runs already.
         hosts: Where each executable runs, by its name; empty if there is only one place.
         seed: Of which `lp.current_node().seed` is made.
+
+    Example:
+        ready = lp.plan(program)
+        print(ready)
+        for executable in ready.executables:
+            print(executable.name, executable.resources)
     """
 
     program: str

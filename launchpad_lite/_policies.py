@@ -42,6 +42,10 @@ class RestartPolicy:
             do not come back together: 0.2 means 80 % to 120 %.
         moves: Whether, when its host is lost, it is started on another one. If not, the program
             fails: what the node left on its host is out of reach.
+
+    Example:
+        policy = lp.RestartPolicy("on_failure", max_restarts=10, window_s=3600, backoff_s=1)
+        lp.launch(program, restart={"actor": policy})
     """
 
     when: RestartWhen | str = RestartWhen.ON_FAILURE
@@ -122,6 +126,9 @@ class Liveness:
             calls wait, does not: choose more than calls take, or call `lp.heartbeat()` in them.
         heartbeat_s: Seconds within which its code must call `lp.heartbeat()` again.
         startup_s: Seconds its constructor may take.
+
+    Example:
+        lp.launch(program, liveness={"learner": lp.Liveness(heartbeat_s=60, startup_s=300)})
     """
 
     health_s: float | None = None

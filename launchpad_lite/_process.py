@@ -21,6 +21,9 @@ class PythonProcess:
             before any code of the node is imported.
         interpreter: Path or name of another Python, of the same minor version as the launch's and
             with launchpad-lite installed; None is the launch's own.
+
+    Example:
+        lp.launch(program, processes={"actor": lp.PythonProcess(env={"OMP_NUM_THREADS": "1"})})
     """
 
     args: Mapping[str, Any] = field(default_factory=dict)

@@ -180,6 +180,9 @@ def make_program(*nodes: Node[Any], name: str = "launchpad") -> Program:
     Raises:
         TypeError: Something is no node.
         ValueError: A node comes twice.
+
+    Example:
+        program = lp.make_program(lp.CourierNode(Learner), lp.PyNode(evaluate), name="search")
     """
     program = Program(name)
     for node in nodes:

@@ -12,7 +12,11 @@ _MERMAID_SPECIAL = frozenset('#"&<>[]`\\')
 
 
 def render_mermaid(plan: LaunchPlan) -> str:
-    """Returns the graph as a Mermaid flowchart, which GitHub and many editors draw."""
+    """Returns the graph as a Mermaid flowchart, which GitHub and many editors draw.
+
+    Example:
+        print(lp.render_mermaid(lp.plan(program)))
+    """
     return "\n".join(["flowchart LR", *_mermaid_groups(plan), *_mermaid_edges(plan)]) + "\n"
 
 
@@ -43,6 +47,9 @@ def render_svg(plan: LaunchPlan) -> str:
 
     Raises:
         MissingExtraError: Graphviz, the program or its Python package, is not installed.
+
+    Example:
+        Path("graph.svg").write_text(lp.render_svg(lp.plan(program)))
     """
     try:
         import graphviz

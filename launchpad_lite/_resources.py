@@ -19,6 +19,9 @@ class Resources:
         ram_gib: Main memory in GiB, of each process of the node; more is a MemoryError.
         gpu: Number of accelerators, each for this node alone; below 1 it shares one with others,
             who have asked for a part as well. Its memory is not divided.
+
+    Example:
+        lp.launch(program, resources={"learner": lp.Resources(cpu=2, ram_gib=4, gpu=1)})
     """
 
     cpu: float | None = None

@@ -36,6 +36,11 @@ class NodeFailure:
         at_s: Seconds after the launch.
         restarts: Those it had used up when its policy allowed no more.
         host_lost: Whether all that is known is that its host was lost; `summary` says how.
+
+    Example:
+        result = running.stop()
+        for failure in result.failures:
+            print(failure.node, failure.summary)
     """
 
     node: str
@@ -171,6 +176,10 @@ class Restart:
         at_s: Seconds after the launch at which it had ended.
         delay_s: Seconds until it was restarted.
         failure: How it had ended; None if it ended well and is always restarted.
+
+    Example:
+        for restart in running.stop().restarts:
+            print(restart.node, restart.attempt, restart.delay_s, restart.failure)
     """
 
     node: str
@@ -217,6 +226,10 @@ class ProgramResult:
         restarts: The restarts of nodes, in order; of very many, the newest.
         cut_short: How nodes ended that did not fail: a call of theirs failed while the program
             stopped. What they had not handed in yet is lost.
+
+    Example:
+        result = running.wait()
+        assert result.outcome is lp.Outcome.COMPLETED, result.reason
     """
 
     outcome: Outcome

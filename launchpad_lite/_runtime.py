@@ -478,6 +478,13 @@ def stop() -> None:
 
     Raises:
         NoProgramError: No program runs here.
+
+    Example:
+        class Learner:
+            def run(self):
+                for _ in range(1000):
+                    self.step()
+                lp.stop()
     """
     current_runtime(any_node=True).ask_stop()
 
@@ -487,6 +494,13 @@ def stop_event() -> threading.Event:
 
     Raises:
         NoProgramError: No program runs here.
+
+    Example:
+        class Actor:
+            def run(self):
+                stop = lp.stop_event()
+                while not stop.is_set():
+                    self.step()
     """
     return current_runtime(any_node=True).listen()
 
@@ -501,6 +515,12 @@ def wait_for_stop(timeout_s: float | None = None, *, timeout_secs: float | None 
     Raises:
         NoProgramError: No program runs here.
         TypeError: Both names are given.
+
+    Example:
+        class Evaluator:
+            def run(self):
+                while not lp.wait_for_stop(60):  # every minute
+                    self.evaluate()
     """
     timeout_s = one_of("timeout_s", timeout_s, "timeout_secs", timeout_secs)
     return current_runtime(any_node=True).wait_for_stop(timeout_s)
@@ -513,6 +533,13 @@ def heartbeat() -> None:
 
     Raises:
         NoProgramError: No program runs here.
+
+    Example:
+        class Learner:
+            def run(self):
+                while not lp.stop_event().is_set():
+                    self.step()
+                    lp.heartbeat()
     """
     current_runtime().heartbeat()
 
@@ -522,6 +549,13 @@ def current_node() -> CurrentNode:
 
     Raises:
         NoProgramError: No program runs here.
+
+    Example:
+        class Actor:
+            def run(self):
+                me = lp.current_node()
+                rng = np.random.default_rng(me.seed)
+                print(f"{me.name} is replica {me.replica}")
     """
     setup = current_runtime().setup
     text = f"{setup.seed} {setup.name}".encode()
@@ -534,6 +568,12 @@ def restart_count() -> int:
 
     Raises:
         NoProgramError: No program runs here.
+
+    Example:
+        class Actor:
+            def run(self):
+                if lp.restart_count() > 0:
+                    print("begins again")
     """
     return current_runtime().setup.attempt
 
@@ -547,6 +587,12 @@ def save_checkpoint() -> Path | None:
     Raises:
         NoProgramError: No program runs here.
         CheckpointError: It could not be written. What `save` raises passes.
+
+    Example:
+        class Learner:
+            def run(self):
+                self.step()
+                lp.save_checkpoint()  # calls self.save(folder)
     """
     return current_runtime().state.save()
 
@@ -563,6 +609,12 @@ def register_stop_handler(handler: StopHandler) -> None:
 
     Raises:
         TypeError: It cannot be called, or is async.
+
+    Example:
+        class Writer:
+            def __init__(self, path):
+                self._file = open(path, "w")
+                lp.register_stop_handler(self._file.flush)
     """
     owners = _owners()
     # A thread that belongs to none of several nodes that are parts of one belongs to that one.
@@ -577,7 +629,12 @@ def register_stop_handler(handler: StopHandler) -> None:
 
 
 def unregister_stop_handler(handler: StopHandler) -> None:
-    """Takes `register_stop_handler` back; unknown handlers are ignored."""
+    """Takes `register_stop_handler` back; unknown handlers are ignored.
+
+    Example:
+        lp.register_stop_handler(file.flush)
+        lp.unregister_stop_handler(file.flush)
+    """
     for handlers in (*(runtime.stop_handlers for runtime in _owners()), STOP_HANDLERS):
         handlers.remove(handler)
 

@@ -123,6 +123,12 @@ class RunningProgram(abc.ABC):
 
     As a context manager it stops the program at the end of the block and raises what `wait`
     raises.
+
+    Example:
+        running = lp.launch(program)
+        for node in running.status():
+            print(node.name, node.state)
+        result = running.stop()
     """
 
     def __init__(self, plan: LaunchPlan) -> None:

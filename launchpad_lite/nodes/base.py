@@ -24,6 +24,10 @@ class Handle(abc.ABC, Generic[T_co]):
 
     Put it anywhere into the arguments of another node: that draws the edge,
     and the running node finds a client in its place.
+
+    Example:
+        learner = program.add_node(lp.CourierNode(Learner), label="learner")
+        program.add_node(lp.CourierNode(Actor, learner), label="actor")  # draws the edge
     """
 
     def __init__(self, node: "Node[Any]") -> None:
@@ -153,6 +157,10 @@ class Node(abc.ABC, Generic[T]):
     """The description of a service; `T` is what its clients look like.
 
     Making one runs nothing.
+
+    Example:
+        def start(node: lp.Node, program: lp.Program) -> lp.Handle:
+            return program.add_node(node, label="evaluator")
     """
 
     def __init__(self) -> None:

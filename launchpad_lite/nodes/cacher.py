@@ -21,6 +21,11 @@ class CacherNode(CourierNode[T]):
 
     All methods are taken for harmless: what must reach the target each time, as one that counts,
     is to be called on the target itself.
+
+    Example:
+        learner = program.add_node(lp.CourierNode(Learner), label="learner")
+        cacher = program.add_node(lp.CacherNode(learner, refresh_s=1, stale_s=10), label="cacher")
+        program.add_node(lp.CourierNode(Actor, cacher), label="actor")  # called as the learner is
     """
 
     def __init__(

@@ -136,7 +136,11 @@ class ColocationNode(Node[Any]):
 
 
 class MultiThreadingColocation(ColocationNode):
-    """`ColocationNode` with threads, under the name it has in Launchpad."""
+    """`ColocationNode` with threads, under the name it has in Launchpad.
+
+    Example:
+        program.add_node(lp.MultiThreadingColocation([lp.CourierNode(A), lp.CourierNode(B)]), label="ab")
+    """
 
     def __init__(self, nodes: Iterable[Node[Any]], return_on_first_completed: bool = False) -> None:
         """Describes the node; see `ColocationNode`."""
@@ -144,7 +148,11 @@ class MultiThreadingColocation(ColocationNode):
 
 
 class MultiProcessingColocation(ColocationNode):
-    """`ColocationNode` with processes, under the name it has in Launchpad."""
+    """`ColocationNode` with processes, under the name it has in Launchpad.
+
+    Example:
+        program.add_node(lp.MultiProcessingColocation([lp.CourierNode(A), lp.CourierNode(B)]), label="ab")
+    """
 
     def __init__(self, nodes: Iterable[Node[Any]], num_retries_on_failure: int = 0) -> None:
         """Describes the node; see `ColocationNode`.

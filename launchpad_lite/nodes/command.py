@@ -48,7 +48,12 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Endpoint(str):
-    """`host:port` of a service, as text; its parts are `host` and `port`."""
+    """`host:port` of a service, as text; its parts are `host` and `port`.
+
+    Example:
+        def connect(endpoint):
+            return redis.Redis(host=endpoint.host, port=endpoint.port)
+    """
 
     __slots__ = ()
 

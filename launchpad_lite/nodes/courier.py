@@ -33,6 +33,11 @@ class CourierHandle(Handle[T]):
 
     Typed as the object itself, so that type checkers check each call; `courier.as_remote(client)` has
     `.futures` and `.aio` as well.
+
+    Example:
+        learner = program.add_node(lp.CourierNode(Learner), label="learner")  # this is the handle
+        running = lp.launch(program)
+        learner.dereference().step()  # in a node it becomes a client by itself
     """
 
     def __init__(self, node: "CourierNode[T]", address: Address, options: dict[str, Any]) -> None:
@@ -124,6 +129,10 @@ class CourierNode(Node[T], Generic[T]):
 
     An object with a method `set_courier_server(server)` gets its server before
     it is started, and starts it itself.
+
+    Example:
+        learner = program.add_node(lp.CourierNode(Learner, learning_rate=0.1), label="learner")
+        program.add_node(lp.CourierNode(Actor, learner), label="actor")
     """
 
     def __init__(

@@ -48,6 +48,12 @@ class PyNode(Node[Any]):
     """Runs `function(*args, **kwargs)`; the node ends when it returns.
 
     An `async def` function is awaited, on an event loop in the main thread of the node.
+
+    Example:
+        def evaluate(learner, episodes):
+            print(learner.params(), episodes)
+
+        program.add_node(lp.PyNode(evaluate, learner, episodes=10), label="evaluator")
     """
 
     def __init__(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> None:
@@ -106,6 +112,16 @@ class PyClassNode(PyNode):
     """Constructs an object and runs its `run()`; the node ends when that returns.
 
     An `async def run()` is awaited, on an event loop in the main thread of the node.
+
+    Example:
+        class Evaluator:
+            def __init__(self, learner):
+                self._learner = learner
+
+            def run(self):
+                print(self._learner.params())
+
+        program.add_node(lp.PyClassNode(Evaluator, learner), label="evaluator")
     """
 
     def __init__(self, constructor: Callable[..., Any], /, *args: Any, **kwargs: Any) -> None:

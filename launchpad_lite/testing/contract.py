@@ -183,7 +183,12 @@ class Parting:
 
 
 class LauncherContract:
-    """Subclass it with the name of a launcher; each test is a promise to users."""
+    """Subclass it with the name of a launcher; each test is a promise to users.
+
+    Example:
+        class TestMine(LauncherContract):
+            launcher = "mine"
+    """
 
     #: Name of the launcher under test.
     launcher: str

@@ -29,6 +29,11 @@ class Leftovers:
         ports: Listening TCP ports of this process.
         files: Files that this process holds open, and entries of the folder for temporary files
             that carry our name; not that of logs, which stay.
+
+    Example:
+        before = take_inventory()
+        lp.launch(program, "test_mp").stop()
+        assert not before.leftovers()
     """
 
     threads: Mapping[str, str]
@@ -79,7 +84,13 @@ class Inventory:
 
 
 def take_inventory() -> Inventory:
-    """Returns what there is now."""
+    """Returns what there is now.
+
+    Example:
+        before = take_inventory()
+        lp.launch(program, "test_mp").stop()
+        assert not before.leftovers()
+    """
     me = psutil.Process()
     return Inventory(
         {thread.ident for thread in threading.enumerate() if thread.ident is not None},

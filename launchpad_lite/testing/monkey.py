@@ -62,6 +62,10 @@ class Injected:
             fault led to, it is the same.
         pid: The process of the worker.
         at_s: Seconds since the beginning of the block.
+
+    Example:
+        for injected in monkey.injected:
+            print(injected.at_s, injected.fault, injected.node)
     """
 
     fault: Fault
@@ -83,6 +87,11 @@ class Monkey:
 
     Hits only processes on this machine that descend from this one and that the program says are
     its workers. One thread; use it as a context manager, once.
+
+    Example:
+        with Monkey(running, seed=1, faults=[Fault.KILL], labels={"actor"}) as monkey:
+            time.sleep(10)
+        print(monkey.injected)
     """
 
     def __init__(

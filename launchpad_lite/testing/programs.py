@@ -23,7 +23,13 @@ _POLL_S = 0.01
 
 
 class LaunchedProgram:
-    """A running program of a test; forwards to its `RunningProgram`."""
+    """A running program of a test; forwards to its `RunningProgram`.
+
+    Example:
+        def test_counts(launch_program):
+            launched = launch_program(program, "test_mt")
+            assert launched.wait().outcome is lp.Outcome.COMPLETED
+    """
 
     def __init__(self, program: Program, running: RunningProgram) -> None:
         self.program = program
@@ -140,6 +146,9 @@ def poll_until(condition: Callable[[], R], timeout_s: float = 30.0, *, must: boo
 
     Raises:
         TimeoutError: It did not hold in time.
+
+    Example:
+        poll_until(lambda: client.count() > 10, timeout_s=30)
     """
     give_up_at = time.monotonic() + timeout_s
     while not (value := condition()):
