@@ -397,8 +397,8 @@ class _Relay(Items):
             _log.exception("%s: a generator cannot be closed", self._method)
 
     def _leave(self) -> None:
-        # Who waits for an item that may never come is told; otherwise the server closes it. Aside,
-        # since the generator's own end may run here.
+        # A caller that waits for an item gets an error; otherwise the server closes it. Aside,
+        # because the generator's own end may run here.
         if self._steps:
             self._connection.run_aside(self.close)
 
@@ -410,7 +410,7 @@ class CacheDispatcher(Dispatcher):
         super().__init__()
         self._cache = cache
 
-    def told_names(self) -> list[str]:
+    def listed_names(self) -> list[str]:
         """Returns none: it has the methods of its target, which may not be up yet."""
         return []
 
@@ -435,7 +435,7 @@ class CacheDispatcher(Dispatcher):
 def _hurry(pending: PendingCall) -> None:
     try:
         pending.hurry()
-    except BaseException:  # noqa: BLE001 - no thread to read the answer: those who wait are told
+    except BaseException:  # noqa: BLE001 - no thread to read the answer: the callers get the error
         pending.cancel()
 
 

@@ -20,7 +20,7 @@ class Timed(Protocol):
         """Whether it does not matter any more."""
 
     def expire(self) -> None:
-        """Hears that its time is over. Does not block."""
+        """Is called when its time is over. Does not block."""
 
 
 class _Task:

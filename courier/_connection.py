@@ -208,7 +208,7 @@ class Connection:
 
     @property
     def is_ending(self) -> bool:
-        """Whether it was told that calls may fail from now on."""
+        """Whether calls may fail from now on because it was closed, or asked to stop calling or waiting."""
         return self._closed or self.draining or self._stopped_waiting
 
     def check_calling(self, method: str) -> None:
@@ -315,8 +315,8 @@ class Connection:
     def lacks(self, method: str) -> bool:
         """Returns whether the server is known not to have a method.
 
-        Costs nothing for methods that the server told of. For others it is asked, because it may have
-        more by now; where it has told of none, or does not answer soon, nothing is known.
+        Costs nothing for methods that the server has listed. For others it is asked, because it may have
+        more by now. If it has listed none, or does not answer soon, nothing is known.
         """
         known = self._known_methods()
         if known is None or method in known:

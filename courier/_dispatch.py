@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 #: Answered by every server; the name cannot be that of a public method.
 LIST_METHODS = "__courier_methods__"
 #: More names would make each connection slower to begin.
-_MOST_TOLD = 1000
+_MOST_LISTED = 1000
 
 
 @dataclass(slots=True)
@@ -251,10 +251,10 @@ class Dispatcher:
         with self._lock:
             return sorted(self._methods)
 
-    def told_names(self) -> list[str]:
-        """Returns the names that clients are told when they connect; empty: they are told none."""
+    def listed_names(self) -> list[str]:
+        """Returns the names that clients get when they connect; empty if there are too many."""
         names = self.names()
-        return names if len(names) <= _MOST_TOLD else []
+        return names if len(names) <= _MOST_LISTED else []
 
     def idempotent_names(self) -> list[str]:
         """Returns the names of the methods that may run twice, sorted."""

@@ -29,7 +29,7 @@ class CallFuture(concurrent.futures.Future[Any]):
     _deferred: tuple[Callback, ...] = ()
     #: Logs its failure unless it is read; None if there is nothing to log.
     _unread: "_Unread | None" = None
-    _is_heard = False
+    _is_read = False
     #: The client that made the call. It stays until the call has ended.
     origin: object = None
 
@@ -64,7 +64,7 @@ class CallFuture(concurrent.futures.Future[Any]):
 
     def note_read(self) -> None:
         """Notes that its failure, if it fails, need not be logged."""
-        self._is_heard = True
+        self._is_read = True
         if self._unread is not None:
             self._unread.error = None
 
@@ -83,7 +83,7 @@ class CallFuture(concurrent.futures.Future[Any]):
             pending = self._pending.pop()
         except IndexError:
             return True  # cancelled before
-        # Those who wait for several futures hear of a cancellation only now.
+        # `concurrent.futures.wait` notices a cancellation only now.
         self.set_running_or_notify_cancel()
         pending.cancel()
         return True
@@ -121,7 +121,7 @@ class CallFuture(concurrent.futures.Future[Any]):
             except BaseException as error:  # noqa: BLE001 - the future gets it
                 # Its frames refer to this future, which would then live until the next garbage collection.
                 self.set_exception(error.with_traceback(None))
-                if not (self._is_heard or self._connection.is_ending):
+                if not (self._is_read or self._connection.is_ending):
                     self._unread = _Unread(self._connection, self._method, error)
             else:
                 self.set_result(result)

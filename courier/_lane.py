@@ -127,7 +127,7 @@ class PendingCall(Protocol):
 class Lane(Protocol):
     """Carries calls to one server. Thread-safe."""
 
-    #: Methods that the server had when it was last heard of; None if it has told none. It may have
+    #: Methods that the server listed last; None if it has listed none. It may have
     #: others by now.
     methods: frozenset[str] | None
 
@@ -166,8 +166,8 @@ class Lane(Protocol):
         """From now on, calls go to the server at another address, those too that wait for one.
 
         Returns:
-            Finishes the move: gives up the connection, whose calls hear ServerLostError. Not done
-            by `move` itself, because those who hear of it may call again; so call it without locks.
+            Finishes the move: gives up the connection, whose calls raise ServerLostError. Not done
+            by `move` itself, because their callers may call again; so call it without locks.
         """
 
     def close(self, reason: str) -> None:

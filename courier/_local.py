@@ -120,7 +120,7 @@ class LocalLane:
         if self._methods is None:
             server = _find(self._options.address, self._options.secret)
             if server is not None:
-                self._methods = frozenset(server.dispatcher.told_names()) or None
+                self._methods = frozenset(server.dispatcher.listed_names()) or None
         return self._methods
 
     @methods.setter
@@ -366,7 +366,7 @@ class LocalCall:
         self._give_up(ServerLostError(f"{self.where}: {reason}; the call may have run"))
 
     def expire(self) -> None:
-        """Hears that its time is over."""
+        """Is called when its time is over."""
         self._give_up(self.timeout_error("no answer"))
 
     def timeout_error(self, what: str) -> CallTimeoutError:
@@ -375,7 +375,7 @@ class LocalCall:
 
     def _give_up(self, error: CourierError) -> bool:
         settled = self._settle(error)
-        # Afterwards: who hears of it may answer, and that is not what the caller is to get.
+        # Afterwards: a handler that sees it may answer, and the caller is not to get that answer.
         self._context.end()
         if self._stream is not None:
             if not settled:

@@ -52,7 +52,7 @@ class HandlerPool:
         #: Threads that run a task now; the others look for one, or are about to.
         self._busy: set[threading.Thread] = set()
         #: Idents of other threads that run a task in the place of ours.
-        self._guests: list[int] = []
+        self._lent_threads: list[int] = []
         #: Tasks that have ended.
         self._ended = 0
         self._started = 0
@@ -89,24 +89,28 @@ class HandlerPool:
             False if all are busy, or tasks wait: those come first.
         """
         with self._lock:
-            if self._tasks or self._stopped or len(self._busy) + len(self._guests) >= self._size:
+            if (
+                self._tasks
+                or self._stopped
+                or len(self._busy) + len(self._lent_threads) >= self._size
+            ):
                 return False
-            self._guests.append(threading.get_ident())
+            self._lent_threads.append(threading.get_ident())
             return True
 
     def leave(self) -> None:
         """Undoes `enter`."""
         with self._lock:
-            self._guests.remove(threading.get_ident())
+            self._lent_threads.remove(threading.get_ident())
             self._ended += 1
             if self._tasks or self._stopped:
                 self._changed.notify_all()
 
     def _has_room(self) -> bool:
-        return len(self._busy) + len(self._guests) < self._size
+        return len(self._busy) + len(self._lent_threads) < self._size
 
     def _is_full(self) -> bool:
-        running = len(self._busy) + len(self._guests)
+        running = len(self._busy) + len(self._lent_threads)
         return running + len(self._tasks) >= self._size + self._queue_size
 
     def _put(
@@ -170,20 +174,22 @@ class HandlerPool:
         return bool(self._tasks)
 
     def load(self) -> tuple[bool, int]:
-        """Returns whether tasks wait since all threads are taken, and how many tasks have ended."""
+        """Returns whether tasks wait because all threads are taken, and how many tasks have ended."""
         with self._lock:
             return bool(self._tasks) and not self._has_room(), self._ended
 
     def busy_threads(self) -> set[int]:
         """Returns the idents of the threads that run a task now."""
         with self._lock:
-            return {each.ident for each in self._busy if each.ident is not None}.union(self._guests)
+            return {each.ident for each in self._busy if each.ident is not None}.union(
+                self._lent_threads
+            )
 
     @property
     def is_idle(self) -> bool:
         """Whether no task runs or waits."""
         with self._changed:
-            return not (self._tasks or self._busy or self._guests)
+            return not (self._tasks or self._busy or self._lent_threads)
 
     def stop(self, timeout_s: float) -> list[str]:
         """Takes no more tasks, cancels those that wait, and waits for those that run.
@@ -204,10 +210,10 @@ class HandlerPool:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, give_up_at - time.monotonic()))
         with self._changed:
-            while self._guests and (left := give_up_at - time.monotonic()) > 0:
+            while self._lent_threads and (left := give_up_at - time.monotonic()) > 0:
                 self._changed.wait(left)
             names = [thread.name for thread in self._busy]
-            return sorted([*names, *[f"{self._name}-guest"] * len(self._guests)])
+            return sorted([*names, *[f"{self._name}-guest"] * len(self._lent_threads)])
 
 
 class _Task:

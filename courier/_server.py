@@ -309,7 +309,7 @@ class Server:
         return self._stopped.wait(timeout_s)
 
     def set_healthy(self, healthy: bool) -> None:
-        """Sets what health checks are told, those of the standard gRPC health service as well.
+        """Sets the answer to health checks, those of the standard gRPC health service as well.
 
         Raises:
             ServerStateError: It does not serve.

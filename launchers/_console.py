@@ -288,7 +288,7 @@ def warn(
         logger: Whose warning it is.
         text: With places for values, as of a logger.
         *values: What stands there.
-        error: A mistake of ours, to be told with its traceback.
+        error: A mistake of ours, to be shown with its traceback.
     """
     level = logging.WARNING if error is None else logging.ERROR
     if logger.hasHandlers():

@@ -145,7 +145,7 @@ class Fleet:
         }
 
     def usage(self) -> Mapping[str, Usage]:
-        """Returns what workers use, as it was told last."""
+        """Returns what workers use, as it was reported last."""
         return {node: usage for host in self.living() for node, usage in host.usage().items()}
 
     def stacks(self) -> Mapping[str, str]:

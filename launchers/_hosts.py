@@ -1,4 +1,4 @@
-"""Hosts as users name them. Pure, but for reading a file that it is told to read.
+"""Hosts as users name them. Pure, but for reading the file that is named.
 
 What a host turns out to have, and what runs on it, is said elsewhere.
 """
@@ -17,7 +17,7 @@ from typing import Any
 
 from launchers._toml import read_toml
 
-#: What ssh is told goes through its command line, the user's configuration and sometimes a shell
+#: What ssh gets goes through its command line, the user's configuration and sometimes a shell
 #: (ProxyCommand, `Match exec`), so nothing that means something to one of them may be in it. What
 #: begins with a dash would be an option of ssh.
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
@@ -108,7 +108,7 @@ def parse_hosts(given: HostsChoice) -> tuple[HostSpec, ...]:
 
 
 class _Reading:
-    """Collects mistakes on the way, so that all are told at once."""
+    """Collects mistakes on the way, so that all are reported at once."""
 
     def __init__(self) -> None:
         self._found: list[HostSpec] = []

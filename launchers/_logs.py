@@ -25,7 +25,7 @@ class NodeLogs:
     """Log files of many nodes. Thread-safe."""
 
     def __init__(self, folder: Path, nodes: list[str], limit_bytes: float) -> None:
-        """Makes them all, so that a folder that cannot be written to is told of at once.
+        """Makes them all, so that a folder that cannot be written to is an error at once.
 
         Args:
             folder: Of the run.

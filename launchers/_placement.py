@@ -225,7 +225,7 @@ def _read_choice(
                 f"placement of {kind} {key!r}: there is no host "
                 f"{', '.join(map(repr, unknown))}; the hosts are: {', '.join(hosts)}"
             )
-        # A host that is not known is told once, not again as a node without hosts.
+        # A host that is not known is reported once, not again as a node without hosts.
         chosen[key] = tuple(i for i, host in enumerate(hosts) if host in names) or everywhere
     return mistakes, {
         each.name: chosen.get(each.name, chosen.get(each.label, everywhere)) for each in executables

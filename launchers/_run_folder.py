@@ -102,7 +102,7 @@ def _changed_at(folder: Path) -> float:
 
 
 def closing_line(program: str, result: ProgramResult | None, log_dir: Path | None) -> str:
-    """Returns what is told at a good end; empty without logs, or after a failure, which names them.
+    """Returns the last line of a program that ended well; empty without logs, or after a failure, which names them.
 
     Args:
         program: Its name.

@@ -283,7 +283,7 @@ class _Search:
         for name in sorted(mentions.modules):
             self._follow(name, is_needed=True, is_certain=True)
         # Classes and functions that travel by value name the module they are from. It travels too,
-        # since they may import it in the end, but much of what it imports may be for the launch
+        # because they may import it in the end, but much of what it imports may be for the launch
         # only (plots, experiment trackers): the pickle says what they really use.
         for name in sorted(mentions.strings & sys.modules.keys()):
             if name == "__main__":

@@ -58,7 +58,7 @@ def cancel(job: str) -> None:
     """Ends a job: by SIGTERM, and some seconds later (Slurm's KillWait) by SIGKILL.
 
     Raises:
-        SlurmError: Slurm cannot be told.
+        SlurmError: Slurm does not take the command.
     """
     _call("scancel", job)
 

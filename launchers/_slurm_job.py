@@ -158,7 +158,7 @@ def _look_after(program: RunningProgram, run: RunFolder) -> None:
     """Keeps the launcher informed until the program has ended."""
     published: dict[str, str] = {}
     while True:
-        # A disk that is full for a while must not end what it is told of.
+        # A disk that is full for a while must not end the job whose state is written.
         with contextlib.suppress(OSError):
             addresses = program.plan.addresses
             if addresses and (table := addresses[0].table()).endpoints != published:
@@ -206,7 +206,7 @@ def _begins_anew() -> bool:
 
 
 class _Signals:
-    """What this process does when it is told to end.
+    """What this process does when it is asked to end.
 
     SIGTERM is Slurm's notice. The launcher sends SIGINT and leaves word why, or SIGQUIT: at once.
     """

@@ -52,11 +52,11 @@ _RESULT_S = 35.0
 #: Seconds that a program may take beyond its notice, or to be killed, until Slurm ends the job.
 _PATIENCE_S = 20.0
 _KILL_S = 5.0
-#: Seconds for a job to end that is cancelled since its launch was interrupted.
+#: Seconds for a job to end that is cancelled because its launch was interrupted.
 _CANCEL_S = 10.0
 #: Seconds in which a job tells where its threads are.
 _STACKS_S = 15.0
-#: How much of the job's own output is told with a failure.
+#: How much of the job's own output is shown with a failure.
 _LAST_BYTES = 2000
 
 _LOGGER = logging.getLogger(__name__)
@@ -196,7 +196,7 @@ class SlurmProgram(RunningProgram):
     def _watch(self) -> None:
         try:
             self._result = self._follow()
-        except BaseException as error:  # noqa: BLE001 - it is told
+        except BaseException as error:  # noqa: BLE001 - it is reported
             warn(_LOGGER, "watching job %s", self.job, error=error)
             self._result = self._failed(f"{type(error).__name__}: {error}")
         finally:
@@ -212,7 +212,7 @@ class SlurmProgram(RunningProgram):
 
     def _follow(self) -> ProgramResult:
         ask_at, pause_s, over_at = 0.0, _FIRST_QUESTION_S, math.inf
-        stamp, heard_at = None, -math.inf
+        stamp, changed_at = None, -math.inf
         while True:
             if self._output is not None:
                 self._output.show()
@@ -221,9 +221,9 @@ class SlurmProgram(RunningProgram):
             if stamp is not None and not self.plan.addresses:
                 self._is_known.set()  # it runs, and cannot be called from here
             if stamp != (stamp := self.folder.stamp("status")):
-                heard_at = now
-            elif heard_at != -math.inf and now > heard_at + _SILENT_S:
-                heard_at, ask_at, pause_s = -math.inf, now, _FIRST_QUESTION_S
+                changed_at = now
+            elif changed_at != -math.inf and now > changed_at + _SILENT_S:
+                changed_at, ask_at, pause_s = -math.inf, now, _FIRST_QUESTION_S
             if now >= ask_at:
                 before = self._state
                 self._ask()
@@ -231,7 +231,7 @@ class SlurmProgram(RunningProgram):
                     self._tell_state()
                     pause_s = _FIRST_QUESTION_S
                 ask_at = now + pause_s
-                is_well = heard_at != -math.inf
+                is_well = changed_at != -math.inf
                 pause_s = min(pause_s * 1.5, _RARE_QUESTION_S if is_well else _QUESTION_S)
                 if self._is_over:
                     over_at = min(over_at, now)

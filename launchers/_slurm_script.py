@@ -1,4 +1,4 @@
-"""What Slurm is told, and how its answers read. Pure: nothing runs here."""
+"""Commands and scripts for Slurm, and how its answers read. Pure: nothing runs here."""
 
 import math
 import re
@@ -195,7 +195,7 @@ class Submission:
         constraint: See there.
         gres: Instead of `gpu:N`, what to ask for on hosts whose nodes want accelerators.
         qos: See there.
-        notice_s: Seconds before the time limit at which the program is told.
+        notice_s: Seconds before the time limit at which the program is asked to stop.
         requeue: Whether Slurm may start it again.
         extra: Further options of sbatch, like `--exclusive`.
     """
@@ -352,7 +352,7 @@ def srun_command(
         *(() if het_group is None else (f"--het-group={het_group}",)),
         "--nodes=1",
         "--ntasks=1",
-        # Whatever the job was told about that: the PATH leads to what nodes need.
+        # Whatever the job has in its environment: the PATH leads to what nodes need.
         "--export=ALL",
         f"--nodelist={host}",
         *(() if cpu is None else (f"--cpus-per-task={cpu}",)),

@@ -1,4 +1,4 @@
-"""What people are told while a program stops: that it does, and who is waited for."""
+"""Messages while a program stops: that it does, and which nodes it waits for."""
 
 from collections.abc import Callable, Mapping
 
@@ -70,10 +70,10 @@ class StopNotices:
         if now < self._half_at:
             self.due = min(self._half_at, now + _BETWEEN_S)
             return
-        deaf = [name for name, looks in waited_for.items() if not looks]
-        if deaf and not self._is_hinted:
+        unaware = [name for name, looks in waited_for.items() if not looks]
+        if unaware and not self._is_hinted:
             self._say(
-                f"launchpad: {named(deaf, MAX_NAMED)}: asked to stop, and still running without a look at it. "
+                f"launchpad: {named(unaware, MAX_NAMED)}: asked to stop, and still running without a look at it. "
                 "Long loops end in time if they look at lp.stop_event() or lp.wait_for_stop(0)"
             )
         self._is_hinted = True

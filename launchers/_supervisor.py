@@ -74,7 +74,7 @@ class Host(Protocol):
         """Returns the name of the host where a node runs. From any thread."""
 
     def start(self, node: str, attempt: int, cause: NodeFailure | None) -> None:
-        """Starts a node's worker; the one before has ended. How it goes is told by events.
+        """Starts a node's worker; the one before has ended. Events report how it goes.
 
         Args:
             node: `label[replica]`.
@@ -211,7 +211,7 @@ class SupervisedProgram(RunningProgram):
     def post(self, event: Event) -> None:
         """Takes in what happened on the host. From any thread."""
         self._events.put(event)
-        # Not before: what is told of a node that is given up for it must come after it.
+        # Not before: reports of a node that is given up for it must come after it.
         if isinstance(event, StopAsked | KillAsked):
             self.is_ending = True
 
@@ -291,7 +291,7 @@ class SupervisedProgram(RunningProgram):
         assert host is not None
         try:
             result = self._live(host)
-        except BaseException as error:  # noqa: BLE001 - it is told
+        except BaseException as error:  # noqa: BLE001 - it is reported
             # A mistake of ours must not leave nodes behind, nor a wait without end.
             warn(_LOGGER, "the supervisor of %r failed", self.plan.program, error=error)
             failure = NodeFailure.of_exception("supervisor", host.name, ExceptionReport.of(error))
@@ -305,7 +305,7 @@ class SupervisedProgram(RunningProgram):
         for step in ends:
             try:
                 step()
-            except BaseException as error:  # noqa: BLE001 - it is told
+            except BaseException as error:  # noqa: BLE001 - it is reported
                 warn(_LOGGER, "the end of %r", self.plan.program, error=error)
         self._result = result
         self._ended.set()

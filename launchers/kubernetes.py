@@ -356,7 +356,7 @@ class KubernetesLauncher(Launcher):
     def start(self, plan: LaunchPlan, options: LaunchOptions) -> RunningProgram:
         """Creates all objects; returns when all nodes are placed and their addresses are bound.
 
-        What pods wait for is told meanwhile. Ctrl-C removes everything. With `detach` it returns at
+        What pods wait for is printed meanwhile. Ctrl-C removes everything. With `detach` it returns at
         once.
 
         Raises:

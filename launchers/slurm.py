@@ -185,7 +185,7 @@ class SlurmLauncher(Launcher):
         """Starts all nodes; returns when their addresses are known and bound.
 
         From a login node that is when the job has begun, however long it is pending; what it waits
-        for is told. Ctrl-C cancels it. With `detach` it returns at once.
+        for is printed. Ctrl-C cancels it. With `detach` it returns at once.
 
         Raises:
             LaunchError: Slurm does not take the job, or the program cannot be started in it.

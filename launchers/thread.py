@@ -19,10 +19,10 @@ from launchpad_lite._events import (
     CutShort,
     Ended,
     Healthy,
-    Heard,
     Heartbeat,
     Leaving,
     StopAsked,
+    StopReceived,
 )
 from launchpad_lite._forcing import ForcedExit
 from launchpad_lite._runtime import NodeRuntime
@@ -113,8 +113,8 @@ class _Link:
         failure = NodeFailure.of_exception(self._node, _ThreadHost.name, report)
         self._program.post(CutShort(self._node, self._attempt, failure))
 
-    def heard(self, listens: bool) -> None:
-        self._program.post(Heard(self._node, self._attempt, listens))
+    def stop_received(self, listens: bool) -> None:
+        self._program.post(StopReceived(self._node, self._attempt, listens))
 
     def healthy(self) -> None:
         self._program.post(Healthy(self._node, self._attempt))
@@ -175,7 +175,7 @@ class _ThreadNode:
 
     def force(self) -> None:
         """Does what SIGTERM is to a process: calls that wait fail, Python code gets ForcedExit."""
-        # Its way out may ask whether it was told to leave.
+        # Its way out may ask whether it was asked to stop.
         self.request_stop()
         self.runtime.clients.close(f"{self.runtime.name} is ended by force")
         self.runtime.forcing.force()

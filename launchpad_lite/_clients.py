@@ -19,7 +19,7 @@ class Clients:
         self._done: list[Callable[[courier.Client], None]] = []
         #: Addresses whose servers have ended.
         self._ended: set[str] = set()
-        #: Where servers are now by where they were: followed once, not from entry to entry, since
+        #: Where servers are now by where they were: followed once, not from entry to entry, because
         #: another server may have an address that one has left.
         self._moved: dict[str, str] = {}
 
@@ -42,7 +42,7 @@ class Clients:
             what(client)
 
     def begin_as(self, others: "Clients") -> None:
-        """Tells clients that are new here what others were told of servers."""
+        """Applies to clients that are new here what is known of servers."""
         with others._lock:
             moved, ended = dict(others._moved), set(others._ended)
         self.note_moved(moved)
@@ -86,7 +86,7 @@ class Clients:
         """Makes clients follow servers that have moved; also later clients that are made of old addresses.
 
         An address that moved is not one that ended any more, nor is the one it moved to. A client
-        that was told to wait no more stays so.
+        that waits no more stays so.
 
         Args:
             moves: New `host:port` by old one. They happen at once: two servers may swap places.

@@ -55,7 +55,7 @@ commands:
   render   draw the graph; --output=graph.svg or --output=graph.mmd (Mermaid; to the screen
            without --output)
   emit     write what the launcher would hand to others to --output=FOLDER, or -o FOLDER: scripts,
-           commands, objects. It may be told the launcher first: emit kubernetes PROGRAM -o FOLDER
+           commands, objects. The launcher may come first: emit kubernetes PROGRAM -o FOLDER
 
 commands for programs of yours that run on this machine: [PROGRAM [NODE ...]], where PROGRAM is the name
 of the program or the number of the process that launched it (the newest, if none is named), and NODE is

@@ -32,7 +32,7 @@ class Ended:
         stacks: Where its threads were before, if known.
         for_good: Whether no restart can help, whatever its policy: no host is left for it.
         dead_s: Seconds for which it was dead already; what it had started had time to end.
-        unasked: Whether it certainly died before it could hear that it is to end.
+        unasked: Whether it certainly died before it could notice that it is to end.
     """
 
     node: str
@@ -51,7 +51,7 @@ class Leaving:
     Attributes:
         node: Which.
         attempt: Which start of it.
-        unasked: Whether it certainly had before it could hear that it is to end.
+        unasked: Whether it certainly had before it could notice that it is to end.
     """
 
     node: str
@@ -67,7 +67,7 @@ class Failed:
         node: Which.
         attempt: Which start of it.
         failure: How.
-        unasked: Whether it certainly failed before it could hear that it is to end.
+        unasked: Whether it certainly failed before it could notice that it is to end.
     """
 
     node: str
@@ -94,7 +94,7 @@ class Heartbeat:
 
 @dataclass(frozen=True)
 class Preempted:
-    """A node was told from outside, by a signal, to end, and has begun to."""
+    """A signal from outside asked a node to end, and it has begun to."""
 
     node: str
     attempt: int
@@ -102,7 +102,7 @@ class Preempted:
 
 
 @dataclass(frozen=True)
-class Heard:
+class StopReceived:
     """A node has been asked to end; `listens` says whether its code looks at that."""
 
     node: str
@@ -132,7 +132,7 @@ class HostLost:
         nodes: Those that were started there last.
         reason: What happened, for people; names the host.
         attempts: Which start of each of them that was. With several hosts the loss of one may be
-            told when a node has been started elsewhere. None: the newest.
+            reported when a node has been started elsewhere. None: the newest.
     """
 
     host: str
@@ -179,7 +179,7 @@ NodeEvent = (
     | Healthy
     | Heartbeat
     | Preempted
-    | Heard
+    | StopReceived
     | Placed
 )
 Event = NodeEvent | StopAsked | KillAsked | HostLost | Tick

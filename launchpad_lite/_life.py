@@ -12,7 +12,7 @@ restart policy, or by a signal.
 Each node goes through stages of its own: asked to end, after the notice SIGTERM,
 after another `Timing.terminate_s` killed, after `give_up_s` given up. When the program
 stops all go that way, callers before those they call. A node that is hung, or
-that was told from outside to go, goes that way alone. When a host is lost, its
+that was asked from outside to end, ends alone. When a host is lost, its
 nodes have ended without any of that; where they restart is the
 supervisor's business.
 """
@@ -87,7 +87,7 @@ class NodeTerms:
 
 class _Phase(enum.Enum):
     RUNNING = enum.auto()
-    BLAMING = enum.auto()  # something failed, perhaps only since something else did
+    BLAMING = enum.auto()  # something failed, perhaps only because something else did
     STOPPING = enum.auto()
     OVER = enum.auto()
 
@@ -138,8 +138,8 @@ class _Node:
     failed_by_itself: bool = False
     #: Why it alone is being ended.
     verdict: NodeFailure | None = None
-    #: Whether that is since it was told so from outside, which is no fault of its own.
-    told_to_go: bool = False
+    #: Whether that is because it was asked to from outside, which is no fault of its own.
+    asked_to_leave: bool = False
     #: How it failed last, if it was restarted since.
     cause: NodeFailure | None = None
     #: Its restarts after failures, as far back as its policy looks.
@@ -161,7 +161,7 @@ class _Node:
         return self.stage not in (_Stage.WAITING, _Stage.ENDED)
 
     def fails_by_itself(self, *, unasked: bool) -> bool:
-        """Returns whether it fails of its own, not since it is to end; `unasked`: as it was told."""
+        """Returns whether it failed by itself, not because it was asked to end; `unasked`: as reported."""
         # What we ask may have been on its way.
         return not self.warned and (unasked or not self.asked)
 
@@ -224,7 +224,7 @@ class ProgramLife:
         # A node that always ends well is started again for as long as the program runs.
         self._restarts: collections.deque[Restart] = collections.deque(maxlen=MAX_RESTARTS_KEPT)
         self._killed: list[str] = []
-        #: How nodes ended whose calls failed since the program stopped.
+        #: How nodes ended whose calls failed because the program stopped.
         self._cut_short: list[NodeFailure] = []
         self._outcome = Outcome.COMPLETED
         self._reason = "every node that had something to run has ended"
@@ -335,7 +335,7 @@ class ProgramLife:
         else:
             node.ignores_stop = not event.listens
             until = (
-                min(node.delays_until, now + self._timing.deaf_s)
+                min(node.delays_until, now + self._timing.unaware_s)
                 if node.ignores_stop
                 else node.share_ends
             )
@@ -422,7 +422,7 @@ class ProgramLife:
         if policy.when is RestartWhen.NEVER:
             return False
         self._forget_restarts(node, now)
-        return node.told_to_go or len(node.recent) < policy.max_restarts
+        return node.asked_to_leave or len(node.recent) < policy.max_restarts
 
     def _forget_restarts(self, node: _Node, now: float) -> None:
         since = now - self._launched_at - node.terms.restart.window_s
@@ -441,7 +441,7 @@ class ProgramLife:
             self._cut_short.append(failure)
 
     def _start_again(self, node: _Node, failure: NodeFailure | None, now: float) -> None:
-        counts = failure is not None and not node.told_to_go
+        counts = failure is not None and not node.asked_to_leave
         policy = node.terms.restart
         if now - node.started_at >= policy.max_backoff_s:
             node.quick_ends = 0
@@ -454,7 +454,7 @@ class ProgramLife:
         self._restarts.append(restart)
         if counts:
             node.recent.append(restart)
-        node.cause, node.told_to_go, node.failed = failure, False, None
+        node.cause, node.asked_to_leave, node.failed = failure, False, None
         node.asked = node.warned = node.failed_by_itself = False
         self._enter(node, _Stage.WAITING, now + delay_s)
         if node.name in self._suspects and failure is not None and not failure.is_consequence:
@@ -495,15 +495,15 @@ class ProgramLife:
             self._enter(node, _Stage.ASKED, node.deadline)
             self._limit_hold(node, now)
             return self._note_stop(StopAsked(f"{told} to {node.name}", event.signum), now)
-        text = f"it was told from outside to end, by {told}"
-        node.verdict, node.told_to_go = NodeFailure(node.name, node.terms.host, text), True
+        text = f"it was asked from outside to end, by {told}"
+        node.verdict, node.asked_to_leave = NodeFailure(node.name, node.terms.host, text), True
         self._enter(node, _Stage.ASKED, now + self._notice_s)
         return []
 
     def _note_stop(self, event: StopAsked, now: float) -> list[Action]:
         if self.stopping:
             return []
-        # Nodes that failed only since others were going already did not fail.
+        # Nodes that failed only because others were ending already did not fail.
         since = now - self._launched_at - self._timing.blame_s
         known, self._failures = self._failures, []
         for failure in known:
@@ -568,11 +568,11 @@ class ProgramLife:
 
     def _move(self, node: _Node, event: HostLost, now: float) -> None:
         verdict, node.verdict = node.verdict, None
-        if node.told_to_go and verdict is not None:
+        if node.asked_to_leave and verdict is not None:
             # A machine that is taken away gives its notice first.
             failure = self._stamped(node, verdict, now)
         else:
-            # One that looked hung did so since its host was silent.
+            # One that looked hung did so because its host was silent.
             failure = node.failed or self._loss(node, event, now)
         self._start_again(node, failure, now)
 
@@ -854,7 +854,7 @@ class ProgramLife:
 
 
 def _may_have_caused(cause: NodeFailure, failure: NodeFailure, within_s: float) -> bool:
-    """Returns whether a node may have failed since one that it calls did, without saying so."""
+    """Returns whether a node may have failed because one that it calls did, without saying so."""
     if failure.host_lost:
         return False
     was_killed = failure.exit_status is not None and failure.exit_status < 0

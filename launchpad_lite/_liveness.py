@@ -11,7 +11,7 @@ from launchpad_lite._policies import Liveness
 #: A sign is given so many times within its limit: some may be late on a busy machine.
 _SIGNS_PER_LIMIT = 4
 
-#: Of each server of a node: whether calls wait since all threads are taken, and how many have ended.
+#: Of each server of a node: whether calls wait because all threads are taken, and how many have ended.
 Load = Sequence[tuple[bool, int]]
 
 

@@ -309,7 +309,7 @@ class _ByNode(Generic[T]):
 
 
 class _Planner:
-    """Collects mistakes on the way, so that all are told at once."""
+    """Collects mistakes on the way, so that all are reported at once."""
 
     def __init__(
         self, program: Program, launcher: LauncherTraits, settings: LaunchSettings

@@ -32,7 +32,7 @@ class RestartPolicy:
             node ended well. Such a node never counts as having ended, so its program runs until
             it is stopped.
         max_restarts: Failures within `window_s` after which it is still restarted. A node that
-            was told from outside to end (SIGTERM) did not fail.
+            was asked from outside to end (SIGTERM) did not fail.
         window_s: Seconds after which a failure is forgotten.
         backoff_s: Seconds before the first restart; doubled with each further failure in the
             window, and each time that the node ended well soon after its start (`"always"`).

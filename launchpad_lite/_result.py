@@ -29,7 +29,7 @@ class NodeFailure:
         summary: One line: what happened.
         report: The exception, if it raised one.
         exit_status: As of `subprocess`: negative for a signal; None for a thread.
-        is_consequence: Whether it failed only since another node was gone.
+        is_consequence: Whether it failed only because another node was gone.
         last_output: The last lines it printed, if its process died without a word.
         stacks: Where its threads were, if it was hung.
         attempt: How many restarts of the node came before.

@@ -46,7 +46,7 @@ class WorkerLink(Protocol):
     def cut_short(self, report: courier.ExceptionReport) -> None:
         """A call failed while the program stops, and ends the node."""
 
-    def heard(self, listens: bool) -> None:
+    def stop_received(self, listens: bool) -> None:
         """The node was asked to end; `listens`: its code looks at that."""
 
     def healthy(self) -> None:
@@ -146,8 +146,8 @@ class NodeRuntime:
         self._host: NodeRuntime | None = None
         #: Whether new calls are refused, unless the node's code has looked at the stop.
         self._calls_end = False
-        #: Held while all are told something; a part that begins meanwhile hears it once. One for a
-        #: node, its parts, and theirs.
+        #: Held while something is passed on to all parts; a part that begins meanwhile gets it once. One
+        #: for a node, its parts, and theirs.
         self._telling = threading.Lock()
 
     @property
@@ -165,7 +165,7 @@ class NodeRuntime:
         self._runs = runs
         self._link.constructed(runs)
         if self.stop_event.is_set():
-            self._tell_heard()  # what was said before its code began does not hold any more
+            self._report_stop_received()  # what was said before its code began does not hold any more
         self._signs.start(
             None if serves is None else self.table.endpoints[serves.key], self.table.tls
         )
@@ -175,7 +175,7 @@ class NodeRuntime:
         self._runs = False
         self._link.constructed(False)
         if self.stop_event.is_set():
-            self._tell_heard()
+            self._report_stop_received()
 
     @contextlib.contextmanager
     def at_work(self, *, runs: bool, serves: Address | None = None) -> Iterator[None]:
@@ -249,7 +249,7 @@ class NodeRuntime:
         self._may_go.set()
         # Whom it calls is ending too, and does not come back.
         self.clients.do(courier.stop_waiting)
-        self._tell_heard()
+        self._report_stop_received()
         for hosted in list(self._hosted):
             hosted.request_stop()
 
@@ -291,10 +291,10 @@ class NodeRuntime:
         for hosted in list(self._hosted):
             yield from hosted._with_parts()
 
-    def _tell_heard(self) -> None:
+    def _report_stop_received(self) -> None:
         with self._hearing:  # so that what is said last is what holds
             # Who is still being constructed, or only serves, has nothing that could look at it.
-            self._link.heard(self._listens or not self._runs)
+            self._link.stop_received(self._listens or not self._runs)
 
     def end_calls(self) -> None:
         """Refuses new calls, unless the node has looked at the stop meanwhile. For supervisors.
@@ -310,7 +310,7 @@ class NodeRuntime:
 
     @contextlib.contextmanager
     def hosting(self, runtimes: Iterable["NodeRuntime"]) -> Iterator[None]:
-        """Tells other nodes, which run as parts of this one, all that it is told, or was."""
+        """Passes on to other nodes, which run as parts of this one, all that it gets to know, or knows."""
         hosted = list(runtimes)
         with self._telling:
             for runtime in hosted:
@@ -335,7 +335,7 @@ class NodeRuntime:
         if not self._listens:
             self._listens = True
             if self.stop_event.is_set():
-                self._tell_heard()
+                self._report_stop_received()
         return self.stop_event
 
     def leaves_in_order(self, error: BaseException) -> bool:
@@ -621,7 +621,7 @@ def register_stop_handler(handler: StopHandler) -> None:
     whole = [owner for owner in owners if not owner.is_hosted] if len(owners) > 1 else owners
     handlers = whole[0].stop_handlers if len(whole) == 1 else STOP_HANDLERS
     handlers.add(handler, catch_signals=not owners)
-    # All of them look at the stop, because which one this thread belongs to cannot be told.
+    # All of them look at the stop, because it is not known which one this thread belongs to.
     stopping = [runtime.listen().is_set() for runtime in owners]
     if any(stopping):
         # The stop came first; it will not be called later.

@@ -158,7 +158,7 @@ class NodeState:
 def check_state_methods(owner: object) -> None:
     """Raises the error of an object whose `save` and `restore` are not of its state.
 
-    Others of these names are common: of a document, of a model by its path. They are told by the
+    Others of these names are common: of a document, of a model by its path. They are recognised by the
     name of their argument, because nothing else differs.
 
     Args:

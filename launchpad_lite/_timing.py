@@ -14,7 +14,7 @@ class Timing:
             the end of a process is known at once. Also, how far the failure of a node may be from
             that of one that calls it to be its cause, if that one does not say what it follows
             from.
-        deaf_s: For which a node that does not look at the stop may go on to call, and holds up
+        unaware_s: For which a node that does not look at the stop may go on to call, and holds up
             those it calls: it may be waiting for one of them, which will not answer before it is
             asked to stop, too.
         handlers_s: That stop handlers have once the code that they belong to has ended.
@@ -23,7 +23,7 @@ class Timing:
     terminate_s: float = 1.0
     give_up_s: float = 1.0
     blame_s: float = 0.5
-    deaf_s: float = 0.5
+    unaware_s: float = 0.5
     handlers_s: float = 2.0
 
 

@@ -133,7 +133,7 @@ class RunningProgram(abc.ABC):
 
     def __init__(self, plan: LaunchPlan) -> None:
         self.plan = plan
-        #: Whether the script has been told how the program ended.
+        #: Whether the script knows how the program ended.
         self.collected = False
         self._interrupts = 0
         #: When this process launched it.

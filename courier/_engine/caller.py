@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 #: A generator runs ahead of its reader by items of this weight, and by one item at least.
 _AHEAD_BYTES = 1 << 20
-#: A client that takes no answers is not heard until it does.
+#: From a client that does not read its answers, no calls are read until it does.
 _MAX_UNSENT_BYTES = 16 << 20
 _SEND_SOON_BYTES = 1 << 16
 # Plain numbers: comparing with a member of an enumeration takes longer.

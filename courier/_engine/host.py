@@ -161,13 +161,13 @@ class Host:
     # Who comes
 
     def introduction(self) -> Introduction:
-        """Returns what a client is told; part of `Reception`."""
+        """Returns what a client gets to know; part of `Reception`."""
         return Introduction(
             self._name,
             host_name() if self._local is not None else "",
             self._local_name,
             tuple(self._dispatcher.idempotent_names()),
-            tuple(self._dispatcher.told_names()),
+            tuple(self._dispatcher.listed_names()),
         )
 
     def admit(

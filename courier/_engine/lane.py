@@ -192,7 +192,7 @@ class WireLane:
                     self._fail(error, own)
             except CourierError as error:
                 self._fail(error, own)
-            except Exception as error:  # noqa: BLE001 - those who wait must hear of it
+            except Exception as error:  # noqa: BLE001 - the callers must get it
                 where = self.options.where
                 self._fail(CourierError(f"{where}: {type(error).__name__}: {error}"), own)
             else:
@@ -249,7 +249,7 @@ class WireLane:
                     call.send(link, at_once=False)
                 elif not call.is_settled:  # given up by now; nothing of the call went out
                     call.take_back("the connection broke")
-            except Exception as error:  # noqa: BLE001 - it hears of it, and the others go out
+            except Exception as error:  # noqa: BLE001 - the call gets it, and the others go out
                 call.settle(CourierError(f"{call.where}: {type(error).__name__}: {error}"))
         link.send_out()
         if waiting:

@@ -59,16 +59,16 @@ class Exchange(Protocol):
         """Takes a frame that came for it. Does not raise, nor block."""
 
     def take_back(self, reason: str, *, unsent: bool = False) -> None:
-        """Hears that nothing of it was sent."""
+        """Is called if nothing of it was sent."""
 
     def lose(self, error: ServerLostError) -> None:
-        """Hears that no more frames will come here."""
+        """Is called when no more frames will come here."""
 
     def expire(self) -> None:
-        """Hears that its deadline is over."""
+        """Is called when its deadline is over."""
 
     def end(self, error: CourierError) -> None:
-        """Hears that it was given up."""
+        """Is called when it was given up."""
 
 
 class Link:
@@ -146,8 +146,8 @@ class Link:
     ) -> None:
         """Sends the first frame of an exchange.
 
-        If the connection is full, this blocks until it is not. If it is lost, the exchange hears
-        of that.
+        If the connection is full, this blocks until it is not. If it is lost, `lose` of
+        the exchange is called.
 
         Args:
             exchange: Gets the frames that come back.
@@ -406,7 +406,7 @@ class Link:
         self._on_end(self)
 
     def fail(self, reason: str) -> None:
-        """Gives the connection up; everything open hears of it. Safe to call twice."""
+        """Gives the connection up; everything open ends with an error. Safe to call twice."""
         with self._state:
             if self._lost is not None:
                 return

@@ -190,7 +190,7 @@ class FrontDoor:
             # Streams last as long as their clients, who hang up when they please.
             if self._engine.is_idle:
                 self._end_streams()
-            # Seen twice, so that who has just come is told.
+            # Seen twice, so that a watcher that has just come gets the state.
             if not self._open and was_idle:
                 break
             was_idle = not self._open

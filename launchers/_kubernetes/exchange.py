@@ -120,7 +120,7 @@ class _Connection:
     """A pod that has called."""
 
     socket: ssl.SSLSocket
-    #: When a greeting, or the end of a pod that was told its last, comes too late.
+    #: When a greeting, or the end of a pod that was asked to end, comes too late.
     give_up_at: float
     greeting: bytes = b""
     is_proved: bool = False
@@ -228,7 +228,7 @@ class Exchange:
         try:
             while self._step():
                 pass
-        except Exception as error:  # noqa: BLE001 - it is told
+        except Exception as error:  # noqa: BLE001 - it is reported
             # All lines end: so the program does, rather than waiting for ever.
             warn(_LOGGER, "the exchange failed", error=error)
         with self._lock:
@@ -308,7 +308,7 @@ class Exchange:
             plain, _ = self._listener.accept()
         except OSError as error:  # it has gone, or there are too many files
             if error.errno in _EXHAUSTED:
-                # It would be told again and again that a host calls.
+                # Otherwise it would be reported again and again that a host calls.
                 self._selector.unregister(self._listener)
                 self._accepts_at = self._clock() + self._timing.exhausted_s
                 warn(_LOGGER, "no pod can call at the moment: %s", error)

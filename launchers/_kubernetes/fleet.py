@@ -99,11 +99,11 @@ class PodFleet(Fleet):
         give_up_at = time.monotonic() + self._wait_s
         warn(_LOGGER, "%s waits for a new pod in the place of %s", node, host.name)
         try:
-            # Not told to quit: to Kubernetes, the pod would have ended well, and no other would come.
+            # Not asked to quit: to Kubernetes, the pod would have ended well, and no other would come.
             host.hang_up()
             host.close()
             again = self._readmit(host, coming, give_up_at)
-        except Exception as error:  # noqa: BLE001 - it is told
+        except Exception as error:  # noqa: BLE001 - it is reported
             # A mistake of ours must not become a wait without end.
             if not isinstance(error, LaunchError):
                 warn(_LOGGER, "the return of %s", node, error=error)

@@ -73,7 +73,7 @@ _OVERLAP_S = 60
 _WHOLE_LOG_S = 30.0
 #: Seconds that pods have to end of a launch that is given up.
 _SOON_S = 1
-#: Lines of the supervisor's own output that are told with its end.
+#: Lines of the supervisor's own output that are shown with its end.
 _LAST_LINES = 20
 _KINDS_OF_RUN = ("Pod", "Job", "Service", "Secret", "NetworkPolicy")
 
@@ -160,7 +160,7 @@ class KubernetesProgram(RunningProgram):
             is_launch: Whether this process launched it: it tells what happens, its end waits for
                 that of the program, and it removes what is left.
             log_dir: Where to keep the output of the nodes; None: nowhere.
-            silence_s: Seconds after which a pod ends that hears nothing of its supervisor.
+            silence_s: Seconds after which a pod ends that receives nothing from its supervisor.
             launcher_silence_s: Seconds after which a supervisor ends the program that sees nothing of
                 this process.
             take_back: Removes what was put elsewhere for it; returns what is left there, for people.
@@ -213,7 +213,7 @@ class KubernetesProgram(RunningProgram):
         self._is_caught_up = False
         self._log_ended = False
         self._last_lines: deque[bytes] = deque(maxlen=_LAST_LINES)
-        self._told = set[tuple[str, str]]()
+        self._printed = set[tuple[str, str]]()
         self._tell_at = math.inf
         self._stop_limit = math.inf
         self._departures = Departures(
@@ -354,7 +354,7 @@ class KubernetesProgram(RunningProgram):
             except ApiError as error:
                 result = self._failed(str(error))
             self._result = self._conclude(result)
-        except BaseException as error:  # noqa: BLE001 - it is told
+        except BaseException as error:  # noqa: BLE001 - it is reported
             warn(_LOGGER, "watching the run %s", self.names.run, error=error)
             text = f"{type(error).__name__}: {error}"
             if self._is_launch:
@@ -685,7 +685,7 @@ class KubernetesProgram(RunningProgram):
         """Deletes all objects and waits until they are gone; returns what remains, for people.
 
         Args:
-            how: How it ended; told if this takes a while.
+            how: How it ended; printed if this takes a while.
         """
         tell_at = self._clock() + self._timing.tell_s
         limit = self._clock() + self._timing.gone_s
@@ -765,7 +765,7 @@ class KubernetesProgram(RunningProgram):
         return self._api.delete(kind, name, grace_s=grace_s, patience_s=self._timing.patience_s)
 
     def _hurry(self, left: Sequence[Json]) -> None:
-        """Makes pods end soon that run nothing yet: one that has only begun may not hear its notice."""
+        """Makes pods end soon that run nothing yet: one that has only begun may not get its notice."""
         with contextlib.suppress(ApiError):  # they end all the same
             for each in left:
                 grace_s = each["metadata"].get("deletionGracePeriodSeconds", math.inf)
@@ -856,25 +856,25 @@ class KubernetesProgram(RunningProgram):
     # What it tells
 
     def _tell_waits(self) -> None:
-        """Tells of what pods wait for that was not told before."""
+        """Prints what pods wait for, once each."""
         self._tell_at = math.inf
         self._missing = frozenset(self._sight.missing())
         if self._is_launch and self._sight.failed():
             # It may be that they began, and failed: the supervisor's word for it comes later.
             self._fail_limit = min(self._fail_limit, self._clock() + self._timing.explain_s)
-        troubles = self._untold(self._sight.troubles())
-        lines = reasons.waiting_lines(self._untold(self._sight.waits()))
+        troubles = self._unprinted(self._sight.troubles())
+        lines = reasons.waiting_lines(self._unprinted(self._sight.waits()))
         for line in lines + reasons.trouble_lines(troubles):
             self._tell(line)
         if self._is_up and any(SUPERVISOR in nodes for nodes in troubles.values()):
             self._tell(reasons.supervisor_away(self._launcher_silence_s))
 
-    def _untold(self, known: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
-        """Returns what was not told before of nodes, and takes it as told."""
+    def _unprinted(self, known: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+        """Returns what was not printed before of nodes, and marks it as printed."""
         new = {}
         for what, nodes in known.items():
-            fresh = [node for node in nodes if (node, what) not in self._told]
-            self._told.update((node, what) for node in fresh)
+            fresh = [node for node in nodes if (node, what) not in self._printed]
+            self._printed.update((node, what) for node in fresh)
             if fresh:
                 new[what] = fresh
         return new
@@ -901,7 +901,7 @@ class KubernetesProgram(RunningProgram):
         """Passes on records of a supervisor until it has ended, and shows what nodes print."""
         name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
         reader = RecordReader(self._key, is_stamped=True)
-        heard_at = time.monotonic()
+        answered_at = time.monotonic()
         since_s: int | None = None
         # Who attaches reads first what is there: a log that is followed does not say where that ends.
         is_caught_up = self._is_launch
@@ -920,7 +920,7 @@ class KubernetesProgram(RunningProgram):
                 is_empty = True
                 for line in lines:
                     is_empty = False
-                    heard_at = time.monotonic()
+                    answered_at = time.monotonic()
                     for record in reader.feed(line):
                         if isinstance(record, Output):
                             self._show(record)
@@ -939,7 +939,7 @@ class KubernetesProgram(RunningProgram):
                 if error.status == 403 and not reader.last_number:
                     raise
             if reader.last_number:
-                since_s = math.ceil(time.monotonic() - heard_at) + _OVERLAP_S
+                since_s = math.ceil(time.monotonic() - answered_at) + _OVERLAP_S
             if self._cancellation.wait(0):
                 return
             # What a connection that ended has left out is read once more.
@@ -967,20 +967,20 @@ class KubernetesProgram(RunningProgram):
     def _show_life(self) -> None:
         """Lets the supervisor know that this process waits for the program."""
         here = f"{socket.gethostname()}:{os.getpid()}"
-        is_heard = True
+        answers = True
         for beat in itertools.count():
             pod = self._supervisor
             if pod is not None:
                 word = {"metadata": {"annotations": {LAUNCHER_ANNOTATION: f"{here} {beat}"}}}
                 try:
                     self._api.patch("Pod", pod["metadata"]["name"], word)
-                    if not is_heard:
+                    if not answers:
                         self._tell("the program is told again that this process waits for it")
-                    is_heard = True
+                    answers = True
                 except ApiError as error:
-                    if is_heard and error.status != 404 and not self._cancellation.is_set:
+                    if answers and error.status != 404 and not self._cancellation.is_set:
                         self._tell(f"the program is not told that this process waits: {error}")
-                        is_heard = False
+                        answers = False
             pause_s = self._timing.beat_s if pod is not None else self._timing.look_s
             if self._cancellation.wait(pause_s):
                 return

@@ -15,7 +15,7 @@ from launchpad_lite.launching import NodeFailure, ProgramResult
 
 #: Exit codes of a node's container that say nothing more than the supervisor does: it ended, failed
 #: for good, or may come back.
-_TOLD_CODES = frozenset({0, 1, MAY_COME_BACK})
+_CODES_WHEN_ASKED = frozenset({0, 1, MAY_COME_BACK})
 _SIGKILL, _SIGNALLED = 9, 128
 _MAX_SIGNAL = 64
 #: Reasons of an end that was not observed: the exit code is made up.
@@ -25,7 +25,7 @@ _ON_ITS_WAY = frozenset({"", "ContainerCreating", "PodInitializing"})
 #: What a cluster's reasons to end a pod mean.
 _DISRUPTIONS = {
     "PreemptionByScheduler": "was preempted by one of higher priority",
-    "DeletionByTaintManager": "was ended since its machine is not ready or may not be used",
+    "DeletionByTaintManager": "was ended because its machine is not ready or may not be used",
     "EvictionByEvictionAPI": "was evicted, as by a drain of its machine",
     "DeletionByPodGC": "was removed, as its machine was",
     "TerminationByKubelet": "was ended by its machine",
@@ -42,8 +42,8 @@ _AWAY = "NodeNotReady"
 _LOST_MACHINE = frozenset({_AWAY, "TaintManagerEviction"})
 #: Nodes that are named before the others are counted.
 _MAX_NAMED = 3
-#: What a restart says of a node whose pod was told to go.
-_TOLD = "was told from outside to end"
+#: What a restart says of a node whose pod was asked to end.
+_ASKED = "was asked from outside to end"
 #: Of several pods with one host name, the last.
 _NEWEST = 1 << 30
 
@@ -68,7 +68,7 @@ def wait_of(pod: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> str 
         waiting = container.get("state", {}).get("waiting") or {}
         if waiting.get("reason", "") not in _ON_ITS_WAY:
             return _said(waiting)
-    # That it has found no machine is told for an hour, also once it has one.
+    # The event that no machine was found stays for an hour, also once the pod has one.
     is_placed = scheduled.get("status") == "True"
     told = [each for each in events if not is_placed or each.get("reason") != "FailedScheduling"]
     if status.get("phase") == "Pending" and told:
@@ -151,7 +151,7 @@ def loss_of(
         return _with(how, _flat(target.get("message", "")))
     if status.get("reason"):
         return _with(f"was ended ({status['reason']})", message)
-    if ended and ended.get("exitCode") not in _TOLD_CODES:
+    if ended and ended.get("exitCode") not in _CODES_WHEN_ASKED:
         return _exit(ended)
     if lost := [event for event in events if _is_loss(event, pod)]:
         machine = pod.get("spec", {}).get("nodeName", "")
@@ -252,7 +252,7 @@ def supervisor_away(launcher_silence_s: float) -> str:
         launcher_silence_s: Seconds after which it ends the program that sees nothing of the launching
             process.
     """
-    how = "nothing is heard of the program until the machine of its supervisor answers"
+    how = "nothing is known of the program until the machine of its supervisor answers"
     if launcher_silence_s == math.inf:
         return how
     return f"{how}; after {launcher_silence_s:g} s the supervisor stops it, as it sees nothing of this process"
@@ -332,7 +332,7 @@ def explained(
 ) -> ProgramResult:
     """Returns a result whose lost pods are said to be lost as the cluster knows it.
 
-    A node that was told from outside to end is said to have been so as the cluster knows it, too.
+    A node that was asked from outside to end is said to have been so as the cluster knows it, too.
 
     Args:
         result: As the supervisor saw it.
@@ -355,7 +355,7 @@ def explained(
 
     def explain_restart(restart: Restart) -> Restart:
         failure = restart.failure
-        if failure is None or not (failure.host_lost or _TOLD in failure.summary):
+        if failure is None or not (failure.host_lost or _ASKED in failure.summary):
             return restart
         number = counts.get(failure.host, 0)
         counts[failure.host] = number + 1
@@ -531,7 +531,7 @@ class Sight:
             ):
                 machine = pod.get("spec", {}).get("nodeName", "")
                 # It may be only its agent that is silent, and the pod continues.
-                what = f"the cluster hears nothing of the machine {machine}"
+                what = f"the cluster gets no signal from the machine {machine}"
                 found.setdefault(what, []).append(self._node(pod))
         return found
 

@@ -343,7 +343,7 @@ def _seal(key: bytes, text: str) -> str:
 
 
 def _shortened(end: End) -> Iterator[End]:
-    """Returns what may be told instead of it, the most first, and last what is always short."""
+    """Returns shorter forms of it, the longest first; the last one is always short."""
     yield end
     yield replace(end, stacks={})
     result = end.result

@@ -43,13 +43,13 @@ class _Leaving:
         pod: As the server had it last.
         since: When that was seen first.
         look_at: When it is looked at next.
-        is_told: Whether it was told that it waits.
+        is_reported: Whether it was reported that it waits.
     """
 
     pod: Json
     since: float
     look_at: float
-    is_told: bool = False
+    is_reported: bool = False
 
     @property
     def grace_s(self) -> float:
@@ -85,7 +85,7 @@ class Departures:
 
         Args:
             hosts: The nodes, by the host names of their pods.
-            silence_s: Seconds after which a pod ends that hears nothing of its supervisor.
+            silence_s: Seconds after which a pod ends that receives nothing from its supervisor.
             launcher_silence_s: Seconds after which a supervisor ends the program that sees nothing of
                 the launching process.
             schedule_s: Seconds within which all pods must have called their supervisor.
@@ -150,7 +150,7 @@ class Departures:
             self._leaving[uid] = _Leaving(pod, now, now + self._timing.stuck_s)
 
     def begin(self, now: float) -> None:
-        """Notes that another supervisor is heard from now on."""
+        """Notes that another supervisor is in charge from now on."""
         self._former.update(self._served)
         self._served = {}
         self._began_at, self._is_up = now, False
@@ -181,7 +181,7 @@ class Departures:
             return status.state == "restarting"
         if worker.pid is None:
             return self._is_up
-        # Its next worker is told of with a process of its own; until then the last one's is shown.
+        # Its next worker is reported with a process of its own; until then the last one's is shown.
         last = self._workers.get(status.name)
         return (
             last is not None
@@ -192,7 +192,7 @@ class Departures:
     # What follows from it
 
     def fates(self, now: float) -> Iterator[tuple[Json, Fate]]:
-        """Yields pods that do not leave, with what becomes of them now. That one waits is told once."""
+        """Yields pods that do not leave, with what becomes of them now. That one waits is reported once."""
         for each in list(self._leaving.values()):
             if now < each.look_at:
                 continue
@@ -204,8 +204,8 @@ class Departures:
             )
             if fate in (Fate.REMOVED, Fate.PROGRAM_LOST, Fate.PROGRAM_ENDED):
                 yield each.pod, fate
-            elif not each.is_told and now >= each.since + each.grace_s + self._timing.stuck_s:
-                each.is_told = True
+            elif not each.is_reported and now >= each.since + each.grace_s + self._timing.stuck_s:
+                each.is_reported = True
                 yield each.pod, fate
 
     def forget(self, pod: Json) -> None:
@@ -219,7 +219,7 @@ class Departures:
         else:
             self._alone_since = min(self._alone_since, now)
         is_gone = now >= self._alone_since + self._timing.stuck_s
-        is_over = 0 in codes  # it told them to go
+        is_over = 0 in codes  # it ended them
         if is_over or not self._movable.issuperset(self._nodes.values()):
             if not is_gone and now < leaving.since + leaving.grace_s + self._timing.stuck_s:
                 return Fate.ENDS_LATER

@@ -198,7 +198,7 @@ def _look_after(program: RunningProgram, records: RecordWriter, watch: "_Watch")
             records.status(status)
         if watch.is_silent():
             program.request_stop(
-                f"nothing was heard of the launching process for {watch.silence_s:g} s",
+                f"no message came from the launching process for {watch.silence_s:g} s",
                 signal.SIGHUP,
             )
         if program.join(_LOOK_S):
@@ -261,7 +261,7 @@ class _Watch:
 
 
 class _Signals:
-    """What this process does when it is told to end: SIGTERM is the notice of Kubernetes."""
+    """What this process does when it is asked to end: SIGTERM is the notice of Kubernetes."""
 
     def __init__(self) -> None:
         self._program: RunningProgram | None = None

@@ -22,7 +22,7 @@ class Timing:
         creation_look_s: Seconds between two looks for an object whose creation was interrupted: the
             server may be about to create it.
         beat_s: Seconds between two words that the launching process waits.
-        gone_s: Seconds in which all is gone that was told to end.
+        gone_s: Seconds in which all is gone that was asked to end.
         explain_s: Seconds within which a cluster tells what became of a pod that is lost, if its
             machine is not.
         ask_again_s: Seconds until what was asked of the cluster is asked again, which has not

@@ -7,7 +7,7 @@ descriptor, events go out on another:
           look, terminate, kill, ping, quit, and of relayed connections relay_*
     out   surveyed, probed, relaying, reserved or taken, started or refused, output, stacks, exited,
           terminated, departing, alive, abandoned, relay_*, and what workers say: constructed, leaving,
-          cut_short, looked, failed, stop, heard, preempted, healthy, heartbeat
+          cut_short, looked, failed, stop, stop_received, preempted, healthy, heartbeat
 
 It imports what workers share and forks them from itself, so a worker costs
 milliseconds. When its input ends (the launcher is gone, however), or is silent
@@ -74,7 +74,7 @@ _CHILDREN_S = 0.25
 #: Seconds after which a worker that is being ended is asked once more where it is, by a signal: longer
 #: than one takes to answer that runs Python code, and shorter than the time until SIGKILL.
 _ANSWER_S = 0.3
-#: How much of its output is told of a worker that died without a word.
+#: How much of the output is shown of a worker that died without a report.
 _LAST_OUTPUT_BYTES = 8192
 _LAST_OUTPUT_LINES = 50
 #: What may still be on its way from a dead worker: more than any pipe or socket holds.
@@ -94,8 +94,8 @@ class _Worker:
     stacks_fd: int
     #: Where it may leave half a checkpoint.
     checkpoints: Path | None
-    #: What it is still to be told: a worker that is stopped, or stuck, takes nothing.
-    unheard: Outbox
+    #: What is still to be sent to it: a worker that is stopped, or stuck, reads nothing.
+    outbox: Outbox
     decoder: FrameDecoder = field(default_factory=FrameDecoder)
     skipped_bytes: int = 0
     last_output: bytes = b""
@@ -103,8 +103,8 @@ class _Worker:
     status: int | None = None
     peak_mib: float = 0.0
     out_of_memory: bool = False
-    #: Whether it was told to end while it lived.
-    told: bool = False
+    #: Whether it was asked to end while it lived.
+    asked: bool = False
     #: Whether it was asked where its threads are; it may be stuck where it cannot answer.
     owes_stacks: bool = False
     #: When it is asked for that by a signal.
@@ -113,7 +113,7 @@ class _Worker:
     #: When what it started is ended, or ended by force, once it has ended itself.
     bury_at: float = math.inf
     #: Whether what it started got SIGTERM.
-    children_told: bool = False
+    children_asked: bool = False
 
     def close(self) -> None:
         self.control.close()
@@ -198,11 +198,11 @@ class Agent:
         """
         self._in_pod = in_pod
         self._pod_log = _PodLog(2) if in_pod else None
-        #: How its process ends; unless it is told to quit, it may be started again.
+        #: How its process ends; unless it is asked to quit, it may be started again.
         self.exit_code = MAY_COME_BACK if in_pod else 0
         self._pid = os.getpid()
         self._silence_s = silence_s
-        self._heard_at = self._told_at = time.monotonic()
+        self._last_read_at = self._sent_at = time.monotonic()
         self._doorbell: Doorbell | None = None
         self._usage = UsageMeter()
         self._relay: Relay | None = None
@@ -215,7 +215,7 @@ class Agent:
         #: Addresses of servers that have ended, by the nodes that call them.
         self._ended: dict[str, list[str]] = {}
         self._quitting = False
-        #: Whether its pod was told to end: nodes get their notice, and none is started any more.
+        #: Whether its pod was asked to end: nodes get their notice, and none is started any more.
         self._departing = False
         self._terminated_by = 0
         self._memory_kills = count_memory_kills()
@@ -255,20 +255,20 @@ class Agent:
         self._unwatch(self._launcher_fd)
 
     def run(self) -> None:
-        """Works until told to quit or left alone."""
+        """Works until it is asked to quit, or its launcher is gone."""
         try:
             while not self._quitting:
                 began = time.monotonic()
-                left_s = max(0.0, self._heard_at + self._silence_s - began)
+                left_s = max(0.0, self._last_read_at + self._silence_s - began)
                 # Often enough to notice that this process was stopped.
                 wait_s = min(left_s, self._silence_s / SIGNS_PER_SILENCE)
                 self._step(wait_s)
                 if (late_s := time.monotonic() - began - wait_s) > OVERSLEPT_S:
                     # Those between, who slept as well, may not have passed on yet what was said.
-                    self._heard_at = min(self._heard_at + late_s, time.monotonic())
-                # Only now: what was said while this machine slept has been heard.
-                if time.monotonic() - self._heard_at >= self._silence_s:
-                    self._abandon(f"it heard nothing from here for {self._silence_s:g} s")
+                    self._last_read_at = min(self._last_read_at + late_s, time.monotonic())
+                # Only now: what was sent while this machine slept has been read.
+                if time.monotonic() - self._last_read_at >= self._silence_s:
+                    self._abandon(f"it got no message from here for {self._silence_s:g} s")
         finally:
             self._end_all()
             end_children(os.getpid())
@@ -315,16 +315,16 @@ class Agent:
             self._unwatch(self._input_fd)
             self._abandon("its end of the link was closed")
             return
-        self._heard_at = time.monotonic()
+        self._last_read_at = time.monotonic()
         for frame in self._commands.feed(data):
             self._obey(frame)
-        if self._heard_at - self._told_at >= self._silence_s / SIGNS_PER_SILENCE:
+        if self._last_read_at - self._sent_at >= self._silence_s / SIGNS_PER_SILENCE:
             # A ping may wait behind much that is on its way here.
             self._tell_alive()
 
     def _abandon(self, why: str) -> None:
-        """Ends all without having been told to."""
-        # Should the launcher hear of it, it must not take the ends of workers for good ones.
+        """Ends all without having been asked to."""
+        # If the launcher gets to know it, it must not take the ends of workers for good ones.
         self._out.put(Frame("abandoned", {"text": why}))
         self._quitting = True
 
@@ -373,7 +373,7 @@ class Agent:
         reached = reach(targets, self._doorbell, frame["timeout_s"])
         self._out.put(Frame("probed", {"reached": reached}))
         # What was said meanwhile was not looked at yet.
-        self._heard_at = time.monotonic()
+        self._last_read_at = time.monotonic()
 
     def _listen_for(self, frame: Frame) -> None:
         """Opens ports that stand for those of a host which this one does not reach."""
@@ -392,7 +392,7 @@ class Agent:
         self._tell_alive()
 
     def _tell_alive(self) -> None:
-        self._told_at = time.monotonic()
+        self._sent_at = time.monotonic()
         living = {
             worker.name: worker.pid for worker in self._workers.values() if worker.status is None
         }
@@ -419,26 +419,26 @@ class Agent:
 
     def _stop(self, frame: Frame) -> None:
         if (worker := self._workers.get(frame["node"])) is not None:
-            self._note_told(worker)
+            self._note_asked(worker)
             self._tell(worker, "stop")
 
-    def _note_told(self, worker: _Worker) -> None:
-        """Takes note that a worker is told to end, after all that it had done before."""
+    def _note_asked(self, worker: _Worker) -> None:
+        """Takes note that a worker is asked to end, after all that it had done before."""
         self._on_control(worker)
         if worker.status is None:
             self._note_death(worker, *os.wait4(worker.pid, os.WNOHANG))
         # Its connections are closed, and its callers know, before it can be waited for.
         if worker.status is None and not is_exiting(worker.pid):
-            worker.told = True
+            worker.asked = True
 
     def _tell(self, worker: _Worker, op: str, **fields: Any) -> None:
-        worker.unheard.put(Frame(op, fields))
+        worker.outbox.put(Frame(op, fields))
         self._watch_control(worker)
 
     def _watch_control(self, worker: _Worker) -> None:
         """Wakes up when a worker says something and, if there is something, when it takes more."""
-        key = self._selector.get_map().get(worker.unheard.fd)
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if len(worker.unheard) else 0)
+        key = self._selector.get_map().get(worker.outbox.fd)
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if len(worker.outbox) else 0)
         if key is not None and key.events != events:
             self._selector.modify(key.fd, events, key.data)
 
@@ -464,7 +464,7 @@ class Agent:
     def _terminate(self, frame: Frame) -> None:
         worker = self._living(frame)
         if worker is not None:
-            self._note_told(worker)
+            self._note_asked(worker)
             if worker.owes_stacks:
                 worker.signal_at = time.monotonic() + _ANSWER_S
             # It sends its group SIGTERM itself: from here it would be taken for a notice.
@@ -480,7 +480,7 @@ class Agent:
     def _kill(self, frame: Frame) -> None:
         worker = self._living(frame)
         if worker is not None:
-            self._note_told(worker)
+            self._note_asked(worker)
         if worker is not None and worker.status is None:
             # What it started follows when it is buried.
             _signal(worker.pid, signal.SIGKILL)
@@ -613,11 +613,11 @@ class Agent:
 
     def _on_control(self, worker: _Worker) -> bool:
         """Takes in what the worker says; returns whether there may be more."""
-        worker.unheard.flush()
+        worker.outbox.flush()
         self._watch_control(worker)
         data = self._take(worker.control.fileno())
         for frame in worker.decoder.feed(data):
-            more = {"unasked": not worker.told} if frame.op in ("failed", "leaving") else {}
+            more = {"unasked": not worker.asked} if frame.op in ("failed", "leaving") else {}
             self._say(worker, frame.op, {**frame.fields, **more}, frame.body)
         return bool(data)
 
@@ -673,7 +673,7 @@ class Agent:
         self._departing = True
         self._out.put(Frame("departing"))
         for worker in self._workers.values():
-            self._note_told(worker)
+            self._note_asked(worker)
             if worker.status is None:
                 _signal(worker.pid, signal.SIGTERM)
         self._leave_if_departed()
@@ -714,10 +714,10 @@ class Agent:
         for worker in list(self._workers.values()):
             if worker.status is None:
                 continue
-            if _is_empty(worker.pid) or (worker.children_told and now >= worker.bury_at):
+            if _is_empty(worker.pid) or (worker.children_asked and now >= worker.bury_at):
                 self._bury(worker)
             elif now >= worker.bury_at:
-                worker.children_told = True
+                worker.children_asked = True
                 worker.bury_at = now + _CHILDREN_S
                 _signal_group(worker.pid, signal.SIGTERM)
         self._leave_if_departed()
@@ -738,7 +738,7 @@ class Agent:
             "peak_mib": worker.peak_mib,
             "out_of_memory": worker.out_of_memory,
             "dead_s": time.monotonic() - worker.died_at,
-            "unasked": not worker.told,
+            "unasked": not worker.asked,
         }
         lines = worker.last_output.splitlines(keepends=True)[-_LAST_OUTPUT_LINES:]
         self._say(worker, "exited", how, b"".join(lines) if worker.status else b"")

@@ -38,7 +38,7 @@ _HEADER = struct.Struct("!IQ")
 _KEEP_S = 30 * 24 * 3600
 #: The text of this module, put in by the sender: it is no file on the host.
 SOURCE = ""
-#: How much is told of an installation that failed.
+#: How much is shown of an installation that failed.
 _LAST_LINES = 20
 #: Seconds in which the first word of the launcher comes.
 _HELLO_S = 60.0
@@ -169,7 +169,7 @@ def _facts(hello: "dict[str, Any]") -> "dict[str, Any]":
 def _version_of(name: str) -> "str | None":
     try:
         import importlib.metadata as metadata
-    except ImportError:  # before 3.8; the version of Python is what will be told
+    except ImportError:  # before 3.8; the error will name the version of Python
         return None
     with contextlib.suppress(metadata.PackageNotFoundError):
         return metadata.version(name)
@@ -303,7 +303,7 @@ def _install(folder: str, python: str, requirements: str) -> None:
                 start_new_session=True,
             )
             while process.poll() is None:
-                # The launcher says nothing before it was told the facts: this is its end.
+                # The launcher sends nothing before it got the facts: this is its end.
                 if select.select([0], [], [], _LOOK_S)[0]:
                     os.killpg(process.pid, signal.SIGKILL)
                     sys.exit(0)

@@ -109,7 +109,7 @@ class FrameReader:
         self._decoder = FrameDecoder()
         self._frames: collections.deque[Frame] = collections.deque()
         #: Monotonic time at which anything came last.
-        self.heard_at = -math.inf
+        self.last_read_at = -math.inf
 
     def read(self, give_up_at: float = math.inf) -> Frame | None:
         """Returns the next frame; None when the other end is closed.
@@ -148,7 +148,7 @@ class FrameReader:
                 if not selector.select(max(0.0, left)):
                     raise TimeoutError
         data = read_some(self._fd)
-        self.heard_at = time.monotonic()
+        self.last_read_at = time.monotonic()
         return data
 
 

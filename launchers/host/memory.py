@@ -1,4 +1,4 @@
-"""How much memory there is, and whether the kernel ended a process since none was left."""
+"""How much memory there is, and whether the kernel ended a process because none was left."""
 
 import contextlib
 import re

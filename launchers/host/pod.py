@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from types import FrameType
 
-#: Exit code of a pod whose link broke, or that was told to go: another one may take its place.
+#: Exit code of a pod whose link broke, or that was asked to end: another one may replace it.
 MAY_COME_BACK = 75
 #: Exit code of a pod that is not needed any more.
 _FOR_GOOD = 1
@@ -39,7 +39,7 @@ _PAUSES_S = (0.1, 0.2, 0.5, 1.0, 2.0)
 _END_S = 15.0
 #: Seconds in which the supervisor takes in what was said last.
 _PART_S = 5.0
-#: Runs the loader. What ends before it is the agent, and told to, has nothing to say of its node.
+#: Runs the loader. What ends before it is the agent, because it was asked to, has nothing to report of its node.
 _AGENT = f"""\
 import sys
 try:

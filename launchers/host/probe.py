@@ -2,7 +2,7 @@
 
 A host may have several network cards, bridges of containers that all hosts give the same number,
 and names that no other host resolves. So each host opens one port that tells a random word to
-any peer, and all others try each of its addresses. A host that hears the word has reached it.
+any peer, and all others try each of its addresses. A host that gets the word has reached it.
 """
 
 import contextlib
@@ -103,7 +103,7 @@ class _Attempt:
     def __init__(self, target: Target, address: str) -> None:
         self.target = target
         self.address = address
-        self._heard = b""
+        self._received = b""
         self.socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         self.socket.setblocking(False)
         self.failed = True
@@ -114,15 +114,15 @@ class _Attempt:
     def go_on(self) -> bool | None:
         """Returns whether the host has answered; None: not yet."""
         try:
-            data = self.socket.recv(WORD_BYTES - len(self._heard))
+            data = self.socket.recv(WORD_BYTES - len(self._received))
         except BlockingIOError:
             return None
         except OSError:
             return False
-        self._heard += data
-        if data and len(self._heard) < WORD_BYTES:
+        self._received += data
+        if data and len(self._received) < WORD_BYTES:
             return None
-        return self._heard == bytes.fromhex(self.target.word)
+        return self._received == bytes.fromhex(self.target.word)
 
 
 def reach(

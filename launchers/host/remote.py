@@ -41,13 +41,13 @@ from launchpad_lite._events import (
     Event,
     Failed,
     Healthy,
-    Heard,
     Heartbeat,
     HostLost,
     Leaving,
     NodeEvent,
     Preempted,
     StopAsked,
+    StopReceived,
 )
 from launchpad_lite.errors import LaunchError
 from launchpad_lite.launching import Address, NodeFailure
@@ -70,7 +70,7 @@ _NOTHING = Frame("")
 _ANSWERS = ("surveyed", "probed", "relaying", "reserved", "taken")
 #: Seconds in which an agent answers questions about its host.
 _ANSWER_S = 20.0
-#: How soon a thread that waits for one hears that the program is to end.
+#: How soon a thread that waits for one notices that the program is to end.
 _LOOK_S = 0.1
 #: The start of a node that was not started here: it is not lost with the host.
 _NEVER = -1
@@ -199,7 +199,7 @@ class AgentHost:
         self._close_by = math.inf
         #: Whether its agent can be spoken to no more.
         self.is_lost = False
-        #: Whether it was told from outside to end, and starts nothing any more.
+        #: Whether it was asked from outside to end, and starts nothing any more.
         self.is_departing = False
         self._lost_since = ""
         self._asking = threading.Lock()
@@ -348,14 +348,14 @@ class AgentHost:
         self._on_relayed = listener
 
     def relay(self, frame: Frame) -> bool:
-        """Tells the agent something about a relayed connection; returns whether it could be told."""
+        """Sends the agent something about a relayed connection; returns whether that was possible."""
         self._send(frame)
         return not self.is_lost
 
     # The link
 
     def _send(self, frame: Frame) -> None:
-        # An agent that is gone cannot be told; the reader sees that it is.
+        # Nothing can be sent to an agent that is gone; the reader sees that it is.
         self._outgoing.put(frame.encode())
 
     def _write_all(self) -> None:
@@ -364,7 +364,7 @@ class AgentHost:
         try:
             while (data := self._next_outgoing()) is not None:
                 write_all(self._process.stdin.fileno(), data)
-        finally:  # whatever it was: the agent hears no more, and ends, which the reader sees
+        finally:  # whatever it was: the agent gets no more, and ends, which the reader sees
             with contextlib.suppress(OSError):
                 self._process.stdin.close()
 
@@ -381,7 +381,7 @@ class AgentHost:
     def _read_all(self) -> None:
         try:
             self._lost_since = self._read_until_lost()
-        except Exception as error:  # noqa: BLE001 - it is told
+        except Exception as error:  # noqa: BLE001 - it is reported
             # A mistake of ours must not become a wait without end.
             warn(_LOGGER, "the link to %s failed", self.name, error=error)
             self._lost_since = f"the link to {self.name} failed: {error!r}"
@@ -406,10 +406,10 @@ class AgentHost:
     def _read_until_lost(self) -> str:
         """Takes in what the agent says; returns why it says no more."""
         silence_s = self._link.silence_s
-        heard_at = time.monotonic()
+        last_read_at = time.monotonic()
         slept_s = 0.0
         while True:
-            give_up_at = heard_at + silence_s
+            give_up_at = last_read_at + silence_s
             if not math.isinf(silence_s):
                 # Often enough to notice that this process was stopped.
                 give_up_at = min(give_up_at, time.monotonic() + self._period_s)
@@ -419,14 +419,14 @@ class AgentHost:
                 frame = _NOTHING
             if (late_s := time.monotonic() - give_up_at) > OVERSLEPT_S:
                 # This process was stopped, or its machine slept: the host may tell how it is.
-                heard_at, slept_s = time.monotonic(), late_s
+                last_read_at, slept_s = time.monotonic(), late_s
             # Much of a long frame may have come without its end.
-            heard_at = max(heard_at, self._link.frames.heard_at)
+            last_read_at = max(last_read_at, self._link.frames.last_read_at)
             if frame is _NOTHING:
-                # Not before it was looked: what came meanwhile has been heard.
-                if time.monotonic() - heard_at >= silence_s:
+                # Not before a look at the input: what came meanwhile has been read.
+                if time.monotonic() - last_read_at >= silence_s:
                     self._process.kill()
-                    return f"{self.name} is lost: nothing was heard of it for {silence_s:g} s"
+                    return f"{self.name} is lost: no message came from it for {silence_s:g} s"
                 continue
             if frame is None:
                 return self._why_it_ended()
@@ -438,7 +438,7 @@ class AgentHost:
                     else ""
                 )
                 return f"{self.name} is lost: {frame['text']}{why}"
-            heard_at = time.monotonic()
+            last_read_at = time.monotonic()
             self._take_in(frame)
 
     def _why_it_ended(self) -> str:
@@ -511,8 +511,8 @@ class AgentHost:
             return Constructed(node, attempt, frame["runs"])
         if frame.op == "leaving":
             return Leaving(node, attempt, frame["unasked"])
-        if frame.op == "heard":
-            return Heard(node, attempt, frame["listens"])
+        if frame.op == "stop_received":
+            return StopReceived(node, attempt, frame["listens"])
         if frame.op == "preempted":
             return Preempted(node, attempt, frame["signum"])
         if frame.op == "healthy":
@@ -627,7 +627,7 @@ class AgentHost:
             self._send(Frame("ping"))
 
     def _has_answered(self) -> bool:
-        return self._link.frames.heard_at > self._questioned_at
+        return self._link.frames.last_read_at > self._questioned_at
 
     def _force_if_mute(self) -> None:
         """Ends an agent by force that was asked long ago and says nothing: stopped, or stuck."""
@@ -656,7 +656,7 @@ class AgentHost:
         return dict(self._pids)
 
     def usage(self) -> Mapping[str, Usage]:
-        """Returns what workers use, as it was told last."""
+        """Returns what workers use, as it was reported last."""
         return dict(self._usage)
 
     def stacks(self) -> Mapping[str, str]:

@@ -30,7 +30,7 @@ from launchpad_lite._worker import run_node
 from launchpad_lite.launching import AddressTable
 from launchpad_lite.nodes.base import Work
 
-_LISTENER = "the thread that hears what is asked of the node"
+_LISTENER = "the thread that reads what is asked of the node"
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,8 @@ class _Link:
     def cut_short(self, report: ExceptionReport) -> None:
         self.send(Frame("cut_short", body=pickle.dumps(report)))
 
-    def heard(self, listens: bool) -> None:
-        self.send(Frame("heard", {"listens": listens}))
+    def stop_received(self, listens: bool) -> None:
+        self.send(Frame("stop_received", {"listens": listens}))
 
     def healthy(self) -> None:
         self.send(Frame("healthy"))
@@ -140,7 +140,7 @@ class _Termination:
 
 
 class _Control:
-    """The thread that hears what is asked of the node, whatever the node does."""
+    """The thread that reads what is asked of the node, whatever the node does."""
 
     def __init__(
         self, link: _Link, runtime: NodeRuntime, termination: _Termination, stacks_fd: int
@@ -159,7 +159,7 @@ class _Control:
             selector.register(self._link.fd, selectors.EVENT_READ)
             selector.register(self._termination.notice_fd, selectors.EVENT_READ)
             while True:
-                # Without this thread the node would hear of no stop, nor of the agent's end.
+                # Without this thread the node would notice no stop, nor the agent's end.
                 with surviving(_LISTENER):
                     for key, _ in selector.select():
                         if key.fd == self._link.fd:
@@ -273,7 +273,7 @@ def leave(code: int) -> NoReturn:
     It goes no further, whatever happens: above is the agent's stack.
     """
     try:
-        # The work is done; to be told once more to end is no reason to end badly.
+        # The work is done; to be asked once more to end is no reason to end badly.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         with contextlib.suppress(BaseException):
             threading._shutdown()  # type: ignore[attr-defined]

@@ -25,7 +25,7 @@ Mode = Literal["thread", "process"]
 #: gives up the node they are parts of.
 _FORCED_S = 1.0
 #: How long nodes that do not look at the stop may go on to call.
-_DEAF_S = 0.5
+_UNAWARE_S = 0.5
 #: Seconds that stop handlers of a node have once its code has ended.
 _HANDLERS_S = 2.0
 _LOOK_S = 0.2
@@ -295,9 +295,9 @@ class _Member:
         self.runtime.let_go()
 
     def cut_short(self, report: courier.ExceptionReport) -> None:
-        """Is told by the whole."""
+        """Is reported by the whole."""
 
-    def heard(self, listens: bool) -> None:
+    def stop_received(self, listens: bool) -> None:
         self.listens = listens
         if all(member.listens or member.is_over for member in self._together.members):
             self._together.outer.listen()
@@ -377,7 +377,7 @@ class _Together:
     def _wait(self, condition: Callable[[], bool]) -> None:
         with self._changed:
             while not condition() and not self._errors:
-                # Not for ever: who is ended by force hears of it only between two waits.
+                # Not for ever: a thread that is ended by force notices it only between two waits.
                 self._changed.wait(_LOOK_S)
 
     def _raise_failure(self) -> None:
@@ -397,7 +397,7 @@ class _Together:
         self._ask()
         notice_s = self.outer.setup.notice_s
         give_up_at = time.monotonic() + (notice_s if notice_s >= 0 else math.inf)
-        self._join(min(give_up_at, time.monotonic() + _DEAF_S))
+        self._join(min(give_up_at, time.monotonic() + _UNAWARE_S))
         if any(not member.has_ended and not member.listens for member in self.members):
             # As `NodeRuntime.end_calls`; all clients that came as handles are those of the whole.
             self.outer.clients.do(courier.stop_calling)
@@ -416,7 +416,7 @@ class _Together:
         forced = [member for member in self.members if not member.has_ended]
         if not forced:
             return
-        # Their ways out may ask whether they were told to leave.
+        # Their ways out may ask whether they were asked to stop.
         self._ask()
         self.outer.clients.close(f"{self.outer.name} is ended by force")
         for member in forced:

@@ -341,7 +341,7 @@ class CommandWork:
                     return  # how far it came is of no interest any more
             command.check()
         finally:
-            # Who still waits for a command that failed must hear of it at once.
+            # Callers that still wait for a command that failed must get the error at once.
             server.stop(0.0)
 
     def parts(self) -> Mapping[str, object]:
@@ -466,7 +466,7 @@ class _Command:
 
     def wait(self, stop: threading.Event) -> None:
         """Waits for its end; asks for it when the node is to end."""
-        # In small steps: in a thread, who is ended by force hears of it only between two of them.
+        # In small steps: a thread that is ended by force notices it only between two of them.
         while self._poll() is None and not stop.wait(_POLL_S):
             pass
         if stop.is_set() and self._is_alive():

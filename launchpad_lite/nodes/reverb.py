@@ -69,7 +69,7 @@ class ReverbNode(Node[_Client]):
     program may stop meanwhile, sample from a `reverb.TrajectoryDataset` with
     `rate_limiter_timeout_ms` and look at `lp.stop_event()` between two timeouts.
 
-    Reverb knows nothing of the program's secret, and listens on all interfaces of its machine, since
+    Reverb knows nothing of the program's secret, and listens on all interfaces of its machine, because
     it takes a port and no host: any process that can reach that port can read and change what is in the
     tables. Use it in a network that you trust, or behind a firewall.
 

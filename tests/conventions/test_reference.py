@@ -37,7 +37,9 @@ def _is_a_kind_of_error_or_value(found: Any) -> bool:
     "name", [n for n in _NAMES if not _is_a_kind_of_error_or_value(_object(n))]
 )
 def test_each_public_name_has_an_example_that_uses_what_exists(name: str) -> None:
-    found = re.search(r"^Example:\n((?: {4}.*\n?|\n)+)", inspect.getdoc(_object(name)) or "", re.MULTILINE)
+    found = re.search(
+        r"^Example:\n((?: {4}.*\n?|\n)+)", inspect.getdoc(_object(name)) or "", re.MULTILINE
+    )
     assert found, f"the docstring of {name} has no example"
     for node in ast.walk(ast.parse(textwrap.dedent(found[1]))):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):

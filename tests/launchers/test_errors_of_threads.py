@@ -67,7 +67,7 @@ def test_a_worker_hears_of_the_stop_after_something_that_it_cannot_obey(
         assert runtime.stop_event.wait(10)
         heard = FrameReader(ours.fileno()).read(float("inf"))
         assert heard is not None
-        assert heard.op == "heard"
+        assert heard.op == "stop_received"
     finally:
         signal.signal(signal.SIGTERM, before)
         ours.close()

@@ -402,8 +402,8 @@ _ANYWHERE: Mapping[str, Fault] = {
     "SIGTERM": Fault(_signalled(signal.SIGTERM), (143,)),
     "SIGHUP": Fault(_signalled(signal.SIGHUP), (129,)),
     "SIGKILL of the launcher": Fault(_signalled(signal.SIGKILL), (-signal.SIGKILL,)),
-    "deaf node": Fault(_stuck_and_stopped, (143,), act="is_deaf", forced="node[0]"),
-    "deaf node, SIGINT twice": Fault(
+    "node that ignores SIGTERM": Fault(_stuck_and_stopped, (143,), act="is_deaf", forced="node[0]"),
+    "node that ignores SIGTERM, SIGINT twice": Fault(
         # What the second one puts an end to is long.
         _interrupted_twice,
         _INTERRUPTED,
@@ -423,7 +423,7 @@ _PROCESSES: Mapping[str, Fault] = {
     "SIGKILL of the agent, stuck node": Fault(
         _stuck_and_killed(Faulty.agent), (1,), "the agent of localhost died", "holds_the_gil"
     ),
-    "SIGKILL of the launcher, deaf node": Fault(
+    "SIGKILL of the launcher, node that ignores SIGTERM": Fault(
         _stuck_and_killed(lambda _: None), (-signal.SIGKILL,), act="is_deaf"
     ),
     "SIGSTOP of the agent, SIGTERM": Fault(_agent_stopped, (143,), forced="server[0]"),
@@ -716,7 +716,7 @@ _PRINTED = {
     "restart.py": [r"\[search\[0\]\] \[0, 1, 4, 9\]", "restarts: 1"],
     "state.py": [r"\[counter\[0\]\] run 1", r"\[counter\[0\]\] run 2"],
     "liveness.py": [r"it is hung: it did not call lp\.heartbeat\(\) for 0\.5 s"],
-    "preemption.py": [r"\[work\[0\]\] came back", "it was told from outside to end, by SIGTERM"],
+    "preemption.py": [r"\[work\[0\]\] came back", "it was asked from outside to end, by SIGTERM"],
 }
 
 

@@ -75,6 +75,6 @@ class TestKubernetes(DetachingContract):
         run.kill()
         phases = ("Succeeded", "Failed")
         poll_until(lambda: all(pod["status"]["phase"] in phases for pod in desk.cluster.pods()), 60)
-        words = "nothing was heard of the launching process for 8 s"
+        words = "no message came from the launching process for 8 s"
         assert words in desk.cluster.log(supervisor)
         desk.assert_nothing_is_left()

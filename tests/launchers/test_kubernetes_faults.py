@@ -208,7 +208,7 @@ def test_an_evicted_node_saves_its_state_and_comes_back_without_a_failure(
     run.finish()
     ((node, summary),) = run.result["restarts"]
     assert node == "store[0]"
-    assert "was told from outside to end" in summary
+    assert "was asked from outside to end" in summary
     assert "its pod counting-store-0 was evicted" in summary
 
 

@@ -453,7 +453,7 @@ def test_a_node_hears_of_the_end_of_its_pod_and_has_its_state_in_the_next(
     await_restart(launched, "runner0[0]")
     await_state(launched, 1, "running")
     for restart in launched.stop().restarts:
-        assert "told from outside to end, by SIGTERM" in restart.failure.summary
+        assert "asked from outside to end, by SIGTERM" in restart.failure.summary
     assert restarts(launched) == {"counter[0]": 1, "runner0[0]": 1}
     assert marks.read_bytes() == b"told told "
     assert cluster.ends() == {COUNTER: 0, RUNNER: 0}

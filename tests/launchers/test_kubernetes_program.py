@@ -870,7 +870,7 @@ def test_a_supervisor_is_removed_once_it_cannot_work_and_the_program_begins_anew
 
 
 LOST = (
-    f"the machine {ANOTHER_MACHINE} of its supervisor is lost: its pod NAME was ended since its "
+    f"the machine {ANOTHER_MACHINE} of its supervisor is lost: its pod NAME was ended because its "
     "machine is not ready"
 )
 ENDED = (
@@ -910,7 +910,7 @@ def test_that_the_machine_of_a_supervisor_is_away_is_told_with_what_follows(
     poll_until(lambda: cluster.beat(supervisor))
     cluster.warn(supervisor.pod, "NodeNotReady", "Node is not ready")
     poll_until(lambda: told("after 300 s the supervisor stops it"))
-    assert told(f"supervisor: the cluster hears nothing of the machine {ANOTHER_MACHINE}") == 1
+    assert told(f"supervisor: the cluster gets no signal from the machine {ANOTHER_MACHINE}") == 1
 
 
 def test_a_pod_that_has_ended_is_not_removed_by_force_whatever_holds_it(

@@ -373,7 +373,7 @@ def test_a_pod_whose_machine_is_away_is_no_lost_one_before_it_has_ended() -> Non
     seen.take_in("ADDED", running(RUN, container="supervisor"))
     for name in (f"{RUN}-actor-0-abcde", f"{RUN}-abcde"):
         seen.take_in("ADDED", event(name, "NodeNotReady", "Node is not ready"))
-    known = {"the cluster hears nothing of the machine machine-1": ["actor[0]", "supervisor"]}
+    known = {"the cluster gets no signal from the machine machine-1": ["actor[0]", "supervisor"]}
     assert seen.troubles() == known
     seen.take_in("MODIFIED", running(conditions=(away, given_up), deleted=True))
     assert seen.waits() == {}
@@ -475,7 +475,7 @@ def test_the_loss_of_a_supervisors_machine_is_told_as_the_cluster_knows_it() -> 
     given_up = condition("DisruptionTarget", "True", "DeletionByTaintManager")
     one = pod(RUN, container="supervisor", phase="Running", deleted=True, conditions=(given_up,))
     assert supervisor_loss(one, []) == (
-        f"the machine machine-1 of its supervisor is lost: its pod {RUN}-abcde was ended since its "
+        f"the machine machine-1 of its supervisor is lost: its pod {RUN}-abcde was ended because its "
         "machine is not ready or may not be used"
     )
 

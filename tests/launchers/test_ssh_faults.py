@@ -130,7 +130,7 @@ def test_a_long_cut_ends_the_program_and_the_host_cleans_up_by_itself(ssh: SshDe
     run.strike()
     ssh.hosts.cut("h2")
     assert run.end() == 1
-    silence = f"nothing was heard of it for {ssh.silence_s:g} s"
+    silence = f"no message came from it for {ssh.silence_s:g} s"
     assert run.said(rf"store\[0\] on h2 failed: h2 is lost: {silence}")
     ssh.await_clean("h2")
 
@@ -197,7 +197,7 @@ def test_hosts_do_not_wait_for_a_launcher_that_is_stopped(ssh: SshDesk) -> None:
     run.send(signal.SIGCONT)
     assert run.end() == 1
     assert run.said(
-        rf"failed: h\d is lost: it heard nothing from here for {ssh.silence_s:g} s "
+        rf"failed: h\d is lost: it got no message from here for {ssh.silence_s:g} s "
         r"\(this process was stopped for"
     )
 

@@ -139,9 +139,9 @@ def test_that_a_host_is_lost_is_told_when_it_is_known(
 ) -> None:
     policy = lp.RestartPolicy("on_failure", moves=moves, backoff_s=1000.0)
     hosts, program = _launch_up(restart={"store": policy}, notice_s=1000.0)
-    hosts.post(HostLost("h1", ("store[0]",), "h1 is lost: nothing was heard of it for 20 s"))
+    hosts.post(HostLost("h1", ("store[0]",), "h1 is lost: no message came from it for 20 s"))
     poll_until(lambda: "lost 1" in hosts.told)
-    assert caplog.messages[0] == "h1 is lost: nothing was heard of it for 20 s"
+    assert caplog.messages[0] == "h1 is lost: no message came from it for 20 s"
     hosts.post(HostLost("h2", (), "h2 is lost, too"))
     program.kill()
     assert program.join(60)

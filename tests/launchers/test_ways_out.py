@@ -205,7 +205,7 @@ class Worker:
 def test_a_node_that_does_not_look_at_the_stop_has_a_moment_for_its_last_calls(
     launch_program: Any, tmp_path: Path
 ) -> None:
-    timing = Timing(deaf_s=5.0)  # a moment, on a slow machine
+    timing = Timing(unaware_s=5.0)  # a moment, on a slow machine
     program = lp.Program("last")
     coordinator = program.add_node(
         lp.CourierNode(Coordinator, str(tmp_path / "result")), label="coordinator"

@@ -33,7 +33,6 @@ from launchpad_lite._events import (
     Failed,
     Finish,
     Healthy,
-    Heard,
     Heartbeat,
     HostLost,
     Kill,
@@ -45,6 +44,7 @@ from launchpad_lite._events import (
     RequestStop,
     Start,
     StopAsked,
+    StopReceived,
     Terminate,
     Tick,
 )
@@ -61,7 +61,7 @@ from launchpad_lite._timing import DEFAULT
 from launchpad_lite.errors import NodeFailedError
 
 TERMINATE_S, GIVE_UP_S = DEFAULT.terminate_s, DEFAULT.give_up_s
-BLAME_S, DEAF_S = DEFAULT.blame_s, DEFAULT.deaf_s
+BLAME_S, DEAF_S = DEFAULT.blame_s, DEFAULT.unaware_s
 #: Floats are not exact.
 EPS = 1e-6
 #: Restarted at once, without chance.
@@ -275,7 +275,7 @@ class Life:
             self._see_leaving(worker)
         elif isinstance(event, Leaving):
             self._see_leaving(worker)
-        elif isinstance(event, Heard):
+        elif isinstance(event, StopReceived):
             if not event.listens:
                 worker.deaf_at = min(worker.deaf_at, self.now)
             elif not worker.calls_ended:
@@ -769,7 +769,7 @@ def test_each_event_costs_little_however_many_nodes_there_are(
     if is_stopped:
         asked = [each.node for each in of(RequestStop, machine.handle(StopAsked("x"), 2.0))]
     for name in asked:  # grows
-        machine.handle(Heard(name, 0, listens=True), 2.0)
+        machine.handle(StopReceived(name, 0, listens=True), 2.0)
         for action in machine.handle(Ended(name, 0), 2.0):
             if isinstance(action, RequestStop):
                 asked.append(action.node)
@@ -795,7 +795,7 @@ def test_callers_stop_before_those_they_call() -> None:
 def test_a_caller_that_listens_holds_up_those_it_calls_for_its_share_of_the_notice() -> None:
     life = begun(*CHAIN, notice_s=30.0)
     life(StopAsked("x"))
-    life(Heard("a", 0, listens=True))
+    life(StopReceived("a", 0, listens=True))
     assert life.wait(9.9) == []
     assert life.wait(0.2) == [RequestStop("b")]
     assert life.wait(9.7) == []
@@ -807,20 +807,20 @@ def test_a_caller_that_listens_holds_up_those_it_calls_for_its_share_of_the_noti
 def test_a_caller_that_does_not_listen_holds_up_those_it_calls_for_a_moment_only() -> None:
     life = begun(*CHAIN, notice_s=-1.0)
     life(StopAsked("x"))
-    life(Heard("a", 0, listens=False))
+    life(StopReceived("a", 0, listens=False))
     assert life.wait(DEAF_S - EPS) == []
-    life(Heard("a", 0, listens=False))  # saying it again does not prolong it
+    life(StopReceived("a", 0, listens=False))  # saying it again does not prolong it
     assert life.wait(2 * EPS) == [EndCalls("a"), RequestStop("b")]
-    life(Heard("a", 0, listens=False))
+    life(StopReceived("a", 0, listens=False))
     assert life.wait(2 * DEAF_S) == []  # its calls have ended already
 
 
 def test_a_caller_that_listens_after_all_gets_its_share_of_the_notice_back() -> None:
     life = begun(*CHAIN, notice_s=30.0)
     life(StopAsked("x"))
-    life(Heard("a", 0, listens=False))
+    life(StopReceived("a", 0, listens=False))
     life.wait(DEAF_S / 2)
-    life(Heard("a", 0, listens=True))
+    life(StopReceived("a", 0, listens=True))
     assert life.wait(10.0 - DEAF_S / 2 - EPS) == []
     assert life.wait(2 * EPS) == [RequestStop("b")]
 
@@ -834,7 +834,7 @@ def test_a_row_of_callers_that_are_known_to_be_deaf_is_asked_without_a_further_e
         )
     )
     for name in names:  # they knew it before we did
-        life(Heard(name, 0, listens=False))
+        life(StopReceived(name, 0, listens=False))
     life.wait(DEAF_S)
     actions = life(StopAsked("x"))
     assert [each.node for each in of(RequestStop, actions)] == names
@@ -1033,7 +1033,7 @@ CASES = {
     "a callee that fell before it was ended by force": Case(
         "server caller", [broke("caller"), fell("server")], notice_s=0.0
     ),
-    "a callee that was told from outside to end": Case(
+    "a callee that was asked from outside to end": Case(
         "caller server", [Preempted("server", 0, 15), lingers("caller"), fell("server")]
     ),
     "a callee that is started anew, just before": Case(
@@ -1211,7 +1211,7 @@ def test_nodes_that_were_told_to_go_before_their_host_went_did_not_fail() -> Non
     why = [
         each.failure.summary for each in finish_of(life, StopAsked("x")).restarts if each.failure
     ]
-    assert why == ["it was told from outside to end, by SIGTERM", GONE]
+    assert why == ["it was asked from outside to end, by SIGTERM", GONE]
 
 
 def test_a_node_that_looked_hung_since_its_host_was_silent_is_started_elsewhere() -> None:
@@ -1616,7 +1616,7 @@ def test_a_preempted_node_with_a_policy_leaves_and_is_restarted(ended: NodeFailu
     life(StopAsked("x"))
     (restart,) = finish_of(life, Ended("a", 1), Ended("b", 0)).restarts
     assert restart.failure is not None
-    assert restart.failure.summary == "it was told from outside to end, by SIGTERM"
+    assert restart.failure.summary == "it was asked from outside to end, by SIGTERM"
     assert not restart.failure.is_consequence
 
 
@@ -1653,7 +1653,7 @@ def test_a_node_that_was_killed_before_the_stop_and_given_up_after_it_is_named()
 def test_how_an_earlier_worker_heard_the_stop_says_nothing_of_the_new_one() -> None:
     life = begun(NodeTerms("server"), NodeTerms("actor", calls=("server",), restart=AT_ONCE))
     life(Preempted("actor", 0, 15))
-    life(Heard("actor", 0, listens=False))
+    life(StopReceived("actor", 0, listens=False))
     life(Ended("actor", 0))
     life.wait(60.0)
     life(Preempted("actor", 1, 15))
@@ -1735,7 +1735,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.names = [each.name for each in terms]
         #: The attempt of each node of which a worker really lives.
         self.living: dict[str, int] = {}
-        self.unheard: list[Event] = []
+        self.outbox: list[Event] = []
         self.heard: list[Event] = []
         if seed:
             self._tell(Tick())
@@ -1747,7 +1747,7 @@ class AnyOrder(RuleBasedStateMachine):
                 if self.places.place(action):
                     self.living[action.node] = action.attempt
                 else:
-                    self.unheard.append(no_host(action))
+                    self.outbox.append(no_host(action))
 
     def _tell(self, event: Event) -> None:
         self.heard.append(event)
@@ -1757,7 +1757,7 @@ class AnyOrder(RuleBasedStateMachine):
         if at_once:
             self._tell(event)
         else:
-            self.unheard.append(event)
+            self.outbox.append(event)
 
     def _pick(self, name: str) -> tuple[str, int] | None:
         living = sorted(self.living.items())
@@ -1807,21 +1807,21 @@ class AnyOrder(RuleBasedStateMachine):
     def a_worker_hears_the_stop(self, name: str, listens: bool, at_once: bool) -> None:
         picked = self._pick(name)
         if picked is not None and not self.life.workers[picked[0]].is_left_alone:
-            self._say(Heard(*picked, listens), at_once)
+            self._say(StopReceived(*picked, listens), at_once)
 
     @rule(name=names, signum=st.sampled_from([2, 15]), at_once=st.booleans())
     def a_worker_is_preempted(self, name: str, signum: int, at_once: bool) -> None:
         if (picked := self._pick(name)) is not None:
             self._say(Preempted(*picked, signum), at_once)
 
-    @precondition(lambda self: self.unheard)
+    @precondition(lambda self: self.outbox)
     @rule(index=st.integers(0, 1000))
     def news_arrive(self, index: int) -> None:
-        self._tell(self.unheard.pop(index % len(self.unheard)))
+        self._tell(self.outbox.pop(index % len(self.outbox)))
 
     def _old_news(self) -> list[Any]:
         attempts = {name: worker.attempt for name, worker in self.life.workers.items()}
-        kinds = (Constructed, Leaving, Failed, Ended, Healthy, Heartbeat, Preempted, Heard)
+        kinds = (Constructed, Leaving, Failed, Ended, Healthy, Heartbeat, Preempted, StopReceived)
         told = [each for each in self.heard if isinstance(each, kinds)]
         return [each for each in told if each.attempt < attempts[each.node]]
 

@@ -21,7 +21,7 @@ class FakeLink:
 
     def ask_stop(self) -> None: ...
 
-    def heard(self, listens: bool) -> None:
+    def stop_received(self, listens: bool) -> None:
         self.listens = listens
 
     def leaving(self) -> None: ...
