@@ -61,7 +61,7 @@ def batched_handler(
 
     Args:
         batch_size: So many calls make a batch.
-        max_parallelism: Batches that run at the same time. While so many run, the next one goes on
+        max_parallelism: Batches that run at the same time. While so many run, the next one continues
             filling.
         timeout_s: How long the first call of a batch waits for others, in seconds or as a timedelta;
             0 does not wait, None waits until the batch is full.

@@ -51,7 +51,7 @@ _Key = tuple[str, bytes, tuple[bytes, ...]]
 
 
 class Cache:
-    """Serve it to answer in the place of another server: see `Server`.
+    """Serve it to answer in place of another server: see `Server`.
 
     Any method of the other server can be called; the answer is that of the last call with the same
     arguments, if it is not too old. Concurrent calls with the same arguments become one. Exceptions

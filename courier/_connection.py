@@ -364,7 +364,7 @@ class _TimedView(Connection):
 
     def _start_anew(self) -> None:
         super()._start_anew()
-        #: What fails when this is closed, because the lane goes on.
+        #: What fails when this is closed, because the lane continues.
         self._pending: weakref.WeakSet[PendingCall] = weakref.WeakSet()
 
     def lane(self) -> Lane:

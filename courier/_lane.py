@@ -174,7 +174,7 @@ class Lane(Protocol):
         """Fails all pending calls with CallCancelledError and gives back what it holds."""
 
     def drop(self) -> None:
-        """Forgets its connection in a forked child; the parent goes on with it."""
+        """Forgets its connection in a forked child; the parent continues with it."""
 
 
 def open_lane(options: LaneOptions) -> Lane:

@@ -51,7 +51,7 @@ class HandlerPool:
         self._threads: set[threading.Thread] = set()
         #: Threads that run a task now; the others look for one, or are about to.
         self._busy: set[threading.Thread] = set()
-        #: Idents of other threads that run a task in the place of ours.
+        #: Idents of other threads that run a task in place of ours.
         self._lent_threads: list[int] = []
         #: Tasks that have ended.
         self._ended = 0

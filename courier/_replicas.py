@@ -341,7 +341,7 @@ class _Call:
     def ask(self, member: _Member, *, blocking: bool) -> PendingCall:
         """Sends the call to one server."""
         if not self._has_begun:
-            # Only here, in the thread and context of the caller: one that began goes on.
+            # Only here, in the thread and context of the caller: one that began continues.
             member.check_calling(self.method)
             self._has_begun = True
         self._asked_at = time.monotonic()
@@ -391,7 +391,7 @@ class _Call:
             blocking: Whether the caller waits.
 
         Yields:
-            What to wait for before it goes on: a call that was sent, or some seconds.
+            What to wait for before it continues: a call that was sent, or some seconds.
         """
         while True:
             refusals: list[CourierError] = []
@@ -429,7 +429,7 @@ class _Call:
 
 
 class _PoolFuture(CallFuture):
-    """A call to one server; goes on with another one if it was not run."""
+    """A call to one server; continues with another one if it was not run."""
 
     _attempts: Generator[PendingCall | float, None, Any]
 
@@ -440,7 +440,7 @@ class _PoolFuture(CallFuture):
         super().__init__(member.connection, pending, call.method)
 
     def follow(self, pending: PendingCall) -> None:
-        """Takes note that the call goes on as this one."""
+        """Takes note that the call continues as this one."""
         try:
             # In one step, as `cancel` may take it out at any time.
             self._pending[0] = pending

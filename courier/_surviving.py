@@ -22,5 +22,5 @@ def surviving(who: str, pause_s: float = _PAUSE_S) -> Iterator[None]:
     try:
         yield
     except Exception:  # noqa: BLE001 - others depend on the thread, whatever it was
-        _log.exception("%s met an error of its own, and goes on", who)
+        _log.exception("%s met an error of its own, and continues", who)
         time.sleep(pause_s)

@@ -294,7 +294,7 @@ async def answer(coroutine: Coroutine[Any, Any, Any], give: Callable[[Any], Any]
 
 
 class Steps:
-    """An async generator that goes on when it is asked to, all in one task."""
+    """An async generator that continues when it is asked to, all in one task."""
 
     def __init__(
         self,

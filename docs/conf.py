@@ -23,7 +23,7 @@ def _to_rst(app, what, name, obj, options, lines):  # noqa: ARG001
     text = re.sub(r"(?<!`)`([^`\n]+)`(?!`)", r"``\1``", "\n".join(lines))
     # The trees of errors.
     text = re.sub(r"\.\n\n(?=    \w+\n    ├)", "::\n\n", text)
-    # A literal block in the place of a section that would be read as text.
+    # A literal block in place of a section that would be read as text.
     lines[:] = re.sub(r"^(\s*)Example:$", r"\1Example::\n", text, flags=re.MULTILINE).split("\n")
 
 

@@ -62,7 +62,7 @@ class Writer:
 
         Args:
             find: Returns where to write: a descriptor, a stream that has none, or nowhere.
-            note: Returns what to write in the place of so many lines that were dropped.
+            note: Returns what to write in place of so many lines that were dropped.
             live: What stays below all that is written, if it goes to a terminal.
             drawn_by: Who draws these lines, if another writer does.
         """
@@ -299,7 +299,7 @@ def warn(
 
 
 def show_rest(notice_s: float, is_in_hurry: Callable[[], bool], last: str = "") -> None:
-    """Waits until all that was printed has been read, or as long as the reader goes on reading.
+    """Waits until all that was printed has been read, or as long as the reader continues reading.
 
     Args:
         notice_s: Seconds of the notice of a program that has ended, below 0 for ever.

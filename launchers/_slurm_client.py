@@ -10,7 +10,7 @@ from launchpad_lite.errors import LaunchError
 
 #: Seconds that a command has. Slurm's wait long for a controller that is busy.
 _ANSWER_S = 60.0
-#: The same for a submission, which goes on trying by itself; ended, it may have happened or not.
+#: The same for a submission, which continues trying by itself; ended, it may have happened or not.
 _SUBMIT_S = 300.0
 
 

@@ -1,7 +1,7 @@
 """A program in a Slurm job, as seen from outside of it: from the process that submitted it, or later.
 
 All that this process knows comes from the folder of the run and from Slurm. The program does not
-depend on it: when it goes, the job goes on.
+depend on it: when it goes, the job continues.
 """
 
 import contextlib
@@ -388,7 +388,7 @@ class DetachedProgram(SlurmProgram):
     ) -> None:
         """Prepares it; nothing watches it."""
         super().__init__(plan, options, folder, job, is_launch=False)
-        self._result = ProgramResult(Outcome.COMPLETED, reason=f"it goes on as job {job}")
+        self._result = ProgramResult(Outcome.COMPLETED, reason=f"it continues as job {job}")
         self._ended.set()
 
     def request_stop(self, reason: str, signum: int | None = None) -> None:

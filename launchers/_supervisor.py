@@ -135,7 +135,7 @@ class Host(Protocol):
 
 
 class SupervisedProgram(RunningProgram):
-    """A program whose nodes run on a host, or several as one, that this process looks after."""
+    """A program whose nodes run on a host, or several as one, that this process supervises."""
 
     def __init__(
         self,
@@ -180,7 +180,7 @@ class SupervisedProgram(RunningProgram):
         #: Whether it was asked to end at once.
         self._is_in_hurry = False
         self._stopping = threading.Event()
-        # They may block or raise what they like; the supervisor goes on. Started with the program:
+        # They may block or raise what they like; the supervisor continues. Started with the program:
         # at its end the interpreter may be ending too, and start no threads.
         self._handlers = threading.Thread(
             target=self._handle_stop, name="launchpad-stop-handlers", daemon=True
@@ -191,7 +191,7 @@ class SupervisedProgram(RunningProgram):
         )
 
     def supervise(self, host: Host) -> None:
-        """Starts the nodes on a host and looks after them."""
+        """Starts the nodes on a host and supervises them."""
         self._host = host
         for address in self.plan.addresses:
             address.bind(self._table)

@@ -145,7 +145,7 @@ class LiveLines:
             return _ERASE if was_drawn else ""
 
     def draw(self, columns: int, rows: int, now: float) -> str:
-        """Returns what puts them on a terminal, in the place of those that are there.
+        """Returns what puts them on a terminal, in place of those that are there.
 
         Args:
             columns: Of the terminal; longer lines are cut.

@@ -117,8 +117,8 @@ class KubernetesLauncher(Launcher):
             gpu_resource: What the cluster calls accelerators.
             network_policy: Let only pods of the run connect to them.
             work: Where the nodes' work and code is put if it is too large for Secrets.
-            detach: Return as soon as the objects are made; the run goes on without this process.
-            schedule_s: Seconds within which all pods must run. New ones in the place of lost have 10
+            detach: Return as soon as the objects are made; the run continues without this process.
+            schedule_s: Seconds within which all pods must run. New ones in place of lost have 10
                 minutes more, the longest for which Kubernetes puts off making one. With `queue` and
                 without `jobset`, it counts from the admission of all, in this process alone: pods of
                 detached runs, and those for lost ones, are waited for without end.

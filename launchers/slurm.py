@@ -97,7 +97,7 @@ class SlurmLauncher(Launcher):
             requeue: Whether the job may run again: after its time limit, preemption or the loss of
                 a host. Nodes go on from their checkpoints.
             extra: Further options of `sbatch`, like `["--exclusive"]` or `"--exclusive --nice"`.
-            detach: Return as soon as the job is submitted; it goes on without this process.
+            detach: Return as soon as the job is submitted; it continues without this process.
             folder: Where the folder of the run is made; by default `launchpad_runs` below the
                 working directory. A launch with `log_dir=` uses exactly that one.
             python: Interpreter on the hosts; by default this process's.

@@ -124,7 +124,7 @@ class _Link:
 
 
 class _ThreadNode:
-    """One start of a node: a thread that looks after another, in which the user's code runs."""
+    """One start of a node: a thread that supervises another, in which the user's code runs."""
 
     def __init__(self, executable: Executable, runtime: NodeRuntime, handlers_s: float) -> None:
         self.runtime = runtime
@@ -133,7 +133,7 @@ class _ThreadNode:
         #: May be ended at any point; the other one cleans up.
         self._runner: threading.Thread | None = None
         self._report: ExceptionReport | None = None
-        # They may block; the supervisor goes on.
+        # They may block; the supervisor continues.
         self._handlers = threading.Thread(
             target=runtime.run_stop_handlers, name="launchpad-stop-handlers", daemon=True
         )

@@ -28,7 +28,7 @@ def report_at_exit(running: RunningProgram) -> None:
 
 
 def _tell_of_error(kind: type[BaseException], error: BaseException, traceback: Any) -> None:
-    """Prints, after the traceback of a script, that its program goes on."""
+    """Prints, after the traceback of a script, that its program continues."""
     _excepthooks[-1](kind, error, traceback)
     names = [repr(each.plan.program) for each in _uncollected if each.result is None]
     if names and isinstance(error, Exception):

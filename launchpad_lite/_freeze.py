@@ -60,7 +60,7 @@ class FrozenWork:
     shared: tuple[object, ...] = ()
 
     def thaw(self) -> Work:
-        """Returns the work, with a client in the place of each handle.
+        """Returns the work, with a client in place of each handle.
 
         Raises:
             Exception: Whatever loading the user's classes raises.

@@ -121,7 +121,7 @@ def launch(
             `--lp_launch_type` on the command line say, and `local_mp` without them.
         resources: What each node of a group needs: `lp.Resources` or dicts like
             `{"cpu": 2, "ram": 2, "gpu": 1}`, by group (`"actor"`) or single node (`"actor[3]"`).
-            May also stand in the place of `launcher`.
+            May also stand in place of `launcher`.
         launch_type: Another name for `launcher`.
         restart: When nodes that end are restarted: `"never"` (the default), `"on_failure"`,
             `"always"` or an `lp.RestartPolicy`, for all nodes or as a dict by group (`"actor"`)
@@ -305,7 +305,7 @@ class _Signals:
         self._running.append(weakref.ref(running))
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             current = signal.getsignal(signum)
-            # Who ignores the end of the terminal, as under nohup, goes on without it.
+            # Who ignores the end of the terminal, as under nohup, continues without it.
             stays = signum == signal.SIGHUP and current == signal.SIG_IGN
             if current not in (self._on_signal, None) and not stays:
                 self._previous[signum] = signal.signal(signum, self._on_signal)

@@ -73,7 +73,7 @@ class FollowedLog:
         self._file: BinaryIO | None = None
 
     def read(self) -> Iterator[bytes]:
-        """Yields what is new, at first all that was kept; a line in the place of what is lost."""
+        """Yields what is new, at first all that was kept; a line in place of what is lost."""
         with contextlib.suppress(OSError):
             if self._file is None:
                 for piece in log_pieces(self._path)[:-1]:
@@ -88,7 +88,7 @@ class FollowedLog:
             yield data
 
     def _read_on(self) -> Iterator[bytes]:
-        """Goes over to the file in which a log goes on that has reached its limit."""
+        """Goes over to the file in which a log continues that has reached its limit."""
         assert self._file is not None
         yield from self._rest()
         pieces = [piece.stat() for piece in log_pieces(self._path)]

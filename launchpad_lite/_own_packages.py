@@ -1,4 +1,4 @@
-"""Refuses files of a user that Python finds in the place of our packages. Checked when imported."""
+"""Refuses files of a user that Python finds in place of our packages. Checked when imported."""
 
 import importlib.util
 from pathlib import Path

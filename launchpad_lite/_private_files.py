@@ -93,7 +93,7 @@ def open_private(path: Path, *, is_new: bool = False) -> int:
 
     Args:
         path: Of a file in a folder that was checked.
-        is_new: Whether to have a new file in the place of one that is there.
+        is_new: Whether to have a new file in place of one that is there.
 
     Raises:
         OSError: It cannot be opened, for instance because it is a link.

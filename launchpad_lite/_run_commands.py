@@ -22,7 +22,7 @@ _FOLLOW_S = 0.2
 def ask_attached(
     command: str, running: RunningProgram, nodes: Sequence[str], *, follow: bool
 ) -> None:
-    """Runs a command for a program that goes on without the process that launched it.
+    """Runs a command for a program that continues without the process that launched it.
 
     Args:
         command: One of `COMMANDS`.
@@ -43,7 +43,7 @@ def ask_listed(command: str, words: Sequence[str], *, follow: bool) -> None:
         command: One of `COMMANDS`; `status` without words lists all programs.
         words: The program (its name, or the number of the process that launched it; by default the
             newest), then nodes (`label` or `label[replica]`; by default all).
-        follow: Whether `logs` goes on until the program ends.
+        follow: Whether `logs` continues until the program ends.
 
     Raises:
         LaunchError: There is no such program or node, or it does not answer.

@@ -53,7 +53,7 @@ class WorkerLink(Protocol):
         """The node has answered a health check."""
 
     def heartbeat(self) -> None:
-        """The node's code goes on."""
+        """The node's code continues."""
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ class NodeRuntime:
         finally:
             if is_well:
                 self._wait_for_futures()
-            # No code may be left to show that it goes on, while calls in flight or a last
+            # No code may be left to show that it continues, while calls in flight or a last
             # checkpoint take their time.
             self._link.leaving()
             if is_well and runs and serves is not None:
@@ -222,7 +222,7 @@ class NodeRuntime:
         self._link.ask_stop()
 
     def heartbeat(self) -> None:
-        """Shows that the node's code goes on."""
+        """Shows that the node's code continues."""
         # The check of signs of life does not know parts.
         if self._host is not None:
             self._host.heartbeat()
@@ -400,7 +400,7 @@ class NodeRuntime:
         """Registers what to call when the node's code has ended, or was forced out of ending it.
 
         Args:
-            end: Is called in the thread that looks after the node, if that is another one.
+            end: Is called in the thread that supervises the node, if that is another one.
         """
         self._ends.append(end)
 
@@ -527,7 +527,7 @@ def wait_for_stop(timeout_s: float | None = None, *, timeout_secs: float | None 
 
 
 def heartbeat() -> None:
-    """Shows that this node goes on; cheap enough for every step of a loop.
+    """Shows that this node continues; cheap enough for every step of a loop.
 
     With `lp.Liveness(heartbeat_s=...)` at launch, a node that does not call it so often is hung.
 

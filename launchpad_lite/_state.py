@@ -80,7 +80,7 @@ class NodeState:
         held: Any = instance
         restored = self._store.restore(lambda folder: held.restore(folder=folder))
         if restored is not None:
-            # Whether a run goes on or begins is the first thing that people look for in its output.
+            # Whether a run continues or begins is the first thing that people look for in its output.
             print(f"{self._node}: restored {restored.parent}", file=sys.stderr)  # noqa: T201
         self._write = lambda folder: held.save(folder=folder)
 

@@ -333,7 +333,7 @@ class Launcher(abc.ABC):
         raise LaunchError(f"the launcher {self.name!r} hands nothing to others that it could write")
 
     def attach(self, reference: str) -> RunningProgram:  # noqa: ARG002
-        """Returns a program that was launched before and goes on without its launcher.
+        """Returns a program that was launched before and continues without its launcher.
 
         Args:
             reference: What the launch said the program is found by.

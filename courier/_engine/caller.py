@@ -236,7 +236,7 @@ class Caller:
         self._channel.shut()
 
     def drop(self) -> None:
-        """Closes the descriptor in a forked child; the parent goes on with the connection."""
+        """Closes the descriptor in a forked child; the parent continues with the connection."""
         self._channel.carrier.close()
 
     def tidy(self) -> None:

@@ -341,7 +341,7 @@ class Host:
         try:
             thread.start()
         except BaseException:
-            self._poller = before  # which goes on when it has ended what it runs
+            self._poller = before  # which continues when it has ended what it runs
             raise
 
     def _poll(self) -> None:

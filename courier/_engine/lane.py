@@ -346,7 +346,7 @@ class WireLane:
             link.close(error)
 
     def drop(self) -> None:
-        """Forgets its connection in a forked child; the parent goes on with it."""
+        """Forgets its connection in a forked child; the parent continues with it."""
         if self._link is not None:
             self._link.drop()
 

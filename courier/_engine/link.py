@@ -101,7 +101,7 @@ class Link:
         self._followers: dict[threading.Lock, Exchange] = {}
         #: How often a thread has led; tells the background reader whether one does.
         self.leads = 0
-        #: Whether the background reader looks after this link.
+        #: Whether the background reader reads this link.
         self.attended = False
         #: Whether the background reader found that another one leads, and must be called again.
         self.passed_over = False
@@ -444,7 +444,7 @@ class Link:
         self.fail("the client was closed")
 
     def drop(self) -> None:
-        """Forgets the connection in a forked child; the parent goes on with it."""
+        """Forgets the connection in a forked child; the parent continues with it."""
         self._channel.carrier.close()
 
     def tidy(self) -> None:

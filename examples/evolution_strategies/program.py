@@ -106,7 +106,7 @@ class Result:
 class Search:
     """CMA-ES, restarted with twice the population when it gets stuck.
 
-    Always at the point where `candidates` wait for their fitness. A pickle of it goes on exactly
+    Always at the point where `candidates` wait for their fitness. A pickle of it continues exactly
     as the original does, random numbers included.
     """
 
@@ -272,7 +272,7 @@ class Evolver:
         self._lost_calls = 0
 
     def save(self, folder: Path) -> None:
-        """Writes a checkpoint. From any thread, while the search goes on."""
+        """Writes a checkpoint. From any thread, while the search continues."""
         with self._lock:
             state = pickle.dumps((self._search, self._lost_calls))
         (folder / "search.pickle").write_bytes(state)

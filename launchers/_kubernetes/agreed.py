@@ -25,7 +25,7 @@ FIRST_PORT = 4251
 MOUNTS = "/launchpad"
 #: Seconds beside the notice in which a pod ends.
 SPARE_S = 10
-#: Seconds that Kubernetes waits at most before it makes a pod in the place of one that failed: 10,
+#: Seconds that Kubernetes waits at most before it makes a pod in place of one that failed: 10,
 #: doubled with each, for as long as the Job exists.
 LONGEST_BACKOFF_S = 600.0
 #: Seconds; what stands for "until it ends by itself".

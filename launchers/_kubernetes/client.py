@@ -426,7 +426,7 @@ class Api:
     ) -> Iterator[tuple[ChangeKind, Json]]:
         """Yields each change of objects of a kind, at first all that are there as `ADDED`.
 
-        It goes on through lost connections, servers that restart and credentials that have run out,
+        It continues through lost connections, servers that restart and credentials that have run out,
         however long; what changed meanwhile is made up for, though not each step of it.
 
         Args:

@@ -94,7 +94,7 @@ class Line:
         """Waits for the end of the link.
 
         Raises:
-            subprocess.TimeoutExpired: It goes on.
+            subprocess.TimeoutExpired: It continues.
         """
         if not self._ended.wait(timeout):
             raise subprocess.TimeoutExpired(self.host, timeout or 0.0)

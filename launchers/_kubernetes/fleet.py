@@ -97,7 +97,7 @@ class PodFleet(Fleet):
             self._end(host.name, before)
         node = coming.node
         give_up_at = time.monotonic() + self._wait_s
-        warn(_LOGGER, "%s waits for a new pod in the place of %s", node, host.name)
+        warn(_LOGGER, "%s waits for a new pod in place of %s", node, host.name)
         try:
             # Not asked to quit: to Kubernetes, the pod would have ended well, and no other would come.
             host.hang_up()

@@ -506,7 +506,7 @@ class _Maker:
         """Returns the seconds that a pod waits for the supervisor; no other takes its place then."""
         wait_s = self._cluster.schedule_s
         if _come_back(group):
-            # As late as that another supervisor may come in the place of a lost one, and the
+            # As late as that another supervisor may come in place of a lost one, and the
             # launching process removes one whose machine does not answer.
             wait_s += LONGEST_BACKOFF_S
             if self._cluster.launcher_silence_s is not None:

@@ -994,7 +994,7 @@ class DetachedProgram(KubernetesProgram):
         super().__init__(
             plan, options, api, names, None, schedule_s=math.inf, is_launch=False, log_dir=None
         )
-        self._result = ProgramResult(Outcome.COMPLETED, reason=f"it goes on as run {names.run}")
+        self._result = ProgramResult(Outcome.COMPLETED, reason=f"it continues as run {names.run}")
         api.close()
         self._has_status.set()
         self._ended.set()

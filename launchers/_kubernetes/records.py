@@ -5,7 +5,7 @@ One record per line, `<number> <kind> <rest>`; numbers count from 1 for each pro
 | kind | rest |
 |---|---|
 | `out` | `<node> <text>`: a line that a node printed |
-| `part` | the same, of a line that goes on in the node's next record |
+| `part` | the same, of a line that continues in the node's next record |
 | `note` | `<text>`: something people should know |
 | `up`, `status`, `end` | `<i>/<k> <piece>`: JSON, cut into pieces |
 

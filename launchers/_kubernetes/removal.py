@@ -1,6 +1,6 @@
 """Pods that are to leave their machines and do not: when they may be removed by force. Pure.
 
-Kubernetes makes none in the place of a pod that is there, and removes none whose machine does not
+Kubernetes makes none in place of a pod that is there, and removes none whose machine does not
 answer, until the machine is removed. Yet it may be only the machine's own agent that does
 not answer, while the pod runs and is reached. Another one in its place would end a node that works; or
 two supervisors would run. So only what is certain to have ended is removed.

@@ -494,7 +494,7 @@ class Agent:
         self._quitting = True
 
     def _on_terminate(self, signum: int, stack: object) -> None:  # noqa: ARG002
-        # Anything may be under way, a write to the launcher for one: `_on_wake` goes on with it.
+        # Anything may be under way, a write to the launcher for one: `_on_wake` continues with it.
         self._terminated_by = signum
 
     # Workers

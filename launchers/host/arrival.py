@@ -170,13 +170,13 @@ class Arrival:
         *,
         timing: Timing = DEFAULT,
     ) -> None:
-        """Starts the command; it comes up while the caller goes on.
+        """Starts the command; it comes up while the caller continues.
 
         Args:
             name: The host.
             command: Starts an interpreter there and passes bytes on.
             hello: What to tell it.
-            process: What does so already, in the place of the command.
+            process: What does so already, in place of the command.
             timing: How long it waits for complaints.
 
         Raises:

@@ -6,7 +6,7 @@ version yet. So it imports the standard library only, and can be read by Python 
     in    hello, ship
     out   facts, note, ready or failed
 
-Frames look as in `launchers.host.link`. Once it is ready, the agent goes on at the same
+Frames look as in `launchers.host.link`. Once it is ready, the agent continues at the same
 descriptors.
 """
 

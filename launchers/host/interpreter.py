@@ -40,7 +40,7 @@ go_on(control, payload, stacks)
 def begin_anew(
     interpreter: str | None, payload: bytes, control_fd: int, stacks_fd: int
 ) -> NoReturn:
-    """Replaces this forked worker by a new interpreter, which goes on as the same process.
+    """Replaces this forked worker by a new interpreter, which continues as the same process.
 
     Args:
         interpreter: Its path; None is this one's.

@@ -125,7 +125,7 @@ class AgentLink:
 
 
 def start_agent_here(name: str) -> AgentLink:
-    """Starts the agent of this machine; it comes up while the caller goes on.
+    """Starts the agent of this machine; it comes up while the caller continues.
 
     Raises:
         LaunchError: It cannot be started.

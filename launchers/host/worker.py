@@ -134,7 +134,7 @@ class _Termination:
             self._is_leaving = True
             raise ForcedExit(128 + signum)
         else:
-            # Anything may be under way here, and hold any lock: another thread goes on with it.
+            # Anything may be under way here, and hold any lock: another thread continues with it.
             with contextlib.suppress(OSError):
                 os.write(self._write_fd, bytes([signum]))
 

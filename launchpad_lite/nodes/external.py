@@ -48,7 +48,7 @@ class ExternalNode(Node[T]):
 
         Args:
             address: `host:port`.
-            client: Makes what other nodes find in the place of the handle; it is called in the
+            client: Makes what other nodes find in place of the handle; it is called in the
                 node with the address. None makes a `courier.Client` without a secret,
                 for a server of the same user on the machine of the node.
 

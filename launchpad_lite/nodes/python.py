@@ -207,7 +207,7 @@ def _finish(result: object) -> None:
 
 
 def refuse_async(kind: type, constructor: Callable[..., Any]) -> None:
-    """Raises the error of a function that would give a coroutine in the place of an object.
+    """Raises the error of a function that would give a coroutine in place of an object.
 
     Raises:
         TypeError: `constructor` is an `async def`, or a generator.

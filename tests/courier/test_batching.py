@@ -202,7 +202,7 @@ def test_a_result_is_divided_among_the_callers(give: Any, expected: Any) -> None
 )
 def test_a_wrong_result_is_a_clear_error_for_every_caller(give: Any, words: str) -> None:
     handler = _handler(give, 2)
-    for _ in range(2):  # it goes on after that
+    for _ in range(2):  # it continues after that
         futures = [handler.submit(1), handler.submit(2)]
         for future in futures:
             with pytest.raises((TypeError, ValueError), match=words):

@@ -558,7 +558,7 @@ class Front:
 def test_a_handler_may_still_call_a_pool_whose_clients_stop_calling(
     serve: Serve, three: Group, away: Connect
 ) -> None:
-    # Also where a future goes on elsewhere, in another thread.
+    # Also where a future continues elsewhere, in another thread.
     pool = courier.Pool([three.clients[0], away(), three.clients[2]])
     first, second = serve(Front(pool))[1].ask()
     assert (first, second in (0, 2)) == (0, True)

@@ -99,7 +99,7 @@ def test_an_error_of_one_connection_is_not_that_of_others(
     assert other.answer() == 1
     _hear(other)
     _hear(one)
-    assert "goes on" in caplog.text
+    assert "continues" in caplog.text
     caplog.clear()
 
 

@@ -226,9 +226,9 @@ class DetachingContract(HostEngineContract):
         script = desk.launch(
             'if __name__ == "__main__":\n'
             "    lp.launch(make_program(), LAUNCHER, detach=True, **OPTIONS).wait()\n"
-            '    print("the script goes on")\n'
+            '    print("the script continues")\n'
         )
-        assert "the script goes on" in script.check()
+        assert "the script continues" in script.check()
         run = self.reference(script)
 
         def told(command: str) -> str:

@@ -241,7 +241,7 @@ class Command:
         try:
             code = self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"it goes on after {timeout_s} s:\n{self.story}") from None
+            raise AssertionError(f"it continues after {timeout_s} s:\n{self.story}") from None
         self._reader.join(timeout_s)
         self.note(f"it ended with {code}")
         print(f"\n{self.output}")

@@ -1,4 +1,4 @@
-"""A supervisor and its pods without Kubernetes: processes of this machine in the place of pods.
+"""A supervisor and its pods without Kubernetes: processes of this machine in place of pods.
 
 A test is what Kubernetes is to them: it starts the first process of each pod, ends it as a container
 is ended, and starts another one of the same host name in its place.

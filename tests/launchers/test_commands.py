@@ -76,7 +76,7 @@ class Fails:
 
 
 class Writes:
-    """Writes down what it got in the place of a handle."""
+    """Writes down what it got in place of a handle."""
 
     def __init__(self, thing: object, file: str) -> None:
         self._thing = thing
@@ -187,7 +187,7 @@ def test_a_node_gets_the_endpoint_of_a_command_that_listens(
     web = program.add_node(lp.CommandNode(_WEB, listens=["http"], cwd=tmp_path), label="web")
     program.add_node(lp.PyClassNode(Reads, web, str(tmp_path / "status")), label="reader")
     result = launch_program(program, notice_s=20).wait()
-    # The server goes on for ever; the program ended all the same.
+    # The server continues for ever; the program ended all the same.
     assert result.outcome is lp.Outcome.COMPLETED
     assert result.killed == ()
     assert (tmp_path / "status").read_text() == "200"

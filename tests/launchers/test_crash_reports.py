@@ -241,7 +241,7 @@ class Breaks:
 
     def step(self, batch: int) -> None:
         self._steps += 1
-        # Begins before the mark is there, and goes on for as long as it is.
+        # Begins before the mark is there, and continues for as long as it is.
         if batch:
             poll_until(self._mark.exists, 60)
             poll_until(lambda: not self._mark.exists(), 60)

@@ -45,7 +45,7 @@ class Answer:
         body: JSON, or text.
         headers: Further ones.
         lines: Instead of a body: a stream of these.
-        then: How the stream goes on: its `end`, it `breaks`, or the server `hangs`.
+        then: How the stream continues: its `end`, it `breaks`, or the server `hangs`.
     """
 
     status: int = 200
@@ -703,7 +703,7 @@ def test_a_request_is_tried_again(api: Api, stub: Stub, trouble: int | str) -> N
 
 
 class PassingTime:
-    """A clock that goes on only while somebody sleeps."""
+    """A clock that continues only while somebody sleeps."""
 
     def __init__(self) -> None:
         self.now = 0.0

@@ -615,7 +615,7 @@ def test_a_pump_leaves_others_their_turn(tmp_path: Path) -> None:
 
         def send(self, data: bytes) -> int:
             self.sent += 1
-            assert self.sent < 1000, "it goes on for as long as there is something"
+            assert self.sent < 1000, "it continues for as long as there is something"
             return len(data)
 
         def recv(self, size: int) -> bytes:

@@ -161,7 +161,7 @@ class Life:
 
     @property
     def result(self) -> ProgramResult:
-        assert self._result is not None, "the program goes on"
+        assert self._result is not None, "the program continues"
         return self._result
 
     @property
@@ -453,7 +453,7 @@ class Life:
             self._check_waiting_in_turn()
             return
         assert self.now < self.doomed_at + self.blame_s + self.slept_s + EPS, (
-            "it has failed, and goes on"
+            "it has failed, and continues"
         )
         for name, worker in self.workers.items():
             since = worker.leaves_at
@@ -474,7 +474,7 @@ class Life:
                 assert self.now < held_until, f"{name} is not asked, and nobody holds it up"
             elif worker.deaf_at < math.inf and not (worker.gone or worker.is_forced):
                 latest = self._deaf_until(worker) + self.slept_s + EPS
-                assert worker.calls_ended or self.now < latest, f"{name} is deaf, and goes on"
+                assert worker.calls_ended or self.now < latest, f"{name} is deaf, and continues"
 
     def _is_over(self, worker: Worker) -> bool:
         """Whether a worker is gone, or given up."""
