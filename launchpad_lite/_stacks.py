@@ -10,10 +10,13 @@ from types import FrameType
 
 from courier._connection import Connection
 from courier._future import CallFuture
+from launchpad_lite._result import named
 
 _ROOT = str(Path(__file__).parents[1]) + "/"
 _OURS = tuple(f"{_ROOT}{package}/" for package in ("launchpad_lite", "courier", "launchers"))
 _STANDARD = str(Path(os.__file__).parent) + "/"
+#: Threads at the same place that are named; the others are counted.
+_MAX_NAMED = 3
 _INSTALLED = ("/site-packages/", "/dist-packages/")
 
 
@@ -36,16 +39,17 @@ def describe_threads(idents: Collection[int] | None = None) -> str:
 def describe_stacks(stacks: Iterable[tuple[str, FrameType]]) -> str:
     """Returns the stacks of those threads that run user code.
 
-    Each begins at the first line of user code; what happens within this library is one line.
+    Each begins at the first line of user code; what happens within this library is one line. Threads
+    that are at the same place share one entry.
 
     Args:
         stacks: Names of threads and their innermost frames.
     """
-    parts = [
-        f"{name}:\n{text}"
-        for name, frame in stacks
-        if (text := "".join(_lines([*traceback.walk_stack(frame)][::-1])).rstrip())
-    ]
+    names: dict[str, list[str]] = {}
+    for name, frame in stacks:
+        if text := "".join(_lines([*traceback.walk_stack(frame)][::-1])).rstrip():
+            names.setdefault(text, []).append(name)
+    parts = [f"{named(sorted(found), _MAX_NAMED)}:\n{text}" for text, found in names.items()]
     return "\n\n".join(parts) or "no user code runs"
 
 

@@ -9,6 +9,7 @@ import pytest
 
 import launchpad_lite as lp
 from launchpad_lite._liveness import SignsOfLife
+from launchpad_lite.testing import poll_until
 from launchpad_lite.testing.programs import ProgramLauncher
 
 
@@ -40,6 +41,13 @@ class Deaf:
             time.sleep(0.01)
 
 
+class Waits:
+    """Keeps its callers until the stop."""
+
+    def wait(self) -> None:
+        lp.wait_for_stop()
+
+
 @pytest.fixture
 def deadlock(launch_program: ProgramLauncher, request: pytest.FixtureRequest) -> Any:
     """Two nodes that wait for each other, or are about to."""
@@ -65,6 +73,18 @@ def test_a_test_that_times_out_shows_where_all_nodes_are(deadlock: Any) -> None:
     assert re.search(
         r"second\[0\]:\n\n.*\n.*test_deadlocks.py\", line \d+, in pong\n.*\n.*waits for first", told
     )
+
+
+def test_threads_that_are_at_the_same_place_share_one_stack(launch_program: Any) -> None:
+    program = lp.Program("crowd")
+    program.add_node(lp.CourierNode(Waits), label="waits")
+    running = launch_program(program, "test_mt")
+    client = running.client("waits")
+    for _ in range(5):
+        client.futures.wait()
+    poll_until(lambda: " and 2 more:\n" in running.running.stacks()["waits[0]"])
+    stack = running.running.stacks()["waits[0]"]
+    assert stack.count(", in wait") == 1
 
 
 @pytest.mark.parametrize("launcher", ["test_mt", "test_mp"])
