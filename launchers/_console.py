@@ -357,7 +357,7 @@ class Console:
 
     def _is_live(self) -> bool:
         # Not beside a prompt, which would be drawn over.
-        is_plain = os.environ.get("TERM") == "dumb" or hasattr(sys, "ps1")
+        is_plain = _is_dumb() or hasattr(sys, "ps1")
         return sys.stdout.isatty() and not is_plain
 
     def _print(self, node: str, lines: list[bytes]) -> None:
@@ -374,8 +374,13 @@ class Console:
         return [f"{prefix} {line.decode(errors='replace')}" for line in lines]
 
     def _prefix(self, node: str) -> str:
-        if not sys.stdout.isatty():
+        if not sys.stdout.isatty() or os.environ.get("NO_COLOR") or _is_dumb():
             return f"[{node}]"
         label = node.partition("[")[0]
         colour = self._colours.setdefault(label, _COLOURS[len(self._colours) % len(_COLOURS)])
         return f"\x1b[{colour}m[{node}]\x1b[0m"
+
+
+def _is_dumb() -> bool:
+    """Returns whether the terminal knows no colours and no movements of the cursor."""
+    return os.environ.get("TERM") == "dumb"
