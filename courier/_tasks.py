@@ -44,6 +44,12 @@ class Tasks:
         #: Calls that have not ended.
         self._count = 0
 
+    @property
+    def thread(self) -> int | None:
+        """Ident of the thread of its own; None if it has none."""
+        thread = self._thread
+        return None if thread is None else thread.ident
+
     def submit(
         self, coroutine: Coroutine[Any, Any, Any], context: contextvars.Context, call: CallContext
     ) -> "Future[Any]":

@@ -74,7 +74,8 @@ class StopNotices:
         if unaware and not self._is_hinted:
             self._say(
                 f"launchpad: {named(unaware, MAX_NAMED)}: asked to stop, and still running without a look at it. "
-                "Long loops end in time if they look at lp.stop_event() or lp.wait_for_stop(0)"
+                "Long loops end in time if they look at lp.stop_event() or lp.wait_for_stop(0), async code "
+                "if a task of it awaits asyncio.to_thread(lp.wait_for_stop)"
             )
         self._is_hinted = True
         self.due = now + _BETWEEN_S

@@ -478,4 +478,6 @@ def _places(nodes: Sequence[str], stacks: Mapping[str, str]) -> str:
     """Returns, for people, where nodes were."""
     known = [node for node in nodes if stacks.get(node)]
     parts = [f"{node} was here:\n\n{indented(stacks[node])}" for node in known[:_MAX_PLACES]]
+    if more := known[_MAX_PLACES:]:
+        parts.append(f"Not shown: {', '.join(more)}")
     return "".join(f"\n\n{part}" for part in parts)

@@ -391,7 +391,10 @@ class NodeRuntime:
 
     def threads_of_calls(self) -> set[int]:
         """Returns the idents of the threads that run calls of its servers now."""
-        return {each for server in self._all_servers() for each in server.handlers.busy_threads()}
+        servers = self._all_servers()
+        found = {each for server in servers for each in server.handlers.busy_threads()}
+        loops = (server.dispatcher.tasks.thread for server in servers)
+        return found.union(ident for ident in loops if ident is not None)
 
     def _all_servers(self) -> list[courier.Server]:
         return [server for runtime in self._with_parts() for server in runtime._servers]

@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from courier._connection import Connection
 from courier._future import CallFuture
@@ -17,11 +18,12 @@ _OURS = tuple(f"{_ROOT}{package}/" for package in ("launchpad_lite", "courier", 
 _STANDARD = str(Path(os.__file__).parent) + "/"
 #: Threads at the same place that are named; the others are counted.
 _MAX_NAMED = 3
+_Stack = list[tuple[FrameType, int]]
 _INSTALLED = ("/site-packages/", "/dist-packages/")
 
 
 def describe_threads(idents: Collection[int] | None = None) -> str:
-    """Returns where threads of this process are.
+    """Returns where threads of this process are, and the tasks of their event loops.
 
     Args:
         idents: Of the threads; None: of all but the one that asks.
@@ -29,31 +31,53 @@ def describe_threads(idents: Collection[int] | None = None) -> str:
     frames = sys._current_frames()
     chosen = frames.keys() - {threading.get_ident()} if idents is None else idents
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    return describe_stacks(
-        (names.get(ident, f"thread {ident}"), frame)
-        for ident, frame in frames.items()
-        if ident in chosen
-    )
+    stacks: list[tuple[str, _Stack]] = []
+    for ident, frame in frames.items():
+        if ident in chosen:
+            stack = [*traceback.walk_stack(frame)][::-1]
+            stacks.append((names.get(ident, f"thread {ident}"), stack))
+            stacks += _tasks_below(stack)
+    return _describe(stacks)
 
 
-def describe_stacks(stacks: Iterable[tuple[str, FrameType]]) -> str:
-    """Returns the stacks of those threads that run user code.
+def _tasks_below(stack: _Stack) -> Iterator[tuple[str, _Stack]]:
+    """Yields the tasks that wait in the event loop that a thread runs, if it runs one."""
+    if "asyncio" not in sys.modules:
+        return
+    import asyncio  # slow to import, and loaded where there is a loop
 
-    Each begins at the first line of user code; what happens within this library is one line. Threads
+    runs = asyncio.BaseEventLoop.run_forever.__code__
+    for loop in [frame.f_locals["self"] for frame, _ in stack if frame.f_code is runs]:
+        for task in sorted(asyncio.all_tasks(loop), key=lambda task: task.get_name()):
+            if not getattr(task.get_coro(), "cr_running", False):
+                yield task.get_name(), [*_awaited(task.get_coro())]
+
+
+def _awaited(coroutine: Any) -> Iterator[tuple[FrameType, int]]:
+    """Yields the frames of a coroutine, and of what it awaits, the innermost last."""
+    while (frame := getattr(coroutine, "cr_frame", None)) is not None:
+        yield frame, frame.f_lineno
+        coroutine = coroutine.cr_await
+
+
+def _describe(stacks: Iterable[tuple[str, _Stack]]) -> str:
+    """Returns the stacks of those threads and tasks that run user code.
+
+    Each begins at the first line of user code; what happens within this library is one line. Those
     that are at the same place share one entry.
 
     Args:
-        stacks: Names of threads and their innermost frames.
+        stacks: Names of threads and tasks, and their frames, the innermost last.
     """
     names: dict[str, list[str]] = {}
-    for name, frame in stacks:
-        if text := "".join(_lines([*traceback.walk_stack(frame)][::-1])).rstrip():
+    for name, stack in stacks:
+        if text := "".join(_lines(stack)).rstrip():
             names.setdefault(text, []).append(name)
     parts = [f"{named(sorted(found), _MAX_NAMED)}:\n{text}" for text, found in names.items()]
     return "\n\n".join(parts) or "no user code runs"
 
 
-def _lines(stack: list[tuple[FrameType, int]]) -> Iterator[str]:
+def _lines(stack: _Stack) -> Iterator[str]:
     files = [frame.f_code.co_filename for frame, _ in stack]
     if len(stack) > 1 and files[0] == "<string>" and _is_ours(files[1]):
         stack = stack[1:]  # `python -c` that runs nothing but us: how a host agent is started

@@ -1,5 +1,6 @@
 """Nodes that wait for each other are found, and shown to be where they are."""
 
+import asyncio
 import re
 import threading
 import time
@@ -48,6 +49,13 @@ class Waits:
         lp.wait_for_stop()
 
 
+class Awaits:
+    """As that, in tasks."""
+
+    async def wait(self) -> None:
+        await asyncio.sleep(1000)
+
+
 @pytest.fixture
 def deadlock(launch_program: ProgramLauncher, request: pytest.FixtureRequest) -> Any:
     """Two nodes that wait for each other, or are about to."""
@@ -75,9 +83,12 @@ def test_a_test_that_times_out_shows_where_all_nodes_are(deadlock: Any) -> None:
     )
 
 
-def test_threads_that_are_at_the_same_place_share_one_stack(launch_program: Any) -> None:
+@pytest.mark.parametrize("kind", [Waits, Awaits])
+def test_threads_and_tasks_that_are_at_the_same_place_share_one_stack(
+    launch_program: Any, kind: type
+) -> None:
     program = lp.Program("crowd")
-    program.add_node(lp.CourierNode(Waits), label="waits")
+    program.add_node(lp.CourierNode(kind), label="waits")
     running = launch_program(program, "test_mt")
     client = running.client("waits")
     for _ in range(5):
