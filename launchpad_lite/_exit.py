@@ -8,12 +8,17 @@ from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
+from launchpad_lite._interrupts import is_interactive
 from launchpad_lite._result import Outcome
 from launchpad_lite.launching import RunningProgram
 
 #: Programs that may not have been waited for; held for the report at exit.
 _uncollected: list[RunningProgram] = []
 _excepthooks: list[Callable[..., object]] = []
+#: Processes that have registered what they do at exit.
+_registered: set[int] = set()
+#: Seconds in which a program may end that was launched at the end of a script.
+_SOON_S = 1.0
 
 
 def report_at_exit(running: RunningProgram) -> None:
@@ -23,6 +28,10 @@ def report_at_exit(running: RunningProgram) -> None:
     if len(_uncollected) == 1 and sys.excepthook is not _tell_of_error:
         _excepthooks.append(sys.excepthook)
         sys.excepthook = _tell_of_error
+    if (pid := os.getpid()) not in _registered:
+        _registered.add(pid)
+        # Before the interpreter waits for threads, as those that supervise programs.
+        threading._register_atexit(_begin_to_wait, pid)  # type: ignore[attr-defined]
     if sys.version_info[:2] == (3, 12):
         _wait_when_the_script_returns()
 
@@ -31,9 +40,26 @@ def _tell_of_error(kind: type[BaseException], error: BaseException, traceback: A
     """Prints, after the traceback of a script, that its program continues."""
     _excepthooks[-1](kind, error, traceback)
     names = [repr(each.plan.program) for each in _uncollected if each.result is None]
-    if names and isinstance(error, Exception):
+    if names and isinstance(error, Exception) and not is_interactive():
         text = f"launchpad: the script failed; waiting for {', '.join(names)}. Ctrl-C stops it"
         print(text, file=sys.stderr)  # noqa: T201 - as the traceback
+
+
+def _begin_to_wait(pid: int) -> None:
+    """Ends programs with the prompt that launched them; says why a script does not end by itself."""
+    if pid != os.getpid():
+        return  # a forked child, which launched none of them
+    running = [program for program in _uncollected if program.result is None]
+    for program in running:
+        if is_interactive():
+            program.request_stop("the interpreter exits")
+        elif not program.join(_SOON_S) and _only_serves(program):
+            text = f"launchpad: the nodes of {program.plan.program!r} only serve; Ctrl-C stops them"
+            print(text, file=sys.stderr)  # noqa: T201 - the script is over
+
+
+def _only_serves(program: RunningProgram) -> bool:
+    return all(node.state == "serving" for node in program.status())
 
 
 @atexit.register
@@ -65,7 +91,7 @@ def _wait_when_the_script_returns() -> None:
     Python 3.12 alone starts no thread any more once the script has returned, even while it waits
     for those that run (python/cpython#113964 and others); programs go on then, and need threads.
     """
-    if threading.current_thread() is not threading.main_thread() or hasattr(sys, "ps1"):
+    if threading.current_thread() is not threading.main_thread() or is_interactive():
         return
     # Exists from 3.12 on, which the oldest Python that types are checked for does not know.
     monitoring: Any = sys.monitoring  # type: ignore[attr-defined]
@@ -78,6 +104,7 @@ def _wait_when_the_script_returns() -> None:
     def wait(code: CodeType, offset: int, value: object) -> None:  # noqa: ARG001
         monitoring.set_local_events(tool, script, 0)
         monitoring.free_tool_id(tool)
+        _begin_to_wait(os.getpid())
         for program in _uncollected:
             program.join()
 

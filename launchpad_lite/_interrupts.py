@@ -9,6 +9,11 @@ _MARK = "_launchpad_lite_stopped_a_program"
 _is_installed = False
 
 
+def is_interactive() -> bool:
+    """Returns whether a person types into this interpreter: at a prompt, or in a notebook."""
+    return hasattr(sys, "ps1") or bool(sys.flags.interactive)
+
+
 def interrupt() -> KeyboardInterrupt:
     """Returns what to raise when SIGINT has ended a program, in order."""
     global _is_installed

@@ -26,6 +26,7 @@ from launchpad_lite._flags import (
     given_or_flag,
     parse_script_arguments,
 )
+from launchpad_lite._interrupts import is_interactive
 from launchpad_lite._plan import (
     CheckpointsChoice,
     LaunchPlan,
@@ -298,8 +299,11 @@ class _Signals:
         self._previous: dict[int, Any] = {}
 
     def watch(self, running: RunningProgram) -> None:
-        """Makes signals stop a program, if this is the main thread."""
-        if threading.current_thread() is not threading.main_thread():
+        """Makes signals stop a program, if this is the main thread of a script.
+
+        At a prompt, Ctrl-C interrupts what was typed last; only in `wait` it stops a program.
+        """
+        if threading.current_thread() is not threading.main_thread() or is_interactive():
             return
         self._running = [ref for ref in self._running if _is_running(ref())]
         self._running.append(weakref.ref(running))
