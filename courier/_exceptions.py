@@ -2,7 +2,7 @@
 
 import traceback as _traceback
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from courier._parcel import Parcel, can_pickle, pack, unpack
@@ -35,8 +35,8 @@ class ExceptionReport:
 
     type_name: str
     message: str
-    traceback: str
-    parcel: Parcel | None
+    traceback: str = field(repr=False)
+    parcel: Parcel | None = field(repr=False)
     causes: tuple[str, ...] = ()
 
     @classmethod

@@ -463,7 +463,10 @@ def current_runtime(*, any_node: bool = False) -> NodeRuntime:
     """
     runtimes = _owners()
     if not runtimes:
-        raise NoProgramError("no program runs in this process; this works in nodes only")
+        raise NoProgramError(
+            "no program runs in this process; this works in nodes only. The script that launched a "
+            "program has what lp.launch returned"
+        )
     programs = {id(runtime.table) for runtime in runtimes}
     if len(runtimes) == 1 or (any_node and len(programs) == 1):
         return runtimes[-1]
