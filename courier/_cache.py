@@ -312,7 +312,7 @@ class _Caller:
         self.call = call
 
     def settle(self, outcome: Answer) -> None:
-        """Tells it. Never raises: others wait for the same."""
+        """Passes the answer on. Never raises: others wait for the same."""
         if isinstance(outcome, _Relay):
             outcome.read_by(self.call)
         try:

@@ -78,7 +78,7 @@ _clock = _Clock()
 
 
 def expire_at(deadline: float, timed: Timed) -> None:
-    """Tells something that its time is over at a monotonic time, if it still lives then."""
+    """Calls `expire` of something at a monotonic time, if it still exists then."""
     _clock.add(deadline, weakref.ref(timed))
 
 

@@ -358,7 +358,7 @@ class Dispatcher:
 
 
 def describe_unknown(method: str, names: Sequence[str]) -> str:
-    """Says that there is no such method, which one may be meant, and which there are."""
+    """Returns the message for a missing method: which one may be meant, and which there are."""
     import difflib  # only mistakes need it
 
     nearest = difflib.get_close_matches(method, names, 1)

@@ -93,12 +93,12 @@ class Fleet:
         self._of(node).start(node, attempt, cause)
 
     def _tell_ended_before(self, node: str) -> None:
-        """Tells a host that is new to a node what the one before knew."""
+        """Sends a host that is new to a node what the one before knew."""
         if keys := self._ended.get(node):
             self._of(node).tell_ended([node], keys)
 
     def request_stop(self, node: str) -> None:
-        """Tells a node to end."""
+        """Asks a node to end."""
         self._of(node).request_stop(node)
 
     def let_go(self, node: str) -> None:
@@ -110,7 +110,7 @@ class Fleet:
         self._of(node).end_calls(node)
 
     def tell_ended(self, callers: Sequence[str], keys: Sequence[str]) -> None:
-        """Tells workers, later ones too, that the servers at these addresses have ended."""
+        """Informs workers, later ones too, that the servers at these addresses have ended."""
         for caller in callers:
             self._ended.setdefault(caller, []).extend(keys)
         for host in self.living():

@@ -13,7 +13,7 @@ MAX_NAMED = 4
 
 
 class StopNotices:
-    """Tells what a stop waits for, at most every few seconds. Knows no clock."""
+    """Prints what a stop waits for, at most every few seconds. Knows no clock."""
 
     def __init__(self, program: str, notice_s: float, say: Callable[[str], None]) -> None:
         """Prepares it.
@@ -53,7 +53,7 @@ class StopNotices:
             self.due = min(now + _FIRST_S, self._half_at) if is_signal else self._half_at
 
     def look(self, waited_for: Mapping[str, bool], now: float) -> None:
-        """Tells who is waited for, if that is due and new.
+        """Prints which nodes are waited for, if that is due and new.
 
         Args:
             waited_for: The nodes that were asked to end and have not, and whether each looks at that.

@@ -83,7 +83,7 @@ class Host(Protocol):
         """
 
     def request_stop(self, node: str) -> None:
-        """Tells a node to end."""
+        """Asks a node to end."""
 
     def let_go(self, node: str) -> None:
         """Lets a node stop to serve that has done its work."""
@@ -92,7 +92,7 @@ class Host(Protocol):
         """Refuses new calls of a node, unless it looks at the stop by now."""
 
     def tell_ended(self, callers: Sequence[str], keys: Sequence[str]) -> None:
-        """Tells nodes, also when they start again, that servers have ended for good.
+        """Informs nodes, also when they start again, that servers have ended for good.
 
         Args:
             callers: Whom to tell.

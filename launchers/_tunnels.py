@@ -83,7 +83,7 @@ class Tunnels:
         return self._hosts[target].relay(frame)
 
     def _end_all_of(self, lost: str) -> None:
-        """Tells the other ends of connections of a host that is lost."""
+        """Ends, at their other ends, the connections of a host that is lost."""
         with self._lock:
             broken = {key: ends for key, ends in self._ends.items() if lost in ends}
             for key in broken:

@@ -125,7 +125,7 @@ def run_script(make_program: Callable[..., Program], **options: Any) -> NoReturn
 
 
 def _guarded(run: Callable[[], int]) -> int:
-    """Tells errors as a command line does; returns the exit code."""
+    """Prints errors as a command line does; returns the exit code."""
     try:
         code = run()
         sys.stdout.flush()

@@ -183,7 +183,7 @@ class _Collection:
 
 
 class HandleSearch:
-    """Tells which objects hold a handle, or what is made in the node, however deep."""
+    """Finds which objects hold a handle, or what is made in the node, however deep."""
 
     def __init__(self) -> None:
         #: Objects known to hold none; kept alive, so that an id stays theirs.

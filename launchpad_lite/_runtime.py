@@ -243,7 +243,7 @@ class NodeRuntime:
         self.stop_handlers.call_all()
 
     def request_stop(self) -> None:
-        """Tells the node that it is to end. For supervisors. May be repeated."""
+        """Asks the node to end. For supervisors. May be repeated."""
         self.is_asked = True  # first: who wakes may look at it
         self.stop_event.set()
         self._may_go.set()
@@ -254,7 +254,7 @@ class NodeRuntime:
             hosted.request_stop()
 
     def note_ended(self, keys: Iterable[str]) -> None:
-        """Tells the node which servers have ended for good. For supervisors.
+        """Informs the node which servers have ended for good. For supervisors.
 
         Args:
             keys: Of addresses.
@@ -265,7 +265,7 @@ class NodeRuntime:
                 runtime.clients.note_ended(endpoints)
 
     def note_lost(self, keys: Iterable[str]) -> None:
-        """Tells the node that servers are lost with their host. For supervisors.
+        """Informs the node that servers are lost with their host. For supervisors.
 
         Args:
             keys: Of their addresses.
@@ -276,7 +276,7 @@ class NodeRuntime:
                 runtime.clients.note_lost(endpoints)
 
     def note_moved(self, endpoints: Mapping[str, str]) -> None:
-        """Tells the node where services of the program listen from now on. For supervisors.
+        """Informs the node where services of the program listen from now on. For supervisors.
 
         Args:
             endpoints: `host:port` by address key.
@@ -349,7 +349,7 @@ class NodeRuntime:
         return isinstance(error, CONSEQUENCES) and self.is_asked
 
     def note_cut_short(self, error: BaseException) -> None:
-        """Tells of an exception that ends the node in order, if it is of a call that got no answer."""
+        """Reports an exception that ends the node in order, if it is of a call that got no answer."""
         # A call that this node itself refused was never made; `while True` loops end so.
         if isinstance(error, CONSEQUENCES) and not isinstance(error, courier.CallCancelledError):
             self._link.cut_short(courier.ExceptionReport.of(error))

@@ -182,7 +182,7 @@ class Caller:
             call.end()
 
     def say_goodbye(self) -> None:
-        """Tells the client to begin no more calls here."""
+        """Asks the client to begin no more calls here."""
         self._channel.post(Kind.GOODBYE, 0)
         self.flush()
 

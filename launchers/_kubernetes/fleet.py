@@ -168,7 +168,7 @@ class PodFleet(Fleet):
         return True
 
     def request_stop(self, node: str) -> None:
-        """Tells a node to end."""
+        """Asks a node to end."""
         if not self._cancel(node):
             super().request_stop(node)
 

@@ -206,7 +206,7 @@ def _look_after(program: RunningProgram, records: RecordWriter, watch: "_Watch")
 
 
 class _Pace:
-    """Tells when to print how nodes are: every change at once, unless that is too much for the log."""
+    """Decides when to print how nodes are: every change at once, unless that is too much for the log."""
 
     def __init__(self, now: float) -> None:
         self._shown: list[tuple[object, ...]] = []

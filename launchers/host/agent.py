@@ -352,7 +352,7 @@ class Agent:
         commands[frame.op](frame)
 
     def _survey(self, frame: Frame) -> None:
-        """Tells what this machine has, and where others may reach it."""
+        """Reports what this machine has, and where others may reach it."""
         self._doorbell = Doorbell(frame["word"])
         self._selector.register(self._doorbell, selectors.EVENT_READ, self._doorbell.answer)
         self._ports = PortReservations(frame["listen_host"])

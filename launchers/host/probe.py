@@ -66,7 +66,7 @@ def _is_up(card: str) -> bool:
 
 
 class Doorbell:
-    """Tells this host's word to any peer."""
+    """Sends this host's word to any peer."""
 
     def __init__(self, word: str) -> None:
         """Listens on all interfaces.
@@ -84,7 +84,7 @@ class Doorbell:
         return self._socket.fileno()
 
     def answer(self) -> None:
-        """Tells the word to all who wait."""
+        """Sends the word to all peers that wait."""
         with contextlib.suppress(OSError):
             while True:
                 visitor, _ = self._socket.accept()

@@ -453,7 +453,7 @@ class AgentHost:
         return f"the agent of {self.name} died{said}"
 
     def post(self, event: Event) -> None:
-        """Tells the program of something that happened to this host's nodes."""
+        """Reports to the program something that happened to this host's nodes."""
         if self._program is not None:
             self._program.post(event)
 
@@ -584,7 +584,7 @@ class AgentHost:
         self._send(Frame("start", fields, body))
 
     def request_stop(self, node: str) -> None:
-        """Tells a node to end."""
+        """Asks a node to end."""
         self._stopping = True
         self._send(Frame("stop", {"node": node}))
 
@@ -597,7 +597,7 @@ class AgentHost:
         self._send(Frame("end_calls", {"node": node}))
 
     def tell_ended(self, callers: Sequence[str], keys: Sequence[str]) -> None:
-        """Tells workers, later ones too, that the servers at these addresses have ended."""
+        """Informs workers, later ones too, that the servers at these addresses have ended."""
         self._send(Frame("ended", {"callers": list(callers), "keys": list(keys)}))
 
     def dump_stacks(self, node: str) -> None:
@@ -640,7 +640,7 @@ class AgentHost:
         self._send(Frame("lost", {"keys": list(keys)}))
 
     def tell_moved(self, endpoints: Mapping[str, str]) -> None:
-        """Tells workers, later ones too, where services listen from now on.
+        """Informs workers, later ones too, where services listen from now on.
 
         Args:
             endpoints: `host:port` by address key, as this host reaches them.

@@ -350,7 +350,7 @@ class CommandWork:
 
 
 class _Readiness:
-    """Tells other nodes when the command is ready."""
+    """Informs other nodes when the command is ready."""
 
     def __init__(self) -> None:
         self._ready: concurrent.futures.Future[None] = concurrent.futures.Future()

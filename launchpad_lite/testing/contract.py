@@ -140,7 +140,7 @@ class Unsteady:
         lp.save_checkpoint()
 
     def give(self, task: str) -> None:
-        """Has `run` `fail` or get `stuck`."""
+        """Makes `run` `fail` or get `stuck`."""
         self._task = task
 
     def save(self, folder: Path) -> None:
@@ -397,7 +397,7 @@ class LauncherContract:
 
 
 def _fail(client: Any) -> None:
-    """Has a node fail, which may be before it has answered."""
+    """Makes a node fail, which may be before it has answered."""
     with contextlib.suppress(courier.ServerLostError):
         client.give("fail")
 

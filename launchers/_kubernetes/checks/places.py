@@ -125,7 +125,7 @@ def apply(place: Place, rules: Rules) -> None:
 
 
 def need(place: Place, needs: Needs) -> None:
-    """Tells of fields that are missing, or empty texts or lists."""
+    """Reports fields that are missing, or empty texts or lists."""
     for pattern, names in needs:
         for each in place.select(pattern) if pattern else [place]:
             for name in names.split(","):
@@ -136,7 +136,7 @@ def need(place: Place, needs: Needs) -> None:
 
 
 def unique(places: Iterable[Place], advice: str) -> None:
-    """Tells of places that hold what an earlier one holds."""
+    """Reports places that hold what an earlier one holds."""
     seen = set()
     for place in places:
         # Some values, like lists, have no hash.
@@ -146,7 +146,7 @@ def unique(places: Iterable[Place], advice: str) -> None:
 
 
 def exactly_one(place: Place, names: Sequence[str], role: str) -> None:
-    """Tells of a place in which none or several of these fields are given."""
+    """Reports a place in which none or several of these fields are given."""
     given = [name for name in names if place[name].given]
     if not given:
         place.wrong(f"{role} is missing; give one of {', '.join(names)}")
