@@ -10,6 +10,7 @@ from typing import Any
 
 from launchpad_lite._interrupts import is_interactive
 from launchpad_lite._result import Outcome
+from launchpad_lite.errors import LaunchError
 from launchpad_lite.launching import RunningProgram
 
 #: Programs that may not have been waited for; held for the report at exit.
@@ -59,7 +60,10 @@ def _begin_to_wait(pid: int) -> None:
 
 
 def _only_serves(program: RunningProgram) -> bool:
-    return all(node.state == "serving" for node in program.status())
+    try:
+        return all(node.state == "serving" for node in program.status())
+    except LaunchError:  # a cluster that does not answer just now: it is only a hint
+        return False
 
 
 @atexit.register
