@@ -282,7 +282,8 @@ def test_a_signal_to_every_process_of_the_program_is_one_orderly_stop(tmp_path: 
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
         _, stderr = process.communicate(timeout=60)
-        assert process.returncode == 143, stderr
+        # The second, if the script gets its signal when the program has ended already.
+        assert process.returncode in (143, -signal.SIGTERM), stderr
         script.assert_gone()
     saved = sorted(file.read_text() for file in tmp_path.glob("state/*/*/0*/state/index"))
     assert saved == ["0", "1", "2", "3", "4"]
