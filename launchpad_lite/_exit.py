@@ -15,9 +15,9 @@ from launchpad_lite.launching import RunningProgram
 
 #: Programs that may not have been waited for; held for the report at exit.
 _uncollected: list[RunningProgram] = []
+# A forked child has launched none of them.
+os.register_at_fork(after_in_child=_uncollected.clear)
 _excepthooks: list[Callable[..., object]] = []
-#: Processes that have registered what they do at exit.
-_registered: set[int] = set()
 #: Seconds in which a program may end that was launched at the end of a script.
 _SOON_S = 1.0
 
@@ -26,13 +26,12 @@ def report_at_exit(running: RunningProgram) -> None:
     """Makes the interpreter exit with the program's code, unless the script waits for it before."""
     _uncollected[:] = [program for program in _uncollected if not program.collected]
     _uncollected.append(running)
+    if not _excepthooks:  # the first launch
+        # Before the interpreter waits for threads, as those that supervise programs.
+        threading._register_atexit(_begin_to_wait)  # type: ignore[attr-defined]
     if len(_uncollected) == 1 and sys.excepthook is not _tell_of_error:
         _excepthooks.append(sys.excepthook)
         sys.excepthook = _tell_of_error
-    if (pid := os.getpid()) not in _registered:
-        _registered.add(pid)
-        # Before the interpreter waits for threads, as those that supervise programs.
-        threading._register_atexit(_begin_to_wait, pid)  # type: ignore[attr-defined]
     if sys.version_info[:2] == (3, 12):
         _wait_when_the_script_returns()
 
@@ -46,10 +45,8 @@ def _tell_of_error(kind: type[BaseException], error: BaseException, traceback: A
         print(text, file=sys.stderr)  # noqa: T201 - as the traceback
 
 
-def _begin_to_wait(pid: int) -> None:
+def _begin_to_wait() -> None:
     """Ends programs with the prompt that launched them; says why a script does not end by itself."""
-    if pid != os.getpid():
-        return  # a forked child, which launched none of them
     running = [program for program in _uncollected if program.result is None]
     for program in running:
         if is_interactive():
@@ -108,7 +105,7 @@ def _wait_when_the_script_returns() -> None:
     def wait(code: CodeType, offset: int, value: object) -> None:  # noqa: ARG001
         monitoring.set_local_events(tool, script, 0)
         monitoring.free_tool_id(tool)
-        _begin_to_wait(os.getpid())
+        _begin_to_wait()
         for program in _uncollected:
             program.join()
 
