@@ -45,7 +45,7 @@ class Tasks:
         self._count = 0
 
     @property
-    def thread(self) -> int | None:
+    def thread_ident(self) -> int | None:
         """Ident of the thread of its own; None if it has none."""
         thread = self._thread
         return None if thread is None else thread.ident

@@ -57,7 +57,7 @@ _LONGEST_WAIT_S = 3600.0
 #: Seconds in which a node tells where its threads are.
 _LOOK_S = 2.0
 
-#: Seconds before a restart from which on they are shown.
+#: Seconds from which on a wait for a restart is shown.
 _LONG_DELAY_S = 1.0
 #: Nodes that were ended by force of which it is shown where they were.
 _MAX_PLACES = 4

@@ -252,16 +252,15 @@ def find_launcher(choice: LauncherChoice, options: Mapping[str, Any]) -> Launche
     parse_script_arguments()
     if isinstance(choice, LaunchType):
         choice = choice.value
-    chosen = choice.name if isinstance(choice, Launcher) else choice
-    given_or_flag("launcher", chosen, LAUNCHER, LAUNCHER.value)
+    named = choice.name if isinstance(choice, Launcher) else choice or None
+    name = given_or_flag("launcher", named, LAUNCHER, chosen_launcher())
     if isinstance(choice, Launcher):
         if options:
             raise TypeError(
-                f"{', '.join(f'{name}=' for name in options)}: options are for launchers that are "
+                f"{', '.join(f'{option}=' for option in options)}: options are for launchers that are "
                 f"named; give them to {type(choice).__name__}(...) when you make it"
             )
         return choice
-    name = choice or chosen_launcher()
     _check_options(name, options)
     hosts = chosen_hosts()
     if hosts is None or "hosts" in options:

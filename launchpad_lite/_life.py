@@ -701,7 +701,7 @@ class ProgramLife:
         self._left += by * (not node.ended)
 
     def _expect(self, node: _Node, sign: str, limit_s: float | None, now: float) -> None:
-        # While all stop, no other node may be left that would make a node's code show that it continues. The
+        # While all stop, no other node may be left that would make a node's code show progress. The
         # constructor has a limit of its own.
         due = node.constructed or sign == "startup"
         if (

@@ -30,7 +30,7 @@ class SignsOfLife:
         Args:
             liveness: The limits.
             report_health: Called when the node has answered a health check.
-            report_heartbeat: Called when its code has shown that it continues.
+            report_heartbeat: Called when its code has shown progress.
             load: Returns how busy its servers are.
         """
         self._liveness = liveness

@@ -55,14 +55,12 @@ def ask_listed(command: str, words: Sequence[str], *, follow: bool) -> None:
             return
         print()  # noqa: T201
     if not entries:
+        logs = (
+            f". Logs of programs that have ended: {folder_of_runs()}" if command == "logs" else ""
+        )
         raise LaunchError(
             "no program of this user runs on this machine. For one that outlives its launcher, name "
-            "that: --launcher=slurm"
-            + (
-                f". Logs of programs that have ended: {folder_of_runs()}"
-                if command == "logs"
-                else ""
-            )
+            f"that: --launcher=slurm{logs}"
         )
     entry, nodes = _choose(entries, words)
     where = f"{entry.program!r} of process {entry.pid}"

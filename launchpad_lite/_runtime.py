@@ -53,7 +53,7 @@ class WorkerLink(Protocol):
         """The node has answered a health check."""
 
     def heartbeat(self) -> None:
-        """The node's code continues."""
+        """The node's code makes progress."""
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ class NodeRuntime:
         finally:
             if is_well:
                 self._wait_for_futures()
-            # No code may be left to show that it continues, while calls in flight or a last
+            # No code may be left to show progress, while calls in flight or a last
             # checkpoint take their time.
             self._link.leaving()
             if is_well and runs and serves is not None:
@@ -222,7 +222,7 @@ class NodeRuntime:
         self._link.ask_stop()
 
     def heartbeat(self) -> None:
-        """Shows that the node's code continues."""
+        """Shows that the node's code makes progress."""
         # The check of signs of life does not know parts.
         if self._host is not None:
             self._host.heartbeat()
@@ -393,7 +393,7 @@ class NodeRuntime:
         """Returns the idents of the threads that run calls of its servers now."""
         servers = self._all_servers()
         found = {each for server in servers for each in server.handlers.busy_threads()}
-        loops = (server.dispatcher.tasks.thread for server in servers)
+        loops = (server.dispatcher.tasks.thread_ident for server in servers)
         return found.union(ident for ident in loops if ident is not None)
 
     def _all_servers(self) -> list[courier.Server]:
@@ -533,7 +533,7 @@ def wait_for_stop(timeout_s: float | None = None, *, timeout_secs: float | None 
 
 
 def heartbeat() -> None:
-    """Shows that this node continues; cheap enough for every step of a loop.
+    """Shows that this node makes progress; cheap enough for every step of a loop.
 
     With `lp.Liveness(heartbeat_s=...)` at launch, a node that does not call it so often is hung.
 

@@ -229,7 +229,7 @@ class Relay:
             line.outer.close()
 
     async def stop(self) -> None:
-        """Ends all; what has come continues first, if those it comes from have proved themselves."""
+        """Ends all; what has come is passed on first, if those it comes from have proved themselves."""
         self._opened.clear()
         self._reach = _nowhere
         for line in self._strangers:
