@@ -1,5 +1,6 @@
 """The rules of the house, checked by the same `pytest` that checks behaviour."""
 
+import ast
 import importlib
 import json
 import subprocess
@@ -83,3 +84,22 @@ def _public_names(package: ModuleType) -> set[str]:
 def _listing_order(name: str) -> tuple[bool, bool, str]:
     """As ruff's RUF022: constants, then classes, then the rest."""
     return not name.isupper(), not name[:1].isupper(), name
+
+
+def test_engines_are_made_of_what_users_have() -> None:
+    for path in (ROOT / "launchpad_lite" / "engines").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom):
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
+            elif isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            else:
+                continue
+            inside = [name for name in names if not name.startswith("launchpad_lite.engines.")]
+            hidden = [name for name in inside if name.startswith(PACKAGES) and "._" in name]
+            assert not hidden, f"{path.name} reaches below what is public: {hidden}"
+
+
+def test_the_engines_are_loaded_when_they_are_used() -> None:
+    script = "import sys, launchpad_lite; assert 'launchpad_lite.engines' not in sys.modules"
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=ROOT)

@@ -39,6 +39,12 @@ _FILES = {file_name(block): block for block in _BLOCKS}
 #: What is printed by programs whose page says it.
 _OUTPUT = {
     "hello.py": "[visitor[0]] hello, world\n",
+    "which_barrier.py": (
+        "BSP(): 17 steps, waited 90%\n"
+        "SSP(staleness=4): 36 steps, waited 79%\n"
+        "PSP(sample_size=10, staleness=4, resample=0.1): 150 steps, waited 24%\n"
+        "ASP(): 200 steps, waited 0%\n"
+    ),
     "first.py": "the total is now 20\n",
     "futures.py": "[driver[0]] squares: [0, 1, 4]\n[driver[0]] stream: [0, 1, 2]\n",
     "page_node.py": "[reader[0]] a page\n",

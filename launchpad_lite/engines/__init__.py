@@ -1,0 +1,35 @@
+"""Engines: distributed algorithms whose workers go on together, made of nodes, handles and calls.
+
+from launchpad_lite import engines
+
+`engines.simulate` shows what a barrier does with many workers, without running any.
+"""
+
+from launchpad_lite.engines.barriers import ASP, BSP, PSP, SSP, Barrier
+from launchpad_lite.engines.bounds import mean_bound, variance_bound
+from launchpad_lite.engines.simulator import (
+    Churn,
+    Evaluation,
+    SimulatedModel,
+    Simulation,
+    Stragglers,
+    WorkerTrace,
+    simulate,
+)
+
+__all__ = [
+    "ASP",
+    "BSP",
+    "PSP",
+    "SSP",
+    "Barrier",
+    "Churn",
+    "Evaluation",
+    "SimulatedModel",
+    "Simulation",
+    "Stragglers",
+    "WorkerTrace",
+    "mean_bound",
+    "simulate",
+    "variance_bound",
+]

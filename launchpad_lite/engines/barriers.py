@@ -1,0 +1,232 @@
+"""Barriers: when a worker may begin its next step.
+
+A barrier is a rule and nothing else: no I/O, no clock, no state. So the same object decides on a
+server that knows all steps, in a peer that asks a few others, and in the simulator. Who keeps the
+steps and waits is in `_population`.
+
+The rules are those of Wang, Catterall and Mortier, "Probabilistic Synchronous Parallel"
+(arXiv 1709.07772).
+"""
+
+import abc
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeVar
+
+from launchpad_lite.engines._steps import Steps
+
+M = TypeVar("M")
+
+#: When a worker that waits draws another sample: never, as soon as one that holds it up has finished
+#: a step, or each time that so many seconds have passed.
+Resample = Literal["never", "on_progress"] | float
+
+
+class Barrier(abc.ABC):
+    """A rule that says when a worker may begin its next step. Subclass it to write your own.
+
+    Attributes:
+        sample_size: How many other workers a worker observes; None stands for all.
+        resample: When a worker that waits draws another sample: `"never"` (it waits until the rule
+            is true of the first one), `"on_progress"` (when one that holds it up has finished a
+            step), or a number of seconds.
+
+    Example:
+        @dataclasses.dataclass(frozen=True)
+        class Majority(engines.Barrier):
+            sample_size = 9
+
+            def may_advance(self, step, observed_steps):
+                behind = sum(other < step for other in observed_steps)
+                return 2 * behind <= len(observed_steps)
+    """
+
+    sample_size: int | None = None
+    resample: Resample = "never"
+
+    @abc.abstractmethod
+    def may_advance(self, step: int, observed_steps: Sequence[int]) -> bool:
+        """Returns whether a worker may begin its next step.
+
+        Is not asked when there is nobody to observe: the worker goes on then.
+
+        Args:
+            step: How many steps the worker has finished.
+            observed_steps: How many the observed workers have finished, in any order; the worker is
+                none of them.
+        """
+
+    def can_hold_up(self, step: int, other_step: int) -> bool:  # noqa: ARG002
+        """Returns whether an observed worker can keep another one waiting, now or later.
+
+        One that cannot is not observed any longer, which saves messages; `may_advance` is asked
+        without it from then on. By default each can.
+
+        Args:
+            step: How many steps the worker has finished that waits.
+            other_step: How many the observed one has.
+        """
+        return True
+
+    def sample(self, others: Sequence[M], rng: random.Random) -> list[M]:
+        """Returns whom a worker observes: all others, or some of them, drawn without replacement.
+
+        Args:
+            others: All other workers, in an order that does not depend on chance.
+            rng: Where the random numbers come from.
+        """
+        if self.sample_size is None or self.sample_size >= len(others):
+            return list(others)
+        return rng.sample(others, self.sample_size)
+
+
+class _Lagging(Barrier):
+    """Nobody goes on who is more than `_most` steps ahead of one that it observes."""
+
+    @property
+    @abc.abstractmethod
+    def _most(self) -> float:
+        """How many steps an observed worker may lag behind."""
+
+    def may_advance(self, step: int, observed_steps: Sequence[int]) -> bool:
+        """Returns whether all that are observed lag behind by few enough steps."""
+        if isinstance(observed_steps, Steps):
+            lowest = observed_steps.lowest
+        else:
+            lowest = min(observed_steps, default=math.inf)
+        return step - lowest <= self._most
+
+    def can_hold_up(self, step: int, other_step: int) -> bool:
+        """Returns whether the other one lags behind too far; once it does not, it never will again."""
+        return step - other_step > self._most
+
+
+@dataclass(frozen=True)
+class BSP(_Lagging):
+    """Bulk synchronous parallel: nobody begins a step before all have finished the one before.
+
+    Exact and slow: each step takes as long as its slowest worker.
+
+    Example:
+        engines.BSP().may_advance(3, [3, 4])  # True
+    """
+
+    _most = 0.0
+
+
+@dataclass(frozen=True)
+class SSP(_Lagging):
+    """Stale synchronous parallel: nobody is more than `staleness` steps ahead of the slowest.
+
+    `SSP(0)` is `BSP()`, and `SSP(math.inf)` is `ASP()`.
+
+    Example:
+        engines.SSP(staleness=4).may_advance(7, [3, 9])  # True: 3 is 4 behind
+    """
+
+    staleness: float
+
+    def __post_init__(self) -> None:
+        _check_staleness(self, self.staleness)
+
+    @property
+    def _most(self) -> float:
+        return self.staleness
+
+
+@dataclass(frozen=True)
+class ASP(Barrier):
+    """Asynchronous parallel: nobody waits, and nobody is asked.
+
+    Fast; updates may be computed from values of any age.
+
+    Example:
+        engines.ASP().may_advance(100, [0])  # True
+    """
+
+    sample_size: int | None = field(default=0, init=False, repr=False)
+
+    def may_advance(self, step: int, observed_steps: Sequence[int]) -> bool:  # noqa: ARG002
+        """Returns True."""
+        return True
+
+
+@dataclass(frozen=True)
+class PSP(_Lagging):
+    """Probabilistic synchronous parallel: BSP or SSP towards a random sample of the others.
+
+    With `staleness=0` it is the paper's pBSP, above that its pSSP. No part has to know all steps, so
+    it works without a server. `PSP(0)` is `ASP()`, and with a sample of all others it is
+    `SSP(staleness)`.
+
+    The paper leaves open what a worker does that has to wait, and that decides the speed.
+    `resample="never"` keeps the sample until all of it have caught up: the strictest. `"on_progress"`
+    draws another sample whenever one that holds it up has finished a step. A number draws another one each time that so many seconds have passed.
+
+    Attributes:
+        sample_size: How many others a worker asks.
+        staleness: How many steps these may lag behind.
+        resample: See above.
+
+    Example:
+        barrier = engines.PSP(sample_size=10, staleness=4, resample=0.5)
+    """
+
+    sample_size: int = field()
+    staleness: float = 0
+    resample: Resample = "never"
+
+    def __post_init__(self) -> None:
+        size = self.sample_size
+        if isinstance(size, bool) or not isinstance(size, int):
+            raise TypeError(f"PSP: sample_size is a whole number, not {size!r}")
+        if size < 0:
+            raise ValueError(f"PSP: sample_size is at least 0, not {size}")
+        _check_staleness(self, self.staleness)
+        check_resample(self)
+
+    @property
+    def _most(self) -> float:
+        return self.staleness
+
+
+def check_resample(barrier: Barrier) -> None:
+    """Raises what is wrong with the `resample` of a barrier.
+
+    Raises:
+        TypeError: It is neither a word nor a number.
+        ValueError: It is another word than these two, or no time above 0.
+    """
+    name, resample = type(barrier).__name__, barrier.resample
+    expected = "resample is 'never', 'on_progress' or a number of seconds"
+    if isinstance(resample, str):
+        if resample not in ("never", "on_progress"):
+            raise ValueError(f"{name}: {expected}, not {resample!r}")
+    elif isinstance(resample, bool) or not isinstance(resample, int | float):
+        raise TypeError(f"{name}: {expected}, not {resample!r}")
+    elif not 0 < resample < math.inf:
+        raise ValueError(f"{name}: {expected} above 0, not {resample!r}")
+
+
+def check_barrier(barrier: object) -> None:
+    """Raises what is wrong with something that is given as a barrier.
+
+    Raises:
+        TypeError: It is none, or a class of barriers, or its `resample` is of a wrong type.
+        ValueError: Its `resample` has no meaning.
+    """
+    if isinstance(barrier, type) and issubclass(barrier, Barrier):
+        raise TypeError(f"barrier is an object, as {barrier.__name__}(...), not the class")
+    if not isinstance(barrier, Barrier):
+        raise TypeError(f"barrier is an engines.Barrier, as engines.BSP(), not {barrier!r}")
+    check_resample(barrier)
+
+
+def _check_staleness(barrier: Barrier, staleness: object) -> None:
+    name = type(barrier).__name__
+    if isinstance(staleness, bool) or not isinstance(staleness, int | float):
+        raise TypeError(f"{name}: staleness is a number of steps, not {staleness!r}")
+    if not staleness >= 0:
+        raise ValueError(f"{name}: staleness is at least 0, not {staleness!r}")

@@ -1,0 +1,558 @@
+"""How a barrier behaves with many workers, without any: discrete events in virtual time.
+
+The barriers are the same objects that the engines use, and so is the code that applies them
+(`_population`). Nothing but the seed decides what happens.
+"""
+
+import abc
+import array
+import heapq
+import itertools
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from launchpad_lite.engines._population import Gate, Population, Verdict
+from launchpad_lite.engines.barriers import Barrier, check_barrier
+
+#: Seconds, always the same or drawn anew each time.
+Duration = float | Callable[[random.Random], float]
+
+
+@dataclass(frozen=True)
+class Stragglers:
+    """Workers that are always slower than the others.
+
+    Attributes:
+        fraction: How many of all workers, from 0 to 1; which ones is drawn.
+        slowdown: By which factor their steps take longer.
+
+    Example:
+        engines.simulate(engines.BSP(), stragglers=engines.Stragglers(0.05, slowdown=4))
+    """
+
+    fraction: float
+    slowdown: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.fraction <= 1:
+            raise ValueError(f"Stragglers: fraction is from 0 to 1, not {self.fraction!r}")
+        if not 0 < self.slowdown < math.inf:
+            raise ValueError(f"Stragglers: slowdown is a factor above 0, not {self.slowdown!r}")
+
+
+@dataclass(frozen=True)
+class Churn:
+    """Workers that leave without a word, and new ones that come.
+
+    Attributes:
+        leaves_per_s: How many leave in a second, on average.
+        joins_per_s: How many come; each begins where the slowest is.
+
+    Example:
+        engines.simulate(engines.BSP(), churn=engines.Churn(leaves_per_s=1, joins_per_s=1))
+    """
+
+    leaves_per_s: float
+    joins_per_s: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.leaves_per_s < math.inf or not 0 <= self.joins_per_s < math.inf:
+            raise ValueError(f"Churn: rates are numbers from 0 up, not {self}")
+
+
+class SimulatedModel(Protocol):
+    """What workers learn: see `simulate(model=...)`. Numbers of workers begin at 0.
+
+    Example:
+        class Line:
+            def __init__(self):
+                self.slope = 0.0
+
+            def read(self):
+                return self.slope
+
+            def compute(self, values, worker, step):
+                return 0.1 * (3 - values)  # a gradient at what was read
+
+            def apply(self, update):
+                self.slope += update
+
+            def evaluate(self):
+                return -abs(self.slope - 3)
+    """
+
+    def read(self) -> Any:
+        """Returns what a worker computes with: a copy, when its step begins."""
+
+    def compute(self, values: Any, worker: int, step: int) -> Any:
+        """Returns the update that a worker computes from what it has read."""
+
+    def apply(self, update: Any) -> None:
+        """Takes in an update, when it arrives."""
+
+    def evaluate(self) -> float:
+        """Returns how good the model is now."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How good the model was.
+
+    Attributes:
+        time_s: When, in virtual seconds.
+        updates: How many updates had been applied.
+        value: What `evaluate` returned.
+
+    Example:
+        result = engines.simulate(engines.SSP(4), model=model)
+        accuracy_by_time = [(each.time_s, each.value) for each in result.evaluations]
+    """
+
+    time_s: float
+    updates: int
+    value: float
+
+
+@dataclass
+class WorkerTrace:
+    """What one worker did.
+
+    Attributes:
+        joined_s: When it came, in virtual seconds.
+        left_s: When it left; None if it stayed.
+        first_step: How many steps it counted as finished when it came.
+        finished_s: When it finished each of its steps.
+        waited_s: How long it waited at the barrier, in all.
+
+    Example:
+        slowest = min(engines.simulate(engines.ASP()).workers, key=lambda trace: trace.step)
+    """
+
+    joined_s: float
+    first_step: int
+    finished_s: Sequence[float]
+    left_s: float | None = None
+    waited_s: float = 0.0
+
+    @property
+    def step(self) -> int:
+        """How many steps it had finished at the end."""
+        return self.first_step + len(self.finished_s)
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """What happened in a simulation.
+
+    Attributes:
+        barrier: The rule.
+        seconds: How long it lasted, in virtual seconds.
+        workers: All that took part; the first ones are those that were there from the beginning.
+        messages: How many were sent for the sake of the barrier. On a server: the report of each step
+            and the permission for the next. Between peers: each question and each answer.
+        evaluations: Of the model; empty without one.
+
+    Example:
+        result = engines.simulate(engines.PSP(10), workers=200, seconds=200)
+        print(min(result.steps), max(result.steps), result.messages)
+    """
+
+    barrier: Barrier
+    seconds: float
+    workers: Sequence[WorkerTrace]
+    messages: int
+    evaluations: Sequence[Evaluation]
+
+    @property
+    def steps(self) -> list[int]:
+        """How many steps each of the workers had finished that were there at the end."""
+        return [trace.step for trace in self.workers if trace.left_s is None]
+
+    @property
+    def updates(self) -> int:
+        """How many steps were finished, in all."""
+        return sum(len(trace.finished_s) for trace in self.workers)
+
+    @property
+    def waited(self) -> float:
+        """The part of their time that workers waited, from 0 to 1."""
+        there = sum(
+            (self.seconds if trace.left_s is None else trace.left_s) - trace.joined_s
+            for trace in self.workers
+        )
+        return sum(trace.waited_s for trace in self.workers) / there if there else 0.0
+
+
+def simulate(
+    barrier: Barrier,
+    *,
+    workers: int = 200,
+    seconds: float = 200.0,
+    step_time: Duration = lambda rng: rng.expovariate(1.0),
+    delay: Duration = 0.0,
+    churn: Churn | None = None,
+    stragglers: Stragglers | None = None,
+    distributed: bool = False,
+    model: SimulatedModel | None = None,
+    evaluate_every: int = 100,
+    seed: int = 0,
+) -> Simulation:
+    """Returns what workers do under a barrier, in virtual time. The same seed gives the same result.
+
+    Args:
+        barrier: The rule, as the engines take it.
+        workers: How many there are at the beginning.
+        seconds: Virtual seconds that are simulated.
+        step_time: How long a worker computes in one step, in seconds: a number, or a function of a
+            generator of random numbers. By default exponential with a mean of 1 s.
+        delay: How long a message travels, in the same way.
+        churn: Workers that leave and come.
+        stragglers: Workers that are slower.
+        distributed: Whether workers ask each other, and nobody knows all steps. By default they ask
+            a server that does.
+        model: What is learned. A worker reads it when its step begins, and its update arrives when
+            the step has ended, after the `delay`. So gradients are computed from values that are as
+            old as they would be in reality.
+        evaluate_every: After how many updates the model is evaluated.
+        seed: Decides all random numbers.
+
+    Raises:
+        TypeError: `barrier` is no barrier.
+        ValueError: A number makes no sense.
+
+    Example:
+        for barrier in (engines.BSP(), engines.SSP(4), engines.ASP(), engines.PSP(10)):
+            result = engines.simulate(barrier, workers=200, seconds=200.0)
+            print(barrier, statistics.mean(result.steps))
+    """
+    check_barrier(barrier)
+    if workers < 1 or evaluate_every < 1:
+        raise ValueError("simulate: workers and evaluate_every are at least 1")
+    if not 0 < seconds < math.inf:
+        raise ValueError(f"simulate: seconds is above 0, not {seconds!r}")
+    kind = _Peers if distributed else _Server
+    events = _Events(seconds)
+    run = kind(
+        barrier,
+        events,
+        _drawing("step_time", step_time),
+        _drawing("delay", delay),
+        stragglers,
+        _Learning(model, events, evaluate_every),
+        seed,
+    )
+    for _ in range(workers):
+        run.join(0)
+    if churn is not None:
+        run.churn(churn)
+    events.run()
+    return run.result()
+
+
+def _drawing(name: str, duration: Duration) -> Callable[[random.Random], float]:
+    if callable(duration):
+        return duration
+    if not 0 <= duration < math.inf:
+        raise ValueError(f"simulate: {name} is a number of seconds from 0 up, not {duration!r}")
+    seconds = duration
+    return lambda _: seconds
+
+
+class _Events:
+    """What is to happen, in the order of time."""
+
+    def __init__(self, seconds: float) -> None:
+        self.now = 0.0
+        self.end = seconds
+        self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._number = itertools.count()
+
+    def after(self, delay_s: float, action: Callable[..., None], *args: Any) -> None:
+        """Has something happen later; what is due at the same time happens in the order of these calls."""
+        if not delay_s >= 0:
+            raise ValueError(f"simulate: a duration of {delay_s!r} s was drawn")
+        heapq.heappush(self._heap, (self.now + delay_s, next(self._number), action, args))
+
+    def run(self) -> None:
+        while self._heap and self._heap[0][0] <= self.end:
+            self.now, _, action, args = heapq.heappop(self._heap)
+            action(*args)
+        self.now = self.end
+
+
+class _Learning:
+    """The model, if there is one."""
+
+    def __init__(self, model: SimulatedModel | None, events: _Events, evaluate_every: int) -> None:
+        self.evaluations: list[Evaluation] = []
+        self._model = model
+        self._events = events
+        self._every = evaluate_every
+        self._updates = 0
+
+    def read(self) -> Any:
+        return None if self._model is None else self._model.read()
+
+    def update(self, values: Any, worker: int, step: int, delay_s: float) -> None:
+        if self._model is not None:
+            update = self._model.compute(values, worker, step)
+            if delay_s:
+                self._events.after(delay_s, self._apply, update)
+            else:
+                self._apply(update)  # before anybody reads the model again
+
+    def _apply(self, update: Any) -> None:
+        assert self._model is not None
+        self._model.apply(update)
+        self._updates += 1
+        if self._updates % self._every == 0:
+            value = self._model.evaluate()
+            self.evaluations.append(Evaluation(self._events.now, self._updates, value))
+
+
+class _Worker:
+    """One that takes part."""
+
+    def __init__(
+        self, number: int, trace: WorkerTrace, slowdown: float, rng: random.Random
+    ) -> None:
+        self.number = number
+        #: Its own: it takes the same times under each barrier.
+        self.rng = rng
+        self.trace = trace
+        self.slowdown = slowdown
+        self.finished_s = array.array("d")
+        trace.finished_s = self.finished_s
+        #: How many steps it has finished.
+        self.step = trace.first_step
+        self.waits_since: float | None = None
+        #: What it read when its step began.
+        self.values: Any = None
+        # Between peers: where it waits, and who waits for its next step.
+        self.gate: Gate[_Worker] | None = None
+        self.draws = 0
+        #: The draw after which the next one comes by time.
+        self.times_draw = 0
+        self.watchers: dict[tuple[_Worker, int], None] = {}
+
+    @property
+    def is_there(self) -> bool:
+        return self.trace.left_s is None
+
+
+class _Run(abc.ABC):
+    """A simulation; subclasses say who decides."""
+
+    def __init__(
+        self,
+        barrier: Barrier,
+        events: _Events,
+        step_time: Callable[[random.Random], float],
+        delay: Callable[[random.Random], float],
+        stragglers: Stragglers | None,
+        learning: _Learning,
+        seed: int,
+    ) -> None:
+        self.barrier = barrier
+        self.events = events
+        self.messages = 0
+        #: For all that does not belong to one worker.
+        self.rng = random.Random(seed)  # noqa: S311 - no secret
+        self._seed = seed
+        self._step_time = step_time
+        self._delay = delay
+        self._stragglers = stragglers
+        self._learning = learning
+        self._workers: list[_Worker] = []
+        #: Those that are there.
+        self.population: Population[_Worker] = Population(barrier, self.rng)
+
+    @abc.abstractmethod
+    def asks(self, worker: _Worker) -> None:
+        """A worker has finished a step, and wants to begin the next."""
+
+    @abc.abstractmethod
+    def forgets(self, worker: _Worker) -> None:
+        """A worker has left."""
+
+    def join(self, first_step: int | None = None) -> None:
+        number = len(self._workers)
+        rng = random.Random(f"{self._seed} {number}")  # noqa: S311 - no secret
+        slowdown = 1.0
+        if self._stragglers is not None and rng.random() < self._stragglers.fraction:
+            slowdown = self._stragglers.slowdown
+        trace = WorkerTrace(self.events.now, 0, ())
+        worker = _Worker(number, trace, slowdown, rng)
+        trace.first_step = worker.step = self.population.add(worker, first_step)
+        self._workers.append(worker)
+        self.begin(worker)
+
+    def leave(self) -> None:
+        if len(self.population):
+            worker = self.rng.choice(self.population.workers)
+            self._count_wait(worker)
+            worker.trace.left_s = self.events.now
+            self.forgets(worker)
+
+    def churn(self, churn: Churn) -> None:
+        self._at_rate(churn.leaves_per_s, self.leave)
+        self._at_rate(churn.joins_per_s, self.join)
+
+    def _at_rate(self, per_s: float, action: Callable[[], None]) -> None:
+        def happen() -> None:
+            action()
+            self.events.after(self.rng.expovariate(per_s), happen)
+
+        if per_s:
+            self.events.after(self.rng.expovariate(per_s), happen)
+
+    def begin(self, worker: _Worker) -> None:
+        if worker.is_there:
+            self._count_wait(worker)
+            worker.values = self._learning.read()
+            duration = self._step_time(worker.rng) * worker.slowdown
+            self.events.after(duration, self._finish, worker)
+
+    def _finish(self, worker: _Worker) -> None:
+        if worker.is_there:
+            self._learning.update(worker.values, worker.number, worker.step, self._delay(self.rng))
+            worker.step += 1
+            worker.finished_s.append(self.events.now)
+            worker.waits_since = self.events.now
+            self.asks(worker)
+
+    def _count_wait(self, worker: _Worker) -> None:
+        if worker.waits_since is not None:
+            worker.trace.waited_s += self.events.now - worker.waits_since
+            worker.waits_since = None
+
+    def send(self, action: Callable[..., None], *args: Any) -> None:
+        """Has something happen when a message has arrived."""
+        self.messages += 1
+        delay_s = self._delay(self.rng)
+        if delay_s:
+            self.events.after(delay_s, action, *args)
+        else:
+            action(*args)
+
+    def result(self) -> Simulation:
+        for worker in self._workers:
+            self._count_wait(worker)
+        return Simulation(
+            self.barrier,
+            self.events.end,
+            [worker.trace for worker in self._workers],
+            self.messages,
+            self._learning.evaluations,
+        )
+
+
+class _Server(_Run):
+    """Workers report to a server, which knows all steps and says who goes on."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        #: When it looks next whether somebody is to draw another sample.
+        self._looks_at = math.inf
+
+    def asks(self, worker: _Worker) -> None:
+        if self.barrier.sample_size == 0:
+            self.population.finish(worker, self.events.now)
+            self.begin(worker)
+        else:
+            self.send(self._receive, worker)
+
+    def _receive(self, worker: _Worker) -> None:
+        if worker in self.population:
+            self._permit(self.population.finish(worker, self.events.now))
+
+    def _permit(self, workers: Sequence[_Worker]) -> None:
+        for worker in workers:
+            self.send(self.begin, worker)
+        due = self.population.next_draw()
+        if due is not None and due < self._looks_at:
+            self._looks_at = due
+            self.events.after(due - self.events.now, self._look)
+
+    def _look(self) -> None:
+        self._looks_at = math.inf
+        self._permit(self.population.draw_due(self.events.now))
+
+    def forgets(self, worker: _Worker) -> None:
+        self._permit(self.population.remove(worker))
+
+
+class _Peers(_Run):
+    """Workers ask each other: each question is answered once the other has got further than it says."""
+
+    def join(self, first_step: int | None = None) -> None:
+        if first_step is None:
+            first_step = min((worker.step for worker in self.population.workers), default=0)
+        super().join(first_step)
+
+    def asks(self, worker: _Worker) -> None:
+        watchers, worker.watchers = worker.watchers, {}
+        for watcher, draw in watchers:
+            self.send(self._answered, watcher, draw, worker, worker.step)
+        self._draw(worker)
+
+    def _draw(self, worker: _Worker) -> None:
+        worker.draws += 1
+        sample = self.barrier.sample(self.population.others(worker), self.rng)
+        worker.gate = Gate(self.barrier, worker.step, sample)
+        if not sample:
+            self._pass(worker)
+            return
+        self._ask(worker)
+
+    def _ask(self, worker: _Worker) -> None:
+        assert worker.gate is not None
+        for other, beyond in worker.gate.questions():
+            self.send(self._asked, other, worker, worker.draws, beyond)
+
+    def _draw_again(self, worker: _Worker, draw: int) -> None:
+        if worker.is_there and worker.gate is not None and worker.draws == draw:
+            self._draw(worker)
+
+    def _asked(self, other: _Worker, worker: _Worker, draw: int, beyond: int) -> None:
+        if not other.is_there:
+            self._lost(worker, draw, other)
+        elif other.step > beyond:
+            self.send(self._answered, worker, draw, other, other.step)
+        else:
+            other.watchers[worker, draw] = None
+
+    def _answered(self, worker: _Worker, draw: int, other: _Worker, step: int) -> None:
+        gate = worker.gate
+        if gate is None or worker.draws != draw or not worker.is_there:
+            return
+        self._follow(worker, gate.observe(other, step))
+
+    def _lost(self, worker: _Worker, draw: int, other: _Worker) -> None:
+        gate = worker.gate
+        if gate is not None and worker.draws == draw and worker.is_there:
+            self._follow(worker, gate.drop(other))
+
+    def _follow(self, worker: _Worker, verdict: Verdict) -> None:
+        assert worker.gate is not None
+        if verdict is Verdict.ADVANCE:
+            self._pass(worker)
+        elif verdict is Verdict.DRAW_AGAIN:
+            self._draw(worker)
+        elif worker.gate.is_complete:
+            if worker.times_draw != worker.draws and not isinstance(self.barrier.resample, str):
+                worker.times_draw = worker.draws
+                self.events.after(self.barrier.resample, self._draw_again, worker, worker.draws)
+            self._ask(worker)
+
+    def _pass(self, worker: _Worker) -> None:
+        worker.gate = None
+        self.begin(worker)
+
+    def forgets(self, worker: _Worker) -> None:
+        self.population.remove(worker)
+        for watcher, draw in worker.watchers:
+            self._lost(watcher, draw, worker)
