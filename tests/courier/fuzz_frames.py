@@ -9,6 +9,7 @@ import contextlib
 import pickle
 import select
 import socket
+import ssl
 import sys
 import time
 import traceback
@@ -78,7 +79,8 @@ def _stream(given: Any, seals: Seals | None = None) -> bytes:
         parcel = Parcel(given.ConsumeBytes(given.ConsumeIntInRange(0, 32)), buffers)
         chunks = encode(kind, number, parcel, meta=meta, seals=seals)
         data += b"".join(bytes(chunk) for chunk in chunks)
-    return data + given.ConsumeBytes(1 << 12)
+    rest: bytes = given.ConsumeBytes(1 << 12)
+    return data + rest
 
 
 def frames(given: Any) -> None:
@@ -132,9 +134,9 @@ def handshake(given: Any) -> None:
 class Reception:
     """Stands in for a host; all happens in one thread."""
 
-    tls_context = None
+    tls_context: ssl.SSLContext | None = None
     timing = courier.Timing()
-    secret = KEY
+    secret: courier.Secret | None = KEY
     is_healthy = True
     is_wanted = False
 
@@ -231,7 +233,8 @@ def guest(given: Any) -> None:
     """A server, from the first byte on."""
     ours, theirs = socket.socketpair()
     reception = Reception()
-    someone = UnprovenPeer(reception, theirs, "x", given.PickValueInList(list(Way)))
+    way = given.PickValueInList(list(Way))
+    someone = UnprovenPeer(reception, theirs, "x", way, on_welcome=lambda: None)
 
     def take() -> None:
         if reception.caller is not None:
@@ -324,7 +327,8 @@ def main() -> None:
     findings.mkdir(parents=True, exist_ok=True)
     # What is fuzzed must not become code.
     harmless: Any = types.SimpleNamespace(loads=_no_pickle, dumps=pickle.dumps)
-    reports.pickle = protocol.pickle = harmless
+    for module in (reports, protocol):
+        vars(module)["pickle"] = harmless
     seen: set[str] = set()
 
     def run(data: bytes) -> None:
