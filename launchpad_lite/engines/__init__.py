@@ -5,8 +5,21 @@ from launchpad_lite import engines
 `engines.simulate` shows what a barrier does with many workers, without running any.
 """
 
+from launchpad_lite.engines._servers import Progress
 from launchpad_lite.engines.barriers import ASP, BSP, PSP, SSP, Barrier
 from launchpad_lite.engines.bounds import mean_bound, variance_bound
+from launchpad_lite.engines.errors import (
+    EngineError,
+    UnknownKeyError,
+    UpdateError,
+    ValuesLostError,
+)
+from launchpad_lite.engines.parameter_server import (
+    ParameterServer,
+    ParameterServerClient,
+    ParameterServerHandle,
+    Versioned,
+)
 from launchpad_lite.engines.simulator import (
     Churn,
     Evaluation,
@@ -24,10 +37,19 @@ __all__ = [
     "SSP",
     "Barrier",
     "Churn",
+    "EngineError",
     "Evaluation",
+    "ParameterServer",
+    "ParameterServerClient",
+    "ParameterServerHandle",
+    "Progress",
     "SimulatedModel",
     "Simulation",
     "Stragglers",
+    "UnknownKeyError",
+    "UpdateError",
+    "ValuesLostError",
+    "Versioned",
     "WorkerTrace",
     "mean_bound",
     "simulate",

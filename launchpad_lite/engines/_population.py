@@ -130,6 +130,15 @@ class Population(Generic[W]):
         #: When those draw another sample that do it by time, the next one first.
         self._draws: dict[W, float] = {}
 
+    @property
+    def slowest(self) -> int:
+        """How many steps the slowest has finished, or had the last one that left."""
+        return int(self._all.lowest) if self._steps else self._last
+
+    def begin_at(self, step: int) -> None:
+        """Has the first worker begin as if it had finished so many steps."""
+        self._last = step
+
     def __len__(self) -> int:
         return len(self._steps)
 
@@ -171,7 +180,7 @@ class Population(Generic[W]):
             step: How many; None stands for as many as the slowest worker, or the last one that left.
         """
         if step is None:
-            step = int(self._all.lowest) if self._steps else self._last
+            step = self.slowest
         self._steps[worker] = step
         self._all.add(step)
         self._place[worker] = len(self._workers)

@@ -1,0 +1,488 @@
+"""The servers of a parameter server: values, updates, and who goes on.
+
+Each `Server` holds the values of some keys. The first one is the `Coordinator`, too: it knows the
+workers and their steps, gives them keys, and applies the barrier.
+"""
+
+import asyncio
+import collections
+import concurrent.futures
+import contextlib
+import pickle
+import random
+import statistics
+import sys
+import threading
+import time
+import uuid
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import courier
+import launchpad_lite as lp
+from launchpad_lite.engines._keys import Key, unknown_key
+from launchpad_lite.engines._population import Population
+from launchpad_lite.engines.errors import EngineError, UpdateError, ValuesLostError
+
+if TYPE_CHECKING:
+    from launchpad_lite.engines.parameter_server import ParameterServer
+
+#: Larger arrays are serialised once for all workers that read them.
+_LARGE_BYTES = 1 << 18
+
+#: Seconds that a coordinator waits after a restart for its workers to come back. Whoever came first
+#: would otherwise find itself alone, and pass the barrier.
+REJOIN_S = 2.0
+
+
+class UnknownMemberError(EngineError):
+    """The coordinator does not know this worker (any more), which is to join again."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far the workers of an engine are.
+
+    Attributes:
+        workers: How many there are.
+        waiting: How many of them wait at the barrier.
+        slowest: Steps that the slowest has finished; 0 without workers.
+        median: The same of the median.
+        fastest: The same of the fastest.
+        updates: Steps that were finished in all, also by workers that have left.
+
+    Example:
+        print(ps.progress())  # 8 workers, 1 waiting, steps 40 to 44 (median 42), 339 updates
+    """
+
+    workers: int
+    waiting: int
+    slowest: int
+    median: float
+    fastest: int
+    updates: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.workers} workers, {self.waiting} waiting, steps {self.slowest:,} to "
+            f"{self.fastest:,} (median {self.median:,g}), {self.updates:,} updates"
+        )
+
+
+class _Held:
+    """One value. Replaced, never changed: readers may still get it."""
+
+    __slots__ = ("sent", "value", "version")
+
+    def __init__(self, value: Any, version: int) -> None:
+        self.value = value
+        self.version = version
+        is_large = getattr(value, "nbytes", 0) >= _LARGE_BYTES
+        #: What readers get.
+        self.sent = courier.Shared(value) if is_large else value
+
+
+class Server:
+    """Holds the values of some keys. Thread-safe."""
+
+    def __init__(self, job: "ParameterServer", servers: Sequence[Any]) -> None:
+        """Makes one without values.
+
+        Args:
+            job: What to do with updates.
+            servers: Clients of all servers, in order, None in the place of this one.
+        """
+        self._name = lp.current_node().name
+        #: Tells values of this process from those of one before it, whatever their versions.
+        self._life = uuid.uuid4().hex
+        self._held: dict[Key, _Held] = {}
+        #: By worker, the last step whose updates were applied.
+        self._applied: dict[str, int] = {}
+        # One for each key, held while an update is computed.
+        self._locks: collections.defaultdict[Key, threading.Lock] = collections.defaultdict(
+            threading.Lock
+        )
+        #: Held while a result is stored, so that a checkpoint has all of a step or nothing.
+        self._storing = threading.Lock()
+        self._is_lost = lp.restart_count() > 0
+        self._job = job.in_node([self if server is None else server for server in servers])
+
+    @courier.idempotent
+    def read(
+        self, wanted: Mapping[Key, int], life: str = ""
+    ) -> tuple[str, list[tuple[Key, int, Any]]]:
+        """Returns the values that have changed.
+
+        Args:
+            wanted: By key, the version that the caller has; -1 for none.
+            life: Of the server that these versions are from.
+
+        Returns:
+            The life of this server; and key, version and value of each that has changed.
+
+        Raises:
+            UnknownKeyError: Nobody has set one of the keys.
+        """
+        self._check()
+        changed = []
+        for key, version in wanted.items():
+            held = self._held.get(key)
+            if held is None:
+                raise unknown_key(self._name, key, self._held)
+            if held.version != version or life != self._life:
+                changed.append((key, held.version, held.sent))
+        return self._life, changed
+
+    @courier.idempotent
+    def put(self, key: Key, value: Any, replace: bool = True) -> None:
+        """Sets a value.
+
+        Args:
+            key: Its key.
+            value: The value; the caller does not change it any more.
+            replace: Whether to set it if there is one.
+        """
+        with self._locks[key]:
+            held = self._held.get(key)
+            if held is None or replace:
+                self._store({key: value})
+
+    @courier.idempotent
+    def update(self, member: str, worker: str, step: int, updates: Mapping[Key, Any]) -> None:
+        """Applies the updates of one step: all or none, and once, however often it is called.
+
+        Args:
+            member: The identity of the worker.
+            worker: Its name.
+            step: How many steps it had finished before.
+            updates: By key.
+
+        Raises:
+            UnknownKeyError: Nobody has set one of the keys.
+            UpdateError: An update could not be applied.
+        """
+        self._check()
+        with contextlib.ExitStack() as locks:
+            for key in sorted(
+                updates, key=repr
+            ):  # the same order for all: nobody waits in a circle
+                locks.enter_context(self._locks[key])
+            if self._applied.get(member, -1) >= step:
+                return
+            values = {
+                key: self._pulled(key, update, worker, step) for key, update in updates.items()
+            }
+            self._store(values, (member, step))
+
+    def _pulled(self, key: Key, update: Any, worker: str, step: int) -> Any:
+        held = self._held.get(key)
+        if held is None:
+            raise unknown_key(self._name, key, self._held)
+        try:
+            return self._job.pull(key, held.value, update)
+        except Exception as error:
+            raise UpdateError(
+                f"{self._name}: the update of {key!r} that {worker} made in step {step} cannot be "
+                f"applied: {type(error).__name__}: {error}"
+            ) from error
+
+    def _store(self, values: Mapping[Key, Any], applied: tuple[str, int] | None = None) -> None:
+        with self._storing:
+            for key, value in values.items():
+                held = self._held.get(key)
+                self._held[key] = _Held(value, 0 if held is None else held.version + 1)
+            if applied is not None:
+                member, step = applied
+                self._applied[member] = step
+
+    def _check(self) -> None:
+        if self._is_lost:
+            raise ValuesLostError(
+                f"{self._name} was started again, and its values are lost: launch with "
+                "checkpoints= for it, and a period_s"
+            )
+
+    def save(self, folder: Path) -> None:
+        """Writes a checkpoint."""
+        with self._storing:
+            values = {key: (held.value, held.version) for key, held in self._held.items()}
+            state = {"values": values, "applied": dict(self._applied), **self._more_state()}
+        with (folder / "values.pickle").open("wb") as file:
+            pickle.dump(state, file, protocol=5)
+
+    def restore(self, folder: Path) -> None:
+        """Takes over what a checkpoint has."""
+        with (folder / "values.pickle").open("rb") as file:
+            state = pickle.load(file)
+        for key, (value, version) in state["values"].items():
+            self._held[key] = _Held(value, version)
+        self._applied = state["applied"]
+        self._restore_more(state)
+        self._is_lost = False
+
+    def _more_state(self) -> dict[str, Any]:
+        return {}
+
+    def _restore_more(self, state: Mapping[str, Any]) -> None:
+        """Takes over the rest of a checkpoint."""
+
+
+@dataclass
+class _Member:
+    """A worker that takes part."""
+
+    name: str
+    #: Its call that is answered when it may go on.
+    call: "concurrent.futures.Future[list[Key] | None] | None" = None
+
+
+@dataclass
+class _Counts:
+    """For the line that shows progress."""
+
+    updates: int = 0
+    shown_updates: int = 0
+    shown_at: float = field(default_factory=time.monotonic)
+
+
+class Coordinator(Server):
+    """The first server: knows the workers, and says which of them goes on with which keys."""
+
+    def __init__(
+        self, job: "ParameterServer", servers: Sequence[Any], progress_s: float | None
+    ) -> None:
+        """Makes one without workers.
+
+        Args:
+            job: As for `Server`.
+            servers: As for `Server`.
+            progress_s: Seconds between two lines of progress; None for no such lines.
+        """
+        super().__init__(job, servers)
+        self._progress_s = progress_s
+        self._population: Population[str] = Population(
+            self._job.barrier,
+            random.Random(lp.current_node().seed),  # noqa: S311 - no secret
+        )
+        self._members: dict[str, _Member] = {}
+        self._keys: dict[Key, None] = {}
+        self._counts = _Counts()
+        #: Who may go on, once the thread below gets to it.
+        self._released: list[str] = []
+        self._opens_at = time.monotonic() + (REJOIN_S if lp.restart_count() else 0.0)
+        # For all of these.
+        self._changed = threading.Condition()
+        #: Held while code of the user decides, which is never done twice at a time.
+        self._deciding = threading.Lock()
+        self._has_begun = False
+        self._has_ended = False
+        self._stops = False
+        lp.register_stop_handler(self._stop)
+        threading.Thread(target=self._watch, name="parameter-server", daemon=True).start()
+
+    # What workers and other nodes call.
+
+    @courier.idempotent
+    def begin(self) -> None:
+        """Sets the first values, unless that was done before."""
+        with self._deciding:
+            if not self._has_begun:
+                self._check()
+                for key, value in self._job.initial().items():
+                    self._job.set_first(key, value)
+                self._has_begun = True
+
+    @courier.idempotent
+    def add_key(self, key: Key) -> None:
+        """Notes that there is going to be a value of this key."""
+        with self._changed:
+            self._keys[key] = None
+
+    @courier.idempotent
+    def keys(self) -> list[Key]:
+        """Returns all keys, on whichever server."""
+        with self._changed:
+            return list(self._keys)
+
+    @courier.idempotent
+    def worker_num(self) -> int:
+        """Returns how many workers there are."""
+        return len(self._population)
+
+    @courier.idempotent
+    def progress(self) -> Progress:
+        """Returns how far the workers are."""
+        with self._changed:
+            steps = sorted(self._population.steps.values()) or [0]
+            return Progress(
+                len(self._population),
+                self._population.waiting,
+                steps[0],
+                statistics.median(steps),
+                steps[-1],
+                self._counts.updates,
+            )
+
+    async def stay(self, worker: str, finished: int | None) -> AsyncIterator[tuple[str, int]]:
+        """Lets a worker take part as long as it reads this stream; yields once.
+
+        Args:
+            worker: Its name.
+            finished: How many steps it has finished, if it took part before.
+
+        Yields:
+            Its identity, and how many steps it counts as finished.
+        """
+        member = uuid.uuid4().hex
+        with self._changed:
+            # One that comes back has finished this step, and still has to pass the barrier.
+            step = self._population.add(member, finished - 1 if finished else None)
+            names = {each.name for each in self._members.values()}
+            self._members[member] = _Member(
+                worker if worker not in names else f"{worker}#{member[:4]}"
+            )
+        try:
+            yield member, finished or step
+            await asyncio.Event().wait()  # until the worker has left
+        finally:
+            with self._changed:
+                del self._members[member]
+                # Decided elsewhere: code of the user may block, and this is the event loop.
+                self._released += self._population.remove(member)
+                self._changed.notify()
+
+    @courier.idempotent
+    def advance(self, member: str, finished: int) -> "concurrent.futures.Future[list[Key] | None]":
+        """Asks to begin the next step; answered when the barrier lets the worker pass.
+
+        Args:
+            member: The identity of the worker.
+            finished: How many steps it has finished.
+
+        Returns:
+            The keys of the step; None: there is nothing more to do.
+
+        Raises:
+            UnknownMemberError: It is to join again.
+        """
+        call: concurrent.futures.Future[list[Key] | None] = concurrent.futures.Future()
+        with self._changed:
+            if member not in self._members:
+                raise UnknownMemberError(f"{self._name} does not know the worker {member}")
+            self._members[member].call = call
+            if finished > self._population.step_of(member):
+                self._counts.updates += 1
+                released = self._population.finish(member, time.monotonic())
+            else:
+                released = [member]
+            if self._opens_at > time.monotonic():
+                self._released += released
+                released = []
+            self._changed.notify()  # there may be something to do at some time, now
+        if released:
+            self._let_go(released)
+        return call
+
+    # How it decides.
+
+    def _let_go(self, members: Sequence[str]) -> None:
+        with self._deciding:
+            try:
+                self._has_ended = self._has_ended or bool(self._job.stop())
+                keys = self._schedule(members) if not self._has_ended else {}
+            except Exception as error:  # noqa: BLE001 - the workers get it
+                for member in members:
+                    self._answer(member, error)
+                return
+            if self._has_ended:
+                with self._changed:
+                    members = list(self._members)
+            for member in members:
+                self._answer(member, keys.get(member))
+
+    def _schedule(self, members: Sequence[str]) -> dict[str, list[Key]]:
+        with self._changed:
+            names = {
+                self._members[member].name: member for member in members if member in self._members
+            }
+        plan = self._job.schedule(list(names))
+        if not isinstance(plan, Mapping):
+            raise TypeError(
+                f"{self._name}: schedule returned {plan!r}; it is to map workers to keys"
+            )
+        if unknown := sorted(set(plan) - set(names), key=repr):
+            raise ValueError(
+                f"{self._name}: schedule has keys for {unknown[0]!r}, but was asked for "
+                f"{', '.join(names)}"
+            )
+        for key in {key for keys in plan.values() for key in keys}:
+            if key not in self._keys:
+                raise unknown_key(f"{self._name}: schedule", key, self._keys)
+        return {member: list(plan.get(name, ())) for name, member in names.items()}
+
+    def _answer(self, member: str, answer: list[Key] | Exception | None) -> None:
+        with self._changed:
+            # It may have left.
+            call = self._members[member].call if member in self._members else None
+            if call is not None:
+                self._members[member].call = None
+        if call is None:
+            return
+        if isinstance(answer, Exception):
+            call.set_exception(answer)
+        else:
+            call.set_result(answer)
+
+    def _watch(self) -> None:
+        """Does what no call does: what is due at some time, and what follows from a leaving worker."""
+        while True:
+            with self._changed:
+                now = time.monotonic()
+                if self._opens_at <= now:
+                    self._released += self._population.draw_due(now)
+                due = self._due()
+                if self._stops:
+                    return
+                if not (self._released and self._opens_at <= now) and due > now:
+                    self._changed.wait(min(due - now, threading.TIMEOUT_MAX))
+                    continue
+                released, self._released = self._released, []
+            if released:
+                self._let_go(released)
+            self._show_progress()
+
+    def _due(self) -> float:
+        times = [self._opens_at] if self._released else []
+        draw = self._population.next_draw()
+        times += [] if draw is None else [draw]
+        if self._progress_s is not None:
+            times.append(self._counts.shown_at + self._progress_s)
+        return min(times, default=float("inf"))
+
+    def _show_progress(self) -> None:
+        counts, now = self._counts, time.monotonic()
+        if self._progress_s is None or now < counts.shown_at + self._progress_s:
+            return
+        progress, new = self.progress(), counts.updates - counts.shown_updates
+        rate = new / (now - counts.shown_at)
+        counts.shown_updates, counts.shown_at = counts.updates, now
+        if progress.workers or new:
+            print(f"{progress}, {rate:,.0f}/s", file=sys.stderr)  # noqa: T201 - asked for
+
+    def _stop(self) -> None:
+        with self._changed:
+            self._stops = True
+            self._changed.notify()
+
+    # Its state, besides the values.
+
+    def _more_state(self) -> dict[str, Any]:
+        with self._changed:
+            return {"keys": list(self._keys), "step": self._population.slowest}
+
+    def _restore_more(self, state: Mapping[str, Any]) -> None:
+        self._keys = dict.fromkeys(state["keys"])
+        self._population.begin_at(state["step"])
+        self._has_begun = True

@@ -1,0 +1,427 @@
+"""The parameter server: values on servers, workers that compute updates, a barrier between steps.
+
+After Li et al., "Scaling Distributed Machine Learning with the Parameter Server" (OSDI 2014), with
+the interface of the Actor engine of Owl ("OCaml Scientific Computing").
+"""
+
+import copy
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import courier
+import launchpad_lite as lp
+from launchpad_lite.engines._keys import Key, hash_of
+from launchpad_lite.engines._servers import Coordinator, Progress, Server, UnknownMemberError
+from launchpad_lite.engines.barriers import BSP, Barrier, check_barrier
+from launchpad_lite.engines.errors import UpdateError
+
+J = TypeVar("J", bound="ParameterServer")
+
+#: Seconds between two heartbeats of a worker that waits at the barrier.
+_HEARTBEAT_S = 1.0
+
+
+class Versioned(NamedTuple):
+    """A value and its version, which counts how often it was changed.
+
+    Example:
+        weights, version = ps.get("weights")
+    """
+
+    value: Any
+    version: int
+
+
+class ParameterServerClient:
+    """The values of a parameter server, seen from anywhere: what its handle becomes. Thread-safe.
+
+    Example:
+        class Evaluator:
+            def __init__(self, ps: engines.ParameterServerClient):
+                self._ps = ps
+
+            def run(self):
+                while not lp.wait_for_stop(10):
+                    print(self._ps.get("weights").value, self._ps.progress())
+    """
+
+    def __init__(self, servers: Sequence[Any], *, has_begun: bool = False) -> None:
+        """Makes one; the engine does that.
+
+        Args:
+            servers: Clients of the servers, in order; the first one is the coordinator.
+            has_begun: Whether the first values have been set.
+        """
+        self._servers = servers
+        self._has_begun = has_begun
+
+    @property
+    def _coordinator(self) -> Coordinator:
+        coordinator: Coordinator = self._servers[0]
+        return coordinator
+
+    def _place(self, key: Key) -> int:
+        return hash_of(key) % len(self._servers)
+
+    def _begin(self) -> None:
+        if not self._has_begun:
+            self._coordinator.begin()
+            self._has_begun = True
+
+    def get(self, key: Key) -> Versioned:
+        """Returns a value and its version. Do not change the value: others may have the same.
+
+        Raises:
+            UnknownKeyError: Nobody has set it.
+            TypeError: The key is of a type that keys do not have.
+        """
+        self._begin()
+        server: Server = self._servers[self._place(key)]
+        _, [(_, version, value)] = server.read({key: -1})
+        return Versioned(value.value if isinstance(value, courier.Shared) else value, version)
+
+    def set(self, key: Key, value: Any) -> None:
+        """Sets a value, and makes the key known.
+
+        Raises:
+            TypeError: The key is of a type that keys do not have.
+        """
+        self._begin()
+        self._put(key, value, replace=True)
+
+    def set_first(self, key: Key, value: Any) -> None:
+        """Sets a value unless there is one. For the engine."""
+        self._put(key, value, replace=False)
+
+    def _put(self, key: Key, value: Any, *, replace: bool) -> None:
+        place = self._place(key)
+        self._coordinator.add_key(key)
+        self._servers[place].put(key, value, replace)
+
+    def keys(self) -> list[Key]:
+        """Returns all keys."""
+        self._begin()
+        return self._coordinator.keys()
+
+    def worker_num(self) -> int:
+        """Returns how many workers take part now."""
+        return self._coordinator.worker_num()
+
+    def progress(self) -> Progress:
+        """Returns how far the workers are."""
+        return self._coordinator.progress()
+
+    def work(self, job: "ParameterServer") -> Iterator[int]:
+        """Takes part as a worker; yields after each step how many it has finished.
+
+        It joins when the first step begins, where the slowest worker is, and leaves when the loop
+        ends, by `break` for instance. The loop ends by itself when the engine stops.
+
+        Args:
+            job: What to do in a step.
+
+        Raises:
+            UpdateError: `push` returned updates for other keys than it got, or one that cannot be
+                applied.
+            UnknownKeyError: `schedule` named a key that nobody has set.
+            NoProgramError: Not called in a node.
+
+        Example:
+            for step in ps.work(Sgd()):
+                if step == 100:
+                    break  # leaves; the others do not wait for it
+        """
+        self._begin()
+        return _Worker(self._servers, job.in_node(self._servers)).steps()
+
+
+class _Worker:
+    """One that takes part."""
+
+    def __init__(self, servers: Sequence[Any], job: "ParameterServer") -> None:
+        self._servers = servers
+        self._job = job
+        #: What was read: by key, version and value.
+        self._read: dict[Key, tuple[int, Any]] = {}
+        #: By server, whose versions these are.
+        self._lives = [""] * len(servers)
+        self._name = lp.current_node().name
+        #: Set when there is an answer, or the node is to end.
+        self._woken = threading.Event()
+
+    def steps(self) -> Iterator[int]:
+        """Works until the engine or the node stops, or the reader leaves."""
+        lp.register_stop_handler(self._woken.set)
+        try:
+            yield from self._steps()
+        finally:
+            lp.unregister_stop_handler(self._woken.set)
+
+    def _steps(self) -> Iterator[int]:
+        finished: int | None = None
+        while True:
+            presence = iter(self._servers[0].stay(self._name, finished))
+            try:
+                member, finished = next(presence)
+                while (keys := self._advance(member, finished)) is not None:
+                    self._step(member, finished, keys)
+                    finished += 1
+                    yield finished
+                return
+            except (UnknownMemberError, courier.ServerLostError):
+                continue  # the coordinator was started again
+            finally:
+                presence.close()
+
+    def _advance(self, member: str, finished: int) -> list[Key] | None:
+        stop = lp.stop_event()
+        self._woken.clear()
+        call = self._servers[0].futures.advance(member, finished)
+        call.add_done_callback(lambda _: self._woken.set())
+        while not call.done():
+            if stop.is_set():
+                call.cancel()
+                return None
+            lp.heartbeat()  # who waits for others is not hung
+            self._woken.wait(_HEARTBEAT_S)
+        keys: list[Key] | None = call.result()
+        return keys
+
+    def _step(self, member: str, step: int, keys: Sequence[Key]) -> None:
+        values = self._values(keys)
+        updates = self._job.push(self._name, values)
+        where = f"{self._name}, step {step}: push"
+        if not isinstance(updates, Mapping):
+            raise UpdateError(f"{where} returned {updates!r}; it is to map keys to updates")
+        if unknown := [key for key in updates if key not in values]:
+            raise UpdateError(
+                f"{where} returned an update for the key {unknown[0]!r}, which was not scheduled; "
+                f"scheduled were {', '.join(map(repr, keys)) or 'none'}"
+            )
+        parts = self._parted(updates)
+        calls = [
+            self._servers[place].futures.update(
+                member, self._name, step, {key: updates[key] for key in part}
+            )
+            for place, part in parts.items()
+        ]
+        for call in calls:
+            call.result()
+
+    def _values(self, keys: Sequence[Key]) -> dict[Key, Any]:
+        calls = []
+        for place, part in self._parted(keys).items():
+            wanted = {key: self._read[key][0] if key in self._read else -1 for key in part}
+            calls.append((place, self._servers[place].futures.read(wanted, self._lives[place])))
+        for place, call in calls:
+            self._lives[place], changed = call.result()
+            self._read.update({key: (version, value) for key, version, value in changed})
+        return {key: self._read[key][1] for key in keys}
+
+    def _parted(self, keys: Any) -> dict[int, list[Key]]:
+        if len(self._servers) == 1:
+            return {0: list(keys)} if keys else {}
+        parts: dict[int, list[Key]] = {}
+        for key in keys:
+            parts.setdefault(hash_of(key) % len(self._servers), []).append(key)
+        return parts
+
+
+class ParameterServer:
+    """What a parameter server does; subclass it.
+
+    Each worker repeats a step: it gets the values of the keys that `schedule` has for it, computes
+    updates in `push`, and the servers apply them with `pull`. Then the `barrier` says when it may
+    begin the next step. Updates of one key are applied one after the other, those of one step on one
+    server together, and each exactly once. A worker that is lost leaves the barrier at once; one
+    that comes, or comes back, begins where the slowest is.
+
+    Only `push` has to be written. `schedule` and `stop` run on the first server, `pull` on the one
+    that has the key, `push` in the workers. Each node has a copy of this object.
+
+    Attributes:
+        barrier: When a worker may begin its next step.
+
+    Example:
+        class Sgd(engines.ParameterServer):
+            barrier = engines.SSP(4)
+
+            def initial(self):
+                return {"weights": np.zeros(10)}
+
+            def push(self, worker, values):
+                return {"weights": -0.1 * gradient(values["weights"])}
+
+            def stop(self):
+                return self.get("weights").version >= 1000
+
+        ps = Sgd().add_to(program, workers=8)  # a handle, for other nodes
+    """
+
+    barrier: Barrier = BSP()
+
+    #: The values, in a node of the engine.
+    _client: ParameterServerClient | None = None
+
+    def start(self) -> None:
+        """Is called once in each node of the engine, before anything else: loads data, for instance."""
+
+    def initial(self) -> Mapping[Key, Any]:
+        """Returns the first values by key. Called once, on the first server. None by default."""
+        return {}
+
+    def schedule(self, workers: Sequence[str]) -> Mapping[str, Sequence[Key]]:
+        """Returns which keys workers are to compute with in their next step. By default all keys.
+
+        Args:
+            workers: Names of those that may begin one now.
+        """
+        keys = self.keys()
+        return dict.fromkeys(workers, keys)
+
+    def push(self, worker: str, values: Mapping[Key, Any]) -> Mapping[Key, Any]:
+        """Returns the updates that a worker computes from the values: of the same keys, or fewer.
+
+        Args:
+            worker: Its name, as `ps_worker[3]`.
+            values: By key, what was scheduled for it. Do not change them.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no push(worker, values)")
+
+    def pull(self, key: Key, value: Any, update: Any) -> Any:  # noqa: ARG002
+        """Returns the new value. By default the sum of the value and the update.
+
+        Args:
+            key: Whose value it is.
+            value: The value. Do not change it: workers may be reading it.
+            update: What `push` has computed.
+        """
+        result = value + update
+        if getattr(result, "shape", None) != getattr(value, "shape", None):
+            raise ValueError(f"a sum of shapes {value.shape} and {update.shape}; write a pull")
+        return result
+
+    def stop(self) -> bool:
+        """Returns whether all is done. Asked each time that a worker wants to go on."""
+        return False
+
+    def get(self, key: Key) -> Versioned:
+        """Returns a value and its version.
+
+        Raises:
+            UnknownKeyError: Nobody has set it.
+        """
+        return self._values.get(key)
+
+    def set(self, key: Key, value: Any) -> None:
+        """Sets a value, and makes the key known."""
+        self._values.set(key, value)
+
+    def set_first(self, key: Key, value: Any) -> None:
+        """Sets a value unless there is one. For the engine."""
+        self._values.set_first(key, value)
+
+    def keys(self) -> list[Key]:
+        """Returns all keys."""
+        return self._values.keys()
+
+    def worker_num(self) -> int:
+        """Returns how many workers take part now."""
+        return self._values.worker_num()
+
+    @property
+    def _values(self) -> ParameterServerClient:
+        if self._client is None:
+            raise RuntimeError(
+                f"{type(self).__name__} is in no node of a parameter server: add_to(program) puts it "
+                "there; other nodes use the handle that it returns"
+            )
+        return self._client
+
+    def in_node(self: J, servers: Sequence[Any]) -> J:
+        """Returns a copy for a node of the engine. For the engine."""
+        job = copy.copy(self)
+        job._client = ParameterServerClient(servers, has_begun=True)
+        job.start()
+        return job
+
+    def add_to(
+        self,
+        program: lp.Program,
+        *,
+        workers: int,
+        servers: int = 1,
+        label: str = "ps",
+        progress_s: float | None = 10.0,
+    ) -> "ParameterServerHandle":
+        """Adds servers and workers to a program; returns a handle for its other nodes.
+
+        The workers end when `stop` returns True. Others may take part with the handle, too: see
+        `ParameterServerClient.work`.
+
+        Args:
+            program: What to add them to.
+            workers: How many nodes of the group `<label>_worker`.
+            servers: How many nodes of the group `<label>_server`; the keys are divided among them.
+            label: The beginning of the names of both groups.
+            progress_s: Seconds between two lines of progress; None for none.
+
+        Raises:
+            TypeError: `push` is missing, or the barrier is none.
+            ValueError: A number is too small, or the program has such a group.
+        """
+        name = type(self).__name__
+        if type(self).push is ParameterServer.push:
+            raise TypeError(f"{name} has no push(worker, values), which computes the updates")
+        check_barrier(self.barrier)
+        if workers < 0 or servers < 1:
+            raise ValueError(
+                f"{name}: at least 1 server and 0 workers, not {servers} and {workers}"
+            )
+        if progress_s is not None and not progress_s > 0:
+            raise ValueError(f"{name}: progress_s is above 0, or None, not {progress_s!r}")
+        groups = f"{label}_server", f"{label}_worker"
+        if taken := [group for group in groups if group in program.groups]:
+            raise ValueError(f"the program has a group {taken[0]!r}; give another label=")
+        nodes: list[lp.CourierNode[Any]] = [
+            lp.CourierNode(Server if number else Coordinator) for number in range(servers)
+        ]
+        handles: list[lp.Handle[Any]] = [node.create_handle() for node in nodes]
+        for number, node in enumerate(nodes):
+            others = [handle if other != number else None for other, handle in enumerate(handles)]
+            node.configure(self, others, *([] if number else [progress_s]))
+        with program.group(groups[0]):
+            for node in nodes:
+                program.add_node(node)
+        handle = ParameterServerHandle(handles)
+        with program.group(groups[1]):
+            for _ in range(workers):
+                program.add_node(lp.PyNode(_work, handle, self))
+        return handle
+
+
+class ParameterServerHandle(lp.Deferred[ParameterServerClient]):
+    """A handle of a parameter server: becomes a `ParameterServerClient` in a running node.
+
+    Example:
+        ps = Sgd().add_to(program, workers=8)
+        program.add_node(lp.CourierNode(Evaluator, ps), label="evaluator")
+    """
+
+    def __init__(self, servers: Sequence[lp.Handle[Any]]) -> None:
+        super().__init__(ParameterServerClient, list(servers))
+
+    def dereference(self) -> ParameterServerClient:
+        """Returns the client, in a running node or in the launching process.
+
+        Raises:
+            UnresolvedAddressError: The program does not run (yet).
+        """
+        (servers,) = self.args
+        return ParameterServerClient([server.dereference() for server in servers])
+
+
+def _work(ps: ParameterServerClient, job: ParameterServer) -> None:
+    for _ in ps.work(job):
+        pass

@@ -1,0 +1,359 @@
+"""The parameter server: values on servers, workers that compute updates, a barrier between steps."""
+
+import collections
+import json
+import os
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import launchpad_lite as lp
+from launchpad_lite import engines
+from launchpad_lite.testing import Fault, Monkey, poll_until
+
+
+class Sum(engines.ParameterServer):
+    """Each step adds 1 to each value."""
+
+    def __init__(self, steps: int = 20, barrier: engines.Barrier | None = None) -> None:
+        self._steps = steps
+        self.barrier = barrier or engines.BSP()
+
+    def initial(self) -> Mapping[Any, Any]:
+        return {"a": 0, ("b", 2): np.zeros(3), 7: 0.5}
+
+    def push(self, worker: str, values: Mapping[Any, Any]) -> Mapping[Any, Any]:
+        return dict.fromkeys(values, 1)
+
+    def stop(self) -> bool:
+        return self.get("a").version >= self._steps
+
+
+def run(job: engines.ParameterServer, **options: Any) -> "Seen":
+    """Runs it to its end with threads, and returns what was there then."""
+    program = lp.Program("ps")
+    ended: list[Seen] = []
+    ps = job.add_to(program, **{"workers": 4, "progress_s": None, **options})
+    program.add_node(lp.PyNode(_look, ps, ended), label="look")
+    lp.launch(program, "local_mt").wait()
+    return ended[0]
+
+
+class Seen:
+    """What was there when all workers had left."""
+
+    def __init__(self, ps: engines.ParameterServerClient) -> None:
+        poll_until(lambda: ps.progress().updates > 0 and ps.worker_num() == 0)
+        self.values = {key: ps.get(key) for key in list(ps.keys())}
+        self.progress = ps.progress()
+
+
+def _look(ps: engines.ParameterServerClient, ended: list[Seen]) -> None:
+    ended.append(Seen(ps))
+
+
+@pytest.mark.parametrize("servers", [1, 3])
+@pytest.mark.parametrize(
+    "barrier",
+    [engines.BSP(), engines.SSP(2), engines.ASP(), engines.PSP(2, resample=0.01)],
+    ids=str,
+)
+def test_each_update_is_applied_once_whatever_the_barrier(
+    barrier: engines.Barrier, servers: int
+) -> None:
+    seen = run(Sum(20, barrier), servers=servers)
+    updates = seen.progress.updates
+    # Those that were on their way when it stopped are applied, too.
+    assert 20 <= updates <= 20 + 2 * 4
+    a, b, c = (seen.values[key] for key in ("a", ("b", 2), 7))
+    assert a.value == a.version == b.version == c.version
+    assert updates <= a.value <= updates + 4
+    assert b.value.tolist() == [a.value] * 3
+    assert c.value == 0.5 + a.value
+
+
+class Scheduled(engines.ParameterServer):
+    """Each worker gets one key, and the servers replace its value."""
+
+    def __init__(self, told: list[Any]) -> None:
+        self._told = told
+
+    def initial(self) -> Mapping[Any, Any]:
+        return dict.fromkeys(range(4), "")
+
+    def schedule(self, workers: Sequence[str]) -> Mapping[str, Sequence[Any]]:
+        return {worker: [int(worker[-2])] for worker in workers}
+
+    def push(self, worker: str, values: Mapping[Any, Any]) -> Mapping[Any, Any]:
+        return {key: (worker, value) for key, value in values.items()}
+
+    def pull(self, key: Any, value: Any, update: Any) -> Any:
+        self._told.append((key, value, update))
+        return update[0]
+
+    def stop(self) -> bool:
+        self._told.append(self.worker_num())
+        return all(self.get(key).value for key in self.keys())
+
+
+def test_workers_get_what_is_scheduled_for_them_and_pull_decides_the_new_value() -> None:
+    told: list[Any] = []
+    seen = run(Scheduled(told))
+    assert {key: value.value for key, value in seen.values.items()} == {
+        number: f"ps_worker[{number}]" for number in range(4)
+    }
+    assert (2, "", ("ps_worker[2]", "")) in told
+    assert {count for count in told if isinstance(count, int)} <= {1, 2, 3, 4}
+
+
+_SENT: collections.Counter[str] = collections.Counter()
+
+
+class Counted:
+    """A value that knows how often it was sent."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __reduce__(self) -> Any:
+        _SENT[self.name] += 1
+        return Counted, (self.name,)
+
+
+class HalfChanged(Sum):
+    def initial(self) -> Mapping[Any, Any]:
+        return {"a": 0, "changed": Counted("changed"), "same": Counted("same")}
+
+    def push(self, worker: str, values: Mapping[Any, Any]) -> Mapping[Any, Any]:
+        return {"a": 1, "changed": 1}
+
+    def pull(self, key: Any, value: Any, update: Any) -> Any:
+        return value if key == "changed" else value + update
+
+
+def test_a_worker_gets_only_what_has_changed() -> None:
+    _SENT.clear()
+    run(HalfChanged(40), workers=2)
+    assert _SENT["same"] <= 8  # by two workers and one that looks, there and back
+    assert _SENT["changed"] >= 20
+
+
+class Guest:
+    """Takes part for some steps, twice."""
+
+    def __init__(self, ps: engines.ParameterServerClient, told: list[Any]) -> None:
+        self._ps = ps
+        self._told = told
+
+    def run(self) -> None:
+        for _ in range(2):
+            steps = []
+            for step in self._ps.work(Sum(barrier=engines.BSP())):
+                steps.append(step)
+                if len(steps) == 3:
+                    break
+            self._told.append(steps)
+        poll_until(lambda: self._ps.progress().updates > 100)
+        lp.stop()
+
+
+def test_a_worker_may_come_and_leave_and_begins_where_the_slowest_is() -> None:
+    program, told = lp.Program("ps"), []
+    ps = Sum(10**9).add_to(program, workers=2, progress_s=None)
+    program.add_node(lp.CourierNode(Guest, ps, told), label="guest")
+    lp.launch(program, "local_mt").wait()
+    first, second = told
+    assert [len(first), len(second)] == [3, 3]
+    assert second[0] >= first[-1]  # nobody begins again
+
+
+class Broken(Sum):
+    """Fails in the way that it is told."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self._way = way
+
+    def schedule(self, workers: Sequence[str]) -> Mapping[str, Sequence[Any]]:
+        if self._way == "schedule":
+            return {worker: ["A"] for worker in workers}
+        if self._way == "stranger":
+            return {"nobody": ["a"]}
+        return super().schedule(workers)
+
+    def push(self, worker: str, values: Mapping[Any, Any]) -> Any:
+        return {
+            "None": None,
+            "unscheduled": {"other": 1},
+            "text": {"a": "text"},
+            "shape": {("b", 2): np.ones((2, 3))},
+        }.get(self._way, {})
+
+
+@pytest.mark.parametrize(
+    ("way", "message"),
+    [
+        ("schedule", r"ps_server\[0\]: schedule: no value of the key 'A'; did you mean 'a'"),
+        ("stranger", r"schedule has keys for 'nobody', but was asked for ps_worker"),
+        ("None", r"ps_worker\[\d\], step 0: push returned None"),
+        ("unscheduled", r"update for the key 'other', which was not scheduled; scheduled were 'a'"),
+        ("text", r"update of 'a' that ps_worker\[\d\] made in step 0 cannot be applied: TypeError"),
+        ("shape", r"a sum of shapes \(3,\) and \(2, 3\); write a pull"),
+    ],
+)
+def test_what_goes_wrong_in_a_step_names_node_step_and_key(way: str, message: str) -> None:
+    program = lp.Program("ps")
+    Broken(way).add_to(program, workers=2, progress_s=None)
+    with pytest.raises(lp.NodeFailedError, match=message):
+        lp.launch(program, "local_mt").wait()
+
+
+@pytest.mark.parametrize(
+    ("add", "message"),
+    [
+        (lambda p: engines.ParameterServer().add_to(p, workers=1), "has no push"),
+        (lambda p: Sum().add_to(p, workers=-1), "at least 1 server and 0 workers, not 1 and -1"),
+        (lambda p: Sum().add_to(p, workers=1, servers=0), "at least 1 server"),
+        (lambda p: Sum().add_to(p, workers=1, progress_s=0), "progress_s is above 0, or None"),
+        (lambda p: Sum(barrier=engines.BSP).add_to(p, workers=1), "an object, as BSP"),  # type: ignore[arg-type]
+        (lambda p: [Sum().add_to(p, workers=1) for _ in range(2)], "give another label="),
+        (lambda p: Sum().get("a"), r"add_to\(program\) puts it there"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_anything_starts(
+    add: Callable[[lp.Program], object], message: str
+) -> None:
+    with pytest.raises((TypeError, ValueError, RuntimeError), match=message):
+        add(lp.Program("ps"))
+
+
+def test_keys_are_of_types_that_are_the_same_everywhere() -> None:
+    program = lp.Program("ps")
+    ps = Sum(10**9).add_to(program, workers=1, progress_s=None)
+    running = lp.launch(program, "local_mt")
+    client = ps.dereference()
+    with pytest.raises(TypeError, match="bytes or a tuple of these, not 1"):
+        client.set(1.5, 1)  # type: ignore[arg-type]
+    with pytest.raises(engines.UnknownKeyError, match="no value of the key 'aa'; did you mean 'a'"):
+        client.get("aa")
+    client.set("aa", 1)
+    assert client.get("aa") == (1, 0)
+    running.stop()
+    running.wait()
+
+
+def _wait_for_stop(ps: engines.ParameterServerClient, folder: Path) -> None:
+    poll_until(lambda: (folder / "stop").exists() and ps.worker_num() == 0, timeout_s=60)
+    values = {key: ps.get(key).value for key in list(ps.keys())}
+    (folder / "values.json").write_text(json.dumps(values))
+
+
+class Logged(engines.ParameterServer):
+    """Values are lists of updates, each of which occurs once."""
+
+    def __init__(self, folder: Path, barrier: engines.Barrier) -> None:
+        self._folder = folder
+        self.barrier = barrier
+
+    def initial(self) -> Mapping[Any, Any]:
+        return {"one": (), "two": (), "three": ()}
+
+    def push(self, worker: str, values: Mapping[Any, Any]) -> Mapping[Any, Any]:
+        time.sleep(0.005)
+        update = uuid.uuid4().hex
+        with (self._folder / f"{os.getpid()}.log").open("a") as log:
+            log.write(f"{update}\n")
+        return dict.fromkeys(values, (update,))
+
+    def stop(self) -> bool:
+        return (self._folder / "stop").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("barrier", "victims"),
+    [
+        (engines.BSP(), ["ps_worker", "ps_server"]),
+        (engines.PSP(2, 1, resample=0.05), ["ps_worker"]),
+        (engines.PSP(2, 1, resample=0.05), ["ps_server"]),
+    ],
+    ids=str,
+)
+def test_nodes_are_killed_at_random_and_no_update_is_applied_twice(
+    barrier: engines.Barrier, victims: list[str], tmp_path: Path
+) -> None:
+    program = lp.Program("ps")
+    ps = Logged(tmp_path, barrier).add_to(program, workers=4, servers=2, progress_s=None)
+    program.add_node(lp.PyNode(_wait_for_stop, ps, tmp_path), label="end")
+    running = lp.launch(
+        program,
+        "test_mp",
+        restart=lp.RestartPolicy("on_failure", max_restarts=100, max_backoff_s=0.2),
+        checkpoints={"ps_server": lp.Checkpoints(tmp_path / "checkpoints", period_s=0.1)},
+    )
+    poll_until(lambda: list((tmp_path / "checkpoints").rglob("values.pickle")))
+    faults = (Fault.KILL,)
+    with Monkey(running, seed=1, faults=faults, labels=victims, mean_interval_s=0.3) as monkey:
+        poll_until(lambda: len(monkey.injected) >= 8, timeout_s=60)
+    # The barrier is not stuck: workers that are all there again go on.
+    client = ps.dereference()
+    poll_until(lambda: client.worker_num() == 4)
+    before = client.progress().updates
+    poll_until(lambda: client.progress().updates > before + 40)
+    (tmp_path / "stop").touch()
+    running.wait()
+    sent = {line for log in tmp_path.glob("*.log") for line in log.read_text().split()}
+    for updates in json.loads((tmp_path / "values.json").read_text()).values():
+        assert len(set(updates)) == len(updates)
+        assert set(updates) <= sent
+        if victims == ["ps_worker"]:
+            # Of each worker that was killed one step, at most, did not get through.
+            assert len(sent) - len(updates) <= len(monkey.injected)
+
+
+class Crashing(Sum):
+    def pull(self, key: Any, value: Any, update: Any) -> Any:
+        if lp.restart_count() == 0 and self.get("a").version > 2:
+            os._exit(1)
+        return super().pull(key, value, update)
+
+
+@pytest.mark.slow
+def test_a_server_without_checkpoints_that_comes_back_says_that_its_values_are_lost() -> None:
+    program = lp.Program("ps")
+    Crashing().add_to(program, workers=1, progress_s=None)
+    with pytest.raises(lp.NodeFailedError, match="its values are lost: launch with checkpoints="):
+        lp.launch(program, "test_mp", restart={"ps_server": "on_failure"}).wait()
+
+
+@pytest.mark.slow
+def test_a_second_launch_goes_on_where_the_first_ended(tmp_path: Path) -> None:
+    values = []
+    for number in range(2):
+        program = lp.Program("ps")
+        ps = Sum(30 * (number + 1)).add_to(program, workers=2, servers=2, progress_s=None)
+        program.add_node(lp.PyNode(_note, ps, tmp_path), label="note")
+        lp.launch(program, "test_mp", checkpoints={"ps_server": tmp_path / "state"}).wait()
+        values.append(json.loads((tmp_path / "note.json").read_text()))
+    (first, first_step), (second, second_step) = values
+    assert 30 <= first <= 36
+    assert 60 <= second <= 66
+    assert second_step > first_step
+
+
+def _note(ps: engines.ParameterServerClient, folder: Path) -> None:
+    step = 0
+
+    def ended() -> bool:
+        nonlocal step
+        progress = ps.progress()
+        step = max(step, progress.fastest)
+        return progress.updates > 0 and not progress.workers
+
+    poll_until(ended)
+    (folder / "note.json").write_text(json.dumps([ps.get("a").value, step]))
