@@ -5,15 +5,20 @@ from launchpad_lite import engines
 `engines.simulate` shows what a barrier does with many workers, without running any.
 """
 
+from launchpad_lite.engines._broadcasts import Broadcast
 from launchpad_lite.engines._servers import Progress
 from launchpad_lite.engines.barriers import ASP, BSP, PSP, SSP, Barrier
 from launchpad_lite.engines.bounds import mean_bound, variance_bound
 from launchpad_lite.engines.errors import (
+    EmptyError,
     EngineError,
+    SpillError,
+    TaskError,
     UnknownKeyError,
     UpdateError,
     ValuesLostError,
 )
+from launchpad_lite.engines.map_reduce import Dataset, MapReduce, MapReduceHandle
 from launchpad_lite.engines.parameter_server import (
     ParameterServer,
     ParameterServerClient,
@@ -36,16 +41,23 @@ __all__ = [
     "PSP",
     "SSP",
     "Barrier",
+    "Broadcast",
     "Churn",
+    "Dataset",
+    "EmptyError",
     "EngineError",
     "Evaluation",
+    "MapReduce",
+    "MapReduceHandle",
     "ParameterServer",
     "ParameterServerClient",
     "ParameterServerHandle",
     "Progress",
     "SimulatedModel",
     "Simulation",
+    "SpillError",
     "Stragglers",
+    "TaskError",
     "UnknownKeyError",
     "UpdateError",
     "ValuesLostError",

@@ -8,11 +8,31 @@ EngineError
 
 from launchpad_lite.errors import LaunchpadError
 
-__all__ = ["EngineError", "UnknownKeyError", "UpdateError", "ValuesLostError"]
+__all__ = [
+    "EmptyError",
+    "EngineError",
+    "SpillError",
+    "TaskError",
+    "UnknownKeyError",
+    "UpdateError",
+    "ValuesLostError",
+]
 
 
 class EngineError(LaunchpadError):
     """The root of all errors of engines."""
+
+
+class EmptyError(EngineError, ValueError):
+    """`reduce` was called on a dataset without items."""
+
+
+class SpillError(EngineError, OSError):
+    """Data that does not fit into memory could not be written to disk; the message says where."""
+
+
+class TaskError(EngineError, RuntimeError):
+    """A partition could not be computed; the message names worker, stage and partition."""
 
 
 class UnknownKeyError(EngineError, KeyError):

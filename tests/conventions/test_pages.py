@@ -45,6 +45,7 @@ _OUTPUT = {
         "PSP(sample_size=10, staleness=4, resample=0.1): 150 steps, waited 24%\n"
         "ASP(): 200 steps, waited 0%\n"
     ),
+    "words.py": "[('and', 1), ('cat', 2), ('hat', 2), ('in', 1), ('the', 4)]\n",
     "fit.py": "[evaluator[0]] weights: [1. 2. 3.]\n",
     "first.py": "the total is now 20\n",
     "futures.py": "[driver[0]] squares: [0, 1, 4]\n[driver[0]] stream: [0, 1, 2]\n",

@@ -1,0 +1,395 @@
+"""The driver of the map-reduce engine: hands out partitions, and repeats what was lost."""
+
+import collections
+import concurrent.futures
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import courier
+from launchpad_lite.engines._broadcasts import Broadcast, dump
+from launchpad_lite.engines._map_reduce_worker import (
+    MissingError,
+    NotPreparedError,
+    Output,
+    Task,
+)
+from launchpad_lite.engines._operations import (
+    Cached,
+    Items,
+    Lines,
+    Operation,
+    Shuffled,
+    narrow_inputs,
+    pipeline_of,
+    shuffles_of,
+)
+from launchpad_lite.engines.errors import EngineError, TaskError
+
+#: Tasks that a worker has at a time: the next one is there when one ends.
+_AT_A_TIME = 2
+#: How often a task is computed again when its worker was lost.
+_MOST_LOSSES = 4
+#: Seconds between two looks at what is shown.
+_SHOW_S = 0.2
+
+_LOST = (courier.ServerLostError, courier.ServerUnreachableError)
+
+#: Shows how far a stage is: its number, of how many, what it does, tasks done, of how many.
+Show = Callable[[int, int, str, int, int], None]
+
+
+@dataclass(eq=False)
+class _Place:
+    """A worker, as the driver sees it."""
+
+    index: int
+    client: Any
+    #: What it has got, in its present life.
+    prepared: set[str] = field(default_factory=set)
+    received: set[str] = field(default_factory=set)
+    running: int = 0
+    #: The call that is answered when it is back; None while it is there.
+    returns: "concurrent.futures.Future[str] | None" = None
+
+    def is_lost(self) -> None:
+        self.prepared.clear()
+        self.received.clear()
+        if self.returns is None:
+            self.returns = self.client.futures.hello()
+            self.returns.add_done_callback(_ignore)
+
+
+def _ignore(call: "concurrent.futures.Future[Any]") -> None:
+    """Reads an error that nobody else may read, or it would be logged."""
+    if not call.cancelled():
+        call.exception()
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """A partition that is to be computed."""
+
+    operation: Operation
+    partition: int
+    shuffle: Shuffled | None
+    source: int
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return (0 if self.shuffle is None else self.shuffle.number), self.source
+
+
+class Driver:
+    """Runs jobs on workers, one at a time."""
+
+    def __init__(self, workers: Sequence[Any], show: Show) -> None:
+        """Makes one.
+
+        Args:
+            workers: Clients of the workers, in order.
+            show: Is called while a stage runs.
+        """
+        self._places = [_Place(index, client) for index, client in enumerate(workers)]
+        self._show = show
+        #: What wide operations are made of, by their number: where each input is.
+        self._outputs: dict[int, dict[int, Output]] = {}
+        #: Which worker has which partition of a cached operation.
+        self._cached: dict[tuple[int, int], _Place] = {}
+
+    def run(
+        self,
+        operation: Operation,
+        action: Callable[[int, Iterator[Any]], Any],
+        title: str,
+        *,
+        keep: bool = False,
+    ) -> list[Any]:
+        """Returns what an action returns for each partition.
+
+        Args:
+            operation: Whose partitions.
+            action: A function of the number of the partition and an iterator.
+            title: Of the action, for people.
+            keep: Whether the outputs of earlier stages stay, until `forget`.
+
+        Raises:
+            TaskError: Code of the pipeline has raised, or a task has lost its worker too often.
+            SpillError: Data fits neither into memory nor on the disk.
+            TypeError: A function cannot be pickled.
+        """
+        job = _Job(operation, action)
+        results: dict[int, Any] = {}
+        try:
+            while True:
+                wide = [each for each in shuffles_of(operation) if self._is_needed(operation, each)]
+                # In this order, since the later ones need the earlier; from the start again when
+                # something was lost.
+                for number, shuffle in enumerate(wide, 1):
+                    outputs = self._outputs.setdefault(shuffle.number, {})
+                    missing = [
+                        _Planned(parent, partition, shuffle, source)
+                        for source, (parent, partition) in enumerate(shuffle.inputs)
+                        if source not in outputs
+                    ]
+                    if missing:
+                        stage = (
+                            number,
+                            len(wide) + 1,
+                            f"{pipeline_of(shuffle.parents[0])} → {shuffle.title}",
+                        )
+                        self._execute(job, missing, outputs, stage, len(shuffle.inputs))
+                        break
+                else:
+                    rest = [
+                        _Planned(operation, partition, None, partition)
+                        for partition in range(operation.partitions)
+                        if partition not in results
+                    ]
+                    if not rest:
+                        return [results[partition] for partition in range(operation.partitions)]
+                    stage = len(wide) + 1, len(wide) + 1, f"{pipeline_of(operation)} → {title}"
+                    self._execute(job, rest, results, stage, operation.partitions)
+        finally:
+            self.forget(
+                [job.name], [] if keep else [each.number for each in shuffles_of(operation)]
+            )
+
+    def forget(self, jobs: Sequence[str], operations: Sequence[int]) -> None:
+        """Lets workers drop what is not needed any more."""
+        for number in operations:
+            self._outputs.pop(number, None)
+            for key in [key for key in self._cached if key[0] == number]:
+                del self._cached[key]
+        for place in self._places:
+            if place.returns is None:
+                try:
+                    place.client.forget(jobs, operations)
+                except _LOST:
+                    place.is_lost()
+
+    def _is_needed(self, operation: Operation, shuffle: Shuffled) -> bool:
+        """Returns whether something that is not cached comes from a wide operation."""
+        if operation is shuffle:
+            return True
+        if isinstance(operation, Cached) and all(
+            (operation.number, partition) in self._cached
+            for partition in range(operation.partitions)
+        ):
+            return False
+        return any(self._is_needed(parent, shuffle) for parent in operation.parents)
+
+    # One stage.
+
+    def _execute(
+        self,
+        job: "_Job",
+        planned: Sequence[_Planned],
+        results: dict[int, Any],
+        stage: tuple[int, int, str],
+        total: int,
+    ) -> None:
+        """Computes partitions; returns early when an input was lost, with what there is."""
+        waiting = collections.deque(planned)
+        calls: dict[concurrent.futures.Future[Any], tuple[_Planned, _Place]] = {}
+        is_incomplete = False
+        shown_at = time.monotonic()
+        try:
+            while calls or (waiting and not is_incomplete):
+                while not is_incomplete and (chosen := self._choose(waiting)):
+                    each, place = chosen
+                    try:
+                        calls[self._begin(job, each, place, stage)] = each, place
+                    except _LOST:
+                        place.is_lost()
+                        waiting.appendleft(each)
+                returns = [place.returns for place in self._places if place.returns is not None]
+                done, _ = concurrent.futures.wait(
+                    [*calls, *returns], _SHOW_S, concurrent.futures.FIRST_COMPLETED
+                )
+                for call in done:
+                    if call not in calls:
+                        self._welcome(call)
+                        continue
+                    each, place = calls.pop(call)
+                    place.running -= 1
+                    try:
+                        results[each.source] = call.result()
+                        self._note_cached(each, place)
+                    except _LOST:
+                        self._lose(place)
+                        job.note_loss(each, place, stage)
+                        is_incomplete = True
+                    except MissingError as error:
+                        self._lose_life(error.worker, error.life)
+                        is_incomplete = True
+                    except NotPreparedError:
+                        place.prepared.clear()
+                        place.received.clear()
+                        waiting.append(each)
+                if time.monotonic() - shown_at >= _SHOW_S:
+                    shown_at = time.monotonic()
+                    self._show(*stage, len(results), total)
+        finally:
+            for call, (_, place) in calls.items():
+                call.cancel()
+                call.add_done_callback(_ignore)
+                place.running -= 1
+
+    def _choose(self, waiting: "collections.deque[_Planned]") -> tuple[_Planned, _Place] | None:
+        """Takes a task out of those that wait, with its worker; None while all have enough to do."""
+        free = [
+            place for place in self._places if place.returns is None and place.running < _AT_A_TIME
+        ]
+        for index, planned in enumerate(waiting if free else ()):
+            # What is cached is nowhere else.
+            place = self._place_of(planned) or min(free, key=lambda place: place.running)
+            if place in free:
+                del waiting[index]
+                return planned, place
+        return None
+
+    def _place_of(self, planned: _Planned) -> _Place | None:
+        """Returns the worker that has cached what a task begins with."""
+        operation, partition = planned.operation, planned.partition
+        while True:
+            if isinstance(operation, Cached):
+                return self._cached.get((operation.number, partition))
+            sources = operation.sources(partition)
+            if len(sources) != 1:
+                return None
+            [(operation, partition)] = sources
+
+    def _begin(
+        self, job: "_Job", planned: _Planned, place: _Place, stage: tuple[int, int, str]
+    ) -> "concurrent.futures.Future[Any]":
+        for name, broadcast in job.broadcasts.items():
+            if name not in place.received:
+                place.client.receive(name, broadcast.pickled())
+                place.received.add(name)
+        if job.name not in place.prepared:
+            place.client.prepare(job.name, job.payload)
+            place.prepared.add(job.name)
+        items: dict[tuple[int, int], bytes] = {}
+        outputs: dict[int, Sequence[Output]] = {}
+        where = f"stage {stage[0]} ({stage[2]}), partition {planned.partition}"
+        for operation, partition in narrow_inputs(planned.operation, planned.partition):
+            if isinstance(operation, Items):
+                items[operation.number, partition] = operation.chunks[partition]
+            elif isinstance(operation, Shuffled):
+                known = self._outputs.get(operation.number, {})
+                outputs[operation.number] = [known[source] for source in sorted(known)]
+        for operation, partition in job.files(planned):
+            where += f" ({operation.blocks[partition]})"
+        number = None if planned.shuffle is None else planned.shuffle.number
+        task = Task(
+            job.name,
+            planned.operation.number,
+            planned.partition,
+            number,
+            planned.source,
+            items,
+            outputs,
+            where,
+        )
+        call: concurrent.futures.Future[Any] = place.client.futures.compute(task)
+        place.running += 1
+        return call
+
+    # Workers that come and go.
+
+    def _note_cached(self, planned: _Planned, place: _Place) -> None:
+        operation, partition = planned.operation, planned.partition
+        while True:
+            if isinstance(operation, Cached):
+                self._cached[operation.number, partition] = place
+            sources = operation.sources(partition)
+            if len(sources) != 1:
+                return
+            [(operation, partition)] = sources
+
+    def _lose(self, place: _Place) -> None:
+        place.is_lost()
+        for outputs in self._outputs.values():
+            for source in [s for s, output in outputs.items() if output.worker == place.index]:
+                del outputs[source]
+        for key in [key for key, other in self._cached.items() if other is place]:
+            del self._cached[key]
+
+    def _lose_life(self, worker: int, life: str) -> None:
+        for outputs in self._outputs.values():
+            for source, output in list(outputs.items()):
+                if output.worker == worker and output.life == life:
+                    del outputs[source]
+
+    def _welcome(self, call: "concurrent.futures.Future[str]") -> None:
+        place = next(place for place in self._places if place.returns is call)
+        place.returns = None
+        try:
+            call.result()
+        except courier.ServerLostError:
+            place.is_lost()
+        except courier.ServerUnreachableError as error:
+            raise EngineError(
+                f"a worker of map-reduce is gone and does not come back: {error}"
+            ) from error
+
+
+class _Job:
+    """One action: its operations, as the workers get them."""
+
+    def __init__(self, operation: Operation, action: Callable[[int, Iterator[Any]], Any]) -> None:
+        self.name = uuid.uuid4().hex
+        self._losses: collections.Counter[tuple[int, int]] = collections.Counter()
+        operations: dict[int, Operation] = {}
+
+        def visit(each: Operation) -> None:
+            if each.number not in operations:
+                operations[each.number] = each
+                for parent in each.parents:
+                    visit(parent)
+
+        visit(operation)
+        self.payload: bytes
+        self.broadcasts: dict[str, Broadcast[Any]]
+        try:
+            self.payload, self.broadcasts = dump((operations, action))
+        except EngineError:
+            raise
+        except Exception as error:
+            raise TypeError(_what_cannot_be_pickled(operations, error)) from error
+
+    def files(self, planned: _Planned) -> Iterator[tuple[Lines, int]]:
+        """Yields which files a task begins with."""
+        operation, partition = planned.operation, planned.partition
+        while not isinstance(operation, Lines):
+            sources = operation.sources(partition)
+            if len(sources) != 1:
+                return
+            [(operation, partition)] = sources
+        yield operation, partition
+
+    def note_loss(self, planned: _Planned, place: _Place, stage: tuple[int, int, str]) -> None:
+        """Counts that a task has lost its worker.
+
+        Raises:
+            TaskError: Too often: it may be what ends the workers.
+        """
+        self._losses[planned.key] += 1
+        if self._losses[planned.key] >= _MOST_LOSSES:
+            raise TaskError(
+                f"worker {place.index} was lost, the {_MOST_LOSSES}th one that computed partition "
+                f"{planned.partition} of stage {stage[0]} ({stage[2]}): its code may be what ends them"
+            )
+
+
+def _what_cannot_be_pickled(operations: dict[int, Operation], error: Exception) -> str:
+    for operation in operations.values():
+        function = getattr(operation, "function", None)
+        try:
+            dump(function)
+        except Exception as cause:  # noqa: BLE001 - whatever pickling it raises
+            return f"{operation.title}: its function cannot be pickled: {cause}"
+    return f"the pipeline cannot be pickled: {error}"

@@ -1,0 +1,300 @@
+"""What a dataset is made of: operations on partitions, as a graph. Pure; runs nothing.
+
+An operation is *narrow* if each of its partitions comes from one partition of its parent; a chain of
+these runs as one task, item by item. A *wide* one (`Shuffled`) needs all partitions of its parents,
+and so divides the graph into stages.
+"""
+
+import bisect
+import functools
+import itertools
+import numbers
+import pickle
+import random
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+_numbers = itertools.count(1)
+
+#: How a wide operation brings items together.
+Kind = Literal["reduce", "group", "join", "sort", "spread"]
+
+
+def stable_hash(key: Any) -> int:
+    """Returns a number that is the same in every process; equal keys have the same one."""
+    if isinstance(key, str):
+        return zlib.crc32(key.encode("utf-8", "surrogatepass"))
+    if isinstance(key, bytes):
+        return zlib.crc32(key)
+    if key is None:
+        return 0
+    if isinstance(key, tuple):
+        return functools.reduce(lambda left, part: (31 * left + stable_hash(part)) % 2**32, key, 7)
+    if isinstance(key, numbers.Number):
+        return hash(key) % 2**32  # Python randomises those of text only
+    return zlib.crc32(pickle.dumps(key, protocol=5))
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """Returns what a function is called."""
+    return getattr(function, "__name__", None) or type(function).__name__
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One step of a pipeline.
+
+    Attributes:
+        title: For people, as `map(<lambda>)`.
+        partitions: How many it has.
+        parents: Where its items come from.
+        number: Its identity.
+    """
+
+    title: str
+    partitions: int
+    parents: "tuple[Operation, ...]" = ()
+    number: int = field(default_factory=lambda: next(_numbers))
+
+    def compute(
+        self, partition: int, inputs: Callable[["Operation", int], Iterator[Any]]
+    ) -> Iterator[Any]:
+        """Returns the items of a partition.
+
+        Args:
+            partition: Which one.
+            inputs: Returns the items of a partition of a parent.
+        """
+        raise NotImplementedError
+
+    def sources(self, partition: int) -> "list[tuple[Operation, int]]":
+        """Returns which partitions of its parents a partition comes from, if it is narrow."""
+        return [(parent, partition) for parent in self.parents]
+
+
+@dataclass(frozen=True)
+class Block:
+    """A part of a text file: the lines that begin in a range of bytes.
+
+    Attributes:
+        path: The file.
+        start: Its first byte.
+        end: The byte after its last one; None: all, unpacked by gzip.
+    """
+
+    path: Path
+    start: int
+    end: int | None
+
+    def __str__(self) -> str:
+        return f"{self.path}" + ("" if self.end is None else f" bytes {self.start}-{self.end}")
+
+
+@dataclass(frozen=True)
+class Lines(Operation):
+    """Lines of text files, without their ends."""
+
+    blocks: tuple[Block, ...] = ()
+    encoding: str = "utf-8"
+
+    def compute(self, partition: int, inputs: Any) -> Iterator[Any]:  # noqa: ARG002
+        """Returns the lines."""
+        block = self.blocks[partition]
+        if block.end is None:
+            import gzip
+
+            with gzip.open(block.path, "rt", encoding=self.encoding) as unpacked:
+                yield from (line.removesuffix("\n") for line in unpacked)
+            return
+        with block.path.open("rb") as file:
+            if block.start:
+                file.seek(block.start - 1)
+                file.readline()  # the rest of a line that belongs to the block before
+            at = file.tell()
+            # Read at once: a block is small, and this is several times as fast as line by line.
+            data = file.read(max(0, block.end - at))
+            if data and not data.endswith(b"\n"):
+                data += file.readline()
+        lines = data.decode(self.encoding).split("\n")
+        if not lines[-1]:
+            lines.pop()
+        yield from [line.removesuffix("\r") for line in lines] if b"\r" in data else lines
+
+
+@dataclass(frozen=True)
+class Items(Operation):
+    """Items of an iterable; the driver keeps them and sends each partition with its tasks."""
+
+    chunks: tuple[bytes, ...] = ()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "chunks": ()}
+
+
+@dataclass(frozen=True)
+class Narrow(Operation):
+    """Items of one partition of the parent, one after the other."""
+
+    how: Literal["map", "flat_map", "filter", "map_partitions"] = "map"
+    function: Callable[..., Any] = iter
+
+    def compute(
+        self, partition: int, inputs: Callable[[Operation, int], Iterator[Any]]
+    ) -> Iterator[Any]:
+        """Returns the items. These loops run in C; only the function does not."""
+        items = inputs(self.parents[0], partition)
+        if self.how == "map":
+            return map(self.function, items)
+        if self.how == "filter":
+            return filter(self.function, items)
+        if self.how == "flat_map":
+            return itertools.chain.from_iterable(map(self.function, items))
+        return iter(self.function(items))
+
+
+@dataclass(frozen=True)
+class Union(Operation):
+    """The partitions of all parents."""
+
+    def compute(
+        self, partition: int, inputs: Callable[[Operation, int], Iterator[Any]]
+    ) -> Iterator[Any]:
+        """Returns the items of the partition that it stands for."""
+        [(parent, index)] = self.sources(partition)
+        return inputs(parent, index)
+
+    def sources(self, partition: int) -> list[tuple[Operation, int]]:
+        """Returns the partition that it stands for."""
+        for parent in self.parents:
+            if partition < parent.partitions:
+                return [(parent, partition)]
+            partition -= parent.partitions
+        raise IndexError(partition)
+
+
+@dataclass(frozen=True)
+class Only(Operation):
+    """One partition of the parent, as the only one."""
+
+    only: int = 0
+
+    def compute(
+        self, partition: int, inputs: Callable[[Operation, int], Iterator[Any]]
+    ) -> Iterator[Any]:
+        """Returns the items of that partition."""
+        [(parent, index)] = self.sources(partition)
+        return inputs(parent, index)
+
+    def sources(self, partition: int) -> list[tuple[Operation, int]]:  # noqa: ARG002
+        """Returns that partition."""
+        return [(self.parents[0], self.only)]
+
+
+@dataclass(frozen=True)
+class Cached(Operation):
+    """The same items, which stay with the worker that has computed them."""
+
+    def compute(
+        self, partition: int, inputs: Callable[[Operation, int], Iterator[Any]]
+    ) -> Iterator[Any]:
+        """Returns the items of the parent."""
+        return inputs(self.parents[0], partition)
+
+
+@dataclass(frozen=True)
+class Shuffled(Operation):
+    """Items brought together from all partitions of the parents.
+
+    Attributes:
+        kind: How.
+        function: What combines two values of a key, for "reduce".
+        bounds: Keys between partitions, for "sort".
+        reverse: The order, for "sort".
+        seed: Decides who gets what, for "spread".
+    """
+
+    kind: Kind = "group"
+    function: Callable[[Any, Any], Any] | None = None
+    bounds: tuple[Any, ...] = ()
+    reverse: bool = False
+    seed: int = 0
+
+    @property
+    def inputs(self) -> list[tuple[Operation, int]]:
+        """All partitions that it is made of, in order."""
+        return [(parent, index) for parent in self.parents for index in range(parent.partitions)]
+
+    def sources(self, partition: int) -> list[tuple[Operation, int]]:  # noqa: ARG002
+        """Returns none: it is not narrow."""
+        return []
+
+    def place(self, source: int) -> Callable[[Any], int]:
+        """Returns a function that says which partition an item goes to.
+
+        Args:
+            source: Index of the input that the items come from.
+        """
+        count = self.partitions
+        if self.kind == "spread":
+            rng = random.Random(f"{self.seed} {source}")  # noqa: S311 - no secret
+            return lambda _: rng.randrange(count)
+        if self.kind == "sort":
+            bounds = self.bounds
+            if self.reverse:
+                return lambda item: count - 1 - bisect.bisect_left(bounds, item[0])
+            return lambda item: bisect.bisect_left(bounds, item[0])
+        return lambda item: stable_hash(item[0]) % count
+
+
+def narrow_inputs(operation: Operation, partition: int) -> Iterator[tuple[Operation, int]]:
+    """Yields all that a task for a partition needs: what others have computed, and items that are sent."""
+    for parent, index in operation.sources(partition):
+        yield from narrow_inputs(parent, index)
+    if isinstance(operation, Shuffled | Items):
+        yield operation, partition
+
+
+def shuffles_of(operation: Operation) -> list[Shuffled]:
+    """Returns all wide operations that one needs, each after those that it needs itself."""
+    found: dict[int, Shuffled] = {}
+
+    def visit(each: Operation) -> None:
+        for parent in each.parents:
+            visit(parent)
+        if isinstance(each, Shuffled):
+            found.setdefault(each.number, each)
+
+    visit(operation)
+    return list(found.values())
+
+
+def pipeline_of(operation: Operation) -> str:
+    """Returns what a task of an operation does, for people: its narrow chain."""
+    names = [operation.title]
+    while len(operation.parents) == 1 and not isinstance(operation, Shuffled):
+        operation = operation.parents[0]
+        names.append(operation.title)
+    return " → ".join(reversed(names))
+
+
+def lines_blocks(paths: Sequence[Path], block_bytes: int) -> tuple[Block, ...]:
+    """Returns files cut into blocks; those that gzip has packed are blocks as a whole."""
+    blocks: list[Block] = []
+    for path in paths:
+        size = path.stat().st_size
+        if path.suffix == ".gz":
+            blocks.append(Block(path, 0, None))
+            continue
+        starts = range(0, size, block_bytes) or [0]
+        blocks += [Block(path, start, min(start + block_bytes, size)) for start in starts]
+    return tuple(blocks)
+
+
+def chunked(items: Iterable[Any], count: int) -> list[list[Any]]:
+    """Returns items as so many lists, as equal in length as possible, in order."""
+    everything = list(items)
+    ends = [len(everything) * index // count for index in range(count + 1)]
+    return [everything[start:end] for start, end in itertools.pairwise(ends)]

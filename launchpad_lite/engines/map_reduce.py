@@ -1,0 +1,596 @@
+"""Map-reduce: lazy datasets, computed by workers that stay up between jobs.
+
+After Dean and Ghemawat, "MapReduce" (CACM 2008), with the operations of the Actor engine of Owl
+("OCaml Scientific Computing"), and lineage in place of replicas: Zaharia et al., "Resilient
+Distributed Datasets" (NSDI 2012).
+"""
+
+import functools
+import itertools
+import os
+import random
+import sys
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Generic, TypeVar, cast
+
+import launchpad_lite as lp
+from launchpad_lite.engines._broadcasts import Broadcast, dump
+from launchpad_lite.engines._map_reduce_driver import Driver
+from launchpad_lite.engines._map_reduce_worker import Worker
+from launchpad_lite.engines._operations import (
+    Cached,
+    Items,
+    Lines,
+    Narrow,
+    Only,
+    Operation,
+    Shuffled,
+    Union,
+    chunked,
+    lines_blocks,
+    name_of,
+    shuffles_of,
+)
+from launchpad_lite.engines.errors import EmptyError, EngineError
+
+A = TypeVar("A")
+B = TypeVar("B")
+C = TypeVar("C")
+K = TypeVar("K")
+V = TypeVar("V")
+
+#: Text files are cut into blocks of so many bytes.
+_BLOCK_BYTES = 16 << 20
+#: Partitions for each worker: who is quick gets more of them.
+_PER_WORKER = 4
+#: Keys that are looked at to find the borders of a sort, for each partition.
+_SAMPLED = 40
+
+#: Workers that are lost come back.
+_RESTART = lp.RestartPolicy("on_failure", max_restarts=1000, max_backoff_s=1.0)
+
+
+class Dataset(Generic[A]):
+    """Items in partitions: a plan, which an action (`collect`, `count`, `save`, ..) computes.
+
+    Operations return new datasets and compute nothing. Functions must be picklable; lambdas are. They
+    must give the same each time, because what is lost is computed again.
+
+    Example:
+        with engines.MapReduce(workers=4) as mr:
+            words = mr.load("books/*.txt").flat_map(str.split)
+            counts = words.map(lambda word: (word, 1)).reduce_by_key(operator.add)
+            print(counts.sort_by_key().collect())
+    """
+
+    def __init__(self, engine: "MapReduce", plan: Operation) -> None:
+        self._engine = engine
+        self._plan = plan
+
+    # Item by item.
+
+    def map(self, function: Callable[[A], B]) -> "Dataset[B]":
+        """Returns what a function returns for each item."""
+        return self._narrow("map", function)
+
+    def flat_map(self, function: Callable[[A], Iterable[B]]) -> "Dataset[B]":
+        """Returns all items of what a function returns for each item."""
+        return self._narrow("flat_map", function)
+
+    def filter(self, function: Callable[[A], object]) -> "Dataset[A]":
+        """Returns the items for which a function is true."""
+        return self._narrow("filter", function)
+
+    def map_partitions(self, function: Callable[[Iterator[A]], Iterable[B]]) -> "Dataset[B]":
+        """Returns all items of what a function returns for the iterator of each partition."""
+        return self._narrow("map_partitions", function)
+
+    def union(self, other: "Dataset[A]") -> "Dataset[A]":
+        """Returns the items of both, these first."""
+        self._check_same(other)
+        plans = self._plan, other._plan
+        return self._with(Union("union", sum(plan.partitions for plan in plans), plans))
+
+    def cache(self) -> "Dataset[A]":
+        """Returns the same items; once computed, they stay with the workers until `uncache`.
+
+        For datasets that several actions use, as in iterative algorithms. What is lost is computed
+        again.
+        """
+        return self._with(Cached("cache", self._plan.partitions, (self._plan,)))
+
+    def uncache(self) -> None:
+        """Drops what `cache` has kept."""
+        self._engine.driver.forget([], [self._plan.number])
+
+    # By key: items are pairs of a key and a value.
+
+    def reduce_by_key(
+        self: "Dataset[tuple[K, V]]", function: Callable[[V, V], V], partitions: int | None = None
+    ) -> "Dataset[tuple[K, V]]":
+        """Returns each key once, with its values combined; they are combined before they are sent, too.
+
+        Args:
+            function: Combines two values; associative.
+            partitions: How many there are to be; by default several for each worker.
+        """
+        _check_function("reduce_by_key", function)
+        return self._wide("reduce_by_key", "reduce", partitions, function=function)
+
+    def group_by_key(
+        self: "Dataset[tuple[K, V]]", partitions: int | None = None
+    ) -> "Dataset[tuple[K, list[V]]]":
+        """Returns each key once, with the list of its values, in their order. A list fits into memory.
+
+        Args:
+            partitions: As for `reduce_by_key`.
+        """
+        return cast("Dataset[tuple[K, list[V]]]", self._wide("group_by_key", "group", partitions))
+
+    def join(
+        self: "Dataset[tuple[K, V]]", other: "Dataset[tuple[K, B]]", partitions: int | None = None
+    ) -> "Dataset[tuple[K, tuple[V, B]]]":
+        """Returns key and both values for each pair of items that have the same key.
+
+        Args:
+            other: The other dataset.
+            partitions: As for `reduce_by_key`.
+        """
+        self._check_same(other)
+        return cast(
+            "Dataset[tuple[K, tuple[V, B]]]",
+            self._wide("join", "join", partitions, others=(other._plan,)),
+        )
+
+    def sort_by_key(
+        self: "Dataset[tuple[K, V]]", *, reverse: bool = False, partitions: int | None = None
+    ) -> "Dataset[tuple[K, V]]":
+        """Returns the items in the order of their keys. Items of the same key keep their order.
+
+        A sample is computed now, to find the borders between partitions.
+
+        Args:
+            reverse: Whether the largest comes first.
+            partitions: As for `reduce_by_key`.
+        """
+        count = self._engine.wide_partitions(partitions)
+        each = max(1, _SAMPLED * count // self._plan.partitions)
+        action = functools.partial(_sampled_keys, each)
+        keys = sorted(itertools.chain.from_iterable(self._run(action, "sample of keys")))
+        bounds = (
+            tuple(keys[len(keys) * place // count] for place in range(1, count)) if keys else ()
+        )
+        return self._wide("sort_by_key", "sort", count, bounds=bounds, reverse=reverse)
+
+    def shuffle(self, seed: int = 0, partitions: int | None = None) -> "Dataset[A]":
+        """Returns the items spread over all partitions at random.
+
+        Args:
+            seed: Decides where they go.
+            partitions: As for `reduce_by_key`.
+        """
+        return self._wide("shuffle", "spread", partitions, seed=seed)
+
+    # Actions.
+
+    def collect(self) -> list[A]:
+        """Returns all items, in the order of the partitions."""
+        return list(itertools.chain.from_iterable(self._run(_collected, "collect")))
+
+    def count(self) -> int:
+        """Returns how many items there are."""
+        return sum(self._run(_count, "count"))
+
+    def reduce(self, function: Callable[[A, A], A]) -> A:
+        """Returns all items combined to one.
+
+        Args:
+            function: Combines two items; associative.
+
+        Raises:
+            EmptyError: There is no item.
+        """
+        _check_function("reduce", function)
+        parts = itertools.chain.from_iterable(
+            self._run(functools.partial(_reduced, function), "reduce")
+        )
+        try:
+            return functools.reduce(function, parts)
+        except TypeError:
+            if self.count():
+                raise
+            raise EmptyError("reduce: the dataset has no items; fold takes a first value") from None
+
+    def fold(
+        self,
+        function: Callable[[B, A], B],
+        first: B,
+        combine: Callable[[B, B], B] | None = None,
+    ) -> B:
+        """Returns `function(.. function(function(first, item0), item1) .., itemN)`.
+
+        Without `combine` one partition is folded after the other, as that needs. With it, all are
+        folded at the same time, each from `first`, and their results are combined.
+
+        Args:
+            function: Takes what there is so far, and an item.
+            first: Where it begins; must not be changed by `function`.
+            combine: Combines the results of two partitions; `first` must be neutral for it.
+        """
+        if combine is not None:
+            parts = self._run(functools.partial(_folded, function, first), "fold")
+            return functools.reduce(combine, parts)
+        so_far = first
+        try:
+            for index in range(self._plan.partitions):
+                plan = Only(f"partition {index}", 1, (self._plan,), only=index)
+                action = functools.partial(_folded, function, so_far)
+                # What comes before is computed once for all partitions.
+                [so_far] = self._engine.driver.run(plan, action, "fold", keep=True)
+        finally:
+            self._engine.driver.forget([], [each.number for each in shuffles_of(self._plan)])
+        return so_far
+
+    def save(self, folder: "str | os.PathLike[str]", line: Callable[[A], str] = str) -> list[Path]:
+        """Writes each partition as a text file, `part-00000` and so on, and returns their paths.
+
+        Files are written aside and renamed, so each is there as a whole or not at all. Workers on
+        several hosts must see the same folder.
+
+        Args:
+            folder: Is made if there is none; must have no such files.
+            line: Returns the line of an item.
+
+        Raises:
+            FileExistsError: There are such files.
+        """
+        target = Path(folder).absolute()
+        target.mkdir(parents=True, exist_ok=True)
+        if found := sorted(target.glob("part-*")):
+            raise FileExistsError(f"{target} has {found[0].name} already; choose another folder")
+        return self._run(functools.partial(_saved, str(target), line), "save")
+
+    def explain(self, form: str = "text") -> str:
+        """Returns the stages of the plan: "text" as a tree, "mermaid" as a flowchart.
+
+        Raises:
+            ValueError: There is no such form.
+        """
+        if form == "text":
+            return "\n".join(_tree(self._plan, 0))
+        if form == "mermaid":
+            return "\n".join(["flowchart LR", *dict.fromkeys(_flow(self._plan))])
+        raise ValueError(f"explain has the forms 'text' and 'mermaid', not {form!r}")
+
+    def __repr__(self) -> str:
+        return f"Dataset({self._plan.title}, {self._plan.partitions} partitions)"
+
+    # How they are made.
+
+    def _with(self, plan: Operation) -> "Dataset[Any]":
+        return Dataset(self._engine, plan)
+
+    def _narrow(self, how: Any, function: Callable[..., Any]) -> "Dataset[Any]":
+        _check_function(how, function)
+        title = f"{how}({name_of(function)})"
+        return self._with(
+            Narrow(title, self._plan.partitions, (self._plan,), how=how, function=function)
+        )
+
+    def _wide(
+        self,
+        title: str,
+        kind: Any,
+        partitions: int | None,
+        others: tuple[Operation, ...] = (),
+        **options: Any,
+    ) -> "Dataset[Any]":
+        parents = (self._plan, *others)
+        count = self._engine.wide_partitions(partitions)
+        if options.get("function") is not None:
+            title = f"{title}({name_of(options['function'])})"
+        return self._with(Shuffled(title, count, parents, kind=kind, **options))
+
+    def _run(self, action: Callable[[int, Iterator[A]], B], title: str) -> list[B]:
+        return self._engine.driver.run(self._plan, action, title)
+
+    def _check_same(self, other: object) -> None:
+        if not isinstance(other, Dataset):
+            raise TypeError(f"expected a Dataset, not {other!r}")
+        if other._engine is not self._engine:
+            raise ValueError("these datasets belong to different MapReduce engines")
+
+
+class MapReduce:
+    """Workers that compute datasets. They start with the `with` block, and stop with it.
+
+    Workers stay up between jobs, so an iterative algorithm starts nothing again. A worker that is
+    lost comes back; what it had is computed again, and counted once. Used by one thread at a time.
+
+    Example:
+        with engines.MapReduce(workers=4) as mr:
+            print(mr.load(range(1000)).map(lambda x: x * x).reduce(operator.add))
+    """
+
+    def __init__(
+        self,
+        workers: int | None = None,
+        *,
+        launcher: str = "local_mp",
+        memory_bytes: int | None = None,
+        spill_folder: "str | os.PathLike[str] | None" = None,
+        progress: bool | None = None,
+        **launch_options: Any,
+    ) -> None:
+        """Describes the workers; nothing starts before the `with` block.
+
+        Args:
+            workers: How many; by default as many as this process may use cores.
+            launcher: Where they run, as for `lp.launch`.
+            memory_bytes: For data, of each worker; what does not fit is written to disk. By default
+                their parts of half of the machine's memory.
+            spill_folder: Where that is written; by default the system's folder for temporary files.
+            progress: Whether to show how far a stage is; by default if stderr is a terminal.
+            **launch_options: As for `lp.launch`: `hosts`, `resources`, ..
+
+        Raises:
+            ValueError: A number is below 1.
+        """
+        self._workers = workers or len(os.sched_getaffinity(0))
+        self._launcher = launcher
+        self._options = _worker_options(self._workers, memory_bytes, spill_folder)
+        self._launch_options = launch_options
+        self._progress = sys.stderr.isatty() if progress is None else progress
+        self._running: lp.RunningProgram | None = None
+        self._driver: Driver | None = None
+
+    @classmethod
+    def add_to(
+        cls,
+        program: lp.Program,
+        *,
+        workers: int,
+        label: str = "map_reduce",
+        memory_bytes: int | None = None,
+        spill_folder: "str | os.PathLike[str] | None" = None,
+    ) -> "MapReduceHandle":
+        """Adds workers to a program; returns a handle, which becomes a `MapReduce` in another node.
+
+        Launch with `restart={"map_reduce": "on_failure"}` to have workers come back that are lost.
+
+        Args:
+            program: What to add them to.
+            workers: How many.
+            label: Their group.
+            memory_bytes: As for `MapReduce`.
+            spill_folder: As for `MapReduce`.
+
+        Raises:
+            ValueError: A number is below 1, or the program has such a group.
+        """
+        if label in program.groups:
+            raise ValueError(f"the program has a group {label!r}; give another label=")
+        options = _worker_options(workers, memory_bytes, spill_folder)
+        nodes = [lp.CourierNode(Worker) for _ in range(workers)]
+        handles = [node.create_handle() for node in nodes]
+        with program.group(label):
+            for index, node in enumerate(nodes):
+                peers = [None if other == index else handle for other, handle in enumerate(handles)]
+                node.configure(index, peers, *options)
+                program.add_node(node)
+        return MapReduceHandle(handles)
+
+    @classmethod
+    def of(cls, workers: Sequence[Any]) -> "MapReduce":
+        """Returns one of clients of workers that run. For the engine."""
+        engine = cls(len(workers), progress=False)
+        engine._driver = Driver(workers, engine._show)
+        return engine
+
+    def __enter__(self) -> "MapReduce":
+        if self._driver is None:
+            program = lp.Program("map_reduce")
+            memory_bytes, spill_folder = self._options
+            handle = self.add_to(
+                program,
+                workers=self._workers,
+                label="worker",
+                memory_bytes=memory_bytes,
+                spill_folder=spill_folder,
+            )
+            options = {"restart": _RESTART, **self._launch_options}
+            self._running = lp.launch(program, self._launcher, **options)
+            self._driver = Driver(handle.clients(), self._show)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._running is not None:
+            self._driver = None
+            running, self._running = self._running, None
+            running.stop()
+
+    @property
+    def driver(self) -> Driver:
+        """What runs the jobs. For the engine.
+
+        Raises:
+            EngineError: The workers do not run.
+        """
+        if self._driver is None:
+            raise EngineError("the workers do not run: use the engine in a `with` block")
+        return self._driver
+
+    def load(
+        self,
+        source: "str | os.PathLike[str] | Iterable[Any] | Dataset[Any]",
+        *,
+        partitions: int | None = None,
+        block_bytes: int = _BLOCK_BYTES,
+        encoding: str = "utf-8",
+    ) -> Dataset[Any]:
+        """Returns a dataset of the lines of files, or of the items of an iterable.
+
+        Args:
+            source: A path, or a pattern as `logs/*.txt`: the lines of all these files, without
+                their ends. They are cut into blocks at line ends; those that end in `.gz` are
+                unpacked, each as one block. Workers must see the same files. Any other iterable: its
+                items, which are sent to the workers.
+            partitions: Of an iterable; by default several for each worker.
+            block_bytes: The size of the blocks.
+            encoding: Of the files; its line end must be the byte 10.
+
+        Raises:
+            FileNotFoundError: No file matches.
+            ValueError: A number is below 1.
+            TypeError: The source is nothing of these, or an item cannot be pickled.
+        """
+        if isinstance(source, Dataset):
+            return source
+        if isinstance(source, str | os.PathLike):
+            if block_bytes < 1:
+                raise ValueError(f"block_bytes is at least 1, not {block_bytes}")
+            pattern = Path(source).absolute()
+            found = Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor)))
+            paths = [path for path in sorted(found) if not path.is_dir()]
+            if not paths:
+                raise FileNotFoundError(f"no file matches {os.fspath(source)!r}")
+            blocks = lines_blocks(paths, block_bytes)
+            title = f"lines({os.fspath(source)})"
+            return Dataset(self, Lines(title, len(blocks), blocks=blocks, encoding=encoding))
+        if not isinstance(source, Iterable):
+            raise TypeError(
+                f"load takes a path, a pattern, an iterable or a Dataset, not {source!r}"
+            )
+        items = list(source)
+        count = self.wide_partitions(partitions)
+        if partitions is None:
+            count = max(1, min(count, len(items)))
+        parts = tuple(dump(part)[0] for part in chunked(items, count))
+        return Dataset(self, Items(f"items({len(items)})", count, chunks=parts))
+
+    def broadcast(self, value: V) -> Broadcast[V]:
+        """Returns something for functions to refer to, whose `value` each worker gets once."""
+        return Broadcast(value)
+
+    def wide_partitions(self, asked: int | None) -> int:
+        """Returns how many partitions a wide operation has. For the engine."""
+        if asked is not None and asked < 1:
+            raise ValueError(f"partitions is at least 1, not {asked}")
+        return asked or self._workers * _PER_WORKER
+
+    def _show(self, number: int, stages: int, title: str, done: int, total: int) -> None:
+        if not self._progress:
+            return
+        width = 24
+        bar = "█" * (width * done // total)
+        line = f"stage {number}/{stages} [{bar:<{width}}] {done}/{total} {title}"
+        end = "\r\x1b[K" if number == stages and done == total else ""
+        sys.stderr.write(f"\r{line[:100]}\x1b[K{end}")
+        sys.stderr.flush()
+
+
+class MapReduceHandle(lp.Deferred[MapReduce]):
+    """A handle of the workers of map-reduce: becomes a `MapReduce` in a running node.
+
+    Example:
+        mr = engines.MapReduce.add_to(program, workers=4)
+        program.add_node(lp.CourierNode(Report, mr), label="report")
+    """
+
+    def __init__(self, workers: Sequence[lp.Handle[Any]]) -> None:
+        super().__init__(MapReduce.of, list(workers))
+
+    def clients(self) -> list[Any]:
+        """Returns clients of the workers."""
+        (workers,) = self.args
+        return [worker.dereference() for worker in workers]
+
+    def dereference(self) -> MapReduce:
+        """Returns the engine, in a running node or in the launching process.
+
+        Raises:
+            UnresolvedAddressError: The program does not run (yet).
+        """
+        return MapReduce.of(self.clients())
+
+
+def _worker_options(
+    workers: int, memory_bytes: int | None, spill_folder: "str | os.PathLike[str] | None"
+) -> tuple[int | None, str | None]:
+    if workers < 1:
+        raise ValueError(f"MapReduce: workers is at least 1, not {workers}")
+    if memory_bytes is not None and memory_bytes < 1:
+        raise ValueError(f"MapReduce: memory_bytes is at least 1, not {memory_bytes}")
+    return memory_bytes, None if spill_folder is None else os.fspath(spill_folder)
+
+
+def _check_function(what: str, function: object) -> None:
+    if not callable(function):
+        raise TypeError(f"{what} takes a function, not {function!r}")
+
+
+# What the workers do with the items of a partition, for each action.
+
+
+def _collected(partition: int, items: Iterator[A]) -> list[A]:  # noqa: ARG001
+    return list(items)
+
+
+def _count(partition: int, items: Iterator[Any]) -> int:  # noqa: ARG001
+    return sum(1 for _ in items)
+
+
+def _reduced(function: Callable[[A, A], A], partition: int, items: Iterator[A]) -> list[A]:  # noqa: ARG001
+    for first in items:
+        return [functools.reduce(function, items, first)]
+    return []
+
+
+def _folded(function: Callable[[B, A], B], first: B, partition: int, items: Iterator[A]) -> B:  # noqa: ARG001
+    return functools.reduce(function, items, first)
+
+
+def _sampled_keys(count: int, partition: int, items: Iterator[tuple[K, Any]]) -> list[K]:
+    """Returns some keys, each with the same probability (reservoir sampling)."""
+    rng = random.Random(partition)  # noqa: S311 - no secret
+    keys = [key for key, _ in itertools.islice(items, count)]
+    for seen, (key, _) in enumerate(items, count):
+        place = int(rng.random() * (seen + 1))
+        if place < count:
+            keys[place] = key
+    return keys
+
+
+def _saved(folder: str, line: Callable[[A], str], partition: int, items: Iterator[A]) -> Path:
+    path = Path(folder, f"part-{partition:05}")
+    aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        with aside.open("w", encoding="utf-8") as file:
+            file.writelines(f"{line(item)}\n" for item in items)
+        aside.replace(path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
+    return path
+
+
+# How a plan is shown.
+
+
+def _tree(plan: Operation, depth: int) -> Iterator[str]:
+    yield f"{'  ' * depth}{plan.title}  [{plan.partitions}]" + (
+        "  <- all partitions" if isinstance(plan, Shuffled) else ""
+    )
+    for parent in plan.parents:
+        yield from _tree(parent, depth + 1)
+
+
+def _flow(plan: Operation) -> Iterator[str]:
+    for parent in plan.parents:
+        yield from _flow(parent)
+    title = plan.title.replace('"', "'").replace("<", "&lt;").replace(">", "&gt;")
+    yield f'  n{plan.number}["{title}<br/>{plan.partitions} partitions"]'
+    arrow = "==>" if isinstance(plan, Shuffled) else "-->"
+    yield from (f"  n{parent.number} {arrow} n{plan.number}" for parent in plan.parents)

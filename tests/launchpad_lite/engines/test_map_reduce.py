@@ -1,0 +1,297 @@
+"""Map-reduce: lazy datasets, computed by workers that stay up between jobs."""
+
+import collections
+import gzip
+import itertools
+import operator
+import os
+import random
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, strategies as st
+
+import launchpad_lite as lp
+from launchpad_lite import engines
+from launchpad_lite.engines._operations import Lines, lines_blocks, stable_hash
+from launchpad_lite.testing import Fault, Monkey, poll_until
+
+
+@pytest.fixture(params=[None, 20_000], ids=["in-memory", "spilled"])
+def mr(request: pytest.FixtureRequest) -> Iterator[engines.MapReduce]:
+    with engines.MapReduce(3, launcher="local_mt", memory_bytes=request.param) as engine:
+        yield engine
+
+
+_PAIRS = [(f"key{number % 97}", number) for number in random.Random(1).sample(range(5000), 3000)]
+
+
+def test_operations_give_what_plain_python_gives(mr: engines.MapReduce) -> None:
+    numbers = mr.load(range(2000))
+    assert numbers.map(lambda x: x * x).collect() == [x * x for x in range(2000)]
+    assert numbers.filter(lambda x: x % 3).count() == sum(1 for x in range(2000) if x % 3)
+    assert numbers.flat_map(lambda x: [x] * (x % 3)).collect() == [
+        x for x in range(2000) for _ in range(x % 3)
+    ]
+    assert sum(numbers.map_partitions(lambda items: [sum(items)]).collect()) == sum(range(2000))
+    assert numbers.union(numbers).collect() == [*range(2000), *range(2000)]
+    assert numbers.reduce(operator.add) == sum(range(2000))
+    assert numbers.fold(lambda text, x: text + str(x % 10), "") == "0123456789" * 200
+    assert numbers.fold(operator.add, 0, operator.add) == sum(range(2000))
+
+
+def test_operations_by_key_give_what_plain_python_gives(mr: engines.MapReduce) -> None:
+    pairs = mr.load(_PAIRS)
+    groups: dict[str, list[int]] = {}
+    for key, value in _PAIRS:
+        groups.setdefault(key, []).append(value)
+    sums = pairs.reduce_by_key(operator.add)
+    assert sorted(sums.collect()) == sorted((key, sum(values)) for key, values in groups.items())
+    largest = pairs.reduce_by_key(max, partitions=2)
+    assert dict(largest.collect()) == {key: max(values) for key, values in groups.items()}
+    assert dict(pairs.group_by_key().collect()) == groups
+    other = [(f"key{number}", str(number)) for number in range(50, 150)]
+    joined = pairs.join(mr.load(other)).collect()
+    assert collections.Counter(joined) == collections.Counter(
+        (key, (value, text)) for key, text in other for value in groups.get(key, ())
+    )
+    # Stable, and of several stages.
+    assert pairs.sort_by_key().collect() == sorted(_PAIRS, key=operator.itemgetter(0))
+    assert sums.sort_by_key(reverse=True).map(operator.itemgetter(0)).collect() == sorted(
+        groups, reverse=True
+    )
+
+
+def test_a_shuffle_spreads_items_at_random_and_by_its_seed(mr: engines.MapReduce) -> None:
+    numbers = mr.load(range(1000))
+    once, again, other = (numbers.shuffle(seed).collect() for seed in (1, 1, 2))
+    assert sorted(once) == list(range(1000))
+    assert once == again != other
+    assert once != list(range(1000))
+
+
+@given(
+    text=st.text(alphabet="ab\n\ré€", max_size=60),
+    block_bytes=st.integers(1, 70),
+)
+def test_files_are_cut_into_blocks_at_line_ends(
+    tmp_path_factory: pytest.TempPathFactory, text: str, block_bytes: int
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "cut.txt"
+    path.write_bytes(text.encode())
+    blocks = lines_blocks([path], block_bytes)
+    lines = Lines("lines", len(blocks), blocks=blocks)
+    found = [line for number in range(len(blocks)) for line in lines.compute(number, None)]
+    expected = text.split("\n")
+    if not expected[-1]:
+        expected.pop()
+    assert found == [line.removesuffix("\r") for line in expected]
+
+
+def test_files_are_found_by_pattern_and_unpacked(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one\ntwo\r\n")
+    (tmp_path / "b.txt").write_text("three")
+    (tmp_path / "c.txt.gz").write_bytes(gzip.compress(b"four\nfive\n"))
+    (tmp_path / "empty.txt").touch()
+    (tmp_path / "folder.txt").mkdir()
+    with engines.MapReduce(2, launcher="local_mt") as mr:
+        lines = mr.load(f"{tmp_path}/*.txt*", block_bytes=2)
+        assert lines.collect() == ["one", "two", "three", "four", "five"]
+        (tmp_path / "b.txt").unlink()
+        with pytest.raises(engines.TaskError, match=r"b\.txt bytes \d-\d\): FileNotFoundError"):
+            lines.collect()
+        with pytest.raises(FileNotFoundError, match=r"no file matches '.*\.csv'"):
+            mr.load(tmp_path / "*.csv")
+
+
+def test_each_partition_is_saved_as_one_file(mr: engines.MapReduce, tmp_path: Path) -> None:
+    numbers = mr.load(range(100), partitions=3)
+    paths = numbers.save(tmp_path / "out", line=lambda x: f"<{x}>")
+    assert sorted(path.name for path in paths) == ["part-00000", "part-00001", "part-00002"]
+    assert sorted((tmp_path / "out").iterdir()) == sorted(paths)
+    assert "".join(path.read_text() for path in paths) == "".join(f"<{x}>\n" for x in range(100))
+    with pytest.raises(FileExistsError, match="has part-00000 already"):
+        numbers.save(tmp_path / "out")
+    with pytest.raises(engines.TaskError, match="ZeroDivisionError"):
+        numbers.map(lambda x: 1 // (50 - x)).save(tmp_path / "failed")
+    assert not list((tmp_path / "failed").glob(".*"))
+
+
+_COMPUTED: list[int] = []
+
+
+def _computed(x: int) -> int:
+    _COMPUTED.append(x)
+    return x
+
+
+def test_what_is_cached_is_computed_once(mr: engines.MapReduce) -> None:
+    _COMPUTED.clear()
+    pairs = mr.load(range(500)).map(_computed).map(lambda x: (x % 7, x))
+    cached = pairs.reduce_by_key(operator.add).cache()
+    for _ in range(3):
+        assert cached.count() == 7
+        assert cached.map(operator.itemgetter(1)).reduce(operator.add) == sum(range(500))
+    assert sorted(_COMPUTED) == list(range(500))
+    cached.uncache()
+    assert cached.count() == 7
+    assert len(_COMPUTED) == 1000
+
+
+_SENT: list[str] = []
+_LOCK = threading.Lock()
+
+
+class Sent:
+    def __reduce__(self) -> Any:
+        _SENT.append("once more")
+        return Sent, ()
+
+
+def test_a_broadcast_reaches_each_worker_once() -> None:
+    _SENT.clear()
+    with engines.MapReduce(2, launcher="local_mt") as mr:
+        value = mr.broadcast([Sent(), {3, 5}])
+        for _ in range(4):
+            assert mr.load(range(100)).filter(lambda x: x in value.value[1]).collect() == [3, 5]
+    assert len(_SENT) <= 2
+
+
+@pytest.mark.parametrize(
+    ("use", "error", "message"),
+    [
+        (
+            lambda d: d.map(lambda x: 1 // (x - 7)).collect(),
+            engines.TaskError,
+            r"worker\[\d\]: stage 1 .*map\(<lambda>\) → collect\), partition \d+: ZeroDivision",
+        ),
+        (
+            lambda d: (
+                d.map(lambda x: (x, x)).reduce_by_key(lambda a, b: a + "b").union(d).collect()
+            ),
+            None,
+            "",
+        ),
+        (
+            lambda d: d.map(lambda _: _LOCK).count(),
+            TypeError,
+            r"map\(<lambda>\)",
+        ),
+        (lambda d: d.filter(lambda _: False).reduce(max), engines.EmptyError, "has no items"),
+        (lambda d: d.map(None), TypeError, "map takes a function, not None"),
+        (lambda d: d.union([1]), TypeError, "expected a Dataset"),
+        (lambda d: d.shuffle(partitions=0), ValueError, "partitions is at least 1, not 0"),
+        (
+            lambda d: d.map(lambda x: ([x], x)).reduce_by_key(max).count(),
+            engines.TaskError,
+            "unhashable",
+        ),
+        (lambda d: d.explain("dot"), ValueError, "'text' and 'mermaid', not 'dot'"),
+    ],
+)
+def test_what_goes_wrong_is_named(
+    use: Callable[[Any], object], error: type[Exception] | None, message: str
+) -> None:
+    with engines.MapReduce(2, launcher="local_mt") as mr:
+        dataset = mr.load(range(10))
+        if error is None:
+            use(dataset)
+        else:
+            with pytest.raises(error, match=message):
+                use(dataset)
+        assert dataset.count() == 10  # the engine is as good as before
+
+
+def test_an_engine_that_does_not_run_or_makes_no_sense_is_refused() -> None:
+    with pytest.raises(engines.EngineError, match="use the engine in a `with` block"):
+        engines.MapReduce(1).load([1]).collect()
+    with pytest.raises(ValueError, match="workers is at least 1, not -1"):
+        engines.MapReduce(-1)
+    with pytest.raises(ValueError, match="memory_bytes is at least 1"):
+        engines.MapReduce(1, memory_bytes=0)
+    with (
+        engines.MapReduce(1, launcher="local_mt") as one,
+        engines.MapReduce(1, launcher="local_mt") as two,
+        pytest.raises(ValueError, match="different MapReduce engines"),
+    ):
+        one.load([1]).union(two.load([2]))
+
+
+def test_a_disk_that_takes_nothing_is_named() -> None:
+    with engines.MapReduce(1, launcher="local_mt", memory_bytes=100, spill_folder="/nowhere") as mr:
+        pairs = mr.load(range(1000)).map(lambda x: (x, x))
+        with pytest.raises(
+            engines.SpillError, match=r"worker\[0\]: .* spilled to /nowhere: .*No such"
+        ):
+            pairs.group_by_key().collect()
+
+
+def test_a_plan_is_explained() -> None:
+    with engines.MapReduce(2, launcher="local_mt") as mr:
+        counts = (
+            mr.load(["a b"]).flat_map(str.split).map(lambda w: (w, 1)).reduce_by_key(operator.add)
+        )
+        assert counts.explain() == (
+            "reduce_by_key(add)  [8]  <- all partitions\n"
+            "  map(<lambda>)  [1]\n"
+            "    flat_map(split)  [1]\n"
+            "      items(1)  [1]"
+        )
+        lines = counts.explain("mermaid").splitlines()
+    assert lines[0] == "flowchart LR"
+    assert sum("==>" in line for line in lines) == 1
+    assert sum("-->" in line for line in lines) == 2
+
+
+@given(st.recursive(st.none() | st.text() | st.binary() | st.integers() | st.floats(), st.tuples))
+def test_equal_keys_have_the_same_hash(key: Any) -> None:
+    assert stable_hash(key) == stable_hash(key)
+    assert stable_hash(1) == stable_hash(1.0) == stable_hash(True)
+
+
+class Counting:
+    """Counts words in a node, again and again."""
+
+    def __init__(self, mr: engines.MapReduce, folder: Path) -> None:
+        self._mr = mr
+        self._folder = folder
+
+    def run(self) -> None:
+        words = [f"word{number % 89}" for number in range(20_000)]
+        expected = collections.Counter(words)
+        cached = self._mr.load(words, partitions=16).map(lambda word: (word, 1)).cache()
+        for number in itertools.count():
+            counts = cached.reduce_by_key(operator.add)
+            assert dict(counts.collect()) == expected
+            assert counts.join(counts).count() == len(expected)
+            (self._folder / "jobs").write_text(str(2 * number))
+            if (self._folder / "stop").exists():
+                return
+
+
+@pytest.mark.slow
+def test_workers_are_killed_at_random_and_each_item_counts_once(tmp_path: Path) -> None:
+    program = lp.Program("counting")
+    mr = engines.MapReduce.add_to(program, workers=3, memory_bytes=200_000)
+    program.add_node(lp.CourierNode(Counting, mr, tmp_path), label="counting")
+    restart = lp.RestartPolicy("on_failure", max_restarts=100, max_backoff_s=0.2)
+    running = lp.launch(program, "test_mp", restart={"map_reduce": restart})
+    poll_until((tmp_path / "jobs").exists)
+    faults, labels = (Fault.KILL,), ["map_reduce"]
+    with Monkey(running, seed=2, faults=faults, labels=labels, mean_interval_s=0.3) as monkey:
+        poll_until(lambda: len(monkey.injected) >= 12, timeout_s=60)
+    (tmp_path / "stop").touch()
+    assert running.wait().outcome is lp.Outcome.COMPLETED
+    assert int((tmp_path / "jobs").read_text()) > 0
+
+
+@pytest.mark.slow
+def test_code_that_ends_its_worker_is_named_and_the_engine_goes_on() -> None:
+    with engines.MapReduce(2, launcher="test_mp") as mr:
+        numbers = mr.load(range(20))
+        with pytest.raises(engines.TaskError, match="its code may be what ends them"):
+            numbers.map(lambda x: os._exit(1) if x == 7 else x).collect()
+        assert numbers.count() == 20
