@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from examples.barriers.training import train
 from launchpad_lite import engines
 
 #: Of the sampled progress: as in the chapter.
@@ -116,6 +117,31 @@ def table_of_progress(data: Data) -> str:
     return "\n".join(lines)
 
 
+def draw_training(data: Data) -> Any:
+    """Returns the picture of Figure 7."""
+    figure, axes = _picture(columns=2)
+    barriers: dict[str, dict[str, list[float]]] = data["barriers"]
+    for axis, unit in zip(axes, ("updates", "seconds"), strict=True):
+        for colour, (name, seen) in zip(_colours(len(barriers)), barriers.items(), strict=True):
+            axis.plot(seen[unit], seen["accuracy"], color=colour, label=name)
+        axis.set(xlabel=unit, ylabel="accuracy on the test digits", ylim=(0, 1))
+        axis.grid(alpha=0.3)
+    axes[1].legend(fontsize="small")
+    return figure
+
+
+def table_of_training(data: Data) -> str:
+    """Returns Figure 7 as a table: when nine tenths of the digits were recognised."""
+    lines = [f"{'barrier':<12}{'updates':>9}{'accuracy':>10}{'90 % after':>26}"]
+    for name, seen in data["barriers"].items():
+        good = [place for place, accuracy in enumerate(seen["accuracy"]) if accuracy >= 0.9]
+        after = "never"
+        if good:
+            after = f"{seen['updates'][good[0]]} updates, {seen['seconds'][good[0]]:.0f} s"
+        lines.append(f"{name:<12}{seen['updates'][-1]:>9}{seen['accuracy'][-1]:>10.2f}{after:>26}")
+    return "\n".join(lines)
+
+
 def table_of_bounds(data: Data) -> str:
     """Returns Figure 4 as a table: the bounds where F(r) is about 0.9."""
     place = min(range(len(data["F(r)"])), key=lambda index: abs(data["F(r)"][index] - 0.9))
@@ -148,7 +174,7 @@ class Figure:
     """How a figure is made."""
 
     title: str
-    compute: Callable[[], Data]
+    compute: Callable[..., Data]
     draw: Callable[[Data], Any]
     table: Callable[[Data], str]
 
@@ -157,6 +183,7 @@ FIGURES = {
     4: Figure("bounds on the lag of updates", bounds, draw_bounds, table_of_bounds),
     5: Figure("progress under each barrier", progress, draw_progress, table_of_progress),
     6: Figure("progress with pBSP by sample size", sample_sizes, draw_progress, table_of_progress),
+    7: Figure("accuracy of a network under each barrier", train, draw_training, table_of_training),
 }
 
 

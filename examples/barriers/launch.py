@@ -17,10 +17,15 @@ def main() -> int:
         "--output", type=Path, default=Path(), metavar="FOLDER", help="default: here"
     )
     parser.add_argument("--format", default="png", help="of the picture: png (default), svg, pdf")
+    trained = parser.add_argument_group("figure 7, which is trained for real")
+    trained.add_argument("--seconds", type=float, default=60.0, help="default 60")
+    trained.add_argument("--mean-delay", type=float, default=1.0, help="s per update (default 1)")
+    trained.add_argument("--launcher", default="local_mp", help="default local_mp")
     options = parser.parse_args()
 
     figure = FIGURES[options.figure]
-    data = figure.compute()
+    how = (options.seconds, options.mean_delay, options.launcher)
+    data = figure.compute(*(how if options.figure == 7 else ()))
     options.output.mkdir(parents=True, exist_ok=True)
     data_path = options.output / f"figure-{options.figure}.json"
     picture_path = data_path.with_suffix(f".{options.format}")

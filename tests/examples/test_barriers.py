@@ -40,3 +40,16 @@ def test_a_figure_is_written_with_its_data(figure: int, tmp_path: Path) -> None:
     data: dict[str, Any] = json.loads((tmp_path / f"figure-{figure}.json").read_text())
     assert data["assumptions"] in done.stdout
     assert (tmp_path / f"figure-{figure}.svg").read_text().count("<path") > 10
+
+
+@pytest.mark.slow
+def test_a_network_is_trained_under_each_barrier(tmp_path: Path) -> None:
+    how = ["--seconds=4", "--mean-delay=0.05", "--launcher=local_mt"]
+    done = run_example("barriers", "--figure=7", f"--output={tmp_path}", "--format=svg", *how)
+    assert done.returncode == 0, done.stderr
+    barriers = json.loads((tmp_path / "figure-7.json").read_text())["barriers"]
+    assert list(barriers) == ["BSP", "SSP(4)", "ASP", "pBSP(2)", "pSSP(2, 4)"]
+    for seen in barriers.values():
+        assert seen["updates"][-1] > 20
+        assert max(seen["accuracy"]) > seen["accuracy"][0] + 0.2
+    assert (tmp_path / "figure-7.svg").read_text().count("<path") > 10
