@@ -146,13 +146,21 @@ class Narrow(Operation):
     ) -> Iterator[Any]:
         """Returns the items. These loops run in C; only the function does not."""
         items = inputs(self.parents[0], partition)
-        if self.how == "map":
-            return map(self.function, items)
+        if self.how == "map_partitions":
+            return iter(self.function(items))
         if self.how == "filter":
-            return filter(self.function, items)
-        if self.how == "flat_map":
-            return itertools.chain.from_iterable(map(self.function, items))
-        return iter(self.function(items))
+            results: Iterator[Any] = filter(self.function, items)
+        elif self.how == "map":
+            results = map(self.function, items)
+        else:
+            results = itertools.chain.from_iterable(map(self.function, items))
+        return itertools.chain(results, self._check_end(items))
+
+    def _check_end(self, items: Iterator[Any]) -> Iterator[Any]:
+        # These loops take a StopIteration of the function for the end of the items.
+        for _ in items:
+            raise RuntimeError(f"{self.title} raised StopIteration")
+        yield from ()
 
 
 @dataclass(frozen=True)

@@ -196,7 +196,7 @@ def test_what_goes_wrong_is_named(
     use: Callable[[Any], object], error: type[Exception] | None, message: str
 ) -> None:
     with engines.MapReduce(2, launcher="local_mt") as mr:
-        dataset = mr.load(range(10))
+        dataset = mr.load(range(10), partitions=2)
         if error is None:
             use(dataset)
         else:
