@@ -8,6 +8,7 @@ import asyncio
 import collections
 import concurrent.futures
 import contextlib
+import functools
 import pickle
 import random
 import statistics
@@ -15,7 +16,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -234,6 +235,8 @@ class _Member:
     """A worker that takes part."""
 
     name: str
+    #: Ends its stream.
+    dismiss: Callable[[], object]
     #: Its call that is answered when it may go on.
     call: "concurrent.futures.Future[list[Key] | None] | None" = None
 
@@ -336,16 +339,17 @@ class Coordinator(Server):
             Its identity, and how many steps it counts as finished.
         """
         member = uuid.uuid4().hex
+        dismissed, loop = asyncio.Event(), asyncio.get_running_loop()
         with self._changed:
             # One that comes back has finished this step, and still has to pass the barrier.
             step = self._population.add(member, finished - 1 if finished else None)
             names = {each.name for each in self._members.values()}
-            self._members[member] = _Member(
-                worker if worker not in names else f"{worker}#{member[:4]}"
-            )
+            name = worker if worker not in names else f"{worker}#{member[:4]}"
+            dismiss = functools.partial(loop.call_soon_threadsafe, dismissed.set)
+            self._members[member] = _Member(name, dismiss)
         try:
             yield member, finished or step
-            await asyncio.Event().wait()  # until the worker has left
+            await dismissed.wait()  # or the worker leaves
         finally:
             with self._changed:
                 del self._members[member]
@@ -472,9 +476,14 @@ class Coordinator(Server):
             print(f"{progress}, {rate:,.0f}/s", file=sys.stderr)  # noqa: T201 - asked for
 
     def _stop(self) -> None:
+        """Lets the node end: no call of a worker that does not look at the stop is to hold it up."""
         with self._changed:
             self._stops = True
             self._changed.notify()
+            members = dict(self._members)
+        for name, member in members.items():
+            self._answer(name, None)
+            member.dismiss()
 
     # Its state, besides the values.
 

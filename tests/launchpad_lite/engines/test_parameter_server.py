@@ -357,3 +357,23 @@ def _note(ps: engines.ParameterServerClient, folder: Path) -> None:
 
     poll_until(ended)
     (folder / "note.json").write_text(json.dumps([ps.get("a").value, step]))
+
+
+class Hanging(Sum):
+    def push(self, worker: str, values: Mapping[Any, Any]) -> Mapping[Any, Any]:
+        if worker == "ps_worker[1]":
+            time.sleep(60)
+        return super().push(worker, values)
+
+
+@pytest.mark.slow
+def test_a_worker_that_hangs_does_not_keep_the_values_from_being_saved(tmp_path: Path) -> None:
+    program = lp.Program("ps")
+    ps = Hanging(10**9).add_to(program, workers=2, progress_s=None)
+    running = lp.launch(
+        program, "test_mp", notice_s=2, checkpoints={"ps_server": tmp_path / "state"}
+    )
+    client = ps.dereference()
+    poll_until(lambda: client.progress().waiting == 1)
+    running.stop()
+    assert list((tmp_path / "state").rglob("values.pickle"))
