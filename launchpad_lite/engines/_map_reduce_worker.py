@@ -22,6 +22,8 @@ from launchpad_lite.engines.errors import EngineError, SpillError, TaskError
 
 #: Objects take more memory than their pickle, about so many times.
 _OVERHEAD = 4
+#: How often a partition that does not fit into memory is read, at most: then it takes more memory.
+_MOST_PASSES = 100
 #: Items in a chunk that is written.
 _CHUNK = 4096
 #: After how many items the memory that they take is looked at for the first time.
@@ -338,6 +340,7 @@ class Worker:
         """Returns the items of a partition of a wide operation."""
         total = sum(output.sizes[partition] for output in outputs)
         passes = max(1, math.ceil(total * _OVERHEAD / self._memory_bytes))
+        passes = min(passes, _MOST_PASSES)
 
         def fetched(sources: Sequence[int]) -> Iterator[Any]:
             chunks = self._fetched(shuffle.number, partition, outputs, sources, at_once=passes == 1)

@@ -154,11 +154,20 @@ class Dataset(Generic[A]):
         Args:
             reverse: Whether the largest comes first.
             partitions: As for `reduce_by_key`.
+
+        Raises:
+            TypeError: Keys cannot be compared.
         """
         count = self._engine.wide_partitions(partitions)
         each = max(1, _SAMPLED * count // self._plan.partitions)
         action = functools.partial(_sampled_keys, each)
-        keys = sorted(itertools.chain.from_iterable(self._run(action, "sample of keys")))
+        sample = itertools.chain.from_iterable(self._run(action, "sample of keys"))
+        try:
+            keys = sorted(sample)
+        except TypeError as error:
+            raise TypeError(
+                f"sort_by_key: {self._plan.title} has keys without an order: {error}"
+            ) from None
         bounds = (
             tuple(keys[len(keys) * place // count] for place in range(1, count)) if keys else ()
         )
