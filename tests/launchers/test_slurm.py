@@ -80,6 +80,8 @@ def await_second_run(launch: Command) -> None:
 
 def let_it_begin(slurm: SlurmDesk, launch: Command) -> None:
     launch.until(r"is pending \(BeginTime\)")
+    # Slurm itself waits two minutes; a host on which the first run still ends takes no second one.
+    poll_until(lambda: not any(f"[{launch.job}." in each for each in slurm.hosts.leftovers()))
     slurm.slurm("scontrol", "update", f"JobId={launch.job}", "StartTime=now")
 
 
