@@ -8,7 +8,6 @@ to docs/; any other run only prints them.
 
 import argparse
 import datetime as dt
-import signal
 from collections.abc import Sequence
 
 from benchmarks import plot, report
@@ -17,7 +16,7 @@ from benchmarks.environments import (
     PEERS,
     AbsentError,
     Installed,
-    install,
+    install_all,
     machine,
     revision,
 )
@@ -29,11 +28,10 @@ from benchmarks.report import Results
 def main() -> None:
     """Runs the rounds, prints tables, writes the page."""
     options = _parse()
-    # Who ends this process means the peers, too.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     adopt_orphans()
-    results = Results()
-    installed = _install_all(options.peers, results)
+    wanted = [peer for peer in PEERS if peer.name in options.peers]
+    installed, absent = install_all(wanted)
+    results = Results(absent=absent)
     namespaces = _make_namespaces(options.cases, results)
     try:
         for case in options.cases:
@@ -44,29 +42,16 @@ def main() -> None:
         end_orphans()
         if namespaces is not None:
             namespaces.close()
-    columns = [peer for peer in PEERS if peer.name in options.peers]
     today = dt.datetime.now(dt.timezone.utc).date()
     extent = "a quick run, " if options.effort is QUICK else ""
     generated = (
         f"Measured {today}: {extent}median of {options.rounds} rounds, commit {revision()}, "
-        f"{machine()}.\n\n{report.versions(installed)}\n{report.markdown(results, columns)}"
+        f"{machine()}.\n\n{report.versions(installed)}\n{report.markdown(results, wanted)}"
     )
     print(generated)
     if options.write:
         report.write(generated)
-        report.PLOT.write_text(plot.svg(results, columns))
-
-
-def _install_all(names: Sequence[str], results: Results) -> list[Installed]:
-    installed = []
-    for peer in PEERS:
-        if peer.name in names:
-            try:
-                installed.append(install(peer))
-            except AbsentError as error:
-                results.absent[peer.name] = str(error)
-                print(f"{peer.title} is absent: {error}", flush=True)
-    return installed
+        report.PLOT.write_text(plot.svg(results, wanted))
 
 
 def _make_namespaces(cases: Sequence[Case], results: Results) -> Namespaces | None:

@@ -5,6 +5,7 @@ import platform
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -111,6 +112,18 @@ def install(peer: Peer) -> Installed:
             _run([str(interpreter), "-m", "pip", "install", "--quiet", *peer.requirements])
         stamp.write_text(wanted)
     return Installed(peer, interpreter, _variables(peer, python))
+
+
+def install_all(peers: Sequence[Peer]) -> tuple[list[Installed], dict[str, str]]:
+    """Returns the peers that can be run; and by name, why the others cannot."""
+    installed, absent = [], {}
+    for peer in peers:
+        try:
+            installed.append(install(peer))
+        except AbsentError as error:
+            absent[peer.name] = str(error)
+            print(f"{peer.title} is absent: {error}", flush=True)
+    return installed, absent
 
 
 def _wanted(peer: Peer, python: str) -> str:

@@ -15,14 +15,11 @@ import statistics
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import launchpad_lite as lp
+from benchmarks import page
 
-_DOCS = Path(__file__).parents[1] / "docs"
-_BEGIN = "<!-- begin of figure 2 -->\n"
-_END = "<!-- end of figure 2 -->\n"
 _REQUESTERS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1000)
 _PROCESSES = 8
 _REFRESH_MS, _STALE_MS = 50, 200
@@ -195,11 +192,8 @@ def svg(rates: dict[str, list[float]]) -> str:
 
 def write(text: str, picture: str) -> None:
     """Puts the results into the docs."""
-    page = _DOCS / "benchmarks.md"
-    before, _, rest = page.read_text(encoding="utf-8").partition(_BEGIN)
-    _, _, after = rest.partition(_END)
-    page.write_text(f"{before}{_BEGIN}\n{text}\n{_END}{after}", encoding="utf-8")
-    (_DOCS / "figure-2.svg").write_text(picture, encoding="utf-8")
+    page.put("figure 2", f"\n{text}")
+    page.PAGE.with_name("figure-2.svg").write_text(picture, encoding="utf-8")
 
 
 def main() -> None:

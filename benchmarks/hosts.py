@@ -19,16 +19,13 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import courier
 import launchpad_lite as lp
+from benchmarks import page
 from launchers._trust import Authority
 
-_PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
-_BEGIN = "<!-- begin of hosts -->\n"
-_END = "<!-- end of hosts -->\n"
 _MIB = 1 << 20
 _HEAD_BYTES = 8
 _ANY = "0.0.0.0"  # noqa: S104 - a bed or a cluster of one's own, and under TLS
@@ -211,9 +208,7 @@ def main() -> None:
     text += measure_calls(options.names, options.rounds, options.count, options.mib * _MIB)
     print(text)
     if options.write:
-        before, _, rest = _PAGE.read_text(encoding="utf-8").partition(_BEGIN)
-        _, _, after = rest.partition(_END)
-        _PAGE.write_text(before + _BEGIN + text + _END + after, encoding="utf-8")
+        page.put("hosts", text.rstrip("\n"))
 
 
 def _run_in_bed(options: argparse.Namespace) -> int:

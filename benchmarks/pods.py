@@ -17,11 +17,9 @@ from typing import Any
 
 import courier
 import launchpad_lite as lp
+from benchmarks import page
 from launchpad_lite.testing import poll_until
 
-_PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
-_BEGIN = "<!-- begin of pods -->\n"
-_END = "<!-- end of pods -->\n"
 _LIMIT_S = 120.0
 _KINDS = ("Job", "Service", "Secret", "NetworkPolicy")
 
@@ -120,9 +118,7 @@ def main() -> None:
         text = measure(cluster, IMAGE, options.servers, options.rounds)
     print(text)
     if options.write:
-        before, _, rest = _PAGE.read_text(encoding="utf-8").partition(_BEGIN)
-        _, _, after = rest.partition(_END)
-        _PAGE.write_text(before + _BEGIN + text + _END + after, encoding="utf-8")
+        page.put("pods", text.rstrip("\n"))
 
 
 if __name__ == "__main__":

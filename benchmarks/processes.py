@@ -118,6 +118,8 @@ class Process:
 
 def adopt_orphans() -> None:
     """Makes what peers leave behind children of this process, so that it can be ended."""
+    # Who ends this process means the peers, too.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
@@ -157,19 +159,28 @@ def memory_mib(members: Sequence[psutil.Process]) -> float:
 
 
 class MemoryWatch:
-    """The most memory that processes have while it runs."""
+    """The most memory that processes have while it runs.
 
-    def __init__(self, processes: Sequence[Process], interval_s: float = 0.01) -> None:
-        self._members = [member for process in processes for member in process.family()]
+    Those that they start meanwhile count if it `grows`; finding them takes some milliseconds.
+    """
+
+    def __init__(
+        self, processes: Sequence[Process], interval_s: float = 0.01, *, grows: bool = False
+    ) -> None:
+        self._processes = processes
+        self._members = None if grows else self._family()
         self._interval_s = interval_s
         self._stop = threading.Event()
         self.peak_mib = 0.0
 
     def sample(self) -> float:
         """Checks once more; returns the memory now."""
-        now = memory_mib(self._members)
+        now = memory_mib(self._family() if self._members is None else self._members)
         self.peak_mib = max(self.peak_mib, now)
         return now
+
+    def _family(self) -> list[psutil.Process]:
+        return [member for process in self._processes for member in process.family()]
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:

@@ -3,14 +3,12 @@
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
+from benchmarks import page
 from benchmarks.cases import CASES, Case, Metric
 from benchmarks.environments import FLOOR, ROOT, US, Installed, Peer
 
-PAGE = ROOT / "docs" / "benchmarks.md"
 PLOT = ROOT / "docs" / "benchmarks.svg"
-_BEGIN, _END = "<!-- begin of the generated part -->\n", "<!-- end of the generated part -->\n"
 _NOTHING = "–"  # noqa: RUF001 - a dash in a table
 
 
@@ -148,11 +146,7 @@ def versions(installed: Sequence[Installed]) -> str:
     return "".join(f"- {one.peer.title}: {one.version()}\n" for one in installed)
 
 
-def write(generated: str, page: Path = PAGE) -> None:
+def write(generated: str) -> None:
     """Replaces the generated part of the page."""
-    before, begin, rest = page.read_text().partition(_BEGIN)
-    _, end, after = rest.partition(_END)
-    assert begin
-    assert end
     plot = f"![How many times worse than the floor each peer is]({PLOT.name})"
-    page.write_text(f"{before}{begin}\n{plot}\n\n{generated}\n{end}{after}")
+    page.put("the generated part", f"\n{plot}\n\n{generated}")

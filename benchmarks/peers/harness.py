@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 PAYLOAD = b"sixteen bytes..."
 #: How many handlers a server runs at a time.
@@ -325,38 +325,44 @@ class Client:
 
 def main(peer: Peer) -> None:
     """Plays the role that the command line names."""
-    # Libraries may print; the driver must read nothing but answers.
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
+    answers = open_answers()
     setup = Setup(**json.loads(sys.stdin.readline()))
     role = sys.argv[1]
     if role == "server":
-        _answer(answers, lambda: peer.serve(setup))
+        answer(answers, lambda: peer.serve(setup))
         sys.stdin.read()
     elif role == "client":
-        _answer(answers, lambda: peer.connect(setup))
+        answer(answers, lambda: peer.connect(setup))
         client = Client(peer)
         for line in sys.stdin:
             command = json.loads(line)
             method = getattr(client, command.pop("do"))
-            _answer(answers, lambda method=method, command=command: method(**command))
+            answer(answers, lambda method=method, command=command: method(**command))
     elif role == "starter":
         with contextlib.ExitStack() as stack:
-            _answer(answers, lambda: stack.enter_context(peer.started(setup)))
+            answer(answers, lambda: stack.enter_context(peer.started(setup)))
             sys.stdin.read()
     peer.close()
     # Threads of servers and connections of clients do not keep the process.
     os._exit(0)
 
 
-def _answer(answers: Any, work: Callable[[], Any]) -> None:
+def open_answers() -> TextIO:
+    """Returns where answers go: libraries may print, and the driver must read nothing but answers."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    return answers
+
+
+def answer(answers: TextIO, work: Callable[[], Any]) -> None:
+    """Does some work, and tells the driver what came of it."""
     try:
-        answer = {"value": work()}
+        result = {"value": work()}
     except UnsupportedError as error:
-        answer = {"unsupported": str(error)}
+        result = {"unsupported": str(error)}
     except Exception as error:  # noqa: BLE001 - whatever a peer raises is its result
-        answer = {"error": f"{type(error).__name__}: {error}"}
-    _write(answers, answer)
+        result = {"error": f"{type(error).__name__}: {error}"}
+    _write(answers, result)
 
 
 def _write(stream: Any, message: dict[str, Any]) -> None:
