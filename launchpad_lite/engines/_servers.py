@@ -25,7 +25,8 @@ import courier
 import launchpad_lite as lp
 from launchpad_lite.engines._keys import Key, unknown_key
 from launchpad_lite.engines._population import Population
-from launchpad_lite.engines.errors import EngineError, UpdateError, ValuesLostError
+from launchpad_lite.engines._updates import pulled
+from launchpad_lite.engines.errors import EngineError, ValuesLostError
 
 if TYPE_CHECKING:
     from launchpad_lite.engines.parameter_server import ParameterServer
@@ -181,13 +182,7 @@ class Server:
         held = self._held.get(key)
         if held is None:
             raise unknown_key(self._name, key, self._held)
-        try:
-            return self._job.pull(key, held.value, update)
-        except Exception as error:
-            raise UpdateError(
-                f"{self._name}: the update of {key!r} that {worker} made in step {step} cannot be "
-                f"applied: {type(error).__name__}: {error}"
-            ) from error
+        return pulled(self._job.pull, self._name, key, held.value, update, worker, step)
 
     def _store(self, values: Mapping[Key, Any], applied: tuple[str, int] | None = None) -> None:
         with self._storing:

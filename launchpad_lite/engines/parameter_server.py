@@ -13,8 +13,8 @@ import courier
 import launchpad_lite as lp
 from launchpad_lite.engines._keys import Key, hash_of
 from launchpad_lite.engines._servers import Coordinator, Progress, Server, UnknownMemberError
+from launchpad_lite.engines._updates import added, check_updates
 from launchpad_lite.engines.barriers import BSP, Barrier, check_barrier
-from launchpad_lite.engines.errors import UpdateError
 
 J = TypeVar("J", bound="ParameterServer")
 
@@ -191,14 +191,7 @@ class _Worker:
     def _step(self, member: str, step: int, keys: Sequence[Key]) -> None:
         values = self._values(keys)
         updates = self._job.push(self._name, values)
-        where = f"{self._name}, step {step}: push"
-        if not isinstance(updates, Mapping):
-            raise UpdateError(f"{where} returned {updates!r}; it is to map keys to updates")
-        if unknown := [key for key in updates if key not in values]:
-            raise UpdateError(
-                f"{where} returned an update for the key {unknown[0]!r}, which was not scheduled; "
-                f"scheduled were {', '.join(map(repr, keys)) or 'none'}"
-            )
+        check_updates(updates, values, self._name, step)
         parts = self._parted(updates)
         calls = [
             self._servers[place].futures.update(
@@ -297,10 +290,7 @@ class ParameterServer:
             value: The value. Do not change it: workers may be reading it.
             update: What `push` has computed.
         """
-        result = value + update
-        if getattr(result, "shape", None) != getattr(value, "shape", None):
-            raise ValueError(f"a sum of shapes {value.shape} and {update.shape}; write a pull")
-        return result
+        return added(value, update)
 
     def stop(self) -> bool:
         """Returns whether all is done. Asked each time that a worker wants to go on."""

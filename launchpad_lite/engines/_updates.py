@@ -1,0 +1,73 @@
+"""Updates that workers compute: what `push` returns, and what becomes of a value by `pull`."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from launchpad_lite.engines._keys import Key
+from launchpad_lite.engines.errors import UpdateError
+
+
+def added(value: Any, update: Any) -> Any:
+    """Returns the sum of a value and an update of the same shape.
+
+    Raises:
+        ValueError: The shapes differ; arrays would be repeated to fit.
+    """
+    result = value + update
+    if getattr(result, "shape", None) != getattr(value, "shape", None):
+        raise ValueError(f"a sum of shapes {value.shape} and {update.shape}; write a pull")
+    return result
+
+
+def check_updates(updates: object, values: Mapping[Key, Any], worker: str, step: int) -> None:
+    """Raises what is wrong with what a `push` has returned.
+
+    Args:
+        updates: What it has returned.
+        values: What it was given.
+        worker: Who called it.
+        step: How many steps that one had finished before.
+
+    Raises:
+        UpdateError: It is no mapping, or has keys that were not scheduled.
+    """
+    where = f"{worker}, step {step}: push"
+    if not isinstance(updates, Mapping):
+        raise UpdateError(f"{where} returned {updates!r}; it is to map keys to updates")
+    if unknown := [key for key in updates if key not in values]:
+        raise UpdateError(
+            f"{where} returned an update for the key {unknown[0]!r}, which was not scheduled; "
+            f"scheduled were {', '.join(map(repr, values)) or 'none'}"
+        )
+
+
+def pulled(
+    pull: Callable[[Key, Any, Any], Any],
+    node: str,
+    key: Key,
+    value: Any,
+    update: Any,
+    worker: str,
+    step: int,
+) -> Any:
+    """Returns the new value.
+
+    Args:
+        pull: The user's function: of the key, the value and the update.
+        node: Where it is called.
+        key: Of the value.
+        value: The value.
+        update: The update.
+        worker: Who made the update.
+        step: How many steps that one had finished before.
+
+    Raises:
+        UpdateError: It could not be applied.
+    """
+    try:
+        return pull(key, value, update)
+    except Exception as error:
+        raise UpdateError(
+            f"{node}: the update of {key!r} that {worker} made in step {step} cannot be "
+            f"applied: {type(error).__name__}: {error}"
+        ) from error
