@@ -25,6 +25,7 @@ from launchpad_lite.engines.parameter_server import (
     ParameterServerHandle,
     Versioned,
 )
+from launchpad_lite.engines.peer_to_peer import PeerToPeer, PeerToPeerClient, PeerToPeerHandle
 from launchpad_lite.engines.simulator import (
     Churn,
     Evaluation,
@@ -52,6 +53,9 @@ __all__ = [
     "ParameterServer",
     "ParameterServerClient",
     "ParameterServerHandle",
+    "PeerToPeer",
+    "PeerToPeerClient",
+    "PeerToPeerHandle",
     "Progress",
     "SimulatedModel",
     "Simulation",

@@ -1,0 +1,593 @@
+"""A member of the ring: what it owns, and the copies that it keeps for those before it.
+
+Each key has one owner. The range of a member begins after `before`, the member before it, and ends
+at its own place; only the member itself changes `before`. So ranges meet and do not overlap.
+
+A link from A to B holds if and only if B's `before` is A, this very process. A change is answered
+once it went through as many links as there are copies (chain replication; van Renesse and Schneider,
+OSDI 2004). A member that was taken over, rightly or not, has no link any more: it cannot answer a
+change, learns why, and joins again. So a wrong suspicion costs time, but no values.
+
+Coroutines for one event loop: what stands between two awaits is done at once. Others are reached by
+a function, so tests can hand in a network that delays and a process that crashes.
+"""
+
+import asyncio
+import dataclasses
+import enum
+import random
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from launchpad_lite.engines._keys import Key, unknown_key
+from launchpad_lite.engines._ring import CIRCLE, Contact, Ring, distance, is_between, place_of
+from launchpad_lite.engines.errors import EngineError, ValuesLostError
+
+#: Seconds until something is tried again that another member refused.
+_PAUSE_S = 0.02
+
+
+class ElsewhereError(EngineError):
+    """A member was asked for what another one has; or it is not on the ring (any more)."""
+
+
+class GoneError(EngineError):
+    """A process does not answer any more."""
+
+
+class Call(Protocol):
+    """Calls a method of a member; raises GoneError, or what the method raises."""
+
+    def __call__(self, to: Contact, method: str, *args: Any) -> Awaitable[Any]: ...
+
+
+class Link(enum.Enum):
+    """What a member answers to the one that says it comes before it."""
+
+    HOLDS = "holds"
+    #: It needs all values, not only what has changed.
+    BEHIND = "behind"
+    #: Another one comes before it.
+    APART = "apart"
+
+
+Answer = tuple[Link, list[Contact]]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One value.
+
+    Attributes:
+        value: The value.
+        version: How often it was changed.
+        applied: By the name of a peer: its life, and the last step whose update is in the value.
+    """
+
+    value: Any
+    version: int = 0
+    applied: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+
+
+@dataclass
+class Part:
+    """What one member owns.
+
+    Attributes:
+        owner: The member.
+        before: Where its range begins; None if the range is the whole circle.
+        seq: How often the part was changed.
+        entries: Its values.
+    """
+
+    owner: Contact
+    before: Contact | None
+    seq: int
+    entries: dict[Key, Entry]
+
+    def has(self, place: int) -> bool:
+        """Returns whether a place is in its range."""
+        return self.before is None or is_between(self.before.place, place, self.owner.place)
+
+    def copy(self) -> "Part":
+        """Returns one that changes by itself."""
+        return dataclasses.replace(self, entries=dict(self.entries))
+
+
+def key_place(key: Key) -> int:
+    """Returns the place of a key."""
+    return place_of(repr(key))
+
+
+class Member:
+    """One member of the ring, or one that wants to be."""
+
+    def __init__(self, me: Contact, replicas: int, call: Call, rng: random.Random) -> None:
+        """Makes one that is not on the ring.
+
+        Args:
+            me: How others reach it.
+            replicas: On how many members each key is; at least 2.
+            call: Reaches the others.
+            rng: For pauses.
+        """
+        self.ring = Ring(me)
+        #: Where newcomers begin: the step of the one that lets them in.
+        self.step = 0
+        self._me = me
+        self._links = replicas - 1
+        self._call = call
+        self._rng = rng
+        #: None if it is not on the ring.
+        self._own: Part | None = None
+        #: A change that not all replicas have yet: nobody reads it.
+        self._pending: dict[Key, Entry] = {}
+        #: Up to which change all replicas have all.
+        self._acked = -1
+        #: Of those before it, the nearest first.
+        self._copies: list[Part] = []
+        #: Its changes are numbered on in each of its stays on the ring.
+        self._seq = 0
+        #: Numbers what it sends with `store_all`.
+        self._clock = 0
+        #: Who sent the last `store_all`, and its number.
+        self._heard: tuple[Contact, int] = (me, 0)
+        #: Who is being let in: its changes wait until that is known to all replicas.
+        self._newcomer: Contact | None = None
+        self._is_leaving = False
+        #: Held by what changes values or the range, one after the other. Never while it is
+        #: held does a member wait for a lock of another one.
+        self._writing = asyncio.Lock()
+
+    @property
+    def is_on_ring(self) -> bool:
+        """Whether it owns a range."""
+        return self._own is not None
+
+    # What others call: who is where.
+
+    async def neighbours(self) -> tuple[Contact, list[Contact]]:
+        """Returns which process it is, and who comes after it; nobody if it is not on the ring."""
+        return self._me, list(self.ring.successors) if self._own is not None else []
+
+    async def search(self, place: int, gone: set[str]) -> tuple[Contact, list[Contact] | None]:
+        """Returns itself as the owner of a place, and who comes after it; or whom to ask, and None.
+
+        Raises:
+            ElsewhereError: It is not on the ring.
+        """
+        own = self._on_ring()
+        following = None if own.has(place) else self.ring.next_hop(place, gone)
+        if following is not None:
+            return following, None
+        if not own.has(place):
+            raise ElsewhereError(f"{self._me.name} knows nobody else")
+        return self._me, list(self.ring.successors)
+
+    # What others call: the ring.
+
+    async def admit(self, newcomer: Contact, seq: int) -> None:
+        """Lets a process onto the ring, before this member.
+
+        Args:
+            newcomer: The process.
+            seq: Where the numbers of its changes begin.
+
+        Raises:
+            ElsewhereError: Its place is not here.
+        """
+        async with self._writing:
+            own = self._on_ring()
+            if own.before is not None and own.before.name == newcomer.name:
+                self._take_over()  # it was here before, and has lost all
+            if newcomer.name == self._me.name or not own.has(newcomer.place):
+                raise ElsewhereError(f"{newcomer.name} does not come before {self._me.name}")
+            part = Part(newcomer, own.before or self._me, seq, {})
+            for key in [each for each in own.entries if part.has(key_place(each))]:
+                part.entries[key] = own.entries.pop(key)
+            copies = self._copies
+            if own.before is None:
+                self.ring.follow([newcomer])
+            own.before = self._newcomer = newcomer
+            own.seq += 1
+            self._copies = [part, *copies][: self._links]
+            after = [self._me, *self.ring.successors]
+            try:
+                await self._call(newcomer, "receive", part.copy(), copies, after, self.step)
+                await self._send_own(own)
+            except (GoneError, ElsewhereError):
+                if self._own is own and own.before == newcomer:
+                    self._take_over()
+                raise ElsewhereError(f"{newcomer.name} did not take its part") from None
+            finally:
+                self._newcomer = None
+
+    async def receive(
+        self, part: Part, copies: Sequence[Part], after: Sequence[Contact], step: int
+    ) -> None:
+        """Begins to own a part: from now on it is on the ring."""
+        if self._own is not None or part.owner != self._me or part.seq < self._seq:
+            raise ElsewhereError(f"{self._me.name} has not asked for this part")
+        self._enter(part.copy(), copies)
+        self.ring.follow(after)
+        self.step = max(self.step, step)
+
+    async def inherit(self, part: Part, copies: Sequence[Part]) -> None:
+        """Takes over from the member before it, which leaves.
+
+        Raises:
+            ElsewhereError: Another one is before it.
+        """
+        own = self._on_ring()
+        if self._is_leaving or own.before != part.owner or self._newcomer == part.owner:
+            raise ElsewhereError(f"{part.owner.name} is not before {self._me.name}")
+        self._merge(part, copies)
+        await self._send_own(own)
+
+    # What others call: copies.
+
+    async def store(
+        self,
+        sender: Contact,
+        owner: Contact,
+        seq: int,
+        changes: Mapping[Key, Entry] | None,
+        links: int,
+    ) -> Answer:
+        """Takes changes of an owner, and passes them on.
+
+        Args:
+            sender: Who has them, and comes before this one.
+            owner: Whose values they are.
+            seq: The number of this change.
+            changes: What has changed; None asks only whether it has all up to there.
+            links: How often it is to pass them on.
+        """
+        own = self._on_ring()
+        if owner == self._newcomer:
+            raise ElsewhereError(f"{self._me.name} is still letting {owner.name} in")
+        if own.before != sender:
+            return self._apart(own)
+        part = self._copy_of(owner)
+        if part is None or part.seq < seq - (changes is not None):
+            return Link.BEHIND, []
+        if part.seq < seq and changes is not None:
+            part.entries.update(changes)
+            part.seq = seq
+        await self._send(owner, seq, changes, links)
+        return Link.HOLDS, [self._me, *self.ring.successors]
+
+    async def store_all(
+        self, sender: Contact, clock: int, parts: Sequence[Part], owner: Contact, links: int
+    ) -> Answer:
+        """Takes copies of all that the member before it has, and passes those of one owner on.
+
+        Args:
+            sender: Who has them.
+            clock: Numbers what this process sends: the newest one counts.
+            parts: Of the sender and of those before it, the nearest first.
+            owner: Which is to be passed on.
+            links: How often.
+        """
+        own = self._on_ring()
+        if owner == self._newcomer:
+            raise ElsewhereError(f"{self._me.name} is still letting {owner.name} in")
+        if own.before != sender:
+            return self._apart(own)
+        if self._heard[0] != sender or self._heard[1] < clock:
+            self._heard = (sender, clock)
+            self._take_copies(parts)
+        part = self._copy_of(owner)
+        if part is not None:
+            await self._send(owner, part.seq, None, links)
+        return Link.HOLDS, [self._me, *self.ring.successors]
+
+    # What others call: values.
+
+    async def read(self, key: Key) -> tuple[Any, int]:
+        """Returns a value and its version.
+
+        Raises:
+            ElsewhereError: It belongs to another member.
+            UnknownKeyError: Nobody has set it.
+        """
+        own = self._owning(key)
+        entry = own.entries.get(key)
+        if entry is None:
+            raise unknown_key(self._me.name, key, own.entries)
+        return entry.value, entry.version
+
+    async def put(self, key: Key, value: Any) -> None:
+        """Sets a value."""
+        async with self._writing:
+            before = self._owning(key).entries.get(key) or Entry(None, -1)
+            await self._change(key, Entry(value, before.version + 1, before.applied))
+
+    async def update(
+        self,
+        key: Key,
+        peer: str,
+        number: tuple[int, int],
+        apply: Callable[[Any], Awaitable[Any]],
+    ) -> None:
+        """Applies an update, once, however often it is called.
+
+        Args:
+            key: Of the value.
+            peer: Who made the update.
+            number: Its life and its step.
+            apply: Returns the new value.
+
+        Raises:
+            ElsewhereError: The key belongs to another member.
+            UnknownKeyError: Nobody has set it.
+        """
+        async with self._writing:
+            own = self._owning(key)
+            entry = own.entries.get(key)
+            if entry is None:
+                raise unknown_key(self._me.name, key, own.entries)
+            if entry.applied.get(peer, (-1, -1)) >= number:
+                if self._acked < own.seq:  # it came with a copy that not all have
+                    await self._send_own(own)
+                return
+            value = await apply(entry.value)
+            self._check_still(own)
+            await self._change(
+                key, Entry(value, entry.version + 1, {**entry.applied, peer: number})
+            )
+
+    # What it does by itself.
+
+    def begin(self, values: Mapping[Key, Any]) -> None:
+        """Makes the ring: it owns all."""
+        entries = {key: Entry(value) for key, value in values.items()}
+        self._enter(Part(self._me, None, self._seq, entries), ())
+
+    async def join(self, entries: Sequence[Contact]) -> None:
+        """Asks once to be let onto the ring; it may be on it afterwards.
+
+        Args:
+            entries: Whom to ask.
+        """
+        owner, _, _ = await self.find(self._me.place, entries)
+        await self._call(owner, "admit", self._me, self._seq)
+
+    async def leave(self) -> None:
+        """Hands all on to the next member; it is not on the ring afterwards."""
+        while True:
+            async with self._writing:
+                own = self._own
+                if own is None or own.before is None:  # it is the last one
+                    self._fall_off()
+                    return
+                self._is_leaving = True
+                try:
+                    for to in list(self.ring.successors):
+                        try:
+                            await self._call(to, "inherit", own.copy(), self._copies)
+                        except GoneError:
+                            self.ring.drop(to.name)
+                        except ElsewhereError:
+                            pass
+                        else:
+                            self._fall_off()
+                            return
+                finally:
+                    self._is_leaving = False
+                try:
+                    await self._send_own(own)  # or it learns that it was taken over
+                except ElsewhereError:
+                    return
+            await self._pause()
+
+    async def look(self) -> None:
+        """Looks once at its neighbours: takes over from one that is gone; mends its copies.
+
+        Raises:
+            ValuesLostError: The member before it is gone, and there is no copy of its values.
+        """
+        own = self._own
+        if own is None:
+            return
+        before = own.before
+        if before is not None:
+            try:
+                process, _ = await self._call(before, "neighbours")
+            except GoneError:
+                process = None
+            if process != before and self._own is own and own.before == before:
+                self._take_over()
+        if self._writing.locked():
+            return  # what is done there finds what is to be mended
+        async with self._writing:
+            if self._own is own:
+                await self._send_own(own)
+
+    async def find(
+        self, place: int, entries: Sequence[Contact]
+    ) -> tuple[Contact, list[Contact], int]:
+        """Returns the owner of a place, who comes after it, and how many members were asked.
+
+        Raises:
+            ElsewhereError: Nobody knows it at the moment.
+        """
+        hops = 0
+        for entry in entries:
+            gone: set[str] = set()
+            asked: set[str] = set()
+            contact = entry
+            while contact.name not in asked:
+                asked.add(contact.name)
+                hops += 1
+                try:
+                    found, following = await self._call(contact, "search", place, gone)
+                except (GoneError, ElsewhereError):
+                    if contact == entry:
+                        break
+                    gone.add(contact.name)
+                    asked, contact = set(), entry
+                    continue
+                if following is not None:
+                    return found, following, hops
+                contact = found
+        raise ElsewhereError(f"no peer answers who owns the place {place:x}")
+
+    # Inside.
+
+    def _on_ring(self) -> Part:
+        if self._own is None:
+            raise ElsewhereError(f"{self._me.name} is not on the ring")
+        return self._own
+
+    def _check_still(self, own: Part) -> None:
+        if self._own is not own:
+            raise ElsewhereError(f"{self._me.name} was taken over")
+
+    def _owning(self, key: Key) -> Part:
+        own = self._on_ring()
+        if not own.has(key_place(key)):
+            raise ElsewhereError(f"{key!r} does not belong to {self._me.name}")
+        return own
+
+    def _copy_of(self, owner: Contact) -> Part | None:
+        return next((part for part in self._copies if part.owner == owner), None)
+
+    def _enter(self, own: Part, copies: Sequence[Part]) -> None:
+        self._own, self._acked = own, -1
+        self._take_copies(copies)
+
+    def _fall_off(self) -> None:
+        if self._own is not None:
+            self._seq = self._own.seq + 1
+        self._own, self._pending, self._copies = None, {}, []
+
+    def _take_copies(self, parts: Sequence[Part]) -> None:
+        """Keeps copies of these, or newer ones that it has; of nobody else."""
+        kept: list[Part] = []
+        for part in parts[: self._links]:
+            if part.owner.name == self._me.name:
+                break
+            has = self._copy_of(part.owner)
+            kept.append(has if has is not None and has.seq > part.seq else part.copy())
+        self._copies = kept
+
+    def _take_over(self) -> None:
+        """Makes the range of the member before it its own, from the copy."""
+        own = self._on_ring()
+        if not self._copies or self._copies[0].owner != own.before:
+            assert own.before is not None
+            raise ValuesLostError(
+                f"{self._me.name}: {own.before.name} is gone, and no peer that is left has a copy of its "
+                "values; more replicas= survive more crashes at a time"
+            )
+        self._merge(self._copies[0], self._copies[1:])
+
+    def _merge(self, part: Part, copies: Sequence[Part]) -> None:
+        own = self._on_ring()
+        own.entries.update(part.entries)
+        assert part.before is not None
+        own.before = None if part.before.name == self._me.name else part.before
+        own.seq += 1
+        self._take_copies(copies)
+        self.ring.drop(part.owner.name)
+
+    def _apart(self, own: Part) -> Answer:
+        return Link.APART, [own.before] if own.before is not None else []
+
+    async def _change(self, key: Key, entry: Entry) -> None:
+        own = self._on_ring()
+        own.seq += 1
+        seq, self._pending = own.seq, {key: entry}
+        try:
+            await self._send(self._me, seq, self._pending, self._links)
+            self._acked = max(self._acked, seq)
+        finally:  # who gave the call up does not know whether others have it already
+            own.entries.update(self._pending)
+            self._pending = {}
+
+    async def _send_own(self, own: Part) -> None:
+        """Returns once all replicas have all of this member."""
+        seq = own.seq
+        await self._send(self._me, seq, None, self._links)
+        self._acked = max(self._acked, seq)
+
+    async def _send(
+        self, owner: Contact, seq: int, changes: Mapping[Key, Entry] | None, links: int
+    ) -> None:
+        """Returns once so many members after this one have what an owner had.
+
+        Raises:
+            ElsewhereError: This member is not on the ring any more, or has no copy of the owner.
+        """
+        own = self._on_ring()
+        needs_all = False
+        while links:
+            for to in list(self.ring.successors):
+                if self._goes_around(own, owner):
+                    return
+                try:
+                    link, contacts = await self._pass_on(
+                        to, owner, seq, changes, links - 1, needs_all
+                    )
+                except GoneError:
+                    self.ring.drop(to.name)
+                    continue
+                except ElsewhereError:
+                    continue
+                finally:
+                    self._check_still(own)
+                if link is Link.HOLDS:
+                    self.ring.follow(contacts)
+                    return
+                if link is Link.BEHIND:
+                    needs_all = True
+                    break
+                if not self._is_before(contacts, to):
+                    self._fall_off()
+                    raise ElsewhereError(f"{self._me.name} was taken over")
+                self.ring.follow([*contacts, *self.ring.successors])
+                break
+            else:
+                if self._goes_around(own, owner):
+                    return
+                await self._pause()
+                self._check_still(own)
+
+    def _goes_around(self, own: Part, owner: Contact) -> bool:
+        """Returns whether the owner itself comes next: there are fewer members than replicas."""
+        if owner == self._me:
+            return own.before is None
+        part = self._copy_of(owner)
+        if part is None:
+            raise ElsewhereError(f"{self._me.name} has no copy of {owner.name} any more")
+        return part.before == self._me
+
+    async def _pass_on(
+        self,
+        to: Contact,
+        owner: Contact,
+        seq: int,
+        changes: Mapping[Key, Entry] | None,
+        links: int,
+        needs_all: bool,
+    ) -> Answer:
+        answer: Answer
+        if needs_all:
+            self._clock += 1
+            own = self._on_ring().copy()
+            own.entries.update(self._pending)
+            parts = [own, *self._copies][: self._links]
+            answer = await self._call(to, "store_all", self._me, self._clock, parts, owner, links)
+        else:
+            answer = await self._call(to, "store", self._me, owner, seq, changes, links)
+        return answer
+
+    def _is_before(self, contacts: list[Contact], to: Contact) -> bool:
+        """Returns whether a member stands between this one and another one."""
+        between = distance(self._me.place, to.place)
+        return any(0 < (each.place - self._me.place) % CIRCLE < between for each in contacts)
+
+    async def _pause(self) -> None:
+        await asyncio.sleep(_PAUSE_S * self._rng.uniform(0.5, 1.5))

@@ -1,0 +1,470 @@
+"""A peer: a member of the ring that makes steps.
+
+The ring and this module's own coroutines run on the node's event loop. Code of the user runs in two
+threads: one makes the steps, one applies updates.
+"""
+
+import asyncio
+import contextlib
+import contextvars
+import functools
+import itertools
+import random
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import courier
+import launchpad_lite as lp
+from launchpad_lite.engines._keys import Key, check_key
+from launchpad_lite.engines._member import ElsewhereError, GoneError, Member, key_place
+from launchpad_lite.engines._population import Gate, Verdict
+from launchpad_lite.engines._ring import (
+    CIRCLE,
+    SUCCESSORS,
+    Contact,
+    distance,
+    estimate,
+    uniform_sample,
+)
+from launchpad_lite.engines._updates import check_updates, pulled
+from launchpad_lite.engines.errors import ValuesLostError
+
+if TYPE_CHECKING:
+    from launchpad_lite.engines.peer_to_peer import PeerToPeer
+
+#: Seconds between two looks at the neighbours.
+_LOOK_S = 0.2
+#: Seconds until something is tried again.
+_RETRY_S = 0.05
+#: Seconds in which a peer answers who it is, or counts as gone.
+PING_S = 2.0
+#: Seconds for which a peer tries to get back onto the ring.
+PATIENCE_S = 20.0
+#: How many parts of the ring are looked at to tell how many peers there are.
+_PARTS = 8
+
+_LOST = (
+    courier.ServerLostError,
+    courier.ServerUnreachableError,
+    courier.CallTimeoutError,
+    courier.CallCancelledError,
+)
+#: What other members call.
+_PROTOCOL = (
+    "neighbours",
+    "search",
+    "admit",
+    "receive",
+    "inherit",
+    "store",
+    "store_all",
+    "read",
+    "put",
+)
+
+
+class Peer:
+    """Holds values, and makes steps. A node."""
+
+    def __init__(
+        self, job: "PeerToPeer", name: str, peers: Mapping[str, Any], replicas: int
+    ) -> None:
+        """Makes one that is not on the ring.
+
+        Args:
+            job: What to do in a step.
+            name: Of this peer.
+            peers: Clients of all peers by name; None in the place of this one.
+            replicas: On how many peers each key is.
+        """
+        self._me = Contact(name, lp.restart_count())
+        self._peers = peers
+        self._rng = random.Random(f"{lp.current_node().seed} {self._me.life}")  # noqa: S311
+        self._member = Member(self._me, replicas, self._call, self._rng)
+        for method in _PROTOCOL:
+            setattr(self, method, getattr(self._member, method))
+        self._job = job.in_node(self._ask_for_job)
+        #: Who the owner of a key was.
+        self._owners: dict[Key, Contact] = {}
+        #: Which fingers to look at next.
+        self._exponents = itertools.count()
+        #: Set and replaced when a step is over.
+        self._stepped = asyncio.Event()
+        #: One that comes back does not hold others up until it is on the ring.
+        self._makes_steps = self._me.life == 0
+        self._is_in_user_code = False
+        #: Whether it has been on the ring.
+        self._has_entered = asyncio.Event()
+        self._stops = asyncio.Event()
+        #: Who has been on the ring, if this is the first peer.
+        self._greeted = {name}
+        self._all_greeted = asyncio.Event()
+        self._stepping = ThreadPoolExecutor(1, "peer-steps")
+        self._applying = ThreadPoolExecutor(1, "peer-updates")
+
+    # What other nodes call, and the job.
+
+    async def get(self, key: Key) -> tuple[Any, int]:
+        """Returns a value and its version, whoever has it.
+
+        Raises:
+            UnknownKeyError: Nobody has set it.
+        """
+        check_key(key)
+        found: tuple[Any, int] = await self._at_owner(key, "read", key)
+        return found
+
+    async def set(self, key: Key, value: Any) -> None:
+        """Sets a value, whoever is to have it."""
+        check_key(key)
+        await self._at_owner(key, "put", key, value)
+
+    async def estimate(self) -> float:
+        """Returns how many peers are on the ring, about."""
+        await self._has_entered.wait()
+        ring = self._member.ring
+        if ring.knows_all():
+            return len(ring.successors) + 1.0
+        places = [self._rng.randrange(CIRCLE) for _ in range(_PARTS)]
+        found = await asyncio.gather(*[self._find(place) for place in places])
+        return estimate(
+            [
+                (len(following), distance(owner.place, following[-1].place))
+                for owner, following in found
+            ]
+        )
+
+    # What other peers call, besides the protocol of the ring.
+
+    async def update(
+        self, key: Key, peer: str, number: tuple[int, int], step: int, update: Any
+    ) -> None:
+        """Applies an update to a value that this peer owns.
+
+        Args:
+            key: Of the value.
+            peer: Who made the update.
+            number: Its life and its step.
+            step: The step, for messages.
+            update: The update.
+
+        Raises:
+            UpdateError: It cannot be applied.
+            ElsewhereError, UnknownKeyError: As for `Member.update`.
+        """
+
+        async def apply(value: Any) -> Any:
+            if self._stops.is_set():
+                raise ElsewhereError(f"{self._me.name} ends")
+            return await self._in_thread(
+                self._applying,
+                functools.partial(
+                    pulled, self._job.pull, self._me.name, key, value, update, peer, step
+                ),
+            )
+
+        await self._member.update(key, peer, number, apply)
+
+    async def beyond(self, step: int) -> int | None:
+        """Returns how many steps this peer has finished, once these are more than `step`.
+
+        Returns:
+            The number; None: it makes no steps any more, or not yet again.
+        """
+        while self._makes_steps and self._member.step <= step:
+            await self._stepped.wait()
+        return self._member.step if self._makes_steps else None
+
+    async def makes_ring(self) -> bool:
+        """Returns whether this peer is going to make the ring."""
+        return self._is_first and not self._has_entered.is_set()
+
+    async def greet(self, peer: str) -> None:
+        """Says to the first peer that another one is on the ring; returns once all were."""
+        self._greeted.add(peer)
+        if len(self._greeted) == len(self._peers) or self._me.life:
+            self._all_greeted.set()
+        await self._all_greeted.wait()
+
+    # What it does.
+
+    async def run(self) -> None:
+        """Makes steps until the job or the program stops."""
+        loop = asyncio.get_running_loop()
+        self._loop = loop
+
+        def stop() -> None:
+            loop.call_soon_threadsafe(self._stops.set)
+
+        lp.register_stop_handler(stop)
+        working = loop.create_task(self._work())
+        tending = loop.create_task(self._tend())
+        stopping = loop.create_task(self._stops.wait())
+        tasks: set[asyncio.Task[Any]] = {working, tending, stopping}
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if self._stops.is_set():
+                if not self._is_in_user_code:
+                    working.cancel()  # others that it waits for may be gone
+                await asyncio.wait({working})
+            for task in (working, tending):
+                if task.done() and not task.cancelled():
+                    task.result()
+        finally:
+            lp.unregister_stop_handler(stop)
+            self._stops.set()
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+            self._stepping.shutdown(wait=False)
+            self._applying.shutdown(wait=False)
+
+    async def _work(self) -> None:
+        job = self._job
+        await self._user(job.start)
+        if self._is_first:
+            self._member.begin(await self._user(job.initial))
+            self._has_entered.set()
+        await self._has_entered.wait()
+        self._makes_steps = True
+        await self._greet_first()
+        while not await self._user(job.stop):
+            await self._step()
+            await self._pass_barrier()
+        self._makes_steps = False
+        self._stepped.set()
+        await self._user(job.finish)
+        await self._member.leave()
+
+    @property
+    def _first(self) -> Contact:
+        return Contact(next(iter(self._peers)))
+
+    @property
+    def _is_first(self) -> bool:
+        """Whether it makes the ring. In a second life that is there, or lost."""
+        return self._me.life == 0 and self._me.name == self._first.name
+
+    async def _greet_first(self) -> None:
+        # It may have ended: whoever goes on does so without it.
+        with contextlib.suppress(GoneError):
+            await self._call(self._first, "greet", self._me.name)
+
+    async def _step(self) -> None:
+        step = self._member.step
+        keys = dict.fromkeys(await self._user(self._job.schedule))
+        found = await asyncio.gather(*map(self.get, keys))
+        values = {key: value for key, (value, _) in zip(keys, found, strict=True)}
+        updates = await self._user(self._job.push, values)
+        check_updates(updates, values, self._me.name, step)
+        name, number = self._me.name, (self._me.life, step)
+        await asyncio.gather(
+            *[
+                self._at_owner(key, "update", key, name, number, step, update)
+                for key, update in updates.items()
+            ]
+        )
+        self._member.step = max(self._member.step, step + 1)
+        self._stepped.set()
+        self._stepped = asyncio.Event()
+
+    # The barrier.
+
+    async def _pass_barrier(self) -> None:
+        while True:
+            try:
+                sample = await self._sample()
+            except (GoneError, ElsewhereError):
+                await asyncio.sleep(_RETRY_S)
+                continue
+            if await self._waits_for(sample):
+                return
+
+    async def _waits_for(self, sample: list[Contact]) -> bool:
+        """Returns whether it may go on; if not, it is to draw another sample."""
+        barrier = self._job.barrier
+        gate = Gate(barrier, self._member.step, sample)
+        verdict = gate.verdict()
+        limit_s = None if isinstance(barrier.resample, str) else barrier.resample
+        ends_at = None if limit_s is None else self._loop.time() + limit_s
+        asked: dict[asyncio.Task[int | None], Contact] = {}
+        try:
+            while verdict is Verdict.WAIT:
+                for contact, step in gate.questions():
+                    asked[self._loop.create_task(self._beyond(contact, step))] = contact
+                left_s = None if ends_at is None else max(0.0, ends_at - self._loop.time())
+                done, _ = await asyncio.wait(
+                    asked, timeout=left_s, return_when=asyncio.FIRST_COMPLETED
+                )
+                if not done:
+                    return False
+                for task in done:
+                    contact, finished = asked.pop(task), task.result()
+                    if finished is None:
+                        verdict = gate.drop(contact)
+                    else:
+                        verdict = gate.observe(contact, finished)
+                    if verdict is not Verdict.WAIT:
+                        break
+            return verdict is Verdict.ADVANCE
+        finally:
+            for task in asked:
+                task.cancel()
+
+    async def _beyond(self, contact: Contact, step: int) -> int | None:
+        try:
+            finished: int | None = await self._call(contact, "beyond", step)
+        except GoneError:
+            return None
+        return finished
+
+    async def _sample(self) -> list[Contact]:
+        """Draws whom to observe."""
+        barrier, ring = self._job.barrier, self._member.ring
+        size = barrier.sample_size
+        if size is None or size >= SUCCESSORS:
+            others = [Contact(name) for name in self._peers if name != self._me.name]
+            return barrier.sample(others, self._rng)
+        if ring.knows_all():
+            return barrier.sample(ring.successors, self._rng)
+        reach = distance(self._me.place, ring.successors[-1].place)
+        peers = estimate([(len(ring.successors), reach)])
+        chosen: dict[str, Contact] = {}
+        while len(chosen) < size:
+            contact = await uniform_sample(self._rng, peers, self._find, self._after)
+            if contact is not None and contact.name != self._me.name:
+                chosen[contact.name] = contact
+        return list(chosen.values())
+
+    async def _after(self, contact: Contact) -> list[Contact]:
+        _, following = await self._call(contact, "neighbours")
+        return list(following)
+
+    # The ring.
+
+    async def _tend(self) -> None:
+        """Keeps this peer on the ring, or gets it there.
+
+        Raises:
+            ValuesLostError: There is no ring any more, or a part of it is lost.
+        """
+        gives_up_at = self._loop.time() + PATIENCE_S
+        while True:
+            if not self._is_in_user_code:
+                lp.heartbeat()  # who waits for others is not hung
+            lost: ValuesLostError | None = None
+            try:
+                if self._member.is_on_ring:
+                    await self._member.look()
+                    await self._look_further()
+                elif not self._is_first or self._has_entered.is_set():
+                    await self._member.join(self._entries())
+            except (GoneError, ElsewhereError):
+                pass
+            except ValuesLostError as error:
+                lost = error  # unless who does not answer was only slow
+            if self._member.is_on_ring:
+                self._has_entered.set()
+            elif not await self._may_be_made():
+                lost = ValuesLostError(
+                    f"{self._me.name}: no peer is on the ring any more, so the values are lost; more "
+                    "replicas= survive more crashes at a time"
+                )
+            if lost is None:
+                gives_up_at = self._loop.time() + PATIENCE_S
+            elif self._loop.time() > gives_up_at:
+                raise lost
+            await asyncio.sleep(_LOOK_S if self._has_entered.is_set() else _RETRY_S)
+
+    async def _may_be_made(self) -> bool:
+        """Returns whether the first peer may still be about to make the ring."""
+        if self._is_first or self._has_entered.is_set():
+            return self._is_first and not self._has_entered.is_set()
+        try:
+            makes: bool = await self._call(self._first, "makes_ring")
+        except GoneError:
+            return self._me.life == 0  # it may not have started yet
+        return makes
+
+    def _entries(self) -> list[Contact]:
+        """Returns whom to ask for the way, in order."""
+        others = [Contact(name) for name in self._peers if name != self._me.name]
+        if self._me.life or self._has_entered.is_set():
+            self._rng.shuffle(others)
+            return others
+        return others[:1]  # the others wait, too
+
+    async def _look_further(self) -> None:
+        """Looks at one of its fingers."""
+        exponents = self._member.ring.fingers_to_find()
+        if exponents:
+            exponent = exponents[next(self._exponents) % len(exponents)]
+            owner, _ = await self._find((self._me.place + (1 << exponent)) % CIRCLE)
+            self._member.ring.point(exponent, owner)
+
+    async def _find(self, place: int) -> tuple[Contact, list[Contact]]:
+        owner, following, _ = await self._member.find(place, [self._me, *self._entries()])
+        return owner, following
+
+    async def _at_owner(self, key: Key, method: str, *args: Any) -> Any:
+        """Calls a method of the peer that owns a key, whoever that is by then."""
+        await self._has_entered.wait()
+        gives_up_at = self._loop.time() + PATIENCE_S
+        while True:
+            try:
+                if key not in self._owners:
+                    self._owners[key], _ = await self._find(key_place(key))
+                return await self._call(self._owners[key], method, *args)
+            except (GoneError, ElsewhereError) as error:
+                self._owners.pop(key, None)
+                if self._stops.is_set():
+                    raise courier.CallCancelledError(f"{self._me.name} is to end") from error
+                if self._loop.time() > gives_up_at:
+                    raise
+            await asyncio.sleep(_RETRY_S)
+
+    async def _call(self, to: Contact, method: str, *args: Any) -> Any:
+        if to.name == self._me.name:
+            return await getattr(self, method)(*args)
+        client = self._peers[to.name]
+        task = self._loop.create_task(getattr(client.aio, method)(*args))
+        try:
+            while not (await asyncio.wait({task}, timeout=PING_S))[0]:
+                if method == "neighbours":
+                    raise GoneError(f"{to.name} does not answer")
+                await courier.with_timeout(client, PING_S).aio.neighbours()
+            return task.result()
+        except _LOST as error:
+            raise GoneError(f"{to.name}: {error}") from error
+        finally:
+            task.cancel()
+
+    # Code of the user.
+
+    async def _user(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Calls a function of the user in the thread of the steps.
+
+        Raises:
+            CancelledError: The node is to end.
+        """
+        self._is_in_user_code = True
+        try:
+            result = await self._in_thread(self._stepping, functools.partial(function, *args))
+        finally:
+            self._is_in_user_code = False
+        lp.heartbeat()
+        if self._stops.is_set():
+            raise asyncio.CancelledError
+        return result
+
+    async def _in_thread(self, thread: ThreadPoolExecutor, function: Callable[[], Any]) -> Any:
+        context = contextvars.copy_context()
+        return await self._loop.run_in_executor(thread, context.run, function)
+
+    def _ask_for_job(self, method: str, *args: Any) -> Any:
+        """Calls a method of this peer for its job, from a thread of that."""
+        if not self._has_entered.is_set():
+            raise RuntimeError(f"{self._me.name}: there are values after start() and initial()")
+        asked: Coroutine[Any, Any, Any] = getattr(self, method)(*args)
+        return asyncio.run_coroutine_threadsafe(asked, self._loop).result()

@@ -1,0 +1,159 @@
+"""A ring of peers with fingers, after Chord (Stoica et al., SIGCOMM 2001). Pure: asks nobody.
+
+Peers and keys have places on a circle of 2**64. A key belongs to the first peer at its place or
+after it. Each peer knows the peers next to it, and some (fingers) at distances that double, so a
+search halves the distance with each peer that it asks.
+"""
+
+import functools
+import hashlib
+import random
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+BITS = 64
+CIRCLE = 1 << BITS
+
+#: How many peers after it each peer knows. If there are no more, it can draw samples by itself.
+SUCCESSORS = 24
+
+
+@functools.lru_cache(4096)
+def place_of(text: str) -> int:
+    """Returns the place of a peer or key: as if at random, the same everywhere."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
+def distance(start: int, end: int) -> int:
+    """Returns how far it is from one place on to another; a whole circle from a place to itself."""
+    return (end - start) % CIRCLE or CIRCLE
+
+
+def is_between(start: int, place: int, end: int) -> bool:
+    """Returns whether a place is after `start`, and not after `end`."""
+    return distance(start, place) <= distance(start, end)
+
+
+@dataclass(frozen=True)
+class Contact:
+    """A process of a peer.
+
+    Attributes:
+        name: Of its node.
+        life: How often the node was started again before; -1 if that is not known.
+    """
+
+    name: str
+    life: int = -1
+
+    @property
+    def place(self) -> int:
+        """On the ring: the same in each life."""
+        return place_of(self.name)
+
+
+class Ring:
+    """What one peer knows of the way to others: hints, which may be wrong for a while. Not thread-safe."""
+
+    def __init__(self, me: Contact) -> None:
+        """Makes that of a peer that knows nobody else."""
+        self.me = me
+        #: The next ones, in order; without itself.
+        self.successors: list[Contact] = []
+        self._fingers: dict[int, Contact] = {}
+
+    def knows_all(self) -> bool:
+        """Returns whether the next peers go all around the circle."""
+        return len(self.successors) < SUCCESSORS
+
+    def next_hop(self, place: int, gone: Collection[str] = ()) -> Contact | None:
+        """Returns whom to ask next for the owner of a place that is not its own; None if it is alone.
+
+        Args:
+            place: The place.
+            gone: Names of peers that do not answer.
+        """
+        known = [each for each in self.successors if each.name not in gone]
+        before = [
+            contact
+            for contact in (*self._fingers.values(), *known)
+            if contact.place != place
+            and contact.name not in gone
+            and is_between(self.me.place, contact.place, place)
+        ]
+        if before:
+            return max(before, key=lambda contact: distance(self.me.place, contact.place))
+        return known[0] if known else None
+
+    def follow(self, successors: Iterable[Contact]) -> None:
+        """Takes over who comes next: in order, up to itself."""
+        found: dict[str, Contact] = {}
+        for contact in successors:
+            if contact.name == self.me.name:
+                break
+            found.setdefault(contact.name, contact)
+        self.successors = list(found.values())[:SUCCESSORS]
+
+    def point(self, exponent: int, contact: Contact) -> None:
+        """Sets a finger: the first peer at a distance of 2**exponent or more."""
+        if contact.name == self.me.name:
+            self._fingers.pop(exponent, None)
+        else:
+            self._fingers[exponent] = contact
+
+    def fingers_to_find(self) -> list[int]:
+        """Returns the exponents of fingers that point beyond the next peers."""
+        if self.knows_all():
+            self._fingers.clear()
+            return []
+        reach = distance(self.me.place, self.successors[-1].place)
+        return [exponent for exponent in range(BITS) if 1 << exponent > reach]
+
+    def drop(self, name: str) -> None:
+        """Forgets a peer that is gone."""
+        self.successors = [each for each in self.successors if each.name != name]
+        self._fingers = {e: each for e, each in self._fingers.items() if each.name != name}
+
+
+def estimate(spans: Sequence[tuple[int, int]]) -> float:
+    """Returns how many peers there are, from how densely some parts of the circle are populated.
+
+    Args:
+        spans: How many peers there are in a part, and how long it is.
+    """
+    return CIRCLE * sum(count for count, _ in spans) / sum(length for _, length in spans)
+
+
+async def uniform_sample(
+    rng: random.Random,
+    peers: float,
+    find: Callable[[int], Awaitable[tuple[Contact, Sequence[Contact]]]],
+    walk: Callable[[Contact], Awaitable[Sequence[Contact]]],
+) -> Contact | None:
+    """Returns a peer, each with the same probability; None if another try is needed.
+
+    A random place would prefer peers with a long arc before them. So each peer gets an equal length,
+    half of the mean arc; what is left of long arcs goes to the peers that follow. After King
+    and Saia, "Choosing a Random Peer" (PODC 2004).
+
+    Args:
+        rng: Where the random numbers come from.
+        peers: How many there are, about.
+        find: Returns the owner of a place, and the peers after it.
+        walk: Returns the peers after one.
+    """
+    share = CIRCLE / (2 * peers)
+    place = rng.randrange(CIRCLE)
+    contact, following = await find(place)
+    rest = (distance(place, contact.place) % CIRCLE) - share
+    for _ in range(max(8, 6 * int(peers).bit_length())):
+        if rest < 0:
+            return contact
+        if not following:
+            following = await walk(contact)
+            if not following:
+                return contact  # it is alone
+        after, following = following[0], following[1:]
+        rest += distance(contact.place, after.place) - share
+        contact = after
+    return None

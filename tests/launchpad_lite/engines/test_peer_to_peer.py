@@ -1,0 +1,331 @@
+"""Peer-to-peer: every peer holds some values and computes updates; nobody knows everything."""
+
+import asyncio
+import bisect
+import collections
+import json
+import os
+import random
+import signal
+import statistics
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import launchpad_lite as lp
+from launchpad_lite import engines
+from launchpad_lite.engines._ring import (
+    BITS,
+    CIRCLE,
+    SUCCESSORS,
+    Contact,
+    Ring,
+    distance,
+    estimate,
+    uniform_sample,
+)
+from launchpad_lite.testing import poll_until
+
+
+class Everybody:
+    """Many peers that know their neighbours and fingers, without any calls."""
+
+    def __init__(self, count: int) -> None:
+        contacts = [Contact(f"peer[{number}]") for number in range(count)]
+        self.contacts = sorted(contacts, key=lambda contact: contact.place)
+        self._places = [contact.place for contact in self.contacts]
+        self.rings = {}
+        for contact in self.contacts:
+            ring = Ring(contact)
+            ring.follow(self.after(contact, count))
+            for exponent in ring.fingers_to_find():
+                ring.point(exponent, self.owner((contact.place + (1 << exponent)) % CIRCLE))
+            self.rings[contact] = ring
+
+    def owner(self, place: int) -> Contact:
+        return self.contacts[bisect.bisect_left(self._places, place) % len(self.contacts)]
+
+    def after(self, contact: Contact, count: int = SUCCESSORS) -> list[Contact]:
+        index = self.contacts.index(contact)
+        return [self.contacts[(index + step) % len(self.contacts)] for step in range(1, count + 1)]
+
+    def search(self, start: Contact, place: int) -> tuple[Contact, int]:
+        contact, hops = start, 1
+        while contact != self.owner(place):
+            following = self.rings[contact].next_hop(place)
+            assert following is not None
+            contact, hops = following, hops + 1
+        return contact, hops
+
+
+def test_an_owner_is_found_in_hops_that_grow_with_the_logarithm() -> None:
+    rng, means = random.Random(1), []
+    for count in (100, 800):
+        peers = Everybody(count)
+        hops = []
+        for _ in range(500):
+            place = rng.randrange(CIRCLE)
+            found, needed = peers.search(rng.choice(peers.contacts), place)
+            assert found == peers.owner(place)
+            hops.append(needed)
+        assert max(hops) <= count.bit_length()
+        means.append(statistics.mean(hops))
+    assert means[1] < means[0] + 3
+
+
+def test_a_search_goes_around_peers_that_do_not_answer() -> None:
+    peers = Everybody(100)
+    ring = peers.rings[peers.contacts[0]]
+    place = (ring.me.place + CIRCLE // 2) % CIRCLE
+    gone: set[str] = set()
+    reached = []
+    for _ in range(3):
+        contact = ring.next_hop(place, gone)
+        assert contact is not None
+        reached.append(distance(ring.me.place, contact.place))
+        gone.add(contact.name)
+    assert reached == sorted(reached, reverse=True)
+    assert len(set(reached)) == 3
+
+
+def test_peers_are_sampled_with_equal_probability_and_counted_by_density() -> None:
+    peers, rng = Everybody(100), random.Random(1)
+    drawn: collections.Counter[Contact] = collections.Counter()
+
+    async def find(place: int) -> tuple[Contact, list[Contact]]:
+        return peers.owner(place), peers.after(peers.owner(place))
+
+    async def walk(contact: Contact) -> list[Contact]:
+        return peers.after(contact)
+
+    async def draw() -> None:
+        for _ in range(40_000):
+            contact = await uniform_sample(rng, 100, find, walk)
+            if contact is not None:
+                drawn[contact] += 1
+
+    asyncio.run(draw())
+    expected = sum(drawn.values()) / 100
+    chi_square = sum((drawn[contact] - expected) ** 2 / expected for contact in peers.contacts)
+    assert chi_square < 150  # by chance once in a thousand times; arcs alone give 10,000
+    spans = [
+        (SUCCESSORS, distance(contact.place, peers.after(contact)[-1].place))
+        for contact in rng.sample(peers.contacts, 8)
+    ]
+    assert estimate(spans) == pytest.approx(100, rel=0.3)
+
+
+def test_fingers_point_beyond_the_next_peers_only() -> None:
+    ring = Everybody(100).rings[Everybody(100).contacts[0]]
+    exponents = ring.fingers_to_find()
+    assert exponents[-1] == BITS - 1
+    assert 1 << exponents[0] > distance(ring.me.place, ring.successors[-1].place)
+    assert Everybody(SUCCESSORS).rings[Everybody(SUCCESSORS).contacts[0]].fingers_to_find() == []
+
+
+class Counting(engines.PeerToPeer):
+    """Each step adds 1 to two of ten values; peers stay until all are done."""
+
+    def __init__(self, steps: int, barrier: engines.Barrier) -> None:
+        self._steps = steps
+        self._done = 0
+        self.barrier = barrier
+
+    def start(self) -> None:
+        self._random = random.Random(lp.current_node().seed)
+
+    def initial(self) -> Mapping[Any, Any]:
+        return dict.fromkeys(range(10), 0)
+
+    def schedule(self) -> Iterable[Any]:
+        return self._random.sample(range(10), 2)
+
+    def push(self, values: Mapping[Any, Any]) -> Mapping[Any, Any]:
+        self._done += 1
+        return dict.fromkeys(values, 1)
+
+    def stop(self) -> bool:
+        return self._done >= self._steps
+
+    def finish(self) -> None:
+        lp.wait_for_stop()
+
+
+def _see(peers: engines.PeerToPeerClient, total: int, told: list[Any]) -> None:
+    def is_done() -> bool:
+        values = [peers.get(number) for number in range(10)]
+        told[:] = [values, peers.estimate()]
+        return sum(value.value for value in values) >= total and told[1] == 5
+
+    poll_until(is_done, timeout_s=60)
+    lp.stop()
+
+
+@pytest.mark.parametrize(
+    "barrier",
+    [engines.BSP(), engines.SSP(2), engines.ASP(), engines.PSP(2), engines.PSP(2, resample=0.05)],
+    ids=str,
+)
+def test_each_update_is_applied_once_wherever_its_key_is(barrier: engines.Barrier) -> None:
+    program, told = lp.Program("peers"), []
+    peers = Counting(12, barrier).add_to(program, peers=5)
+    program.add_node(lp.PyNode(_see, peers, 5 * 12 * 2, told), label="see")
+    lp.launch(program, "local_mt").wait()
+    values, size = told
+    assert sum(value.value for value in values) == 5 * 12 * 2
+    assert all(value.value == value.version for value in values)
+    assert size == 5
+
+
+class Leaving(Counting):
+    """Peers leave one after the other, each when it is done."""
+
+    def start(self) -> None:
+        super().start()
+        self._steps += 3 * lp.current_node().replica
+
+    def finish(self) -> None:
+        if lp.current_node().replica == 4:
+            poll_until(lambda: self.estimate() == 1)  # the others have left
+            self.told.append([self.get(number).value for number in range(10)])
+
+    told: list[Any] = []
+
+
+def test_values_stay_when_peers_leave() -> None:
+    Leaving.told.clear()
+    program = lp.Program("peers")
+    Leaving(4, engines.PSP(2)).add_to(program, peers=5)
+    lp.launch(program, "local_mt").wait()
+    [values] = Leaving.told
+    assert sum(values) == 2 * sum(4 + 3 * number for number in range(5))
+
+
+class Broken(Counting):
+    def __init__(self, way: str) -> None:
+        super().__init__(3, engines.BSP())
+        self._way = way
+
+    def schedule(self) -> Iterable[Any]:
+        return ["none"] if self._way == "key" else super().schedule()
+
+    def push(self, values: Mapping[Any, Any]) -> Any:
+        return {"None": None, "other": {"x": 1}}.get(self._way, dict.fromkeys(values, "text"))
+
+
+@pytest.mark.parametrize(
+    ("way", "message"),
+    [
+        ("key", r"peer\[\d\]: no value of the key 'none'"),
+        ("None", r"peer\[\d\], step 0: push returned None"),
+        ("other", r"update for the key 'x', which was not scheduled"),
+        (
+            "text",
+            r"peer\[\d\]: the update of \d that peer\[\d\] made in step 0 cannot be applied",
+        ),
+    ],
+)
+def test_what_goes_wrong_in_a_step_names_peer_step_and_key(way: str, message: str) -> None:
+    program = lp.Program("peers")
+    Broken(way).add_to(program, peers=2)
+    with pytest.raises(lp.NodeFailedError, match=message):
+        lp.launch(program, "local_mt").wait()
+
+
+@pytest.mark.parametrize(
+    ("add", "message"),
+    [
+        (lambda p: engines.PeerToPeer().add_to(p, peers=1), "has no schedule"),
+        (lambda p: Counting(1, engines.BSP()).add_to(p, peers=0), "at least 1 peer and 2 replicas"),
+        (lambda p: Counting(1, engines.BSP).add_to(p, peers=1), "an object, as BSP"),  # type: ignore[arg-type]
+        (
+            lambda p: [Counting(1, engines.BSP()).add_to(p, peers=1) for _ in range(2)],
+            "give another label=",
+        ),
+        (lambda p: Counting(1, engines.BSP()).get(1), r"add_to\(program\) puts it there"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_anything_starts(
+    add: Callable[[lp.Program], object], message: str
+) -> None:
+    with pytest.raises((TypeError, ValueError, RuntimeError), match=message):
+        add(lp.Program("peers"))
+
+
+class Logged(engines.PeerToPeer):
+    """Values are tuples of updates. Each process notes in a file which of its updates were applied."""
+
+    def __init__(self, folder: Path, barrier: engines.Barrier) -> None:
+        self._folder = folder
+        self.barrier = barrier
+        self._update = ""
+
+    def initial(self) -> Mapping[Any, Any]:
+        return dict.fromkeys(range(6), ())
+
+    def schedule(self) -> Iterable[Any]:
+        if self._update:
+            with (self._folder / f"{os.getpid()}.log").open("a") as log:
+                log.write(f"{self._update}\n")
+        return random.sample(range(6), 2)
+
+    def push(self, values: Mapping[Any, Any]) -> Mapping[Any, Any]:
+        time.sleep(0.01)
+        self._update = uuid.uuid4().hex
+        return dict.fromkeys(values, (self._update,))
+
+    def stop(self) -> bool:
+        return (self._folder / "stop").exists()
+
+    def finish(self) -> None:
+        lp.wait_for_stop()
+
+
+def _note_values(peers: engines.PeerToPeerClient, folder: Path) -> None:
+    poll_until((folder / "stop").exists, timeout_s=90)
+    time.sleep(1.0)  # the last steps end
+    values = {number: peers.get(number).value for number in range(6)}
+    (folder / "values.json").write_text(json.dumps(values))
+    lp.stop()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("barrier", [engines.BSP(), engines.PSP(2, 1, 0.1)], ids=str)
+def test_no_update_is_lost_or_applied_twice_when_two_of_three_replicas_crash_at_a_time(
+    barrier: engines.Barrier, tmp_path: Path
+) -> None:
+    rng, killed = random.Random(1), []
+    program = lp.Program("peers")
+    peers = Logged(tmp_path, barrier).add_to(program, peers=5, replicas=3)
+    program.add_node(lp.PyNode(_note_values, peers, tmp_path), label="note")
+    restart = lp.RestartPolicy("on_failure", max_restarts=100, max_backoff_s=0.2)
+    running = lp.launch(program, "test_mp", restart={"peer": restart})
+    for _ in range(10):
+        # Whoever has come back makes steps: nobody is stuck.
+        poll_until(lambda: len(list(tmp_path.glob("*.log"))) == 5 + len(killed), timeout_s=30)
+        time.sleep(rng.uniform(0, 0.5))
+        pids = [node.pid for node in running.status() if node.name.startswith("peer")]
+        for pid in rng.sample(pids, 2):
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            time.sleep(rng.choice([0, 0.3]))
+            killed.append(pid)
+    sizes = {path: path.stat().st_size for path in tmp_path.glob("*.log")}
+    poll_until(
+        lambda: sum(p.stat().st_size > sizes.get(p, 0) for p in tmp_path.glob("*.log")) == 5,
+        timeout_s=30,
+    )
+    (tmp_path / "stop").touch()
+    assert running.wait().outcome is lp.Outcome.STOPPED
+    values = json.loads((tmp_path / "values.json").read_text()).values()
+    for updates in values:
+        assert len(set(updates)) == len(updates)
+    found = collections.Counter(update for updates in values for update in updates)
+    applied = [line for log in tmp_path.glob("*.log") for line in log.read_text().split()]
+    assert [update for update in applied if found[update] != 2] == []
+    # What is there besides was on its way when its peer was killed, or stopped.
+    assert len(found) - len(applied) <= len(killed) + 5
