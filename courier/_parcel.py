@@ -12,7 +12,8 @@ import io
 import mmap
 import pickle
 import sys
-from collections.abc import Iterator, Sequence
+import types
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,7 +101,7 @@ def pack(value: Any) -> Parcel:
         if by_value:
             buffers.clear()
             with io.BytesIO() as file:
-                _Pickler(file, protocol=5, buffer_callback=stays_inside).dump(value)
+                Pickler(file, protocol=5, buffer_callback=stays_inside).dump(value)
                 data = file.getvalue()
         return Parcel(data, [_raw(buffer) for buffer in buffers])
     except KeyboardInterrupt:
@@ -109,16 +110,22 @@ def pack(value: Any) -> Parcel:
         raise SerializationError(f"{type(error).__name__}: {error}") from error
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Pickles what plain pickle cannot, too. Tracebacks of functions name the files they are from."""
+
     def reducer_override(self, obj: Any) -> Any:
-        refuse_open_file(obj)
+        # cloudpickle would send what is left to read, as a StringIO.
+        if isinstance(obj, io.TextIOWrapper) and obj not in (sys.stdout, sys.stderr):
+            raise pickle.PicklingError("it is an open file; pass its path and open it in the node")
+        # From its version 3.1.3 on, cloudpickle leaves out where code is from.
+        if isinstance(obj, types.CodeType):
+            make, args = self.dispatch_table[types.CodeType](obj)
+            return _code, (obj.co_filename, make, args)
         return super().reducer_override(obj)
 
 
-def refuse_open_file(obj: object) -> None:
-    """Raises PicklingError for an open file: cloudpickle would send what is left to read, as a StringIO."""
-    if isinstance(obj, io.TextIOWrapper) and obj not in (sys.stdout, sys.stderr):
-        raise pickle.PicklingError("it is an open file; pass its path and open it in the node")
+def _code(file: str, make: Callable[..., types.CodeType], args: tuple[Any, ...]) -> types.CodeType:
+    return make(*args).replace(co_filename=file)
 
 
 def _raw(buffer: pickle.PickleBuffer) -> memoryview:

@@ -17,10 +17,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import cloudpickle
 from absl import flags
 
-from courier._parcel import refuse_open_file
+from courier._parcel import Pickler
 from launchpad_lite._deferred import Deferred, construct
 from launchpad_lite._script import name_in_script, set_state_and_keep
 from launchpad_lite.nodes.base import Handle, Node, Work
@@ -74,7 +73,7 @@ class FrozenWork:
         return _load_frozen, (self.data, buffer.getvalue(), self.shared)
 
 
-class _HandlePickler(cloudpickle.Pickler):  # type: ignore[misc]
+class _HandlePickler(Pickler):
     """Keeps handles what they are, which elsewhere travel as clients once the program runs."""
 
     def reducer_override(self, obj: Any) -> Any:
@@ -113,7 +112,7 @@ def freeze(work: Work, *, share: bool = False, search: "HandleSearch | None" = N
     return FrozenWork(buffer.getvalue(), tuple(handles), tuple(shared))
 
 
-class _Freezer(cloudpickle.Pickler):  # type: ignore[misc]
+class _Freezer(Pickler):
     def __init__(self, buffer: io.BytesIO, share: bool, search: "HandleSearch") -> None:
         super().__init__(buffer, protocol=5)
         self._share = share
@@ -138,7 +137,6 @@ class _Freezer(cloudpickle.Pickler):  # type: ignore[misc]
         # classes stand in the script that defines flags meets it as a global.
         if obj is flags.FLAGS:
             return _this_process_flags, ()
-        refuse_open_file(obj)
         if isinstance(obj, Deferred):
             # Loading it constructs the object, in whose arguments handles have become clients.
             return construct, (obj.constructor, obj.args, obj.kwargs)

@@ -1,6 +1,7 @@
 import asyncio
 import concurrent.futures
 import gc
+import re
 import threading
 import weakref
 from collections.abc import Iterator
@@ -121,6 +122,14 @@ def test_lambdas_and_local_classes_travel(serve: Serve) -> None:
     assert client.apply(lambda value: value + offset, 1) == 11
     assert client.echo(Local(7)).value == 7
     assert client.apply(lambda: lambda: 5)() == 5
+
+
+def test_a_function_that_travelled_is_named_with_its_file(serve: Serve) -> None:
+    _, client = serve(Calculator())
+    with pytest.raises(ZeroDivisionError) as raised:
+        client.apply(lambda value: value // 0, 1)
+    where = rf'{re.escape(__file__)}", line \d+, in <lambda>'
+    assert re.search(where, courier.remote_traceback(raised.value) or "")
 
 
 def test_what_main_defines_travels_by_value(serve: Serve, script: Script) -> None:
