@@ -492,6 +492,8 @@ class Member:
         own.seq += 1
         self._take_copies(copies)
         self.ring.drop(part.owner.name)
+        if own.before is None:
+            self.ring.follow(())  # it is alone; hints may name others that have left
 
     def _apart(self, own: Part) -> Answer:
         return Link.APART, [own.before] if own.before is not None else []

@@ -380,7 +380,7 @@ class Peer:
     async def _may_be_made(self) -> bool:
         """Returns whether the first peer may still be about to make the ring."""
         if self._is_first or self._has_entered.is_set():
-            return self._is_first and not self._has_entered.is_set()
+            return await self.makes_ring()
         try:
             makes: bool = await self._call(self._first, "makes_ring")
         except GoneError:

@@ -23,7 +23,36 @@ J = TypeVar("J", bound="PeerToPeer")
 _GONE = courier.ServerLostError, courier.ServerUnreachableError, courier.CallTimeoutError
 
 
-class PeerToPeer:
+class _Values:
+    """The values of peers, wherever they are."""
+
+    def get(self, key: Key) -> Versioned:
+        """Returns a value and its version.
+
+        Raises:
+            UnknownKeyError: Nobody has set it.
+            ServerLostError, ServerUnreachableError: No peer answers.
+        """
+        return Versioned(*self._asked("get", key))
+
+    def set(self, key: Key, value: Any) -> None:
+        """Sets a value, and makes the key known."""
+        self._asked("set", key, value)
+
+    def estimate(self) -> float:
+        """Returns how many peers there are, about: from how densely parts of the ring are populated.
+
+        Up to 24 are counted. It takes some seconds until all know of one that comes or leaves.
+        """
+        size: float = self._asked("estimate")
+        return size
+
+    def _asked(self, method: str, *args: Any) -> Any:
+        """Calls a method of a peer."""
+        raise NotImplementedError
+
+
+class PeerToPeer(_Values):
     """What peers do; subclass it.
 
     Each peer repeats a step: it gets the values of the keys that its `schedule` names, from the
@@ -94,26 +123,6 @@ class PeerToPeer:
     def finish(self) -> None:
         """Is called in each peer when its last step is over, before it leaves the ring."""
 
-    def get(self, key: Key) -> Versioned:
-        """Returns a value and its version.
-
-        Raises:
-            UnknownKeyError: Nobody has set it.
-        """
-        return Versioned(*self._asked("get", key))
-
-    def set(self, key: Key, value: Any) -> None:
-        """Sets a value, and makes the key known."""
-        self._asked("set", key, value)
-
-    def estimate(self) -> float:
-        """Returns how many peers there are, about: from how densely parts of the ring are populated.
-
-        Up to 24 are counted. It takes some seconds until all know of one that comes or leaves.
-        """
-        size: float = self._asked("estimate")
-        return size
-
     def _asked(self, method: str, *args: Any) -> Any:
         if self._ask is None:
             raise RuntimeError(
@@ -166,7 +175,7 @@ class PeerToPeer:
         return PeerToPeerHandle(handles)
 
 
-class PeerToPeerClient:
+class PeerToPeerClient(_Values):
     """The values of peers, seen from another node: what the handle becomes. Thread-safe.
 
     Example:
@@ -187,27 +196,6 @@ class PeerToPeerClient:
         self._peers = peers
         #: Which one is asked; it asks the others.
         self._entry = random.choice(peers)  # noqa: S311 - no secret
-
-    def get(self, key: Key) -> Versioned:
-        """Returns a value and its version.
-
-        Raises:
-            UnknownKeyError: Nobody has set it.
-            ServerLostError, ServerUnreachableError: No peer answers.
-        """
-        return Versioned(*self._asked("get", key))
-
-    def set(self, key: Key, value: Any) -> None:
-        """Sets a value, and makes the key known."""
-        self._asked("set", key, value)
-
-    def estimate(self) -> float:
-        """Returns how many peers there are, about: from how densely parts of the ring are populated.
-
-        Up to 24 are counted. It takes some seconds until all know of one that comes or leaves.
-        """
-        size: float = self._asked("estimate")
-        return size
 
     def _asked(self, method: str, *args: Any) -> Any:
         while True:
