@@ -392,7 +392,9 @@ class Member:
         if own is None:
             return
         before = own.before
-        if before is not None:
+        if before is None:
+            self.ring.follow(())  # it is alone; hints may name others that have left
+        else:
             try:
                 process, _ = await self._call(before, "neighbours")
             except GoneError:
@@ -492,8 +494,6 @@ class Member:
         own.seq += 1
         self._take_copies(copies)
         self.ring.drop(part.owner.name)
-        if own.before is None:
-            self.ring.follow(())  # it is alone; hints may name others that have left
 
     def _apart(self, own: Part) -> Answer:
         return Link.APART, [own.before] if own.before is not None else []
@@ -526,6 +526,8 @@ class Member:
         own = self._on_ring()
         needs_all = False
         while links:
+            if not self.ring.successors and own.before is not None:
+                self.ring.follow([own.before])  # the way around; it knows who comes in between
             for to in list(self.ring.successors):
                 if self._goes_around(own, owner):
                     return
