@@ -16,6 +16,7 @@ QUARTER ?= $(shell echo $$((0x$$(git rev-parse --short=8 HEAD) % 4)))
 RESULTS := .cache/results
 REVERB_TESTS := tests/launchpad_lite/test_reverb.py tests/launchers/test_reverb.py \
   tests/examples/test_replay.py
+BACKENDS_TESTS := tests/launchpad_lite/engines/test_map_reduce.py
 comma := ,
 
 # Of `make image`: what it is called, what it is built on, what is installed besides (empty: what
@@ -51,7 +52,7 @@ export PYTHONDONTWRITEBYTECODE :=
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PRECIOUS: .venv-%/.ready
-.PHONY: help demo docs test fast beds quarter everything everything-main reverb chaos fuzz lint types protos \
+.PHONY: help demo docs test fast beds quarter everything everything-main backends reverb chaos fuzz lint types protos \
   image benchmark benchmark-peers clean
 
 help: ## Show this list
@@ -106,10 +107,13 @@ fast-%: .venv-%/.ready ## Run the fast tests on another Python: make fast-3.12
 beds: $(READY) ## Run a few tests on real host engines: SSH, Slurm, pods (as root)
 	$(call run-tests,$(BIN)/python,bed,beds)
 
-# Reverb, the documentation and the newest Python take their turns with three of the quarters.
+# Dask and Spark, Reverb, the documentation and the newest Python take their turns with the quarters.
 quarter: $(READY) ## Run a quarter of the slow tests: make quarter QUARTER=0
 	@echo "== Slow tests, quarter $(QUARTER) of 0 to 3"
 	$(call run-tests,$(BIN)/python,slow,quarter-$(QUARTER),--quarter=$(QUARTER))
+ifeq ($(QUARTER),0)
+	@$(MAKE) --no-print-directory backends
+endif
 ifeq ($(QUARTER),1)
 	@$(MAKE) --no-print-directory reverb
 endif
@@ -122,7 +126,7 @@ endif
 
 everything: lint types ## Run all tests on all Pythons; sums them up in .cache/everything.xml
 	@rm -rf $(RESULTS)
-	@$(MAKE) --no-print-directory --keep-going everything-main reverb fast-3.10 fast-3.12 fast-3.13; \
+	@$(MAKE) --no-print-directory --keep-going everything-main backends reverb fast-3.10 fast-3.12 fast-3.13; \
 	  code=$$?; $(BIN)/python -m tests.summary $(RESULTS) .cache/everything.xml && exit $$code
 
 everything-main: $(READY)
@@ -136,6 +140,12 @@ reverb: .venv-reverb/.ready ## Run the tests that need Reverb, on Python 3.11 (2
 
 reverb: export REVERB := required
 
+backends: .venv-backends/.ready ## Run the tests of map-reduce on Dask and on Spark, with Java (600 MB)
+	@echo "== Map-reduce on Dask and Spark"
+	$(call run-tests,.venv-backends/bin/python,fast or slow,backends,$(BACKENDS_TESTS))
+
+backends: export BACKENDS := required
+
 chaos: $(READY) ## Run the tests that take minutes: chaos and soak
 	$(BIN)/python -m pytest -m long -o faulthandler_timeout=0
 
@@ -146,6 +156,9 @@ fuzz: $(READY) ## Fuzz courier for ten minutes, guided by coverage
 
 .venv-reverb/.ready: pyproject.toml
 	$(call make-environment,3.11,,$(comma)reverb)
+
+.venv-backends/.ready: pyproject.toml
+	$(call make-environment,3.11,,$(comma)dask$(comma)spark)
 
 .venv-%/.ready: pyproject.toml tests/oldest-requirements.txt
 	$(call make-environment,$*,$(if $(filter $(OLDEST),$*),--constraint tests/oldest-requirements.txt))

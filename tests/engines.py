@@ -19,6 +19,17 @@ needs_reverb = pytest.mark.skipif(
     reason="dm-reverb is not installed (make reverb); there is none for Python 3.12 and newer",
 )
 
+needs_dask = pytest.mark.skipif(
+    importlib.util.find_spec("distributed") is None and os.environ.get("BACKENDS") != "required",
+    reason="Dask is not installed (make backends)",
+)
+
+needs_spark = pytest.mark.skipif(
+    not (importlib.util.find_spec("pyspark") and find_program("java"))
+    and os.environ.get("BACKENDS") != "required",
+    reason="PySpark and Java are not installed (make backends)",
+)
+
 needs_ssh_hosts = pytest.mark.skipif(
     not _ON_CI and not _root_has("sshd", "ip", "iptables"),
     reason="needs root, sshd, iproute2 and iptables",

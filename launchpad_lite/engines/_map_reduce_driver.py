@@ -4,26 +4,20 @@ import collections
 import concurrent.futures
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import courier
-from launchpad_lite.engines._broadcasts import Broadcast, dump
-from launchpad_lite.engines._map_reduce_worker import (
-    MissingError,
-    NotPreparedError,
-    Output,
-    Task,
-)
+from launchpad_lite.engines._computing import Action, MissingError, Stage
+from launchpad_lite.engines._jobs import Backend, Job, Show
+from launchpad_lite.engines._map_reduce_worker import NotPreparedError, Output, Task
 from launchpad_lite.engines._operations import (
     Cached,
     Items,
-    Lines,
     Operation,
     Shuffled,
-    narrow_inputs,
-    pipeline_of,
+    chain_of,
     shuffles_of,
 )
 from launchpad_lite.engines.errors import EngineError, TaskError
@@ -36,9 +30,6 @@ _MOST_LOSSES = 4
 _SHOW_S = 0.2
 
 _LOST = (courier.ServerLostError, courier.ServerUnreachableError)
-
-#: Shows how far a stage is: its number, of how many, what it does, tasks done, of how many.
-Show = Callable[[int, int, str, int, int], None]
 
 
 @dataclass(eq=False)
@@ -82,7 +73,7 @@ class _Planned:
         return (0 if self.shuffle is None else self.shuffle.number), self.source
 
 
-class Driver:
+class Driver(Backend):
     """Runs jobs on workers, one at a time."""
 
     def __init__(self, workers: Sequence[Any], show: Show) -> None:
@@ -94,40 +85,28 @@ class Driver:
         """
         self._places = [_Place(index, client) for index, client in enumerate(workers)]
         self._show = show
+        self.workers = len(self._places)
         #: What wide operations are made of, by their number: where each input is.
         self._outputs: dict[int, dict[int, Output]] = {}
         #: Which worker has which partition of a cached operation.
         self._cached: dict[tuple[int, int], _Place] = {}
+        #: Of the job that runs: how often a task has lost its worker.
+        self._losses: collections.Counter[tuple[int, int]] = collections.Counter()
 
     def run(
-        self,
-        operation: Operation,
-        action: Callable[[int, Iterator[Any]], Any],
-        title: str,
-        *,
-        keep: bool = False,
+        self, operation: Operation, action: Action, title: str, *, keep: bool = False
     ) -> list[Any]:
-        """Returns what an action returns for each partition.
-
-        Args:
-            operation: Whose partitions.
-            action: A function of the number of the partition and an iterator.
-            title: Of the action, for people.
-            keep: Whether the outputs of earlier stages stay, until `forget`.
-
-        Raises:
-            TaskError: Code of the pipeline has raised, or a task has lost its worker too often.
-            SpillError: Data fits neither into memory nor on the disk.
-            TypeError: A function cannot be pickled.
-        """
-        job = _Job(operation, action)
+        """As `Backend.run`."""
+        job = Job(operation, action, title)
+        name = uuid.uuid4().hex
+        self._losses.clear()
         results: dict[int, Any] = {}
         try:
             while True:
                 wide = [each for each in shuffles_of(operation) if self._is_needed(operation, each)]
                 # In this order, since the later ones need the earlier; from the start again when
                 # something was lost.
-                for number, shuffle in enumerate(wide, 1):
+                for shuffle in wide:
                     outputs = self._outputs.setdefault(shuffle.number, {})
                     missing = [
                         _Planned(parent, partition, shuffle, source)
@@ -135,12 +114,8 @@ class Driver:
                         if source not in outputs
                     ]
                     if missing:
-                        stage = (
-                            number,
-                            len(wide) + 1,
-                            f"{pipeline_of(shuffle.parents[0])} → {shuffle.title}",
-                        )
-                        self._execute(job, missing, outputs, stage, len(shuffle.inputs))
+                        stage = job.stage(shuffle.parents[0], shuffle)
+                        self._execute(job, name, missing, outputs, stage, len(shuffle.inputs))
                         break
                 else:
                     rest = [
@@ -150,15 +125,16 @@ class Driver:
                     ]
                     if not rest:
                         return [results[partition] for partition in range(operation.partitions)]
-                    stage = len(wide) + 1, len(wide) + 1, f"{pipeline_of(operation)} → {title}"
-                    self._execute(job, rest, results, stage, operation.partitions)
+                    stage = job.stage(operation, None)
+                    self._execute(job, name, rest, results, stage, operation.partitions)
         finally:
-            self.forget(
-                [job.name], [] if keep else [each.number for each in shuffles_of(operation)]
-            )
+            self._forget([name], [] if keep else [each.number for each in shuffles_of(operation)])
 
-    def forget(self, jobs: Sequence[str], operations: Sequence[int]) -> None:
-        """Lets workers drop what is not needed any more."""
+    def forget(self, operations: Sequence[int]) -> None:
+        """As `Backend.forget`."""
+        self._forget([], operations)
+
+    def _forget(self, jobs: Sequence[str], operations: Sequence[int]) -> None:
         for number in operations:
             self._outputs.pop(number, None)
             for key in [key for key in self._cached if key[0] == number]:
@@ -185,10 +161,11 @@ class Driver:
 
     def _execute(
         self,
-        job: "_Job",
+        job: Job,
+        name: str,
         planned: Sequence[_Planned],
         results: dict[int, Any],
-        stage: tuple[int, int, str],
+        stage: Stage,
         total: int,
     ) -> None:
         """Computes partitions; returns early when an input was lost, with what there is."""
@@ -201,7 +178,7 @@ class Driver:
                 while not is_incomplete and (chosen := self._choose(waiting)):
                     each, place = chosen
                     try:
-                        calls[self._begin(job, each, place, stage)] = each, place
+                        calls[self._begin(job, name, each, place)] = each, place
                     except _LOST:
                         place.is_lost()
                         waiting.appendleft(each)
@@ -220,7 +197,7 @@ class Driver:
                         self._note_cached(each, place)
                     except _LOST:
                         self._lose(place)
-                        job.note_loss(each, place, stage)
+                        self._note_loss(each, place, stage)
                         is_incomplete = True
                     except MissingError as error:
                         self._lose_life(error.worker, error.life)
@@ -231,7 +208,7 @@ class Driver:
                         waiting.append(each)
                 if time.monotonic() - shown_at >= _SHOW_S:
                     shown_at = time.monotonic()
-                    self._show(*stage, len(results), total)
+                    self._show(stage, len(results), total)
         finally:
             for call, (_, place) in calls.items():
                 call.cancel()
@@ -253,62 +230,56 @@ class Driver:
 
     def _place_of(self, planned: _Planned) -> _Place | None:
         """Returns the worker that has cached what a task begins with."""
-        operation, partition = planned.operation, planned.partition
-        while True:
-            if isinstance(operation, Cached):
-                return self._cached.get((operation.number, partition))
-            sources = operation.sources(partition)
-            if len(sources) != 1:
-                return None
-            [(operation, partition)] = sources
+        for operation, partition in chain_of(planned.operation, planned.partition):
+            if place := self._cached.get((operation.number, partition)):
+                return place
+        return None
 
     def _begin(
-        self, job: "_Job", planned: _Planned, place: _Place, stage: tuple[int, int, str]
+        self, job: Job, name: str, planned: _Planned, place: _Place
     ) -> "concurrent.futures.Future[Any]":
-        for name, broadcast in job.broadcasts.items():
-            if name not in place.received:
-                place.client.receive(name, broadcast.pickled())
-                place.received.add(name)
-        if job.name not in place.prepared:
-            place.client.prepare(job.name, job.payload)
-            place.prepared.add(job.name)
-        items: dict[tuple[int, int], bytes] = {}
-        outputs: dict[int, Sequence[Output]] = {}
-        where = f"stage {stage[0]} ({stage[2]}), partition {planned.partition}"
-        for operation, partition in narrow_inputs(planned.operation, planned.partition):
-            if isinstance(operation, Items):
-                items[operation.number, partition] = operation.chunks[partition]
-            elif isinstance(operation, Shuffled):
-                known = self._outputs.get(operation.number, {})
-                outputs[operation.number] = [known[source] for source in sorted(known)]
-        for operation, partition in job.files(planned):
-            where += f" ({operation.blocks[partition]})"
-        number = None if planned.shuffle is None else planned.shuffle.number
-        task = Task(
-            job.name,
-            planned.operation.number,
-            planned.partition,
-            number,
-            planned.source,
-            items,
-            outputs,
-            where,
+        for sent, broadcast in job.broadcasts.items():
+            if sent not in place.received:
+                place.client.receive(sent, broadcast.pickled())
+                place.received.add(sent)
+        if name not in place.prepared:
+            place.client.prepare(name, job.payload)
+            place.prepared.add(name)
+        items = b""
+        outputs: Sequence[Output] = ()
+        *_, (first, index) = chain_of(planned.operation, planned.partition)
+        if isinstance(first, Items):
+            items = first.chunks[index]
+        elif isinstance(first, Shuffled):
+            known = self._outputs.get(first.number, {})
+            outputs = [known[source] for source in sorted(known)]
+        step = job.step(planned.operation, planned.partition, planned.shuffle, planned.source)
+        call: concurrent.futures.Future[Any] = place.client.futures.compute(
+            Task(name, step, items, outputs)
         )
-        call: concurrent.futures.Future[Any] = place.client.futures.compute(task)
         place.running += 1
         return call
 
     # Workers that come and go.
 
     def _note_cached(self, planned: _Planned, place: _Place) -> None:
-        operation, partition = planned.operation, planned.partition
-        while True:
+        for operation, partition in chain_of(planned.operation, planned.partition):
             if isinstance(operation, Cached):
                 self._cached[operation.number, partition] = place
-            sources = operation.sources(partition)
-            if len(sources) != 1:
-                return
-            [(operation, partition)] = sources
+
+    def _note_loss(self, planned: _Planned, place: _Place, stage: Stage) -> None:
+        """Counts that a task has lost its worker.
+
+        Raises:
+            TaskError: Too often: it may be what ends the workers.
+        """
+        self._losses[planned.key] += 1
+        if self._losses[planned.key] >= _MOST_LOSSES:
+            raise TaskError(
+                f"worker {place.index} was lost, the {_MOST_LOSSES}th one that computed partition "
+                f"{planned.partition} of stage {stage.number} ({stage.title}): its code may be what "
+                "ends them"
+            )
 
     def _lose(self, place: _Place) -> None:
         place.is_lost()
@@ -335,61 +306,3 @@ class Driver:
             raise EngineError(
                 f"a worker of map-reduce is gone and does not come back: {error}"
             ) from error
-
-
-class _Job:
-    """One action: its operations, as the workers get them."""
-
-    def __init__(self, operation: Operation, action: Callable[[int, Iterator[Any]], Any]) -> None:
-        self.name = uuid.uuid4().hex
-        self._losses: collections.Counter[tuple[int, int]] = collections.Counter()
-        operations: dict[int, Operation] = {}
-
-        def visit(each: Operation) -> None:
-            if each.number not in operations:
-                operations[each.number] = each
-                for parent in each.parents:
-                    visit(parent)
-
-        visit(operation)
-        self.payload: bytes
-        self.broadcasts: dict[str, Broadcast[Any]]
-        try:
-            self.payload, self.broadcasts = dump((operations, action))
-        except EngineError:
-            raise
-        except Exception as error:
-            raise TypeError(_what_cannot_be_pickled(operations, error)) from error
-
-    def files(self, planned: _Planned) -> Iterator[tuple[Lines, int]]:
-        """Yields which files a task begins with."""
-        operation, partition = planned.operation, planned.partition
-        while not isinstance(operation, Lines):
-            sources = operation.sources(partition)
-            if len(sources) != 1:
-                return
-            [(operation, partition)] = sources
-        yield operation, partition
-
-    def note_loss(self, planned: _Planned, place: _Place, stage: tuple[int, int, str]) -> None:
-        """Counts that a task has lost its worker.
-
-        Raises:
-            TaskError: Too often: it may be what ends the workers.
-        """
-        self._losses[planned.key] += 1
-        if self._losses[planned.key] >= _MOST_LOSSES:
-            raise TaskError(
-                f"worker {place.index} was lost, the {_MOST_LOSSES}th one that computed partition "
-                f"{planned.partition} of stage {stage[0]} ({stage[2]}): its code may be what ends them"
-            )
-
-
-def _what_cannot_be_pickled(operations: dict[int, Operation], error: Exception) -> str:
-    for operation in operations.values():
-        function = getattr(operation, "function", None)
-        try:
-            dump(function)
-        except Exception as cause:  # noqa: BLE001 - whatever pickling it raises
-            return f"{operation.title}: its function cannot be pickled: {cause}"
-    return f"the pipeline cannot be pickled: {error}"

@@ -70,6 +70,11 @@ class Operation:
         """
         raise NotImplementedError
 
+    @property
+    def inputs(self) -> "list[tuple[Operation, int]]":
+        """All partitions of its parents, in order."""
+        return [(parent, index) for parent in self.parents for index in range(parent.partitions)]
+
     def sources(self, partition: int) -> "list[tuple[Operation, int]]":
         """Returns which partitions of its parents a partition comes from, if it is narrow."""
         return [(parent, partition) for parent in self.parents]
@@ -230,11 +235,6 @@ class Shuffled(Operation):
     reverse: bool = False
     seed: int = 0
 
-    @property
-    def inputs(self) -> list[tuple[Operation, int]]:
-        """All partitions that it is made of, in order."""
-        return [(parent, index) for parent in self.parents for index in range(parent.partitions)]
-
     def sources(self, partition: int) -> list[tuple[Operation, int]]:  # noqa: ARG002
         """Returns none: it is not narrow."""
         return []
@@ -257,12 +257,21 @@ class Shuffled(Operation):
         return lambda item: stable_hash(item[0]) % count
 
 
-def narrow_inputs(operation: Operation, partition: int) -> Iterator[tuple[Operation, int]]:
-    """Yields all that a task for a partition needs: what others have computed, and items that are sent."""
+def chain_of(operation: Operation, partition: int) -> Iterator[tuple[Operation, int]]:
+    """Yields what a task for a partition goes through, from its end to where it begins."""
+    yield operation, partition
+    # Each partition of a narrow operation comes from one other.
     for parent, index in operation.sources(partition):
-        yield from narrow_inputs(parent, index)
-    if isinstance(operation, Shuffled | Items):
-        yield operation, partition
+        yield from chain_of(parent, index)
+
+
+def beginnings_of(operation: Operation) -> Iterator[Operation]:
+    """Yields what the partitions of an operation begin with, in their order, unless they are cached."""
+    if isinstance(operation, Cached | Shuffled) or not operation.parents:
+        yield operation
+    else:
+        for parent in operation.parents:
+            yield from beginnings_of(parent)
 
 
 def shuffles_of(operation: Operation) -> list[Shuffled]:

@@ -13,10 +13,12 @@ import sys
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, Literal, TypeVar, cast
 
 import launchpad_lite as lp
 from launchpad_lite.engines._broadcasts import Broadcast, dump
+from launchpad_lite.engines._computing import Stage
+from launchpad_lite.engines._jobs import Backend
 from launchpad_lite.engines._map_reduce_driver import Driver
 from launchpad_lite.engines._map_reduce_worker import Worker
 from launchpad_lite.engines._operations import (
@@ -103,7 +105,7 @@ class Dataset(Generic[A]):
 
     def uncache(self) -> None:
         """Drops what `cache` has kept."""
-        self._engine.driver.forget([], [self._plan.number])
+        self._engine.backend.forget([self._plan.number])
 
     # By key: items are pairs of a key and a value.
 
@@ -237,9 +239,9 @@ class Dataset(Generic[A]):
                 plan = Only(f"partition {index}", 1, (self._plan,), only=index)
                 action = functools.partial(_folded, function, so_far)
                 # What comes before is computed once for all partitions.
-                [so_far] = self._engine.driver.run(plan, action, "fold", keep=True)
+                [so_far] = self._engine.backend.run(plan, action, "fold", keep=True)
         finally:
-            self._engine.driver.forget([], [each.number for each in shuffles_of(self._plan)])
+            self._engine.backend.forget([each.number for each in shuffles_of(self._plan)])
         return so_far
 
     def save(self, folder: "str | os.PathLike[str]", line: Callable[[A], str] = str) -> list[Path]:
@@ -303,7 +305,7 @@ class Dataset(Generic[A]):
         return self._with(Shuffled(title, count, parents, kind=kind, **options))
 
     def _run(self, action: Callable[[int, Iterator[A]], B], title: str) -> list[B]:
-        return self._engine.driver.run(self._plan, action, title)
+        return self._engine.backend.run(self._plan, action, title)
 
     def _check_same(self, other: object) -> None:
         if not isinstance(other, Dataset):
@@ -327,6 +329,8 @@ class MapReduce:
         self,
         workers: int | None = None,
         *,
+        backend: Literal["launchpad_lite", "dask", "spark"] = "launchpad_lite",
+        address: str | None = None,
         launcher: str = "local_mp",
         memory_bytes: int | None = None,
         spill_folder: "str | os.PathLike[str] | None" = None,
@@ -336,8 +340,13 @@ class MapReduce:
         """Describes the workers; nothing starts before the `with` block.
 
         Args:
-            workers: How many; by default as many as this process may use cores.
-            launcher: Where they run, as for `lp.launch`.
+            workers: How many; by default as many as this process may use cores. With an address: how
+                many partitions are planned for; by default as many as the cluster has cores.
+            backend: Whose workers: ours, or those of Dask or Spark, which need the packages
+                `launchpad-lite[dask]` or `launchpad-lite[spark]`, there too.
+            address: Of the scheduler of Dask, as `tcp://host:8786`, or the master of Spark, as
+                `spark://host:7077`. By default they run on this machine.
+            launcher: Where our workers run, as for `lp.launch`.
             memory_bytes: For data, of each worker; what does not fit is written to disk. By default
                 their parts of half of the machine's memory.
             spill_folder: Where that is written; by default the system's folder for temporary files.
@@ -345,15 +354,26 @@ class MapReduce:
             **launch_options: As for `lp.launch`: `hosts`, `resources`, ..
 
         Raises:
-            ValueError: A number is below 1.
+            ValueError: A number is below 1, there is no such backend, or an argument is not for it.
         """
+        if backend not in ("launchpad_lite", "dask", "spark"):
+            raise ValueError(
+                f"MapReduce: backend is 'launchpad_lite', 'dask' or 'spark', not {backend!r}"
+            )
+        if backend == "launchpad_lite" and address is not None:
+            raise ValueError("MapReduce: address is for backend='dask' and backend='spark'")
+        if backend != "launchpad_lite" and (launch_options or launcher != "local_mp"):
+            raise ValueError(f"MapReduce: backend={backend!r} launches nothing; it takes address=")
+        self._kind = backend
+        self._address = address
+        self._asked = workers
         self._workers = workers or len(os.sched_getaffinity(0))
         self._launcher = launcher
         self._options = _worker_options(self._workers, memory_bytes, spill_folder)
         self._launch_options = launch_options
         self._progress = sys.stderr.isatty() if progress is None else progress
-        self._running: lp.RunningProgram | None = None
-        self._driver: Driver | None = None
+        self._close: Callable[[], object] | None = None
+        self._backend: Backend | None = None
 
     @classmethod
     def add_to(
@@ -395,41 +415,57 @@ class MapReduce:
     def of(cls, workers: Sequence[Any]) -> "MapReduce":
         """Returns one of clients of workers that run. For the engine."""
         engine = cls(len(workers), progress=False)
-        engine._driver = Driver(workers, engine._show)
+        engine._backend = Driver(workers, engine._show)
         return engine
 
     def __enter__(self) -> "MapReduce":
-        if self._driver is None:
-            program = lp.Program("map_reduce")
-            memory_bytes, spill_folder = self._options
-            handle = self.add_to(
-                program,
-                workers=self._workers,
-                label="worker",
-                memory_bytes=memory_bytes,
-                spill_folder=spill_folder,
-            )
-            options = {"restart": _RESTART, **self._launch_options}
-            self._running = lp.launch(program, self._launcher, **options)
-            self._driver = Driver(handle.clients(), self._show)
+        if self._backend is None:
+            self._backend, self._close = self._start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._running is not None:
-            self._driver = None
-            running, self._running = self._running, None
-            running.stop()
+        if self._close is not None:  # else they are the workers of a program
+            close, self._close, self._backend = self._close, None, None
+            close()
+
+    def _start(self) -> tuple[Backend, Callable[[], object]]:
+        """Returns workers that run, and what ends them."""
+        if self._kind == "dask":
+            from launchpad_lite.engines._dask import DaskBackend
+
+            workers = self._workers if self._address is None else self._asked
+            dask = DaskBackend(self._address, workers, *self._options, self._show)
+            return dask, dask.close
+        if self._kind == "spark":
+            from launchpad_lite.engines._spark import SparkBackend
+
+            spark = SparkBackend(
+                self._address, self._asked, *self._options, progress=self._progress
+            )
+            return spark, spark.close
+        program = lp.Program("map_reduce")
+        memory_bytes, spill_folder = self._options
+        handle = self.add_to(
+            program,
+            workers=self._workers,
+            label="worker",
+            memory_bytes=memory_bytes,
+            spill_folder=spill_folder,
+        )
+        options = {"restart": _RESTART, **self._launch_options}
+        running = lp.launch(program, self._launcher, **options)
+        return Driver(handle.clients(), self._show), running.stop
 
     @property
-    def driver(self) -> Driver:
+    def backend(self) -> Backend:
         """What runs the jobs. For the engine.
 
         Raises:
             EngineError: The workers do not run.
         """
-        if self._driver is None:
+        if self._backend is None:
             raise EngineError("the workers do not run: use the engine in a `with` block")
-        return self._driver
+        return self._backend
 
     def load(
         self,
@@ -487,15 +523,16 @@ class MapReduce:
         """Returns how many partitions a wide operation has. For the engine."""
         if asked is not None and asked < 1:
             raise ValueError(f"partitions is at least 1, not {asked}")
-        return asked or self._workers * _PER_WORKER
+        workers = self._workers if self._backend is None else self._backend.workers
+        return asked or workers * _PER_WORKER
 
-    def _show(self, number: int, stages: int, title: str, done: int, total: int) -> None:
+    def _show(self, stage: Stage, done: int, total: int) -> None:
         if not self._progress:
             return
         width = 24
         bar = "█" * (width * done // total)
-        line = f"stage {number}/{stages} [{bar:<{width}}] {done}/{total} {title}"
-        end = "\r\x1b[K" if number == stages and done == total else ""
+        line = f"stage {stage.number}/{stage.count} [{bar:<{width}}] {done}/{total} {stage.title}"
+        end = "\r\x1b[K" if stage.number == stage.count and done == total else ""
         sys.stderr.write(f"\r{line[:100]}\x1b[K{end}")
         sys.stderr.flush()
 

@@ -1,0 +1,230 @@
+"""Map-reduce on a Dask cluster: its scheduler and its workers in place of ours."""
+
+import functools
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from launchpad_lite.engines._broadcasts import load
+from launchpad_lite.engines._computing import (
+    Action,
+    Computing,
+    Step,
+    chunks_of,
+    items_of,
+    limit,
+    loaded,
+    named,
+    where,
+)
+from launchpad_lite.engines._jobs import Backend, Job, Show
+from launchpad_lite.engines._operations import (
+    Cached,
+    Items,
+    Operation,
+    Shuffled,
+    beginnings_of,
+    chain_of,
+    shuffles_of,
+)
+from launchpad_lite.engines.errors import EngineError, SpillError, TaskError
+
+#: Starts a task for each partition, for a wide or cached operation or for the action.
+_Submit = Callable[[Sequence[tuple[Operation, int]], Operation | None], list[tuple[Any, Step]]]
+
+
+class DaskBackend(Backend):
+    """Runs jobs on a Dask cluster.
+
+    Dask hands out the tasks, keeps what they leave (on disk, if it must), and computes again what
+    was lost.
+    """
+
+    def __init__(
+        self,
+        address: str | None,
+        workers: int | None,
+        memory_bytes: int | None,
+        spill_folder: str | None,
+        show: Show,
+    ) -> None:
+        """Connects to a cluster.
+
+        Args:
+            address: Of the scheduler; None: a cluster of processes is started here.
+            workers: How many partitions are computed at a time; None: as many as there are cores.
+            memory_bytes: For the data of a task.
+            spill_folder: Where a task puts the rest.
+            show: Is called while a stage runs.
+
+        Raises:
+            EngineError: Dask is not installed, or its scheduler does not answer.
+        """
+        try:
+            import distributed
+        except ImportError as error:
+            raise EngineError(
+                'MapReduce(backend="dask") needs Dask: pip install "launchpad-lite[dask]"'
+            ) from error
+        options: dict[str, Any] = {"set_as_default": False}
+        if address is None:
+            options |= {"n_workers": workers, "threads_per_worker": 1, "dashboard_address": ":0"}
+        try:
+            self._client = distributed.Client(address, **options)
+        except OSError as error:
+            raise EngineError(
+                f"the scheduler of Dask at {address} does not answer: {error}"
+            ) from error
+        self.workers = workers or sum(self._client.ncores().values()) or 1
+        self._limits = memory_bytes, spill_folder
+        self._show = show
+        #: What tasks have left: for wide operations by input, for cached ones by partition.
+        self._left: dict[int, list[Any]] = {}
+        self._received: dict[str, Any] = {}
+
+    def run(
+        self, operation: Operation, action: Action, title: str, *, keep: bool = False
+    ) -> list[Any]:
+        """As `Backend.run`."""
+        job = Job(operation, action, title)
+        for name, broadcast in job.broadcasts.items():
+            if name not in self._received:
+                self._received[name] = self._client.scatter(
+                    broadcast.value, broadcast=True, hash=False
+                )
+        received = {name: self._received[name] for name in job.broadcasts}
+        # As a task, not scattered: it can be computed again.
+        payload = self._client.submit(bytes, job.payload, pure=False)
+        submit = functools.partial(self._submit, job, payload, received)
+        try:
+            self._prepare(submit, operation)
+            inputs = [(operation, partition) for partition in range(operation.partitions)]
+            return self._wait(submit(inputs, None))
+        finally:
+            if not keep:
+                self.forget([each.number for each in shuffles_of(operation)])
+
+    def forget(self, operations: Sequence[int]) -> None:
+        """As `Backend.forget`."""
+        for number in operations:
+            self._left.pop(number, None)
+
+    def close(self) -> None:
+        """Ends what was started for it."""
+        self._client.close()
+
+    def _prepare(self, submit: _Submit, operation: Operation) -> None:
+        """Computes what the tasks of an operation begin with, stage by stage."""
+        for each in beginnings_of(operation):
+            if isinstance(each, Shuffled | Cached) and each.number not in self._left:
+                for parent in each.parents:
+                    self._prepare(submit, parent)
+                tasks = submit(each.inputs, each)
+                if isinstance(each, Shuffled):
+                    self._wait(tasks)
+                self._left[each.number] = [future for future, _ in tasks]
+
+    def _submit(
+        self,
+        job: Job,
+        payload: Any,
+        received: Mapping[str, Any],
+        inputs: Sequence[tuple[Operation, int]],
+        target: Operation | None,
+    ) -> list[tuple[Any, Step]]:
+        """Returns the future of each task that computes a partition, and what it is."""
+        tasks = []
+        for source, (operation, partition) in enumerate(inputs):
+            step = job.step(operation, partition, target, source)
+            begun = self._begun(operation, partition)
+            future = self._client.submit(
+                _compute, payload, received, step, *self._limits, begun, pure=False
+            )
+            tasks.append((future, step))
+        return tasks
+
+    def _begun(self, operation: Operation, partition: int) -> list[Any]:
+        """Returns the chunks that a task begins with, by source, or futures of them."""
+        for first, index in chain_of(operation, partition):
+            if isinstance(first, Items):
+                return [[first.chunks[index]]]
+            if isinstance(first, Cached):
+                return [self._left[first.number][index]]
+            if isinstance(first, Shuffled):
+                left = self._left[first.number]
+                futures: list[Any] = self._client.map(
+                    operator.getitem, left, [index] * len(left), pure=False
+                )
+                return futures
+        return []
+
+    def _wait(self, tasks: Sequence[tuple[Any, Step]]) -> list[Any]:
+        """Returns the results of tasks.
+
+        Raises:
+            TaskError: One of them has failed.
+            SpillError: The disk takes no more.
+        """
+        import distributed
+
+        steps = dict(tasks)
+        try:
+            for done, future in enumerate(
+                distributed.as_completed(list(steps), loop=self._client.loop), 1
+            ):
+                if future.status != "finished":
+                    _raise(future, steps[future])
+                self._show(steps[future].stage, done, len(steps))
+            results: list[Any] = self._client.gather(list(steps))
+            return results
+        except BaseException:
+            self._client.cancel(list(steps))
+            raise
+
+
+def _raise(future: Any, step: Step) -> None:
+    try:
+        future.result()
+    except (TaskError, SpillError):
+        raise
+    except Exception as error:
+        stage = step.stage
+        raise TaskError(
+            f"stage {stage.number} ({stage.title}), partition {step.partition}: {error}"
+        ) from error
+
+
+def _compute(
+    payload: bytes,
+    received: Mapping[str, Any],
+    step: Step,
+    memory_bytes: int | None,
+    spill_folder: str | None,
+    begun: Sequence[Sequence[bytes]],
+) -> Any:
+    """Runs in a worker of Dask; returns chunks for each partition of the target, or the result."""
+    from distributed import get_worker
+
+    operations, action = load(payload, received)
+    computes = Computing(limit(memory_bytes), spill_folder)
+
+    def begin(operation: Operation, partition: int) -> Iterator[Any]:  # noqa: ARG001
+        if not isinstance(operation, Shuffled):
+            return loaded(begun[0])
+        total = sum(len(chunk) for chunks in begun for chunk in chunks)
+        return computes.gather(
+            operation, total, lambda sources, _: (c for source in sources for c in begun[source])
+        )
+
+    with named(f"{get_worker().name}: {where(step, operations)}"):
+        items = items_of(operations[step.operation], step.partition, begin)
+        if step.target is None:
+            return action(step.partition, items)
+        target = operations[step.target]
+        if isinstance(target, Cached):
+            return list(chunks_of(items))
+        assert isinstance(target, Shuffled)
+        left: list[list[bytes]] = [[] for _ in range(target.partitions)]
+        for partition, chunk in computes.scatter(target, step.source, items):
+            left[partition].append(chunk)
+        return left

@@ -1,0 +1,114 @@
+"""An action on a dataset, as its workers get it; whoever runs them."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from launchpad_lite.engines._broadcasts import Broadcast, dump
+from launchpad_lite.engines._computing import Action, Stage, Step
+from launchpad_lite.engines._operations import (
+    Operation,
+    Shuffled,
+    pipeline_of,
+    shuffles_of,
+)
+from launchpad_lite.engines.errors import EngineError
+
+#: Shows how far a stage is: tasks done, of how many.
+Show = Callable[[Stage, int, int], None]
+
+
+class Backend(Protocol):
+    """Runs jobs: our workers, or those of another system. Used by one thread at a time.
+
+    Attributes:
+        workers: How many partitions are computed at a time.
+    """
+
+    workers: int
+
+    def run(
+        self, operation: Operation, action: Action, title: str, *, keep: bool = False
+    ) -> list[Any]:
+        """Returns what an action returns for each partition.
+
+        Args:
+            operation: Whose partitions.
+            action: A function of the number of the partition and an iterator.
+            title: Of the action, for people.
+            keep: Whether the outputs of earlier stages stay, until `forget`.
+
+        Raises:
+            TaskError: Code of the pipeline has raised, or a task has lost its worker too often.
+            SpillError: Data fits neither into memory nor on the disk.
+            TypeError: A function cannot be pickled.
+        """
+
+    def forget(self, operations: Sequence[int]) -> None:
+        """Drops what was kept of operations, given their numbers."""
+
+
+class Job:
+    """One action: its operations, as the workers get them.
+
+    Attributes:
+        payload: The pickle of operations by their number, and of the action.
+        broadcasts: What has to be there when that is loaded, by name.
+    """
+
+    def __init__(self, operation: Operation, action: Action, title: str) -> None:
+        """Pickles it.
+
+        Args:
+            operation: Whose partitions are computed.
+            action: What is done with them.
+            title: Of the action, for people.
+
+        Raises:
+            TypeError: A function cannot be pickled.
+        """
+        self._title = title
+        self._shuffles = shuffles_of(operation)
+        operations: dict[int, Operation] = {}
+
+        def visit(each: Operation) -> None:
+            if each.number not in operations:
+                operations[each.number] = each
+                for parent in each.parents:
+                    visit(parent)
+
+        visit(operation)
+        self.payload: bytes
+        self.broadcasts: dict[str, Broadcast[Any]]
+        try:
+            self.payload, self.broadcasts = dump((operations, action))
+        except EngineError:
+            raise
+        except Exception as error:
+            raise TypeError(_what_cannot_be_pickled(operations, error)) from error
+
+    def stage(self, operation: Operation, target: Operation | None) -> Stage:
+        """Returns the stage that computes an operation for a wide or cached one, or for the action."""
+        title = self._title if target is None else target.title
+        if isinstance(target, Shuffled):
+            number = self._shuffles.index(target) + 1
+        else:
+            number = len(shuffles_of(operation)) + 1
+        return Stage(number, len(self._shuffles) + 1, f"{pipeline_of(operation)} → {title}")
+
+    def step(
+        self, operation: Operation, partition: int, target: Operation | None, source: int
+    ) -> Step:
+        """Returns how a partition is computed, for a wide or cached operation or for the action."""
+        number = None if target is None else target.number
+        stage = self.stage(operation, target)
+        return Step(stage, operation.number, partition, number, source)
+
+
+def _what_cannot_be_pickled(operations: dict[int, Operation], error: Exception) -> str:
+    for operation in operations.values():
+        function = getattr(operation, "function", None)
+        try:
+            dump(function)
+        except Exception as cause:  # noqa: BLE001 - whatever pickling it raises
+            return f"{operation.title}: its function cannot be pickled: {cause}"
+    return f"the pipeline cannot be pickled: {error}"

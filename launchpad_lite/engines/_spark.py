@@ -1,0 +1,268 @@
+"""Map-reduce on Spark: its executors in place of our workers."""
+
+import collections
+import dataclasses
+import os
+import re
+import socket
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from launchpad_lite.engines._broadcasts import load
+from launchpad_lite.engines._computing import (
+    Action,
+    Computing,
+    Step,
+    chunks_of,
+    items_of,
+    limit,
+    loaded,
+    named,
+    where,
+)
+from launchpad_lite.engines._jobs import Backend, Job
+from launchpad_lite.engines._operations import (
+    Cached,
+    Items,
+    Only,
+    Operation,
+    Shuffled,
+    beginnings_of,
+    shuffles_of,
+)
+from launchpad_lite.engines._store import Store
+from launchpad_lite.engines.errors import EngineError, SpillError, TaskError
+
+#: Where an error of ours is in what Java says of it.
+_OURS = re.compile(
+    r"launchpad_lite\.engines\.errors\.(\w+): (.*?)\n\s*(?:\n|at |SQLSTATE)", re.DOTALL
+)
+
+
+class SparkBackend(Backend):
+    """Runs jobs on Spark.
+
+    Spark hands out the tasks, keeps what they leave on disk, and computes again what was lost.
+    """
+
+    def __init__(
+        self,
+        address: str | None,
+        workers: int | None,
+        memory_bytes: int | None,
+        spill_folder: str | None,
+        *,
+        progress: bool,
+    ) -> None:
+        """Connects to Spark, or uses the context that this process has.
+
+        Args:
+            address: The master, as `spark://host:7077` or `local[4]`; None: that of the context that
+                there is, or of `spark-submit`, or this machine.
+            workers: How many partitions are computed at a time; None: what Spark says.
+            memory_bytes: For the data of a task.
+            spill_folder: Where a task puts the rest.
+            progress: Whether Spark shows how far a stage is.
+
+        Raises:
+            EngineError: Spark is not installed or does not start, or runs with another master.
+        """
+        try:
+            import pyspark
+        except ImportError as error:
+            raise EngineError(
+                'MapReduce(backend="spark") needs Spark: pip install "launchpad-lite[spark]"'
+            ) from error
+        found = pyspark.SparkContext._active_spark_context
+        if found is not None and address not in (None, found.master):
+            raise EngineError(
+                f"this process uses Spark at {found.master} already, so not at {address}; stop that, "
+                "or leave address out"
+            )
+        self._is_ours = found is None
+        self._context = found or _started(pyspark, address, workers, progress=progress)
+        self.workers: int = workers or self._context.defaultParallelism
+        self._limits = memory_bytes, spill_folder
+        #: What tasks have left for wide and cached operations, by number.
+        self._left: dict[int, Any] = {}
+        self._sent: dict[str, Any] = {}
+
+    def run(
+        self, operation: Operation, action: Action, title: str, *, keep: bool = False
+    ) -> list[Any]:
+        """As `Backend.run`."""
+        job = Job(operation, action, title)
+        for name, broadcast in job.broadcasts.items():
+            if name not in self._sent:
+                self._sent[name] = self._context.broadcast(broadcast.value)
+        received = {name: self._sent[name] for name in job.broadcasts}
+        task = _Task(self._context.broadcast(job.payload), received, *self._limits)
+        partitions = list(range(operation.partitions))
+        if isinstance(operation, Only):
+            partitions, [operation] = [operation.only], operation.parents
+        try:
+            rdd = self._rdd(job, task, operation, None)
+            results: list[Any] = self._context.runJob(rdd, _as_it_is, partitions)
+            return results
+        except Exception as error:
+            if found := _OURS.search(str(error)):
+                kind = {"SpillError": SpillError}.get(found[1], TaskError)
+                raise kind(found[2]) from error
+            raise TaskError(
+                f"Spark could not compute {operation.title} → {title}: {error}"
+            ) from error
+        finally:
+            if not keep:
+                self.forget([each.number for each in shuffles_of(operation)])
+
+    def forget(self, operations: Sequence[int]) -> None:
+        """As `Backend.forget`."""
+        for number in operations:
+            if (rdd := self._left.pop(number, None)) is not None:
+                rdd.unpersist()
+
+    def close(self) -> None:
+        """Ends what was started for it."""
+        if self._is_ours:
+            self._context.stop()
+            _stop_java(type(self._context))
+
+    def _rdd(
+        self,
+        job: Job,
+        task: "_Task",
+        operation: Operation,
+        target: Operation | None,
+        source: int = 0,
+    ) -> Any:
+        """Returns what tasks leave for a wide or cached operation, or the results of the action.
+
+        Args:
+            job: What is computed.
+            task: What every task of it has.
+            operation: Whose partitions.
+            target: For which operation; None: for the action.
+            source: Index of the first partition among the inputs of that.
+        """
+        begun = [self._begun(job, task, each) for each in beginnings_of(operation)]
+        rdd = begun[0] if len(begun) == 1 else self._context.union(begun)
+        step = job.step(operation, 0, target, source)
+        return rdd.mapPartitionsWithIndex(dataclasses.replace(task, step=step))
+
+    def _begun(self, job: Job, task: "_Task", operation: Operation) -> Any:
+        """Returns the chunks that tasks begin with."""
+        if isinstance(operation, Items):
+            return self._context.parallelize(operation.chunks, operation.partitions)
+        if not isinstance(operation, Cached | Shuffled):
+            return self._context.parallelize([], operation.partitions)
+        if operation.number not in self._left:
+            rdds, source = [], 0
+            for parent in operation.parents:
+                rdds.append(self._rdd(job, task, parent, operation, source))
+                source += parent.partitions
+            if isinstance(operation, Cached):
+                from pyspark import StorageLevel
+
+                [rdd] = rdds
+                left = rdd.persist(StorageLevel.MEMORY_AND_DISK)
+            else:
+                left = self._context.union(rdds).partitionBy(operation.partitions, int)
+            self._left[operation.number] = left
+        return self._left[operation.number]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Task:
+    """Runs in an executor, for each partition: takes chunks, and yields chunks or the result.
+
+    Chunks for a wide operation come with the partition that gets them, the input that they are from,
+    and their place there.
+    """
+
+    payload: Any
+    received: Mapping[str, Any]
+    memory_bytes: int | None
+    spill_folder: str | None
+    step: Step | None = None
+
+    def __call__(self, index: int, begun: Iterator[Any]) -> Iterator[Any]:
+        assert self.step is not None
+        step = dataclasses.replace(self.step, partition=index, source=self.step.source + index)
+        received = {name: sent.value for name, sent in self.received.items()}
+        operations, action = load(self.payload.value, received)
+        computes = Computing(limit(self.memory_bytes), self.spill_folder)
+
+        def begin(operation: Operation, partition: int) -> Iterator[Any]:  # noqa: ARG001
+            if isinstance(operation, Shuffled):
+                return self._gathered(computes, operation, begun)
+            return loaded(begun)
+
+        with named(f"{socket.gethostname()}: {where(step, operations)}"):
+            items = items_of(operations[step.operation], index, begin)
+            if step.target is None:
+                yield action(index, items)
+                return
+            target = operations[step.target]
+            if not isinstance(target, Shuffled):
+                yield from chunks_of(items)
+                return
+            for number, (partition, chunk) in enumerate(
+                computes.scatter(target, step.source, items)
+            ):
+                yield partition, (step.source, number, chunk)
+
+    def _gathered(
+        self, computes: Computing, operation: Shuffled, begun: Iterator[Any]
+    ) -> Iterator[Any]:
+        """Returns the items of chunks that come in any order."""
+        store = Store(limit(self.memory_bytes), self.spill_folder)
+        numbers: dict[int, list[int]] = collections.defaultdict(list)
+        total = 0
+        for _, (source, number, chunk) in begun:
+            store.add("", (source, number), chunk)
+            numbers[source].append(number)
+            total += len(chunk)
+
+        def fetch(sources: Sequence[int], at_once: bool) -> Iterator[bytes]:  # noqa: ARG001
+            for source in sources:
+                for number in sorted(numbers[source]):
+                    yield from store.get("", (source, number))
+
+        return computes.gather(operation, total, fetch)
+
+
+def _as_it_is(results: Iterator[Any]) -> Iterator[Any]:
+    return results
+
+
+def _started(pyspark: Any, address: str | None, workers: int | None, *, progress: bool) -> Any:
+    """Returns a context of our own.
+
+    Raises:
+        EngineError: Spark does not start.
+    """
+    conf = pyspark.SparkConf().setAppName("launchpad_lite")
+    conf.set("spark.ui.showConsoleProgress", str(progress).lower())
+    if address is not None:
+        conf.setMaster(address)
+    conf.setIfMissing("spark.master", f"local[{workers or '*'}]")
+    try:
+        context = pyspark.SparkContext(conf=conf)
+    except Exception as error:
+        raise EngineError(
+            f"Spark at {conf.get('spark.master')} does not start; it needs Java 17 or newer, on the "
+            f"PATH or in JAVA_HOME: {error}"
+        ) from error
+    if context.master.startswith("local") and "PYSPARK_PYTHON" not in os.environ:
+        context.pythonExec = sys.executable  # `python3` may be another one
+    context.setLogLevel("OFF")  # an error is in what is raised
+    return context
+
+
+def _stop_java(context: Any) -> None:
+    """Ends the Java process, which Spark keeps for the next context until Python ends."""
+    gateway, context._gateway, context._jvm = context._gateway, None, None
+    gateway.shutdown()
+    gateway.proc.stdin.close()
+    gateway.proc.wait()
