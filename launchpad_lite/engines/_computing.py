@@ -174,10 +174,15 @@ class Computing:
             source: Which of its inputs this is.
             items: What the input has.
         """
+        if shuffle.kind == "sort":
+            for unsorted in self._portions(items):
+                for partition, some in shuffle.cut(unsorted):
+                    yield partition, pickle.dumps(some, protocol=5)
+            return
         place = shuffle.place(source)
         if shuffle.kind == "reduce":
             assert shuffle.function is not None
-            portions = self._combined(items, shuffle.function)
+            portions: Iterator[Iterable[Any]] = self._combined(items, shuffle.function)
         else:
             portions = self._portions(items)
         for portion in portions:

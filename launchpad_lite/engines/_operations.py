@@ -9,6 +9,7 @@ import bisect
 import functools
 import itertools
 import numbers
+import operator
 import pickle
 import random
 import zlib
@@ -189,21 +190,21 @@ class Union(Operation):
 
 
 @dataclass(frozen=True)
-class Only(Operation):
-    """One partition of the parent, as the only one."""
+class Some(Operation):
+    """Some partitions of the parent, in this order."""
 
-    only: int = 0
+    chosen: Sequence[int] = ()
 
     def compute(
         self, partition: int, inputs: Callable[[Operation, int], Iterator[Any]]
     ) -> Iterator[Any]:
-        """Returns the items of that partition."""
+        """Returns the items of the partition that it stands for."""
         [(parent, index)] = self.sources(partition)
         return inputs(parent, index)
 
-    def sources(self, partition: int) -> list[tuple[Operation, int]]:  # noqa: ARG002
-        """Returns that partition."""
-        return [(self.parents[0], self.only)]
+    def sources(self, partition: int) -> list[tuple[Operation, int]]:
+        """Returns the partition that it stands for."""
+        return [(self.parents[0], self.chosen[partition])]
 
 
 @dataclass(frozen=True)
@@ -239,6 +240,19 @@ class Shuffled(Operation):
         """Returns none: it is not narrow."""
         return []
 
+    def cut(self, items: list[Any]) -> Iterator[tuple[int, list[Any]]]:
+        """Sorts items of a "sort", and yields those for each partition with its index."""
+        items.sort(key=operator.itemgetter(0), reverse=self.reverse)
+        keys = [item[0] for item in items]
+        if self.reverse:
+            keys.reverse()
+        places = [bisect.bisect_right(keys, bound) for bound in self.bounds]
+        if self.reverse:
+            places = [len(items) - place for place in reversed(places)]
+        for partition, (start, end) in enumerate(itertools.pairwise([0, *places, len(items)])):
+            if start < end:
+                yield partition, items[start:end]
+
     def place(self, source: int) -> Callable[[Any], int]:
         """Returns a function that says which partition an item goes to.
 
@@ -249,11 +263,6 @@ class Shuffled(Operation):
         if self.kind == "spread":
             rng = random.Random(f"{self.seed} {source}")  # noqa: S311 - no secret
             return lambda _: rng.randrange(count)
-        if self.kind == "sort":
-            bounds = self.bounds
-            if self.reverse:
-                return lambda item: count - 1 - bisect.bisect_left(bounds, item[0])
-            return lambda item: bisect.bisect_left(bounds, item[0])
         return lambda item: stable_hash(item[0]) % count
 
 

@@ -25,9 +25,9 @@ from launchpad_lite.engines._jobs import Backend, Job
 from launchpad_lite.engines._operations import (
     Cached,
     Items,
-    Only,
     Operation,
     Shuffled,
+    Some,
     beginnings_of,
     shuffles_of,
 )
@@ -99,8 +99,8 @@ class SparkBackend(Backend):
         received = {name: self._sent[name] for name in job.broadcasts}
         task = _Task(self._context.broadcast(job.payload), received, *self._limits)
         partitions = list(range(operation.partitions))
-        if isinstance(operation, Only):
-            partitions, [operation] = [operation.only], operation.parents
+        if isinstance(operation, Some):
+            partitions, [operation] = list(operation.chosen), operation.parents
         try:
             rdd = self._rdd(job, task, operation, None)
             results: list[Any] = self._context.runJob(rdd, _as_it_is, partitions)

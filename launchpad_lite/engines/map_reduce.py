@@ -26,9 +26,9 @@ from launchpad_lite.engines._operations import (
     Items,
     Lines,
     Narrow,
-    Only,
     Operation,
     Shuffled,
+    Some,
     Union,
     chunked,
     lines_blocks,
@@ -49,6 +49,8 @@ _BLOCK_BYTES = 16 << 20
 _PER_WORKER = 4
 #: Keys that are looked at to find the borders of a sort, for each partition.
 _SAMPLED = 40
+#: Lines that are written at once.
+_AT_ONCE = 4096
 
 #: Workers that are lost come back.
 _RESTART = lp.RestartPolicy("on_failure", max_restarts=1000, max_backoff_s=1.0)
@@ -161,9 +163,12 @@ class Dataset(Generic[A]):
             TypeError: Keys cannot be compared.
         """
         count = self._engine.wide_partitions(partitions)
-        each = max(1, _SAMPLED * count // self._plan.partitions)
-        action = functools.partial(_sampled_keys, each)
-        sample = itertools.chain.from_iterable(self._run(action, "sample of keys"))
+        # As many of our partitions as there will be, evenly spaced: enough if ours are sorted already.
+        chosen = range(0, self._plan.partitions, max(1, self._plan.partitions // count))
+        plan = Some("some partitions", len(chosen), (self._plan,), chosen=chosen)
+        action = functools.partial(_sampled_keys, max(1, _SAMPLED * count // len(chosen)))
+        parts = self._engine.backend.run(plan, action, "sample of keys")
+        sample = itertools.chain.from_iterable(parts)
         try:
             keys = sorted(sample)
         except TypeError as error:
@@ -236,7 +241,7 @@ class Dataset(Generic[A]):
         so_far = first
         try:
             for index in range(self._plan.partitions):
-                plan = Only(f"partition {index}", 1, (self._plan,), only=index)
+                plan = Some(f"partition {index}", 1, (self._plan,), chosen=(index,))
                 action = functools.partial(_folded, function, so_far)
                 # What comes before is computed once for all partitions.
                 [so_far] = self._engine.backend.run(plan, action, "fold", keep=True)
@@ -614,7 +619,8 @@ def _saved(folder: str, line: Callable[[A], str], partition: int, items: Iterato
     aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         with aside.open("w", encoding="utf-8") as file:
-            file.writelines(f"{line(item)}\n" for item in items)
+            while some := list(map(line, itertools.islice(items, _AT_ONCE))):
+                file.write("\n".join([*some, ""]))
         aside.replace(path)
     except BaseException:
         aside.unlink(missing_ok=True)

@@ -98,10 +98,10 @@ def test_operations_by_key_give_what_plain_python_gives(mr: engines.MapReduce) -
         (key, (value, text)) for key, text in other for value in groups.get(key, ())
     )
     # Stable, and of several stages.
-    assert pairs.sort_by_key().collect() == sorted(_PAIRS, key=operator.itemgetter(0))
-    assert sums.sort_by_key(reverse=True).map(operator.itemgetter(0)).collect() == sorted(
-        groups, reverse=True
-    )
+    for reverse in (False, True):
+        ordered = sorted(_PAIRS, key=operator.itemgetter(0), reverse=reverse)
+        assert pairs.sort_by_key(reverse=reverse).collect() == ordered
+    assert sums.sort_by_key().map(operator.itemgetter(0)).collect() == sorted(groups)
 
 
 def test_a_shuffle_spreads_items_at_random_and_by_its_seed(mr: engines.MapReduce) -> None:
