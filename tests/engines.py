@@ -14,6 +14,8 @@ def _root_has(*programs: str) -> bool:
     return os.geteuid() == 0 and all(map(find_program, programs))
 
 
+needs_root = pytest.mark.skipif(not _ON_CI and os.geteuid() != 0, reason="needs root")
+
 needs_reverb = pytest.mark.skipif(
     importlib.util.find_spec("reverb") is None and os.environ.get("REVERB") != "required",
     reason="dm-reverb is not installed (make reverb); there is none for Python 3.12 and newer",

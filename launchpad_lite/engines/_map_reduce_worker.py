@@ -84,7 +84,7 @@ class Worker:
             spill_folder: Where the rest goes; None: the system's folder for temporary files.
         """
         self._index = index
-        self._peers: list[Any] = [self if peer is None else peer for peer in peers]
+        self._peers = peers
         self._life = uuid.uuid4().hex
         half = limit(memory_bytes, len(peers))
         self._store = Store(half, spill_folder)
@@ -147,14 +147,22 @@ class Worker:
                 raise NotPreparedError(task.job)
             operations, action = self._jobs[task.job]
             step = task.step
-            with named(f"{lp.current_node().name}: {where(step, operations)}"):
-                begin = functools.partial(self._begin, task)
-                items = items_of(operations[step.operation], step.partition, begin)
-                if step.target is None:
-                    return action(step.partition, items)
-                shuffle = operations[step.target]
-                assert isinstance(shuffle, Shuffled)
-                return Output(self._index, self._life, self._leave(shuffle, step.source, items))
+            try:
+                with named(f"{lp.current_node().name}: {where(step, operations)}"):
+                    return self._computed(task, operations, action)
+            finally:
+                if task.job not in self._jobs and step.target is not None:
+                    self._store.drop(step.target)  # the job failed meanwhile
+
+    def _computed(self, task: Task, operations: Operations, action: Action) -> Any:
+        step = task.step
+        begin = functools.partial(self._begin, task)
+        items = items_of(operations[step.operation], step.partition, begin)
+        if step.target is None:
+            return action(step.partition, items)
+        target = operations[step.target]
+        assert isinstance(target, Shuffled)
+        return Output(self._index, self._life, self._leave(target, step.source, items))
 
     def _begin(self, task: Task, operation: Operation, partition: int) -> Iterator[Any]:
         """Returns the items of a partition that a task begins with."""
@@ -167,6 +175,7 @@ class Worker:
         assert isinstance(operation, Cached)
         if not self._store.has(operation.number, (partition, -1)):
             begin = functools.partial(self._begin, task)
+            self._store.remove(operation.number, (partition, 0))  # of a task that has failed
             for chunk in chunks_of(items_of(operation.parents[0], partition, begin)):
                 self._store.add(operation.number, (partition, 0), chunk)
             self._store.mark(operation.number, (partition, -1))
@@ -175,6 +184,8 @@ class Worker:
     def _leave(self, shuffle: Shuffled, source: int, items: Iterator[Any]) -> list[int]:
         """Keeps items for the partitions of a wide operation; returns their sizes in bytes."""
         sizes = [0] * shuffle.partitions
+        for partition in range(shuffle.partitions):
+            self._store.remove(shuffle.number, (source, partition))  # of a task that has failed
         for partition, chunk in self._computes.scatter(shuffle, source, items):
             sizes[partition] += len(chunk)
             self._store.add(shuffle.number, (source, partition), chunk)

@@ -41,12 +41,14 @@ class Store:
                 return
             try:
                 if owner not in self._files:
-                    # Without a name: nothing is left of it, even after a SIGKILL.
-                    self._files[owner] = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115
+                    # Without a name: nothing is left of it, even after a SIGKILL. Without a buffer:
+                    # what did not fit is not tried again when the file is closed.
+                    self._files[owner] = tempfile.TemporaryFile(dir=self._folder, buffering=0)  # noqa: SIM115
                 file = self._files[owner]
                 offset = file.seek(0, os.SEEK_END)
-                file.write(data)
-                file.flush()
+                rest = memoryview(data)
+                while rest:
+                    rest = rest[os.write(file.fileno(), rest) :]
             except OSError as error:
                 raise SpillError(
                     f"{len(data):,} bytes could not be spilled to "
@@ -72,6 +74,12 @@ class Store:
         """Notes that there is something, if only nothing."""
         with self._lock:
             self._chunks.setdefault((owner, key), [])
+
+    def remove(self, owner: Any, key: Any) -> None:
+        """Forgets what was added; its room on disk is free with that of its owner."""
+        with self._lock:
+            chunks = self._chunks.pop((owner, key), ())
+            self._used -= sum(len(data) for data in chunks if isinstance(data, bytes))
 
     def drop(self, owner: Any) -> None:
         with self._lock:

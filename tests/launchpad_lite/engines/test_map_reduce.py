@@ -21,7 +21,7 @@ import launchpad_lite as lp
 from launchpad_lite import engines
 from launchpad_lite.engines._operations import Lines, lines_blocks, stable_hash
 from launchpad_lite.testing import Fault, Monkey, poll_until
-from tests.engines import needs_dask, needs_spark
+from tests.engines import needs_dask, needs_root, needs_spark
 
 
 @pytest.fixture(scope="module")
@@ -176,6 +176,21 @@ def test_what_is_cached_is_computed_once(mr: engines.MapReduce, tmp_path: Path) 
     assert len(computed.read_text().split()) == 200
 
 
+def test_what_was_cached_of_a_partition_that_failed_does_not_count(
+    mr: engines.MapReduce, tmp_path: Path
+) -> None:
+    def fail_once(x: int) -> int:
+        if x == 9000 and not (tmp_path / "failed").exists():
+            (tmp_path / "failed").touch()
+            raise RuntimeError("once")
+        return x
+
+    cached = mr.load(range(10_000), partitions=1).map(fail_once).cache()
+    with pytest.raises(engines.TaskError, match="once"):
+        cached.count()
+    assert cached.count() == 10_000
+
+
 _SENT: list[str] = []
 _LOCK = threading.Lock()
 
@@ -260,6 +275,23 @@ def test_a_disk_that_takes_nothing_is_named() -> None:
             engines.SpillError, match=r"worker\[0\]: .* spilled to /nowhere: .*No such"
         ):
             pairs.group_by_key().collect()
+
+
+@pytest.mark.slow
+@needs_root
+def test_a_full_disk_is_named_and_the_engine_goes_on(tmp_path: Path) -> None:
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", tmp_path], check=True)
+    try:
+        with engines.MapReduce(
+            2, launcher="local_mt", memory_bytes=20_000, spill_folder=tmp_path
+        ) as mr:
+            pairs = mr.load(range(100_000)).map(lambda x: (x, x))
+            for _ in range(2):
+                with pytest.raises(engines.SpillError, match=f"spilled to {tmp_path}: .*No space"):
+                    pairs.group_by_key().collect()
+                assert pairs.filter(lambda pair: pair[0] < 3000).group_by_key().count() == 3000
+    finally:
+        subprocess.run(["umount", tmp_path], check=True)
 
 
 def test_a_plan_is_explained() -> None:
