@@ -31,8 +31,8 @@ from launchpad_lite.engines.errors import EngineError, ValuesLostError
 if TYPE_CHECKING:
     from launchpad_lite.engines.parameter_server import ParameterServer
 
-#: Larger arrays are serialised once for all workers that read them.
-_LARGE_BYTES = 1 << 18
+#: Workers of a machine that read the same version of a larger array have it in memory once.
+_LARGE_BYTES = 1 << 24
 
 #: Seconds that a coordinator waits after a restart for its workers to come back. Whoever came first
 #: would otherwise find itself alone, and pass the barrier.
@@ -76,14 +76,21 @@ class Progress:
 class _Held:
     """One value. Replaced, never changed: readers may still get it."""
 
-    __slots__ = ("sent", "value", "version")
+    __slots__ = ("_sent", "_was_read", "value", "version")
 
     def __init__(self, value: Any, version: int) -> None:
         self.value = value
         self.version = version
-        is_large = getattr(value, "nbytes", 0) >= _LARGE_BYTES
-        #: What readers get.
-        self.sent = courier.Shared(value) if is_large else value
+        self._sent = value
+        self._was_read = False
+
+    def sent(self) -> Any:
+        """Returns what a reader gets. To share a value takes time, and most have one reader only."""
+        if not self._was_read:
+            self._was_read = True
+        elif self._sent is self.value and getattr(self.value, "nbytes", 0) >= _LARGE_BYTES:
+            self._sent = courier.Shared(self.value)
+        return self._sent
 
 
 class Server:
@@ -134,7 +141,7 @@ class Server:
             if held is None:
                 raise unknown_key(self._name, key, self._held)
             if held.version != version or life != self._life:
-                changed.append((key, held.version, held.sent))
+                changed.append((key, held.version, held.sent()))
         return self._life, changed
 
     @courier.idempotent
