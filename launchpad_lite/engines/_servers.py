@@ -145,18 +145,22 @@ class Server:
         return self._life, changed
 
     @courier.idempotent
-    def put(self, key: Key, value: Any, replace: bool = True) -> None:
-        """Sets a value.
+    def put(self, values: Mapping[Key, Any], replace: bool = True) -> None:
+        """Sets values. New keys are in a checkpoint, if there are any, when this returns.
 
         Args:
-            key: Its key.
-            value: The value; the caller does not change it any more.
-            replace: Whether to set it if there is one.
+            values: By key; the caller does not change them any more.
+            replace: Whether to set those of keys that have one.
         """
-        with self._locks[key]:
-            held = self._held.get(key)
-            if held is None or replace:
-                self._store({key: value})
+        has_new = False
+        for key, value in values.items():
+            with self._locks[key]:
+                is_new = key not in self._held
+                if is_new or replace:
+                    self._store({key: value})
+            has_new = has_new or is_new
+        if has_new:
+            lp.save_checkpoint()
 
     @courier.idempotent
     def update(self, member: str, worker: str, step: int, updates: Mapping[Key, Any]) -> None:
@@ -201,6 +205,9 @@ class Server:
                 self._applied[member] = step
 
     def _check(self) -> None:
+        # With checkpoints, there are no keys before they are in one.
+        if self._is_lost and lp.save_checkpoint() is not None:
+            self._is_lost = False
         if self._is_lost:
             raise ValuesLostError(
                 f"{self._name} was started again, and its values are lost: launch with "
@@ -295,15 +302,19 @@ class Coordinator(Server):
         with self._deciding:
             if not self._has_begun:
                 self._check()
-                for key, value in self._job.initial().items():
-                    self._job.set_first(key, value)
+                self._job.set_first(self._job.initial())
                 self._has_begun = True
+                lp.save_checkpoint()
 
     @courier.idempotent
-    def add_key(self, key: Key) -> None:
-        """Notes that there is going to be a value of this key."""
+    def add_keys(self, keys: Sequence[Key]) -> None:
+        """Notes that there are values of these keys. New ones are in a checkpoint, as for `put`."""
         with self._changed:
-            self._keys[key] = None
+            known = len(self._keys)
+            self._keys.update(dict.fromkeys(keys))
+            has_new = len(self._keys) > known
+        if has_new:
+            lp.save_checkpoint()
 
     @courier.idempotent
     def keys(self) -> list[Key]:
@@ -491,9 +502,10 @@ class Coordinator(Server):
 
     def _more_state(self) -> dict[str, Any]:
         with self._changed:
-            return {"keys": list(self._keys), "step": self._population.slowest}
+            step = self._population.slowest
+            return {"keys": list(self._keys), "step": step, "has_begun": self._has_begun}
 
     def _restore_more(self, state: Mapping[str, Any]) -> None:
         self._keys = dict.fromkeys(state["keys"])
         self._population.begin_at(state["step"])
-        self._has_begun = True
+        self._has_begun = state["has_begun"]

@@ -88,16 +88,19 @@ class ParameterServerClient:
             TypeError: The key is of a type that keys do not have.
         """
         self._begin()
-        self._put(key, value, replace=True)
+        self._put({key: value}, replace=True)
 
-    def set_first(self, key: Key, value: Any) -> None:
-        """Sets a value unless there is one. For the engine."""
-        self._put(key, value, replace=False)
+    def set_first(self, values: Mapping[Key, Any]) -> None:
+        """Sets values of keys that have none. For the engine."""
+        self._put(values, replace=False)
 
-    def _put(self, key: Key, value: Any, *, replace: bool) -> None:
-        place = self._place(key)
-        self._coordinator.add_key(key)
-        self._servers[place].put(key, value, replace)
+    def _put(self, values: Mapping[Key, Any], *, replace: bool) -> None:
+        parts: dict[int, dict[Key, Any]] = {}
+        for key, value in values.items():
+            parts.setdefault(self._place(key), {})[key] = value
+        for place, part in parts.items():
+            self._servers[place].put(part, replace)
+        self._coordinator.add_keys(list(values))
 
     def keys(self) -> list[Key]:
         """Returns all keys."""
@@ -208,7 +211,11 @@ class _Worker:
             wanted = {key: self._read[key][0] if key in self._read else -1 for key in part}
             calls.append((place, self._servers[place].futures.read(wanted, self._lives[place])))
         for place, call in calls:
-            self._lives[place], changed = call.result()
+            life, changed = call.result()
+            if life != self._lives[place]:  # it was started again, and counts other versions
+                self._lives[place] = life
+                for key in self._parted(self._read).get(place, ()):
+                    del self._read[key]
             self._read.update({key: (version, value) for key, version, value in changed})
         return {key: self._read[key][1] for key in keys}
 
@@ -308,9 +315,9 @@ class ParameterServer:
         """Sets a value, and makes the key known."""
         self._values.set(key, value)
 
-    def set_first(self, key: Key, value: Any) -> None:
-        """Sets a value unless there is one. For the engine."""
-        self._values.set_first(key, value)
+    def set_first(self, values: Mapping[Key, Any]) -> None:
+        """Sets values of keys that have none. For the engine."""
+        self._values.set_first(values)
 
     def keys(self) -> list[Key]:
         """Returns all keys."""

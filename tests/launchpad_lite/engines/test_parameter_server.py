@@ -325,6 +325,21 @@ class Crashing(Sum):
 
 
 @pytest.mark.slow
+def test_a_server_that_ends_before_its_first_checkpoint_is_due_has_the_first_values(
+    tmp_path: Path,
+) -> None:
+    program = lp.Program("ps")
+    Crashing().add_to(program, workers=2, servers=2, progress_s=None)
+    running = lp.launch(
+        program,
+        "test_mp",
+        restart={"ps_server": "on_failure"},
+        checkpoints={"ps_server": lp.Checkpoints(tmp_path, period_s=3600)},
+    )
+    assert running.wait().outcome is lp.Outcome.COMPLETED
+
+
+@pytest.mark.slow
 def test_a_server_without_checkpoints_that_comes_back_says_that_its_values_are_lost() -> None:
     program = lp.Program("ps")
     Crashing().add_to(program, workers=1, progress_s=None)
@@ -337,7 +352,7 @@ def test_a_second_launch_goes_on_where_the_first_ended(tmp_path: Path) -> None:
     values = []
     for number in range(2):
         program = lp.Program("ps")
-        ps = Sum(30 * (number + 1)).add_to(program, workers=2, servers=2, progress_s=None)
+        ps = Slow(30 * (number + 1)).add_to(program, workers=2, servers=2, progress_s=None)
         program.add_node(lp.PyNode(_note, ps, tmp_path), label="note")
         lp.launch(program, "test_mp", checkpoints={"ps_server": tmp_path / "state"}).wait()
         values.append(json.loads((tmp_path / "note.json").read_text()))
@@ -345,6 +360,12 @@ def test_a_second_launch_goes_on_where_the_first_ended(tmp_path: Path) -> None:
     assert 30 <= first <= 36
     assert 60 <= second <= 66
     assert second_step > first_step
+
+
+class Slow(Sum):
+    def push(self, worker: str, values: Mapping[Any, Any]) -> Mapping[Any, Any]:
+        time.sleep(0.02)  # long enough for those who look
+        return super().push(worker, values)
 
 
 def _note(ps: engines.ParameterServerClient, folder: Path) -> None:
