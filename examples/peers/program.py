@@ -17,6 +17,7 @@ from launchpad_lite import engines
 
 FEATURES = 20
 COLUMNS = 10
+BARRIER = engines.PSP(3)
 _SAMPLES = 500
 _BATCH = 50
 
@@ -107,7 +108,10 @@ class Evaluator:
 
 
 def make_program(
-    peers: int, steps: int, barrier: engines.Barrier, slow_s: float = 0.0
+    peers: int = 20,
+    steps: int = 100,
+    barrier: engines.Barrier = BARRIER,
+    slow_s: float = 0.0,
 ) -> lp.Program:
     """Returns the program.
 
