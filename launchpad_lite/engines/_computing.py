@@ -119,7 +119,7 @@ def named(where: str) -> Iterator[None]:
         raise SpillError(f"{where}: {error}") from error
     except MissingError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise TaskError(f"{where}: {type(error).__name__}: {error}") from error
 
 
@@ -143,7 +143,17 @@ def items_of(
 def chunks_of(items: Iterator[Any]) -> Iterator[bytes]:
     """Yields pickles of some items each."""
     while chunk := list(itertools.islice(items, _CHUNK)):
-        yield pickle.dumps(chunk, protocol=5)
+        yield _dumped(chunk)
+
+
+def _dumped(items: list[Any]) -> bytes:
+    try:
+        return pickle.dumps(items, protocol=5)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        import cloudpickle  # for objects whose class is in a script: slower
+
+        data: bytes = cloudpickle.dumps(items)
+        return data
 
 
 def loaded(chunks: Iterable[bytes]) -> Iterator[Any]:
@@ -177,7 +187,7 @@ class Computing:
         if shuffle.kind == "sort":
             for unsorted in self._portions(items):
                 for partition, some in shuffle.cut(unsorted):
-                    yield partition, pickle.dumps(some, protocol=5)
+                    yield partition, _dumped(some)
             return
         place = shuffle.place(source)
         if shuffle.kind == "reduce":
@@ -191,7 +201,7 @@ class Computing:
                 buckets[place(item)].append(item)
             for partition, bucket in enumerate(buckets):
                 if bucket:
-                    yield partition, pickle.dumps(bucket, protocol=5)
+                    yield partition, _dumped(bucket)
 
     def gather(
         self,
@@ -272,7 +282,7 @@ class Computing:
     def _look(self, items: Iterable[Any], count: int) -> tuple[bool, int]:
         """Returns whether items take as much memory as they may, and when to look again."""
         sample = list(itertools.islice(items, 0, None, max(1, count // 50)))
-        size = _OVERHEAD * len(pickle.dumps(sample, protocol=5)) / len(sample)
+        size = _OVERHEAD * len(_dumped(sample)) / len(sample)
         look = max(1, min(16 * _CHUNK, int(self._memory_bytes / 8 / size)))
         return size * count > self._memory_bytes, look
 

@@ -100,6 +100,15 @@ class DaskBackend(Backend):
             self._prepare(submit, operation)
             inputs = [(operation, partition) for partition in range(operation.partitions)]
             return self._wait(submit(inputs, None))
+        except BaseException:
+            # What was to be cached, and was not.
+            bad = [
+                number
+                for number, futures in self._left.items()
+                if any(future.status in ("error", "cancelled") for future in futures)
+            ]
+            self.forget(bad)
+            raise
         finally:
             if not keep:
                 self.forget([each.number for each in shuffles_of(operation)])

@@ -26,6 +26,8 @@ from launchpad_lite.engines.errors import EngineError, TaskError
 _AT_A_TIME = 2
 #: How often a task is computed again when its worker was lost.
 _MOST_LOSSES = 4
+#: How often a task may find that what it begins with was lost.
+_MOST_MISSES = 50
 #: Seconds between two looks at what is shown.
 _SHOW_S = 0.2
 
@@ -38,6 +40,8 @@ class _Place:
 
     index: int
     client: Any
+    #: Which process of it; empty before it is known.
+    life: str = ""
     #: What it has got, in its present life.
     prepared: set[str] = field(default_factory=set)
     received: set[str] = field(default_factory=set)
@@ -91,7 +95,7 @@ class Driver(Backend):
         #: Which worker has which partition of a cached operation.
         self._cached: dict[tuple[int, int], _Place] = {}
         #: Of the job that runs: how often a task has lost its worker.
-        self._losses: collections.Counter[tuple[int, int]] = collections.Counter()
+        self._losses: collections.Counter[tuple[tuple[int, int], int]] = collections.Counter()
 
     def run(
         self, operation: Operation, action: Action, title: str, *, keep: bool = False
@@ -103,7 +107,7 @@ class Driver(Backend):
         results: dict[int, Any] = {}
         try:
             while True:
-                wide = [each for each in shuffles_of(operation) if self._is_needed(operation, each)]
+                wide = shuffles_of(operation, self._is_cached)
                 # In this order, since the later ones need the earlier; from the start again when
                 # something was lost.
                 for shuffle in wide:
@@ -144,18 +148,13 @@ class Driver(Backend):
                 try:
                     place.client.forget(jobs, operations)
                 except _LOST:
-                    place.is_lost()
+                    self._lose(place)
 
-    def _is_needed(self, operation: Operation, shuffle: Shuffled) -> bool:
-        """Returns whether something that is not cached comes from a wide operation."""
-        if operation is shuffle:
-            return True
-        if isinstance(operation, Cached) and all(
+    def _is_cached(self, operation: Operation) -> bool:
+        return isinstance(operation, Cached) and all(
             (operation.number, partition) in self._cached
             for partition in range(operation.partitions)
-        ):
-            return False
-        return any(self._is_needed(parent, shuffle) for parent in operation.parents)
+        )
 
     # One stage.
 
@@ -180,7 +179,9 @@ class Driver(Backend):
                     try:
                         calls[self._begin(job, name, each, place)] = each, place
                     except _LOST:
-                        place.is_lost()
+                        self._lose(place)
+                        is_incomplete = True
+                    except NotPreparedError:
                         waiting.appendleft(each)
                 returns = [place.returns for place in self._places if place.returns is not None]
                 done, _ = concurrent.futures.wait(
@@ -201,6 +202,7 @@ class Driver(Backend):
                         is_incomplete = True
                     except MissingError as error:
                         self._lose_life(error.worker, error.life)
+                        self._note_loss(each, place, stage, most=_MOST_MISSES)
                         is_incomplete = True
                     except NotPreparedError:
                         place.prepared.clear()
@@ -209,6 +211,7 @@ class Driver(Backend):
                 if time.monotonic() - shown_at >= _SHOW_S:
                     shown_at = time.monotonic()
                     self._show(stage, len(results), total)
+            self._show(stage, len(results), total)
         finally:
             for call, (_, place) in calls.items():
                 call.cancel()
@@ -238,12 +241,21 @@ class Driver(Backend):
     def _begin(
         self, job: Job, name: str, planned: _Planned, place: _Place
     ) -> "concurrent.futures.Future[Any]":
-        for sent, broadcast in job.broadcasts.items():
-            if sent not in place.received:
-                place.client.receive(sent, broadcast.pickled())
-                place.received.add(sent)
         if name not in place.prepared:
-            place.client.prepare(name, job.payload)
+            life = place.client.hello()
+            if life != place.life:  # it may have been started again while nobody called it
+                self._lose_life(place.index, place.life)
+                place.received.clear()
+                place.life = life
+            for sent, broadcast in job.broadcasts.items():
+                if sent not in place.received:
+                    place.client.receive(sent, broadcast.pickled())
+                    place.received.add(sent)
+            try:
+                place.client.prepare(name, job.payload, list(job.broadcasts))
+            except NotPreparedError:
+                place.received.clear()
+                raise
             place.prepared.add(name)
         items = b""
         outputs: Sequence[Output] = ()
@@ -264,22 +276,30 @@ class Driver(Backend):
 
     def _note_cached(self, planned: _Planned, place: _Place) -> None:
         for operation, partition in chain_of(planned.operation, planned.partition):
+            if (operation.number, partition) in self._cached:
+                return  # it began here
             if isinstance(operation, Cached):
                 self._cached[operation.number, partition] = place
 
-    def _note_loss(self, planned: _Planned, place: _Place, stage: Stage) -> None:
-        """Counts that a task has lost its worker.
+    def _note_loss(
+        self, planned: _Planned, place: _Place, stage: Stage, most: int = _MOST_LOSSES
+    ) -> None:
+        """Counts that a task has lost its worker, or what it begins with.
 
         Raises:
             TaskError: Too often: it may be what ends the workers.
         """
-        self._losses[planned.key] += 1
-        if self._losses[planned.key] >= _MOST_LOSSES:
-            raise TaskError(
-                f"worker {place.index} was lost, the {_MOST_LOSSES}th one that computed partition "
-                f"{planned.partition} of stage {stage.number} ({stage.title}): its code may be what "
-                "ends them"
-            )
+        key = planned.key, most
+        self._losses[key] += 1
+        if self._losses[key] < most:
+            return
+        where = f"partition {planned.partition} of stage {stage.number} ({stage.title})"
+        if most == _MOST_MISSES:
+            raise TaskError(f"what {where} is computed from was lost {most} times")
+        raise TaskError(
+            f"worker {place.index} was lost, the {most}th one that computed {where}: its code may be "
+            "what ends them, or that of another partition that it had to compute"
+        )
 
     def _lose(self, place: _Place) -> None:
         place.is_lost()
@@ -294,6 +314,8 @@ class Driver(Backend):
             for source, output in list(outputs.items()):
                 if output.worker == worker and output.life == life:
                     del outputs[source]
+        for key in [key for key, place in self._cached.items() if place.index == worker]:
+            del self._cached[key]
 
     def _welcome(self, call: "concurrent.futures.Future[str]") -> None:
         place = next(place for place in self._places if place.returns is call)

@@ -103,8 +103,19 @@ class Worker:
         """Takes a value that functions use."""
         self._broadcasts[name] = pickle.loads(data)
 
-    def prepare(self, job: str, payload: bytes) -> None:
-        """Takes the operations of a job."""
+    def prepare(self, job: str, payload: bytes, broadcasts: Sequence[str]) -> None:
+        """Takes the operations of a job.
+
+        Args:
+            job: Its name.
+            payload: Operations and action.
+            broadcasts: Names of the values that they use.
+
+        Raises:
+            NotPreparedError: One of these has not come: this process was started again.
+        """
+        if not self._broadcasts.keys() >= set(broadcasts):
+            raise NotPreparedError(job)
         self._jobs[job] = load(payload, self._broadcasts)
 
     @courier.idempotent
@@ -156,29 +167,55 @@ class Worker:
 
     def _computed(self, task: Task, operations: Operations, action: Action) -> Any:
         step = task.step
-        begin = functools.partial(self._begin, task)
+        missing: list[MissingError] = []
+        begin = functools.partial(self._begin, task, missing)
         items = items_of(operations[step.operation], step.partition, begin)
         if step.target is None:
-            return action(step.partition, items)
-        target = operations[step.target]
-        assert isinstance(target, Shuffled)
-        return Output(self._index, self._life, self._leave(target, step.source, items))
+            result = action(step.partition, items)
+        else:
+            target = operations[step.target]
+            assert isinstance(target, Shuffled)
+            result = Output(self._index, self._life, self._leave(target, step.source, items))
+        if missing:  # the user's code may have caught it
+            raise missing[0]
+        return result
 
-    def _begin(self, task: Task, operation: Operation, partition: int) -> Iterator[Any]:
-        """Returns the items of a partition that a task begins with."""
+    def _begin(
+        self, task: Task, missing: list[MissingError], operation: Operation, partition: int
+    ) -> Iterator[Any]:
+        """Returns the items of a partition that a task begins with; notes if some are missing."""
         if isinstance(operation, Items):
             return loaded([task.items])
         if isinstance(operation, Shuffled):
+            if len(task.outputs) < len(operation.inputs):  # what was to be cached here is not
+                raise MissingError(self._index, self._life)
             total = sum(output.sizes[partition] for output in task.outputs)
-            fetch = functools.partial(self._fetched, operation.number, partition, task.outputs)
+
+            def fetch(sources: Sequence[int], at_once: bool) -> Iterator[bytes]:
+                try:
+                    yield from self._fetched(
+                        operation.number, partition, task.outputs, sources, at_once
+                    )
+                except MissingError as error:
+                    missing.append(error)
+                    raise
+
             return self._computes.gather(operation, total, fetch)
         assert isinstance(operation, Cached)
         if not self._store.has(operation.number, (partition, -1)):
-            begin = functools.partial(self._begin, task)
+            begin = functools.partial(self._begin, task, missing)
             self._store.remove(operation.number, (partition, 0))  # of a task that has failed
             for chunk in chunks_of(items_of(operation.parents[0], partition, begin)):
                 self._store.add(operation.number, (partition, 0), chunk)
+            if missing:
+                raise missing[0]
             self._store.mark(operation.number, (partition, -1))
+            if (
+                task.job not in self._jobs
+            ):  # it failed, and `uncache` may have dropped some of these
+                self._store.remove(operation.number, (partition, 0))
+                self._store.remove(operation.number, (partition, -1))
+                raise MissingError(self._index, self._life)
         return loaded(self._store.get(operation.number, (partition, 0)))
 
     def _leave(self, shuffle: Shuffled, source: int, items: Iterator[Any]) -> list[int]:

@@ -12,13 +12,15 @@ import numbers
 import operator
 import pickle
 import random
+import uuid
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-_numbers = itertools.count(1)
+#: Workers know operations by these, also those of another process that uses them: no two are the same.
+_numbers = itertools.count(uuid.uuid4().int)
 
 #: How a wide operation brings items together.
 Kind = Literal["reduce", "group", "join", "sort", "spread"]
@@ -35,7 +37,13 @@ def stable_hash(key: Any) -> int:
     if isinstance(key, tuple):
         return functools.reduce(lambda left, part: (31 * left + stable_hash(part)) % 2**32, key, 7)
     if isinstance(key, numbers.Number):
-        return hash(key) % 2**32  # Python randomises those of text only
+        # Python randomises the hashes of text, and those of what does not equal itself.
+        return hash(key) % 2**32 if key == key else 0
+    hash(key)  # says what is wrong if it cannot be a key
+    if isinstance(key, frozenset):
+        return sum(map(stable_hash, key)) % 2**32
+    if type(key).__module__ == "numpy":
+        return stable_hash(key.item())
     return zlib.crc32(pickle.dumps(key, protocol=5))
 
 
@@ -44,7 +52,7 @@ def name_of(function: Callable[..., Any]) -> str:
     return getattr(function, "__name__", None) or type(function).__name__
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Operation:
     """One step of a pipeline.
 
@@ -99,7 +107,7 @@ class Block:
         return f"{self.path}" + ("" if self.end is None else f" bytes {self.start}-{self.end}")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Lines(Operation):
     """Lines of text files, without their ends."""
 
@@ -112,8 +120,8 @@ class Lines(Operation):
         if block.end is None:
             import gzip
 
-            with gzip.open(block.path, "rt", encoding=self.encoding) as unpacked:
-                yield from (line.removesuffix("\n") for line in unpacked)
+            with gzip.open(block.path, "rt", encoding=self.encoding, newline="\n") as unpacked:
+                yield from (line.removesuffix("\n").removesuffix("\r") for line in unpacked)
             return
         with block.path.open("rb") as file:
             if block.start:
@@ -130,7 +138,7 @@ class Lines(Operation):
         yield from [line.removesuffix("\r") for line in lines] if b"\r" in data else lines
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Items(Operation):
     """Items of an iterable; the driver keeps them and sends each partition with its tasks."""
 
@@ -140,7 +148,7 @@ class Items(Operation):
         return {**self.__dict__, "chunks": ()}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Narrow(Operation):
     """Items of one partition of the parent, one after the other."""
 
@@ -169,7 +177,7 @@ class Narrow(Operation):
         yield from ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Union(Operation):
     """The partitions of all parents."""
 
@@ -189,7 +197,7 @@ class Union(Operation):
         raise IndexError(partition)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Some(Operation):
     """Some partitions of the parent, in this order."""
 
@@ -207,7 +215,7 @@ class Some(Operation):
         return [(self.parents[0], self.chosen[partition])]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Cached(Operation):
     """The same items, which stay with the worker that has computed them."""
 
@@ -218,7 +226,7 @@ class Cached(Operation):
         return inputs(self.parents[0], partition)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Shuffled(Operation):
     """Items brought together from all partitions of the parents.
 
@@ -246,7 +254,9 @@ class Shuffled(Operation):
         keys = [item[0] for item in items]
         if self.reverse:
             keys.reverse()
-        places = [bisect.bisect_right(keys, bound) for bound in self.bounds]
+        # Keys without a total order, such as NaN, are somewhere, but each of them once.
+        found = [bisect.bisect_right(keys, bound) for bound in self.bounds]
+        places = list(itertools.accumulate(found, max))
         if self.reverse:
             places = [len(items) - place for place in reversed(places)]
         for partition, (start, end) in enumerate(itertools.pairwise([0, *places, len(items)])):
@@ -283,18 +293,29 @@ def beginnings_of(operation: Operation) -> Iterator[Operation]:
             yield from beginnings_of(parent)
 
 
-def shuffles_of(operation: Operation) -> list[Shuffled]:
-    """Returns all wide operations that one needs, each after those that it needs itself."""
-    found: dict[int, Shuffled] = {}
+def shuffles_of(
+    operation: Operation, is_there: Callable[[Operation], bool] = lambda _: False
+) -> list[Shuffled]:
+    """Returns all wide operations that one needs, each after those that it needs itself.
+
+    Args:
+        operation: The one.
+        is_there: Returns whether the items of one are there already, so that it needs nothing.
+    """
+    found: list[Shuffled] = []
+    seen: set[int] = set()
 
     def visit(each: Operation) -> None:
+        if each.number in seen or is_there(each):
+            return
+        seen.add(each.number)
         for parent in each.parents:
             visit(parent)
         if isinstance(each, Shuffled):
-            found.setdefault(each.number, each)
+            found.append(each)
 
     visit(operation)
-    return list(found.values())
+    return found
 
 
 def pipeline_of(operation: Operation) -> str:

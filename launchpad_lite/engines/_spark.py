@@ -124,6 +124,7 @@ class SparkBackend(Backend):
 
     def close(self) -> None:
         """Ends what was started for it."""
+        self.forget(list(self._left))
         if self._is_ours:
             self._context.stop()
             _stop_java(type(self._context))

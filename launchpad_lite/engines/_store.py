@@ -32,6 +32,10 @@ class Store:
         #: One for each owner, so that its room is free once the owner is gone.
         self._files: dict[Any, IO[bytes]] = {}
 
+    def __del__(self) -> None:
+        for file in self._files.values():
+            file.close()
+
     def add(self, owner: Any, key: Any, data: bytes) -> None:
         with self._lock:
             chunks = self._chunks.setdefault((owner, key), [])

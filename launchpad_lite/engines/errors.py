@@ -1,6 +1,9 @@
 """What can go wrong with an engine.
 
 EngineError
+├── EmptyError          `reduce` of a dataset without items                      (ValueError)
+├── SpillError          data could not be written to disk                        (OSError)
+├── TaskError           a partition could not be computed                        (RuntimeError)
 ├── UnknownKeyError     there is no value of this key                            (KeyError)
 ├── UpdateError         an update is not what the engine can apply               (ValueError)
 └── ValuesLostError     a server ended, and no checkpoint has what it held       (RuntimeError)

@@ -5,13 +5,14 @@ After Dean and Ghemawat, "MapReduce" (CACM 2008), with the operations of the Act
 Distributed Datasets" (NSDI 2012).
 """
 
+import collections
 import functools
 import itertools
 import os
 import random
 import sys
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar, cast
 
@@ -106,7 +107,13 @@ class Dataset(Generic[A]):
         return self._with(Cached("cache", self._plan.partitions, (self._plan,)))
 
     def uncache(self) -> None:
-        """Drops what `cache` has kept."""
+        """Drops what `cache` has kept.
+
+        Raises:
+            ValueError: This is not what `cache` has returned.
+        """
+        if not isinstance(self._plan, Cached):
+            raise ValueError(f"uncache: {self._plan.title} is no dataset that cache() has returned")
         self._engine.backend.forget([self._plan.number])
 
     # By key: items are pairs of a key and a value.
@@ -171,7 +178,7 @@ class Dataset(Generic[A]):
         sample = itertools.chain.from_iterable(parts)
         try:
             keys = sorted(sample)
-        except TypeError as error:
+        except (TypeError, ValueError) as error:  # of arrays it is the latter
             raise TypeError(
                 f"sort_by_key: {self._plan.title} has keys without an order: {error}"
             ) from None
@@ -209,15 +216,11 @@ class Dataset(Generic[A]):
             EmptyError: There is no item.
         """
         _check_function("reduce", function)
-        parts = itertools.chain.from_iterable(
-            self._run(functools.partial(_reduced, function), "reduce")
-        )
-        try:
-            return functools.reduce(function, parts)
-        except TypeError:
-            if self.count():
-                raise
-            raise EmptyError("reduce: the dataset has no items; fold takes a first value") from None
+        parts = self._run(functools.partial(_reduced, function), "reduce")
+        found = list(itertools.chain.from_iterable(parts))
+        if not found:
+            raise EmptyError("reduce: the dataset has no items; fold takes a first value")
+        return functools.reduce(function, found)
 
     def fold(
         self,
@@ -266,7 +269,11 @@ class Dataset(Generic[A]):
         target.mkdir(parents=True, exist_ok=True)
         if found := sorted(target.glob("part-*")):
             raise FileExistsError(f"{target} has {found[0].name} already; choose another folder")
-        return self._run(functools.partial(_saved, str(target), line), "save")
+        try:
+            return self._run(functools.partial(_saved, str(target), line), "save")
+        finally:
+            for left in target.glob(".part-*"):  # by a worker that was lost
+                left.unlink()
 
     def explain(self, form: str = "text") -> str:
         """Returns the stages of the plan: "text" as a tree, "mermaid" as a flowchart.
@@ -277,8 +284,16 @@ class Dataset(Generic[A]):
         if form == "text":
             return "\n".join(_tree(self._plan, 0))
         if form == "mermaid":
-            return "\n".join(["flowchart LR", *dict.fromkeys(_flow(self._plan))])
+            lines = dict.fromkeys(
+                _flow(self._plan, collections.defaultdict(itertools.count().__next__))
+            )
+            return "\n".join(["flowchart LR", *lines])
         raise ValueError(f"explain has the forms 'text' and 'mermaid', not {form!r}")
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a Dataset cannot be used in the functions of a pipeline; collect it, or broadcast what it has"
+        )
 
     def __repr__(self) -> str:
         return f"Dataset({self._plan.title}, {self._plan.partitions} partitions)"
@@ -372,7 +387,7 @@ class MapReduce:
         self._kind = backend
         self._address = address
         self._asked = workers
-        self._workers = workers or len(os.sched_getaffinity(0))
+        self._workers = len(os.sched_getaffinity(0)) if workers is None else workers
         self._launcher = launcher
         self._options = _worker_options(self._workers, memory_bytes, spill_folder)
         self._launch_options = launch_options
@@ -504,6 +519,8 @@ class MapReduce:
             pattern = Path(source).absolute()
             found = Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor)))
             paths = [path for path in sorted(found) if not path.is_dir()]
+            if pattern.is_file():  # whatever its name looks like
+                paths = [pattern]
             if not paths:
                 raise FileNotFoundError(f"no file matches {os.fspath(source)!r}")
             blocks = lines_blocks(paths, block_bytes)
@@ -526,8 +543,8 @@ class MapReduce:
 
     def wide_partitions(self, asked: int | None) -> int:
         """Returns how many partitions a wide operation has. For the engine."""
-        if asked is not None and asked < 1:
-            raise ValueError(f"partitions is at least 1, not {asked}")
+        if asked is not None and (asked < 1 or asked % 1):
+            raise ValueError(f"partitions is a number from 1, not {asked!r}")
         workers = self._workers if self._backend is None else self._backend.workers
         return asked or workers * _PER_WORKER
 
@@ -619,7 +636,7 @@ def _saved(folder: str, line: Callable[[A], str], partition: int, items: Iterato
     aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         with aside.open("w", encoding="utf-8") as file:
-            while some := list(map(line, itertools.islice(items, _AT_ONCE))):
+            while some := [line(item) for item in itertools.islice(items, _AT_ONCE)]:
                 file.write("\n".join([*some, ""]))
         aside.replace(path)
     except BaseException:
@@ -639,10 +656,11 @@ def _tree(plan: Operation, depth: int) -> Iterator[str]:
         yield from _tree(parent, depth + 1)
 
 
-def _flow(plan: Operation) -> Iterator[str]:
+def _flow(plan: Operation, names: Mapping[int, int]) -> Iterator[str]:
     for parent in plan.parents:
-        yield from _flow(parent)
+        yield from _flow(parent, names)
     title = plan.title.replace('"', "'").replace("<", "&lt;").replace(">", "&gt;")
-    yield f'  n{plan.number}["{title}<br/>{plan.partitions} partitions"]'
+    yield f'  n{names[plan.number]}["{title}<br/>{plan.partitions} partitions"]'
     arrow = "==>" if isinstance(plan, Shuffled) else "-->"
-    yield from (f"  n{parent.number} {arrow} n{plan.number}" for parent in plan.parents)
+    for parent in plan.parents:
+        yield f"  n{names[parent.number]} {arrow} n{names[plan.number]}"

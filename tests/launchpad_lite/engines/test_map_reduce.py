@@ -6,6 +6,7 @@ import itertools
 import operator
 import os
 import random
+import signal
 import subprocess
 import sys
 import threading
@@ -191,6 +192,77 @@ def test_what_was_cached_of_a_partition_that_failed_does_not_count(
     assert cached.count() == 10_000
 
 
+def test_what_is_cached_outlives_what_it_was_computed_from(mr: engines.MapReduce) -> None:
+    first = mr.load(_PAIRS).reduce_by_key(operator.add).cache()
+    second = first.map(operator.itemgetter(1)).cache()
+    total = sum(value for _, value in _PAIRS)
+    assert second.reduce(operator.add) == total
+    first.uncache()
+    assert second.reduce(operator.add) == total
+    assert sum(value for _, value in first.collect()) == total
+
+
+def test_keys_without_an_order_are_there_once(mr: engines.MapReduce) -> None:
+    nan = float("nan")
+    pairs = [(nan if number % 3 else float(number), number) for number in range(200)]
+    found = mr.load(pairs).sort_by_key().collect()
+    assert sorted(value for _, value in found) == list(range(200))
+    sets = [(frozenset([number % 8, number % 8 + 8]), number) for number in range(64)]
+    sets += [(frozenset([number % 8 + 8, number % 8]), number) for number in range(64)]
+    assert mr.load(sets).group_by_key().count() == 8
+
+
+def test_nodes_that_share_workers_do_not_share_data(tmp_path: Path) -> None:
+    program = lp.Program("two")
+    mr = engines.MapReduce.add_to(program, workers=2)
+    for number in range(2):
+        program.add_node(lp.PyNode(_keep_cached, mr, number, tmp_path), label=f"node{number}")
+    lp.launch(program, "test_mp").wait()
+    assert [(tmp_path / name).read_text() for name in "01"] == [
+        "[0, 1, 2, 3]",
+        "[100, 101, 102, 103]",
+    ]
+
+
+def _keep_cached(mr: engines.MapReduce, number: int, folder: Path) -> None:
+    items = mr.load(range(100 * number, 100 * number + 4), partitions=2).cache()
+    (folder / str(number)).write_text(str(items.collect()))
+
+
+def test_a_broadcast_and_a_cache_survive_a_worker_that_was_lost_between_jobs() -> None:
+    with engines.MapReduce(2, launcher="test_mp") as mr:
+        few = mr.broadcast({3, 5})
+        pids = mr.load(range(8)).map(lambda _: os.getpid())
+        cached = mr.load(_PAIRS).reduce_by_key(operator.add).cache()
+        chosen = mr.load(range(100)).filter(lambda x: x in few.value)
+        for _ in range(3):
+            assert cached.count() == 97
+            assert chosen.collect() == [3, 5]
+            os.kill(pids.collect()[0], signal.SIGKILL)
+
+
+_POINT = """
+import dataclasses, operator
+from launchpad_lite import engines
+
+@dataclasses.dataclass
+class Point:
+    x: int
+
+if __name__ == "__main__":
+    with engines.MapReduce(2, progress=False) as mr:
+        points = mr.load(range(10)).map(lambda x: (x % 2, Point(x)))
+        print(sorted((key, len(group)) for key, group in points.group_by_key().collect()))
+"""
+
+
+def test_items_may_be_of_a_class_in_a_script(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(_POINT)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60)
+    assert "[(0, 5), (1, 5)]" in done.stdout, done.stderr
+
+
 _SENT: list[str] = []
 _LOCK = threading.Lock()
 
@@ -225,8 +297,15 @@ def test_a_broadcast_reaches_each_worker_once() -> None:
         ),
         (lambda d: d.filter(lambda _: False).reduce(max), engines.EmptyError, "has no items"),
         (lambda d: d.map(None), TypeError, "map takes a function, not None"),
+        (
+            lambda d: d.map(lambda x: d.count()).count(),
+            TypeError,
+            "cannot be used in the functions",
+        ),
+        (lambda d: d.map(lambda x: sys.exit(1)).count(), engines.TaskError, "SystemExit: 1"),
+        (lambda d: d.uncache(), ValueError, r"items\(10\) is no dataset that cache"),
         (lambda d: d.union([1]), TypeError, "expected a Dataset"),
-        (lambda d: d.shuffle(partitions=0), ValueError, "partitions is at least 1, not 0"),
+        (lambda d: d.shuffle(partitions=0), ValueError, "partitions is a number from 1, not 0"),
         (
             lambda d: d.map(lambda x: ([x], x)).reduce_by_key(max).count(),
             engines.TaskError,
