@@ -136,6 +136,8 @@ class Member:
         #: Who is being let in: its changes wait until that is known to all replicas.
         self._newcomer: Contact | None = None
         self._is_leaving = False
+        #: How many have handed all on to it, and do not know yet that it is safe here.
+        self._inheriting = 0
         #: Held by what changes values or the range, one after the other. Never while it is
         #: held does a member wait for a lock of another one.
         self._writing = asyncio.Lock()
@@ -196,9 +198,11 @@ class Member:
             try:
                 await self._call(newcomer, "receive", part.copy(), copies, after, self.step)
                 await self._send_own(own)
-            except (GoneError, ElsewhereError):
+            except (GoneError, ElsewhereError, asyncio.CancelledError) as error:
                 if self._own is own and own.before == newcomer:
                     self._take_over()
+                if isinstance(error, asyncio.CancelledError):  # the newcomer has given up
+                    raise
                 raise ElsewhereError(f"{newcomer.name} did not take its part") from None
             finally:
                 self._newcomer = None
@@ -223,7 +227,11 @@ class Member:
         if self._is_leaving or own.before != part.owner or self._newcomer == part.owner:
             raise ElsewhereError(f"{part.owner.name} is not before {self._me.name}")
         self._merge(part, copies)
-        await self._send_own(own)
+        self._inheriting += 1
+        try:
+            await self._send_own(own)
+        finally:
+            self._inheriting -= 1
 
     # What others call: copies.
 
@@ -358,12 +366,14 @@ class Member:
         """Hands all on to the next member; it is not on the ring afterwards."""
         while True:
             async with self._writing:
-                own = self._own
-                if own is None or own.before is None:  # it is the last one
-                    self._fall_off()
-                    return
                 self._is_leaving = True
                 try:
+                    while self._inheriting:
+                        await self._pause()
+                    own = self._own
+                    if own is None or own.before is None:  # it is the last one
+                        self._fall_off()
+                        return
                     for to in list(self.ring.successors):
                         try:
                             await self._call(to, "inherit", own.copy(), self._copies)

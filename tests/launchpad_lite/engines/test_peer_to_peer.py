@@ -205,6 +205,19 @@ def test_values_stay_when_peers_leave() -> None:
     assert sum(values) == 2 * sum(4 + 3 * number for number in range(5))
 
 
+class Ending(Counting):
+    def finish(self) -> None: ...
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("peers", [2, 3, 5])
+def test_peers_that_end_at_the_same_time_let_each_other_go(peers: int) -> None:
+    for _ in range(20):
+        program = lp.Program("peers")
+        Ending(10, engines.BSP()).add_to(program, peers=peers)
+        lp.launch(program, "local_mt").wait()
+
+
 class Broken(Counting):
     def __init__(self, way: str) -> None:
         super().__init__(3, engines.BSP())
