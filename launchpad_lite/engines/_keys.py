@@ -19,7 +19,7 @@ def check_key(key: object) -> None:
     if isinstance(key, tuple):
         for part in key:
             check_key(part)
-    elif isinstance(key, bool) or not isinstance(key, str | int | bytes):
+    elif type(key) not in (str, int, bytes):  # others may equal these, and look different
         raise TypeError(f"a key is text, a whole number, bytes or a tuple of these, not {key!r}")
 
 

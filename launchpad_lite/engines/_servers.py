@@ -8,6 +8,7 @@ import asyncio
 import collections
 import concurrent.futures
 import contextlib
+import contextvars
 import functools
 import pickle
 import random
@@ -107,6 +108,8 @@ class Server:
         #: Tells values of this process from those of one before it, whatever their versions.
         self._life = uuid.uuid4().hex
         self._held: dict[Key, _Held] = {}
+        #: Keys that are in a checkpoint, if there are any.
+        self._kept: set[Key] = set()
         #: By worker, the last step whose updates were applied.
         self._applied: dict[str, int] = {}
         # One for each key, held while an update is computed.
@@ -136,8 +139,10 @@ class Server:
         """
         self._check()
         changed = []
+        with self._storing:  # all of a step, or nothing
+            found = {key: self._held.get(key) for key in wanted}
         for key, version in wanted.items():
-            held = self._held.get(key)
+            held = found[key]
             if held is None:
                 raise unknown_key(self._name, key, self._held)
             if held.version != version or life != self._life:
@@ -152,15 +157,14 @@ class Server:
             values: By key; the caller does not change them any more.
             replace: Whether to set those of keys that have one.
         """
-        has_new = False
+        self._check()
         for key, value in values.items():
             with self._locks[key]:
-                is_new = key not in self._held
-                if is_new or replace:
+                if replace or key not in self._held:
                     self._store({key: value})
-            has_new = has_new or is_new
-        if has_new:
+        if not self._kept >= values.keys():
             lp.save_checkpoint()
+            self._kept |= values.keys()
 
     @courier.idempotent
     def update(self, member: str, worker: str, step: int, updates: Mapping[Key, Any]) -> None:
@@ -228,6 +232,7 @@ class Server:
             state = pickle.load(file)
         for key, (value, version) in state["values"].items():
             self._held[key] = _Held(value, version)
+        self._kept = set(self._held)
         self._applied = state["applied"]
         self._restore_more(state)
         self._is_lost = False
@@ -272,14 +277,17 @@ class Coordinator(Server):
             servers: As for `Server`.
             progress_s: Seconds between two lines of progress; None for no such lines.
         """
-        super().__init__(job, servers)
         self._progress_s = progress_s
         self._population: Population[str] = Population(
-            self._job.barrier,
+            job.barrier,
             random.Random(lp.current_node().seed),  # noqa: S311 - no secret
         )
         self._members: dict[str, _Member] = {}
         self._keys: dict[Key, None] = {}
+        #: Of these, those that are in a checkpoint, if there are any.
+        self._kept_names: set[Key] = set()
+        #: Who has finished a step; not counted yet.
+        self._early: list[str] = []
         self._counts = _Counts()
         #: Who may go on, once the thread below gets to it.
         self._released: list[str] = []
@@ -291,8 +299,11 @@ class Coordinator(Server):
         self._has_begun = False
         self._has_ended = False
         self._stops = False
+        super().__init__(job, servers)  # which runs code of the user
         lp.register_stop_handler(self._stop)
-        threading.Thread(target=self._watch, name="parameter-server", daemon=True).start()
+        # In the context of the node: it runs code of the user, too.
+        run = functools.partial(contextvars.copy_context().run, self._watch)
+        threading.Thread(target=run, name="parameter-server", daemon=True).start()
 
     # What workers and other nodes call.
 
@@ -304,21 +315,25 @@ class Coordinator(Server):
                 self._check()
                 self._job.set_first(self._job.initial())
                 self._has_begun = True
-                lp.save_checkpoint()
+                try:
+                    lp.save_checkpoint()
+                except BaseException:
+                    self._has_begun = False
+                    raise
 
     @courier.idempotent
     def add_keys(self, keys: Sequence[Key]) -> None:
         """Notes that there are values of these keys. New ones are in a checkpoint, as for `put`."""
         with self._changed:
-            known = len(self._keys)
             self._keys.update(dict.fromkeys(keys))
-            has_new = len(self._keys) > known
-        if has_new:
+        if not self._kept_names >= set(keys):
             lp.save_checkpoint()
+            self._kept_names |= set(keys)
 
     @courier.idempotent
     def keys(self) -> list[Key]:
         """Returns all keys, on whichever server."""
+        self._check()
         with self._changed:
             return list(self._keys)
 
@@ -388,15 +403,19 @@ class Coordinator(Server):
         with self._changed:
             if member not in self._members:
                 raise UnknownMemberError(f"{self._name} does not know the worker {member}")
+            waits = self._members[member].call is not None
             self._members[member].call = call
+            released = []
             if finished > self._population.step_of(member):
                 self._counts.updates += 1
-                released = self._population.finish(member, time.monotonic())
-            else:
-                released = [member]
-            if self._opens_at > time.monotonic():
-                self._released += released
-                released = []
+                self._early.append(member)
+                if self._opens_at <= time.monotonic():
+                    released = self._finish_early()
+            elif not waits:  # else the call is repeated, because its connection broke
+                if self._opens_at <= time.monotonic():
+                    released = [member]
+                else:
+                    self._released.append(member)
             self._changed.notify()  # there may be something to do at some time, now
         if released:
             self._let_go(released)
@@ -404,9 +423,19 @@ class Coordinator(Server):
 
     # How it decides.
 
+    def _finish_early(self) -> list[str]:
+        """Notes who has finished a step; returns who may go on. After a restart that waits a while."""
+        early, self._early = self._early, []
+        released: list[str] = []
+        for member in early:
+            if member in self._members:
+                released += self._population.finish(member, time.monotonic())
+        return released
+
     def _let_go(self, members: Sequence[str]) -> None:
         with self._deciding:
             try:
+                self._check()
                 self._has_ended = self._has_ended or bool(self._job.stop())
                 keys = self._schedule(members) if not self._has_ended else {}
             except Exception as error:  # noqa: BLE001 - the workers get it
@@ -458,7 +487,7 @@ class Coordinator(Server):
             with self._changed:
                 now = time.monotonic()
                 if self._opens_at <= now:
-                    self._released += self._population.draw_due(now)
+                    self._released += self._finish_early() + self._population.draw_due(now)
                 due = self._due()
                 if self._stops:
                     return
@@ -471,9 +500,9 @@ class Coordinator(Server):
             self._show_progress()
 
     def _due(self) -> float:
-        times = [self._opens_at] if self._released else []
+        times = [self._opens_at] if self._released or self._early else []
         draw = self._population.next_draw()
-        times += [] if draw is None else [draw]
+        times += [] if draw is None else [max(draw, self._opens_at)]
         if self._progress_s is not None:
             times.append(self._counts.shown_at + self._progress_s)
         return min(times, default=float("inf"))
@@ -507,5 +536,8 @@ class Coordinator(Server):
 
     def _restore_more(self, state: Mapping[str, Any]) -> None:
         self._keys = dict.fromkeys(state["keys"])
+        self._kept_names = set(self._keys)
+        if lp.restart_count():
+            self._opens_at = time.monotonic() + REJOIN_S
         self._population.begin_at(state["step"])
         self._has_begun = state["has_begun"]

@@ -1,10 +1,25 @@
 """Updates that workers compute: what `push` returns, and what becomes of a value by `pull`."""
 
+import contextvars
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from launchpad_lite.engines._keys import Key
 from launchpad_lite.engines.errors import UpdateError
+
+_pulls: contextvars.ContextVar[bool] = contextvars.ContextVar("pulls", default=False)
+
+
+def check_outside_pull(name: str) -> None:
+    """Raises an error in code of a `pull`, whose key nobody else can use meanwhile.
+
+    Raises:
+        UpdateError: It is such code.
+    """
+    if _pulls.get():
+        raise UpdateError(
+            f"pull may not call self.{name}: all that wait for the key would wait for that, too"
+        )
 
 
 def added(value: Any, update: Any) -> Any:
@@ -64,6 +79,7 @@ def pulled(
     Raises:
         UpdateError: It could not be applied.
     """
+    token = _pulls.set(True)
     try:
         return pull(key, value, update)
     except Exception as error:
@@ -71,3 +87,5 @@ def pulled(
             f"{node}: the update of {key!r} that {worker} made in step {step} cannot be "
             f"applied: {type(error).__name__}: {error}"
         ) from error
+    finally:
+        _pulls.reset(token)

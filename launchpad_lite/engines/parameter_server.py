@@ -13,7 +13,7 @@ import courier
 import launchpad_lite as lp
 from launchpad_lite.engines._keys import Key, hash_of
 from launchpad_lite.engines._servers import Coordinator, Progress, Server, UnknownMemberError
-from launchpad_lite.engines._updates import added, check_updates
+from launchpad_lite.engines._updates import added, check_outside_pull, check_updates
 from launchpad_lite.engines.barriers import BSP, Barrier, check_barrier
 
 J = TypeVar("J", bound="ParameterServer")
@@ -150,6 +150,7 @@ class _Worker:
         #: By server, whose versions these are.
         self._lives = [""] * len(servers)
         self._name = lp.current_node().name
+        self._pushes = False
         #: Set when there is an answer, or the node is to end.
         self._woken = threading.Event()
 
@@ -173,6 +174,8 @@ class _Worker:
                     yield finished
                 return
             except (UnknownMemberError, courier.ServerLostError):
+                if self._pushes:
+                    raise  # by code of the user
                 continue  # the coordinator was started again
             finally:
                 presence.close()
@@ -193,7 +196,9 @@ class _Worker:
 
     def _step(self, member: str, step: int, keys: Sequence[Key]) -> None:
         values = self._values(keys)
+        self._pushes = True
         updates = self._job.push(self._name, values)
+        self._pushes = False
         check_updates(updates, values, self._name, step)
         parts = self._parted(updates)
         calls = [
@@ -292,6 +297,8 @@ class ParameterServer:
     def pull(self, key: Key, value: Any, update: Any) -> Any:  # noqa: ARG002
         """Returns the new value. By default the sum of the value and the update.
 
+        May not call `get`, `set`, `keys` and `worker_num`.
+
         Args:
             key: Whose value it is.
             value: The value. Do not change it: workers may be reading it.
@@ -309,10 +316,12 @@ class ParameterServer:
         Raises:
             UnknownKeyError: Nobody has set it.
         """
+        check_outside_pull("get")
         return self._values.get(key)
 
     def set(self, key: Key, value: Any) -> None:
         """Sets a value, and makes the key known."""
+        check_outside_pull("set")
         self._values.set(key, value)
 
     def set_first(self, values: Mapping[Key, Any]) -> None:
@@ -321,10 +330,12 @@ class ParameterServer:
 
     def keys(self) -> list[Key]:
         """Returns all keys."""
+        check_outside_pull("keys")
         return self._values.keys()
 
     def worker_num(self) -> int:
         """Returns how many workers take part now."""
+        check_outside_pull("worker_num")
         return self._values.worker_num()
 
     @property

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import courier
 import launchpad_lite as lp
 from launchpad_lite import engines
 from launchpad_lite.testing import Fault, Monkey, poll_until
@@ -187,12 +188,20 @@ class Broken(Sum):
         return super().schedule(workers)
 
     def push(self, worker: str, values: Mapping[Any, Any]) -> Any:
+        if self._way == "push":
+            raise courier.ServerLostError("another server")
         return {
             "None": None,
             "unscheduled": {"other": 1},
             "text": {"a": "text"},
             "shape": {("b", 2): np.ones((2, 3))},
+            "pull": {"a": 1},
         }.get(self._way, {})
+
+    def pull(self, key: Any, value: Any, update: Any) -> Any:
+        if self._way == "pull":
+            self.set("c", 1)
+        return super().pull(key, value, update)
 
 
 @pytest.mark.parametrize(
@@ -204,6 +213,8 @@ class Broken(Sum):
         ("unscheduled", r"update for the key 'other', which was not scheduled; scheduled were 'a'"),
         ("text", r"update of 'a' that ps_worker\[\d\] made in step 0 cannot be applied: TypeError"),
         ("shape", r"a sum of shapes \(3,\) and \(2, 3\); write a pull"),
+        ("pull", r"pull may not call self\.set"),
+        ("push", r"ServerLostError: another server"),
     ],
 )
 def test_what_goes_wrong_in_a_step_names_node_step_and_key(way: str, message: str) -> None:
@@ -237,6 +248,8 @@ def test_keys_are_of_types_that_are_the_same_everywhere() -> None:
     ps = Sum(10**9).add_to(program, workers=1, progress_s=None)
     running = lp.launch(program, "local_mt")
     client = ps.dereference()
+    with pytest.raises(TypeError, match="bytes or a tuple of these, not"):
+        client.set(np.str_("a"), 1)
     with pytest.raises(TypeError, match="bytes or a tuple of these, not 1"):
         client.set(1.5, 1)  # type: ignore[arg-type]
     with pytest.raises(engines.UnknownKeyError, match="no value of the key 'aa'; did you mean 'a'"):
@@ -319,9 +332,29 @@ def test_nodes_are_killed_at_random_and_no_update_is_applied_twice(
 
 class Crashing(Sum):
     def pull(self, key: Any, value: Any, update: Any) -> Any:
-        if lp.restart_count() == 0 and self.get("a").version > 2:
+        if lp.restart_count() == 0 and np.max(value) > 2:
             os._exit(1)
         return super().pull(key, value, update)
+
+
+class Timed(Sum):
+    """Ends by itself; what decides has its node, whoever asks it."""
+
+    barrier = engines.PSP(1, resample=0.02)
+
+    def __init__(self) -> None: ...
+
+    def push(self, worker: str, values: Mapping[Any, Any]) -> Mapping[Any, Any]:
+        time.sleep(0.05 if worker.endswith("[0]") else 0.0)
+        return super().push(worker, values)
+
+    def stop(self) -> bool:
+        assert lp.current_node().name == "ps_server[0]"
+        return self.get("a").version >= 30
+
+
+def test_code_that_runs_when_a_sample_is_drawn_again_has_its_node() -> None:
+    assert run(Timed(), workers=3)
 
 
 @pytest.mark.slow
