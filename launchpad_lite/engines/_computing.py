@@ -105,8 +105,11 @@ def limit(memory_bytes: int | None, workers: int | None = None) -> int:
 
 
 @contextlib.contextmanager
-def named(where: str) -> Iterator[None]:
+def named(place: str) -> Iterator[None]:
     """Gives errors of the user's code the name of what was computed.
+
+    Args:
+        place: The worker, and `where`.
 
     Raises:
         TaskError: The code has raised.
@@ -116,11 +119,11 @@ def named(where: str) -> Iterator[None]:
     try:
         yield
     except SpillError as error:
-        raise SpillError(f"{where}: {error}") from error
+        raise SpillError(f"{place}: {error}") from error
     except MissingError:
         raise
     except (Exception, SystemExit) as error:
-        raise TaskError(f"{where}: {type(error).__name__}: {error}") from error
+        raise TaskError(f"{place}: {type(error).__name__}: {error}") from error
 
 
 def items_of(

@@ -68,6 +68,8 @@ class Job:
         """
         self._title = title
         self._shuffles = shuffles_of(operation)
+        # Each task asks, and each answer is a walk through the plan.
+        self._stages: dict[tuple[int, int], Stage] = {}
         operations: dict[int, Operation] = {}
 
         def visit(each: Operation) -> None:
@@ -88,6 +90,12 @@ class Job:
 
     def stage(self, operation: Operation, target: Operation | None) -> Stage:
         """Returns the stage that computes an operation for a wide or cached one, or for the action."""
+        key = operation.number, 0 if target is None else target.number
+        if key not in self._stages:
+            self._stages[key] = self._stage_of(operation, target)
+        return self._stages[key]
+
+    def _stage_of(self, operation: Operation, target: Operation | None) -> Stage:
         title = self._title if target is None else target.title
         if isinstance(target, Shuffled):
             number = self._shuffles.index(target) + 1
