@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -162,9 +162,13 @@ class Server:
             with self._locks[key]:
                 if replace or key not in self._held:
                     self._store({key: value})
-        if not self._kept >= values.keys():
+        self._keep(values, self._kept)
+
+    def _keep(self, keys: Iterable[Key], kept: set[Key]) -> None:
+        """Saves a checkpoint, if there are any, unless one has these keys."""
+        if not kept.issuperset(keys):
             lp.save_checkpoint()
-            self._kept |= values.keys()
+            kept.update(keys)
 
     @courier.idempotent
     def update(self, member: str, worker: str, step: int, updates: Mapping[Key, Any]) -> None:
@@ -326,9 +330,7 @@ class Coordinator(Server):
         """Notes that there are values of these keys. New ones are in a checkpoint, as for `put`."""
         with self._changed:
             self._keys.update(dict.fromkeys(keys))
-        if not self._kept_names >= set(keys):
-            lp.save_checkpoint()
-            self._kept_names |= set(keys)
+        self._keep(keys, self._kept_names)
 
     @courier.idempotent
     def keys(self) -> list[Key]:
@@ -405,17 +407,15 @@ class Coordinator(Server):
                 raise UnknownMemberError(f"{self._name} does not know the worker {member}")
             waits = self._members[member].call is not None
             self._members[member].call = call
+            is_open = self._opens_at <= time.monotonic()
             released = []
             if finished > self._population.step_of(member):
                 self._counts.updates += 1
                 self._early.append(member)
-                if self._opens_at <= time.monotonic():
+                if is_open:
                     released = self._finish_early()
             elif not waits:  # else the call is repeated, because its connection broke
-                if self._opens_at <= time.monotonic():
-                    released = [member]
-                else:
-                    self._released.append(member)
+                (released if is_open else self._released).append(member)
             self._changed.notify()  # there may be something to do at some time, now
         if released:
             self._let_go(released)
