@@ -7,7 +7,6 @@ starts its workers and then does one job after another. With `--write` the table
 docs/benchmarks.md.
 """
 
-import argparse
 import random
 import shutil
 import statistics
@@ -17,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks import page
-from benchmarks.environments import ROOT, Installed, Peer, install_all, machine
+from benchmarks.environments import ROOT, Installed, Peer, install_all, machine, options
 from benchmarks.processes import (
     MemoryWatch,
     PeerError,
@@ -136,14 +135,8 @@ def table(peers: Sequence[Peer], rounds: dict[str, list[Round]], absent: dict[st
 
 def main() -> None:
     """Measures, prints, and writes if wanted."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options(__doc__, PEERS, workers=2)
     parser.add_argument("--mib", type=int, default=1024, help="of text")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--peers", nargs="+", default=[peer.name for peer in PEERS])
-    parser.add_argument("--write", action="store_true", help="puts the table into docs/")
     chosen = parser.parse_args()
     adopt_orphans()
     peers = [peer for peer in PEERS if peer.name in chosen.peers]

@@ -1,5 +1,6 @@
 """The peers, and the virtual environments they live in, below `.cache/benchmarks/`."""
 
+import argparse
 import os
 import platform
 import subprocess
@@ -124,6 +125,20 @@ def install_all(peers: Sequence[Peer]) -> tuple[list[Installed], dict[str, str]]
             absent[peer.name] = str(error)
             print(f"{peer.title} is absent: {error}", flush=True)
     return installed, absent
+
+
+def options(
+    description: str | None, peers: Sequence[Peer], workers: int
+) -> argparse.ArgumentParser:
+    """Returns a parser of what all benchmarks of peers that take turns are told."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--workers", type=int, default=workers)
+    parser.add_argument("--peers", nargs="+", default=[peer.name for peer in peers])
+    parser.add_argument("--write", action="store_true", help="puts the table into docs/")
+    return parser
 
 
 def _wanted(peer: Peer, python: str) -> str:

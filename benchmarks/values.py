@@ -6,14 +6,13 @@ Peers take turns. Each is a process that starts a server and workers, which upda
 a barrier, as fast as they can. With `--write` the table goes to docs/benchmarks.md.
 """
 
-import argparse
 import statistics
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks import page
-from benchmarks.environments import ROOT, Installed, Peer, install_all, machine
+from benchmarks.environments import ROOT, Installed, Peer, install_all, machine, options
 from benchmarks.processes import PeerError, Process, adopt_orphans, end_orphans
 from benchmarks.report import versions
 
@@ -80,14 +79,8 @@ def table(peers: Sequence[Peer], results: Results, absent: Mapping[str, str]) ->
 
 def main() -> None:
     """Measures, prints, and writes if wanted."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--workers", type=int, default=8)
+    parser = options(__doc__, PEERS, workers=8)
     parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--peers", nargs="+", default=[peer.name for peer in PEERS])
-    parser.add_argument("--write", action="store_true", help="puts the table into docs/")
     chosen = parser.parse_args()
     adopt_orphans()
     peers = [peer for peer in PEERS if peer.name in chosen.peers]
