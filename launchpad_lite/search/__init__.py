@@ -1,0 +1,1 @@
+"""Searches: a model decides what is tried, brokers pass it on, workers come and go."""

@@ -1,0 +1,415 @@
+"""A broker as a node: serves models and workers, helps other brokers, and keeps what it accepted."""
+
+import asyncio
+import collections
+import contextlib
+import time
+import uuid
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import courier
+import launchpad_lite as lp
+from launchpad_lite.search._helping import LOST, Helping
+from launchpad_lite.search._messages import (
+    Assignment,
+    Collected,
+    Life,
+    Load,
+    Member,
+    Outcome,
+    Progress,
+    Submission,
+    View,
+)
+from launchpad_lite.search._queue import Queue
+from launchpad_lite.search._store import SqliteStore, Store
+from launchpad_lite.search._timing import Timing
+from launchpad_lite.search._waiting import is_set_within, set_at_stop
+
+
+@dataclass(frozen=True)
+class BrokerOptions:
+    """What a broker is made with.
+
+    Attributes:
+        timing: Of the search.
+        folder: Where it keeps its tasks; None: in memory only.
+        max_losses: As for `Queue`.
+        max_queued: As for `Queue`.
+    """
+
+    timing: Timing
+    folder: str | None = None
+    max_losses: int = 5
+    max_queued: int = 10_000
+
+
+@dataclass(eq=False)
+class _Waiter:
+    """A worker that waits for a task."""
+
+    worker: Life
+    held: Collection[str]
+    kinds: Collection[str]
+    count: int
+    helps: bool
+    found: "asyncio.Future[list[Assignment]]"
+
+
+class Broker:
+    """Passes tasks from models to workers, and outcomes back. All its methods are for its event loop."""
+
+    def __init__(
+        self, me: Any, name_server: Any, peers: Mapping[str, Any], options: BrokerOptions
+    ) -> None:
+        """Makes one, with what its earlier life has kept.
+
+        Args:
+            me: A client of it.
+            name_server: A client of the name server.
+            peers: Clients of other brokers by name.
+            options: See there.
+
+        Raises:
+            StoreError: What it kept cannot be read.
+        """
+        name = lp.current_node().name
+        self._me = Life(name, uuid.uuid4().hex)
+        self._address = me.address
+        self._name_server = name_server
+        self._timing = options.timing
+        self._queue = Queue(
+            lease_s=options.timing.lease_s,
+            max_losses=options.max_losses,
+            max_queued=options.max_queued,
+        )
+        self._store: Store | None = None
+        if options.folder is not None:
+            self._store = SqliteStore(Path(options.folder, f"{name}.sqlite"))
+            self._queue.restore(self._store.load(), time.monotonic())
+        self._waiters: collections.deque[_Waiter] = collections.deque()
+        #: Set when there may be something for a model.
+        self._news: dict[str, asyncio.Event] = {}
+        self._stored = self._queue.changes
+        self._storing = asyncio.Lock()
+        self._writer = ThreadPoolExecutor(1, "broker-store")
+        self._view = View(True, {})
+        #: Set when the search is over.
+        self._closed = asyncio.Event()
+        #: Set when the last worker leaves.
+        self._deserted = asyncio.Event()
+        #: Set when the program stops.
+        self._is_asked = asyncio.Event()
+        self._helping = {
+            peer: Helping(
+                self._me, peer, client, self._queue, self._timing, self._wanted, self._hand_out
+            )
+            for peer, client in peers.items()
+        }
+        self._failure: BaseException | None = None
+
+    # What models call.
+
+    @courier.idempotent
+    async def submit(self, model: str, submissions: Sequence[Submission]) -> int:
+        """Accepts tasks, as many as there is room for, in order; returns how many."""
+        count = self._queue.submit(model, submissions, time.monotonic())
+        self._hand_out()
+        await self._keep()
+        return count
+
+    async def collect(
+        self,
+        model: str,
+        session: str,
+        acknowledged: Sequence[str],
+        stopped: Sequence[str],
+        wait_s: float,
+    ) -> Collected:
+        """Returns what there is for a model, and waits for something.
+
+        Args:
+            model: Its name.
+            session: With another one than before, the model gets all outcomes again that it has not
+                acknowledged: it was started again, or an answer was lost.
+            acknowledged: Tasks whose outcome it has for good.
+            stopped: Tasks that are to end early.
+            wait_s: Seconds to wait.
+        """
+        self._queue.acknowledge(model, acknowledged)
+        self._queue.stop(stopped)
+        news = self._news.setdefault(model, asyncio.Event())
+        outcomes, progress = self._queue.collect(model, session)
+        if not outcomes and not progress and not self._closed.is_set():
+            news.clear()
+            await is_set_within(news, wait_s)
+            outcomes, progress = self._queue.collect(model, session)
+        await self._keep()
+        return Collected(
+            self._me.life,
+            outcomes,
+            progress,
+            self._queue.load(time.monotonic()),
+            self._queue.unknown_kinds(),
+        )
+
+    @courier.idempotent
+    async def cancel(self, model: str, ids: Sequence[str]) -> None:
+        """Forgets tasks of which the model does not want the outcome."""
+        self._queue.cancel(model, ids)
+        await self._keep()
+
+    @courier.idempotent
+    async def resume(self, model: str, ids: Sequence[str]) -> tuple[str, list[str]]:
+        """Forgets all tasks of a model but these; returns its life, and those that are not here."""
+        missing = self._queue.resume(model, ids)
+        await self._keep()
+        return self._me.life, missing
+
+    # What workers call, and brokers that help.
+
+    async def work(
+        self,
+        worker: Life,
+        held: Sequence[str],
+        outcomes: Sequence[Outcome],
+        kinds: Collection[str],
+        count: int,
+        wait_s: float,
+        helps: bool = False,
+    ) -> list[Assignment] | None:
+        """Takes outcomes, and returns tasks; waits for some. None: the search is over.
+
+        Args:
+            worker: Who calls.
+            held: Tasks that it has.
+            outcomes: Of tasks that it had.
+            kinds: What it can run.
+            count: How many tasks it wants at most.
+            wait_s: Seconds to wait.
+            helps: Whether it is a broker.
+        """
+        for outcome in outcomes:
+            self._queue.finish(outcome)
+        self._tell()
+        for other in [each for each in self._waiters if each.worker.name == worker.name]:
+            self._waiters.remove(other)  # its caller has given up
+            other.found.cancel()
+        found = self._queue.take(worker, held, kinds, count, time.monotonic(), helps=helps)
+        if count and not found and wait_s > 0 and not self._closed.is_set():
+            found = await self._wait_for_task(worker, held, kinds, count, wait_s, helps=helps)
+        await self._keep()
+        return None if self._closed.is_set() and not found else found
+
+    async def _wait_for_task(
+        self,
+        worker: Life,
+        held: Collection[str],
+        kinds: Collection[str],
+        count: int,
+        wait_s: float,
+        *,
+        helps: bool,
+    ) -> list[Assignment]:
+        future = asyncio.get_running_loop().create_future()
+        waiter = _Waiter(worker, held, kinds, count, helps, future)
+        self._waiters.append(waiter)
+        self._stir()  # there may be somebody to help
+        try:
+            await asyncio.wait([future], timeout=wait_s)
+            return future.result() if future.done() and not future.cancelled() else []
+        finally:
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+
+    @courier.idempotent
+    async def beat(
+        self, worker: Life, held: Mapping[str, str], progress: Sequence[Progress]
+    ) -> list[str]:
+        """As `Queue.beat`."""
+        stops = self._queue.beat(worker, held, progress, time.monotonic())
+        self._tell()
+        return stops
+
+    @courier.idempotent
+    async def give_back(self, worker: Life, ids: Sequence[str]) -> None:
+        """Takes back tasks that a worker has not begun."""
+        self._queue.give_back(worker, ids)
+        self._hand_out()
+        await self._keep()
+
+    @courier.idempotent
+    async def leave(self, worker: Life, outcomes: Sequence[Outcome]) -> None:
+        """Takes the last outcomes of a worker that leaves, and all else that it has."""
+        for outcome in outcomes:
+            self._queue.finish(outcome)
+        self._queue.leave(worker)
+        if not self._queue.load(time.monotonic()).workers:
+            self._deserted.set()
+        self._hand_out()
+        self._tell()
+        await self._keep()
+
+    @courier.idempotent
+    async def dismiss(self, worker: Life) -> None:
+        """Answers the call of a worker that waits for tasks and is to end."""
+        for waiter in self._waiters:
+            if waiter.worker == worker and not waiter.found.done():
+                waiter.found.set_result([])
+
+    @courier.idempotent
+    async def load(self) -> Load:
+        """Returns how busy it is."""
+        return self._queue.load(time.monotonic())
+
+    @courier.idempotent
+    async def close(self) -> None:
+        """The search is over."""
+        self._closed.set()
+        for waiter in self._waiters:
+            if not waiter.found.done():
+                waiter.found.set_result([])
+        for news in self._news.values():
+            news.set()
+
+    # What it does.
+
+    async def _see_off(self) -> None:
+        """Waits until the workers have left; a lost one does not."""
+        if self._queue.load(time.monotonic()).workers:
+            await is_set_within(self._deserted, self._timing.silence_s)
+        with contextlib.suppress(*LOST):
+            server = courier.with_timeout(self._name_server, self._timing.beat_s)
+            await server.aio.leave("broker", self._me)
+
+    async def run(self) -> None:
+        """Runs until the search is over, or the program stops.
+
+        Raises:
+            StoreError: It cannot keep its tasks any more.
+        """
+        loop = asyncio.get_running_loop()
+        tasks: list[asyncio.Task[None]] = [
+            loop.create_task(self._tick()),
+            loop.create_task(self._show()),
+        ]
+        tasks += [loop.create_task(helping.run()) for helping in self._helping.values()]
+        closing = [loop.create_task(each.wait()) for each in (self._closed, self._is_asked)]
+        try:
+            with set_at_stop(self._is_asked):
+                await asyncio.wait([*closing, *tasks], return_when=asyncio.FIRST_COMPLETED)
+            for ended in [task for task in tasks if task.done()]:
+                ended.result()
+            if self._failure is not None:
+                raise self._failure
+            await self.close()
+            if not self._is_asked.is_set():
+                await self._see_off()
+        finally:
+            await self.close()
+            for task in (*tasks, *closing):
+                task.cancel()
+            await asyncio.gather(*tasks, *closing, return_exceptions=True)
+            self._writer.shutdown()
+            if self._store is not None:
+                self._store.close()
+
+    async def _tick(self) -> None:
+        while True:
+            self._queue.tick(time.monotonic())
+            self._hand_out()
+            self._tell()
+            await self._keep()
+            await asyncio.sleep(self._timing.lease_s / 8)
+
+    async def _show(self) -> None:
+        """Shows the name server that it is there, and learns who else is."""
+        server = courier.with_timeout(self._name_server, self._timing.beat_s)
+        while True:
+            try:
+                load = self._queue.load(time.monotonic())
+                self._view = await server.aio.beat("broker", self._me, load)
+                if not self._view.is_known:
+                    member = Member("broker", self._me, self._address, version=lp.__version__)
+                    await server.aio.register(member)
+                if self._view.is_closed:
+                    await self.close()
+                self._stir()
+            except LOST:
+                pass  # it is started again, and learns all by the next heartbeats
+            await asyncio.sleep(self._timing.beat_s)
+
+    def _hand_out(self) -> None:
+        """Gives tasks to workers that wait."""
+        for waiter in list(self._waiters):
+            if not waiter.found.done() and self._queue.has_work(waiter.kinds):
+                found = self._queue.take(
+                    waiter.worker,
+                    waiter.held,
+                    waiter.kinds,
+                    waiter.count,
+                    time.monotonic(),
+                    helps=waiter.helps,
+                )
+                if found:
+                    waiter.found.set_result(found)
+                    self._waiters.remove(waiter)
+
+    def _tell(self) -> None:
+        """Wakes who has something to collect."""
+        for model, news in self._news.items():
+            if self._queue.has_news(model):
+                news.set()
+        for peer, helping in self._helping.items():
+            if self._queue.has_news(peer):
+                helping.stirred.set()
+
+    async def _keep(self) -> None:
+        """Returns once all that has changed is in the store; several callers share a write.
+
+        Raises:
+            StoreError: It cannot be. The broker ends: what it has accepted is what is stored.
+        """
+        number = self._queue.changes
+        while self._stored < number:
+            async with self._storing:
+                if self._stored >= number:
+                    return
+                upto, changes = self._queue.changes, self._queue.take_changes()
+                if self._store is not None:
+                    try:
+                        await asyncio.get_running_loop().run_in_executor(
+                            self._writer, self._store.write, changes
+                        )
+                    except BaseException as error:
+                        self._failure = error
+                        self._closed.set()
+                        raise
+                self._stored = upto
+
+    # Helping others.
+
+    def _wanted(self, name: str) -> tuple[Collection[str], int]:
+        """Returns kinds and number of the tasks that workers here wait for and a peer may have."""
+        free = [waiter for waiter in self._waiters if not waiter.helps]
+        queued = {
+            peer: load.queued
+            for peer, (_, load) in self._view.brokers.items()
+            if peer in self._helping and load.queued
+        }
+        if not free or name != max(queued, key=queued.__getitem__, default=""):
+            return (), 0
+        # Until the next view: what it had then may be gone by now.
+        self._view = self._view._replace(
+            brokers={peer: each for peer, each in self._view.brokers.items() if peer != name}
+        )
+        kinds = {kind for waiter in free for kind in waiter.kinds}
+        return kinds, sum(waiter.count for waiter in free)
+
+    def _stir(self) -> None:
+        for helping in self._helping.values():
+            helping.stirred.set()

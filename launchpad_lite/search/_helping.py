@@ -1,0 +1,103 @@
+"""How a broker whose workers wait helps another one: to that one it is a worker with many tasks."""
+
+import asyncio
+import time
+from collections.abc import Callable, Collection
+from typing import Any
+
+import courier
+from launchpad_lite.search._messages import Life, Outcome, Progress
+from launchpad_lite.search._queue import Queue
+from launchpad_lite.search._timing import Timing
+from launchpad_lite.search._waiting import is_set_within
+
+#: What a call raises whose server is gone, or does not answer.
+LOST = (
+    courier.ServerLostError,
+    courier.ServerUnreachableError,
+    courier.CallTimeoutError,
+    courier.ServerBusyError,
+)
+#: Seconds until a broker that does not answer is called again.
+_RETRY_S = 0.2
+
+
+class Helping:
+    """Has workers of this broker run tasks of one other broker. For the event loop of the broker."""
+
+    def __init__(
+        self,
+        me: Life,
+        name: str,
+        peer: Any,
+        queue: Queue,
+        timing: Timing,
+        wanted: Callable[[str], tuple[Collection[str], int]],
+        hand_out: Callable[[], None],
+    ) -> None:
+        """Makes one that does nothing yet.
+
+        Args:
+            me: This broker.
+            name: The other one.
+            peer: A client of it.
+            queue: Of this broker.
+            timing: Of the search.
+            wanted: Returns kinds and number of the tasks that are wanted from that broker now.
+            hand_out: Gives tasks that have come to workers.
+        """
+        self._me = me
+        self._name = name
+        self._peer = courier.with_timeout(peer, 2 * timing.beat_s)
+        self._queue = queue
+        self._timing = timing
+        self._wanted = wanted
+        self._hand_out = hand_out
+        #: Of what it has, by id.
+        self._tokens: dict[str, str] = {}
+        self._unsent: list[Outcome] = []
+        self._progress: list[Progress] = []
+        #: Set when there may be something to do.
+        self.stirred = asyncio.Event()
+
+    async def run(self) -> None:
+        """Helps, without end."""
+        beat_at = 0.0
+        while True:
+            if self._tokens:
+                await is_set_within(self.stirred, max(0.0, beat_at - time.monotonic()))
+            else:
+                await self.stirred.wait()
+            self.stirred.clear()
+            outcomes, progress = self._queue.collect(self._name, "")
+            self._unsent += outcomes
+            self._progress += progress
+            kinds, count = self._wanted(self._name)
+            try:
+                if self._unsent or count:
+                    await self._exchange(kinds, count)
+                if self._tokens and time.monotonic() >= beat_at:
+                    beat_at = time.monotonic() + self._timing.beat_s
+                    await self._beat()
+            except LOST:
+                await asyncio.sleep(_RETRY_S)
+                if self._unsent:
+                    self.stirred.set()
+
+    async def _exchange(self, kinds: Collection[str], count: int) -> None:
+        sent = [each._replace(token=self._tokens.get(each.id, "")) for each in self._unsent]
+        held = [each for each in self._tokens if each not in {outcome.id for outcome in sent}]
+        found = await self._peer.aio.work(self._me, held, sent, kinds, count, 0.0, helps=True)
+        del self._unsent[: len(sent)]
+        self._queue.acknowledge(self._name, [outcome.id for outcome in sent])
+        for outcome in sent:
+            self._tokens.pop(outcome.id, None)
+        if found is None:
+            return  # the search is over
+        self._tokens.update({each.id: each.token for each in found})
+        self._queue.adopt(self._name, found)
+        self._hand_out()
+
+    async def _beat(self) -> None:
+        progress, self._progress = self._progress, []
+        self._queue.stop(await self._peer.aio.beat(self._me, self._tokens, progress))

@@ -1,0 +1,170 @@
+"""What travels between models, brokers, workers and the name server: names, numbers and bytes.
+
+Brokers never look into the bytes of tasks and results.
+"""
+
+import enum
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+#: The kind of tasks that are pickled Python objects.
+PYTHON = "python"
+
+
+class Life(NamedTuple):
+    """Who somebody is: a name, and which process of that name.
+
+    Attributes:
+        name: Such as `worker[3]`.
+        life: Random; another one after a restart.
+    """
+
+    name: str
+    life: str
+
+
+class Submission(NamedTuple):
+    """A task on its way to a broker.
+
+    Attributes:
+        id: Unique for ever.
+        payload: What workers run.
+        kind: Which workers can run it.
+        priority: Higher ones are first.
+        retries: How often it may be run again when it has raised.
+        deadline_s: Seconds from the submission until it fails; None: never.
+    """
+
+    id: str
+    payload: bytes
+    kind: str = PYTHON
+    priority: float = 0.0
+    retries: int = 0
+    deadline_s: float | None = None
+
+
+class Assignment(NamedTuple):
+    """A task on its way to a worker.
+
+    Attributes:
+        id: Of the task.
+        token: Of this assignment.
+        kind: As in `Submission`.
+        payload: As in `Submission`.
+    """
+
+    id: str
+    token: str
+    kind: str
+    payload: bytes
+
+
+class State(enum.Enum):
+    """How a task ended."""
+
+    DONE = "done"
+    FAILED = "failed"
+    #: By the model, which has seen enough of it.
+    STOPPED = "stopped"
+
+
+class Outcome(NamedTuple):
+    """How an assignment ended, on its way to the model.
+
+    Attributes:
+        id: Of the task.
+        token: Of the assignment; empty where the broker decided.
+        state: How it ended.
+        payload: The result; of a failure the pickled report, or nothing.
+        text: What failed, for people.
+        seconds: How long it ran.
+        worker: Who ran it.
+    """
+
+    id: str
+    token: str
+    state: State
+    payload: bytes = b""
+    text: str = ""
+    seconds: float = 0.0
+    worker: str = ""
+
+
+class Progress(NamedTuple):
+    """What a running task has reported: a point of its learning curve."""
+
+    id: str
+    step: int
+    value: float
+
+
+class Load(NamedTuple):
+    """How busy a broker is.
+
+    Attributes:
+        queued: Tasks that wait for a worker.
+        running: Tasks that workers have.
+        workers: Workers that it has heard of lately.
+        idle: Of these, those that wait for a task.
+    """
+
+    queued: int = 0
+    running: int = 0
+    workers: int = 0
+    idle: int = 0
+
+
+class Collected(NamedTuple):
+    """What a broker has for a model.
+
+    Attributes:
+        life: Of the broker: another one may have lost what it knew.
+        outcomes: Each until it is acknowledged, once in each session.
+        progress: Since the last call.
+        load: Of the broker.
+        unknown_kinds: Kinds of waiting tasks that no worker takes.
+    """
+
+    life: str
+    outcomes: Sequence[Outcome]
+    progress: Sequence[Progress]
+    load: Load
+    unknown_kinds: Sequence[str] = ()
+
+
+class Member(NamedTuple):
+    """Somebody whom the name server knows.
+
+    Attributes:
+        role: `broker`, `worker` or `model`.
+        who: Its name and life.
+        address: `host:port` where it can be called; empty if it cannot.
+        machine: Which machine it is on; for devices.
+        version: Of launchpad-lite.
+        python: Its Python, as `3.11`; empty in other languages.
+        device: The device that it uses, and which part of it.
+    """
+
+    role: str
+    who: Life
+    address: str = ""
+    machine: str = ""
+    version: str = ""
+    python: str = ""
+    device: tuple[str, float] | None = None
+
+
+class View(NamedTuple):
+    """What the name server answers to a heartbeat.
+
+    Attributes:
+        is_known: If not, register again.
+        brokers: Address and load of each broker that is heard of, by name.
+        workers: How many workers there are.
+        is_closed: Whether the search is over.
+    """
+
+    is_known: bool
+    brokers: Mapping[str, tuple[str, Load]]
+    workers: int = 0
+    is_closed: bool = False

@@ -1,0 +1,307 @@
+"""A model as a node: asks it for tasks, has them run, and tells it the results."""
+
+import contextlib
+import pickle
+import threading
+import time
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import courier
+import launchpad_lite as lp
+from launchpad_lite.search._helping import LOST
+from launchpad_lite.search._messages import (
+    Life,
+    Member,
+    Outcome,
+    Progress,
+    State,
+    Submission,
+)
+from launchpad_lite.search._outbox import Outbox
+from launchpad_lite.search._presence import Presence
+from launchpad_lite.search._timing import Timing
+from launchpad_lite.search.errors import FailedTaskError
+from launchpad_lite.search.models import Model, Trial, TrialState, best_of
+from launchpad_lite.search.tasks import Foreign, submission_of
+
+#: Seconds between two looks at the stop while nothing happens.
+_WAIT_S = 0.5
+#: Seconds between two checkpoints.
+_SAVE_S = 10.0
+#: Each worker has as many tasks waiting as it does in this time, and all together one at least.
+_AHEAD_S = 0.1
+_MOST_AHEAD = 64
+#: Weight of the newest task in the mean.
+_NEWEST = 0.1
+
+
+class Status(NamedTuple):
+    """How far a search is.
+
+    Attributes:
+        queued: Trials that wait for a worker.
+        running: Trials that have one.
+        done: Trials with a result.
+        failed: Trials that have failed.
+        stopped: Trials that were stopped early.
+        workers: Workers that are there.
+        best: The best trial.
+        seconds: Since the beginning, without times in which it did not run.
+        is_over: Whether it is over.
+        unknown_kinds: Kinds of tasks that wait, and that no worker takes.
+    """
+
+    queued: int = 0
+    running: int = 0
+    done: int = 0
+    failed: int = 0
+    stopped: int = 0
+    workers: int = 0
+    best: Trial | None = None
+    seconds: float = 0.0
+    is_over: bool = False
+    unknown_kinds: tuple[str, ...] = ()
+
+
+class ModelNode:
+    """Runs the search of one model. What it serves is for tables."""
+
+    def __init__(
+        self,
+        model: Model,
+        name_server: Any,
+        brokers: Mapping[str, Any],
+        timing: Timing,
+        ahead: int | None,
+        stays: bool,
+    ) -> None:
+        """Makes one.
+
+        Args:
+            model: Decides what is tried.
+            name_server: A client of it.
+            brokers: Clients by name.
+            timing: Of the search.
+            ahead: How many tasks may be outstanding at a time; None: a few more than workers.
+            stays: Whether it serves until the program stops, when the search is over.
+        """
+        self._model = model
+        self._timing = timing
+        self._ahead = ahead
+        self._stays = stays
+        self._brokers = brokers
+        self._name_server = name_server
+        who = Life(lp.current_node().name, uuid.uuid4().hex)
+        member = Member("model", who, version=lp.__version__)
+        self._presence = Presence(member, name_server, brokers, courier.Client, timing)
+        # What a checkpoint has.
+        self._lock = threading.RLock()
+        self._tasks: dict[str, tuple[Any, Submission]] = {}
+        self._numbers: dict[str, int] = {}
+        self._trials: list[Trial] = []
+        self._earlier_s = 0.0
+        self._is_over = False
+
+        self._began_at = time.monotonic()
+        self._told: list[str] = []
+        self._saved_at = time.monotonic()
+        #: Whether there are checkpoints, as far as that is known.
+        self._is_kept = False
+        self._mean_s: float | None = None
+        self._outbox: Outbox | None = None
+
+    # Its state.
+
+    def save(self, folder: Path) -> None:
+        """Writes a checkpoint."""
+        import cloudpickle
+
+        with self._lock:
+            state = {
+                "model": self._model,
+                "tasks": self._tasks,
+                "numbers": self._numbers,
+                "trials": self._trials,
+                "seconds": self._seconds(),
+                "is_over": self._is_over,
+            }
+            data = cloudpickle.dumps(state, protocol=5)
+        (folder / "model.pickle").write_bytes(data)
+
+    def restore(self, folder: Path) -> None:
+        """Takes over what a checkpoint has."""
+        state = pickle.loads((folder / "model.pickle").read_bytes())
+        self._model = state["model"]
+        self._tasks = state["tasks"]
+        self._numbers = state["numbers"]
+        self._trials = state["trials"]
+        self._earlier_s = state["seconds"]
+        self._is_over = state["is_over"]
+
+    def _seconds(self) -> float:
+        return self._earlier_s + time.monotonic() - self._began_at
+
+    # What others ask.
+
+    def status(self) -> Status:
+        """Returns how far the search is."""
+        with self._lock:
+            counts = dict.fromkeys(TrialState, 0)
+            for trial in self._trials:
+                counts[trial.state] += 1
+            outbox = self._outbox
+            best = best_of(self._trials, maximize=self._model.maximize)
+        load = None if outbox is None else outbox.load
+        outstanding = counts[TrialState.OUTSTANDING]
+        running = 0 if load is None else min(outstanding, load.running)
+        return Status(
+            outstanding - running,
+            running,
+            counts[TrialState.DONE],
+            counts[TrialState.FAILED],
+            counts[TrialState.STOPPED],
+            0 if outbox is None else outbox.workers,
+            best,
+            self._seconds(),
+            self._is_over,
+            () if outbox is None else tuple(outbox.unknown_kinds),
+        )
+
+    def trials(self) -> list[Trial]:
+        """Returns all trials so far."""
+        with self._lock:
+            return list(self._trials)
+
+    def model(self) -> Model:
+        """Returns the model, as it is now."""
+        with self._lock:
+            return self._model
+
+    # The search.
+
+    def run(self) -> None:
+        """Searches until the model is done, or the program stops.
+
+        Raises:
+            SearchError: It cannot go on.
+        """
+        sent = {key: submission for key, (_, submission) in self._tasks.items()}
+        self._outbox = outbox = Outbox(self._presence, self._timing, sent)
+        stop = lp.stop_event()
+        while not stop.is_set() and not self._is_over:
+            lp.heartbeat()
+            with self._lock:
+                self._fill(outbox)
+            outbox.send()
+            outcomes, progress = outbox.collect(_WAIT_S)
+            with self._lock:
+                for point in progress:
+                    self._follow(outbox, point)
+                for outcome in outcomes:
+                    self._settle(outcome)
+                self._is_over = self._has_ended(outbox)
+            self._keep(outbox)
+        if self._is_over:
+            self._end(outbox)
+        if self._stays:
+            lp.wait_for_stop()
+        self._presence.leave()
+
+    def _fill(self, outbox: Outbox) -> None:
+        while len(outbox) < self._limit(outbox) and not self._model.done():
+            task = self._model.ask()
+            if task is None:
+                break
+            key = uuid.uuid4().hex
+            submission = submission_of(task, key)
+            self._tasks[key] = task, submission
+            self._numbers[key] = number = len(self._trials)
+            params = dict(getattr(task, "params", {}))
+            self._trials.append(Trial(number, repr(task), params, asked_at=self._seconds()))
+            outbox.add([submission])
+
+    def _limit(self, outbox: Outbox) -> int:
+        if self._ahead is not None:
+            return self._ahead
+        each = 0.0 if self._mean_s is None else _AHEAD_S / max(self._mean_s, 1e-6)
+        workers = max(1, outbox.workers)
+        return workers + max(1, int(workers * min(each, _MOST_AHEAD)))
+
+    def _follow(self, outbox: Outbox, point: Progress) -> None:
+        task, _ = self._tasks[point.id]
+        trial = self._trials[self._numbers[point.id]]
+        trial.curve.append((point.step, point.value))
+        if self._model.report(task, point.step, point.value):
+            outbox.stop([point.id])
+
+    def _settle(self, outcome: Outcome) -> None:
+        task, _ = self._tasks.pop(outcome.id)
+        trial = self._trials[self._numbers.pop(outcome.id)]
+        trial.told_at, trial.seconds, trial.worker = (
+            self._seconds(),
+            outcome.seconds,
+            outcome.worker,
+        )
+        self._told.append(outcome.id)
+        mean_s = self._mean_s
+        self._mean_s = (
+            outcome.seconds if mean_s is None else mean_s + _NEWEST * (outcome.seconds - mean_s)
+        )
+        if outcome.state is State.DONE:
+            result = outcome.payload if isinstance(task, Foreign) else pickle.loads(outcome.payload)
+            trial.state, trial.score = TrialState.DONE, self._model.score(result)
+            self._model.tell(task, result)
+        elif outcome.state is State.STOPPED:
+            trial.state = TrialState.STOPPED
+            trial.score = trial.curve[-1][1] if trial.curve else None
+            self._model.stopped(task, trial.score)
+        else:
+            error = failure_of(repr(task), outcome)
+            trial.state, trial.error = TrialState.FAILED, str(error)
+            self._model.fail(task, error)
+
+    def _has_ended(self, outbox: Outbox) -> bool:
+        if self._model.done():
+            return True
+        if len(outbox):
+            return False
+        self._fill(outbox)
+        return not len(outbox)
+
+    def _keep(self, outbox: Outbox) -> None:
+        """Lets brokers forget outcomes that cannot be lost any more."""
+        if not self._told or (self._is_kept and time.monotonic() < self._saved_at + _SAVE_S):
+            return
+        told, self._told = self._told, []
+        self._is_kept = lp.save_checkpoint() is not None
+        self._saved_at = time.monotonic()
+        outbox.acknowledge(told)
+
+    def _end(self, outbox: Outbox) -> None:
+        """Ends what the search has used."""
+        outbox.cancel(list(outbox.outstanding))
+        for trial in self._trials:
+            if trial.state is TrialState.OUTSTANDING:
+                trial.state = TrialState.STOPPED
+        lp.save_checkpoint()
+        servers = [self._name_server, *self._brokers.values()]
+        for server in servers:
+            with contextlib.suppress(*LOST):
+                courier.with_timeout(server, self._timing.beat_s).close()
+
+
+def failure_of(task: str, outcome: Outcome) -> FailedTaskError:
+    """Returns the error of a task that has failed, with what it raised as the cause."""
+    error = FailedTaskError(
+        f"{task}{f' on {outcome.worker}' if outcome.worker else ''}: {outcome.text}"
+    )
+    if outcome.payload:
+        report: courier.ExceptionReport = pickle.loads(outcome.payload)
+        error = FailedTaskError(
+            f"{task} on {outcome.worker} raised {report.type_name}: {report.message}"
+        )
+        error.__cause__ = report.rebuild(where=outcome.worker)
+    return error

@@ -1,0 +1,227 @@
+"""What a model does with its tasks: sends each to a broker, and gets one outcome of each.
+
+When its broker is lost, what has no outcome yet goes to another one. Whichever outcome of a task
+comes first counts.
+"""
+
+import contextlib
+import threading
+import time
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import courier
+from launchpad_lite.search._helping import LOST
+from launchpad_lite.search._messages import Collected, Load, Outcome, Progress, Submission
+from launchpad_lite.search._presence import Presence
+from launchpad_lite.search._timing import Timing
+
+#: Seconds until a full or a lost broker is tried again.
+_RETRY_S = 0.1
+#: Tasks in one call.
+_MOST_AT_ONCE = 1000
+
+
+class Outbox:
+    """The outstanding tasks of one model. One thread sends, and one, perhaps the same, collects."""
+
+    def __init__(
+        self,
+        presence: Presence,
+        timing: Timing,
+        outstanding: Mapping[str, Submission] = MappingProxyType({}),
+    ) -> None:
+        """Makes one.
+
+        Args:
+            presence: How it finds brokers.
+            timing: Of the search.
+            outstanding: Tasks that an earlier life has sent, and that have no outcome.
+        """
+        self._presence = presence
+        self._timing = timing
+        self._model = presence.member.who.name
+        self._session = uuid.uuid4().hex
+        self._lock = threading.RLock()
+        self._outstanding = dict(outstanding)
+        #: Of these, those that no broker has accepted yet.
+        self._unsent: dict[str, None] = {}
+        self._acknowledged: list[str] = []
+        self._stopped: list[str] = []
+        self._broker = ""
+        #: Which life of it knows the tasks; empty before it was asked.
+        self._life = ""
+        self._lost_at: float | None = None
+        #: Brokers that may still have tasks of this model.
+        self._left: set[str] = set()
+        self._beat_at = 0.0
+        self.load = Load()
+        self.unknown_kinds: Sequence[str] = ()
+
+    @property
+    def outstanding(self) -> dict[str, Submission]:
+        """Tasks without an outcome."""
+        with self._lock:
+            return dict(self._outstanding)
+
+    @property
+    def workers(self) -> int:
+        """How many workers the search has."""
+        return max(self._presence.view.workers, self.load.workers)
+
+    def __len__(self) -> int:
+        return len(self._outstanding)
+
+    def add(self, submissions: Iterable[Submission]) -> None:
+        """Adds tasks; `send` sends them."""
+        with self._lock:
+            for each in submissions:
+                self._outstanding[each.id] = each
+                self._unsent[each.id] = None
+
+    def stop(self, ids: Iterable[str]) -> None:
+        """Has tasks end early; their outcomes come as those of others."""
+        with self._lock:
+            self._stopped += ids
+
+    def acknowledge(self, ids: Iterable[str]) -> None:
+        """Lets brokers forget outcomes that were collected."""
+        with self._lock:
+            self._acknowledged += ids
+
+    def cancel(self, ids: Iterable[str]) -> None:
+        """Gives tasks up: they have no outcome."""
+        with self._lock:
+            given_up = [each for each in ids if self._outstanding.pop(each, None) is not None]
+            for each in given_up:
+                self._unsent.pop(each, None)
+        with contextlib.suppress(*LOST, KeyError):
+            self._client().cancel(self._model, given_up)
+
+    def send(self) -> bool:
+        """Sends what was added; returns whether all of it was accepted."""
+        with self._lock:
+            part = [self._outstanding[each] for each in list(self._unsent)[:_MOST_AT_ONCE]]
+        while part:
+            if not self._is_ready():
+                return False
+            try:
+                count = self._client().submit(self._model, part)
+            except LOST:
+                self._note_loss()
+                return False
+            self._lost_at = None
+            with self._lock:
+                for each in part[:count]:
+                    self._unsent.pop(each.id, None)
+                if count < len(part):
+                    return False  # there is no room now
+                part = [self._outstanding[each] for each in list(self._unsent)[:_MOST_AT_ONCE]]
+        return True
+
+    def collect(self, wait_s: float) -> tuple[list[Outcome], list[Progress]]:
+        """Returns outcomes of outstanding tasks, each once, and their progress; waits for some.
+
+        Each is to be acknowledged, once it is not needed again even if this process ends.
+
+        Args:
+            wait_s: Seconds to wait at most.
+        """
+        self._beat()
+        late = self._revisit() if self._left else []
+        if late or not self._is_ready():
+            time.sleep(0.0 if late else min(wait_s, _RETRY_S))
+            return late, []
+        with self._lock:
+            acknowledged, self._acknowledged = self._acknowledged, []
+            stopped, self._stopped = self._stopped, []
+        try:
+            client = self._client(wait_s)
+            found: Collected = client.collect(
+                self._model, self._session, acknowledged, stopped, wait_s
+            )
+        except LOST:
+            with self._lock:
+                self._acknowledged = acknowledged + self._acknowledged
+                self._stopped = stopped + self._stopped
+            self._note_loss()
+            return [], []
+        self._lost_at = None
+        self.load, self.unknown_kinds = found.load, found.unknown_kinds
+        if found.life != self._life:
+            self._life = ""  # another one than that which was asked for its tasks
+        outcomes = [each for each in found.outcomes if self._take(each)]
+        progress = [each for each in found.progress if each.id in self._outstanding]
+        return outcomes, progress
+
+    def _take(self, outcome: Outcome) -> bool:
+        """Takes an outcome; returns whether it is the first one of its task."""
+        with self._lock:
+            self._unsent.pop(outcome.id, None)
+            if self._outstanding.pop(outcome.id, None) is not None:
+                return True
+            self._acknowledged.append(outcome.id)
+            return False
+
+    # Which broker.
+
+    def _client(self, wait_s: float = 0.0) -> Any:
+        client = self._presence.client(self._broker)
+        return courier.with_timeout(client, wait_s + 2 * self._timing.beat_s)
+
+    def _is_ready(self) -> bool:
+        """Finds a broker, and has it know the outstanding tasks; returns whether it does."""
+        with self._lock:
+            if not self._broker:
+                self._broker = self._presence.choose(avoid=list(self._left))
+            if not self._broker:
+                return False
+            if self._life:
+                return True
+            known = [each for each in self._outstanding if each not in self._unsent]
+        try:
+            life, missing = self._client().resume(self._model, known)
+        except (*LOST, KeyError):
+            self._note_loss()
+            return False
+        with self._lock:
+            self._life, self._lost_at = life, None
+            self._left.discard(self._broker)
+            self._unsent.update(
+                dict.fromkeys(each for each in missing if each in self._outstanding)
+            )
+        return self.send()
+
+    def _note_loss(self) -> None:
+        now = time.monotonic()
+        with self._lock:
+            self._life = ""
+            self._session = uuid.uuid4().hex  # what it had answered may not have arrived
+            if self._lost_at is None:
+                self._lost_at = now
+            elif now - self._lost_at > self._timing.patience_s:
+                self._left.add(self._broker)
+                self._broker, self._lost_at = "", None
+
+    def _beat(self) -> None:
+        now = time.monotonic()
+        if now >= self._beat_at:
+            self._beat_at = now + self._timing.beat_s
+            self._presence.beat(self._broker)
+
+    def _revisit(self) -> list[Outcome]:
+        """Gets what brokers have that were left and are back, and has them forget the rest."""
+        found: list[Outcome] = []
+        for name in [each for each in self._left if each in self._presence.view.brokers]:
+            client = courier.with_timeout(self._presence.client(name), self._timing.beat_s)
+            with contextlib.suppress(*LOST):
+                kept: Collected = client.collect(self._model, self._session, (), (), 0.0)
+                found += [each for each in kept.outcomes if self._take(each)]
+                client.resume(self._model, ())
+                self._left.discard(name)
+        if found:
+            with contextlib.suppress(*LOST, KeyError):
+                self._client().cancel(self._model, [each.id for each in found])
+        return found

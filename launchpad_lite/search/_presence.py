@@ -1,0 +1,93 @@
+"""How workers and models find brokers: through the name server, or without it while it is lost."""
+
+import random
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import courier
+from launchpad_lite.search._helping import LOST
+from launchpad_lite.search._messages import Load, Member, View
+from launchpad_lite.search._timing import Timing
+
+
+class Presence:
+    """One worker or model, as the name server knows it. Thread-safe, if `beat` is called by one."""
+
+    def __init__(
+        self,
+        member: Member,
+        name_server: Any,
+        brokers: Mapping[str, Any],
+        connect: Callable[[str], Any],
+        timing: Timing,
+    ) -> None:
+        """Makes one; the name server hears of it with the first heartbeat.
+
+        Args:
+            member: What it knows.
+            name_server: A client of it.
+            brokers: Clients that there are already, by name.
+            connect: Makes a client for an address.
+            timing: Of the search.
+        """
+        self.member = member
+        self._name_server = courier.with_timeout(name_server, 2 * timing.beat_s)
+        self._clients = dict(brokers)
+        self._addresses: dict[str, str] = {}
+        self._connect = connect
+        self.view = View(False, {})
+
+    def beat(self, broker: str = "") -> bool:
+        """Shows that it is there, and learns who else is; returns whether the name server answers.
+
+        Args:
+            broker: The one that it uses.
+
+        Raises:
+            WorkerMismatchError: The name server does not take it.
+        """
+        role, who = self.member.role, self.member.who
+        try:
+            view = self._name_server.beat(role, who, Load(), broker)
+            if not view.is_known:
+                self._name_server.register(self.member)
+                view = self._name_server.beat(role, who, Load(), broker)
+        except LOST:
+            return False
+        self.view = view
+        return True
+
+    def leave(self) -> None:
+        """Says good-bye."""
+        try:
+            self._name_server.leave(self.member.role, self.member.who)
+        except (*LOST, courier.CallCancelledError):
+            pass  # it will notice
+
+    def choose(self, avoid: Collection[str] = ()) -> str:
+        """Returns the name of a broker to use; empty if none is known.
+
+        Args:
+            avoid: Those that did not answer; one of them, if there is no other.
+        """
+        try:
+            place = self._name_server.place(self.member.role, avoid)
+            place = place or self._name_server.place(self.member.role)
+        except LOST:
+            known = sorted(self.view.brokers or self._clients)
+            fit = [each for each in known if each not in avoid] or known
+            place = random.choice(fit) if fit else ""  # noqa: S311 - no secret
+        name: str = place
+        if name and name not in self.view.brokers and name not in self._clients:
+            self.beat()  # to learn its address
+        return name
+
+    def client(self, name: str) -> Any:
+        """Returns a client of a broker."""
+        if name in self._clients and name not in self._addresses:
+            return self._clients[name]  # it was there from the start, and follows where it moves
+        address, _ = self.view.brokers[name]
+        if self._addresses.get(name) != address:
+            self._clients[name] = self._connect(address)
+            self._addresses[name] = address
+        return self._clients[name]

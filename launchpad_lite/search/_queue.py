@@ -1,0 +1,585 @@
+"""What a broker decides: which worker gets which task, and what becomes of it.
+
+A state machine without I/O and without a clock: `now` is any clock that never goes back, in seconds.
+Not thread-safe.
+
+A task waits, is leased to a worker, and has an outcome, which stays until its model has acknowledged
+it. The first outcome counts; all later ones are dropped. So each task has one, whatever is lost,
+doubled or late. Who helps another broker is to that one a worker with many tasks.
+"""
+
+import heapq
+import itertools
+import uuid
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from launchpad_lite.search._messages import (
+    Assignment,
+    Life,
+    Load,
+    Outcome,
+    Progress,
+    State,
+    Submission,
+)
+
+#: Points of learning curves that wait for a model; older ones are dropped.
+_MOST_PROGRESS = 10_000
+
+
+@dataclass(slots=True)
+class Task:
+    """A task, as its broker sees it.
+
+    Attributes:
+        submission: As it came.
+        owner: The model that gets the outcome, or the broker that is helped.
+        number: The order in which they came.
+        helps: Whether it belongs to another broker.
+        lease: Who has it, and the token of the assignment.
+        errors: Of each time that it has raised.
+        losses: How often its worker was lost.
+        outcome: What its owner gets.
+        expires_at: When the lease ends. Not stored.
+        deadline_at: When it fails. Stored as what is left.
+        is_stopped: Whether its worker is to end it. Not stored.
+    """
+
+    submission: Submission
+    owner: str
+    number: int
+    helps: bool = False
+    lease: tuple[Life, str] | None = None
+    errors: tuple[str, ...] = ()
+    losses: int = 0
+    outcome: Outcome | None = None
+    expires_at: float = 0.0
+    deadline_at: float | None = None
+    is_stopped: bool = False
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What the store has to take over, at once.
+
+    Attributes:
+        new: Tasks that it does not have.
+        changed: Tasks that have changed, except for their submission.
+        removed: Ids of tasks that are not needed any more.
+    """
+
+    new: Sequence[Task]
+    changed: Sequence[Task]
+    removed: Sequence[str]
+
+
+@dataclass
+class _Worker:
+    life: str
+    kinds: frozenset[str]
+    #: Whether it is a broker.
+    helps: bool
+    seen_at: float
+    held: set[str] = field(default_factory=set)
+
+
+@dataclass
+class _Owner:
+    """A model, or a broker that is helped."""
+
+    session: str = ""
+    #: Outcomes that were not delivered in this session.
+    ready: dict[str, None] = field(default_factory=dict)
+    progress: list[Progress] = field(default_factory=list)
+
+
+class Queue:
+    """The tasks of one broker."""
+
+    def __init__(
+        self, *, lease_s: float = 10.0, max_losses: int = 5, max_queued: int = 10_000
+    ) -> None:
+        """Makes an empty one.
+
+        Args:
+            lease_s: Seconds that a worker has a task for without being heard of.
+            max_losses: How often a task may lose its worker; once more, and it fails.
+            max_queued: Tasks that may wait; more are not accepted.
+        """
+        self._lease_s = lease_s
+        self._max_losses = max_losses
+        self._max_queued = max_queued
+        self._tasks: dict[str, Task] = {}
+        self._numbers = itertools.count()
+        #: By kind, the next task first. An entry counts if its task waits.
+        self._waiting: dict[str, list[tuple[float, int, str]]] = {}
+        self._queued = 0
+        self._leased: set[str] = set()
+        self._deadlines: list[tuple[float, str]] = []
+        self._workers: dict[str, _Worker] = {}
+        self._owners: dict[str, _Owner] = {}
+        #: Tasks that workers have, and that no model has sent (again) yet.
+        self._claims: dict[str, tuple[Life, str]] = {}
+        self._began_at: float | None = None
+        self._ticked_at: float | None = None
+        self._new: dict[str, None] = {}
+        self._changed: dict[str, None] = {}
+        self._removed: dict[str, None] = {}
+        #: Counts what has to be stored.
+        self.changes = 0
+
+    # What is stored.
+
+    def restore(self, tasks: Iterable[Task], now: float) -> None:
+        """Takes over what a store has. Leases count from now: their workers have time to be heard of."""
+        number = -1
+        for task in sorted(tasks, key=lambda task: task.number):
+            number = task.number
+            self._tasks[task.submission.id] = task
+            if task.submission.deadline_s is not None:
+                self._set_deadline(task, now)
+            if task.outcome is not None:
+                self._owner(task.owner).ready[task.submission.id] = None
+            elif task.lease is not None:
+                self._leased.add(task.submission.id)
+                task.expires_at = now + self._lease_s
+                worker = task.lease[0]
+                known = self._workers.setdefault(
+                    worker.name, _Worker(worker.life, frozenset(), False, now)
+                )
+                known.held.add(task.submission.id)
+            else:
+                self._push(task)
+        self._numbers = itertools.count(number + 1)
+
+    def take_changes(self) -> Changes:
+        """Returns what has changed since the last call."""
+        new = [self._tasks[each] for each in self._new]
+        changed = [self._tasks[each] for each in self._changed if each not in self._new]
+        changes = Changes(_copies(new), _copies(changed), list(self._removed))
+        self._new, self._changed, self._removed = {}, {}, {}
+        return changes
+
+    def _note(self, task: Task, *, is_new: bool = False) -> None:
+        if not task.helps:
+            (self._new if is_new else self._changed)[task.submission.id] = None
+            self.changes += 1
+
+    # What models say.
+
+    def submit(self, owner: str, submissions: Sequence[Submission], now: float) -> int:
+        """Takes tasks, as many as there is room for, in order; returns how many. Known ones count."""
+        self._begin(now)
+        for count, submission in enumerate(submissions):
+            if (known := self._tasks.get(submission.id)) is not None:
+                if known.helps:  # its broker is lost to the model, and this one has it already
+                    self._own(known, owner)
+                continue
+            if self._queued >= self._max_queued:
+                return count
+            self._add(Task(submission, owner, next(self._numbers)), now)
+        return len(submissions)
+
+    def _add(self, task: Task, now: float) -> None:
+        submission = task.submission
+        self._tasks[submission.id] = task
+        self._removed.pop(submission.id, None)
+        self._note(task, is_new=True)
+        if submission.deadline_s is not None:
+            self._set_deadline(task, now)
+        claim = self._claims.pop(submission.id, None)
+        if claim is None:
+            self._push(task)
+        else:
+            self._lend(task, *claim, now)
+
+    def _own(self, task: Task, owner: str) -> None:
+        task.helps, task.owner = False, owner
+        if task.lease is None and task.outcome is None:
+            self._queued += 1
+        if task.outcome is not None:
+            self._owner(owner).ready[task.submission.id] = None
+        self._note(task, is_new=True)
+
+    def collect(self, owner: str, session: str) -> tuple[list[Outcome], list[Progress]]:
+        """Returns outcomes, each once in a session, and progress since the last call.
+
+        Args:
+            owner: The model.
+            session: With another one, all outcomes that are not acknowledged come again.
+        """
+        found = self._owner(owner)
+        if found.session != session:
+            found.session = session
+            found.ready = {
+                task.submission.id: None
+                for task in sorted(self._tasks.values(), key=lambda task: task.number)
+                if task.owner == owner and task.outcome is not None
+            }
+        outcomes = [self._outcome(each) for each in found.ready]
+        progress = found.progress
+        found.ready, found.progress = {}, []
+        return outcomes, progress
+
+    def _outcome(self, key: str) -> Outcome:
+        outcome = self._tasks[key].outcome
+        assert outcome is not None
+        return outcome
+
+    def has_news(self, owner: str) -> bool:
+        """Returns whether `collect` would return something."""
+        found = self._owner(owner)
+        return bool(found.ready or found.progress)
+
+    def acknowledge(self, owner: str, ids: Iterable[str]) -> None:
+        """Forgets tasks whose outcome their owner has."""
+        for each in ids:
+            task = self._tasks.get(each)
+            if task is not None and task.owner == owner and task.outcome is not None:
+                self._remove(task)
+
+    def cancel(self, owner: str, ids: Iterable[str]) -> None:
+        """Forgets tasks of which nobody wants the outcome."""
+        for each in ids:
+            task = self._tasks.get(each)
+            if task is not None and task.owner == owner:
+                self._remove(task)
+
+    def stop(self, ids: Iterable[str]) -> None:
+        """Has tasks end early: those that wait at once, others when their worker hears of it."""
+        for each in ids:
+            task = self._tasks.get(each)
+            if task is None or task.outcome is not None:
+                continue
+            if task.lease is None:
+                self._decide(task, State.STOPPED)
+            else:
+                task.is_stopped = True
+
+    def resume(self, owner: str, ids: Collection[str]) -> list[str]:
+        """Forgets all tasks of a model but these; returns those of them that are not here."""
+        wanted = set(ids)
+        for task in list(self._tasks.values()):
+            if task.owner == owner and not task.helps and task.submission.id not in wanted:
+                self._remove(task)
+        return [each for each in ids if each not in self._tasks or self._tasks[each].owner != owner]
+
+    # What workers say.
+
+    def take(
+        self,
+        worker: Life,
+        held: Collection[str],
+        kinds: Collection[str],
+        count: int,
+        now: float,
+        *,
+        helps: bool = False,
+    ) -> list[Assignment]:
+        """Leases tasks to a worker, the first ones first.
+
+        Args:
+            worker: Who asks.
+            held: All that it has. What it should have and does not has never arrived.
+            kinds: What it can run.
+            count: How many it wants.
+            now: The time.
+            helps: Whether it is a broker.
+        """
+        known = self._greet(worker, kinds, now, helps=helps)
+        for each in sorted(known.held.difference(held)):
+            self._return(self._tasks[each])
+        return [
+            self._lend(task, worker, uuid.uuid4().hex, now) for task in self._next(known, count)
+        ]
+
+    def has_work(self, kinds: Collection[str]) -> bool:
+        """Returns whether a task of these kinds waits."""
+        return any(self._peek(kind) is not None for kind in kinds)
+
+    def beat(
+        self,
+        worker: Life,
+        held: Mapping[str, str],
+        progress: Iterable[Progress],
+        now: float,
+    ) -> list[str]:
+        """Renews leases; returns the tasks that the worker is to stop.
+
+        Args:
+            worker: Who is heard of.
+            held: Tokens of what it has, by id.
+            progress: What its tasks have reported.
+            now: The time.
+        """
+        self._begin(now)
+        known = self._workers.get(worker.name)
+        if known is not None and known.life == worker.life:
+            known.seen_at = now
+        stops = [each for each, token in held.items() if self._is_over(each, worker, token, now)]
+        for point in progress:
+            running = self._tasks.get(point.id)
+            if running is not None and running.outcome is None:
+                waiting = self._owner(running.owner).progress
+                waiting.append(point)
+                del waiting[:-_MOST_PROGRESS]
+        return stops
+
+    def _is_over(self, key: str, worker: Life, token: str, now: float) -> bool:
+        task = self._tasks.get(key)
+        if task is not None and task.lease == (worker, token) and task.outcome is None:
+            task.expires_at = now + self._lease_s
+            return task.is_stopped
+        if task is None and self._began_at is not None and now - self._began_at < self._lease_s:
+            # A broker without a store was started again, and its models will send their tasks again.
+            self._claims[key] = worker, token
+            return False
+        return True
+
+    def finish(self, outcome: Outcome) -> bool:
+        """Takes an outcome; returns whether it counts, because it is the first one of its task."""
+        task = self._tasks.get(outcome.id)
+        if task is None or task.outcome is not None:
+            return False
+        is_current = task.lease is not None and task.lease[1] == outcome.token
+        if outcome.state is not State.DONE and not is_current:
+            return False  # somebody else has it by now
+        if outcome.state is State.FAILED and not task.helps:
+            task.errors += (outcome.text,)
+            if len(task.errors) <= task.submission.retries:
+                self._return(task)
+                return True
+            outcome = outcome._replace(text=_gathered(task.errors))
+        self._settle(task, outcome)
+        return True
+
+    def give_back(self, worker: Life, ids: Iterable[str]) -> None:
+        """Takes back tasks that a worker has not begun."""
+        for each in ids:
+            task = self._tasks.get(each)
+            if task is not None and task.lease is not None and task.lease[0] == worker:
+                self._return(task)
+
+    def leave(self, worker: Life) -> None:
+        """Forgets a worker, and takes back all that it has."""
+        known = self._workers.get(worker.name)
+        if known is not None and known.life == worker.life:
+            for each in sorted(known.held):
+                self._return(self._tasks[each])
+            del self._workers[worker.name]
+
+    # What time says.
+
+    def tick(self, now: float) -> None:
+        """Ends leases and deadlines that are over. Called several times in the time of a lease."""
+        self._begin(now)
+        gap_s = 0.0 if self._ticked_at is None else now - self._ticked_at
+        self._ticked_at = now
+        if gap_s > self._lease_s / 2:  # this process stood still, and could hear of nobody
+            for each in self._leased:
+                self._tasks[each].expires_at += gap_s
+            for worker in self._workers.values():
+                worker.seen_at += gap_s
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, key = heapq.heappop(self._deadlines)
+            late = self._tasks.get(key)
+            if late is not None and late.outcome is None and late.deadline_at is not None:
+                text = f"not done within its {late.submission.deadline_s:g} s (deadline_s)"
+                self._decide(late, State.FAILED, text)
+        for each in sorted(self._leased):
+            task = self._tasks[each]
+            if task.expires_at <= now:
+                self._lose(task, f"was not heard of for {self._lease_s:g} s")
+        for name in [
+            name
+            for name, worker in self._workers.items()
+            if worker.seen_at + 2 * self._lease_s <= now and not worker.held
+        ]:
+            del self._workers[name]
+        if self._began_at is not None and now - self._began_at > 2 * self._lease_s:
+            self._claims.clear()
+
+    # Other brokers.
+
+    def adopt(self, owner: str, assignments: Sequence[Assignment]) -> None:
+        """Takes tasks of another broker, to help it. The owner has stored them; this one does not."""
+        for each in assignments:
+            if each.id not in self._tasks:
+                submission = Submission(each.id, each.payload, each.kind)
+                task = Task(submission, owner, next(self._numbers), helps=True)
+                self._tasks[each.id] = task
+                self._push(task)
+
+    def drop(self, owner: str, ids: Iterable[str]) -> None:
+        """Forgets tasks with which it helps, because their owner does not want them any more."""
+        for each in ids:
+            task = self._tasks.get(each)
+            if task is not None and task.helps and task.owner == owner:
+                self._remove(task)
+
+    def helped(self, owner: str) -> list[str]:
+        """Returns all tasks of another broker that it has."""
+        return [key for key, task in self._tasks.items() if task.helps and task.owner == owner]
+
+    # How busy it is.
+
+    def load(self, now: float) -> Load:
+        """Returns how busy it is; tasks of others count as running."""
+        workers = [
+            worker
+            for worker in self._workers.values()
+            if not worker.helps and worker.seen_at + 2 * self._lease_s > now
+        ]
+        idle = sum(not worker.held for worker in workers)
+        return Load(self._queued, len(self._leased), len(workers), idle)
+
+    def unknown_kinds(self) -> list[str]:
+        """Returns the kinds of waiting tasks that none of its workers takes."""
+        known = {kind for worker in self._workers.values() for kind in worker.kinds}
+        return sorted(kind for kind in self._waiting if kind not in known and self._peek(kind))
+
+    # Workers that come and go.
+
+    def _greet(self, worker: Life, kinds: Collection[str], now: float, *, helps: bool) -> _Worker:
+        known = self._workers.get(worker.name)
+        if known is not None and known.life != worker.life:
+            for each in sorted(known.held):
+                self._lose(self._tasks[each], "was started again")
+            known = None
+        if known is None:
+            known = self._workers[worker.name] = _Worker(worker.life, frozenset(), helps, now)
+        known.kinds, known.helps, known.seen_at = frozenset(kinds), helps, now
+        return known
+
+    def _next(self, worker: _Worker, count: int) -> list[Task]:
+        found: list[Task] = []
+        while len(found) < count:
+            heads = [head for kind in worker.kinds if (head := self._peek(kind)) is not None]
+            if not heads:
+                break
+            task = self._tasks[min(heads)[2]]
+            if worker.helps and task.helps:
+                break  # nobody helps a helper
+            heapq.heappop(self._waiting[task.submission.kind])
+            self._queued -= not task.helps
+            self._leased.add(task.submission.id)  # so that it does not wait any more
+            found.append(task)
+        return found
+
+    def _lend(self, task: Task, worker: Life, token: str, now: float) -> Assignment:
+        key, payload, kind, *_ = task.submission
+        task.lease = worker, token
+        task.expires_at = now + self._lease_s
+        self._leased.add(key)
+        if worker.name not in self._workers:
+            self._workers[worker.name] = _Worker(worker.life, frozenset(), False, now)
+        self._workers[worker.name].held.add(key)
+        self._note(task)
+        return Assignment(key, token, kind, payload)
+
+    def _lose(self, task: Task, why: str) -> None:
+        assert task.lease is not None
+        worker = self._workers.get(task.lease[0].name)
+        if worker is None or not worker.helps:  # the end of a broker is no fault of its tasks
+            task.losses += 1
+        if task.losses > self._max_losses:
+            text = f"it has lost {task.losses} workers; the last one, {task.lease[0].name}, {why}"
+            self._decide(task, State.FAILED, text)
+        elif task.is_stopped:
+            self._decide(task, State.STOPPED)
+        else:
+            self._return(task)
+
+    # What becomes of a task.
+
+    def _push(self, task: Task) -> None:
+        key, _, kind, priority, *_ = task.submission
+        self._queued += not task.helps
+        heapq.heappush(self._waiting.setdefault(kind, []), (-priority, task.number, key))
+
+    def _peek(self, kind: str) -> tuple[float, int, str] | None:
+        heap = self._waiting.get(kind, [])
+        while heap:
+            _, number, key = heap[0]
+            task = self._tasks.get(key)
+            if task is not None and task.number == number and self._is_waiting(task):
+                return heap[0]
+            heapq.heappop(heap)
+        return None
+
+    def _is_waiting(self, task: Task) -> bool:
+        return task.outcome is None and task.submission.id not in self._leased
+
+    def _release(self, task: Task) -> None:
+        """Ends the lease of a task, or takes it out of those that wait."""
+        if task.lease is not None:
+            worker = self._workers.get(task.lease[0].name)
+            if worker is not None:
+                worker.held.discard(task.submission.id)
+            self._leased.discard(task.submission.id)
+            task.lease = None
+        elif task.outcome is None and not task.helps:
+            self._queued -= 1
+
+    def _return(self, task: Task) -> None:
+        self._release(task)
+        self._push(task)
+        self._note(task)
+
+    def _decide(self, task: Task, state: State, text: str = "") -> None:
+        self._settle(task, Outcome(task.submission.id, "", state, text=text))
+
+    def _settle(self, task: Task, outcome: Outcome) -> None:
+        self._release(task)
+        task.outcome = outcome
+        self._owner(task.owner).ready[outcome.id] = None
+        self._note(task)
+
+    def _remove(self, task: Task) -> None:
+        key = task.submission.id
+        self._release(task)
+        del self._tasks[key]
+        self._owner(task.owner).ready.pop(key, None)
+        self._changed.pop(key, None)
+        if key in self._new:
+            del self._new[key]
+        elif not task.helps:
+            self._removed[key] = None
+        self.changes += 1
+
+    def _owner(self, name: str) -> _Owner:
+        return self._owners.setdefault(name, _Owner())
+
+    def _set_deadline(self, task: Task, now: float) -> None:
+        assert task.submission.deadline_s is not None
+        if task.deadline_at is None:
+            task.deadline_at = now + task.submission.deadline_s
+        heapq.heappush(self._deadlines, (task.deadline_at, task.submission.id))
+
+    def _begin(self, now: float) -> None:
+        if self._began_at is None:
+            self._began_at = now
+
+
+def _copies(tasks: Iterable[Task]) -> list[Task]:
+    return [
+        Task(
+            task.submission,
+            task.owner,
+            task.number,
+            False,
+            task.lease,
+            task.errors,
+            task.losses,
+            task.outcome,
+            deadline_at=task.deadline_at,
+        )
+        for task in tasks
+    ]
+
+
+def _gathered(errors: Sequence[str]) -> str:
+    if len(errors) == 1:
+        return errors[0]
+    return f"it was run {len(errors)} times, and raised each time; the last one:\n{errors[-1]}"

@@ -1,0 +1,166 @@
+"""What the name server knows: who is there, and which device is whose.
+
+A state machine without I/O and without a clock. Not thread-safe.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from launchpad_lite.search._messages import Life, Load, Member, View
+from launchpad_lite.search.errors import SearchError, WorkerMismatchError
+
+_ROUNDING = 1e-9
+
+
+@dataclass
+class _Entry:
+    member: Member
+    seen_at: float
+    load: Load = field(default_factory=Load)
+    #: Of a worker or a model: the broker that it uses.
+    broker: str = ""
+
+
+class Registry:
+    """Who is there. It is empty at first, and learns all from heartbeats."""
+
+    def __init__(self, *, silence_s: float, version: str, now: float) -> None:
+        """Makes an empty one.
+
+        Args:
+            silence_s: Seconds until somebody who is silent is dropped.
+            version: Of launchpad-lite, which all must have.
+            now: The time.
+        """
+        self._silence_s = silence_s
+        self._version = version
+        #: Who was there before it began is known by then.
+        self._knows_all_at = now + silence_s
+        self._entries: dict[tuple[str, str], _Entry] = {}
+        self._python = ""
+        self._is_closed = False
+
+    def register(self, member: Member, now: float) -> None:
+        """Adds somebody, in place of an earlier life of it.
+
+        Raises:
+            WorkerMismatchError: It has another version, or its pickles are not those of the others.
+        """
+        name = member.who.name
+        if member.version != self._version:
+            raise WorkerMismatchError(
+                f"{name} has launchpad-lite {member.version or 'of no version'}, and this search "
+                f"{self._version}; install the same"
+            )
+        if member.python:
+            if self._python and member.python != self._python:
+                raise WorkerMismatchError(
+                    f"{name} runs on Python {member.python}, and this search on {self._python}; "
+                    "pickled tasks need the same"
+                )
+            self._python = member.python
+        self._entries[member.role, name] = _Entry(member, now)
+
+    def beat(self, role: str, who: Life, load: Load, broker: str, now: float) -> View:
+        """Notes that somebody is there.
+
+        Args:
+            role: Of it.
+            who: It.
+            load: Of a broker.
+            broker: That it uses, if it is none itself.
+            now: The time.
+        """
+        entry = self._entries.get((role, who.name))
+        is_known = entry is not None and entry.member.who == who
+        if entry is not None and is_known:
+            entry.seen_at, entry.load, entry.broker = now, load, broker
+        return self.view(is_known=is_known)
+
+    def view(self, *, is_known: bool = True) -> View:
+        """Returns who is there."""
+        brokers = {
+            name: (entry.member.address, entry.load)
+            for (role, name), entry in self._entries.items()
+            if role == "broker"
+        }
+        workers = sum(role == "worker" for role, _ in self._entries)
+        return View(is_known, brokers, workers, self._is_closed)
+
+    def place(self, role: str, avoid: Collection[str] = ()) -> str:
+        """Returns the broker that one more worker or model is to use; empty if there is none.
+
+        Args:
+            role: What it is.
+            avoid: Brokers that it cannot reach.
+        """
+        users = {name: 0 for kind, name in self._entries if kind == "broker"}
+        for (kind, _), entry in self._entries.items():
+            if kind == role and entry.broker in users:
+                users[entry.broker] += 1
+        fit = {name: count for name, count in users.items() if name not in avoid}
+        return min(sorted(fit), key=fit.__getitem__, default="")
+
+    def claim(
+        self, who: Life, machine: str, devices: Sequence[str], share: float, now: float
+    ) -> str | None:
+        """Gives a worker a device of its machine, until it leaves or is silent.
+
+        Args:
+            who: The worker, which is registered.
+            machine: Where it is.
+            devices: The devices there.
+            share: Which part of one it needs, at most 1.
+            now: The time.
+
+        Returns:
+            The device; None: ask again, those that have devices may not be known yet.
+
+        Raises:
+            SearchError: All are taken, or the worker is not known.
+        """
+        entry = self._entries.get(("worker", who.name))
+        if entry is None or entry.member.who != who:
+            raise SearchError(f"{who.name} is to register before it claims a device")
+        if now < self._knows_all_at:
+            return None
+        used = dict.fromkeys(devices, 0.0)
+        for (role, name), other in self._entries.items():
+            held = other.member.device
+            if role == "worker" and name != who.name and other.member.machine == machine and held:
+                used[held[0]] = used.get(held[0], 0.0) + held[1]
+        # The fullest one that still has room, so that whole ones stay free.
+        fit = [each for each in devices if used[each] + share <= 1 + _ROUNDING]
+        if not fit:
+            raise SearchError(
+                f"{who.name}: no device of {machine} has {share:g} of it left: "
+                + ", ".join(f"{each}: {used[each]:g} used" for each in devices)
+                + "; start fewer workers there, or ask for a smaller device_share"
+            )
+        device = max(fit, key=lambda each: used[each])
+        entry.member = entry.member._replace(machine=machine, device=(device, share))
+        return device
+
+    def leave(self, role: str, who: Life) -> None:
+        """Forgets somebody."""
+        entry = self._entries.get((role, who.name))
+        if entry is not None and entry.member.who == who:
+            del self._entries[role, who.name]
+
+    def close(self) -> None:
+        """Says that the search is over."""
+        self._is_closed = True
+
+    @property
+    def is_used(self) -> bool:
+        """Whether anybody is there."""
+        return bool(self._entries)
+
+    def expire(self, now: float) -> list[str]:
+        """Drops who is silent; returns their names."""
+        silent = [
+            key for key, entry in self._entries.items() if entry.seen_at + self._silence_s <= now
+        ]
+        for key in silent:
+            del self._entries[key]
+        return [name for _, name in silent]

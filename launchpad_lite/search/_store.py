@@ -1,0 +1,238 @@
+"""Where a broker keeps its tasks, so that its end loses none."""
+
+import contextlib
+import json
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from launchpad_lite.search._messages import Life, Outcome, State, Submission
+from launchpad_lite.search._queue import Changes, Task
+from launchpad_lite.search.errors import StoreError, StoreInUseError
+
+
+class Store(Protocol):
+    """Keeps the tasks of one broker. Used by one thread at a time."""
+
+    def load(self) -> list[Task]:
+        """Returns all tasks.
+
+        Raises:
+            StoreError: They cannot be read.
+        """
+
+    def write(self, changes: Changes) -> None:
+        """Takes changes over, all or none.
+
+        Raises:
+            StoreError: They cannot be written.
+        """
+
+    def close(self) -> None:
+        """Lets another broker use it. Safe to call twice."""
+
+
+#: A task as a row of a table, in this order.
+COLUMNS = (
+    "id",
+    "number",
+    "owner",
+    "kind",
+    "payload",
+    "priority",
+    "retries",
+    "deadline_s",
+    "deadline_at",
+    "worker",
+    "life",
+    "token",
+    "errors",
+    "losses",
+    "state",
+    "result",
+    "text",
+    "seconds",
+    "ran_by",
+)
+#: Those of them that change.
+CHANGING = COLUMNS[9:]
+
+
+def row_of(task: Task) -> tuple[object, ...]:
+    """Returns a task as a row. Times of this process's clock become times of day."""
+    submission = task.submission
+    deadline_at = None
+    if task.deadline_at is not None:
+        deadline_at = time.time() + task.deadline_at - time.monotonic()
+    return (
+        submission.id,
+        task.number,
+        task.owner,
+        submission.kind,
+        submission.payload,
+        submission.priority,
+        submission.retries,
+        submission.deadline_s,
+        deadline_at,
+        *changing_of(task),
+    )
+
+
+def changing_of(task: Task) -> tuple[object, ...]:
+    """Returns the values of `CHANGING`."""
+    (worker, life), token = task.lease or ((None, None), None)
+    outcome = task.outcome
+    ended = (
+        (None,) * 5
+        if outcome is None
+        else (
+            outcome.state.value,
+            outcome.payload,
+            outcome.text,
+            outcome.seconds,
+            outcome.worker,
+        )
+    )
+    return (worker, life, token, json.dumps(task.errors), task.losses, *ended)
+
+
+def task_of(row: Sequence[Any]) -> Task:
+    """Returns the task of a row."""
+    (
+        key,
+        number,
+        owner,
+        kind,
+        payload,
+        priority,
+        retries,
+        deadline_s,
+        deadline_at,
+        worker,
+        life,
+        token,
+        errors,
+        losses,
+        state,
+        result,
+        text,
+        seconds,
+        ran_by,
+    ) = row
+    submission = Submission(key, bytes(payload), kind, priority, retries, deadline_s)
+    task = Task(submission, owner, number)
+    if deadline_at is not None:
+        task.deadline_at = deadline_at - time.time() + time.monotonic()
+    if token is not None:
+        task.lease = Life(worker, life), token
+    task.errors = tuple(json.loads(errors))
+    task.losses = losses
+    if state is not None:
+        task.outcome = Outcome(key, "", State(state), bytes(result), text, seconds, ran_by)
+    return task
+
+
+_TABLE = """
+create table if not exists tasks (
+    id text primary key, number integer, owner text, kind text, payload blob, priority real,
+    retries integer, deadline_s real, deadline_at real, worker text, life text, token text,
+    errors text, losses integer, state text, result blob, text text, seconds real, ran_by text
+)
+"""
+_PUT = f"replace into tasks values ({','.join('?' * len(COLUMNS))})"  # noqa: S608 - question marks
+_CHANGE = f"update tasks set {', '.join(f'{each} = ?' for each in CHANGING)} where id = ?"  # noqa: S608 - names of ours
+
+
+class SqliteStore:
+    """A file, written by SQLite with a write-ahead log.
+
+    What was written survives the end of the process. At a loss of power, what the system had not
+    written yet is lost; models send such tasks again.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Opens a file, or makes it.
+
+        Raises:
+            StoreInUseError: Another broker uses it.
+            StoreError: It is damaged, or cannot be made.
+        """
+        self._path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # Autocommit: transactions are begun by hand. Written by another thread than it is read.
+            self._database = sqlite3.connect(
+                path, timeout=0.0, isolation_level=None, check_same_thread=False
+            )
+        except (sqlite3.Error, OSError) as error:
+            raise StoreError(f"{path}: a broker cannot keep its tasks here: {error}") from error
+        try:
+            with self._explained():
+                self._open()
+        except BaseException:
+            self._database.close()
+            raise
+
+    def _open(self) -> None:
+        run = self._database.execute
+        run("pragma locking_mode = exclusive")
+        run("pragma journal_mode = wal")
+        run("pragma synchronous = normal")
+        run("begin immediate")  # takes the lock, which the end of the process releases
+        run(_TABLE)
+        run("commit")
+        (found,) = run("pragma quick_check").fetchone()
+        if found != "ok":
+            raise sqlite3.DatabaseError(found)
+
+    def load(self) -> list[Task]:
+        """As `Store.load`."""
+        with self._explained():
+            rows = self._database.execute(f"select {', '.join(COLUMNS)} from tasks")  # noqa: S608 - names of ours
+            return [task_of(row) for row in rows]
+
+    def write(self, changes: Changes) -> None:
+        """As `Store.write`."""
+        database = self._database
+        with self._explained():
+            database.execute("begin")
+            try:
+                database.executemany(_PUT, map(row_of, changes.new))
+                database.executemany(
+                    _CHANGE, [(*changing_of(task), task.submission.id) for task in changes.changed]
+                )
+                database.executemany(
+                    "delete from tasks where id = ?", [(each,) for each in changes.removed]
+                )
+                database.execute("commit")
+            except BaseException:
+                with contextlib.suppress(sqlite3.Error):
+                    database.execute("rollback")
+                raise
+
+    def close(self) -> None:
+        """As `Store.close`."""
+        self._database.close()
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.DatabaseError as error:
+            text = str(error)
+            if "locked" in text:
+                raise StoreInUseError(
+                    f"{self._path}: another broker uses this file; give each search a folder of its "
+                    "own, or end the other one"
+                ) from error
+            if "full" in text or "disk I/O" in text:
+                raise StoreError(
+                    f"{self._path}: {text}; make room on this disk and start again: all that was "
+                    "accepted before is kept"
+                ) from error
+            raise StoreError(
+                f"{self._path}: {text}; if it is damaged, move it away and start again: models send "
+                "what has no result yet"
+            ) from error

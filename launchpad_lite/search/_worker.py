@@ -1,0 +1,278 @@
+"""A worker: asks a broker for tasks, and runs them. Everything begins here: nobody calls a worker."""
+
+import collections
+import contextlib
+import inspect
+import pickle
+import threading
+import time
+from collections.abc import Callable
+
+import courier
+from launchpad_lite.search._helping import LOST
+from launchpad_lite.search._messages import PYTHON, Assignment, Outcome, State
+from launchpad_lite.search._presence import Presence
+from launchpad_lite.search._timing import Timing
+from launchpad_lite.search.errors import SearchError, StoppedEarlyError
+from launchpad_lite.search.tasks import Running, running
+
+#: Short tasks are fetched together: as many as take this time.
+_BATCH_S = 0.02
+_MOST_AT_ONCE = 64
+#: Tasks that wait for a longer one of their batch are given back.
+_STUCK_S = 0.25
+#: Weight of the newest task in the mean.
+_NEWEST = 0.2
+#: Seconds until brokers are looked for again.
+_RETRY_S = 0.1
+#: Points of learning curves are sent this often at most.
+_REPORT_S = 0.1
+#: Seconds without a broker after which a worker gives up.
+_ALONE_S = 120.0
+
+
+class Worker:
+    """Runs tasks in the thread that calls `run`, and shows in another one that it lives."""
+
+    def __init__(
+        self,
+        presence: Presence,
+        timing: Timing,
+        stop: threading.Event,
+        max_result_bytes: int,
+        heartbeat: Callable[[], object],
+    ) -> None:
+        """Makes one.
+
+        Args:
+            presence: How it finds brokers.
+            timing: Of the search.
+            stop: Set when it is to end after its task.
+            max_result_bytes: Larger results fail.
+            heartbeat: Is called between tasks.
+        """
+        self._presence = presence
+        self._timing = timing
+        self._stop = stop
+        self._max_result_bytes = max_result_bytes
+        self._heartbeat = heartbeat
+        self._me = presence.member.who
+        self._broker = ""
+        self._mean_s = 1.0
+        #: Changed by both threads.
+        self._lock = threading.Lock()
+        self._unbegun: collections.deque[Assignment] = collections.deque()
+        #: What it has of which broker: tokens by id, outcomes that are not handed in included.
+        self._held: dict[str, dict[str, str]] = {}
+        self._outcomes: dict[str, list[Outcome]] = {}
+        self._running: Running | None = None
+        self._began_at = 0.0
+        #: Set when there is something to send.
+        self._stirred = threading.Event()
+        self._has_ended = threading.Event()
+        self._failure: BaseException | None = None
+        self._is_over = False
+        self._heard_at = time.monotonic()
+
+    def run(self) -> None:
+        """Works until it is to end, or the search is over.
+
+        Raises:
+            WorkerMismatchError: The search has another version, or another Python.
+        SearchError: No broker answers any more.
+        """
+        beating = threading.Thread(target=self._beat, name="search-heartbeat", daemon=True)
+        self._presence.beat()
+        beating.start()
+        try:
+            while not self._stop.is_set() and not self._is_over:
+                self._heartbeat()
+                self._fetch()
+                while (assignment := self._next()) is not None:
+                    self._execute(assignment)
+                if self._failure is not None:
+                    raise self._failure
+        finally:
+            self._has_ended.set()
+            self._stirred.set()
+            beating.join()
+        self._leave()
+
+    def wake(self) -> None:
+        """Has it look at `stop`, if it waits for a task. Thread-safe."""
+        with contextlib.suppress(KeyError):
+            self._presence.client(self._broker).futures.dismiss(self._me)
+
+    # Getting tasks.
+
+    def _fetch(self) -> None:
+        """Hands in outcomes, and gets tasks; after a while there may be none."""
+        if not self._broker:
+            self._broker = self._presence.choose()
+        if time.monotonic() - self._heard_at > _ALONE_S:
+            raise SearchError(
+                f"{self._me.name}: no broker has answered for {_ALONE_S:g} s, and this worker gives up"
+            )
+        if not self._broker:
+            self._stop.wait(_RETRY_S)
+            self._is_over = self._presence.view.is_closed
+            return
+        try:
+            found = self._exchange(self._broker, self._count(), self._timing.poll_s)
+        except LOST:
+            lost, self._broker = self._broker, ""
+            self._stop.wait(_RETRY_S)
+            self._broker = self._presence.choose(avoid=[lost])
+            self._is_over = self._presence.view.is_closed
+            return
+        if found is None:
+            self._is_over = True
+            return
+        self._heard_at = time.monotonic()
+        with self._lock:
+            self._held.setdefault(self._broker, {}).update({each.id: each.token for each in found})
+            self._unbegun.extend(found)
+        if len(found) > 1:
+            self._stirred.set()  # some may have to be given back
+
+    def _count(self) -> int:
+        return max(1, min(_MOST_AT_ONCE, int(_BATCH_S / max(self._mean_s, 1e-6))))
+
+    def _exchange(self, broker: str, count: int, wait_s: float) -> list[Assignment] | None:
+        """Hands in the outcomes of tasks of a broker; returns new ones, or None: all is over."""
+        with self._lock:
+            outcomes = list(self._outcomes.get(broker, ()))
+            sent = {outcome.id for outcome in outcomes}
+            held = [each for each in self._held.get(broker, ()) if each not in sent]
+        client = courier.with_timeout(
+            self._presence.client(broker), wait_s + 2 * self._timing.beat_s
+        )
+        found: list[Assignment] | None = client.work(
+            self._me, held, outcomes, (PYTHON,), count, wait_s
+        )
+        with self._lock:
+            left = [each for each in self._outcomes.get(broker, ()) if each.id not in sent]
+            self._outcomes[broker] = left
+            for each in sent:
+                self._held[broker].pop(each, None)
+        return found
+
+    # Running them.
+
+    def _next(self) -> Assignment | None:
+        with self._lock:
+            if not self._unbegun or self._stop.is_set():
+                return None
+            assignment = self._unbegun.popleft()
+            self._running = Running(assignment.id, self._stirred.set)
+            self._began_at = time.monotonic()
+            return assignment
+
+    def _execute(self, assignment: Assignment) -> None:
+        assert self._running is not None
+        token = running.set(self._running)
+        begun_at = time.monotonic()
+        try:
+            state, payload, text = self._outcome_of(assignment)
+        finally:
+            running.reset(token)
+        seconds = time.monotonic() - begun_at
+        self._mean_s += _NEWEST * (seconds - self._mean_s)
+        outcome = Outcome(
+            assignment.id, assignment.token, state, payload, text, seconds, self._me.name
+        )
+        with self._lock:
+            self._outcomes.setdefault(self._broker, []).append(outcome)
+
+    def _outcome_of(self, assignment: Assignment) -> tuple[State, bytes, str]:
+        import cloudpickle
+
+        try:
+            task = pickle.loads(assignment.payload)
+            run = getattr(task, "run", task)
+            value = run()
+            if inspect.iscoroutine(value):
+                value.close()
+                raise TypeError(f"{task!r} is async: call asyncio.run in it")
+            try:
+                payload = cloudpickle.dumps(value, protocol=5)
+            except Exception as error:
+                raise TypeError(
+                    f"the result of {task!r} cannot be pickled: {type(error).__name__}: {error}"
+                ) from error
+            if len(payload) > self._max_result_bytes:
+                raise MemoryError(
+                    f"the result of {task!r} has {len(payload):,} bytes, more than max_result_bytes="
+                    f"{self._max_result_bytes:,}: write it to a file, and return its path"
+                )
+        except StoppedEarlyError:
+            return State.STOPPED, b"", ""
+        except (Exception, SystemExit) as error:
+            if isinstance(error, SystemExit) and self._stop.is_set():
+                raise  # not by the task: its node is ended by force
+            report = courier.ExceptionReport.of(error, skip_frames=1)
+            return State.FAILED, pickle.dumps(report), report.traceback
+        return State.DONE, payload, ""
+
+    # Showing that it lives.
+
+    def _beat(self) -> None:
+        next_at = 0.0
+        while not self._has_ended.is_set():
+            try:
+                now = time.monotonic()
+                self._give_back_stuck(now)
+                if now >= next_at:
+                    next_at = now + self._timing.beat_s
+                    self._presence.beat(self._broker)
+                    self._hand_in_late()
+                    self._renew()
+                elif self._running is not None and self._running.progress:
+                    self._renew()
+            except LOST:
+                pass
+            except BaseException as error:  # noqa: BLE001 - raised by the other thread
+                self._failure = error
+                return
+            self._stirred.wait(_STUCK_S if self._unbegun else self._timing.beat_s)
+            if self._stirred.is_set():
+                self._has_ended.wait(_REPORT_S)
+                self._stirred.clear()
+
+    def _renew(self) -> None:
+        with self._lock:
+            held = {name: dict(tokens) for name, tokens in self._held.items() if tokens}
+            now_running = self._running
+        for name, tokens in held.items():
+            progress = now_running.progress[:] if now_running and name == self._broker else []
+            client = courier.with_timeout(self._presence.client(name), 2 * self._timing.beat_s)
+            stops = client.beat(self._me, tokens, progress)
+            if now_running is not None:
+                del now_running.progress[: len(progress)]
+                now_running.is_stopped |= now_running.key in stops
+
+    def _give_back_stuck(self, now: float) -> None:
+        with self._lock:
+            if not self._unbegun or now - self._began_at < _STUCK_S:
+                return
+            stuck = [each.id for each in self._unbegun]
+            self._unbegun.clear()
+            for each in stuck:
+                self._held[self._broker].pop(each, None)
+        self._presence.client(self._broker).give_back(self._me, stuck)
+
+    def _hand_in_late(self) -> None:
+        """Hands in what could not be handed in to a broker that was lost."""
+        for name in [name for name, kept in self._outcomes.items() if kept]:
+            if name != self._broker:
+                with contextlib.suppress(*LOST):
+                    self._exchange(name, 0, 0.0)
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._unbegun.clear()
+        for name in set(self._held) | set(self._outcomes) | {self._broker} - {""}:
+            with contextlib.suppress(*LOST, courier.CallCancelledError, KeyError):
+                client = courier.with_timeout(self._presence.client(name), self._timing.beat_s)
+                client.leave(self._me, self._outcomes.get(name, ()))
+        self._presence.leave()

@@ -1,0 +1,52 @@
+"""What can go wrong with a search.
+
+SearchError
+├── FailedTaskError     a task raised, lost its workers too often, or was too late   (RuntimeError)
+├── StoreError          the store of a broker cannot be read or written              (OSError)
+├── StoreInUseError     another broker uses this store                               (OSError)
+├── TaskPickleError     a task or its result cannot be pickled                       (TypeError)
+└── WorkerMismatchError a worker has another version, or another Python              (RuntimeError)
+"""
+
+from launchpad_lite.errors import LaunchpadError
+
+__all__ = [
+    "FailedTaskError",
+    "SearchError",
+    "StoppedEarlyError",
+    "StoreError",
+    "StoreInUseError",
+    "TaskPickleError",
+    "WorkerMismatchError",
+]
+
+
+class SearchError(LaunchpadError):
+    """The root of all errors of searches."""
+
+
+class FailedTaskError(SearchError, RuntimeError):
+    """A task has no result: it raised, lost its workers too often, or its deadline has passed."""
+
+
+class StoreError(SearchError, OSError):
+    """What a broker must not lose cannot be read or written; the message says where and what to do."""
+
+
+class StoreInUseError(StoreError):
+    """Another broker uses this store."""
+
+
+class TaskPickleError(SearchError, TypeError):
+    """A task or its result cannot be pickled; the message says what in it."""
+
+
+class WorkerMismatchError(SearchError, RuntimeError):
+    """A worker has another version of launchpad-lite, or runs on another Python."""
+
+
+class StoppedEarlyError(Exception):
+    """Raised by `search.report` in a task that the model has stopped.
+
+    Not an error of the task: let it pass, after cleaning up.
+    """

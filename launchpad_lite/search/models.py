@@ -1,0 +1,145 @@
+"""What decides which tasks are tried next, and what became of them."""
+
+import enum
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from launchpad_lite.search.errors import FailedTaskError
+
+__all__ = ["Model", "Trial", "TrialState"]
+
+
+class TrialState(enum.Enum):
+    """What has become of a trial."""
+
+    #: It waits for a worker, or has one.
+    OUTSTANDING = "outstanding"
+    DONE = "done"
+    #: Its model has stopped it early.
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+@dataclass
+class Trial:
+    """One task of a model, and what became of it.
+
+    Attributes:
+        number: Counts up from 0, in the order in which they were asked for.
+        task: Its `repr`.
+        params: Its `params`, if it has some.
+        state: What has become of it.
+        score: How good it is: of its result, or the last value that it reported.
+        error: Why it failed.
+        worker: Who ran it last.
+        asked_at: Seconds after the beginning of the search.
+        told_at: When its end was known, in the same seconds; None before.
+        seconds: How long it ran.
+        curve: What it has reported: steps and values.
+    """
+
+    number: int
+    task: str
+    params: Mapping[str, Any] = field(default_factory=dict)
+    state: TrialState = TrialState.OUTSTANDING
+    score: float | None = None
+    error: str = ""
+    worker: str = ""
+    asked_at: float = 0.0
+    told_at: float | None = None
+    seconds: float = 0.0
+    curve: list[tuple[int, float]] = field(default_factory=list)
+
+
+class Model:
+    """Decides what is tried next; subclass it. Its methods are called one at a time, by one thread.
+
+    `ask` and `tell` are all that has to be written. It is pickled: to its node, and with each
+    checkpoint of it.
+
+    Attributes:
+        maximize: Whether higher scores are better.
+
+    Example:
+        class Grid(search.Model):
+            def __init__(self, rates):
+                self.rates = list(rates)
+
+            def ask(self):
+                return search.Call(train, rate=self.rates.pop()) if self.rates else None
+
+            def tell(self, task, result):
+                print(task, result)
+    """
+
+    maximize: bool = True
+
+    def ask(self) -> Any:
+        """Returns the next task: a `Task`, any object with a method `run`, or a function.
+
+        None: there is none at the moment. If no task is outstanding then, the search is over.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no ask()")
+
+    def tell(self, task: Any, result: Any) -> None:
+        """Takes the result of a task, once.
+
+        Args:
+            task: The one that `ask` has returned, or its pickled copy after a restart.
+            result: What it has returned.
+        """
+
+    def done(self) -> bool:
+        """Returns whether the search is over, though tasks may be outstanding; those are given up."""
+        return False
+
+    def report(self, task: Any, step: int, value: float) -> bool:  # noqa: ARG002
+        """Takes what a running task has reported; returns whether to stop it early.
+
+        Args:
+            task: The task.
+            step: Of it.
+            value: How good it is so far.
+        """
+        return False
+
+    def stopped(self, task: Any, value: float | None) -> None:
+        """Takes note that a task has ended early.
+
+        Args:
+            task: The task.
+            value: What it has reported last.
+        """
+
+    def fail(self, task: Any, error: FailedTaskError) -> None:  # noqa: ARG002
+        """Takes note that a task has no result. By default that ends the search.
+
+        Args:
+            task: The task.
+            error: Says why, and has the exception of the task as its cause.
+        """
+        raise error
+
+    def score(self, result: Any) -> float | None:
+        """Returns how good a result is, for tables; None: that cannot be said.
+
+        By default the result, if it is a number, or its first item, if that is one.
+        """
+        if isinstance(result, Sequence) and not isinstance(result, str) and result:
+            result = result[0]
+        try:
+            value = float(result)
+        except (TypeError, ValueError):
+            return None
+        return None if math.isnan(value) else value
+
+
+def best_of(trials: Sequence[Trial], *, maximize: bool) -> Trial | None:
+    """Returns the trial with the best score of those that are done; the first of equals."""
+    scored = [
+        trial for trial in trials if trial.state is TrialState.DONE and trial.score is not None
+    ]
+    sign = 1.0 if maximize else -1.0
+    return max(scored, key=lambda trial: sign * (trial.score or 0.0), default=None)

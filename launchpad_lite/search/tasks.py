@@ -1,0 +1,155 @@
+"""Tasks as users write them, and what a running task can say."""
+
+import contextvars
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from launchpad_lite.search._messages import PYTHON, Progress, Submission
+from launchpad_lite.search.errors import StoppedEarlyError, TaskPickleError
+
+__all__ = ["Call", "Foreign", "Task", "report"]
+
+
+class Task:
+    """A piece of work; subclass it, or use `Call`. Pickled to a worker, which calls `run`.
+
+    Attributes:
+        priority: Tasks with a higher one are run first.
+        retries: How often it may be run again when it has raised.
+        deadline_s: Seconds from the submission until it fails; None: never.
+        params: What it tries, for tables; names to values.
+
+    Example:
+        class Train(search.Task):
+            def __init__(self, rate):
+                self.params = {"rate": rate}
+
+            def run(self):
+                return train(self.params["rate"])  # the accuracy
+    """
+
+    priority: float = 0.0
+    retries: int = 0
+    deadline_s: float | None = None
+    params: Mapping[str, Any] = {}
+
+    def run(self) -> Any:
+        """Does the work, in a worker; returns the result."""
+        raise NotImplementedError(f"{type(self).__name__} has no run()")
+
+
+class Call(Task):
+    """A call of a function, as a task.
+
+    Example:
+        task = search.Call(train, rate=0.1)
+    """
+
+    def __init__(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> None:
+        """Describes the call.
+
+        Raises:
+            TypeError: It is no function.
+        """
+        if not callable(function):
+            raise TypeError(f"search.Call takes a function, not {function!r}")
+        self._function = function
+        self._args = args
+        self.params = kwargs
+
+    def run(self) -> Any:
+        """Calls the function."""
+        return self._function(*self._args, **self.params)
+
+    def __repr__(self) -> str:
+        arguments = [repr(each) for each in self._args]
+        arguments += [f"{name}={value!r}" for name, value in self.params.items()]
+        name = getattr(self._function, "__name__", repr(self._function))
+        return f"{name}({', '.join(arguments)})"
+
+
+class Foreign(Task):
+    """A task for workers in another language: bytes of a kind that they know. Its result is bytes."""
+
+    def __init__(self, kind: str, payload: bytes) -> None:
+        """Describes the task.
+
+        Args:
+            kind: What workers say that they can run.
+            payload: What they get.
+
+        Raises:
+            ValueError: The kind is empty, or that of Python.
+        """
+        if not kind or kind == PYTHON:
+            raise ValueError(f"a foreign task has a kind of its own, not {kind!r}")
+        self.kind = kind
+        self.payload = payload
+
+    def __repr__(self) -> str:
+        return f"Foreign({self.kind!r}, {len(self.payload)} bytes)"
+
+
+def submission_of(task: Any, key: str) -> Submission:
+    """Returns a task as it travels.
+
+    Raises:
+        TypeError: It is no task.
+        TaskPickleError: It cannot be pickled.
+    """
+    options = (
+        getattr(task, "priority", 0.0),
+        getattr(task, "retries", 0),
+        getattr(task, "deadline_s", None),
+    )
+    if isinstance(task, Foreign):
+        return Submission(key, task.payload, task.kind, *options)
+    if not callable(getattr(task, "run", None)) and not callable(task):
+        raise TypeError(f"a task has a method run(), or is a function; {task!r} is neither")
+    import cloudpickle
+
+    try:
+        return Submission(key, cloudpickle.dumps(task, protocol=5), PYTHON, *options)
+    except Exception as error:
+        raise TaskPickleError(
+            f"the task {task!r} cannot be pickled: {type(error).__name__}: {error}; give it what it "
+            "needs to make such things in run()"
+        ) from error
+
+
+@dataclass
+class Running:
+    """The task that a worker runs, for `report`. Used by two threads, of which one only reads."""
+
+    key: str
+    #: Wakes who sends reports.
+    wake: Callable[[], object]
+    progress: list[Progress] = field(default_factory=list)
+    steps: int = 0
+    is_stopped: bool = False
+
+
+running: "contextvars.ContextVar[Running | None]" = contextvars.ContextVar("running", default=None)
+
+
+def report(value: float, step: int | None = None) -> None:
+    """Reports how far the task is that calls it: a point of its learning curve.
+
+    Args:
+        value: How good it is so far.
+        step: Of what is trained; by default one more than the last one, from 0 on.
+
+    Raises:
+        StoppedEarlyError: The model has seen enough: it is to end. Let it pass.
+        RuntimeError: Not called by a task, in the thread that runs it.
+    """
+    task = running.get()
+    if task is None:
+        raise RuntimeError("search.report: no task runs in this thread")
+    if task.is_stopped:
+        raise StoppedEarlyError("the model has stopped this task")
+    step = task.steps if step is None else step
+    task.steps = step + 1
+    task.progress.append(Progress(task.key, step, float(value)))
+    task.wake()
