@@ -1,1 +1,63 @@
-"""Searches: a model decides what is tried, brokers pass it on, workers come and go."""
+"""Searches: a model decides what is tried, brokers pass it on, workers come and go.
+
+from launchpad_lite import search
+
+After Hajewski and Oliveira, "Building Scalable Deep Learning Systems with RPC".
+"""
+
+from launchpad_lite.search._model_node import Status
+from launchpad_lite.search._timing import Timing
+from launchpad_lite.search.errors import (
+    FailedTaskError,
+    SearchError,
+    StoppedEarlyError,
+    StoreError,
+    StoreInUseError,
+    TaskPickleError,
+    WorkerMismatchError,
+)
+from launchpad_lite.search.executor import Executor, ExecutorHandle
+from launchpad_lite.search.models import Model, Trial, TrialState
+from launchpad_lite.search.results import Result
+from launchpad_lite.search.running import add_to, run
+from launchpad_lite.search.searches import (
+    Candidate,
+    Genome,
+    OptunaSearch,
+    RandomSearch,
+    RegularizedEvolution,
+    SuccessiveHalving,
+    VariableLengthEvolution,
+)
+from launchpad_lite.search.tasks import Call, Foreign, Task, report
+
+__all__ = [
+    "Call",
+    "Candidate",
+    "Executor",
+    "ExecutorHandle",
+    "FailedTaskError",
+    "Foreign",
+    "Genome",
+    "Model",
+    "OptunaSearch",
+    "RandomSearch",
+    "RegularizedEvolution",
+    "Result",
+    "SearchError",
+    "Status",
+    "StoppedEarlyError",
+    "StoreError",
+    "StoreInUseError",
+    "SuccessiveHalving",
+    "Task",
+    "TaskPickleError",
+    "Timing",
+    "Trial",
+    "TrialState",
+    "VariableLengthEvolution",
+    "WorkerMismatchError",
+    "add_to",
+    "report",
+    "run",
+]

@@ -30,6 +30,9 @@ from launchpad_lite.search._store import SqliteStore, Store
 from launchpad_lite.search._timing import Timing
 from launchpad_lite.search._waiting import is_set_within, set_at_stop
 
+#: Seconds until a name server that does not answer is called again.
+_RETRY_S = 0.1
+
 
 @dataclass(frozen=True)
 class BrokerOptions:
@@ -339,9 +342,10 @@ class Broker:
                 if self._view.is_closed:
                     await self.close()
                 self._stir()
+                pause_s = self._timing.beat_s
             except LOST:
-                pass  # it is started again, and learns all by the next heartbeats
-            await asyncio.sleep(self._timing.beat_s)
+                pause_s = _RETRY_S  # it is started again, and learns all by the next heartbeats
+            await asyncio.sleep(pause_s)
 
     def _hand_out(self) -> None:
         """Gives tasks to workers that wait."""

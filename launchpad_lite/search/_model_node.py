@@ -106,6 +106,7 @@ class ModelNode:
         self._is_over = False
 
         self._began_at = time.monotonic()
+        self._over = threading.Event()
         self._told: list[str] = []
         self._saved_at = time.monotonic()
         #: Whether there are checkpoints, as far as that is known.
@@ -170,6 +171,11 @@ class ModelNode:
             () if outbox is None else tuple(outbox.unknown_kinds),
         )
 
+    def wait(self, seconds: float) -> Status:
+        """Returns how far the search is, after some seconds, or when it is over."""
+        self._over.wait(seconds)
+        return self.status()
+
     def trials(self) -> list[Trial]:
         """Returns all trials so far."""
         with self._lock:
@@ -206,6 +212,7 @@ class ModelNode:
             self._keep(outbox)
         if self._is_over:
             self._end(outbox)
+            self._over.set()
         if self._stays:
             lp.wait_for_stop()
         self._presence.leave()

@@ -61,6 +61,8 @@ class Worker:
         self._mean_s = 1.0
         #: Changed by both threads.
         self._lock = threading.Lock()
+        #: Held by the thread that sends reports.
+        self._reporting = threading.Lock()
         self._unbegun: collections.deque[Assignment] = collections.deque()
         #: What it has of which broker: tokens by id, outcomes that are not handed in included.
         self._held: dict[str, dict[str, str]] = {}
@@ -181,6 +183,9 @@ class Worker:
         outcome = Outcome(
             assignment.id, assignment.token, state, payload, text, seconds, self._me.name
         )
+        if self._running.progress:
+            with contextlib.suppress(*LOST):
+                self._renew()  # its last points come before its outcome
         with self._lock:
             self._outcomes.setdefault(self._broker, []).append(outcome)
 
@@ -240,16 +245,18 @@ class Worker:
                 self._stirred.clear()
 
     def _renew(self) -> None:
-        with self._lock:
-            held = {name: dict(tokens) for name, tokens in self._held.items() if tokens}
-            now_running = self._running
-        for name, tokens in held.items():
-            progress = now_running.progress[:] if now_running and name == self._broker else []
-            client = courier.with_timeout(self._presence.client(name), 2 * self._timing.beat_s)
-            stops = client.beat(self._me, tokens, progress)
-            if now_running is not None:
-                del now_running.progress[: len(progress)]
-                now_running.is_stopped |= now_running.key in stops
+        """Shows brokers what it has, and sends what its task has reported."""
+        with self._reporting:
+            with self._lock:
+                held = {name: dict(tokens) for name, tokens in self._held.items() if tokens}
+                task = self._running
+            for name, tokens in held.items():
+                points = task.progress[:] if task is not None and task.key in tokens else []
+                client = courier.with_timeout(self._presence.client(name), 2 * self._timing.beat_s)
+                stops = client.beat(self._me, tokens, points)
+                if task is not None and task.key in tokens:
+                    del task.progress[: len(points)]
+                    task.is_stopped |= task.key in stops
 
     def _give_back_stuck(self, now: float) -> None:
         with self._lock:

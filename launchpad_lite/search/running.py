@@ -1,22 +1,37 @@
 """A search as a program of its own, or as a part of one."""
 
+import os
 import sys
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import courier
 import launchpad_lite as lp
 from launchpad_lite.search._broker import Broker, BrokerOptions
+from launchpad_lite.search._helping import LOST
 from launchpad_lite.search._messages import Life, Member
+from launchpad_lite.search._model_node import ModelNode, Status
 from launchpad_lite.search._name_server import NameServer
 from launchpad_lite.search._presence import Presence
-from launchpad_lite.search._timing import Timing
+from launchpad_lite.search._progress import Table
+from launchpad_lite.search._timing import DEFAULT, Timing
 from launchpad_lite.search._worker import Worker
+from launchpad_lite.search.errors import SearchError
+from launchpad_lite.search.models import Model
+from launchpad_lite.search.results import Result
 
-__all__ = ["add_parts"]
+__all__ = ["add_to", "run"]
 
+#: Seconds between two rows of the table.
+_SHOW_S = 0.5
+#: Seconds between two checkpoints of a model, besides those that it makes itself.
+_SAVE_S = 60.0
+#: Nodes that are lost come back.
+RESTART = lp.RestartPolicy("on_failure", max_restarts=1000, max_backoff_s=1.0)
+#: Larger results fail.
 MAX_RESULT_BYTES = 256 << 20
 
 
@@ -51,30 +66,214 @@ class WorkerNode:
 
 @dataclass(frozen=True)
 class Parts:
-    """Handles of what models and workers need."""
+    """Handles of what models need.
 
-    name_server: Any
-    brokers: Mapping[str, Any]
+    Attributes:
+        name_server: Of the name server.
+        brokers: Of the brokers, by name.
+    """
+
+    name_server: lp.Handle[NameServer]
+    brokers: Mapping[str, lp.Handle[Broker]]
 
 
 def add_parts(
-    program: lp.Program, label: str, workers: int, brokers: int, options: BrokerOptions
+    program: lp.Program, *, workers: int, brokers: int, label: str, options: BrokerOptions
 ) -> Parts:
-    """Adds name server, brokers and workers to a program."""
+    """Adds a name server, brokers and workers to a program.
+
+    Raises:
+        ValueError: A number is too small, or the program has such a group.
+    """
+    if workers < 0 or brokers < 1:
+        raise ValueError(
+            f"a search has at least 1 broker and 0 workers, not {brokers} and {workers}"
+        )
+    groups = {part: f"{label}_{part}" for part in ("name_server", "broker", "worker")}
+    if taken := [group for group in groups.values() if group in program.groups]:
+        raise ValueError(f"the program has a group {taken[0]!r}; give another label=")
     name_server = program.add_node(
-        lp.CourierNode(NameServer, options.timing), label=f"{label}_names"
+        lp.CourierNode(NameServer, options.timing), label=groups["name_server"]
     )
     nodes = [lp.CourierNode(Broker) for _ in range(brokers)]
-    handles = {f"{label}_broker[{index}]": node.create_handle() for index, node in enumerate(nodes)}
-    with program.group(f"{label}_broker"):
-        for (name, handle), node in zip(handles.items(), nodes, strict=True):
-            peers = {other: each for other, each in handles.items() if other != name}
-            node.configure(handle, name_server, peers, options)
+    handles = {
+        f"{groups['broker']}[{index}]": node.create_handle() for index, node in enumerate(nodes)
+    }
+    with program.group(groups["broker"]):
+        for name, node in zip(handles, nodes, strict=True):
+            peers = {other: handle for other, handle in handles.items() if other != name}
+            node.configure(handles[name], name_server, peers, options)
             program.add_node(node)
-    with program.group(f"{label}_worker"):
+    with program.group(groups["worker"]):
         for _ in range(workers):
-            node_ = lp.PyClassNode(
-                WorkerNode, name_server, handles, options.timing, MAX_RESULT_BYTES
+            program.add_node(
+                lp.PyClassNode(WorkerNode, name_server, handles, options.timing, MAX_RESULT_BYTES)
             )
-            program.add_node(node_)
     return Parts(name_server, handles)
+
+
+def add_to(
+    program: lp.Program,
+    model: Model,
+    *,
+    workers: int,
+    brokers: int = 1,
+    label: str = "search",
+    folder: "str | os.PathLike[str] | None" = None,
+    ahead: int | None = None,
+    max_losses: int = 5,
+    timing: Timing = DEFAULT,
+) -> lp.Handle[ModelNode]:
+    """Adds a search to a program; returns a handle, by which other nodes see how far it is.
+
+    Its nodes end when the search is over. Launch with `restart=` for the groups `<label>_worker`,
+    `<label>_broker` and `<label>_name_server`, so that those which are lost come back, and with
+    `checkpoints=` for `<label>_model`, so that the search goes on where it was.
+
+    Args:
+        program: What to add it to.
+        model: Decides what is tried.
+        workers: How many there are at first; others may join.
+        brokers: How many; more than one for many workers, or several sites.
+        label: The beginning of the names of its groups.
+        folder: Where brokers keep their tasks, so that a lost one loses none; None: in memory,
+            and the model sends again what a broker has lost.
+        ahead: How many tasks may be outstanding at a time; None: a few more than workers, and the
+            more, the shorter they are.
+        max_losses: How often a task may lose its worker until it fails.
+        timing: How long the parts wait for each other.
+
+    Raises:
+        TypeError: It is no model.
+        ValueError: A number is too small, or the program has such a group.
+
+    Example:
+        handle = search.add_to(program, Grid(rates), workers=8)
+        program.add_node(lp.CourierNode(Report, handle), label="report")
+    """
+    return _add(
+        program,
+        model,
+        BrokerOptions(timing, None if folder is None else os.fspath(folder), max_losses),
+        workers=workers,
+        brokers=brokers,
+        label=label,
+        ahead=ahead,
+        stays=False,
+    )
+
+
+def _add(
+    program: lp.Program,
+    model: Model,
+    options: BrokerOptions,
+    *,
+    workers: int,
+    brokers: int,
+    label: str,
+    ahead: int | None,
+    stays: bool,
+) -> lp.Handle[ModelNode]:
+    if not isinstance(model, Model):
+        raise TypeError(f"a search takes a search.Model, not {model!r}")
+    if ahead is not None and ahead < 1:
+        raise ValueError(f"at least 1 task is outstanding at a time (ahead), not {ahead}")
+    parts = add_parts(program, workers=workers, brokers=brokers, label=label, options=options)
+    node = lp.CourierNode(
+        ModelNode, model, parts.name_server, parts.brokers, options.timing, ahead, stays
+    )
+    return program.add_node(node, label=f"{label}_model")
+
+
+def run(
+    model: Model,
+    *,
+    workers: int | None = None,
+    brokers: int = 1,
+    launcher: str = "local_mp",
+    folder: "str | os.PathLike[str] | None" = None,
+    total: int | None = None,
+    ahead: int | None = None,
+    max_losses: int = 5,
+    timing: Timing = DEFAULT,
+    progress: bool | None = None,
+    **launch_options: Any,
+) -> Result:
+    """Runs a search, and returns what it has found.
+
+    Ctrl-C stops it in order. With a folder, the same call goes on where it was.
+
+    Args:
+        model: Decides what is tried. It runs in a node; what it has become is in the result.
+        workers: How many; by default as many as this process may use cores.
+        brokers: As for `add_to`.
+        launcher: Where it runs, as for `lp.launch`.
+        folder: Where the state of the search is kept: the model, what brokers have accepted, and at
+            the end `trials.csv`. None: nowhere.
+        total: How many trials there will be, for the bar; by default what the model has as `total`.
+        ahead: As for `add_to`.
+        max_losses: As for `add_to`.
+        timing: As for `add_to`.
+        progress: Whether to show how far it is; by default if stderr is a terminal.
+        **launch_options: As for `lp.launch`: `resources`, `hosts`, `restart`, ..
+
+    Raises:
+        SearchError: It was stopped before its end.
+        NodeFailedError: The model, a broker or a worker has failed for good.
+        TypeError: As for `add_to`.
+        ValueError: As for `add_to`.
+
+    Example:
+        result = search.run(search.RandomSearch(train, sample, trials=100), workers=8)
+        print(result.best)
+    """
+    program = lp.Program("search")
+    kept = None if folder is None else Path(folder).absolute()
+    handle = _add(
+        program,
+        model,
+        BrokerOptions(timing, None if kept is None else str(kept), max_losses),
+        workers=len(os.sched_getaffinity(0)) if workers is None else workers,
+        brokers=brokers,
+        label="search",
+        ahead=ahead,
+        stays=True,
+    )
+    options = dict(launch_options)
+    restart = options.pop("restart", {})
+    if isinstance(restart, Mapping):
+        groups = ("search_name_server", "search_broker", "search_worker")
+        restart = {**dict.fromkeys(groups, RESTART), **restart}
+    if kept is not None:
+        checkpoints = lp.Checkpoints(kept / "model", period_s=_SAVE_S)
+        options.setdefault("checkpoints", {"search_model": checkpoints})
+    is_shown = sys.stderr.isatty() if progress is None else progress
+    table = Table(getattr(model, "total", total) if total is None else total) if is_shown else None
+    running = lp.launch(program, launcher, restart=restart, **options)
+    try:
+        result = _follow(running, courier.with_timeout(handle.dereference(), 60.0), table)
+    finally:
+        running.stop()
+    if kept is not None:
+        result.to_csv(kept / "trials.csv")
+    return result
+
+
+def _follow(running: lp.RunningProgram, node: Any, table: Table | None) -> Result:
+    """Shows how far a search is; returns what it has found."""
+    try:
+        while not running.join(0.0):
+            try:
+                status: Status = node.wait(_SHOW_S)
+            except (*LOST, courier.CallCancelledError):
+                running.join(_SHOW_S)  # the model is started again, or the program ends
+                continue
+            if table is not None:
+                table.show(status)
+            if status.is_over:
+                return Result(node.trials(), node.model(), status.seconds)
+    finally:
+        if table is not None:
+            table.end()
+    running.wait()  # raises why
+    raise SearchError("the search was stopped before its end; with folder= the same call goes on")

@@ -1,0 +1,76 @@
+"""The table that a running search shows."""
+
+import sys
+import time
+from typing import TextIO
+
+from launchpad_lite.search._model_node import Status
+
+_WIDTHS = {
+    "queued": 7,
+    "running": 8,
+    "done": 7,
+    "failed": 7,
+    "stopped": 8,
+    "workers": 8,
+    "best": 12,
+}
+#: Seconds between two rows where lines cannot be drawn again.
+_ROW_S = 10.0
+_BAR = 16
+
+
+class Table:
+    """Shows how far a search is: one row, drawn again and again; a row now and then in a pipe."""
+
+    def __init__(self, total: int | None, out: TextIO | None = None) -> None:
+        """Makes one that has shown nothing.
+
+        Args:
+            total: How many trials there will be, if that is known.
+            out: Where to; stderr by default.
+        """
+        self._total = total
+        self._out = sys.stderr if out is None else out
+        self._redraws = self._out.isatty()
+        self._has_begun = False
+        self._shown_at = 0.0
+        self._said: set[str] = set()
+
+    def show(self, status: Status) -> None:
+        """Shows a state."""
+        for kind in status.unknown_kinds:
+            if kind not in self._said:
+                self._said.add(kind)
+                self._out.write(f"tasks of kind {kind!r} wait, and no worker takes them\n")
+        if not self._redraws and time.monotonic() < self._shown_at + _ROW_S and not status.is_over:
+            return
+        self._shown_at = time.monotonic()
+        if not self._has_begun:
+            self._has_begun = True
+            self._out.write(
+                "".join(f"{name:>{_WIDTHS[name]}}" for name in _WIDTHS) + "      time\n"
+            )
+        row = self._row(status)
+        self._out.write(f"\r{row}\x1b[K" if self._redraws else f"{row}\n")
+        self._out.flush()
+
+    def _row(self, status: Status) -> str:
+        best = "" if status.best is None else f"{status.best.score:.5g}"
+        cells = [
+            f"{best if name == 'best' else getattr(status, name):>{width}}"
+            for name, width in _WIDTHS.items()
+        ]
+        minutes, seconds = divmod(int(status.seconds), 60)
+        row = "".join(cells) + f" {minutes // 60:3}:{minutes % 60:02}:{seconds:02}"
+        if self._total:
+            ended = status.done + status.failed + status.stopped
+            filled = "█" * min(_BAR, _BAR * ended // self._total)
+            row += f" [{filled:<{_BAR}}] {ended}/{self._total}"
+        return row
+
+    def end(self) -> None:
+        """Leaves the last row where it is."""
+        if self._redraws and self._has_begun:
+            self._out.write("\n")
+            self._out.flush()

@@ -1,0 +1,106 @@
+"""What a search has found: tables and a picture."""
+
+import csv
+import itertools
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from launchpad_lite.errors import MissingExtraError
+from launchpad_lite.search.models import Model, Trial, TrialState, best_of
+
+__all__ = ["Result"]
+
+_COLUMNS = ("number", "state", "score", "seconds", "asked_at", "told_at", "worker", "task", "error")
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a search has found.
+
+    Attributes:
+        trials: All that was tried, in the order in which it was asked for.
+        model: As it is after the search.
+        seconds: How long the search took, without times in which it did not run.
+    """
+
+    trials: Sequence[Trial]
+    model: Model
+    seconds: float
+
+    @property
+    def best(self) -> Trial | None:
+        """The trial with the best score; None without one."""
+        return best_of(self.trials, maximize=self.model.maximize)
+
+    def _rows(self) -> Iterator[dict[str, Any]]:
+        for trial in self.trials:
+            row = {name: getattr(trial, name) for name in _COLUMNS}
+            row["state"] = trial.state.value
+            yield row | {f"params.{name}": value for name, value in trial.params.items()}
+
+    def to_csv(self, path: str | os.PathLike[str]) -> None:
+        """Writes a table of the trials: a row for each, with its parameters in columns."""
+        rows = list(self._rows())
+        names = dict.fromkeys([*_COLUMNS, *(name for row in rows for name in row)])
+        with open(path, "w", newline="", encoding="utf-8") as file:  # noqa: PTH123 - any path
+            table = csv.DictWriter(file, list(names))
+            table.writeheader()
+            table.writerows(rows)
+
+    def to_frame(self) -> Any:
+        """Returns the table of `to_csv` as a frame of pandas.
+
+        Raises:
+            MissingExtraError: pandas is not installed.
+        """
+        try:
+            import pandas as pd  # type: ignore[import-untyped, unused-ignore]
+        except ImportError:
+            raise MissingExtraError("to_frame needs pandas. Run: pip install pandas") from None
+        return pd.DataFrame(list(self._rows()))
+
+    def plot(self, path: str | os.PathLike[str]) -> None:
+        """Draws the scores of the trials over time, and the best one so far.
+
+        Args:
+            path: Of the picture; its ending says the format, as `.svg` and `.png`.
+
+        Raises:
+            MissingExtraError: matplotlib is not installed.
+        """
+        try:
+            from matplotlib.figure import Figure
+        except ImportError:
+            raise MissingExtraError("plot needs matplotlib. Run: pip install matplotlib") from None
+        figure = Figure(figsize=(7, 4), layout="constrained")
+        axes = figure.add_subplot()
+        points = self._points()
+        for state, color in ((TrialState.DONE, "tab:blue"), (TrialState.STOPPED, "lightgray")):
+            found = [(at_s, score) for at_s, score, each in points if each is state]
+            if found:
+                times, scores = zip(*found, strict=True)
+                axes.scatter(times, scores, s=10, c=color, label=state.value)
+        better = max if self.model.maximize else min
+        done = [(at_s, score) for at_s, score, each in points if each is TrialState.DONE]
+        if done:
+            best = itertools.accumulate((score for _, score in done), better)
+            axes.step(
+                [at_s for at_s, _ in done], list(best), "tab:orange", where="post", label="best"
+            )
+            axes.legend()
+        axes.set_xlabel("seconds")
+        axes.set_ylabel("score")
+        figure.savefig(path)
+
+    def _points(self) -> list[tuple[float, float, TrialState]]:
+        """Returns when each score was known."""
+        return sorted(
+            (
+                (trial.told_at, trial.score, trial.state)
+                for trial in self.trials
+                if trial.score is not None and trial.told_at is not None
+            ),
+            key=lambda point: point[0],
+        )

@@ -1,0 +1,480 @@
+"""Models that are ready to use: random search, evolution, early stopping, samplers of Optuna."""
+
+import bisect
+import collections
+import itertools
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+from launchpad_lite.errors import MissingExtraError
+from launchpad_lite.search.errors import FailedTaskError, SearchError
+from launchpad_lite.search.models import Model
+from launchpad_lite.search.tasks import Task
+
+__all__ = [
+    "Candidate",
+    "Genome",
+    "OptunaSearch",
+    "RandomSearch",
+    "RegularizedEvolution",
+    "SuccessiveHalving",
+    "VariableLengthEvolution",
+]
+
+C = TypeVar("C")
+
+#: So many tasks may fail one after the other, before the first result: then all would.
+_MOST_FAILURES = 10
+
+
+class Candidate(Task, Generic[C]):
+    """Says how good a candidate is: a call of the user's function.
+
+    Attributes:
+        candidate: What is tried.
+        retries: How often it may be run again when it has raised.
+    """
+
+    def __init__(self, evaluate: Callable[[C], Any], candidate: C, retries: int = 0) -> None:
+        self._evaluate = evaluate
+        self.candidate = candidate
+        self.retries = retries
+        #: For the model that asked for it.
+        self.pair: int | None = None
+        self.number = 0
+        named = candidate if isinstance(candidate, Mapping) else {"candidate": repr(candidate)}
+        self.params = dict(named)
+
+    def run(self) -> Any:
+        """Calls the function."""
+        return self._evaluate(self.candidate)
+
+    def __repr__(self) -> str:
+        return f"{getattr(self._evaluate, '__name__', 'evaluate')}({self.candidate!r})"
+
+
+class _Search(Model, Generic[C]):
+    """What the models below share: so many trials, and failures that are counted, not fatal."""
+
+    def __init__(
+        self,
+        evaluate: Callable[[C], Any],
+        trials: int,
+        *,
+        seed: int,
+        maximize: bool,
+        retries: int,
+    ) -> None:
+        if not callable(evaluate):
+            raise TypeError(f"{type(self).__name__}: evaluate is a function, not {evaluate!r}")
+        if trials < 1:
+            raise ValueError(f"{type(self).__name__}: at least 1 trial, not {trials}")
+        self._evaluate = evaluate
+        self._retries = retries
+        self._random = random.Random(seed)  # noqa: S311 - no secret
+        self.maximize = maximize
+        self.total = trials
+        self._asked = 0
+        self._ended = 0
+        self._failed = 0
+
+    def ask(self) -> "Candidate[C] | None":
+        """As `Model.ask`."""
+        if self._asked == self.total:
+            return None
+        candidate = self.propose()
+        self._asked += 1
+        return Candidate(self._evaluate, candidate, self._retries)
+
+    def propose(self) -> C:
+        """Returns what is tried next."""
+        raise NotImplementedError
+
+    def tell(self, task: "Candidate[C]", result: Any) -> None:
+        """As `Model.tell`."""
+        self._ended += 1
+        score = self.score(result)
+        if score is None:
+            raise SearchError(
+                f"{task!r} returned {result!r}; a search needs a number, or a tuple that begins with one"
+            )
+        self.learn(task, score if self.maximize else -score)
+
+    def learn(self, task: "Candidate[C]", fitness: float) -> None:
+        """Takes note of how fit a candidate is; more is better."""
+
+    def fail(self, task: "Candidate[C]", error: FailedTaskError) -> None:  # noqa: ARG002
+        """As `Model.fail`."""
+        self._failed += 1
+        if not self._ended and self._failed >= _MOST_FAILURES:
+            raise SearchError(
+                f"the first {self._failed} tasks have all failed; the last one: {error}"
+            ) from error
+
+    def stopped(self, task: "Candidate[C]", value: float | None) -> None:
+        """As `Model.stopped`."""
+        self._ended += 1
+        if value is not None:
+            self.learn(task, value if self.maximize else -value)
+
+
+class RandomSearch(_Search[C]):
+    """Tries candidates that a function draws.
+
+    Example:
+        def sample(rng):
+            return {"rate": 10 ** rng.uniform(-5, -1), "width": rng.choice([64, 128])}
+
+        search.run(search.RandomSearch(train, sample, trials=100))
+    """
+
+    def __init__(
+        self,
+        evaluate: Callable[[C], Any],
+        sample: Callable[[random.Random], C],
+        trials: int,
+        *,
+        seed: int = 0,
+        maximize: bool = True,
+        retries: int = 0,
+    ) -> None:
+        """Describes the search.
+
+        Args:
+            evaluate: Returns how good a candidate is: a number, or a tuple that begins with one.
+                Runs in workers.
+            sample: Draws a candidate.
+            trials: How many are tried.
+            seed: Of what is drawn.
+            maximize: Whether more is better.
+            retries: How often `evaluate` may be called again when it has raised.
+        """
+        super().__init__(evaluate, trials, seed=seed, maximize=maximize, retries=retries)
+        self._sample = sample
+
+    def propose(self) -> C:
+        """Draws a candidate."""
+        return self._sample(self._random)
+
+
+class RegularizedEvolution(_Search[C]):
+    """Mutates the best of a few, and lets the oldest die.
+
+    Real et al., "Regularized Evolution for Image Classifier Architecture Search" (AAAI 2019).
+    """
+
+    def __init__(
+        self,
+        evaluate: Callable[[C], Any],
+        sample: Callable[[random.Random], C],
+        mutate: Callable[[C, random.Random], C],
+        trials: int,
+        *,
+        population: int = 50,
+        tournament: int = 10,
+        seed: int = 0,
+        maximize: bool = True,
+        retries: int = 0,
+    ) -> None:
+        """Describes the search.
+
+        Args:
+            evaluate: As for `RandomSearch`.
+            sample: Draws one of the first candidates.
+            mutate: Returns a new candidate that differs a little.
+            trials: As for `RandomSearch`.
+            population: How many live at a time.
+            tournament: How many of them are drawn, of which the best one is mutated.
+            seed: As for `RandomSearch`.
+            maximize: As for `RandomSearch`.
+            retries: As for `RandomSearch`.
+
+        Raises:
+            ValueError: The tournament is empty, or larger than the population.
+        """
+        super().__init__(evaluate, trials, seed=seed, maximize=maximize, retries=retries)
+        if not 1 <= tournament <= population:
+            raise ValueError(
+                f"RegularizedEvolution: 1 to {population} (the population) take part in a tournament, "
+                f"not {tournament}"
+            )
+        self._sample = sample
+        self._mutate = mutate
+        self._tournament = tournament
+        self._first = population
+        self._living: collections.deque[tuple[float, C]] = collections.deque(maxlen=population)
+
+    def propose(self) -> C:
+        """Draws one of the first candidates, or mutates a good one."""
+        if self._asked < self._first or not self._living:
+            return self._sample(self._random)
+        drawn = self._random.sample(self._living, min(self._tournament, len(self._living)))
+        _, parent = max(drawn, key=lambda each: each[0])
+        return self._mutate(parent, self._random)
+
+    def learn(self, task: Candidate[C], fitness: float) -> None:
+        """Takes note of how fit a candidate is."""
+        self._living.append((fitness, task.candidate))
+
+
+class Genome(Protocol):
+    """A candidate of variable length, which can be recombined with another one."""
+
+    def __len__(self) -> int:
+        """Returns its length."""
+
+    def mutate(self, rng: random.Random) -> Any:
+        """Returns one that may differ."""
+
+    def crossover(self, other: Any, rng: random.Random) -> Sequence[Any]:
+        """Returns two that are made of parts of both."""
+
+
+G = TypeVar("G", bound=Genome)
+
+
+class VariableLengthEvolution(_Search[G]):
+    """Recombines two good candidates of the same length, and mutates them else.
+
+    Algorithm 1 of Hajewski and Oliveira, "Building Scalable Deep Learning Systems with RPC". Where
+    two parents of different lengths are mutated, both children are tried, and the fitter one lives.
+    """
+
+    def __init__(
+        self,
+        evaluate: Callable[[G], Any],
+        sample: Callable[[random.Random], G],
+        trials: int,
+        *,
+        population: int = 20,
+        tournament: int = 3,
+        seed: int = 0,
+        maximize: bool = True,
+        retries: int = 0,
+    ) -> None:
+        """Describes the search; arguments as for `RegularizedEvolution`. The least fit ones die."""
+        super().__init__(evaluate, trials, seed=seed, maximize=maximize, retries=retries)
+        if not 1 <= tournament <= population:
+            raise ValueError(
+                f"VariableLengthEvolution: 1 to {population} (the population) take part in a "
+                f"tournament, not {tournament}"
+            )
+        self._sample = sample
+        self._tournament = tournament
+        self._first = population
+        self._living: list[tuple[float, G]] = []
+        #: Children that are to be tried; of two with the same number only the fitter one will live.
+        self._children: collections.deque[tuple[G, int | None]] = collections.deque()
+        self._pairs = itertools.count()
+        #: By number, the first of a pair that has ended.
+        self._first_of_pair: dict[int, tuple[float, G]] = {}
+
+    def ask(self) -> Candidate[G] | None:
+        """As `Model.ask`."""
+        task = super().ask()
+        if task is not None:
+            task.pair = self._pair
+        return task
+
+    def propose(self) -> G:
+        """Draws one of the first candidates, or makes a child of good ones."""
+        if not self._children:
+            self._breed()
+        child, self._pair = self._children.popleft()
+        return child
+
+    def _breed(self) -> None:
+        if self._asked < self._first or len(self._living) < 2:
+            self._children.append((self._sample(self._random), None))
+            return
+        one, other = self._parent(), self._parent()
+        if len(one) != len(other):
+            pair = next(self._pairs)
+            for parent in (one, other):
+                self._children.append((parent.mutate(self._random), pair))
+        else:
+            for child in one.crossover(other, self._random):
+                self._children.append((child.mutate(self._random), None))
+
+    def _parent(self) -> G:
+        drawn = self._random.sample(self._living, min(self._tournament, len(self._living)))
+        return max(drawn, key=lambda each: each[0])[1]
+
+    def learn(self, task: Candidate[G], fitness: float) -> None:
+        """Takes note of how fit a candidate is."""
+        fitter = fitness, task.candidate
+        if task.pair is not None:
+            if task.pair not in self._first_of_pair:
+                self._first_of_pair[task.pair] = fitter
+                return
+            fitter = max(fitter, self._first_of_pair.pop(task.pair), key=lambda each: each[0])
+        if fitter[0] == -math.inf:
+            return
+        self._living.append(fitter)
+        if len(self._living) > self._first:
+            self._living.remove(min(self._living, key=lambda each: each[0]))
+
+    def fail(self, task: Candidate[G], error: FailedTaskError) -> None:
+        """As `Model.fail`."""
+        super().fail(task, error)
+        if task.pair is not None:
+            self.learn(task, -math.inf)
+
+
+class SuccessiveHalving(_Search[C]):
+    """Stops those early that are not among the best at a rung; asynchronously, so nobody waits.
+
+    ASHA, in the variant that stops: Li et al., "A System for Massively Parallel Hyperparameter
+    Tuning" (MLSys 2020). `evaluate` calls `search.report(value)` after each step.
+    """
+
+    def __init__(
+        self,
+        evaluate: Callable[[C], Any],
+        sample: Callable[[random.Random], C],
+        trials: int,
+        *,
+        first_rung: int = 1,
+        reduction: int = 3,
+        seed: int = 0,
+        maximize: bool = True,
+        retries: int = 0,
+    ) -> None:
+        """Describes the search.
+
+        Args:
+            evaluate: As for `RandomSearch`; reports its progress.
+            sample: Draws a candidate.
+            trials: As for `RandomSearch`.
+            first_rung: Steps that each candidate may make.
+            reduction: One in so many goes on at a rung; the next rung is as many times as far.
+            seed: As for `RandomSearch`.
+            maximize: As for `RandomSearch`.
+            retries: As for `RandomSearch`.
+
+        Raises:
+            ValueError: The first rung is before the first step, or nobody would be stopped.
+        """
+        super().__init__(evaluate, trials, seed=seed, maximize=maximize, retries=retries)
+        if first_rung < 1 or reduction < 2:
+            raise ValueError(
+                "SuccessiveHalving: first_rung is at least 1 and reduction at least 2, not "
+                f"{first_rung} and {reduction}"
+            )
+        self._sample = sample
+        self._first_rung = first_rung
+        self._reduction = reduction
+        #: What all that got there had reported, by steps.
+        self._rungs: dict[int, list[float]] = {}
+
+    def propose(self) -> C:
+        """Draws a candidate."""
+        return self._sample(self._random)
+
+    def report(self, task: Candidate[C], step: int, value: float) -> bool:  # noqa: ARG002
+        """As `Model.report`."""
+        steps = step + 1
+        if not self._is_rung(steps):
+            return False
+        fitness = value if self.maximize else -value
+        rung = self._rungs.setdefault(steps, [])
+        bisect.insort(rung, fitness)
+        kept = max(1, len(rung) // self._reduction)
+        return fitness < rung[-kept]
+
+    def _is_rung(self, steps: int) -> bool:
+        rung = self._first_rung
+        while rung < steps:
+            rung *= self._reduction
+        return rung == steps
+
+
+class OptunaSearch(Model):
+    """Tries what a study of Optuna asks for; its samplers and pruners do what they do there.
+
+    Only this model uses the study, so any storage will do. Needs `launchpad-lite[optuna]`.
+
+    Example:
+        study = optuna.create_study(direction="maximize", pruner=optuna.pruners.HyperbandPruner())
+        space = {"rate": optuna.distributions.FloatDistribution(1e-5, 1e-1, log=True)}
+        search.run(search.OptunaSearch(study, space, train, trials=100))
+    """
+
+    def __init__(
+        self,
+        study: Any,
+        space: Mapping[str, Any],
+        evaluate: Callable[[dict[str, Any]], float],
+        trials: int,
+        *,
+        retries: int = 0,
+    ) -> None:
+        """Describes the search.
+
+        Args:
+            study: An `optuna.Study` with one objective.
+            space: A distribution of Optuna for each parameter.
+            evaluate: Returns how good parameters are. Runs in workers, which need no Optuna.
+                `search.report(value)` is what `trial.report` and `trial.should_prune` are there.
+            trials: How many are tried.
+            retries: How often `evaluate` may be called again when it has raised.
+
+        Raises:
+            MissingExtraError: Optuna is not installed.
+        """
+        try:
+            import optuna
+        except ImportError:
+            raise MissingExtraError(
+                "OptunaSearch needs Optuna. Run: pip install 'launchpad-lite[optuna]'"
+            ) from None
+        self.maximize = study.direction == optuna.study.StudyDirection.MAXIMIZE
+        self.study = study
+        self.total = trials
+        self._space = dict(space)
+        self._evaluate = evaluate
+        self._retries = retries
+        self._asked = 0
+        #: Those that are outstanding, by the numbers that Optuna gives them.
+        self._trials: dict[int, Any] = {}
+
+    def ask(self) -> Candidate[dict[str, Any]] | None:
+        """As `Model.ask`."""
+        if self._asked == self.total:
+            return None
+        self._asked += 1
+        trial = self.study.ask(self._space)
+        self._trials[trial.number] = trial
+        task = Candidate(self._evaluate, dict(trial.params), self._retries)
+        task.number = trial.number
+        return task
+
+    def tell(self, task: Candidate[dict[str, Any]], result: Any) -> None:
+        """As `Model.tell`."""
+        self._end(task, self.score(result))
+
+    def report(self, task: Candidate[dict[str, Any]], step: int, value: float) -> bool:
+        """As `Model.report`."""
+        trial = self._trials[task.number]
+        trial.report(value, step)
+        return bool(trial.should_prune())
+
+    def stopped(self, task: Candidate[dict[str, Any]], value: float | None) -> None:
+        """As `Model.stopped`."""
+        from optuna.trial import TrialState
+
+        self._end(task, value, TrialState.PRUNED)
+
+    def fail(self, task: Candidate[dict[str, Any]], error: FailedTaskError) -> None:  # noqa: ARG002
+        """As `Model.fail`."""
+        from optuna.trial import TrialState
+
+        self._end(task, None, TrialState.FAIL)
+
+    def _end(self, task: Candidate[dict[str, Any]], value: float | None, state: Any = None) -> None:
+        trial = self._trials.pop(task.number)
+        if value is None and state is None:
+            raise SearchError(f"{task!r} returned no number")
+        self.study.tell(trial, value, state)
