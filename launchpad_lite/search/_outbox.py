@@ -152,8 +152,8 @@ class Outbox:
         self.load, self.unknown_kinds = found.load, found.unknown_kinds
         if found.life != self._life:
             self._life = ""  # another one than that which was asked for its tasks
-        outcomes = [each for each in found.outcomes if self._take(each)]
         progress = [each for each in found.progress if each.id in self._outstanding]
+        outcomes = [each for each in found.outcomes if self._take(each)]
         return outcomes, progress
 
     def _take(self, outcome: Outcome) -> bool:

@@ -461,11 +461,15 @@ class OptunaSearch(Model):
         trial.report(value, step)
         return bool(trial.should_prune())
 
-    def stopped(self, task: Candidate[dict[str, Any]], value: float | None) -> None:
+    def stopped(
+        self,
+        task: Candidate[dict[str, Any]],
+        value: float | None,  # noqa: ARG002 - Optuna has it as what was reported
+    ) -> None:
         """As `Model.stopped`."""
         from optuna.trial import TrialState
 
-        self._end(task, value, TrialState.PRUNED)
+        self._end(task, None, TrialState.PRUNED)
 
     def fail(self, task: Candidate[dict[str, Any]], error: FailedTaskError) -> None:  # noqa: ARG002
         """As `Model.fail`."""

@@ -1,0 +1,64 @@
+"""Searches as an executor."""
+
+import concurrent.futures
+import threading
+
+import pytest
+
+import launchpad_lite as lp
+from launchpad_lite import search
+from tests.launchpad_lite.search.tasks_for_tests import QUICK, climb, fail, square
+
+
+@pytest.fixture(scope="module")
+def executor():
+    with search.Executor(workers=2, launcher="local_mt", timing=QUICK) as executor:
+        yield executor
+
+
+def test_results_come_in_order_and_as_they_are_completed(executor):
+    assert list(executor.map(square, range(100))) == [x * x for x in range(100)]
+    futures = [executor.submit(square, x) for x in range(10)]
+    assert {future.result() for future in concurrent.futures.as_completed(futures)} == {
+        x * x for x in range(10)
+    }
+
+
+def test_an_exception_arrives_as_itself(executor):
+    with pytest.raises(KeyError, match="gone") as raised:
+        executor.submit(fail, "gone").result()
+    assert "executor_worker[" in str(raised.value.__cause__)
+
+
+def test_a_future_can_be_cancelled_and_others_go_on(executor):
+    waiting = [executor.submit(climb, 0) for _ in range(4)]
+    assert all(future.cancel() for future in waiting)
+    assert executor.submit(square, 3).result(10) == 9
+
+
+def test_what_cannot_be_pickled_is_said_at_once(executor):
+    with pytest.raises(search.TaskPickleError, match="cannot be pickled"):
+        executor.submit(square, threading.Lock())
+
+
+def test_nothing_is_taken_after_the_shutdown():
+    executor = search.Executor(workers=1, launcher="local_mt", timing=QUICK)
+    future = executor.submit(square, 2)
+    executor.shutdown()
+    assert future.result(0) == 4
+    with pytest.raises(RuntimeError, match="shut down"):
+        executor.submit(square, 2)
+
+
+def test_an_executor_in_a_node_uses_workers_of_its_program():
+    results = []
+
+    def study(executor):
+        with executor:
+            results.extend(executor.map(square, range(5)))
+
+    program = lp.Program("study")
+    executor = search.Executor.add_to(program, workers=2, timing=QUICK)
+    program.add_node(lp.PyNode(study, executor), label="study")
+    assert lp.launch(program, "local_mt").wait(30).outcome is lp.Outcome.COMPLETED
+    assert results == [0, 1, 4, 9, 16]

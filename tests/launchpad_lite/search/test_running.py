@@ -1,0 +1,173 @@
+"""Whole searches, with their parts as threads."""
+
+import csv
+import functools
+import threading
+
+import pytest
+
+import launchpad_lite as lp
+from launchpad_lite import search
+from tests.launchpad_lite.search.tasks_for_tests import (
+    QUICK,
+    Tasks,
+    climb,
+    fail,
+    square,
+    squares,
+)
+
+run = functools.partial(search.run, launcher="local_mt", workers=2, timing=QUICK)
+
+
+def test_each_task_is_run_and_told_once():
+    result = run(squares(30))
+    assert sorted(result.model.results) == [x * x for x in range(30)]
+    assert result.best is not None
+    assert (result.best.number, result.best.score) == (29, 29 * 29)
+    assert {trial.state for trial in result.trials} == {search.TrialState.DONE}
+
+
+def test_a_table_of_the_trials_has_their_parameters(tmp_path):
+    result = run(Tasks(search.Call(climb, x=3, steps=2), lambda: "no number"), folder=tmp_path)
+    with (tmp_path / "trials.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["state"], row["score"], row["params.x"]) for row in rows] == [
+        ("done", "3.0", "3"),
+        ("done", "", ""),
+    ]
+    assert result.trials[0].curve == [(0, 3.0), (1, 4.0)]
+
+
+def test_a_model_stops_a_task_by_what_it_reports():
+    class Impatient(Tasks):
+        def report(self, task, step, value):
+            return value >= 3
+
+    result = run(Impatient(search.Call(climb, 0), search.Call(climb, 1)))
+    assert [trial.state for trial in result.trials] == [search.TrialState.STOPPED] * 2
+    assert all(value >= 3 for value in result.model.early)
+
+
+def test_a_search_ends_when_its_model_is_done_and_gives_up_the_rest():
+    class First(Tasks):
+        def done(self):
+            return bool(self.results)
+
+    result = run(First(search.Call(square, 2), search.Call(climb, 0, pause_s=0.001)))
+    assert result.model.results == [4]
+
+
+def test_a_task_that_raises_ends_the_search_unless_its_model_says_otherwise():
+    with pytest.raises(lp.NodeFailedError) as failed:
+        run(Tasks(search.Call(fail, "key")))
+    assert "fail('key') on search_worker" in str(failed.value)
+    assert "KeyError: 'key'" in str(failed.value)
+
+
+def test_a_task_that_raises_is_run_again_as_often_as_it_may_be():
+    runs = threading.Semaphore(2)
+
+    class Flaky(search.Task):
+        retries = 2
+
+        def run(self):
+            if runs.acquire(blocking=False):
+                raise ValueError("not yet")
+            return 7
+
+        def __reduce__(self):
+            return _keep, (id(self),)
+
+    task = Flaky()
+    _kept[id(task)] = task
+    assert run(Tasks(task)).model.results == [7]
+
+
+_kept: dict[int, search.Task] = {}
+
+
+def _keep(key):
+    return _kept[key]
+
+
+def test_a_search_whose_first_tasks_all_fail_says_so():
+    with pytest.raises(lp.NodeFailedError, match="the first 10 tasks have all failed"):
+        run(search.RandomSearch(fail, lambda rng: rng.random(), trials=100))
+
+
+def test_a_task_that_cannot_be_pickled_is_named():
+    with pytest.raises(lp.NodeFailedError, match=r"the task square\(<unlocked.*cannot be pickled"):
+        run(_Locks())
+
+
+class _Locks(search.Model):
+    def ask(self):
+        return search.Call(square, threading.Lock())
+
+
+def test_a_result_that_cannot_travel_is_an_error_of_its_task():
+    with pytest.raises(lp.NodeFailedError, match=r"the result of .* cannot be pickled"):
+        run(Tasks(search.Call(threading.Lock)))
+
+
+def test_a_deadline_that_has_passed_fails_a_task():
+    class Late(search.Call):
+        deadline_s = 0.3
+
+    class Keeps(Tasks):
+        def fail(self, task, error):
+            self.results.append(str(error))
+
+    result = run(Keeps(Late(climb, 0)))
+    assert "not done within its 0.3 s" in result.model.results[0]
+
+
+def test_a_kind_that_no_worker_takes_is_said(capsys):
+    class Foreigner(Tasks):
+        def fail(self, task, error):
+            pass
+
+    task = search.Foreign("cobol", b"")
+    task.deadline_s = 1.2
+    run(Foreigner(task), progress=True)
+    assert "tasks of kind 'cobol' wait, and no worker takes them" in capsys.readouterr().err
+
+
+def test_brokers_help_each_other():
+    """The model uses one broker, and each of two workers another one."""
+    result = run(Tasks(*[search.Call(climb, x, steps=20) for x in range(6)]), brokers=2)
+    assert {trial.worker for trial in result.trials} == {"search_worker[0]", "search_worker[1]"}
+
+
+def test_a_search_is_a_part_of_a_program_that_ends_with_it():
+    program = lp.Program("parts")
+    handle = search.add_to(program, squares(5), workers=2, brokers=2, timing=QUICK)
+    seen = []
+
+    def watch(model):
+        while not (status := model.wait(0.1)).is_over:
+            pass
+        seen.append(status)
+
+    program.add_node(lp.PyNode(watch, handle), label="watch")
+    assert lp.launch(program, "local_mt").wait(30).outcome is lp.Outcome.COMPLETED
+    assert seen[0].done == 5
+
+
+@pytest.mark.parametrize(
+    ("mistake", "text"),
+    [
+        ({"workers": -1}, "0 workers, not 1 and -1"),
+        ({"brokers": 0}, "at least 1 broker"),
+        ({"ahead": 0}, "at least 1 task is outstanding"),
+    ],
+)
+def test_numbers_that_are_too_small_are_refused(mistake, text):
+    with pytest.raises(ValueError, match=text):
+        search.add_to(lp.Program("p"), squares(1), **{"workers": 1, **mistake})
+
+
+def test_what_is_no_model_is_refused():
+    with pytest.raises(TypeError, match=r"takes a search\.Model"):
+        run(square)

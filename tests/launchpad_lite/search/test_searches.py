@@ -1,0 +1,162 @@
+"""Models that are ready to use, driven by hand."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from launchpad_lite import search
+
+
+def play(model: search.Model, at_once: int = 4, curve: Callable[[Any], list[float]] = lambda _: []):
+    """Runs a search in this thread, with some tasks at a time in an order of its own."""
+    rng = random.Random(0)
+    outstanding: list[Any] = []
+    results = []
+    while True:
+        while len(outstanding) < at_once and (task := model.ask()) is not None:
+            outstanding.append(task)
+        if not outstanding:
+            return results
+        task = outstanding.pop(rng.randrange(len(outstanding)))
+        points = curve(task)
+        for step, value in enumerate(points):
+            if model.report(task, step, value):
+                model.stopped(task, value)
+                break
+        else:
+            results.append((task, task.run()))
+            model.tell(*results[-1])
+
+
+def hill(candidate: dict[str, float]) -> float:
+    return -((candidate["x"] - 3.0) ** 2)
+
+
+def sample(rng: random.Random) -> dict[str, float]:
+    return {"x": rng.uniform(-100, 100)}
+
+
+def nudge(candidate: dict[str, float], rng: random.Random) -> dict[str, float]:
+    return {"x": candidate["x"] + rng.gauss(0, 5)}
+
+
+def test_a_random_search_tries_as_many_as_it_is_to_and_the_same_for_the_same_seed():
+    first, second, other = (
+        play(search.RandomSearch(hill, sample, 20, seed=seed)) for seed in (1, 1, 2)
+    )
+    assert len(first) == 20
+    assert [task.candidate for task, _ in first] == [task.candidate for task, _ in second]
+    assert [task.candidate for task, _ in first] != [task.candidate for task, _ in other]
+
+
+@pytest.mark.parametrize("maximize", [True, False])
+def test_regularized_evolution_comes_nearer_than_chance(maximize):
+    sign = 1 if maximize else -1
+
+    def evaluate(candidate):
+        return sign * hill(candidate)
+
+    model = search.RegularizedEvolution(
+        evaluate, sample, nudge, 400, population=20, tournament=5, maximize=maximize
+    )
+    results = play(model)
+    assert max(sign * result for _, result in results) > -0.01
+    late = [sign * result for _, result in results[-100:]]
+    assert sorted(late)[50] > -100  # chance: about -2,500
+
+
+class Word:
+    """A word that is to become `aaaa`."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __len__(self) -> int:
+        return len(self.text)
+
+    def mutate(self, rng: random.Random) -> "Word":
+        if len(self.text) < 4 and rng.random() < 0.5:
+            return Word(self.text + rng.choice("abc"))
+        return self
+
+    def crossover(self, other: "Word", rng: random.Random) -> tuple["Word", "Word"]:
+        cut = rng.randrange(len(self.text) + 1)
+        return (
+            Word(self.text[:cut] + other.text[cut:]),
+            Word(other.text[:cut] + self.text[cut:]),
+        )
+
+
+def test_evolution_of_variable_length_recombines_and_extends():
+    model = search.VariableLengthEvolution(
+        lambda word: word.text.count("a"), lambda rng: Word(rng.choice("abc")), 300
+    )
+    results = play(model)
+    assert max(result for _, result in results) == 4
+    # Of two children of parents of different lengths, only the fitter one lives.
+    assert len(model._living) == 20
+
+
+def test_of_a_pair_of_children_the_fitter_one_lives_even_if_the_other_fails():
+    model = search.VariableLengthEvolution(
+        lambda word: 0.0, lambda rng: Word("a"), 4, population=2, tournament=2
+    )
+    for text in ("a", "bb"):
+        task = model.ask()
+        task.candidate = Word(text)
+        model.tell(task, 0.0)
+    one, other = model.ask(), model.ask()
+    assert one.pair is not None
+    assert one.pair == other.pair
+    model.fail(one, search.FailedTaskError("lost"))
+    model.tell(other, 5.0)
+    assert (5.0, other.candidate) in model._living
+
+
+def test_successive_halving_stops_who_is_behind_at_a_rung():
+    model = search.SuccessiveHalving(
+        lambda candidate: candidate["x"], sample, 100, first_rung=1, reduction=3
+    )
+    results = play(model, curve=lambda task: [task.candidate["x"]] * 9)
+    finished = [result for _, result in results]
+    assert 1 <= len(finished) <= 20
+    assert max(finished) > 80
+
+
+def test_a_search_takes_only_numbers():
+    model = search.RandomSearch(hill, sample, 1)
+    with pytest.raises(search.SearchError, match="needs a number"):
+        model.tell(model.ask(), "good")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: search.RandomSearch(hill, sample, 0),
+        lambda: search.RegularizedEvolution(hill, sample, nudge, 9, population=2, tournament=3),
+        lambda: search.VariableLengthEvolution(hill, sample, 9, population=2, tournament=0),
+        lambda: search.SuccessiveHalving(hill, sample, 9, reduction=1),
+    ],
+)
+def test_numbers_that_make_no_search_are_refused(make):
+    with pytest.raises(ValueError, match="not"):
+        make()
+
+
+def test_samplers_and_pruners_of_optuna_decide():
+    optuna = pytest.importorskip("optuna")
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(
+        direction="maximize",
+        sampler=optuna.samplers.RandomSampler(seed=0),
+        pruner=optuna.pruners.MedianPruner(n_startup_trials=5),
+    )
+    space = {"x": optuna.distributions.FloatDistribution(-10, 10)}
+    model = search.OptunaSearch(study, space, hill, trials=30)
+    play(model, curve=lambda task: [hill(task.candidate)] * 3)
+    states = [trial.state for trial in study.trials]
+    assert len(states) == 30
+    assert states.count(optuna.trial.TrialState.PRUNED) > 5
+    assert study.best_value == max(hill(t.params) for t in study.trials if t.values)
