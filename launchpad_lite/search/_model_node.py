@@ -1,6 +1,5 @@
 """A model as a node: asks it for tasks, has them run, and tells it the results."""
 
-import contextlib
 import pickle
 import threading
 import time
@@ -11,7 +10,6 @@ from typing import Any, NamedTuple
 
 import courier
 import launchpad_lite as lp
-from launchpad_lite.search._helping import LOST
 from launchpad_lite.search._messages import (
     Life,
     Member,
@@ -92,8 +90,6 @@ class ModelNode:
         self._timing = timing
         self._ahead = ahead
         self._stays = stays
-        self._brokers = brokers
-        self._name_server = name_server
         who = Life(lp.current_node().name, uuid.uuid4().hex)
         member = Member("model", who, version=lp.__version__)
         self._presence = Presence(member, name_server, brokers, courier.Client, timing)
@@ -212,7 +208,6 @@ class ModelNode:
             self._keep(outbox)
         if self._is_over:
             self._end(outbox)
-            self._over.set()
         if self._stays:
             lp.wait_for_stop()
         self._presence.leave()
@@ -294,10 +289,8 @@ class ModelNode:
             if trial.state is TrialState.OUTSTANDING:
                 trial.state = TrialState.STOPPED
         lp.save_checkpoint()
-        servers = [self._name_server, *self._brokers.values()]
-        for server in servers:
-            with contextlib.suppress(*LOST):
-                courier.with_timeout(server, self._timing.beat_s).close()
+        self._over.set()
+        self._presence.end_search(lp.wait_for_stop)
 
 
 def failure_of(task: str, outcome: Outcome) -> FailedTaskError:

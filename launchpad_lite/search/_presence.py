@@ -1,5 +1,6 @@
 """How workers and models find brokers: through the name server, or without it while it is lost."""
 
+import contextlib
 import random
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -8,6 +9,9 @@ import courier
 from launchpad_lite.search._helping import LOST
 from launchpad_lite.search._messages import Load, Member, View
 from launchpad_lite.search._timing import Timing
+
+#: Seconds until brokers that have not ended are told again.
+_RETRY_S = 0.1
 
 
 class Presence:
@@ -32,6 +36,7 @@ class Presence:
         """
         self.member = member
         self._name_server = courier.with_timeout(name_server, 2 * timing.beat_s)
+        self._timing = timing
         self._clients = dict(brokers)
         self._addresses: dict[str, str] = {}
         self._connect = connect
@@ -64,6 +69,26 @@ class Presence:
         except (*LOST, courier.CallCancelledError):
             pass  # it will notice
 
+    def end_search(self, wait_for_stop: Callable[[float], bool]) -> None:
+        """Ends the search: all brokers, once their workers have left.
+
+        Those that are started again meanwhile are told once more.
+
+        Args:
+            wait_for_stop: Waits; returns whether to give up, because the program stops.
+        """
+        left = dict(self._clients)
+        while left and not wait_for_stop(_RETRY_S):
+            with contextlib.suppress(*LOST):
+                self._name_server.close()
+            for name, broker in list(left.items()):
+                try:
+                    courier.with_timeout(broker, self._timing.beat_s).close()
+                except courier.ServerUnreachableError:  # it has ended for good
+                    del left[name]
+                except LOST:
+                    pass
+
     def choose(self, avoid: Collection[str] = ()) -> str:
         """Returns the name of a broker to use; empty if none is known.
 
@@ -81,6 +106,10 @@ class Presence:
         if name and name not in self.view.brokers and name not in self._clients:
             self.beat()  # to learn its address
         return name
+
+    def has_ended(self, ended: Collection[str]) -> bool:
+        """Returns whether all brokers are among those that have ended."""
+        return not {*self._clients, *self.view.brokers}.difference(ended)
 
     def client(self, name: str) -> Any:
         """Returns a client of a broker."""

@@ -75,10 +75,11 @@ class Registry:
         is_known = entry is not None and entry.member.who == who
         if entry is not None and is_known:
             entry.seen_at, entry.load, entry.broker = now, load, broker
-        return self.view(is_known=is_known)
+        return self.view(now, is_known=is_known)
 
-    def view(self, *, is_known: bool = True) -> View:
+    def view(self, now: float, *, is_known: bool = True) -> View:
         """Returns who is there."""
+        self._expire(now)
         brokers = {
             name: (entry.member.address, entry.load)
             for (role, name), entry in self._entries.items()
@@ -87,13 +88,15 @@ class Registry:
         workers = sum(role == "worker" for role, _ in self._entries)
         return View(is_known, brokers, workers, self._is_closed)
 
-    def place(self, role: str, avoid: Collection[str] = ()) -> str:
+    def place(self, role: str, avoid: Collection[str], now: float) -> str:
         """Returns the broker that one more worker or model is to use; empty if there is none.
 
         Args:
             role: What it is.
             avoid: Brokers that it cannot reach.
+            now: The time.
         """
+        self._expire(now)
         users = {name: 0 for kind, name in self._entries if kind == "broker"}
         for (kind, _), entry in self._entries.items():
             if kind == role and entry.broker in users:
@@ -124,6 +127,7 @@ class Registry:
             raise SearchError(f"{who.name} is to register before it claims a device")
         if now < self._knows_all_at:
             return None
+        self._expire(now)
         used = dict.fromkeys(devices, 0.0)
         for (role, name), other in self._entries.items():
             held = other.member.device
@@ -151,16 +155,8 @@ class Registry:
         """Says that the search is over."""
         self._is_closed = True
 
-    @property
-    def is_used(self) -> bool:
-        """Whether anybody is there."""
-        return bool(self._entries)
-
-    def expire(self, now: float) -> list[str]:
-        """Drops who is silent; returns their names."""
-        silent = [
-            key for key, entry in self._entries.items() if entry.seen_at + self._silence_s <= now
-        ]
-        for key in silent:
-            del self._entries[key]
-        return [name for _, name in silent]
+    def _expire(self, now: float) -> None:
+        """Drops who is silent."""
+        for key, entry in list(self._entries.items()):
+            if entry.seen_at + self._silence_s <= now:
+                del self._entries[key]

@@ -74,6 +74,7 @@ class Worker:
         self._has_ended = threading.Event()
         self._failure: BaseException | None = None
         self._is_over = False
+        self._ended: set[str] = set()
         self._heard_at = time.monotonic()
 
     def run(self) -> None:
@@ -121,11 +122,14 @@ class Worker:
             return
         try:
             found = self._exchange(self._broker, self._count(), self._timing.poll_s)
-        except LOST:
+        except LOST as error:
             lost, self._broker = self._broker, ""
+            if isinstance(error, courier.ServerUnreachableError):  # it has ended for good
+                self._ended.add(lost)
+                self._is_over = self._presence.has_ended(self._ended)
             self._stop.wait(_RETRY_S)
             self._broker = self._presence.choose(avoid=[lost])
-            self._is_over = self._presence.view.is_closed
+            self._is_over |= self._presence.view.is_closed
             return
         if found is None:
             self._is_over = True

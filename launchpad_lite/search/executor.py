@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import contextlib
+import functools
 import os
 import pickle
 import queue
@@ -14,7 +15,6 @@ from typing import Any, TypeVar
 import courier
 import launchpad_lite as lp
 from launchpad_lite.search._broker import BrokerOptions
-from launchpad_lite.search._helping import LOST
 from launchpad_lite.search._messages import Life, Member, Outcome, State, Submission
 from launchpad_lite.search._model_node import failure_of
 from launchpad_lite.search._outbox import Outbox
@@ -94,7 +94,7 @@ class Executor(concurrent.futures.Executor):
     def of(cls, name_server: Any, brokers: Mapping[str, Any], timing: Timing) -> "Executor":
         """Returns one of clients of brokers that run. For `add_to`."""
         executor = cls.__new__(cls)
-        executor._begin(name_server, brokers, timing, lambda: None)
+        executor._begin(name_server, brokers, timing)
         return executor
 
     @classmethod
@@ -134,13 +134,11 @@ class Executor(concurrent.futures.Executor):
         name_server: Any,
         brokers: Mapping[str, Any],
         timing: Timing,
-        end: Callable[[], object],
+        end: Callable[[], object] | None = None,
     ) -> None:
         member = Member("model", Life(f"executor-{uuid.uuid4().hex}", ""), version=lp.__version__)
         self._presence = Presence(member, name_server, brokers, courier.Client, timing)
-        self._servers = [name_server, *brokers.values()]
-        self._timing = timing
-        self._end = end
+        self._end = end or functools.partial(self._presence.end_search, lp.wait_for_stop)
         self._outbox = Outbox(self._presence, timing)
         self._lock = threading.Lock()
         self._futures: dict[str, tuple[str, Future[Any]]] = {}
@@ -231,12 +229,9 @@ class Executor(concurrent.futures.Executor):
             return
         self._is_over.set()
         self._submitted.put(None)
-        self._presence.leave()
-        for server in self._servers:
-            with contextlib.suppress(*LOST, courier.CallCancelledError):
-                courier.with_timeout(server, self._timing.beat_s).close()
         for thread in self._threads:
             thread.join()
+        self._presence.leave()
         self._end()
 
 

@@ -1,0 +1,152 @@
+"""Searches whose nodes are killed at random, as processes."""
+
+import collections
+import contextlib
+import os
+import pickle
+import random
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import launchpad_lite as lp
+from launchpad_lite import search
+from tests.launchpad_lite.search.tasks_for_tests import QUICK
+
+WORKERS = 3
+
+
+class Note(search.Task):
+    """Notes that it runs, in a file that all share."""
+
+    def __init__(self, number: int, file: Path, pause_s: float) -> None:
+        self.number = number
+        self._file = file
+        self._pause_s = pause_s
+
+    def run(self) -> int:
+        with self._file.open("ab") as file:
+            file.write(b"%d\n" % self.number)
+        time.sleep(self._pause_s)
+        return self.number
+
+
+class Counting(search.Model):
+    """Asks for so many tasks, and counts how often it is told each."""
+
+    def __init__(self, total: int, file: Path, pause_s: float) -> None:
+        self.total = total
+        self._file = file
+        self._pause_s = pause_s
+        self._next = 0
+        self.told: collections.Counter[int] = collections.Counter()
+
+    def ask(self) -> Note | None:
+        if self._next == self.total:
+            return None
+        self._next += 1
+        return Note(self._next - 1, self._file, self._pause_s)
+
+    def tell(self, task: Any, result: int) -> None:
+        assert task.number == result
+        self.told[result] += 1
+
+
+class Played:
+    """A search whose nodes were killed, from its beginning to its end."""
+
+    def __init__(
+        self, tmp_path: Path, groups: tuple[str, ...], *, total: int, pause_s: float, every_s: float
+    ) -> None:
+        """Runs it.
+
+        Args:
+            tmp_path: For all its files.
+            groups: Whose nodes are killed.
+            total: Number of tasks.
+            pause_s: How long each takes.
+            every_s: Between two kills.
+        """
+        self.kills: collections.Counter[str] = collections.Counter()
+        notes = tmp_path / "notes"
+        program = lp.Program("kills")
+        model = Counting(total, notes, pause_s)
+        search.add_to(
+            program,
+            model,
+            workers=WORKERS,
+            brokers=2,
+            folder=tmp_path / "brokers",
+            max_losses=1000,
+            timing=QUICK,
+        )
+        again = lp.RestartPolicy(
+            "on_failure", max_restarts=10_000, backoff_s=0.05, max_backoff_s=0.2
+        )
+        checkpoints = lp.Checkpoints(tmp_path / "model", period_s=0.5)
+        rng = random.Random(0)
+        with lp.launch(
+            program, "test_mp", restart=again, checkpoints={"search_model": checkpoints}
+        ) as running:
+            while not running.join(every_s):
+                if groups:
+                    self._kill(running, groups, rng)
+            self.outcome = running.wait().outcome
+        newest = max(
+            (tmp_path / "model").rglob("model.pickle"), key=lambda path: path.stat().st_mtime
+        )
+        self.told = pickle.loads(newest.read_bytes())["model"].told
+        self.runs = collections.Counter(map(int, notes.read_text().split()))
+
+    def _kill(
+        self, running: lp.RunningProgram, groups: tuple[str, ...], rng: random.Random
+    ) -> None:
+        group = f"search_{rng.choice(groups)}"
+        nodes = [
+            node
+            for node in running.status()
+            if node.name.startswith(group) and node.pid and node.state in ("running", "serving")
+        ]
+        if nodes:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(rng.choice(nodes).pid or 0, signal.SIGKILL)
+                self.kills[group] += 1
+
+
+@pytest.mark.slow
+def test_a_task_runs_once_if_no_worker_is_lost_whoever_else_is(tmp_path: Path):
+    played = Played(tmp_path, ("broker", "name_server"), total=600, pause_s=0.03, every_s=0.4)
+    assert played.kills.total() >= 8
+    assert played.told == collections.Counter(range(600))
+    assert played.runs == collections.Counter(range(600))
+
+
+@pytest.mark.slow
+def test_each_task_is_told_once_whoever_is_killed(tmp_path: Path):
+    played = Played(
+        tmp_path,
+        ("broker", "name_server", "worker", "model"),
+        total=600,
+        pause_s=0.03,
+        every_s=0.5,
+    )
+    assert played.kills.total() >= 8
+    assert played.told == collections.Counter(range(600))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1500)
+def test_chaos(tmp_path: Path):
+    """A node is killed each second for ten minutes."""
+    played = Played(
+        tmp_path,
+        ("broker", "name_server", "worker", "model"),
+        total=30_000,
+        pause_s=0.05,
+        every_s=1.0,
+    )
+    print(dict(played.kills), "runs:", played.runs.total())
+    assert played.told == collections.Counter(range(30_000))
