@@ -5,6 +5,7 @@ comes first counts.
 """
 
 import contextlib
+import itertools
 import threading
 import time
 import uuid
@@ -97,14 +98,16 @@ class Outbox:
             given_up = [each for each in ids if self._outstanding.pop(each, None) is not None]
             for each in given_up:
                 self._unsent.pop(each, None)
-        with contextlib.suppress(*LOST, KeyError):
-            self._client().cancel(self._model, given_up)
+        self._have_forgotten(given_up)
+
+    def _have_forgotten(self, ids: Sequence[str]) -> None:
+        if ids:
+            with contextlib.suppress(*LOST, KeyError):
+                self._client().cancel(self._model, ids)
 
     def send(self) -> bool:
         """Sends what was added; returns whether all of it was accepted."""
-        with self._lock:
-            part = [self._outstanding[each] for each in list(self._unsent)[:_MOST_AT_ONCE]]
-        while part:
+        while part := self._next_part():
             if not self._is_ready():
                 return False
             try:
@@ -116,10 +119,17 @@ class Outbox:
             with self._lock:
                 for each in part[:count]:
                     self._unsent.pop(each.id, None)
-                if count < len(part):
-                    return False  # there is no room now
-                part = [self._outstanding[each] for each in list(self._unsent)[:_MOST_AT_ONCE]]
+                given_up = [each.id for each in part if each.id not in self._outstanding]
+            self._have_forgotten(given_up)  # meanwhile
+            if count < len(part):
+                return False  # there is no room now
         return True
+
+    def _next_part(self) -> list[Submission]:
+        with self._lock:
+            return [
+                self._outstanding[each] for each in itertools.islice(self._unsent, _MOST_AT_ONCE)
+            ]
 
     def collect(self, wait_s: float) -> tuple[list[Outcome], list[Progress]]:
         """Returns outcomes of outstanding tasks, each once, and their progress; waits for some.

@@ -185,7 +185,8 @@ class Executor(concurrent.futures.Executor):
             with contextlib.suppress(queue.Empty):
                 while True:
                     found.append(self._submitted.get_nowait())
-            self._outbox.add([each for each in found if each is not None])
+            with self._lock:  # some may have been given up
+                self._outbox.add([each for each in found if each and each.id in self._futures])
             is_sent = self._outbox.send()
             if not is_sent:
                 self._is_over.wait(_RETRY_S)
