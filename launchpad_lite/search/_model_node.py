@@ -50,6 +50,11 @@ class Status(NamedTuple):
         seconds: Since the beginning, without times in which it did not run.
         is_over: Whether it is over.
         unknown_kinds: Kinds of tasks that wait, and that no worker takes.
+
+    Example:
+        def watch(node):  # in a node that got the handle of search.add_to
+            while not (status := node.wait(10.0)).is_over:
+                print(status.done, status.best)
     """
 
     queued: int = 0

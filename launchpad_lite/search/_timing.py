@@ -13,6 +13,9 @@ class Timing:
         silence_s: Until the name server drops who is silent.
         patience_s: That a model waits for its broker to come back before it goes to another one.
         poll_s: That a call waits for something to happen, before it is made again.
+
+    Example:
+        search.run(model, timing=search.Timing(lease_s=60.0, beat_s=5.0, silence_s=30.0))
     """
 
     lease_s: float = 10.0

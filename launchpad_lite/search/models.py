@@ -38,6 +38,10 @@ class Trial:
         told_at: When its end was known, in the same seconds; None before.
         seconds: How long it ran.
         curve: What it has reported: steps and values.
+
+    Example:
+        best = search.run(model).best  # a search.Trial
+        print(best.params, best.score, best.curve)
     """
 
     number: int

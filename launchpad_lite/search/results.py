@@ -23,6 +23,11 @@ class Result:
         trials: All that was tried, in the order in which it was asked for.
         model: As it is after the search.
         seconds: How long the search took, without times in which it did not run.
+
+    Example:
+        result = search.run(model, workers=8)
+        result.to_csv("trials.csv")
+        result.plot("search.svg")
     """
 
     trials: Sequence[Trial]
@@ -61,6 +66,13 @@ class Result:
             raise MissingExtraError("to_frame needs pandas. Run: pip install pandas") from None
         return pd.DataFrame(list(self._rows()))
 
+    def best_over_time(self) -> tuple[list[float], list[float]]:
+        """Returns when each result was known, in seconds, and the best score until then."""
+        done = [(at_s, score) for at_s, score, state in self._points() if state is TrialState.DONE]
+        better = max if self.model.maximize else min
+        scores = itertools.accumulate((score for _, score in done), better)
+        return [at_s for at_s, _ in done], list(scores)
+
     def plot(self, path: str | os.PathLike[str]) -> None:
         """Draws the scores of the trials over time, and the best one so far.
 
@@ -82,13 +94,9 @@ class Result:
             if found:
                 times, scores = zip(*found, strict=True)
                 axes.scatter(times, scores, s=10, c=color, label=state.value)
-        better = max if self.model.maximize else min
-        done = [(at_s, score) for at_s, score, each in points if each is TrialState.DONE]
-        if done:
-            best = itertools.accumulate((score for _, score in done), better)
-            axes.step(
-                [at_s for at_s, _ in done], list(best), "tab:orange", where="post", label="best"
-            )
+        best_times, best_scores = self.best_over_time()
+        if best_times:
+            axes.step(best_times, best_scores, "tab:orange", where="post", label="best")
             axes.legend()
         axes.set_xlabel("seconds")
         axes.set_ylabel("score")

@@ -35,6 +35,12 @@ class Candidate(Task, Generic[C]):
     Attributes:
         candidate: What is tried.
         retries: How often it may be run again when it has raised.
+
+    Example:
+        class Better(search.RandomSearch):
+            def tell(self, task, result):
+                super().tell(task, result)
+                print(task.candidate, result)  # task is a search.Candidate
     """
 
     def __init__(self, evaluate: Callable[[C], Any], candidate: C, retries: int = 0) -> None:
@@ -163,6 +169,12 @@ class RegularizedEvolution(_Search[C]):
     """Mutates the best of a few, and lets the oldest die.
 
     Real et al., "Regularized Evolution for Image Classifier Architecture Search" (AAAI 2019).
+
+    Example:
+        def mutate(params, rng):
+            return {"rate": params["rate"] * rng.uniform(0.5, 2)}
+
+        search.run(search.RegularizedEvolution(train, sample, mutate, trials=1000), workers=8)
     """
 
     def __init__(
@@ -220,7 +232,16 @@ class RegularizedEvolution(_Search[C]):
 
 
 class Genome(Protocol):
-    """A candidate of variable length, which can be recombined with another one."""
+    """A candidate of variable length, which can be recombined with another one.
+
+    Example:
+        class Layers(tuple):  # a search.Genome
+            def mutate(self, rng):
+                return Layers((*self, rng.choice(["3x3", "5x5"])))
+
+            def crossover(self, other, rng):
+                return Layers(self[:1] + other[1:]), Layers(other[:1] + self[1:])
+    """
 
     def __len__(self) -> int:
         """Returns its length."""
@@ -240,6 +261,12 @@ class VariableLengthEvolution(_Search[G]):
 
     Algorithm 1 of Hajewski and Oliveira, "Building Scalable Deep Learning Systems with RPC". Where
     two parents of different lengths are mutated, both children are tried, and the fitter one lives.
+
+    Example:
+        def first(rng):
+            return Layers([rng.choice(["3x3", "5x5"])])  # a search.Genome
+
+        search.run(search.VariableLengthEvolution(train, first, trials=1000), workers=8)
     """
 
     def __init__(
@@ -328,6 +355,14 @@ class SuccessiveHalving(_Search[C]):
 
     ASHA, in the variant that stops: Li et al., "A System for Massively Parallel Hyperparameter
     Tuning" (MLSys 2020). `evaluate` calls `search.report(value)` after each step.
+
+    Example:
+        def train(params):
+            for epoch in range(81):
+                search.report(accuracy := train_epoch(params))
+            return accuracy
+
+        search.run(search.SuccessiveHalving(train, sample, trials=1000), workers=8)
     """
 
     def __init__(

@@ -70,7 +70,11 @@ class Call(Task):
 
 
 class Foreign(Task):
-    """A task for workers in another language: bytes of a kind that they know. Its result is bytes."""
+    """A task for workers in another language: bytes of a kind that they know. Its result is bytes.
+
+    Example:
+        task = search.Foreign("js", json.dumps({"rate": 0.1}).encode())
+    """
 
     def __init__(self, kind: str, payload: bytes) -> None:
         """Describes the task.
@@ -143,6 +147,12 @@ def report(value: float, step: int | None = None) -> None:
     Raises:
         StoppedEarlyError: The model has seen enough: it is to end. Let it pass.
         RuntimeError: Not called by a task, in the thread that runs it.
+
+    Example:
+        def train(rate):
+            for epoch in range(10):
+                search.report(accuracy := train_epoch(rate))
+            return accuracy
     """
     task = running.get()
     if task is None:

@@ -12,6 +12,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("courier", "launchpad_lite", "launchers")
+#: Rooms of launchpad_lite that are built on top of nodes and calls.
+ROOMS = ("engines", "search")
 
 # Heavy, or optional, or both: loaded where they are used, not by a research script that only
 # describes its program. grpc and protobuf also must not be loaded before workers are forked.
@@ -23,6 +25,7 @@ LAZY_MODULES = (
     "jax",
     "kubernetes",
     "numpy",
+    "optuna",
     "reverb",
     "tensorflow",
     "torch",
@@ -86,8 +89,9 @@ def _listing_order(name: str) -> tuple[bool, bool, str]:
     return not name.isupper(), not name[:1].isupper(), name
 
 
-def test_engines_are_made_of_what_users_have() -> None:
-    for path in (ROOT / "launchpad_lite" / "engines").glob("*.py"):
+@pytest.mark.parametrize("room", ROOMS)
+def test_rooms_on_top_are_made_of_what_users_have(room: str) -> None:
+    for path in (ROOT / "launchpad_lite" / room).glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom):
                 names = [f"{node.module}.{alias.name}" for alias in node.names]
@@ -95,11 +99,12 @@ def test_engines_are_made_of_what_users_have() -> None:
                 names = [alias.name for alias in node.names]
             else:
                 continue
-            inside = [name for name in names if not name.startswith("launchpad_lite.engines.")]
+            inside = [name for name in names if not name.startswith(f"launchpad_lite.{room}.")]
             hidden = [name for name in inside if name.startswith(PACKAGES) and "._" in name]
             assert not hidden, f"{path.name} reaches below what is public: {hidden}"
 
 
-def test_the_engines_are_loaded_when_they_are_used() -> None:
-    script = "import sys, launchpad_lite; assert 'launchpad_lite.engines' not in sys.modules"
+@pytest.mark.parametrize("room", ROOMS)
+def test_rooms_on_top_are_loaded_when_they_are_used(room: str) -> None:
+    script = f"import sys, launchpad_lite; assert 'launchpad_lite.{room}' not in sys.modules"
     subprocess.run([sys.executable, "-c", script], check=True, cwd=ROOT)

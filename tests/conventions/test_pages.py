@@ -51,7 +51,9 @@ _OUTPUT = {
     "futures.py": "[driver[0]] squares: [0, 1, 4]\n[driver[0]] stream: [0, 1, 2]\n",
     "page_node.py": "[reader[0]] a page\n",
     "square.py": "[driver[0]] 285\n",
+    "squares.py": "[0, 1, 4, 9, 16]\n",
     "survivors.py": "[search[0]] best x: 3\n",
+    "tune.py": "best rate: 0.1\n",
     "typed.py": "[visitor[0]] hello, world\n",
 }
 

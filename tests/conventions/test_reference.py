@@ -11,9 +11,15 @@ import pytest
 
 import courier
 import launchpad_lite as lp
-from launchpad_lite import engines, testing
+from launchpad_lite import engines, search, testing
 
-_ROOMS = {"lp": lp, "courier": courier, "testing": testing, "engines": engines}
+_ROOMS = {
+    "lp": lp,
+    "courier": courier,
+    "testing": testing,
+    "engines": engines,
+    "search": search,
+}
 #: Of no use to users by themselves, or no object with a docstring.
 _WITHOUT = {courier.ExceptionReport, courier.PoolChoice, courier.Timing, lp.__version__}
 _NAMES = sorted(
