@@ -8,11 +8,17 @@ once it went through as many links as there are copies (chain replication; van R
 OSDI 2004). A member that was taken over, rightly or not, has no link any more: it cannot answer a
 change, learns why, and joins again. So a wrong suspicion costs time, but no values.
 
+A member that leaves hands all on to the next one, which takes it at once. Until the answer is here,
+the one that leaves refuses all, and names the next one instead: a change that it took now would not
+be where the values are. Nobody waits for one that leaves, because the next one accepts what it
+refuses; so those that leave at the same time, even all, do not wait for each other.
+
 Coroutines for one event loop: what stands between two awaits is done at once. Others are reached by
 a function, so tests can hand in a network that delays and a process that crashes.
 """
 
 import asyncio
+import contextlib
 import dataclasses
 import enum
 import random
@@ -26,6 +32,9 @@ from launchpad_lite.engines.errors import EngineError, ValuesLostError
 
 #: Seconds until something is tried again that another member refused.
 _PAUSE_S = 0.02
+#: Seconds after which a member that leaves trusts its own range again, if nobody has told it who has
+#: that. Longer than others need to notice that a process is gone.
+_DOUBT_S = 5.0
 
 
 class ElsewhereError(EngineError):
@@ -50,6 +59,8 @@ class Link(enum.Enum):
     BEHIND = "behind"
     #: Another one comes before it.
     APART = "apart"
+    #: It is handing all on to the next one, which is to be asked.
+    LEAVES = "leaves"
 
 
 Answer = tuple[Link, list[Contact]]
@@ -135,7 +146,9 @@ class Member:
         self._heard: tuple[Contact, int] = (me, 0)
         #: Who is being let in: its changes wait until that is known to all replicas.
         self._newcomer: Contact | None = None
-        self._is_leaving = False
+        #: Who is to have all, from when that is on its way until it is known who has it. Meanwhile
+        #: a link to either of them may hold, so this one takes and answers nothing.
+        self._heir: Contact | None = None
         #: How many have handed all on to it, and do not know yet that it is safe here.
         self._inheriting = 0
         #: Held by what changes values or the range, one after the other. Never while it is
@@ -224,7 +237,7 @@ class Member:
             ElsewhereError: Another one is before it.
         """
         own = self._on_ring()
-        if self._is_leaving or own.before != part.owner or self._newcomer == part.owner:
+        if own.before != part.owner or self._newcomer == part.owner:
             raise ElsewhereError(f"{part.owner.name} is not before {self._me.name}")
         self._merge(part, copies)
         self._inheriting += 1
@@ -252,11 +265,9 @@ class Member:
             changes: What has changed; None asks only whether it has all up to there.
             links: How often it is to pass them on.
         """
-        own = self._on_ring()
-        if owner == self._newcomer:
-            raise ElsewhereError(f"{self._me.name} is still letting {owner.name} in")
-        if own.before != sender:
-            return self._apart(own)
+        refused = self._refused(sender, owner)
+        if refused is not None:
+            return refused
         part = self._copy_of(owner)
         if part is None or part.seq < seq - (changes is not None):
             return Link.BEHIND, []
@@ -278,11 +289,9 @@ class Member:
             owner: Which is to be passed on.
             links: How often.
         """
-        own = self._on_ring()
-        if owner == self._newcomer:
-            raise ElsewhereError(f"{self._me.name} is still letting {owner.name} in")
-        if own.before != sender:
-            return self._apart(own)
+        refused = self._refused(sender, owner)
+        if refused is not None:
+            return refused
         if self._heard[0] != sender or self._heard[1] < clock:
             self._heard = (sender, clock)
             self._take_copies(parts)
@@ -341,7 +350,7 @@ class Member:
                     await self._send_own(own)
                 return
             value = await apply(entry.value)
-            self._check_still(own)
+            self._check_still(own, self._me)
             await self._change(
                 key, Entry(value, entry.version + 1, {**entry.applied, peer: number})
             )
@@ -364,42 +373,20 @@ class Member:
 
     async def leave(self) -> None:
         """Hands all on to the next member; it is not on the ring afterwards."""
-        while True:
+        while self._own is not None:
             async with self._writing:
-                self._is_leaving = True
-                try:
-                    while self._inheriting:
-                        await self._pause()
-                    own = self._own
-                    if own is None or own.before is None:  # it is the last one
-                        self._fall_off()
-                        return
-                    for to in list(self.ring.successors):
-                        try:
-                            await self._call(to, "inherit", own.copy(), self._copies)
-                        except GoneError:
-                            self.ring.drop(to.name)
-                        except ElsewhereError:
-                            pass
-                        else:
-                            self._fall_off()
-                            return
-                finally:
-                    self._is_leaving = False
-                try:
-                    await self._send_own(own)  # or it learns that it was taken over
-                except ElsewhereError:
-                    return
+                with contextlib.suppress(ElsewhereError):  # it was taken over
+                    await self._hand_on()
             await self._pause()
 
     async def look(self) -> None:
-        """Looks once at its neighbours: takes over from one that is gone; mends its copies.
+        """Looks once at the member before it, and takes over from it if it is gone.
 
         Raises:
             ValuesLostError: The member before it is gone, and there is no copy of its values.
         """
         own = self._own
-        if own is None:
+        if own is None or self._heir is not None:
             return
         before = own.before
         if before is None:
@@ -409,13 +396,22 @@ class Member:
                 process, _ = await self._call(before, "neighbours")
             except GoneError:
                 process = None
-            if process != before and self._own is own and own.before == before:
+            is_still = self._own is own and own.before == before and self._heir is None
+            if process != before and is_still:
                 self._take_over()
-        if self._writing.locked():
+
+    async def mend(self) -> None:
+        """Gives those after it what they lack.
+
+        That may have to wait until the next `look` takes over: so neither waits for the other.
+
+        Raises:
+            ElsewhereError: It was taken over.
+        """
+        if self._own is None or self._writing.locked():
             return  # what is done there finds what is to be mended
         async with self._writing:
-            if self._own is own:
-                await self._send_own(own)
+            await self._send_own(self._own)
 
     async def find(
         self, place: int, entries: Sequence[Contact]
@@ -448,13 +444,15 @@ class Member:
 
     # Inside.
 
-    def _on_ring(self) -> Part:
+    def _on_ring(self, owner: Contact | None = None) -> Part:
         if self._own is None:
             raise ElsewhereError(f"{self._me.name} is not on the ring")
+        if self._heir is not None and owner != self._me:
+            raise ElsewhereError(f"{self._me.name} leaves the ring")
         return self._own
 
-    def _check_still(self, own: Part) -> None:
-        if self._own is not own:
+    def _check_still(self, own: Part, owner: Contact) -> None:
+        if self._on_ring(owner) is not own:
             raise ElsewhereError(f"{self._me.name} was taken over")
 
     def _owning(self, key: Key) -> Part:
@@ -505,8 +503,42 @@ class Member:
         self._take_copies(copies)
         self.ring.drop(part.owner.name)
 
-    def _apart(self, own: Part) -> Answer:
-        return Link.APART, [own.before] if own.before is not None else []
+    def _refused(self, sender: Contact, owner: Contact) -> Answer | None:
+        """Returns why the sender has no link to this member; None if it has one."""
+        if self._heir is not None:
+            return Link.LEAVES, [self._heir]
+        own = self._on_ring()
+        if owner == self._newcomer:
+            raise ElsewhereError(f"{self._me.name} is still letting {owner.name} in")
+        if own.before != sender:
+            return Link.APART, [own.before] if own.before is not None else []
+        return None
+
+    async def _hand_on(self) -> None:
+        """Tries once to hand all on.
+
+        Raises:
+            ElsewhereError: It was taken over, or the next one does not take it at the moment.
+        """
+        own = self._on_ring()
+        await self._send_own(own)
+        if self._inheriting or self._acked < own.seq:
+            return
+        if own.before is None:  # it is the last one
+            self._fall_off()
+            return
+        self._heir = to = self.ring.successors[0]
+        try:
+            await self._call(to, "inherit", own.copy(), self._copies)
+            self._fall_off()
+        except GoneError:
+            # Before it was gone, it may have passed on that it has all: who comes next knows, if it
+            # is not in the same doubt itself.
+            self.ring.drop(to.name)
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._send(self._me, own.seq, None, 1), _DOUBT_S)
+        finally:
+            self._heir = None
 
     async def _change(self, key: Key, entry: Entry) -> None:
         own = self._on_ring()
@@ -533,9 +565,10 @@ class Member:
         Raises:
             ElsewhereError: This member is not on the ring any more, or has no copy of the owner.
         """
-        own = self._on_ring()
+        own = self._on_ring(owner)
         needs_all = False
         while links:
+            self._check_still(own, owner)
             if not self.ring.successors and own.before is not None:
                 self.ring.follow([own.before])  # the way around; it knows who comes in between
             for to in list(self.ring.successors):
@@ -551,23 +584,25 @@ class Member:
                 except ElsewhereError:
                     continue
                 finally:
-                    self._check_still(own)
+                    self._check_still(own, owner)
                 if link is Link.HOLDS:
                     self.ring.follow(contacts)
                     return
                 if link is Link.BEHIND:
                     needs_all = True
                     break
-                if not self._is_before(contacts, to):
+                if link is Link.LEAVES:
+                    self.ring.drop(to.name)
+                elif not self._is_before(contacts, to):
                     self._fall_off()
                     raise ElsewhereError(f"{self._me.name} was taken over")
                 self.ring.follow([*contacts, *self.ring.successors])
+                await self._pause()
                 break
             else:
                 if self._goes_around(own, owner):
                     return
                 await self._pause()
-                self._check_still(own)
 
     def _goes_around(self, own: Part, owner: Contact) -> bool:
         """Returns whether the owner itself comes next: there are fewer members than replicas."""
@@ -590,7 +625,7 @@ class Member:
         answer: Answer
         if needs_all:
             self._clock += 1
-            own = self._on_ring().copy()
+            own = self._on_ring(owner).copy()
             own.entries.update(self._pending)
             parts = [own, *self._copies][: self._links]
             answer = await self._call(to, "store_all", self._me, self._clock, parts, owner, links)

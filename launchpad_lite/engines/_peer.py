@@ -193,6 +193,7 @@ class Peer:
         """Makes steps until the job or the program stops."""
         loop = asyncio.get_running_loop()
         self._loop = loop
+        self._mending: asyncio.Task[None] = loop.create_task(self._mend())
 
         def stop() -> None:
             loop.call_soon_threadsafe(self._stops.set)
@@ -214,6 +215,7 @@ class Peer:
         finally:
             lp.unregister_stop_handler(stop)
             self._stops.set()
+            tasks.add(self._mending)
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
@@ -357,6 +359,9 @@ class Peer:
             try:
                 if self._member.is_on_ring:
                     await self._member.look()
+                    if self._mending.done():
+                        self._mending.result()
+                        self._mending = self._loop.create_task(self._mend())
                     await self._look_further()
                 elif not self._is_first or self._has_entered.is_set():
                     await self._member.join(self._entries())
@@ -376,6 +381,10 @@ class Peer:
             elif self._loop.time() > gives_up_at:
                 raise lost
             await asyncio.sleep(_LOOK_S if self._has_entered.is_set() else _RETRY_S)
+
+    async def _mend(self) -> None:
+        with contextlib.suppress(ElsewhereError):  # it learns that it was taken over
+            await self._member.mend()
 
     async def _may_be_made(self) -> bool:
         """Returns whether the first peer may still be about to make the ring."""

@@ -2,10 +2,11 @@
 
 import asyncio
 import collections
+import itertools
 import pickle
 import random
 import selectors
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -40,6 +41,30 @@ def simulate(main: Coroutine[Any, Any, None]) -> None:
         loop.close()
 
 
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 - time passes at once here
+        await asyncio.sleep(0.001)
+
+
+class Watched(Member):
+    """Shows what it has, and what the last one had that left."""
+
+    def __init__(self, world: "World", *args: Any) -> None:
+        super().__init__(*args)
+        self._world = world
+
+    def owns(self, key: int) -> bool:
+        return self._own is not None and self._own.has(key_place(key))
+
+    def is_after(self, contact: Contact) -> bool:
+        return self._own is not None and self._own.before == contact
+
+    def _fall_off(self) -> None:
+        if self._own is not None and self._own.before is None:
+            self._world.left.append({k: each.value for k, each in self._own.entries.items()})
+        super()._fall_off()
+
+
 class Process:
     """One life of a peer: joins, looks around, and makes updates."""
 
@@ -48,7 +73,7 @@ class Process:
         self.updates = 0
         self.is_to_leave = False
         self._world = world
-        self.member = Member(contact, world.replicas, self._call, world.rng)
+        self.member = Watched(world, contact, world.replicas, self._call, world.rng)
         self.tasks: set[asyncio.Task[Any]] = set()
         self.run(self._live())
 
@@ -67,22 +92,28 @@ class Process:
         return self.add if method == "add" else getattr(self.member, method)
 
     async def _live(self) -> None:
-        looking = self.run(self._look())
+        tending = [self.run(self._look()), self.run(self._mend())]
         if self.contact.life == 0 and self.contact.name == self._world.names[0]:
             self.member.begin(dict.fromkeys(KEYS, ()))
         while not self.is_to_leave:
             await self._try(self._join())
-            if self.member.is_on_ring:
+            if self.member.is_on_ring and self._world.makes_updates:
                 await self._update()
             await asyncio.sleep(self._world.rng.uniform(0, 0.05))
         await self.member.leave()
-        looking.cancel()
+        for task in tending:
+            task.cancel()
         del self._world.processes[self.contact.name]
 
     async def _look(self) -> None:
         while True:
             await asyncio.sleep(LOOK_S)
             await self._try(self.member.look())
+
+    async def _mend(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            await self._try(self.member.mend())
 
     async def _try(self, coroutine: Coroutine[Any, Any, None]) -> None:
         try:
@@ -132,7 +163,14 @@ class World:
         self.processes: dict[str, Process] = {}
         self.sent: set[Any] = set()
         self.acked: set[Any] = set()
+        self.makes_updates = True
         self.lost: list[str] = []
+        #: The values of each ring that ended.
+        self.left: list[dict[int, Any]] = []
+        #: Seconds that a request takes, and an answer, in the mean.
+        self.delay_s = 0.002
+        #: Seconds that an answer takes, by the name of the method.
+        self.delays: dict[str, float] = {}
         #: Who seems to be gone to the next one that asks.
         self.suspected: set[str] = set()
         self._lives: collections.Counter[str] = collections.Counter()
@@ -153,7 +191,7 @@ class World:
             task.cancel()
 
     async def call(self, name: str, method: str, args: Any) -> Any:
-        await asyncio.sleep(self.rng.expovariate(500))
+        await asyncio.sleep(self.rng.expovariate(1 / self.delay_s))
         process = self.processes.get(name)
         if process is None or (method == "neighbours" and name in self.suspected):
             self.suspected.discard(name)
@@ -163,8 +201,27 @@ class World:
         await asyncio.wait({task})
         if task.cancelled():
             raise GoneError(name)
-        await asyncio.sleep(self.rng.expovariate(500))
+        await asyncio.sleep(self.delays.get(method, self.rng.expovariate(1 / self.delay_s)))
         return task.result()
+
+    async def gone(self, names: list[str]) -> None:
+        """Waits until these have left, or crashed."""
+        for _ in range(2000):
+            await asyncio.sleep(0.05)
+            if not set(names) & self.processes.keys():
+                return
+        raise AssertionError(f"{set(names) & self.processes.keys()} do not get away")
+
+    async def leave(self, names: list[str]) -> None:
+        """Has some leave, at the same time or one soon after the other."""
+        pause_s = self.rng.choice([0, 0.002, 0.02])
+        for name in names:
+            self.processes[name].is_to_leave = True
+            await asyncio.sleep(self.rng.uniform(0, pause_s))
+
+    def end(self) -> None:
+        for name in list(self.processes):
+            self.crash(name)
 
     async def quiet(self) -> None:
         """Waits until all that run are on the ring."""
@@ -194,7 +251,11 @@ class World:
         stuck = [n for n, each in self.processes.items() if each.updates == before[n]]
         assert stuck == []
         acked = set(self.acked)
-        found = [token for value in (await self.values()).values() for token in value]
+        self.compare(await self.values(), acked)
+
+    def compare(self, values: dict[int, Any], acked: set[Any]) -> None:
+        """No acknowledged update is lost, and none is there twice."""
+        found = [token for value in values.values() for token in value]
         assert len(set(found)) == len(found)
         assert acked - set(found) == set()
         assert set(found) <= self.sent
@@ -230,8 +291,87 @@ def test_no_acknowledged_update_is_lost_or_applied_twice(seed: int, replicas: in
                     world.start(name)
             await world.quiet()
         await world.check()
-        for name in list(world.processes):
-            world.crash(name)
+        world.end()
         await asyncio.sleep(0)
+
+    simulate(main())
+
+
+def test_a_change_beside_a_leave_survives_the_crash_of_its_owner() -> None:
+    world = World(0, 4, 2)
+
+    async def main() -> None:
+        for name in world.names:
+            world.start(name)
+        await world.quiet()
+        world.makes_updates = False
+        await asyncio.sleep(LOOK_S)
+        _, owner, leaving, following = sorted(
+            world.processes.values(), key=lambda each: each.contact.place
+        )
+        key = next(k for k in itertools.count() if owner.member.owns(k))
+        world.delays["inherit"] = LOOK_S / 2
+        leaving.is_to_leave = True
+        await until(lambda: following.member.is_after(owner.contact))
+        await owner.member.put(key, "changed")
+        await until(lambda: leaving.contact.name not in world.processes)
+        world.crash(owner.contact.name)  # before it looks at its neighbours again
+        await until(lambda: following.member.owns(key))
+        assert await following.member.read(key) == ("changed", 0)
+        world.end()
+        await asyncio.sleep(0)
+
+    simulate(main())
+
+
+@pytest.mark.parametrize("replicas", [2, 3])
+@pytest.mark.parametrize(
+    "seed", [0, *[pytest.param(seed, marks=pytest.mark.slow) for seed in (8, 26, *range(1, 8))]]
+)
+def test_many_leave_at_a_time_while_others_crash(seed: int, replicas: int) -> None:
+    world = World(seed, 9, replicas)
+
+    async def main() -> None:
+        for _ in range(4):
+            for name in world.names:
+                if name not in world.processes:
+                    world.start(name)
+            await world.quiet()
+            leaving = world.rng.sample(world.names, world.rng.randrange(1, 8))
+            await world.leave(leaving)
+            others = [name for name in world.processes if name not in leaving]
+            for name in world.rng.sample(others, min(replicas, len(others)) - 1):
+                await asyncio.sleep(world.rng.uniform(0, 0.05))
+                world.crash(name)
+            await world.gone(leaving)
+            await world.quiet()
+            await world.check()
+        everybody = list(world.processes)
+        await world.leave(everybody)
+        await world.gone(everybody)
+        assert world.lost == []
+        [values] = world.left
+        world.compare(values, world.acked)
+
+    simulate(main())
+
+
+@pytest.mark.parametrize("replicas", [2, 3])
+@pytest.mark.parametrize(
+    "seed", [*range(5), *[pytest.param(seed, marks=pytest.mark.slow) for seed in range(5, 25)]]
+)
+def test_all_leave_as_soon_as_they_are_there(seed: int, replicas: int) -> None:
+    world = World(seed, random.Random(seed).randrange(2, 12), replicas)
+    world.delay_s = world.rng.choice([0.0005, 0.002, 0.02, 0.1])
+
+    async def main() -> None:
+        for name in world.names:
+            world.start(name)
+        await until(lambda: all(p.member.is_on_ring for p in world.processes.values()))
+        await world.leave(world.names)
+        await world.gone(world.names)
+        assert world.lost == []
+        [values] = world.left
+        world.compare(values, world.acked)
 
     simulate(main())
