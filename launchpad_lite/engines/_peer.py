@@ -24,10 +24,11 @@ from launchpad_lite.engines._ring import (
     SUCCESSORS,
     Contact,
     distance,
+    draw,
     estimate,
-    uniform_sample,
 )
 from launchpad_lite.engines._updates import check_updates, pulled
+from launchpad_lite.engines.barriers import Barrier
 from launchpad_lite.engines.errors import ValuesLostError
 
 if TYPE_CHECKING:
@@ -325,19 +326,13 @@ class Peer:
         """Draws whom to observe."""
         barrier, ring = self._job.barrier, self._member.ring
         size = barrier.sample_size
-        if size is None or size >= SUCCESSORS:
-            others = [Contact(name) for name in self._peers if name != self._me.name]
+        others = [Contact(name) for name in self._peers if name != self._me.name]
+        draws_itself = type(barrier).sample is not Barrier.sample
+        if size is None or size >= SUCCESSORS or draws_itself:
             return barrier.sample(others, self._rng)
         if ring.knows_all():
             return barrier.sample(ring.successors, self._rng)
-        reach = distance(self._me.place, ring.successors[-1].place)
-        peers = estimate([(len(ring.successors), reach)])
-        chosen: dict[str, Contact] = {}
-        while len(chosen) < size:
-            contact = await uniform_sample(self._rng, peers, self._find, self._after)
-            if contact is not None and contact.name != self._me.name:
-                chosen[contact.name] = contact
-        return list(chosen.values())
+        return await draw(self._rng, ring, size, self._find, self._after)
 
     async def _after(self, contact: Contact) -> list[Contact]:
         _, following = await self._call(contact, "neighbours")

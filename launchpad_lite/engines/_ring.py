@@ -157,3 +157,31 @@ async def uniform_sample(
         rest += distance(contact.place, after.place) - share
         contact = after
     return None
+
+
+async def draw(
+    rng: random.Random,
+    ring: Ring,
+    size: int,
+    find: Callable[[int], Awaitable[tuple[Contact, Sequence[Contact]]]],
+    walk: Callable[[Contact], Awaitable[Sequence[Contact]]],
+) -> list[Contact]:
+    """Returns some other peers, drawn uniformly without replacement; all, if there are no more.
+
+    Args:
+        rng: Where the random numbers come from.
+        ring: What the peer knows that draws.
+        size: How many to draw.
+        find: Returns the owner of a place, and the peers after it.
+        walk: Returns the peers after one.
+    """
+    chosen: dict[str, Contact] = {}
+    while len(chosen) < size:
+        if ring.knows_all():  # also if others have left meanwhile
+            return rng.sample(ring.successors, min(size, len(ring.successors)))
+        reach = distance(ring.me.place, ring.successors[-1].place)
+        peers = estimate([(len(ring.successors), reach)])
+        contact = await uniform_sample(rng, peers, find, walk)
+        if contact is not None and contact.name != ring.me.name:
+            chosen[contact.name] = contact
+    return list(chosen.values())

@@ -74,7 +74,8 @@ class Barrier(abc.ABC):
         """Returns whom a worker observes: all others, or some of them, drawn without replacement.
 
         Args:
-            others: All other workers, in an order that does not depend on chance.
+            others: All other workers, in an order that does not depend on chance. With peers, also
+                those that have left: nobody waits for these.
             rng: Where the random numbers come from.
         """
         if self.sample_size is None or self.sample_size >= len(others):

@@ -10,9 +10,9 @@ import signal
 import statistics
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -25,6 +25,7 @@ from launchpad_lite.engines._ring import (
     Contact,
     Ring,
     distance,
+    draw,
     estimate,
     uniform_sample,
 )
@@ -117,6 +118,22 @@ def test_peers_are_sampled_with_equal_probability_and_counted_by_density() -> No
         for contact in rng.sample(peers.contacts, 8)
     ]
     assert estimate(spans) == pytest.approx(100, rel=0.3)
+
+
+def test_a_sample_that_is_drawn_while_others_leave_is_of_those_that_stay() -> None:
+    peers = Everybody(100)
+    ring = peers.rings[peers.contacts[0]]
+    stay = peers.contacts[:3]
+
+    async def find(place: int) -> tuple[Contact, list[Contact]]:
+        ring.follow(stay[1:])  # it has looked at its neighbours again
+        return stay[place % 3], []
+
+    async def walk(contact: Contact) -> list[Contact]:
+        return [each for each in stay if each != contact]
+
+    found = asyncio.run(draw(random.Random(1), ring, 10, find, walk))
+    assert sorted(each.name for each in found) == sorted(each.name for each in stay[1:])
 
 
 def test_fingers_point_beyond_the_next_peers_only() -> None:
@@ -216,6 +233,29 @@ def test_peers_that_end_at_the_same_time_let_each_other_go(peers: int) -> None:
         program = lp.Program("peers")
         Ending(10, engines.BSP()).add_to(program, peers=peers)
         lp.launch(program, "local_mt").wait()
+
+
+class FirstTwo(engines.Barrier):
+    """Each peer observes the first two of the others."""
+
+    sample_size = 2
+    asked: ClassVar[list[int]] = []
+
+    def may_advance(self, step: int, observed_steps: Sequence[int]) -> bool:
+        return step <= min(observed_steps)
+
+    def sample(self, others: Sequence[Any], rng: random.Random) -> list[Any]:
+        self.asked.append(len(others))
+        return list(others[:2])
+
+
+@pytest.mark.slow
+def test_a_barrier_draws_its_own_sample_of_all_other_peers() -> None:
+    FirstTwo.asked.clear()
+    program = lp.Program("peers")
+    Ending(2, FirstTwo()).add_to(program, peers=SUCCESSORS + 2)  # more than each knows
+    lp.launch(program, "local_mt").wait()
+    assert set(FirstTwo.asked) == {SUCCESSORS + 1}
 
 
 class Broken(Counting):
