@@ -20,6 +20,9 @@ from launchpad_lite.engines.parameter_server import Versioned
 
 J = TypeVar("J", bound="PeerToPeer")
 
+#: Seconds until peers are asked again, when one or all of them have not answered.
+_PAUSE_S = 0.05
+
 _GONE = courier.ServerLostError, courier.ServerUnreachableError, courier.CallTimeoutError
 
 
@@ -207,6 +210,7 @@ class PeerToPeerClient(_Values):
     def _one_that_answers(self) -> Any:
         gives_up_at = time.monotonic() + PATIENCE_S
         while True:
+            time.sleep(_PAUSE_S)  # one that ends still answers; who comes back takes a while
             for peer in random.sample(self._peers, len(self._peers)):
                 try:
                     courier.with_timeout(peer, PING_S).neighbours()

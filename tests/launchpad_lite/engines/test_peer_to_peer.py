@@ -16,8 +16,11 @@ from typing import Any, ClassVar
 
 import pytest
 
+import courier
 import launchpad_lite as lp
 from launchpad_lite import engines
+from launchpad_lite.engines import peer_to_peer
+from launchpad_lite.engines._peer import PATIENCE_S
 from launchpad_lite.engines._ring import (
     BITS,
     CIRCLE,
@@ -196,6 +199,45 @@ def test_each_update_is_applied_once_wherever_its_key_is(barrier: engines.Barrie
     assert sum(value.value for value in values) == 5 * 12 * 2
     assert all(value.value == value.version for value in values)
     assert size == 5
+
+
+class Clock:
+    """Lets time pass at once."""
+
+    now = 0.0
+    pauses = 0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self.pauses += 1
+
+
+class Gone:
+    """A peer that does not answer."""
+
+    asked = 0
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            self.asked += 1
+            raise courier.ServerUnreachableError(name)
+
+        return call
+
+
+def test_a_client_pauses_between_its_questions_while_no_peer_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, peer = Clock(), Gone()
+    monkeypatch.setattr(peer_to_peer, "time", clock)
+    monkeypatch.setattr(courier, "with_timeout", lambda client, _: client)
+    with pytest.raises(courier.ServerUnreachableError):
+        engines.PeerToPeerClient([peer]).get("key")
+    assert clock.now > PATIENCE_S
+    assert peer.asked <= 1 + clock.pauses
 
 
 class Leaving(Counting):
