@@ -98,6 +98,10 @@ class Peer:
         #: Whether it has been on the ring.
         self._has_entered = asyncio.Event()
         self._stops = asyncio.Event()
+        #: Whether it makes the ring: in a second life, unless another peer may have been on one.
+        self._makes_ring = name == self._first.name
+        #: Whether nobody makes a step before all are there: not, if the ring was there before it.
+        self._awaits_all = self._me.life == 0
         #: Who has been on the ring, if this is the first peer.
         self._greeted = {name}
         self._all_greeted = asyncio.Event()
@@ -178,13 +182,17 @@ class Peer:
         return self._member.step if self._makes_steps else None
 
     async def makes_ring(self) -> bool:
-        """Returns whether this peer is going to make the ring."""
-        return self._is_first and not self._has_entered.is_set()
+        """Returns whether this peer is going to make the ring, or may."""
+        return self._makes_ring and not self._has_entered.is_set()
+
+    async def may_know_ring(self) -> bool:
+        """Returns whether this peer has been on the ring, in this life or perhaps in one before."""
+        return self._me.life > 0 or self._has_entered.is_set() or self._member.is_on_ring
 
     async def greet(self, peer: str) -> None:
         """Says to the first peer that another one is on the ring; returns once all were."""
         self._greeted.add(peer)
-        if len(self._greeted) == len(self._peers) or self._me.life:
+        if len(self._greeted) == len(self._peers) or not self._awaits_all:
             self._all_greeted.set()
         await self._all_greeted.wait()
 
@@ -226,7 +234,8 @@ class Peer:
     async def _work(self) -> None:
         job = self._job
         await self._user(job.start)
-        if self._is_first:
+        if await self._is_to_make_ring():
+            self._awaits_all = True
             self._member.begin(await self._user(job.initial))
             self._has_entered.set()
         await self._has_entered.wait()
@@ -244,10 +253,32 @@ class Peer:
     def _first(self) -> Contact:
         return Contact(next(iter(self._peers)))
 
-    @property
-    def _is_first(self) -> bool:
-        """Whether it makes the ring. In a second life that is there, or lost."""
-        return self._me.life == 0 and self._me.name == self._first.name
+    async def _is_to_make_ring(self) -> bool:
+        """Returns whether it makes the ring, once that is certain.
+
+        In a second life it asks all others: there may be a ring, or values that were lost with one.
+        """
+        gives_up_at = self._loop.time() + PATIENCE_S
+        while self._makes_ring and self._me.life and not self._has_entered.is_set():
+            asked = [self._may_know_ring(other) for other in self._others()]
+            answers = set(await asyncio.gather(*asked))
+            if answers == {False}:
+                break
+            may_start = None in answers and True not in answers
+            self._makes_ring = may_start and self._loop.time() < gives_up_at
+            await asyncio.sleep(_RETRY_S)
+        return self._makes_ring and not self._has_entered.is_set()
+
+    async def _may_know_ring(self, other: Contact) -> bool | None:
+        """Asks another peer; None: it does not answer, and may not have started yet."""
+        try:
+            knows: bool = await self._call(other, "may_know_ring")
+        except GoneError:
+            return None
+        return knows
+
+    def _others(self) -> list[Contact]:
+        return [Contact(name) for name in self._peers if name != self._me.name]
 
     async def _greet_first(self) -> None:
         # It may have ended: whoever goes on does so without it.
@@ -326,7 +357,7 @@ class Peer:
         """Draws whom to observe."""
         barrier, ring = self._job.barrier, self._member.ring
         size = barrier.sample_size
-        others = [Contact(name) for name in self._peers if name != self._me.name]
+        others = self._others()
         draws_itself = type(barrier).sample is not Barrier.sample
         if size is None or size >= SUCCESSORS or draws_itself:
             return barrier.sample(others, self._rng)
@@ -358,7 +389,7 @@ class Peer:
                         self._mending.result()
                         self._mending = self._loop.create_task(self._mend())
                     await self._look_further()
-                elif not self._is_first or self._has_entered.is_set():
+                elif self._me.life or not self._makes_ring or self._has_entered.is_set():
                     await self._member.join(self._entries())
             except (GoneError, ElsewhereError):
                 pass
@@ -367,10 +398,7 @@ class Peer:
             if self._member.is_on_ring:
                 self._has_entered.set()
             elif not await self._may_be_made():
-                lost = ValuesLostError(
-                    f"{self._me.name}: no peer is on the ring any more, so the values are lost; more "
-                    "replicas= survive more crashes at a time"
-                )
+                lost = ValuesLostError(self._why_lost())
             if lost is None:
                 gives_up_at = self._loop.time() + PATIENCE_S
             elif self._loop.time() > gives_up_at:
@@ -383,7 +411,7 @@ class Peer:
 
     async def _may_be_made(self) -> bool:
         """Returns whether the first peer may still be about to make the ring."""
-        if self._is_first or self._has_entered.is_set():
+        if self._me.name == self._first.name or self._has_entered.is_set():
             return await self.makes_ring()
         try:
             makes: bool = await self._call(self._first, "makes_ring")
@@ -391,9 +419,21 @@ class Peer:
             return self._me.life == 0  # it may not have started yet
         return makes
 
+    def _why_lost(self) -> str:
+        if self._me.life or self._has_entered.is_set():
+            return (
+                f"{self._me.name}: no peer is on the ring any more, so the values are lost; more "
+                "replicas= survive more crashes at a time"
+            )
+        return (
+            f"{self._me.name}: there is no ring. {self._first.name}, which makes it, has crashed. Another "
+            "peer that may have had values has crashed, too, or does not answer, so no new ring is made: "
+            "start the program again"
+        )
+
     def _entries(self) -> list[Contact]:
         """Returns whom to ask for the way, in order."""
-        others = [Contact(name) for name in self._peers if name != self._me.name]
+        others = self._others()
         if self._me.life or self._has_entered.is_set():
             self._rng.shuffle(others)
             return others

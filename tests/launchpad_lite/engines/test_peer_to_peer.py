@@ -19,7 +19,7 @@ import pytest
 import courier
 import launchpad_lite as lp
 from launchpad_lite import engines
-from launchpad_lite.engines import peer_to_peer
+from launchpad_lite.engines import _peer, peer_to_peer
 from launchpad_lite.engines._peer import PATIENCE_S
 from launchpad_lite.engines._ring import (
     BITS,
@@ -274,6 +274,58 @@ def test_peers_that_end_at_the_same_time_let_each_other_go(peers: int) -> None:
     for _ in range(20):
         program = lp.Program("peers")
         Ending(10, engines.BSP()).add_to(program, peers=peers)
+        lp.launch(program, "local_mt").wait()
+
+
+class Falling(Counting):
+    """Some peers crash in their first `start`, or the first one in `initial`."""
+
+    def __init__(self, replicas: Iterable[int], method: str) -> None:
+        super().__init__(3, engines.BSP())
+        self._replicas = replicas
+        self._method = method
+
+    def _fall(self, method: str) -> None:
+        node = lp.current_node()
+        falls = node.replica in self._replicas and method == self._method
+        if falls and not lp.restart_count():
+            raise RuntimeError("it falls")
+
+    def start(self) -> None:
+        super().start()
+        self._fall("start")
+
+    def initial(self) -> Mapping[Any, Any]:
+        self._fall("initial")
+        return super().initial()
+
+
+@pytest.mark.parametrize("method", ["start", "initial"])
+def test_the_first_peer_makes_the_ring_in_its_second_life_if_there_was_none(method: str) -> None:
+    program, told = lp.Program("peers"), []
+    peers = Falling([0], method).add_to(program, peers=5)
+    program.add_node(lp.PyNode(_see, peers, 5 * 3 * 2, told), label="see")
+    lp.launch(program, "local_mt", restart={"peer": "on_failure"}).wait()
+    values, _ = told
+    assert sum(value.value for value in values) == 5 * 3 * 2
+
+
+@pytest.mark.parametrize("replicas", [[0, 1], [0]])
+def test_no_new_ring_is_made_if_values_may_be_lost(
+    replicas: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_peer, "PATIENCE_S", 0.3)
+    program = lp.Program("peers")
+    Falling(replicas, "start").add_to(program, peers=len(replicas) + (len(replicas) > 1))
+    restart = lp.RestartPolicy("on_failure", max_restarts=1)
+    with pytest.raises(lp.NodeFailedError, match=r"peer\[0\]"):
+        lp.launch(program, "local_mt", restart={"peer": restart}).wait()
+
+
+def test_a_crash_of_the_first_peer_without_a_second_life_ends_the_program() -> None:
+    program = lp.Program("peers")
+    Falling([0], "start").add_to(program, peers=3)
+    with pytest.raises(lp.NodeFailedError, match=r"peer\[0\](.|\n)*it falls"):
         lp.launch(program, "local_mt").wait()
 
 
