@@ -1,6 +1,5 @@
 """The state machine of a program's life: by example, and by property in worlds that misbehave."""
 
-import dataclasses
 import itertools
 import math
 import random
@@ -19,7 +18,6 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-import courier
 from courier import ExceptionReport
 from launchpad_lite import _life
 from launchpad_lite._events import (
@@ -48,26 +46,16 @@ from launchpad_lite._events import (
     Terminate,
     Tick,
 )
-from launchpad_lite._life import (
-    CAUSE_S,
-    LOOK_S,
-    OVERSLEPT_S,
-    NodeTerms,
-    ProgramLife,
-)
+from launchpad_lite._life import CAUSE_S, LOOK_S, OVERSLEPT_S, NodeTerms, ProgramLife
+from launchpad_lite._order import StopOrder
 from launchpad_lite._policies import NEVER, Liveness, RestartPolicy, RestartWhen
 from launchpad_lite._result import NodeFailure, Outcome, ProgramResult
 from launchpad_lite._timing import DEFAULT
-from launchpad_lite.errors import NodeFailedError
 
 TERMINATE_S, GIVE_UP_S = DEFAULT.terminate_s, DEFAULT.give_up_s
 BLAME_S, DEAF_S = DEFAULT.blame_s, DEFAULT.unaware_s
 #: Floats are not exact.
 EPS = 1e-6
-#: Restarted at once, without chance.
-AT_ONCE = RestartPolicy("on_failure", backoff_s=0.0, jitter=0.0)
-
-
 RAISED = ExceptionReport.of(ValueError("broke"))
 
 
@@ -83,39 +71,29 @@ class Worker:
     """What the life knows, or should, of the newest worker of a node."""
 
     attempt: int
-    started_at: float
     gone: bool = False
-    asked_at: float | None = None
-    told_at: float | None = None  # by a signal from outside
-    failed_at: float | None = None  # and lingers
-    #: Whether it is being ended for a reason that says more than how it fails.
-    has_verdict: bool = False
+    #: Since when it leaves, or should: it was asked, by us or from outside, or has failed.
+    leaves_at: float | None = None
+    was_asked: bool = False
+    #: Whether it ever did not look at the stop, so that nobody need wait for it.
+    is_deaf: bool = False
     constructed: bool = False
     leaving: bool = False
-    #: Since when it is known that it does not listen.
-    deaf_at: float = math.inf
-    calls_ended: bool = False
     terminated_at: float | None = None
     killed_at: float | None = None
+    #: When it showed last that it lives, by the name of the limit.
     signs: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def is_left_alone(self) -> bool:
-        return not self.gone and self.leaves_at is None and not self.is_forced
 
     @property
     def is_forced(self) -> bool:
         return self.terminated_at is not None or self.killed_at is not None
 
     @property
-    def was_asked(self) -> bool:
-        return self.asked_at is not None or self.is_forced
+    def is_left_alone(self) -> bool:
+        return not self.gone and self.leaves_at is None and not self.is_forced
 
-    @property
-    def leaves_at(self) -> float | None:
-        """Since when it leaves, or should."""
-        ends = (self.asked_at, self.told_at, self.failed_at)
-        return min((each for each in ends if each is not None), default=None)
+    def leave(self, now: float) -> None:
+        self.leaves_at = now if self.leaves_at is None else self.leaves_at
 
 
 class Life:
@@ -127,36 +105,27 @@ class Life:
         notice_s: float = 10.0,
         blame_s: float = BLAME_S,
         chance: Callable[[], float] = lambda: 0.5,
-        now: float = 100.0,
     ) -> None:
         self.terms = {each.name: each for each in terms}
         self.notice_s = math.inf if notice_s < 0 else notice_s
-        self.launched_at = self.now = now
+        self.launched_at = self.now = 100.0
         self.blame_s = blame_s
-        self.machine = ProgramLife(terms, notice_s, blame_s=blame_s, now=now, chance=chance)
+        self.machine = ProgramLife(terms, notice_s, blame_s=blame_s, now=self.now, chance=chance)
         self.workers: dict[str, Worker] = {}
         self.started: dict[tuple[str, int], float] = {}
         #: Whether no check has failed.
         self.sound = True
         self.stop_at: float | None = None
         self.kill_at: float | None = None
-        self.asked_from_outside = False
         #: Since when a node has failed that is not restarted.
         self.doomed_at = math.inf
         #: What the supervisor's sleep adds to limits of all kinds.
         self.slept_s = 0.0
         self.woke_at = -math.inf
-        #: Failures that became known before the stop, and those while all stopped.
-        self.fed: dict[tuple[str, int], NodeFailure] = {}
-        self.late: dict[tuple[str, int], NodeFailure] = {}
-        #: Those of workers that had not ended yet.
-        self.reported: set[tuple[str, int]] = set()
-        #: Those that came of themselves, before the worker could know that it is to end.
-        self.fell: set[tuple[str, int]] = set()
+        #: Workers that failed of themselves before the stop, or were lost with their host.
+        self.failed: set[tuple[str, int]] = set()
         self.dumped: set[tuple[str, int]] = set()
-        #: Nodes whose host was lost and that may be started elsewhere; the attempt that was lost.
-        self.moving: dict[str, int] = {}
-        self._waves = _Waves(self.terms)
+        self._order = StopOrder({each.name: each.calls for each in terms})
         self._result: ProgramResult | None = None
 
     @property
@@ -170,7 +139,7 @@ class Life:
 
     @property
     def share_s(self) -> float:
-        return self.notice_s / self._waves.count
+        return self.notice_s / self._order.waves
 
     # What happens
 
@@ -187,7 +156,6 @@ class Life:
         if self.stop_at is None and (self.machine.stopping or self.machine.over):
             self.stop_at = self.now
         self._check_waiting()
-        self._check_moving()
         self.sound = True
         return actions
 
@@ -217,97 +185,52 @@ class Life:
         self.wait(self.notice_s + TERMINATE_S + GIVE_UP_S + EPS)
         return self.result
 
-    # What must hold
-
     def _see(self, event: Event, *, was_stopping: bool) -> None:
-        if isinstance(event, StopAsked | KillAsked):
-            self.asked_from_outside |= not was_stopping
-            if isinstance(event, KillAsked) and self.kill_at is None:
-                self.kill_at = self.now
+        if isinstance(event, KillAsked):
+            self.kill_at = self.now if self.kill_at is None else self.kill_at
         elif isinstance(event, HostLost):
             for name in event.nodes:
                 worker = self.workers.get(name)
                 attempt = None if event.attempts is None else event.attempts[name]
                 if worker is not None and not worker.gone and attempt in (None, worker.attempt):
-                    self._see_loss(name, worker, was_stopping=was_stopping)
-        elif not isinstance(event, Tick):
+                    if not was_stopping:
+                        self._see_failure(name, worker, is_consequence=False)
+                    worker.gone = True
+        elif not isinstance(event, StopAsked | Tick):
             worker = self.workers.get(event.node)
             if worker is not None and worker.attempt == event.attempt and not worker.gone:
                 self._see_worker(worker, event, was_stopping=was_stopping)
 
-    def _see_loss(self, name: str, worker: Worker, *, was_stopping: bool) -> None:
-        worker.gone = True
-        policy = self.terms[name].restart
-        if was_stopping or self.over or worker.failed_at is not None:
-            return
-        if policy.when is RestartWhen.NEVER or not policy.moves:
-            self.doomed_at = -math.inf  # nothing is to be waited for
-        else:
-            self.moving[name] = worker.attempt
-
-    def _check_moving(self) -> None:
-        """Who was lost and may move is restarted, or the program ends."""
-        goes_on = not (self.machine.stopping or self.over)
-        for name, attempt in self.moving.items():
-            assert not goes_on or self.machine.restarts_of(name) > attempt, f"{name} is lost"
-        waiting = [
-            name
-            for name, worker in self.workers.items()
-            if self.machine.restarts_of(name) > worker.attempt
-        ]
-        assert not (goes_on and waiting) or self.machine.deadline is not None, "nobody starts them"
-
     def _see_worker(self, worker: Worker, event: Any, *, was_stopping: bool) -> None:
+        if isinstance(event, Ended | Failed) and event.failure is not None:
+            # Who lingers may yet be lost, or end with all the others, before it is restarted.
+            counts = isinstance(event, Ended) or self._never_restarts(event.node)
+            if counts and not was_stopping:
+                self._see_failure(event.node, worker, event.failure.is_consequence)
         if isinstance(event, Ended):
             worker.gone = True
-            falls = self._see_fall(worker, event)
-            may_be_forced = was_stopping and (
-                (worker.is_forced and not falls) or worker.has_verdict
-            )
-            if event.failure is not None and not may_be_forced:
-                self._see_failure(event, was_stopping=was_stopping)
-        elif isinstance(event, Failed):
-            if not (worker.is_forced or worker.has_verdict or worker.failed_at is not None):
-                self._see_fall(worker, event)
-                worker.failed_at = self.now
-                self._see_failure(event, was_stopping=was_stopping)
-                self.reported.add((event.node, event.attempt))
-            self._see_leaving(worker)
-        elif isinstance(event, Leaving):
-            self._see_leaving(worker)
+        elif isinstance(event, Failed | Leaving):
+            worker.leaving = True
+            worker.signs.clear()
+            if isinstance(event, Failed) and not worker.is_forced:
+                worker.leave(self.now)
         elif isinstance(event, StopReceived):
-            if not event.listens:
-                worker.deaf_at = min(worker.deaf_at, self.now)
-            elif not worker.calls_ended:
-                worker.deaf_at = math.inf
+            worker.is_deaf |= not event.listens
         elif isinstance(event, Preempted):
             if worker.is_left_alone:
-                worker.told_at = self.now
-                never = self.terms[event.node].restart.when is RestartWhen.NEVER
-                worker.has_verdict = not never and not was_stopping
-                self.asked_from_outside |= never and not was_stopping
+                worker.leave(self.now)
         else:
             self._see_sign(worker, event)
 
-    def _see_failure(self, event: Ended | Failed, *, was_stopping: bool) -> None:
-        assert event.failure is not None
-        key = event.node, event.attempt
-        if key in self.reported:
-            return  # that is known
-        known = self.late if was_stopping else self.fed
-        known[key] = event.failure
-        if not was_stopping and self.terms[event.node].restart.when is RestartWhen.NEVER:
-            self.doomed_at = min(self.doomed_at, self.now)
+    def _never_restarts(self, name: str) -> bool:
+        return self.terms[name].restart.when is RestartWhen.NEVER
 
-    def _see_fall(self, worker: Worker, event: Ended | Failed) -> bool:
-        key = event.node, event.attempt
-        if worker.told_at is None and (event.unasked or not worker.was_asked):
-            self.fell.add(key)
-        return key in self.fell
-
-    def _see_leaving(self, worker: Worker) -> None:
-        worker.leaving = True
-        worker.signs.clear()
+    def _see_failure(self, name: str, worker: Worker, is_consequence: bool) -> None:
+        if worker.is_left_alone:
+            if not is_consequence:
+                self.failed.add((name, worker.attempt))
+            if self._never_restarts(name):
+                self.doomed_at = min(self.doomed_at, self.now)
 
     def _see_sign(self, worker: Worker, event: Constructed | Healthy | Heartbeat | Placed) -> None:
         if isinstance(event, Placed):
@@ -324,6 +247,8 @@ class Life:
         if is_first or isinstance(event, Heartbeat):
             worker.signs["heartbeat"] = self.now
 
+    # What must hold
+
     def _check(self, action: Action) -> None:
         assert self._result is None, "acts after the end"
         if isinstance(action, Finish):
@@ -338,7 +263,9 @@ class Life:
         if isinstance(action, RequestStop):
             self._check_asking(action.node, worker)
         elif isinstance(action, EndCalls):
-            self._check_end_of_calls(worker)
+            assert worker.leaves_at is not None, "nobody asked it to end"
+            assert worker.is_deaf, "it listens"
+            assert not worker.is_forced
         elif isinstance(action, LetGo):
             assert worker.leaving, "it has not done its work"
             assert not self.machine.stopping, "its callers may have more to hand in"
@@ -347,70 +274,51 @@ class Life:
         elif isinstance(action, Terminate):
             self._check_terminate(action.node, worker)
         else:
-            assert isinstance(action, Kill)
             assert worker.killed_at is None, "killed twice"
             waited = worker.terminated_at is not None and (
                 self.now >= worker.terminated_at + TERMINATE_S - EPS
             )
             assert waited or self.kill_at is not None, "killed too early"
-            worker.killed_at = self.now
+            worker.killed_at, worker.was_asked = self.now, True
 
     def _check_start(self, action: Start) -> None:
         before = self.workers.get(action.node)
-        assert self.stop_at is None, "starts while it stops"
         assert before is None or before.gone, "two workers for one node"
         assert action.attempt == (0 if before is None else before.attempt + 1)
         assert self.machine.restarts_of(action.node) == action.attempt
-        self.workers[action.node] = Worker(action.attempt, self.now, signs={"startup": self.now})
+        self.workers[action.node] = Worker(action.attempt, signs={"startup": self.now})
         self.started[action.node, action.attempt] = self.now
 
     def _check_asking(self, name: str, worker: Worker) -> None:
         if self.stop_at is None:
             self.stop_at = self.now
         assert worker.is_left_alone, "asked, although it is leaving"
-        held_until = self._held_until(name)
+        held_until = self._held_until(name, by_the_deaf=False)
         assert self.now >= held_until - EPS, "asked before its caller had its time"
-        before = self._waves.before(name)
-        latest = self.stop_at + (before * self.share_s if before else 0.0)
+        waves = self._waves_before(name)
+        latest = self.stop_at + (waves * self.share_s if waves else 0.0)
         assert self.now <= latest + self.slept_s + EPS, "asked too late"
-        worker.asked_at = self.now
+        worker.leaves_at, worker.was_asked = self.now, True
 
-    def _held_until(self, name: str) -> float:
-        """Returns when the last of its callers has had its time, if none ends before."""
-        callers = (self.workers.get(caller) for caller in self._waves.callers(name))
-        held = (self._holds_until(each) for each in callers if each is not None)
-        return max(held, default=-math.inf)
+    def _waves_before(self, name: str) -> int:
+        return max((1 + self._waves_before(each) for each in self._order.callers[name]), default=0)
 
-    def _holds_until(self, worker: Worker) -> float:
-        """Returns until when a worker holds up those it calls while all stop."""
+    def _held_until(self, name: str, *, by_the_deaf: bool) -> float:
+        """Returns until when it waits for its callers, who may have more for it, if none ends."""
         assert self.stop_at is not None
-        if worker.gone or worker.is_forced:
-            return -math.inf
-        latest = self.stop_at + self.notice_s
-        return min(self._share_ends(worker), self._deaf_until(worker), latest)
-
-    def _deaf_until(self, worker: Worker) -> float:
-        """Returns when the time is over for which one may call that should leave, but is deaf."""
-        since = worker.leaves_at
-        return math.inf if since is None else max(since, worker.deaf_at + DEAF_S)
-
-    def _share_ends(self, worker: Worker) -> float:
-        if worker.leaves_at is None or self.stop_at is None:
-            return math.inf
-        return max(worker.leaves_at, self.stop_at) + self.share_s
-
-    def _check_end_of_calls(self, worker: Worker) -> None:
-        assert worker.leaves_at is not None, "nobody asked it to end"
-        assert not worker.is_forced
-        assert not worker.calls_ended, "its calls have ended before"
-        over_at = min(self._deaf_until(worker), self._share_ends(worker))
-        assert worker.deaf_at < math.inf, "it listens"
-        assert self.now >= over_at - EPS, "its time is not over"
-        worker.calls_ended = True
+        held_until = -math.inf
+        for caller in self._order.callers[name]:
+            worker = self.workers.get(caller)
+            if worker is None or worker.gone or worker.is_forced:
+                continue
+            if by_the_deaf or not worker.is_deaf:
+                leaves_at = math.inf if worker.leaves_at is None else worker.leaves_at
+                share_ends = max(leaves_at, self.stop_at) + self.share_s
+                held_until = max(held_until, min(share_ends, self.stop_at + self.notice_s))
+        return held_until
 
     def _check_terminate(self, name: str, worker: Worker) -> None:
-        assert worker.terminated_at is None, "terminated twice"
-        assert worker.killed_at is None
+        assert not worker.is_forced, "terminated twice, or after it was killed"
         if self.stop_at is None and worker.leaves_at is None:
             assert (name, worker.attempt) in self.dumped, "its stacks are lost"
             overdue = self._overdue(name, worker, -EPS)
@@ -421,7 +329,7 @@ class Life:
             assert worker.leaves_at is not None, "ended by force without having been asked"
             since = min(worker.leaves_at, math.inf if self.stop_at is None else self.stop_at)
             assert self.now >= since + self.notice_s - EPS, "ended by force within the notice"
-        worker.terminated_at = self.now
+        worker.terminated_at, worker.was_asked = self.now, True
 
     def _overdue(self, name: str, worker: Worker, slack_s: float) -> list[float]:
         """Returns when those signs of life were last given that should have come again."""
@@ -448,33 +356,33 @@ class Life:
         there = [each for each in self.workers.values() if not self._is_over(each)]
         if self.machine.stopping:
             assert there, "waits for nobody"
-            forced = [each for each in there if each.is_forced]
-            assert deadline is not None or (math.isinf(self.notice_s) and not forced)
-            self._check_waiting_in_turn()
+            is_limited = not math.isinf(self.notice_s) or any(each.is_forced for each in there)
+            assert deadline is not None or not is_limited
+            for name, worker in self.workers.items():
+                latest = self._held_until(name, by_the_deaf=True) + self.slept_s + EPS
+                assert not worker.is_left_alone or self.now < latest, f"nobody holds {name} up"
             return
-        assert self.now < self.doomed_at + self.blame_s + self.slept_s + EPS, (
-            "it has failed, and continues"
-        )
+        doomed_at = self.doomed_at + self.blame_s + self.slept_s + EPS
+        assert self.now < doomed_at, "it has failed, and continues"
         for name, worker in self.workers.items():
-            since = worker.leaves_at
-            if since is not None and worker.terminated_at is None and not worker.gone:
-                latest = since + self.notice_s + self.slept_s + EPS
-                assert self.now < latest, f"{name} is to go, and stays"
-            if worker.is_left_alone:
-                hung = self._overdue(name, worker, self.slept_s + EPS)
-                assert not hung, f"{name} is hung, and nobody notices"
+            self._check_is_seen_to(name, worker)
+        waiting = [
+            name
+            for name, each in self.workers.items()
+            if self.machine.restarts_of(name) > each.attempt
+        ]
+        assert deadline is not None or not waiting, "nobody starts them"
         alone = [each for each in there if each.is_left_alone]
         assert deadline is not None or alone or math.isinf(self.notice_s), "waits for nobody"
 
-    def _check_waiting_in_turn(self) -> None:
-        """While all stop, each who is not asked is held up, and who is deaf calls no more."""
-        for name, worker in self.workers.items():
-            if worker.is_left_alone:
-                held_until = self._held_until(name) + self.slept_s + EPS
-                assert self.now < held_until, f"{name} is not asked, and nobody holds it up"
-            elif worker.deaf_at < math.inf and not (worker.gone or worker.is_forced):
-                latest = self._deaf_until(worker) + self.slept_s + EPS
-                assert worker.calls_ended or self.now < latest, f"{name} is deaf, and continues"
+    def _check_is_seen_to(self, name: str, worker: Worker) -> None:
+        """A worker that is hung, or is to leave, is ended in time while the others go on."""
+        if worker.leaves_at is not None and worker.terminated_at is None and not worker.gone:
+            latest = worker.leaves_at + self.notice_s + self.slept_s + EPS
+            assert self.now < latest, f"{name} is to go, and stays"
+        if worker.is_left_alone:
+            hung = self._overdue(name, worker, self.slept_s + EPS)
+            assert not hung, f"{name} is hung, and nobody notices"
 
     def _is_over(self, worker: Worker) -> bool:
         """Whether a worker is gone, or given up."""
@@ -497,47 +405,18 @@ class Life:
             if any(each > stop_at for each in forced):
                 assert name in result.killed, "a slow node is not named"
         assert len(set(result.killed)) == len(result.killed)
-        self._check_outcome(result)
-        self._check_restarts(result)
         self._check_failures(result)
-        self._check_callees_first(result.failures)
+        self._check_restarts(result)
 
     def _check_failures(self, result: ProgramResult) -> None:
-        keys = [(each.node, each.attempt) for each in result.failures]
-        assert len(set(keys)) == len(keys), "a failure is counted twice"
-        for key, known in {**self.fed, **self.late}.items():
-            kept = [each for each in result.failures if (each.node, each.attempt) == key]
-            again = [each for each in result.restarts if (each.node, each.attempt - 1) == key]
-            said = [*kept, *(each.failure for each in again)]
-            if key in self.reported:
-                right = all(each and known.summary in each.summary for each in said)
-                assert right, "how a worker was ended hides how it had failed"
-            lives_on = key in self.late or key in self.reported or self.asked_from_outside
-            never = self.terms[key[0]].restart.when is RestartWhen.NEVER
-            # Who went without a word, and would have been started anew, is not missed at the end.
-            went = not never and known.report is None and (key in self.late or key in self.reported)
-            if (known.is_consequence or went) and lives_on and not again:
-                assert len(said) <= 1
-                continue  # nodes that were going already took it with them
-            assert len(said) == 1 or (
-                len(again) == 1 and kept == [result.failures[0]] == [again[0].failure]
-            ), "a failure is lost, or counted twice"
-
-    def _check_callees_first(self, failures: tuple[NodeFailure, ...]) -> None:
-        """A node that fell never comes after one that calls it and failed just then, or later."""
-        own = [each for each in failures if not each.is_consequence]
-        for caller, callee in itertools.combinations(own, 2):  # as they are listed
-            if (callee.node, callee.attempt) in self.fell and not caller.host_lost:
-                earliest_s = 0.0 if caller.exit_status is not None else -BLAME_S
-                is_close = earliest_s + EPS < caller.at_s - callee.at_s < BLAME_S - EPS
-                is_below = self._waves.is_below(callee.node, caller.node)
-                assert not (is_close and is_below), "a caller stands before its callee"
-
-    def _check_outcome(self, result: ProgramResult) -> None:
-        assert (result.outcome is Outcome.FAILED) == bool(result.failures)
-        assert result.reason
+        failures = [(each.node, each.attempt) for each in result.failures]
+        assert len(set(failures)) == len(failures), "a failure is counted twice"
+        mended = [(each.node, each.attempt - 1) for each in result.restarts if each.failure]
+        assert self.failed <= {*failures, *mended}, "a failure is lost"
         order = [each.is_consequence for each in result.failures]
         assert order == sorted(order), "a consequence stands before a cause"
+        assert result.reason
+        assert (result.outcome is Outcome.FAILED) == bool(failures)
         assert (result.outcome is Outcome.INTERRUPTED) == (result.signum is not None)
         codes = {Outcome.FAILED: 1, Outcome.INTERRUPTED: 128 + (result.signum or 0)}
         assert result.exit_code == codes.get(result.outcome, 0)
@@ -562,47 +441,33 @@ class Life:
                 assert each.delay_s - EPS <= waited_s <= each.delay_s + self.slept_s + EPS
 
 
-class _Waves:
-    """Who stops before whom, the slow and plain way."""
-
-    def __init__(self, terms: dict[str, NodeTerms]) -> None:
-        below = {name: set(each.calls) for name, each in terms.items()}
-        for middle, first in itertools.product(below, below):
-            if middle in below[first]:
-                below[first] |= below[middle]
-        self._below = below
-        self._calls = {name: set(each.calls) for name, each in terms.items()}
-        self._callers = {name: self._find_callers(name) for name in terms}
-        self.count = 1 + max((self.before(name) for name in terms), default=0)
-
-    def _circle(self, name: str) -> set[str]:
-        return {name} | {each for each in self._below[name] if name in self._below[each]}
-
-    def is_below(self, name: str, caller: str) -> bool:
-        """Tells whether a node is called by another, however far, and does not call it."""
-        return name in self._below[caller] and caller not in self._below[name]
-
-    def callers(self, name: str) -> set[str]:
-        """Returns who calls a node, or one of its circle, and is not of it."""
-        return self._callers[name]
-
-    def _find_callers(self, name: str) -> set[str]:
-        circle = self._circle(name)
-        return {
-            each for each, calls in self._calls.items() if each not in circle and calls & circle
-        }
-
-    def before(self, name: str) -> int:
-        """Returns how many stop one after the other before a node does."""
-        return max((1 + self.before(caller) for caller in self.callers(name)), default=0)
+# By example: what is done
 
 
-def begun(*terms: NodeTerms | str, notice_s: float = 10.0, **options: Any) -> Life:
+@dataclass(frozen=True)
+class Story:
+    """What is done at each event, and while so many seconds pass; None: something or other.
+
+    The end of the program stands as its outcome.
+    """
+
+    nodes: Sequence[NodeTerms | str]
+    steps: Sequence[tuple[Event | float, Sequence[Action | Outcome] | None]]
+    notice_s: float = 10.0
+    blame_s: float = BLAME_S
+
+
+def begun(*terms: NodeTerms | str, notice_s: float = 10.0, blame_s: float = BLAME_S) -> Life:
     """Returns a life whose nodes have just been started."""
     nodes = [NodeTerms(each) if isinstance(each, str) else each for each in terms]
-    life = Life(*nodes, notice_s=notice_s, **options)
+    life = Life(*nodes, notice_s=notice_s, blame_s=blame_s)
     assert life(Tick()) == [Start(each.name, 0) for each in nodes]
     return life
+
+
+def step(life: Life, event: Event | float) -> list[Action | Outcome]:
+    actions = life.wait(event) if isinstance(event, float) else life(event)
+    return [each.result.outcome if isinstance(each, Finish) else each for each in actions]
 
 
 def forced(name: str, how: type[Terminate | Kill] = Terminate) -> list[Action]:
@@ -610,265 +475,475 @@ def forced(name: str, how: type[Terminate | Kill] = Terminate) -> list[Action]:
     return [DumpStacks(name), how(name)]
 
 
-def finish_of(life: Life, *events: Event) -> ProgramResult:
-    for each in events:
-        life(each)
-    return life.result if life.over else life.tick_to_the_end()
+def broke(node: str, attempt: int = 0, *, consequence: bool = False) -> Ended:
+    return Ended(node, attempt, failure(node, consequence=consequence))
 
 
-def of(kind: type, actions: list[Action]) -> list[Any]:
-    return [each for each in actions if isinstance(each, kind)]
+def policy(when: Any = "on_failure", max_restarts: int = 3, **options: Any) -> RestartPolicy:
+    """Without chance, and at once if nothing else is said."""
+    return RestartPolicy(when, max_restarts, **{"backoff_s": 0.0, "jitter": 0.0, **options})
 
 
-# When a program ends
+def limited(name: str, restart: RestartPolicy = NEVER, **limits: Any) -> NodeTerms:
+    return NodeTerms(name, restart=restart, liveness=Liveness(**limits))
 
 
-def test_nodes_are_started_at_the_first_event() -> None:
-    life = Life(NodeTerms("a"), NodeTerms("b"))
-    assert life.machine.deadline == life.now
-    assert life(Tick()) == [Start("a", 0), Start("b", 0)]
-    assert life.machine.deadline is None
-
-
-def test_a_program_without_nodes_is_over_at_once() -> None:
-    assert finish_of(Life(), Tick()).outcome is Outcome.COMPLETED
-
-
-@pytest.mark.parametrize("first", [StopAsked("early"), KillAsked()])
-def test_a_stop_before_the_start_starts_nothing(first: Event) -> None:
-    life = Life(NodeTerms("a"))
-    (finish,) = life(first)
-    assert isinstance(finish, Finish)
-    assert finish.result.outcome is Outcome.STOPPED
-
-
-def test_a_program_ends_when_all_nodes_with_something_to_run_have_ended() -> None:
-    life = begun("run", "other", "serve")
-    for node, runs in (("run", True), ("other", True), ("serve", False)):
-        assert life(Constructed(node, 0, runs)) == []
-    assert life(Ended("run", 0)) == []
-    assert life(Ended("other", 0)) == [RequestStop("serve")]
-    life(Ended("serve", 0))
-    reason = "every node that had something to run has ended"
-    assert life.result == ProgramResult(Outcome.COMPLETED, reason=reason)
-
-
-def test_a_program_ends_when_those_that_ran_only_serve() -> None:
-    life = begun(NodeTerms("a"), NodeTerms("b"), NodeTerms("c"))
-    for name, runs in (("a", True), ("b", True), ("c", False)):
-        assert life(Constructed(name, 0, runs)) == []
-    assert life(Constructed("a", 0, False)) == []
-    assert {type(action) for action in life(Constructed("b", 0, False))} == {RequestStop}
-
-
-def test_a_node_that_is_not_constructed_yet_keeps_the_program_alive() -> None:
-    life = begun("run", "late")
-    life(Constructed("run", 0, True))
-    assert life(Ended("run", 0)) == []
-    assert life(Constructed("late", 0, False)) == [RequestStop("late")]
-
-
-def test_a_program_that_only_serves_never_ends_by_itself() -> None:
-    life = begun("a", "b")
-    life(Constructed("a", 0, False))
-    life(Constructed("b", 0, False))
-    assert life.wait(1e6) == []
-    assert life(Ended("a", 0)) == []
-    assert life.machine.deadline is None
-    assert life(StopAsked("lp.stop()")) == [RequestStop("b")]
-
-
-def test_a_second_stop_changes_nothing() -> None:
-    life = begun("a")
-    life(StopAsked("first", 2))
-    deadline = life.machine.deadline
-    life.wait(5.0)
-    assert life(StopAsked("second", 15)) == []
-    assert life.machine.deadline == deadline
-    result = finish_of(life, Ended("a", 0))
-    assert (result.reason, result.signum) == ("first", 2)
-    assert (result.outcome, result.exit_code) == (Outcome.INTERRUPTED, 130)
-
-
-def test_asking_again_for_the_kill_does_not_put_off_the_end() -> None:
-    life = begun("a")
-    assert life(KillAsked()) == forced("a", Kill)
-    life.now += GIVE_UP_S / 2
-    assert life(KillAsked()) == []
-    life.now += GIVE_UP_S / 2
-    (finish,) = life(KillAsked())
-    assert isinstance(finish, Finish)
-    assert finish.result.killed == ("a",)
-
-
-def test_stopping_asks_then_terminates_then_kills_then_gives_up() -> None:
-    life = begun("good", "bad", notice_s=3.0)
-    assert life(StopAsked("x")) == [RequestStop("good"), RequestStop("bad")]
-    life.wait(1.0)
-    assert life(Ended("good", 0)) == []
-    assert life.wait(1.9) == []
-    assert life.wait(0.2) == forced("bad")
-    assert life.wait(TERMINATE_S) == [Kill("bad")]
-    (finish,) = life.wait(GIVE_UP_S)
-    assert isinstance(finish, Finish)
-    assert finish.result.killed == ("bad",)
-    assert finish.result.outcome is Outcome.STOPPED
-
-
-def test_notice_zero_ends_nodes_by_force_at_once() -> None:
-    life = begun("a", notice_s=0.0)
-    assert life(StopAsked("x")) == [RequestStop("a"), *forced("a")]
-    result = finish_of(life, Ended("a", 0, failure("a")))
-    assert result.outcome is Outcome.STOPPED  # who is ended by force does not fail
-    assert result.killed == ("a",)
-
-
-def test_a_negative_notice_never_ends_nodes_by_force() -> None:
-    life = begun("a", notice_s=-1.0)
-    assert life(StopAsked("x")) == [RequestStop("a")]
-    assert life.wait(1e9) == []
-    assert life(KillAsked()) == forced("a", Kill)
-
-
-# Many nodes
-
-#: A star, and all who call all; those that end last stand last, so that who looks for one that has
-#: not ended looks at all.
-STAR = (*(NodeTerms(f"a{at}", calls=("z",)) for at in range(2_999)), NodeTerms("z"))
-DENSE_CALLEES = tuple(f"z{at}" for at in range(300))
-DENSE = (
-    *(NodeTerms(f"a{at}", calls=DENSE_CALLEES) for at in range(300)),
-    *map(NodeTerms, DENSE_CALLEES),
-)
-
-
-def counted(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
-    """Returns how often anything of any node was looked at from now on."""
-    looks = itertools.count()
-
-    class CountedNode(_life._Node):
-        def __getattribute__(self, name: str) -> Any:
-            next(looks)
-            return super().__getattribute__(name)
-
-    monkeypatch.setattr(_life, "_Node", CountedNode)
-    return lambda: next(looks)
-
-
-@pytest.mark.parametrize("terms", [STAR, DENSE], ids=["star", "dense"])
-@pytest.mark.parametrize("is_stopped", [True, False])
-def test_each_event_costs_little_however_many_nodes_there_are(
-    terms: tuple[NodeTerms, ...], is_stopped: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looks = counted(monkeypatch)
-    machine = ProgramLife(terms, 10.0)
-    asked = [each.name for each in terms]
-    assert machine.handle(Tick(), 0.0) == [Start(name, 0) for name in asked]
-    for name in asked:
-        machine.handle(Constructed(name, 0, True), 1.0)
-    if is_stopped:
-        asked = [each.node for each in of(RequestStop, machine.handle(StopAsked("x"), 2.0))]
-    for name in asked:  # grows
-        machine.handle(StopReceived(name, 0, listens=True), 2.0)
-        for action in machine.handle(Ended(name, 0), 2.0):
-            if isinstance(action, RequestStop):
-                asked.append(action.node)
-    assert machine.over
-    assert len(asked) == len(terms)
-    calls = sum(len(each.calls) for each in terms)
-    assert looks() < 200 * len(terms) + 10 * calls
-
-
-# In which order nodes stop
-
+AT_ONCE = policy()
+#: Stays on its host.
+BOUND = policy(moves=False)
+GONE = "the host far is gone"
 CHAIN = (NodeTerms("c"), NodeTerms("b", calls=("c",)), NodeTerms("a", calls=("b",)))
+RESTARTS = NodeTerms("a", restart=AT_ONCE)
+HANGS = limited("a", AT_ONCE, startup_s=5.0)
+STOP = StopAsked("x")
+FAR_IS_LOST = HostLost("far", ("b",), GONE)
+A_IS_LOST = HostLost("far", ("a",), GONE)
 
-
-def test_callers_stop_before_those_they_call() -> None:
-    life = begun(*CHAIN, notice_s=30.0)
-    assert life(StopAsked("x")) == [RequestStop("a")]
-    assert life(Ended("c", 0)) == []  # it may go first, if it likes to
-    assert life(Ended("a", 0)) == [RequestStop("b")]
-    assert len(of(Finish, life(Ended("b", 0)))) == 1
-
-
-def test_a_caller_that_listens_holds_up_those_it_calls_for_its_share_of_the_notice() -> None:
-    life = begun(*CHAIN, notice_s=30.0)
-    life(StopAsked("x"))
-    life(StopReceived("a", 0, listens=True))
-    assert life.wait(9.9) == []
-    assert life.wait(0.2) == [RequestStop("b")]
-    assert life.wait(9.7) == []
-    assert life.wait(0.2) == [RequestStop("c")]
-    assert life.wait(9.8) == []
-    assert life.wait(0.3) == [*forced("c"), *forced("b"), *forced("a")]
-
-
-def test_a_caller_that_does_not_listen_holds_up_those_it_calls_for_a_moment_only() -> None:
-    life = begun(*CHAIN, notice_s=-1.0)
-    life(StopAsked("x"))
-    life(StopReceived("a", 0, listens=False))
-    assert life.wait(DEAF_S - EPS) == []
-    life(StopReceived("a", 0, listens=False))  # saying it again does not prolong it
-    assert life.wait(2 * EPS) == [EndCalls("a"), RequestStop("b")]
-    life(StopReceived("a", 0, listens=False))
-    assert life.wait(2 * DEAF_S) == []  # its calls have ended already
-
-
-def test_a_caller_that_listens_after_all_gets_its_share_of_the_notice_back() -> None:
-    life = begun(*CHAIN, notice_s=30.0)
-    life(StopAsked("x"))
-    life(StopReceived("a", 0, listens=False))
-    life.wait(DEAF_S / 2)
-    life(StopReceived("a", 0, listens=True))
-    assert life.wait(10.0 - DEAF_S / 2 - EPS) == []
-    assert life.wait(2 * EPS) == [RequestStop("b")]
-
-
-def test_a_row_of_callers_that_are_known_to_be_deaf_is_asked_without_a_further_event() -> None:
-    names = ["a", "b", "c", "d", "e"]
-    life = begun(
-        *(
-            NodeTerms(name, calls=() if name == "e" else (names[at + 1],))
-            for at, name in enumerate(names)
+STORIES = {
+    # When a program ends
+    "it ends when all nodes with something to run have ended": Story(
+        ["run", "late", "serve"],
+        [
+            (Constructed("run", 0, True), []),
+            (Constructed("serve", 0, False), []),
+            (Ended("run", 0), []),
+            (Constructed("late", 0, True), []),
+            (Ended("late", 0), [RequestStop("serve")]),
+            (Ended("serve", 0), [Outcome.COMPLETED]),
+        ],
+    ),
+    "it ends when the last node that might have run only serves": Story(
+        ["run", "late"],
+        [
+            (Constructed("run", 0, True), []),
+            (Ended("run", 0), []),
+            (Constructed("late", 0, False), [RequestStop("late")]),
+        ],
+    ),
+    "it ends when those that ran only serve": Story(
+        ["a", "b"],
+        [
+            (Constructed("a", 0, True), []),
+            (Constructed("b", 0, True), []),
+            (Constructed("a", 0, False), []),
+            (Constructed("b", 0, False), [RequestStop("a"), RequestStop("b")]),
+        ],
+    ),
+    "one that only serves never ends by itself": Story(
+        ["a", "b"],
+        [
+            (Constructed("a", 0, False), []),
+            (Constructed("b", 0, False), []),
+            (1e6, []),
+            (Ended("a", 0), []),
+            (STOP, [RequestStop("b")]),
+        ],
+    ),
+    "nodes are asked, then terminated, then killed, then given up": Story(
+        ["good", "bad"],
+        [
+            (STOP, [RequestStop("good"), RequestStop("bad")]),
+            (1.0, []),
+            (Ended("good", 0), []),
+            (1.9, []),
+            (0.2, forced("bad")),
+            (TERMINATE_S, [Kill("bad")]),
+            (GIVE_UP_S, [Outcome.STOPPED]),
+        ],
+        notice_s=3.0,
+    ),
+    "notice zero ends nodes by force at once": Story(
+        ["a"],
+        [
+            (STOP, [RequestStop("a"), *forced("a")]),
+            (broke("a"), [Outcome.STOPPED]),  # who is ended by force does not fail
+        ],
+        notice_s=0.0,
+    ),
+    "a negative notice never ends nodes by force": Story(
+        ["a"],
+        [(STOP, [RequestStop("a")]), (1e9, []), (KillAsked(), forced("a", Kill))],
+        notice_s=-1.0,
+    ),
+    "asking again for the kill does not put off the end": Story(
+        ["a"],
+        [
+            (KillAsked(), forced("a", Kill)),
+            (GIVE_UP_S / 2, []),
+            (KillAsked(), []),
+            (GIVE_UP_S / 2, [Outcome.STOPPED]),
+        ],
+    ),
+    # In which order nodes stop
+    "callers stop before those they call": Story(
+        CHAIN,
+        [
+            (STOP, [RequestStop("a")]),
+            (Ended("c", 0), []),  # it may go first, if it likes to
+            (Ended("a", 0), [RequestStop("b")]),
+            (Ended("b", 0), [Outcome.STOPPED]),
+        ],
+    ),
+    "a caller that listens holds up those it calls for its share of the notice": Story(
+        CHAIN,
+        [
+            (STOP, [RequestStop("a")]),
+            (StopReceived("a", 0, listens=True), []),
+            (9.9, []),
+            (0.2, [RequestStop("b")]),
+            (9.7, []),
+            (0.2, [RequestStop("c")]),
+            (9.8, []),
+            (0.3, [*forced("c"), *forced("b"), *forced("a")]),
+        ],
+        notice_s=30.0,
+    ),
+    "a caller that does not listen holds up those it calls for a moment only": Story(
+        CHAIN,
+        [
+            (STOP, [RequestStop("a")]),
+            (StopReceived("a", 0, listens=False), []),
+            (DEAF_S - EPS, []),
+            (StopReceived("a", 0, listens=False), []),  # saying it again does not prolong it
+            (2 * EPS, [EndCalls("a"), RequestStop("b")]),
+            (StopReceived("a", 0, listens=False), []),
+            (2 * DEAF_S, []),  # its calls have ended already
+        ],
+        notice_s=-1.0,
+    ),
+    "a caller that listens after all gets its share of the notice back": Story(
+        CHAIN,
+        [
+            (STOP, [RequestStop("a")]),
+            (StopReceived("a", 0, listens=False), []),
+            (DEAF_S / 2, []),
+            (StopReceived("a", 0, listens=True), []),
+            (10.0 - DEAF_S / 2 - EPS, []),
+            (2 * EPS, [RequestStop("b")]),
+        ],
+        notice_s=30.0,
+    ),
+    "callers that are known to be deaf are asked one after the other at once": Story(
+        CHAIN,
+        [
+            *((StopReceived(name, 0, listens=False), []) for name in "abc"),
+            (DEAF_S, []),
+            (STOP, [does(name) for name in "abc" for does in (RequestStop, EndCalls)]),
+        ],
+    ),
+    "how an earlier worker heard the stop says nothing of the new one": Story(
+        [NodeTerms("server"), NodeTerms("actor", calls=("server",), restart=AT_ONCE)],
+        [
+            (Preempted("actor", 0, 15), []),
+            (StopReceived("actor", 0, listens=False), []),
+            (Ended("actor", 0), [Start("actor", 1)]),
+            (60.0, []),
+            (Preempted("actor", 1, 15), []),
+            (STOP, []),
+            (4.9, []),
+            (0.2, [RequestStop("server")]),
+        ],
+    ),
+    "a node that has done its work keeps the program alive and is asked in its turn": Story(
+        CHAIN,
+        [
+            *((Constructed(name, 0, True), []) for name in "abc"),
+            (Leaving("a", 0), [LetGo("a")]),
+            (Leaving("c", 0), [LetGo("c")]),
+            (100.0, []),
+            (STOP, [RequestStop("a")]),
+            (Leaving("b", 0), []),  # its callers may have more for it
+            (Ended("a", 0), [RequestStop("b")]),
+        ],
+        notice_s=90.0,
+    ),
+    # Hosts
+    **{
+        f"a lost host stops nodes that cannot be restarted: {named}": Story(
+            ["a", NodeTerms("b", restart=restart), "c"],
+            [
+                (Ended("a", 0), []),
+                (FAR_IS_LOST, [DumpStacks("c"), RequestStop("c")]),
+                (FAR_IS_LOST, []),
+                (Ended("c", 0), [Outcome.FAILED]),
+            ],
         )
-    )
-    for name in names:  # they knew it before we did
-        life(StopReceived(name, 0, listens=False))
-    life.wait(DEAF_S)
-    actions = life(StopAsked("x"))
-    assert [each.node for each in of(RequestStop, actions)] == names
-    assert [each.node for each in of(EndCalls, actions)] == names
+        for named, restart in {
+            "never": NEVER, "bound": BOUND, "too often": policy("always", 0)
+        }.items()
+    },
+    "nodes of a lost host are restarted as those that failed": Story(
+        [NodeTerms("a", restart=policy(max_restarts=1, backoff_s=1.0)), "b"],
+        [
+            (A_IS_LOST, []),
+            (broke("a"), []),  # said by the worker that was lost
+            (1.0, [Start("a", 1)]),
+            (broke("a", 1), [DumpStacks("b"), RequestStop("b")]),  # that is one too many
+        ],
+    ),
+    "nothing is done to workers of a lost host": Story(
+        [NodeTerms("a", restart=policy(backoff_s=1000.0, max_backoff_s=1000.0)), "b"],
+        [
+            (A_IS_LOST, []),
+            (KillAsked(), forced("b", Kill)),
+            (Ended("b", 0), [Outcome.STOPPED]),
+        ],
+    ),
+    "the loss of a host does not touch nodes that were restarted elsewhere": Story(
+        [RESTARTS, "b"],
+        [
+            (broke("a"), [Start("a", 1)]),
+            (HostLost("far", ("a",), GONE, {"a": 0}), []),
+            (HostLost("far", ("a",), GONE, {"a": 1}), [Start("a", 2)]),
+        ],
+    ),
+    "a node that waits for its restart when its host is lost needs no other restart": Story(
+        [NodeTerms("a", restart=policy(max_restarts=1, backoff_s=5.0)), "b"],
+        [(broke("a"), []), (HostLost("far", ("a",), GONE, {"a": 0}), []), (5.0, [Start("a", 1)])],
+    ),
+    # Restarts
+    "restarts wait ever longer": Story(
+        [NodeTerms("a", restart=policy(backoff_s=1.0)), "b"],
+        [
+            *(
+                each
+                for attempt, delay_s in enumerate([1.0, 2.0, 4.0])
+                for each in (
+                    (broke("a", attempt), []),
+                    (delay_s - EPS, []),
+                    (2 * EPS, [Start("a", attempt + 1)]),
+                )
+            ),
+            (broke("a", 3), [DumpStacks("b"), RequestStop("b")]),
+        ],
+    ),
+    "failures that are longer ago than the window are forgotten": Story(
+        [NodeTerms("a", restart=policy(max_restarts=1, window_s=10.0))],
+        [
+            each
+            for attempt in range(5)
+            for each in ((broke("a", attempt), [Start("a", attempt + 1)]), (10.1, []))
+        ],
+    ),
+    "a node that ended well is restarted only if it always is": Story(
+        [NodeTerms("always", restart=policy("always", 0)), RESTARTS],
+        [
+            *((Ended("always", n), [Start("always", n + 1)]) for n in range(5)),
+            (Ended("a", 0), []),
+            (broke("always", 5), [Outcome.FAILED]),
+        ],
+    ),
+    "a node that ends well at once again and again is restarted ever later": Story(
+        [NodeTerms("a", restart=policy("always", 0, backoff_s=1.0, max_backoff_s=5.0))],
+        [
+            each
+            for attempt, delay_s in enumerate([1.0, 2.0, 4.0, 5.0, 5.0, 1.0, 1.0, 2.0])
+            for each in (
+                (Ended("a", attempt), []),
+                (delay_s - EPS, []),
+                (2 * EPS, [Start("a", attempt + 1)]),
+                (5.0 if attempt == 4 else EPS, []),  # at last it has run for long
+            )
+        ],
+    ),
+    "failures before the window do not delay restarts of a node that ended well": Story(
+        [NodeTerms("a", restart=policy("always", window_s=10.0, backoff_s=1.0))],
+        [
+            *(
+                each
+                for attempt in range(3)
+                for each in ((broke("a", attempt), []), (4.0, [Start("a", attempt + 1)]))
+            ),
+            (100.0, []),
+            (Ended("a", 3), []),
+            (1.0, [Start("a", 4)]),
+        ],
+    ),
+    "what an earlier worker says is not taken for the new one's": Story(
+        [HANGS],
+        [
+            (broke("a"), [Start("a", 1)]),
+            *((stale, []) for stale in (Ended("a", 0), broke("a"), Preempted("a", 0, 15))),
+            (Constructed("a", 0, True), []),
+            (5.0, forced("a")),
+        ],
+    ),
+    "a node that waits for its restart is not started once the program stops": Story(
+        [NodeTerms("a", restart=policy(backoff_s=5.0)), "b"],
+        [
+            (broke("a"), []),
+            (STOP, [RequestStop("b")]),
+            (6.0, []),
+            (Ended("b", 0), [Outcome.STOPPED]),
+        ],
+    ),
+    # Workers that take long to end after the node failed: threads go on, exit functions wait
+    "a failed node that never ends by itself does not keep the program from failing": Story(
+        ["a", "b"],
+        [
+            (Failed("a", 0, failure("a")), [DumpStacks("a"), DumpStacks("b"), RequestStop("b")]),
+            (Ended("b", 0), []),
+            (3.0, [Terminate("a")]),
+            (TERMINATE_S, [Kill("a")]),
+            (GIVE_UP_S, [Outcome.FAILED]),
+        ],
+        notice_s=3.0,
+    ),
+    "a failed node that lingers is ended by force after the notice and restarted once": Story(
+        [RESTARTS, "b"],
+        [
+            (Failed("a", 0, failure("a")), []),
+            (Failed("a", 0, failure("a")), []),
+            (3.0 - EPS, []),
+            (2 * EPS, forced("a")),
+            (TERMINATE_S, [Kill("a")]),
+            (Ended("a", 0, failure("a", text="was killed")), [Start("a", 1)]),
+        ],
+        notice_s=3.0,
+    ),
+    "a failed node that ends by itself is restarted once it has": Story(
+        [RESTARTS],
+        [
+            (Failed("a", 0, failure("a")), []),
+            (5.0, []),
+            (Ended("a", 0), [Start("a", 1)]),
+            (100.0, []),  # nothing of the notice is left
+        ],
+    ),
+    "failures of nodes that linger count for the policy": Story(
+        [NodeTerms("a", restart=policy(max_restarts=1)), "b"],
+        [
+            (Failed("a", 0, failure("a")), []),
+            (broke("a"), [Start("a", 1)]),
+            (Failed("a", 1, failure("a")), [DumpStacks("a"), DumpStacks("b"), RequestStop("b")]),
+        ],
+    ),
+    # Hung nodes
+    **{
+        f"a node without a sign of life is ended by force: {limit}": Story(
+            [limited("a", **{limit: 5.0})],
+            [
+                (Constructed("a", 0, True), []),
+                *((4.9, []), (sign, [])) * 3,
+                (4.9, []),
+                (0.7, forced("a")),
+                (TERMINATE_S, [Kill("a")]),
+                (broke("a"), [Outcome.FAILED]),
+            ],
+        )
+        for limit, sign in {"health_s": Healthy("a", 0), "heartbeat_s": Heartbeat("a", 0)}.items()
+    },
+    "a hung node is restarted by its policy": Story(
+        [HANGS],
+        [
+            (5.0, forced("a")),
+            (Ended("a", 0), [Start("a", 1)]),
+            (4.9, []),
+            (0.2, forced("a")),
+        ],
+    ),
+    "signs that come too late do not save a hung node": Story(
+        [limited("a", startup_s=5.0)],
+        [(5.0, forced("a")), (Constructed("a", 0, True), []), (TERMINATE_S, [Kill("a")])],
+    ),
+    "a node that waits for its turn to stop need not show that it goes on": Story(
+        [NodeTerms("actor", calls=("replay",)), limited("replay", heartbeat_s=1.0)],
+        [
+            (Constructed("replay", 0, False), []),
+            (STOP, [RequestStop("actor")]),
+            (4.9, []),
+            (Ended("actor", 0), [RequestStop("replay")]),
+        ],
+    ),
+    **{
+        f"a node on its way out need not show that it lives: {type(goes).__name__}": Story(
+            [limited("a", AT_ONCE, health_s=2.0, heartbeat_s=2.0, startup_s=2.0), "b"],
+            [
+                (Constructed("a", 0, True), []),
+                (1.0, []),
+                (goes, None),
+                *((late, []) for late in (Constructed("a", 0, True), Healthy("a", 0))),
+                (Heartbeat("a", 0), []),
+                (9.9, []),
+                (broke("a"), [Start("a", 1)]),
+                (2.1, forced("a")),  # the new one must show it
+            ],
+        )
+        for goes in (Leaving("a", 0), Failed("a", 0, failure("a")))
+    },
+    "a constructor takes no time while its node has no host": Story(
+        [HANGS],
+        [
+            (Placed("a", 0, is_there=False), []),
+            (100.0, []),
+            (Placed("a", 0, is_there=True), []),
+            (4.9, []),
+            (0.2, forced("a")),
+        ],
+    ),
+    # Nodes that are asked from outside to end
+    "a node without a policy stops the program in order": Story(
+        CHAIN,
+        [
+            (Preempted("c", 0, 15), [RequestStop("a")]),
+            (Preempted("c", 0, 15), []),
+            (Ended("a", 0), [RequestStop("b")]),  # c asks itself
+            (Ended("b", 0), []),
+            (Ended("c", 0), [Outcome.INTERRUPTED]),
+        ],
+    ),
+    "a node with a policy leaves and is restarted, which counts as no failure": Story(
+        [NodeTerms("a", restart=policy(max_restarts=1, backoff_s=1.0)), "b"],
+        [
+            *(
+                each
+                for attempt, ended in enumerate(
+                    [Ended("a", 0), broke("a", 1), broke("a", 2, consequence=True)]
+                )
+                for each in (
+                    (Preempted("a", attempt, 15), []),
+                    (9.0, []),
+                    (ended, []),
+                    (1.0, [Start("a", attempt + 1)]),
+                )
+            ),
+            (broke("a", 3), []),
+            (1.0, [Start("a", 4)]),
+            (broke("a", 4), [DumpStacks("b"), RequestStop("b")]),
+        ],
+    ),
+    "a node that does not leave is ended by force and restarted": Story(
+        [RESTARTS],
+        [
+            (Preempted("a", 0, 15), []),
+            (3.0, forced("a")),
+            (TERMINATE_S, [Kill("a")]),
+            (Ended("a", 0), [Start("a", 1)]),
+        ],
+        notice_s=3.0,
+    ),
+    "a node that was killed before the stop is given up after it": Story(
+        [RESTARTS],
+        [
+            (Preempted("a", 0, 15), []),
+            (3.0 + TERMINATE_S, [*forced("a"), Kill("a")]),
+            (STOP, []),
+            (GIVE_UP_S, [Outcome.STOPPED]),
+        ],
+        notice_s=3.0,
+    ),
+}  # fmt: skip
 
 
-def test_a_circle_stops_together_and_after_all_who_call_into_it() -> None:
-    life = begun(
-        NodeTerms("x", calls=("y",)), NodeTerms("y", calls=("x",)), NodeTerms("p", calls=("x",))
-    )
-    assert life(StopAsked("x")) == [RequestStop("p")]
-    assert life(Ended("p", 0)) == [RequestStop("x"), RequestStop("y")]
+@pytest.mark.parametrize("story", STORIES.values(), ids=STORIES.keys())
+def test_what_is_done_at_each_event(story: Story) -> None:
+    life = begun(*story.nodes, notice_s=story.notice_s, blame_s=story.blame_s)
+    for number, (event, expected) in enumerate(story.steps):
+        actions = step(life, event)
+        assert expected is None or actions == expected, (number, event)
 
 
-def test_without_notice_all_are_asked_before_they_are_ended_by_force() -> None:
-    life = begun(*CHAIN, notice_s=0.0)
-    actions = life(StopAsked("x"))
-    assert {each.node for each in of(RequestStop, actions)} == {"a", "b", "c"}
-    assert {each.node for each in of(Terminate, actions)} == {"a", "b", "c"}
-
-
-def test_who_wakes_when_the_notice_is_over_asks_before_it_ends_by_force() -> None:
-    life = begun(*CHAIN, notice_s=9.0)
-    life(StopAsked("x"))
-    actions = life.oversleep(20.0)
-    assert {each.node for each in of(RequestStop, actions)} == {"b", "c"}
-    assert {each.node for each in of(Terminate, actions)} == {"a", "b", "c"}
-
-
-# Whose fault it is
-
-
-def broke(node: str, *, consequence: bool = False) -> Ended:
-    return Ended(node, 0, failure(node, consequence=consequence))
+# By example: how the program ended, and whose fault it was
 
 
 def fell(node: str, *, dead_s: float = 0.0) -> Ended:
@@ -883,20 +958,10 @@ def lingers(node: str, *, unasked: bool = False) -> Failed:
 def play(life: Life, *steps: Event | float) -> ProgramResult:
     """Has events happen, with seconds between them; nothing more happens after the last."""
     for each in steps:
-        if isinstance(each, float):
-            life.wait(each)
-        else:
-            life(each)
+        step(life, each)
     return life.result if life.over else life.tick_to_the_end()
 
 
-def named(result: ProgramResult) -> list[str]:
-    return [each.node for each in result.failures]
-
-
-#: Stays on its host.
-BOUND = dataclasses.replace(AT_ONCE, moves=False)
-GONE = "the host far is gone"
 #: Who fails since a call was lost says so, or answers it in words of its own.
 CALLS = (NodeTerms("caller", calls=("server",)), NodeTerms("server"))
 RESTARTED = (CALLS[0], NodeTerms("server", restart=AT_ONCE))
@@ -908,24 +973,25 @@ FAR_CALLEE = (
     NodeTerms("stranger", restart=AT_ONCE),
 )
 MIXED = (NodeTerms("a", restart=AT_ONCE), NodeTerms("b", restart=BOUND), *map(NodeTerms, "cd"))
-HANGS = NodeTerms("a", restart=AT_ONCE, liveness=Liveness(startup_s=5.0))
 SERVER_HANGS = (CALLS[0], NodeTerms("server", liveness=Liveness(startup_s=5.0)))
 FOLLOWS, CALLER_FOLLOWS = broke("a", consequence=True), broke("caller", consequence=True)
-FAR_IS_LOST = HostLost("far", ("b",), GONE)
 ABC_IS_LOST = HostLost("far", ("a", "b", "c"), GONE)
 CALLER_IS_LOST = HostLost("far", ("caller",), GONE)
+WAS_KILLED = Ended("a", 0, failure("a", text="was killed"))
+FITS_NO_HOST = Ended("a", 1, failure("a", text="fits no host"), for_good=True)
 CALLER_WAS_KILLED = Ended("caller", 0, NodeFailure.of_exit("caller", "host", -9))
 
 
 @dataclass(frozen=True)
 class Case:
-    """Who is named, the cause first, after events with seconds between them."""
+    """Who is named, the cause first, after events with seconds between them; what is said of it."""
 
     named: str
     steps: Sequence[Event | float]
     nodes: Sequence[NodeTerms | str] = CALLS
     notice_s: float = 10.0
     blame_s: float = BLAME_S
+    says: str = ""
 
 
 CASES = {
@@ -1059,6 +1125,51 @@ CASES = {
     "a node that lingers, was to be mended, and of which another failed": Case(
         "server caller", [lingers("server"), CALLER_FOLLOWS, 3.0], RESTARTED, notice_s=3.0
     ),
+    "a failure that is told again at the end": Case(
+        "a", [lingers("a"), lingers("a"), 1.0, broke("a"), Ended("b", 0)], "ab", says="a broke"
+    ),
+    "a failure of a worker that is ended by force after it": Case(
+        "a", [lingers("a"), 10.0, WAS_KILLED, Ended("b", 0)], "ab", says="a broke"
+    ),
+    "a failure while all stop of a worker that is ended by force after it": Case(
+        "a", [STOP, lingers("a"), lingers("a"), 10.0, WAS_KILLED], "a", says="a broke"
+    ),
+    "a failure that was to be mended when somebody asked for the stop": Case(
+        "a",
+        [Failed("a", 0, failure("a", raised=True)), 1.0, STOP, 9.0, WAS_KILLED],
+        [RESTARTS],
+        says="a broke",
+    ),
+    "a constructor that hangs": Case(
+        "a", [5.0, Ended("a", 0)], [limited("a", startup_s=5.0)], says="took longer than 5 s"
+    ),
+    "a server that hangs": Case(
+        "a",
+        [Constructed("a", 0, True), 5.0, WAS_KILLED],
+        [limited("a", health_s=5.0)],
+        says="it answered no health check for 5 s",
+    ),
+    "code that hangs": Case(
+        "a",
+        [Constructed("a", 0, True), 5.5, WAS_KILLED],
+        [limited("a", heartbeat_s=5.0)],
+        says="it did not call lp.heartbeat() for 5 s",
+    ),
+    "a hung node that cannot be ended": Case(
+        "a",
+        [5.0 + TERMINATE_S + GIVE_UP_S, Ended("b", 0)],
+        [HANGS, "b"],
+        says="cannot be ended by force",
+    ),
+    "a node for which no host is left, whatever its policy": Case(
+        "a", [A_IS_LOST, FITS_NO_HOST, Ended("b", 0)], [RESTARTS, "b"], says="fits no host"
+    ),
+    "a node that was to be restarted on the host that is lost": Case(
+        "a",
+        [broke("a"), HostLost("far", ("a",), GONE, {"a": 0}), Ended("b", 0)],
+        [NodeTerms("a", restart=policy(backoff_s=5.0, moves=False)), "b"],
+        says=GONE,
+    ),
 }
 
 
@@ -1066,8 +1177,9 @@ CASES = {
 def test_the_first_cause_is_named_first(case: Case) -> None:
     life = begun(*case.nodes, notice_s=case.notice_s, blame_s=case.blame_s)
     result = play(life, *case.steps)
-    assert named(result) == case.named.split()
+    assert [each.node for each in result.failures] == case.named.split()
     assert result.failures[0].summary in result.reason
+    assert case.says in result.reason
     assert (result.outcome, result.exit_code) == (Outcome.FAILED, 1)
 
 
@@ -1092,474 +1204,114 @@ def test_who_asks_for_the_stop_takes_what_follows_with_it(
     assert (result.outcome, result.failures) == (Outcome.STOPPED, ())
 
 
-def test_a_consequence_without_a_cause_fails_the_program_after_a_moment() -> None:
-    life = begun("a", "b")
-    assert life(FOLLOWS) == []
-    assert life.wait(BLAME_S) == [DumpStacks("b"), RequestStop("b")]
-    result = finish_of(life, Ended("b", 0))
-    assert result.failures == (failure("a", consequence=True),)
+TOLD = "it was asked from outside to end, by SIGTERM"
+HUNG = "it is hung: its constructor took longer than 5 s"
+HISTORIES: dict[str, tuple[list[NodeTerms], Sequence[Event | float], list[str | None]]] = {
+    "nodes that ended well": (
+        [NodeTerms("a", restart=policy("always"))],
+        [Ended("a", 0), Ended("a", 1), broke("a", 2)],
+        [None, None, "a broke"],
+    ),
+    "a worker that was ended by force when it lingered": (
+        [RESTARTS],
+        [lingers("a"), 10.0, WAS_KILLED],
+        ["a broke"],
+    ),
+    "a node that was told to go": (
+        [RESTARTS],
+        [Preempted("a", 0, 15), broke("a", consequence=True)],
+        [TOLD],
+    ),
+    "a node that failed when it was told to go": (
+        [RESTARTS],
+        [Preempted("a", 0, 15), lingers("a"), broke("a")],
+        [TOLD],
+    ),
+    "a node that failed when it was found to hang": (
+        [HANGS],
+        [5.0, lingers("a"), broke("a")],
+        [HUNG],
+    ),
+    "a node that was told to go before its host went": (
+        [RESTARTS],
+        [Preempted("a", 0, 15), A_IS_LOST, A_IS_LOST],
+        [TOLD, GONE],
+    ),
+    "a node that looked hung because its host was silent": ([HANGS], [6.0, A_IS_LOST], [GONE]),
+}
 
 
-def test_the_failure_of_a_callee_dates_from_its_death() -> None:
-    life = begun(*CALLS)
-    # What it started would not end.
-    result = play(life, 5.0, broke("caller"), 2.0, fell("server", dead_s=2.1))
-    assert named(result) == ["server", "caller"]
-    assert result.failures[0].at_s == pytest.approx(4.9)
-
-
-def test_failures_know_their_attempt_and_time() -> None:
-    life = begun(NodeTerms("a", restart=RestartPolicy(max_restarts=1, backoff_s=0)))
-    life.wait(3.0)
-    life(Ended("a", 0, failure("a")))
-    life.wait(4.0)
-    result = finish_of(life, Ended("a", 1, failure("a")))
-    assert [(each.attempt, each.at_s) for each in result.failures] == [(1, 7.0)]
-
-
-@pytest.mark.parametrize(
-    ("error", "is_consequence"),
-    [
-        (courier.ServerLostError("gone"), True),
-        (courier.ServerUnreachableError("gone"), True),
-        (courier.CallCancelledError("closed"), True),
-        (courier.CallTimeoutError("slow"), False),
-        (ValueError("mine"), False),
-    ],
-)
-def test_errors_of_calls_to_lost_nodes_are_consequences(error: Any, is_consequence: bool) -> None:
-    report = ExceptionReport.of(error)
-    assert NodeFailure.of_exception("a", "host", report).is_consequence is is_consequence
-
-
-# Hosts
-
-
-@pytest.mark.parametrize("policy", [NEVER, BOUND, RestartPolicy("always", max_restarts=0)])
-def test_a_lost_host_fails_nodes_that_cannot_be_restarted_and_stops_the_others(
-    policy: RestartPolicy,
+@pytest.mark.parametrize(("nodes", "steps", "whys"), HISTORIES.values(), ids=HISTORIES.keys())
+def test_the_history_says_why_nodes_were_restarted(
+    nodes: list[NodeTerms], steps: Sequence[Event | float], whys: list[str | None]
 ) -> None:
-    life = begun("a", NodeTerms("b", restart=policy), "c")
-    life(Ended("a", 0))
-    lost = HostLost("far", ("a", "b"), GONE)
-    assert life(lost) == [DumpStacks("c"), RequestStop("c")]
-    assert life(lost) == []
-    result = finish_of(life, Ended("c", 0))
-    assert result.failures == (NodeFailure("b", "far", GONE, host_lost=True),)
-    assert result.reason == GONE
+    result = play(begun(*nodes, blame_s=10.0), *steps, STOP)
+    failures = [each.failure for each in result.restarts]
+    assert [each and each.summary for each in failures] == whys
+    assert not any(each.is_consequence for each in failures if each is not None)
 
 
-def test_nodes_of_a_lost_host_are_started_anew_like_those_that_failed() -> None:
-    policy = RestartPolicy("on_failure", max_restarts=1, backoff_s=1.0, jitter=0.0)
-    life = begun(NodeTerms("a", restart=policy), "b")
-    assert life(HostLost("far", ("a",), GONE)) == []
-    assert life(Ended("a", 0, failure("a"))) == []  # said by the worker that was lost
-    (start,) = life.wait(1.0)
-    assert start == Start("a", 1)
-    assert start.cause == NodeFailure("a", "far", GONE, host_lost=True)
-    life(Ended("a", 1, failure("a")))  # that is one too many
-    result = finish_of(life, Ended("b", 0))
-    assert [each.summary for each in result.failures] == ["a broke"]
-    assert [each.failure for each in result.failures[0].restarts] == [start.cause]
+def test_a_second_stop_changes_nothing() -> None:
+    result = play(begun("a"), StopAsked("first", 2), 5.0, StopAsked("second", 15), Ended("a", 0))
+    assert (result.reason, result.signum) == ("first", 2)
+    assert (result.outcome, result.exit_code) == (Outcome.INTERRUPTED, 130)
 
 
-def test_nothing_is_done_to_workers_of_a_lost_host() -> None:
-    slow = RestartPolicy(backoff_s=1000.0, max_backoff_s=1000.0)
-    life = begun(NodeTerms("a", restart=slow), "b")
-    life(HostLost("far", ("a",), GONE))
-    assert life(KillAsked()) == forced("b", Kill)
-    assert finish_of(life, Ended("b", 0)).outcome is Outcome.STOPPED
-
-
-def test_the_loss_of_a_host_does_not_touch_nodes_that_were_started_elsewhere_since() -> None:
-    life = begun(NodeTerms("a", restart=AT_ONCE), "b")
-    assert life(Ended("a", 0, failure("a"))) == [Start("a", 1)]
-    assert life(HostLost("far", ("a",), GONE, {"a": 0})) == []
-    assert life(HostLost("far", ("a",), GONE, {"a": 1})) == [Start("a", 2)]
-
-
-@pytest.mark.parametrize(("policy", "goes_on"), [(True, True), (False, False)])
-def test_a_node_that_waits_for_its_restart_when_its_host_is_lost_needs_no_other(
-    policy: bool, goes_on: bool
-) -> None:
-    slow = RestartPolicy(max_restarts=1, backoff_s=5.0, jitter=0.0, moves=policy)
-    life = begun(NodeTerms("a", restart=slow), "b")
-    life(Ended("a", 0, failure("a")))
-    life(HostLost("far", ("a",), GONE, {"a": 0}))
-    assert life.machine.stopping is not goes_on
-    if goes_on:
-        assert life.wait(5.0) == [Start("a", 1)]
-    else:
-        (failed,) = finish_of(life, Ended("b", 0)).failures
-        assert (failed.summary, failed.restarts) == (GONE, ())
-
-
-def test_a_node_for_which_no_host_is_left_fails_the_program_whatever_its_policy() -> None:
-    life = begun(NodeTerms("a", restart=RestartPolicy("always", 1000, backoff_s=0.0)), "b")
-    assert life(HostLost("far", ("a",), GONE)) == [Start("a", 1)]
-    life(Ended("a", 1, failure("a", text="fits no host"), for_good=True))
-    (failed,) = finish_of(life, Ended("b", 0)).failures
-    assert failed.summary == "a fits no host"
-    assert failed.restarts == ()
-
-
-def test_nodes_that_were_told_to_go_before_their_host_went_did_not_fail() -> None:
-    life = begun(NodeTerms("a", restart=RestartPolicy(max_restarts=1, backoff_s=0.0)), "b")
-    life(Preempted("a", 0, 15))
-    assert life(HostLost("far", ("a",), GONE)) == [Start("a", 1)]
-    assert life(HostLost("near", ("a",), GONE)) == [Start("a", 2)]
-    why = [
-        each.failure.summary for each in finish_of(life, StopAsked("x")).restarts if each.failure
-    ]
-    assert why == ["it was asked from outside to end, by SIGTERM", GONE]
-
-
-def test_a_node_that_looked_hung_since_its_host_was_silent_is_started_elsewhere() -> None:
-    terms = NodeTerms("a", restart=AT_ONCE, liveness=Liveness(startup_s=2.0))
-    life = begun(terms, "b", blame_s=10.0)
-    life.wait(8.0)
-    (start,) = life(HostLost("far", ("a",), GONE))
-    assert start == Start("a", 1)
-    assert start.cause == NodeFailure("a", "far", GONE, at_s=8.0, host_lost=True)
-
-
-# How it reads
-
-
-def test_the_loss_of_a_host_is_told_once_however_many_nodes_were_on_it() -> None:
-    nodes = [f"actor[{index}]" for index in range(20)]
-    life = begun(*nodes, "learner[0]")
-    life(HostLost("far", tuple(nodes), GONE))
-    failures = finish_of(life, Ended("learner[0]", 0, failure("learner[0]"))).failures
-    text = str(NodeFailedError(failures[0], failures[1:]))
-    assert text.startswith(f"20 nodes on far failed: {GONE}\n")
-    assert text.count(GONE) == 1
-    assert all(node in text for node in nodes)
-    followed = str(NodeFailedError(failures[-1], failures[:-1])).partition("What followed:")[2]
-    assert followed == f"\n  actor[0], actor[1], actor[2] and 17 more on far failed: {GONE}"
-
-
-def test_nodes_that_are_lost_with_their_last_restart_show_their_history() -> None:
-    once = RestartPolicy(max_restarts=1, backoff_s=0.0)
-    life = begun(NodeTerms("a", restart=once), "b")
-    life(Ended("a", 0, failure("a")))
-    life(HostLost("far", ("a", "b"), GONE))
-    text = str(NodeFailedError(life.result.failures[0], life.result.failures[1:]))
-    assert "a: Its restart policy allows no more than 1" in text
-    assert "a broke" in text
-
-
-# Restarts
-
-
-def test_a_node_that_fails_is_restarted_after_a_back_off_that_grows() -> None:
-    policy = RestartPolicy("on_failure", max_restarts=3, backoff_s=1.0, jitter=0.0)
-    life = begun(NodeTerms("a", restart=policy), "b")
-    for attempt, delay_s in enumerate([1.0, 2.0, 4.0]):
-        assert life(Ended("a", attempt, failure("a"))) == []
-        assert life.machine.restarts_of("a") == attempt + 1
-        assert life.wait(delay_s - EPS) == []
-        assert life.wait(2 * EPS) == [Start("a", attempt + 1)]
+def test_a_program_says_why_it_completed_or_which_node_was_told_to_end() -> None:
+    ended = play(begun("a"), Constructed("a", 0, True), Ended("a", 0))
+    assert ended.reason == "every node that had something to run has ended"
+    told = play(begun("a"), Preempted("a", 0, 15), Ended("a", 0))
+    assert (told.reason, told.exit_code) == ("SIGTERM to a", 143)
 
 
 def test_a_node_that_fails_too_often_fails_the_program_with_its_history() -> None:
-    life = begun(NodeTerms("a", restart=RestartPolicy(max_restarts=2, backoff_s=0.0)), "b")
-    texts = ["first", "second", "third"]
-    for attempt, text in enumerate(texts):
-        life(Ended("a", attempt, failure("a", text=text)))
-    result = finish_of(life, Ended("b", 0))
+    life = begun(NodeTerms("a", restart=policy(max_restarts=2)), "b")
+    result = play(life, 3.0, broke("a"), broke("a", 1), 4.0, broke("a", 2), Ended("b", 0))
     (failed,) = result.failures
-    assert failed.summary == "a third"
+    assert (failed.attempt, failed.at_s) == (2, 7.0)
     assert failed.restarts == result.restarts
-    before = [each.failure.summary for each in result.restarts if each.failure is not None]
-    assert before == ["a first", "a second"]
+    assert [each.at_s for each in failed.restarts] == [3.0, 3.0]
     assert "no more than 2" in failed.describe()
+    lost = play(begun(NodeTerms("a", restart=policy(max_restarts=1))), broke("a"), A_IS_LOST)
+    assert "a broke" in lost.failures[0].describe()
 
 
-def test_failures_that_are_longer_ago_than_the_window_are_forgotten() -> None:
-    policy = RestartPolicy(max_restarts=1, window_s=10.0, backoff_s=0.0)
-    life = begun(NodeTerms("a", restart=policy))
-    for attempt in range(5):
-        assert life(Ended("a", attempt, failure("a"))) == [Start("a", attempt + 1)]
-        life.wait(10.1)
-    assert len(finish_of(life, StopAsked("x"), Ended("a", 5)).restarts) == 5
-
-
-def test_a_node_that_ended_well_is_restarted_only_if_it_always_is() -> None:
-    always = RestartPolicy("always", max_restarts=0, backoff_s=0.0)
-    life = begun(NodeTerms("always", restart=always), NodeTerms("a", restart=AT_ONCE))
-    for attempt in range(5):
-        life(Constructed("always", attempt, True))
-        assert life(Ended("always", attempt)) == [Start("always", attempt + 1)]
-    assert life(Ended("a", 0)) == []
-    assert not life.machine.stopping
-    result = finish_of(life, Ended("always", 5, failure("always")))
-    assert [each.failure for each in result.restarts] == [None] * 5
-    assert result.outcome is Outcome.FAILED
-
-
-def test_failures_before_the_window_do_not_delay_restarts_of_a_node_that_ended_well() -> None:
-    policy = RestartPolicy("always", window_s=10.0, backoff_s=1.0, jitter=0.0)
-    life = begun(NodeTerms("a", restart=policy))
-    for attempt in range(3):
-        life(Ended("a", attempt, failure("a")))
-        life.wait(4.0)
-    life.wait(100.0)
-    life(Ended("a", 3))
-    assert life.wait(1.0) == [Start("a", 4)]
-
-
-def test_a_node_that_ends_well_at_once_again_and_again_is_restarted_ever_later() -> None:
-    policy = RestartPolicy("always", max_restarts=0, backoff_s=1.0, max_backoff_s=5.0, jitter=0.0)
-    life = begun(NodeTerms("a", restart=policy))
-    for attempt, delay_s in enumerate([1.0, 2.0, 4.0, 5.0, 5.0]):
-        life(Ended("a", attempt))
-        assert life.wait(delay_s - EPS) == []
-        assert life.wait(2 * EPS) == [Start("a", attempt + 1)]
-    life.wait(5.0)  # now it has run for long
-    for attempt, delay_s in enumerate([1.0, 1.0, 2.0], start=5):
-        life(Ended("a", attempt))
-        assert life.wait(delay_s) == [Start("a", attempt + 1)]
-
-
-def test_what_an_earlier_worker_says_is_not_taken_for_the_new_ones() -> None:
-    life = begun(NodeTerms("a", restart=AT_ONCE, liveness=Liveness(startup_s=5.0)))
-    assert life(Ended("a", 0, failure("a"))) == [Start("a", 1)]
-    for stale in (Ended("a", 0), Ended("a", 0, failure("a")), Preempted("a", 0, 15)):
-        assert life(stale) == []
-    life(Constructed("a", 0, True))
-    assert DumpStacks("a") in life.wait(5.0)
-
-
-def test_a_node_that_waits_for_its_restart_is_not_started_once_the_program_stops() -> None:
-    life = begun(NodeTerms("a", restart=RestartPolicy(backoff_s=5.0)), "b")
-    life(Ended("a", 0, failure("a")))
-    assert life(StopAsked("x")) == [RequestStop("b")]
-    assert life.wait(6.0) == []
-    result = finish_of(life, Ended("b", 0))
-    assert result.outcome is Outcome.STOPPED
-    assert len(result.restarts) == 1
-
-
-# Workers that take long to end after the node failed: threads go on, exit functions wait
-
-
-def test_a_failed_node_that_never_ends_by_itself_does_not_keep_the_program_from_failing() -> None:
-    life = begun("a", "b", notice_s=3.0)
-    assert life(Failed("a", 0, failure("a"))) == [
-        DumpStacks("a"),
-        DumpStacks("b"),
-        RequestStop("b"),
-    ]
-    life(Ended("b", 0))
-    assert life.wait(3.0) == [Terminate("a")]
-    assert life.wait(TERMINATE_S) == [Kill("a")]
-    result = finish_of(life, Ended("a", 0, failure("a", text="was killed")))
-    assert [each.summary for each in result.failures] == ["a broke"]
-    assert "a broke" in result.reason
-    assert result.killed == ("a",)
-
-
-def test_a_failed_node_that_lingers_is_ended_by_force_after_the_notice_and_restarted_once() -> None:
-    policy = RestartPolicy(max_restarts=1, backoff_s=0.0, jitter=0.0)
-    life = begun(NodeTerms("a", restart=policy), "b", notice_s=3.0)
-    for _ in range(2):
-        assert life(Failed("a", 0, failure("a"))) == []
-    assert life.wait(3.0 - EPS) == []
-    assert life.wait(2 * EPS) == forced("a")
-    assert life.wait(TERMINATE_S) == [Kill("a")]
-    assert life(Ended("a", 0, failure("a", text="was killed"))) == [Start("a", 1)]
-    (restart,) = finish_of(life, StopAsked("x"), Ended("a", 1), Ended("b", 0)).restarts
-    assert restart.failure is not None
-    assert restart.failure.summary == "a broke"
-
-
-@pytest.mark.parametrize("ended", [None, failure("a"), failure("a", text="was killed")])
-def test_a_failure_that_is_told_again_at_the_end_counts_once(ended: NodeFailure | None) -> None:
-    life = begun("a", "b")
-    life.wait(2.0)
-    for _ in range(2):
-        life(Failed("a", 0, failure("a")))
-    life.wait(1.0)
-    (failed,) = finish_of(life, Ended("a", 0, ended), Ended("b", 0)).failures
-    assert (failed.summary, failed.at_s) == ("a broke", 2.0)
-
-
-@pytest.mark.parametrize("ended", [None, failure("a")])
-def test_a_failed_node_that_ends_by_itself_is_restarted_once_it_has(
-    ended: NodeFailure | None,
-) -> None:
-    life = begun(NodeTerms("a", restart=AT_ONCE))
-    assert life(Failed("a", 0, failure("a"))) == []
-    assert life.wait(5.0) == []
-    assert life(Ended("a", 0, ended)) == [Start("a", 1)]
-    assert life.wait(100.0) == []  # nothing of the notice is left
-
-
-def test_failures_of_nodes_that_linger_count_for_the_policy() -> None:
-    life = begun(NodeTerms("a", restart=RestartPolicy(max_restarts=1, backoff_s=0.0)), "b")
-    life(Failed("a", 0, failure("a", text="first")))
-    life(Ended("a", 0, failure("a", text="first")))
-    assert RequestStop("b") in life(Failed("a", 1, failure("a", text="second")))
-    (failed,) = finish_of(life, Ended("a", 1), Ended("b", 0)).failures
-    assert failed.summary == "a second"
-    assert [each.failure.summary for each in failed.restarts if each.failure] == ["a first"]
-
-
-@pytest.mark.parametrize("ended", [None, failure("a", text="was killed")])
-def test_a_failure_while_all_stop_counts_even_if_the_worker_is_ended_by_force(
-    ended: NodeFailure | None,
-) -> None:
-    life = begun("a", notice_s=3.0)
-    life(StopAsked("x"))
-    for _ in range(2):
-        assert life(Failed("a", 0, failure("a"))) == []
-    assert life.wait(3.0) == forced("a")
-    result = finish_of(life, Ended("a", 0, ended))
-    assert [each.summary for each in result.failures] == ["a broke"]
-    assert result.outcome is Outcome.FAILED
-
-
-@pytest.mark.parametrize("ended", [None, failure("a", text="was killed")])
-def test_a_failure_that_was_to_be_mended_when_somebody_asked_for_the_stop_counts(
-    ended: NodeFailure | None,
-) -> None:
-    life = begun(NodeTerms("a", restart=AT_ONCE), notice_s=3.0)
-    life(Failed("a", 0, failure("a", raised=True)))
-    life.wait(1.0)
-    assert life(StopAsked("x")) == []
-    assert life.wait(2.0) == forced("a")  # its notice began when it failed
-    result = finish_of(life, Ended("a", 0, ended))
-    assert [each.summary for each in result.failures] == ["a broke"]
-    assert result.restarts == ()
-
-
-@pytest.mark.parametrize("why", [Preempted("a", 0, 15), Tick()])
-def test_a_failure_of_a_node_that_is_being_ended_already_says_nothing_new(why: Event) -> None:
-    life = begun(NodeTerms("a", restart=AT_ONCE, liveness=Liveness(startup_s=5.0)))
-    life.wait(0.0 if isinstance(why, Preempted) else 5.0)
-    life(why)
-    assert life(Failed("a", 0, failure("a"))) == []
-    assert life(Ended("a", 0, failure("a"))) == [Start("a", 1)]
-    (restart,) = finish_of(life, StopAsked("x"), Ended("a", 1)).restarts
-    assert restart.failure is not None
-    assert "broke" not in restart.failure.summary
-
-
-# Hung nodes
-
-
-def limited(name: str, restart: RestartPolicy = NEVER, **limits: Any) -> NodeTerms:
-    return NodeTerms(name, restart=restart, liveness=Liveness(**limits))
-
-
-@pytest.mark.parametrize(
-    ("limit", "sign", "text"),
-    [
-        ("startup_s", None, "its constructor took longer than 5 s"),
-        ("health_s", Healthy("a", 0), "it answered no health check for 5 s"),
-        ("heartbeat_s", Heartbeat("a", 0), "it did not call lp.heartbeat() for 5 s"),
-    ],
-)
-def test_a_hung_node_shows_its_stacks_and_is_ended_by_force(
-    limit: str, sign: Event | None, text: str
-) -> None:
-    life = begun(limited("a", NEVER, **{limit: 5.0}))
-    if sign is not None:
-        life(Constructed("a", 0, True))
-        for _ in range(5):
-            assert life.wait(4.9) == []
-            life(sign)
-    assert life.wait(4.9) == []
-    assert life.wait(0.4) == forced("a")
-    assert life.wait(TERMINATE_S) == [Kill("a")]
-    result = finish_of(life, Ended("a", 0, failure("a"), stacks="in a loop"))
-    assert text in result.failures[0].summary
-    assert result.failures[0].stacks == "in a loop"
-
-
-def test_a_hung_node_is_restarted_by_its_policy() -> None:
-    life = begun(limited("a", AT_ONCE, startup_s=5.0))
-    life.wait(5.0)
-    assert life(Ended("a", 0)) == [Start("a", 1)]
-    assert life.wait(4.9) == []
-    assert life.wait(0.2) == forced("a")
-
-
-def test_a_hung_node_that_cannot_be_ended_fails_the_program_and_is_not_restarted() -> None:
-    life = begun(limited("thread", AT_ONCE, startup_s=5.0), "b")
-    actions = life.wait(5.0 + TERMINATE_S + GIVE_UP_S)
-    assert of(Start, actions) == []
-    assert RequestStop("b") in actions
-    result = finish_of(life, Ended("b", 0))
-    assert "cannot be ended by force" in result.reason
-
-
-def test_signs_that_come_too_late_do_not_save_a_hung_node() -> None:
-    life = begun(limited("a", startup_s=5.0))
-    life.wait(5.0)
-    life(Constructed("a", 0, True))
-    assert life.wait(TERMINATE_S) == [Kill("a")]
-
-
-def test_a_node_that_waits_for_its_turn_to_stop_need_not_show_that_it_goes_on() -> None:
-    life = begun(NodeTerms("actor", calls=("replay",)), limited("replay", heartbeat_s=1.0))
-    life(Constructed("replay", 0, False))
-    life(StopAsked("x"))
-    assert life.wait(4.9) == []
-    assert life(Ended("actor", 0)) == [RequestStop("replay")]
-
-
-@pytest.mark.parametrize("goes", [Leaving("a", 0), Failed("a", 0, failure("a"))])
-def test_a_node_on_its_way_out_need_not_show_that_it_lives(goes: Event) -> None:
-    life = begun(limited("a", AT_ONCE, health_s=2.0, heartbeat_s=2.0, startup_s=2.0), "b")
-    life(Constructed("a", 0, True))
-    life.wait(1.0)
-    life(goes)
-    for late in (Constructed("a", 0, True), Healthy("a", 0), Heartbeat("a", 0)):
-        life(late)
-    assert life.wait(9.9) == []
-    assert life(Ended("a", 0, failure("a"))) == [Start("a", 1)]
-    assert DumpStacks("a") in life.wait(2.1)  # the new one must show it
-
-
-def test_a_node_that_leaves_keeps_the_program_alive_and_is_asked_to_end_in_its_turn() -> None:
-    life = begun(*CHAIN)
-    for name in ("a", "b", "c"):
-        life(Constructed(name, 0, True))
-        assert life(Leaving(name, 0)) == [LetGo(name)]
-    assert life.wait(100.0) == []
-    assert life(StopAsked("x")) == [RequestStop("a")]
-
-
-def test_a_node_that_leaves_while_all_stop_serves_on_until_its_callers_have_ended() -> None:
-    life = begun(*CHAIN, notice_s=90.0)
-    for name in ("a", "b", "c"):
-        life(Constructed(name, 0, True))
-    life(StopAsked("lp.stop() in b[0]"))
-    assert life(Leaving("b", 0)) == []
-    assert life(Ended("a", 0)) == [RequestStop("b")]
+def test_a_failure_dates_from_the_death_or_the_report_of_its_worker() -> None:
+    # What it started would not end.
+    result = play(begun(*CALLS), 5.0, broke("caller"), 2.0, fell("server", dead_s=2.1))
+    assert result.failures[0].at_s == pytest.approx(4.9)
+    result = play(begun("a"), 2.0, lingers("a"), 1.0, broke("a"))
+    assert [each.at_s for each in result.failures] == [2.0]
 
 
 def test_who_ends_by_a_call_that_fails_while_all_stop_is_named_and_did_not_fail() -> None:
-    life = begun("a", "b", "c")
-    life(Failed("a", 0, failure("a", consequence=True)))
-    life(StopAsked("x"))
-    life(CutShort("b", 0, failure("b", consequence=True)))
-    result = finish_of(
-        life, Ended("a", 0), Ended("b", 0), Ended("c", 0, failure("c", consequence=True))
+    follows = failure("b", consequence=True)
+    result = play(
+        begun("a", "b", "c"),
+        *(Failed("a", 0, failure("a", consequence=True)), STOP, CutShort("b", 0, follows)),
+        *(Ended("a", 0), Ended("b", 0), broke("c", consequence=True)),
     )
     assert [each.node for each in result.cut_short] == ["a", "b", "c"]
     assert (result.outcome, result.failures, result.exit_code) == (Outcome.STOPPED, (), 0)
 
 
-def test_a_constructor_takes_no_time_while_its_node_has_no_host() -> None:
-    life = begun(limited("a", AT_ONCE, startup_s=5.0))
-    life(Placed("a", 0, is_there=False))
-    assert life.wait(100.0) == []
-    life(Placed("a", 0, is_there=True))
-    assert life.wait(4.9) == []
-    assert DumpStacks("a") in life.wait(0.2)
+def test_the_stacks_of_a_hung_node_are_kept() -> None:
+    result = play(begun(limited("a", startup_s=5.0)), 5.0, Ended("a", 0, stacks="in a loop"))
+    assert result.failures[0].stacks == "in a loop"
+
+
+# By example: a supervisor that sleeps
+
+
+def test_who_wakes_when_the_notice_is_over_asks_before_it_ends_by_force() -> None:
+    life = begun(*CHAIN, notice_s=9.0)
+    life(STOP)
+    actions = life.oversleep(20.0)
+    assert {each for each in actions if isinstance(each, RequestStop)} == {
+        RequestStop("b"),
+        RequestStop("c"),
+    }
+    assert {each.node for each in actions if isinstance(each, Terminate)} == {"a", "b", "c"}
 
 
 @pytest.mark.parametrize("awake_s", [0.0, 3.0, 4.9])
@@ -1582,84 +1334,55 @@ def test_a_supervisor_that_overslept_takes_no_node_for_hung(
 def test_after_a_suspension_nodes_have_as_much_time_left_as_before() -> None:
     life = begun(limited("a", health_s=50.0))
     life(Constructed("a", 0, True))
+    # Somebody looks now and then, or a suspension would not be seen.
+    assert life.machine.deadline == life.now + LOOK_S
     life.wait(10.0)
     assert life.oversleep(39.0) == []  # all slept, the node too
     assert life.wait(38.0) == []
     assert DumpStacks("a") in life.wait(5.0)
 
 
-def test_somebody_looks_now_and_then_as_long_as_nodes_have_limits() -> None:
-    life = begun(limited("a", health_s=50.0))
-    life(Constructed("a", 0, True))
-    assert life.machine.deadline == life.now + LOOK_S
+# Many nodes
+
+#: A star, and all who call all; those that end last stand last, so that who looks for one that has
+#: not ended looks at all.
+STAR = (*(NodeTerms(f"a{at}", calls=("z",)) for at in range(2_999)), NodeTerms("z"))
+DENSE_CALLEES = tuple(f"z{at}" for at in range(300))
+DENSE = (
+    *(NodeTerms(f"a{at}", calls=DENSE_CALLEES) for at in range(300)),
+    *map(NodeTerms, DENSE_CALLEES),
+)
 
 
-# Preemption
+@pytest.mark.parametrize("terms", [STAR, DENSE], ids=["star", "dense"])
+@pytest.mark.parametrize("is_stopped", [True, False])
+def test_each_event_costs_little_however_many_nodes_there_are(
+    terms: tuple[NodeTerms, ...], is_stopped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = itertools.count()
 
+    class CountedNode(_life._Node):
+        def __getattribute__(self, name: str) -> Any:
+            next(looks)
+            return super().__getattribute__(name)
 
-def test_a_preempted_node_without_a_policy_stops_the_program_in_order() -> None:
-    life = begun(*CHAIN)
-    assert life(Preempted("c", 0, 15)) == [RequestStop("a")]
-    assert life(Preempted("c", 0, 15)) == []
-    assert life(Ended("a", 0)) == [RequestStop("b")]  # c asks itself
-    result = finish_of(life, Ended("b", 0), Ended("c", 0))
-    assert (result.outcome, result.exit_code) == (Outcome.INTERRUPTED, 143)
-    assert result.reason == "SIGTERM to c"
-
-
-@pytest.mark.parametrize("ended", [None, failure("a"), failure("a", consequence=True)])
-def test_a_preempted_node_with_a_policy_leaves_and_is_restarted(ended: NodeFailure | None) -> None:
-    life = begun(NodeTerms("a", restart=AT_ONCE), "b")
-    assert life(Preempted("a", 0, 15)) == []
-    life.wait(9.0)
-    assert life(Ended("a", 0, ended)) == [Start("a", 1)]
-    life(StopAsked("x"))
-    (restart,) = finish_of(life, Ended("a", 1), Ended("b", 0)).restarts
-    assert restart.failure is not None
-    assert restart.failure.summary == "it was asked from outside to end, by SIGTERM"
-    assert not restart.failure.is_consequence
-
-
-def test_a_preemption_is_no_failure_that_counts() -> None:
-    policy = RestartPolicy(max_restarts=1, backoff_s=1.0, jitter=0.0)
-    life = begun(NodeTerms("a", restart=policy), "b")
-    for attempt in range(5):
-        life(Preempted("a", attempt, 15))
-        life(Ended("a", attempt))
-        assert life.wait(1.0) == [Start("a", attempt + 1)]
-    life(Ended("a", 5, failure("a")))
-    assert life.wait(1.0) == [Start("a", 6)]
-    life(Ended("a", 6, failure("a")))
-    (failed,) = finish_of(life, Ended("b", 0)).failures
-    assert [restart.attempt for restart in failed.restarts] == [6]
-
-
-def test_a_preempted_node_that_does_not_leave_is_ended_by_force_and_restarted() -> None:
-    life = begun(NodeTerms("a", restart=AT_ONCE), notice_s=3.0)
-    life(Preempted("a", 0, 15))
-    assert life.wait(3.0) == forced("a")
-    assert life.wait(TERMINATE_S) == [Kill("a")]
-    assert life(Ended("a", 0)) == [Start("a", 1)]
-
-
-def test_a_node_that_was_killed_before_the_stop_and_given_up_after_it_is_named() -> None:
-    life = begun(NodeTerms("thread", restart=AT_ONCE), notice_s=3.0)
-    life(Preempted("thread", 0, 15))
-    life.wait(3.0 + TERMINATE_S)
-    life(StopAsked("x"))
-    assert life.tick_to_the_end().killed == ("thread",)
-
-
-def test_how_an_earlier_worker_heard_the_stop_says_nothing_of_the_new_one() -> None:
-    life = begun(NodeTerms("server"), NodeTerms("actor", calls=("server",), restart=AT_ONCE))
-    life(Preempted("actor", 0, 15))
-    life(StopReceived("actor", 0, listens=False))
-    life(Ended("actor", 0))
-    life.wait(60.0)
-    life(Preempted("actor", 1, 15))
-    assert life(StopAsked("x")) == []
-    assert life.wait(4.9) == []
-    assert life.wait(0.2) == [RequestStop("server")]
+    monkeypatch.setattr(_life, "_Node", CountedNode)
+    machine = ProgramLife(terms, 10.0)
+    asked = [each.name for each in terms]
+    assert machine.handle(Tick(), 0.0) == [Start(name, 0) for name in asked]
+    for name in asked:
+        machine.handle(Constructed(name, 0, True), 1.0)
+    if is_stopped:
+        stop = machine.handle(STOP, 2.0)
+        asked = [each.node for each in stop if isinstance(each, RequestStop)]
+    for name in asked:  # grows
+        machine.handle(StopReceived(name, 0, listens=True), 2.0)
+        for action in machine.handle(Ended(name, 0), 2.0):
+            if isinstance(action, RequestStop):
+                asked.append(action.node)
+    assert machine.over
+    assert len(asked) == len(terms)
+    assert next(looks) < 200 * len(terms) + 10 * sum(len(each.calls) for each in terms)
 
 
 # By property
@@ -1681,34 +1404,6 @@ policies = st.one_of(
 )
 limits = st.sampled_from([None, None, 0.3, 2.0, 8.0])
 livenesses = st.builds(Liveness, health_s=limits, heartbeat_s=limits, startup_s=limits)
-notices = st.sampled_from([10.0, 0.0, 0.3, -1.0, 2.0])
-signals = st.sampled_from([None, 2, 15])
-blames = st.sampled_from([BLAME_S, 10.0])
-HOSTS = ("h1", "h2", "h3")
-
-
-class Places:
-    """On which host each worker is: on one that is not lost, as long as there is one."""
-
-    def __init__(self) -> None:
-        self._left = list(HOSTS)
-        self._host: dict[str, str] = {}
-
-    def place(self, start: Start) -> bool:
-        """Finds a host; tells whether there is one."""
-        if self._left:
-            self._host[start.node] = self._left[(ord(start.node) + start.attempt) % len(self._left)]
-        return bool(self._left)
-
-    def lose(self, host: str, living: dict[str, int]) -> HostLost:
-        """Returns what is told of the loss of a host; `living`: the attempts of all workers."""
-        self._left = [each for each in self._left if each != host]
-        lost = {name: attempt for name, attempt in living.items() if self._host[name] == host}
-        return HostLost(host, tuple(lost), f"{host} is gone", lost)
-
-
-def no_host(start: Start) -> Ended:
-    return Ended(start.node, start.attempt, failure(start.node, text="no host"), for_good=True)
 
 
 @st.composite
@@ -1727,12 +1422,15 @@ class AnyOrder(RuleBasedStateMachine):
     `Life` checks; so does the world that no second worker of a node lives beside the first.
     """
 
-    @initialize(terms=programs(), notice_s=notices, blame_s=blames, seed=st.integers(0, 3))
+    @initialize(
+        terms=programs(),
+        notice_s=st.sampled_from([10.0, 0.0, 0.3, -1.0, 2.0]),
+        blame_s=st.sampled_from([BLAME_S, 10.0]),
+        seed=st.integers(0, 3),
+    )
     def begin(self, terms: list[NodeTerms], notice_s: float, blame_s: float, seed: int) -> None:
         chance = random.Random(seed).random
         self.life = Life(*terms, notice_s=notice_s, blame_s=blame_s, chance=chance)
-        self.places = Places()
-        self.names = [each.name for each in terms]
         #: The attempt of each node of which a worker really lives.
         self.living: dict[str, int] = {}
         self.outbox: list[Event] = []
@@ -1744,10 +1442,7 @@ class AnyOrder(RuleBasedStateMachine):
         for action in actions:
             if isinstance(action, Start):
                 assert action.node not in self.living, "two live workers for one node"
-                if self.places.place(action):
-                    self.living[action.node] = action.attempt
-                else:
-                    self.outbox.append(no_host(action))
+                self.living[action.node] = action.attempt
 
     def _tell(self, event: Event) -> None:
         self.heard.append(event)
@@ -1765,7 +1460,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(
         name=names,
-        how=st.sampled_from(["well", "failed", "raised", "consequence"]),
+        how=st.sampled_from(["well", "failed", "raised", "consequence", "for good"]),
         dead_s=st.sampled_from([0.0, 0.1, 0.6]),
         at_once=st.booleans(),
     )
@@ -1773,11 +1468,16 @@ class AnyOrder(RuleBasedStateMachine):
         if (picked := self._pick(name)) is not None:
             node, attempt = picked
             del self.living[node]
-            failed = None
-            if how != "well":
-                failed = failure(node, consequence=how == "consequence", raised=how == "raised")
-            unasked = not self.life.workers[node].was_asked
-            self._say(Ended(node, attempt, failed, dead_s=dead_s, unasked=unasked), at_once)
+            failed = failure(node, consequence=how == "consequence", raised=how == "raised")
+            ended = Ended(
+                node,
+                attempt,
+                None if how == "well" else failed,
+                for_good=how == "for good",
+                dead_s=dead_s,
+                unasked=not self.life.workers[node].was_asked,
+            )
+            self._say(ended, at_once)
 
     @rule(name=names, consequence=st.booleans(), raised=st.booleans(), at_once=st.booleans())
     def a_worker_reports_its_failure_and_lingers(
@@ -1788,20 +1488,18 @@ class AnyOrder(RuleBasedStateMachine):
             unasked = not self.life.workers[picked[0]].was_asked
             self._say(Failed(*picked, failed, unasked), at_once)
 
-    @rule(name=names, at_once=st.booleans())
-    def a_worker_has_done_its_work_and_lingers(self, name: str, at_once: bool) -> None:
+    @rule(
+        name=names,
+        says=st.sampled_from([
+            (Leaving,), (Constructed, True), (Constructed, False), (Healthy,), (Heartbeat,),
+            (Preempted, 2), (Preempted, 15),
+        ]),
+        at_once=st.booleans(),
+    )  # fmt: skip
+    def a_worker_says_how_it_is(self, name: str, says: Any, at_once: bool) -> None:
         if (picked := self._pick(name)) is not None:
-            self._say(Leaving(*picked), at_once)
-
-    @rule(name=names, runs=st.booleans(), at_once=st.booleans())
-    def a_worker_is_constructed(self, name: str, runs: bool, at_once: bool) -> None:
-        if (picked := self._pick(name)) is not None:
-            self._say(Constructed(*picked, runs), at_once)
-
-    @rule(name=names, kind=st.sampled_from([Healthy, Heartbeat]), at_once=st.booleans())
-    def a_worker_shows_that_it_lives(self, name: str, kind: Any, at_once: bool) -> None:
-        if (picked := self._pick(name)) is not None:
-            self._say(kind(*picked), at_once)
+            kind, *what = says
+            self._say(kind(*picked, *what), at_once)
 
     @rule(name=names, listens=st.booleans(), at_once=st.booleans())
     def a_worker_hears_the_stop(self, name: str, listens: bool, at_once: bool) -> None:
@@ -1809,27 +1507,18 @@ class AnyOrder(RuleBasedStateMachine):
         if picked is not None and not self.life.workers[picked[0]].is_left_alone:
             self._say(StopReceived(*picked, listens), at_once)
 
-    @rule(name=names, signum=st.sampled_from([2, 15]), at_once=st.booleans())
-    def a_worker_is_preempted(self, name: str, signum: int, at_once: bool) -> None:
-        if (picked := self._pick(name)) is not None:
-            self._say(Preempted(*picked, signum), at_once)
+    @rule(members=st.sets(names, min_size=1), rare=st.integers(0, 3), at_once=st.booleans())
+    def a_host_is_lost(self, members: set[str], rare: int, at_once: bool) -> None:
+        lost = {
+            name: self.living.pop(name) for name in members if rare == 0 and name in self.living
+        }
+        if lost:
+            self._say(HostLost("h", tuple(lost), "h is gone", lost), at_once)
 
     @precondition(lambda self: self.outbox)
     @rule(index=st.integers(0, 1000))
     def news_arrive(self, index: int) -> None:
         self._tell(self.outbox.pop(index % len(self.outbox)))
-
-    def _old_news(self) -> list[Any]:
-        attempts = {name: worker.attempt for name, worker in self.life.workers.items()}
-        kinds = (Constructed, Leaving, Failed, Ended, Healthy, Heartbeat, Preempted, StopReceived)
-        told = [each for each in self.heard if isinstance(each, kinds)]
-        return [each for each in told if each.attempt < attempts[each.node]]
-
-    @precondition(lambda self: self._old_news())
-    @rule(index=st.integers(0, 1000))
-    def news_of_an_earlier_worker_arrive_again(self, index: int) -> None:
-        old = self._old_news()
-        self._obey(self.life(old[index % len(old)]))
 
     @precondition(lambda self: self.heard)
     @rule(index=st.integers(0, 1000))
@@ -1838,15 +1527,7 @@ class AnyOrder(RuleBasedStateMachine):
         if not isinstance(event, StopAsked | KillAsked):
             self._obey(self.life(event))
 
-    @rule(host=st.sampled_from(HOSTS), rare=st.integers(0, 3), at_once=st.booleans())
-    def a_host_is_lost(self, host: str, rare: int, at_once: bool) -> None:
-        if rare == 0:
-            event = self.places.lose(host, self.living)
-            for name in event.nodes:
-                del self.living[name]
-            self._say(event, at_once)
-
-    @rule(signum=signals, rare=st.integers(0, 3))
+    @rule(signum=st.sampled_from([None, 2, 15]), rare=st.integers(0, 3))
     def somebody_stops_the_program(self, signum: int | None, rare: int) -> None:
         if rare == 0:
             self._tell(StopAsked("asked", signum))
@@ -1880,8 +1561,7 @@ class AnyOrder(RuleBasedStateMachine):
         if math.isinf(life.notice_s) and not life.over:
             self._tell(KillAsked())
             life.wait(GIVE_UP_S)
-        result = life.result
-        tell(f"{result.outcome}")
+        tell(f"{life.result.outcome}")
         assert life.machine.handle(Tick(), life.now) == []
 
 

@@ -4,7 +4,6 @@ import collections
 import dataclasses
 import functools
 import os
-import pickle
 import re
 import shutil
 import threading
@@ -287,13 +286,6 @@ def test_wrong_settings_are_mistakes(settings: dict[str, Any], words: str) -> No
     server(program, "a")
     (mistake,) = mistakes_of(program, **settings)
     assert words in mistake
-
-
-def test_program_errors_pickle() -> None:
-    error = lp.ProgramError("p", ["one", "two"])
-    twin = pickle.loads(pickle.dumps(error))
-    assert str(twin) == str(error)
-    assert twin.mistakes == ("one", "two")
 
 
 # Handles, wherever they are

@@ -1,6 +1,5 @@
 """Programs in scripts of their own: exit codes, reports, flags of the script, Ctrl-C."""
 
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -179,15 +178,6 @@ def test_launch_types_of_the_original_tell_what_is_local() -> None:
     assert lp.is_local_launch("local_mt")
     assert not lp.is_local_launch(lp.LaunchType.TEST_MULTI_THREADING)
     assert lp.is_local_launch_or_test("test_mp")
-
-
-def test_node_failures_pickle() -> None:
-    first = lp.NodeFailure("a[0]", "host", "broke")
-    error = lp.NodeFailedError(first, [lp.NodeFailure("b[0]", "host", "too")], "/logs")
-    twin = pickle.loads(pickle.dumps(error))
-    assert str(twin) == str(error)
-    assert twin.failure == first
-    assert twin.consequences == error.consequences
 
 
 SIGNAL_SCRIPT = """
