@@ -1,7 +1,3 @@
-import os
-import re
-import shutil
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -44,23 +40,3 @@ def test_the_script_runs_as_a_module_and_as_a_file(
 def test_the_command_line_runs_it(launcher: str) -> None:
     arguments = (f"--launcher={launcher}", _PROGRAM, "--num_producers=4")
     assert "total: 780\n" in run("-m", "launchpad_lite.launch", *arguments)
-
-
-def test_the_command_line_plans_it() -> None:
-    shown = run("-m", "launchpad_lite.launch", "plan", _PROGRAM, "--num_producers=3")
-    assert "producer[2]  CourierNode(Range)" in shown
-    assert (
-        "consumer[0]  CourierNode(Consumer)  calls producer[0], producer[1], producer[2]" in shown
-    )
-
-
-def test_the_command_line_renders_it_as_svg(tmp_path: Path) -> None:
-    if shutil.which("dot") is None:
-        if os.environ.get("CI") == "true":
-            pytest.fail("CI must have Graphviz, so that drawing is tested")
-        pytest.skip("the program 'dot' of Graphviz is not installed")
-    output = tmp_path / "graph.svg"
-    run("-m", "launchpad_lite.launch", "render", _PROGRAM, f"--output={output}")
-    svg = output.read_text()
-    assert "<svg" in svg
-    assert len(re.findall(r'class="edge"', svg)) == 2

@@ -3,7 +3,6 @@ import contextlib
 import json
 import os
 import re
-import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -28,7 +27,6 @@ from examples.evolution_strategies.program import (
     sphere,
     table,
 )
-from launchpad_lite.testing import poll_until
 from tests.examples.running import run_example
 from tests.launchers.scripts import without_logs_line
 
@@ -60,18 +58,6 @@ class Broken(Evaluator):
 
     def ready(self) -> None:
         raise courier.ServerUnreachableError("the fake stays lost")
-
-
-class Slow(Evaluator):
-    """Answers when it may."""
-
-    def __init__(self) -> None:
-        super().__init__("sphere")
-        self.may_answer = threading.Event()
-
-    def evaluate(self, candidate: list[float]) -> float:
-        assert self.may_answer.wait(30)
-        return super().evaluate(candidate)
 
 
 Serve = Callable[[Evaluator], Any]
@@ -138,23 +124,6 @@ def test_the_result_says_when_the_evaluations_ran_out(launch_program: Any, tmp_p
     assert "NOT reached" in table(result)
 
 
-def test_without_an_output_the_evolver_prints_the_table(launch_program: Any, capsys: Any) -> None:
-    program = make_program(num_evaluators=2, function="sphere", dimension=2)
-    launch_program(program, "test_mt").wait()
-    assert "optimum      reached\n" in capsys.readouterr().out
-
-
-def test_a_fast_evaluator_does_the_work_of_a_slow_one(serve: Serve) -> None:
-    slow, fast = Slow(), Counting()
-    crowd = Crowd([serve(slow), serve(fast)], threading.Event())
-    candidates = [[float(number)] for number in range(9)]
-    with concurrent.futures.ThreadPoolExecutor() as pool:
-        fitness = pool.submit(crowd.evaluate, candidates)
-        poll_until(lambda: fast.calls == len(candidates) - 1)
-        slow.may_answer.set()
-        assert fitness.result(30) == [sphere(candidate) for candidate in candidates]
-
-
 def test_lost_calls_are_repeated_and_values_stay_in_order(serve: Serve) -> None:
     flaky = [Counting(flaky=True), Counting(flaky=True)]
     crowd = Crowd([serve(each) for each in flaky], threading.Event())
@@ -186,15 +155,6 @@ def test_an_error_of_the_function_is_no_lost_evaluator(serve: Serve) -> None:
         crowd.evaluate([["not a number"]])  # type: ignore[list-item]
 
 
-def test_a_stop_in_the_middle_of_the_search_ends_it(launch_program: Any) -> None:
-    program = make_program(tolerance=0, cost_ms=1, num_evaluators=2)
-    running = launch_program(program, "test_mt", notice_s=30)
-    running.client("evaluator").ready()
-    result = running.stop()
-    assert result.outcome is lp.Outcome.STOPPED
-    assert result.killed == ()
-
-
 def test_a_restored_search_goes_on_exactly_as_the_one_that_was_saved(tmp_path: Path) -> None:
     evolver = Evolver(PROBLEM, [])
     search_alone(evolver._search, generations=40)
@@ -215,49 +175,6 @@ def test_a_checkpoint_of_another_problem_is_refused(tmp_path: Path) -> None:
     other = Evolver(replace(PROBLEM, seed=4), [])
     with pytest.raises(ValueError, match=r"seed=3.*not for.*seed=4"):
         other.restore(tmp_path)
-
-
-def _has_any(folder: Path, name: str) -> bool:
-    try:
-        return any(folder.rglob(name))
-    except FileNotFoundError:  # a checkpoint got its final name just now
-        return False
-
-
-@pytest.mark.slow
-def test_an_evolver_and_an_evaluator_that_are_killed_change_nothing(
-    launch_program: Any, tmp_path: Path
-) -> None:
-    output, checkpoints = tmp_path / "result.json", tmp_path / "checkpoints"
-    running = launch_program(
-        make_program(2, dimension=3, cost_ms=10, output=output),
-        "test_mp",
-        restart=lp.RestartPolicy(backoff_s=0.01),
-        checkpoints={"evolver": lp.Checkpoints(checkpoints, period_s=0.1)},
-    )
-    poll_until(lambda: _has_any(checkpoints, "search.pickle"), 30)
-    for status in running.running.status():
-        if status.name != "evaluator[1]":
-            os.kill(status.pid, signal.SIGKILL)
-    result = running.wait()
-    assert sorted(each.node for each in result.restarts) == ["evaluator[0]", "evolver[0]"]
-    found = Result(**json.loads(output.read_text(encoding="utf-8")))
-    alone = search_alone(Search(Problem("rosenbrock", 3, 1, 16, 1e-8, 100_000)))
-    assert replace(found, lost_calls=0) == alone.result(0)
-
-
-@pytest.mark.parametrize(
-    ("options", "mistake"),
-    [
-        ({"num_evaluators": 0}, "at least one evaluator"),
-        ({"function": "cube"}, "no function 'cube'; there are: sphere, rosenbrock, rastrigin"),
-        ({"dimension": 1}, "at least 2 dimensions"),
-        ({"population": 3}, "a population of 4"),
-    ],
-)
-def test_mistakes_are_found_before_anything_starts(options: dict[str, Any], mistake: str) -> None:
-    with pytest.raises(ValueError, match=mistake):
-        make_program(**options)
 
 
 def test_the_script_takes_a_function_and_a_launcher(
@@ -297,10 +214,3 @@ def test_the_script_survives_a_monkey_and_says_what_that_did() -> None:
             return
     # Once or twice the monkey may hit a node after the end of the search, which has no restart.
     pytest.fail(f"{kills} kills, but {restarts} restarts")
-
-
-def test_the_script_kills_no_threads(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    monkeypatch.setattr(sys, "argv", ["launch", "--chaos=1", "--launcher=local_mt"])
-    with pytest.raises(SystemExit, match="2"):
-        launch.main()
-    assert "--chaos kills processes" in capsys.readouterr().err

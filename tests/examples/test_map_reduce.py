@@ -1,7 +1,5 @@
 import collections
 import json
-import os
-import site
 import sys
 from pathlib import Path
 from typing import Any
@@ -30,44 +28,12 @@ def count_alone(paths: list[Path]) -> dict[str, int]:
     return dict(counts)
 
 
-def make_library(folder: Path, changed: Path, text: str) -> Path:
-    """Makes a home for Python, whose library is this one's but for a comment in one file."""
-    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    copy = folder / sys.platlibdir / version
-    # A folder of its own, or bytecode of the file that differs would go to the real library.
-    (copy / "__pycache__").mkdir(parents=True)
-    if sys.platlibdir != "lib":
-        (folder / "lib").symlink_to(sys.platlibdir)
-    for entry in [*library().glob("*"), *library().glob("__pycache__/*")]:
-        if entry.name not in ("__pycache__", changed.name):
-            (copy / entry.relative_to(library())).symlink_to(entry)
-    original = (library() / changed).read_text(encoding="utf-8")
-    (copy / changed).write_text(f"{original}\n# {text}\n", encoding="utf-8")
-    return folder
-
-
 @pytest.mark.slow
 def test_it_counts_as_a_single_process_does(launch_program: Any, tmp_path: Path) -> None:
     output = tmp_path / "counts.json"
     program = make_program(num_files=4, num_reducers=2, output=output)
     assert launch_program(program, "test_mt").wait().outcome is lp.Outcome.COMPLETED
     assert json.loads(output.read_text(encoding="utf-8")) == count_alone(default_paths(4))
-
-
-@pytest.mark.slow
-def test_a_mapper_reads_the_library_of_the_python_that_runs_it(
-    launch_program: Any, tmp_path: Path
-) -> None:
-    output = tmp_path / "counts.json"
-    program = make_program(num_files=2, num_reducers=1, output=output)
-    changed = next(path for path in default_paths(2) if len(path.parts) == 1)
-    home = make_library(tmp_path / "elsewhere", changed, "zyzzyva zyzzyva")
-    packages = os.pathsep.join([str(ROOT), *site.getsitepackages()])
-    elsewhere = {"PYTHONHOME": str(home), "PYTHONPATH": packages}
-    launch_program(program, "test_mp", processes={"mapper": {"env": elsewhere}}).wait()
-    expected = collections.Counter(count_alone(default_paths(2)))
-    expected["zyzzyva"] += 2
-    assert json.loads(output.read_text(encoding="utf-8")) == expected
 
 
 def test_only_files_are_read_that_every_build_of_this_python_has() -> None:

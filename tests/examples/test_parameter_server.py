@@ -1,5 +1,4 @@
 import json
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,7 @@ from examples.parameter_server.program import (
     Regression,
     Result,
     make_program,
-    table,
 )
-from launchpad_lite.testing import poll_until
 from tests.examples.running import run_example
 from tests.launchers.scripts import without_logs_line
 
@@ -81,21 +78,6 @@ def test_every_topology_learns_the_least_squares_weights(
         assert result.server_pulls == result.pulls
 
 
-def test_a_cacher_whose_weights_last_asks_the_server_once(
-    launch_program: Any, tmp_path: Path
-) -> None:
-    result = train(
-        launch_program,
-        tmp_path,
-        "cached",
-        steps=50,
-        num_cachers=2,
-        refresh_s=60,
-        stale_s=60,
-    )
-    assert (result.pulls, result.pushes, result.server_pulls) == (200, 200, 2)
-
-
 def test_the_topologies_are_those_of_the_paper() -> None:
     single, replicated, cached = (calls_of(topology) for topology in TOPOLOGIES)
     requesters = [f"requester[{index}]" for index in range(4)]
@@ -121,53 +103,6 @@ def test_a_server_steps_against_the_gradient_and_leaves_what_it_gave_out() -> No
     assert (served.pulls, served.pushes) == (1, 1)
 
 
-def test_a_training_can_be_stopped(launch_program: Any, tmp_path: Path) -> None:
-    output = tmp_path / "result.json"
-    running = launch_program(make_program("cached", 2, output, steps=10**9), "test_mt")
-    server = running.client("server")
-    poll_until(lambda: server.served().pushes)
-    result = running.stop()
-    assert result.outcome is lp.Outcome.STOPPED
-    assert not output.exists()
-
-
-def test_without_an_output_the_evaluator_prints_the_table(launch_program: Any, capsys: Any) -> None:
-    launch_program(make_program("single", 1, steps=3, regression=REGRESSION), "test_mt").wait()
-    header, row = capsys.readouterr().out.splitlines()
-    assert header == table([])
-    assert row.split()[0] == "single"
-    assert row.split()[2:5] == ["3", "3", "3"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"num_requesters": 0}, "at least one requester, not 0"),
-        ({"num_servers": 0}, "at least one server, not 0"),
-        ({"num_cachers": -1}, "at least one cacher, not -1"),
-        ({"steps": 0}, "at least one step, not 0"),
-        ({"batch_size": 0}, "at least one sample in a batch, not 0"),
-        ({"topology": "ring"}, "no topology 'ring'; there are: single, replicated, cached"),
-        (
-            {"topology": "replicated", "num_requesters": 2, "num_servers": 3},
-            "each of 3 servers needs a requester that trains it, and there are only 2",
-        ),
-        (
-            {"topology": "cached", "refresh_s": 5, "stale_s": 1},
-            "stale_s=1 is below refresh_s=5",
-        ),
-    ],
-)
-def test_programs_that_make_no_sense_are_refused(arguments: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(message)):
-        make_program(**arguments)
-
-
-def test_a_regression_needs_as_many_samples_as_weights() -> None:
-    with pytest.raises(ValueError, match="dimension=3 and samples=2"):
-        Regression(dimension=3, samples=2)
-
-
 def test_the_demo_compares_the_topologies(monkeypatch: Any, capsys: Any) -> None:
     arguments = ["--launcher=local_mt", "--requesters=2", "--steps=50"]
     monkeypatch.setattr(sys, "argv", ["launch", *arguments])
@@ -188,12 +123,3 @@ def test_the_demo_runs_one_topology_in_processes() -> None:
     (row,) = (line.split() for line in done.stdout.splitlines() if "%" in line)
     assert (row[0], row[2], row[4]) == ("cached", "100", "100")
     assert int(row[3]) < 100
-
-
-def test_the_demo_explains_bad_flags(monkeypatch: Any, capsys: Any) -> None:
-    monkeypatch.setattr(sys, "argv", ["launch", "--requesters=0"])
-    with pytest.raises(SystemExit, match="2"):
-        launch.main()
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert "parameter_server needs at least one requester, not 0" in shown.err
