@@ -31,24 +31,32 @@ def town() -> Town:
     return Town()
 
 
-def test_all_clients_of_an_address_follow_and_no_others(town: Town) -> None:
-    clients = [town.keep(name) for name in "aab"]
-    town.move("ac")
-    assert [client.address for client in clients] == ["c:1", "c:1", "b:1"]
+@pytest.mark.parametrize(
+    ("moves", "addresses"),
+    [
+        ([["ac"]], "cb"),  # all clients of an address, and no others
+        ([["ab"], ["bc"]], "cc"),
+        ([["ab"], ["ba"]], "aa"),  # it is found again where it was
+        ([["ab", "ba"], ["xy"]], "ba"),  # two may swap places
+        ([["ab"], ["xa"]], "bb"),  # another server took its address over
+    ],
+)
+def test_clients_follow_their_servers_wherever_they_move(
+    town: Town, moves: list[list[str]], addresses: str
+) -> None:
+    early = [town.keep("a"), town.keep("b")]
+    for each in moves:
+        town.move(*each)
+    expected = [f"{name}:1" for name in addresses]
+    assert [client.address for client in early] == expected
 
 
-def test_later_clients_of_old_addresses_follow_chains_of_moves(town: Town) -> None:
-    early = town.keep("a")
+def test_clients_that_come_later_follow_moves_from_before(town: Town) -> None:
     town.move("ab")
     town.move("bc")
-    assert [client.address for client in (early, town.keep("a"), town.keep("b"))] == ["c:1"] * 3
-
-
-def test_a_server_that_moved_back_is_found_where_it_was(town: Town) -> None:
-    early = town.keep("a")
-    town.move("ab")
-    town.move("ba")
-    assert [client.address for client in (early, town.keep("a"), town.keep("b"))] == ["a:1"] * 3
+    assert [town.keep(name).address for name in "ab"] == ["c:1", "c:1"]
+    town.move("xa")
+    assert town.keep("a").address == "a:1"  # that of the other server
 
 
 def test_a_move_that_overtakes_another_is_the_one_that_holds(
@@ -64,21 +72,6 @@ def test_a_move_that_overtakes_another_is_the_one_that_holds(
     monkeypatch.setattr(courier, "move", be_overtaken)
     town.move("ab")
     assert client.address == "c:1"
-
-
-def test_two_servers_may_swap_places(town: Town) -> None:
-    first, second = town.keep("a"), town.keep("b")
-    town.move("ab", "ba")
-    assert (first.address, second.address) == ("b:1", "a:1")
-    town.move("xy")
-    assert (first.address, second.address) == ("b:1", "a:1")
-
-
-def test_an_address_that_another_server_took_over_is_that_ones(town: Town) -> None:
-    first, second = town.keep("a"), town.keep("x")
-    town.move("ab")
-    town.move("xa")
-    assert (first.address, second.address, town.keep("a").address) == ("b:1", "a:1", "a:1")
 
 
 def _waits(client: Any) -> bool:

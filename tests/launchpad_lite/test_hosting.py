@@ -1,4 +1,4 @@
-"""What a node is told, the nodes that run as parts of it are told as well, at any depth."""
+"""What a node is told, and what it tells; the nodes that are parts of it are told as well."""
 
 import contextlib
 import threading
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 import courier
+import launchpad_lite as lp
 from launchpad_lite._address import AddressTable
 from launchpad_lite._runtime import NodeRuntime, NodeSetup
 
@@ -14,12 +15,16 @@ _KEY = "learner"
 
 
 class _Link:
-    """Tells nobody."""
+    """Keeps whether it was said last that the code of a node looks at its stop."""
+
+    listens: bool | None = None
+
+    def stop_received(self, listens: bool) -> None:
+        self.listens = listens
 
     def constructed(self, runs: bool) -> None: ...
     def ask_stop(self) -> None: ...
     def leaving(self) -> None: ...
-    def stop_received(self, listens: bool) -> None: ...
     def healthy(self) -> None: ...
     def heartbeat(self) -> None: ...
 
@@ -126,3 +131,16 @@ def test_parts_that_begin_when_calls_were_ended_make_none(
             assert each.stop_event.is_set()
             with pytest.raises(courier.CallCancelledError, match="asked to stop"):
                 family.client(each).step()
+
+
+def test_a_node_that_was_asked_while_it_was_constructed_tells_again_whether_it_listens() -> None:
+    link = _Link()
+    setup = NodeSetup("program", "node", 0, notice_s=1.0)
+    runtime = NodeRuntime(setup, AddressTable({}, courier.Secret.generate()), link)
+    with runtime.active():
+        runtime.request_stop()
+        assert link.listens  # it may yet look
+        runtime.constructed(runs=True)
+        assert not link.listens
+        assert lp.stop_event().is_set()
+        assert link.listens

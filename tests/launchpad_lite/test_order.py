@@ -67,12 +67,6 @@ def test_the_order_does_not_depend_on_how_the_graph_is_written(calls: Calls) -> 
         assert set(again.callers[name]) == set(order.callers[name])
 
 
-def test_a_circle_stops_together_after_all_who_call_into_it() -> None:
-    order = StopOrder({"p": ["x"], "x": ["y"], "y": ["x", "below"], "below": []})
-    assert order.callers == {"p": [], "x": ["p"], "y": ["p"], "below": ["y"]}
-    assert order.waves == 3
-
-
 def test_long_chains_and_circles_need_no_deep_recursion() -> None:
     names = [f"n{index}" for index in range(10_000)]
     assert len(names) > sys.getrecursionlimit()

@@ -177,25 +177,14 @@ def test_all_mistakes_are_told_together_each_with_node_and_argument() -> None:
         assert re.search(pattern, mistake), (pattern, mistake)
 
 
-@pytest.mark.parametrize("launcher", ["local_mt", "test_mp"])
-def test_a_node_in_the_place_of_a_handle_is_a_mistake_under_each_launcher(launcher: str) -> None:
+def test_a_node_in_the_place_of_a_handle_is_a_mistake_with_threads_too() -> None:
     program = lp.Program("wrong")
     node = lp.CourierNode(Service)
     program.add_node(node, label="a")
     program.add_node(lp.CourierNode(Service, {"server": [node]}), label="b")
-    (mistake,) = mistakes_of(program, launcher)
+    (mistake,) = mistakes_of(program, "local_mt")
     assert "argument 0['server'][0]" in mistake
     assert "create_handle()" in mistake
-
-
-def test_resources_reach_each_node_of_their_group() -> None:
-    program = lp.Program("resources")
-    server(program, "a")
-    server(program, "b")
-    wishes = {"a": {"cpu": 2, "ram": np.float64(1.5), "gpu": np.int64(1)}}
-    a, b = lp.plan(program, "test_mt", wishes).executables
-    assert a.resources == lp.Resources(cpu=2, ram_gib=1.5, gpu=1)
-    assert b.resources == lp.Resources()
 
 
 def test_what_is_promised_goes_to_single_nodes_before_groups_before_all() -> None:
@@ -206,12 +195,14 @@ def test_what_is_promised_goes_to_single_nodes_before_groups_before_all() -> Non
     a0, a1, b = lp.plan(
         program,
         "test_mt",
-        {"a": {"cpu": 1}, "a[1]": {"cpu": 2}},
+        {"a": {"cpu": 1}, "a[1]": {"cpu": 2, "ram": np.float64(1.5), "gpu": np.int64(1)}},
         restart={"a": "always", "a[1]": lp.RestartPolicy(max_restarts=7)},
         liveness=lp.Liveness(heartbeat_s=3),
         checkpoints={"b": "runs/1"},
     ).executables
-    assert [each.resources.cpu for each in (a0, a1, b)] == [1, 2, None]
+    assert a0.resources == lp.Resources(cpu=1)
+    assert a1.resources == lp.Resources(cpu=2, ram_gib=1.5, gpu=1)
+    assert b.resources == lp.Resources()
     assert [str(each.restart.when) for each in (a0, a1, b)] == [
         "RestartWhen.ALWAYS",
         "RestartWhen.ON_FAILURE",
@@ -267,18 +258,15 @@ def test_what_is_promised_is_shown_in_the_plan() -> None:
         ({"resources": {"a": None}}, "expected lp.Resources or a dict"),
         ({"resources": ["a"]}, "dict"),
         ({"restart": "sometimes"}, "restart: a restart policy is one of 'never', 'on_failure'"),
-        ({"restart": {"a": "sometimes"}}, "restart of group 'a': a restart policy is one of"),
         ({"restart": {"a[0]": {"max": 3}}}, "restart of node 'a[0]': unknown setting 'max'"),
         ({"restart": {"b": "always"}}, "restart for an unknown group 'b'; the groups are: a"),
         ({"restart": {"a[1]": "always"}}, "restart for an unknown node 'a[1]'"),
-        ({"restart": 3}, "restart: expected lp.RestartPolicy, its name or a dict, got 3"),
         ({"liveness": {"a": {"health_s": 0}}}, "liveness of group 'a': health_s cannot be 0"),
-        (
-            {"liveness": 3.0},
-            "liveness: expected lp.Liveness, as lp.Liveness(heartbeat_s=30), or a dict, got 3.0",
-        ),
+        ({"liveness": 3.0}, "liveness: expected lp.Liveness"),
         ({"checkpoints": {"a": ""}}, "checkpoints of group 'a'"),
-        ({"checkpoints": {"a": 3}}, "checkpoints of group 'a'"),
+        ({"seed": -1}, "seed: it is a whole number from 0 on, not -1"),
+        ({"seed": True}, "seed: it is a whole number from 0 on, not True"),
+        ({"seed": "7"}, "seed: it is a whole number from 0 on, not '7'"),
     ],
 )
 def test_wrong_settings_are_mistakes(settings: dict[str, Any], words: str) -> None:
@@ -435,7 +423,7 @@ def test_objects_in_cycles_are_fine(launcher: str) -> None:
     assert isinstance(work.args[2].content[1], Client)
 
 
-@pytest.mark.parametrize("launcher", ["local_mt", "test_mp"])
+@SHARED_AND_COPIED
 def test_big_programs_are_planned_in_reasonable_time(launcher: str) -> None:
     program = lp.Program("big")
     config = {
@@ -672,15 +660,3 @@ def test_an_open_file_is_refused(tmp_path: Path) -> None:
         (mistake,) = mistakes_of(program)
     assert "argument 0['out'] (a TextIOWrapper)" in mistake
     assert "it is an open file; pass its path and open it in the node" in mistake
-
-
-@pytest.mark.parametrize("seed", [-1, True, "7"])
-def test_a_seed_is_a_number(seed: Any) -> None:
-    (mistake,) = mistakes_of(one_node(), seed=seed)
-    assert f"seed: it is a whole number from 0 on, not {seed!r}" in mistake
-
-
-def one_node() -> lp.Program:
-    program = lp.Program("one")
-    program.add_node(lp.PyNode(ignore), label="a")
-    return program

@@ -27,14 +27,11 @@ chances = st.floats(0, 1)
         (RestartPolicy("always", 7), RestartPolicy(RestartWhen.ALWAYS, 7)),
         ({"when": "always", "max_restarts": 7}, RestartPolicy("always", 7)),
         ({}, RestartPolicy()),
+        ({"window_s": math.inf}, RestartPolicy(window_s=math.inf)),
     ],
 )
 def test_a_policy_may_be_written_shortly(given_: Any, expected: RestartPolicy) -> None:
     assert RestartPolicy.of(given_) == expected
-
-
-def test_names_of_policies_become_members() -> None:
-    assert RestartPolicy("always").when is RestartWhen.ALWAYS
 
 
 @pytest.mark.parametrize(
@@ -86,10 +83,6 @@ def test_policies_of_the_wrong_type_are_refused(given_: Any, text: str) -> None:
         RestartPolicy.of(given_)
 
 
-def test_a_window_may_be_without_end() -> None:
-    assert RestartPolicy(window_s=math.inf).window_s == math.inf
-
-
 def test_policies_tell_what_they_are() -> None:
     assert str(NEVER) == ""
     assert str(RestartPolicy("always", 5, 60)) == "restart=always, at most 5 in 60 s"
@@ -118,19 +111,12 @@ def test_delays_stay_within_their_bounds(
 
 def test_delays_double_up_to_a_limit() -> None:
     policy = RestartPolicy(backoff_s=0.1, max_backoff_s=1.0, jitter=0.0)
-    delays = [policy.delay_s(failures, 0.5) for failures in range(7)]
-    assert delays == pytest.approx([0.1, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0])
-
-
-def test_delays_vary_by_their_jitter() -> None:
-    policy = RestartPolicy(backoff_s=10.0, jitter=0.2)
-    assert [policy.delay_s(1, chance) for chance in (0.0, 0.5, 1.0)] == [8.0, 10.0, 12.0]
-
-
-@pytest.mark.parametrize(("backoff_s", "expected"), [(0.1, 30.0), (0.0, 0.0), (1e308, 30.0)])
-def test_any_number_of_failures_has_a_delay(backoff_s: float, expected: float) -> None:
-    policy = RestartPolicy(backoff_s=backoff_s, max_backoff_s=30.0, jitter=0.0)
-    assert policy.delay_s(10**6, 0.5) == expected
+    delays = [policy.delay_s(failures, 0.5) for failures in (*range(7), 10**6)]
+    assert delays == pytest.approx([0.1, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0])
+    assert [RestartPolicy(backoff_s=10.0).delay_s(1, chance) for chance in (0.0, 1.0)] == [
+        8.0,
+        12.0,
+    ]
 
 
 # Liveness

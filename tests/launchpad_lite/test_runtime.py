@@ -130,6 +130,63 @@ def test_handlers_registered_anywhere_are_called_when_a_program_of_threads_stops
     assert called == ["node", "thread of a node"]
 
 
+def call_handlers(launch_program: Any, *handlers: Callable[..., Any]) -> None:
+    """Runs a node that registers handlers and stops, and that ends when they have returned."""
+    done = threading.Event()
+
+    def work() -> None:
+        for handler in (done.set, *handlers):
+            lp.register_stop_handler(handler)
+        lp.stop()
+        lp.stop()
+        assert done.wait(30)
+
+    launch_function(launch_program, work).wait()
+
+
+def test_handlers_are_called_once_the_last_one_first_with_what_they_take(
+    launch_program: Any,
+) -> None:
+    calls: list[Any] = []
+    call_handlers(
+        launch_program,
+        lambda signum, frame: calls.append((signum, frame)),
+        lambda: calls.append("none"),
+        lambda *args: calls.append(args),
+        lambda signum=1, frame=2: calls.append(("defaults", signum, frame)),
+        calls.clear,  # a builtin, without arguments
+    )
+    assert calls == [("defaults", 15, None), (15, None), "none", (15, None)]
+
+
+def test_a_failing_handler_is_called_once_and_does_not_stop_the_others(
+    launch_program: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls: list[Any] = []
+
+    def failing(signum: int, frame: Any) -> None:
+        calls.append(signum)
+        raise TypeError("mine")  # as if it took no arguments
+
+    call_handlers(launch_program, lambda: calls.append("first"), failing)
+    assert calls == [15, "first"]
+    assert "failing" in caplog.text
+
+
+def test_a_handler_may_register_and_unregister_others(launch_program: Any) -> None:
+    calls: list[str] = []
+
+    def gone() -> None:
+        calls.append("gone")
+
+    def first() -> None:
+        lp.unregister_stop_handler(gone)
+        lp.register_stop_handler(lambda: calls.append("late"))
+
+    call_handlers(launch_program, gone, first)
+    assert calls == ["late"]
+
+
 class Introspective:
     def ask(self) -> Any:
         return lp.current_node()
