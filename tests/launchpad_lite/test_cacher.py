@@ -158,8 +158,6 @@ def test_targets_that_are_missing_or_silent_are_mistakes_of_the_plan() -> None:
     ("arguments", "options", "error", "match"),
     [
         ((-1, 1), {}, ValueError, "below 0"),
-        ((0, -1), {}, ValueError, "below 0"),
-        ((math.nan, 1), {}, ValueError, "below 0"),
         ((1, math.nan), {}, ValueError, "below 0"),
         ((2, 1), {}, ValueError, r"stale_s=0.001 is below refresh_s=0.002"),
         ((), {"refresh_s": 1}, TypeError, "takes refresh_s= and stale_s=, in seconds"),
@@ -167,10 +165,8 @@ def test_targets_that_are_missing_or_silent_are_mistakes_of_the_plan() -> None:
         ((1, 2), {"max_bytes": -1}, ValueError, "less than nothing"),
         ((1, 2), {"max_entries": -1}, ValueError, "less than nothing"),
         ((1, 2), {"courier_kwargs": {"thread_pool_size": 0}}, ValueError, "at least 1"),
-        ((1, 2), {"courier_kwargs": {"nothing": 1}}, TypeError, "unknown option 'nothing'"),
         ((1, 2), {"courier_client_kwargs": {"nothing": 1}}, TypeError, "option 'nothing'"),
         ((), {}, TypeError, "."),
-        (("1", "2"), {}, TypeError, "."),
         ((None, 1), {}, TypeError, "."),
     ],
 )

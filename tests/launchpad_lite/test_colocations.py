@@ -40,13 +40,6 @@ def test_a_colocation_is_described_by_what_it_consists_of() -> None:
     assert lp.MultiThreadingColocation(nodes).description == f"MultiThreadingColocation{described}"
 
 
-def test_a_colocation_has_the_addresses_of_its_inner_nodes() -> None:
-    first, second = lp.CourierNode(Service), lp.CourierNode(Service)
-    colocation = lp.ColocationNode(node for node in (first, lp.PyNode(_main), second))
-    assert list(colocation.addresses) == [first.courier_address, second.courier_address]
-    assert list(colocation.inner_nodes) == list(colocation.with_inner())[1:]
-
-
 # Bad input
 
 

@@ -1,6 +1,5 @@
 """A log that is limited keeps how it began and what was said last, in whole lines."""
 
-import math
 from pathlib import Path
 
 import pytest
@@ -44,11 +43,6 @@ def test_what_fits_is_all_there_whoever_opens_it_again(tmp_path: Path) -> None:
         _write(path, 3000, [line])
     assert [*read_log(path)] == lines
     assert len(log_pieces(path)) == 3
-
-
-def test_a_log_without_a_limit_is_one_file(tmp_path: Path) -> None:
-    _write(tmp_path / "0.log", math.inf, _lines(2000))
-    assert [each.name for each in tmp_path.iterdir()] == ["0.log"]
 
 
 def test_a_line_that_never_ends_is_limited_too(tmp_path: Path) -> None:

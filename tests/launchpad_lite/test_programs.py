@@ -122,15 +122,6 @@ def test_a_node_is_added_once(program: lp.Program) -> None:
     assert list(program.groups) == ["a"]
 
 
-def test_a_group_may_mix_kinds_of_nodes(program: lp.Program) -> None:
-    with program.group("mixed"):
-        program.add_node(lp.CourierNode(Service))
-        program.add_node(lp.PyClassNode(Service))
-        program.add_node(lp.PyNode(print))
-    kinds = [each.description for each in lp.plan(program, "test_mt").executables]
-    assert kinds == ["CourierNode(Service)", "PyClassNode(Service)", "PyNode(print)"]
-
-
 def test_handles_made_before_and_after_add_node_are_of_the_same_node(program: lp.Program) -> None:
     node = make_node()
     before = node.create_handle()

@@ -12,14 +12,16 @@ from typing import Any
 import pytest
 
 import launchpad_lite as lp
-from launchpad_lite._registry import running_programs
 
 #: Runs one command line after the other, as a shell would, and prints what each returned.
 _SHELL = """
-import sys
-from launchpad_lite._command_line import main
+import runpy, sys
 for words in sys.argv[1:]:
-    print("exit code", main(words.split()), flush=True)
+    sys.argv = ["launch", *words.split()]
+    try:
+        runpy.run_module("launchpad_lite.launch", run_name="__main__")
+    except SystemExit as ended:
+        print("exit code", ended.code, flush=True)
 """
 
 Shell = Callable[..., "tuple[str, str]"]
@@ -61,18 +63,20 @@ def runtime_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def shell(environment: dict[str, str], runtime_folder: Path) -> Shell:
+def environment(
+    environment: dict[str, str], runtime_folder: Path, tmp_path: Path
+) -> dict[str, str]:
+    """The environment of other shells of the user."""
+    return {**environment, "XDG_RUNTIME_DIR": str(runtime_folder), "TMPDIR": str(tmp_path)}
+
+
+@pytest.fixture
+def shell(environment: dict[str, str]) -> Shell:
     """Runs command lines in another process; returns what it printed, and its errors."""
 
     def run(*lines: str) -> tuple[str, str]:
         command = [sys.executable, "-c", _SHELL, *lines]
-        done = subprocess.run(
-            command,
-            env={**environment, "XDG_RUNTIME_DIR": str(runtime_folder)},
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
         return done.stdout, done.stderr
 
     return run
@@ -98,6 +102,8 @@ def test_another_shell_sees_reads_and_stops_a_program(
     status, logs, stack, stop, after = shown.split("exit code 0\n")[:5]
     assert told == ""
     assert status.splitlines()[1].split()[:3] == ["demo", "test_mp", str(os.getpid())]
+    columns = ["node", "state", "host", "pid", "restarts", "cores", "MiB"]
+    assert status.splitlines()[4].split() == columns
     assert [line.split()[:2] for line in status.splitlines()[5:8]] == [
         ["buffer[0]", "serving"],
         ["actor[0]", "running"],
@@ -114,11 +120,11 @@ def test_another_shell_sees_reads_and_stops_a_program(
 
 
 def test_logs_are_followed_until_the_program_ends(
-    running: lp.RunningProgram, environment: dict[str, str], runtime_folder: Path
+    running: lp.RunningProgram, environment: dict[str, str]
 ) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", _SHELL, "logs -f actor"],
-        env={**environment, "XDG_RUNTIME_DIR": str(runtime_folder)},
+        env=environment,
         stdout=subprocess.PIPE,
         text=True,
     ) as shell:
@@ -158,8 +164,25 @@ def test_the_newest_is_meant_and_what_is_not_there_is_told(shell: Shell) -> None
     assert "newer: running; `stop` ends whole programs, not nodes: actor" in told
 
 
+class Slow:
+    def __init__(self, event: threading.Event) -> None:
+        event.wait()
+
+
+def test_a_program_whose_nodes_have_not_started_yet_is_seen_too(shell: Shell) -> None:
+    event = threading.Event()
+    program = lp.Program("slow")
+    program.add_node(lp.CourierNode(Slow, event), label="node")
+    running = lp.launch(program, "local_mt")
+    shown, told = shell("status")
+    event.set()
+    running.stop()
+    assert "slow: not all nodes have started" in shown, told
+    assert any(line.split()[:2] == ["node[0]", "starting"] for line in shown.splitlines())
+
+
 def test_a_process_that_was_killed_leaves_no_entry(
-    environment: dict[str, str], runtime_folder: Path
+    environment: dict[str, str], runtime_folder: Path, shell: Shell
 ) -> None:
     source = (
         "import launchpad_lite as lp, os, signal\n"
@@ -168,23 +191,22 @@ def test_a_process_that_was_killed_leaves_no_entry(
         "lp.launch(program, 'local_mt')\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    environment = {**environment, "XDG_RUNTIME_DIR": str(runtime_folder)}
     done = subprocess.run([sys.executable, "-c", source], env=environment, timeout=60)
     assert done.returncode == -signal.SIGKILL
     (left,) = (runtime_folder / "launchpad_lite").iterdir()
     assert left.stat().st_mode & 0o777 == 0o600
-    assert running_programs() == []
+    assert "no program of this user runs" in "".join(shell("status"))
     assert not left.parent.exists()
 
 
 def test_a_folder_that_others_may_write_to_is_not_used(
-    runtime_folder: Path, caplog: pytest.LogCaptureFixture, tmp_path: Path
+    runtime_folder: Path, caplog: pytest.LogCaptureFixture, shell: Shell
 ) -> None:
     (runtime_folder / "launchpad_lite").mkdir()
     (runtime_folder / "launchpad_lite").chmod(0o777)
     program = lp.Program("demo")
     program.add_node(lp.PyNode(lp.wait_for_stop), label="a")
     with lp.launch(program, "test_mt"):
-        assert [entry.program for entry in running_programs()] == ["demo"]
+        assert "demo: running" in shell("status")[0]
         assert list((runtime_folder / "launchpad_lite").iterdir()) == []
     assert caplog.text == ""
