@@ -142,18 +142,6 @@ def test_only_handles_of_nodes_that_can_be_called_are_taken(thing: Any) -> None:
         lp.CacherNode(thing, 1, 2)
 
 
-def test_targets_that_are_missing_or_silent_are_mistakes_of_the_plan() -> None:
-    program = lp.Program("mistakes")
-    program.add_node(lp.CacherNode(lp.CourierNode(Learner).create_handle(), 1, 2), label="a")
-    program.add_node(lp.CacherNode(program.declare("printer"), 1, 2), label="b")
-    program.add_node(lp.PyNode(print), label="printer")
-    with pytest.raises(lp.ProgramError) as caught:
-        lp.plan(program, "test_mt")
-    first, second = caught.value.mistakes
-    assert "never added" in first
-    assert "serves nothing" in second
-
-
 @pytest.mark.parametrize(
     ("arguments", "options", "error", "match"),
     [

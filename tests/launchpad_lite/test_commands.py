@@ -120,21 +120,6 @@ def test_commands_and_whom_they_use_are_in_the_plan() -> None:
     assert "CommandNode(client)  calls web[0], server[0]" in str(plan)
 
 
-def test_a_used_node_that_was_never_added_or_serves_nothing_is_a_mistake() -> None:
-    program = lp.Program("lost")
-    lost = lp.CommandNode(["ls"], listens=["http"]).create_handle()
-    program.add_node(lp.CommandNode(["ls"], uses={"web": lost}), label="a")
-    program.add_node(lp.CommandNode(["ls"], uses={"c": program.declare("c")}), label="b")
-    silent = program.add_node(lp.PyNode(print), label="silent")
-    program.add_node(lp.CommandNode(["ls"], uses={"silent": silent}), label="d")
-    with pytest.raises(lp.ProgramError) as wrong:
-        lp.plan(program)
-    first, second, third = wrong.value.mistakes
-    assert "a[0] CommandNode(ls): uses['web'] is a handle to a node that was never added" in first
-    assert "b[0] CommandNode(ls): uses['c'] is a handle to c[0], which was declared" in second
-    assert "serves nothing" in third
-
-
 def test_wrong_services_are_refused() -> None:
     for address in ("", "host", "host:", ":5", "host:0", "host:70000", "host:x"):
         with pytest.raises(ValueError, match=r"host:port|port|address"):

@@ -59,27 +59,6 @@ def test_nodes_call_each_other_in_a_circle(
     assert {label: running.client(label).other() for label in labels} == ring
 
 
-def test_a_handle_to_what_is_missing_or_serves_nothing_is_a_mistake_that_names_it(
-    program: lp.Program,
-) -> None:
-    other = lp.Program("other")
-    elsewhere = other.declare("e")
-    other.add_node(peer("e"), label="e")
-    program.add_node(peer("a", [program.declare("b")]), label="a")
-    program.add_node(peer("c", program.declare("c", 1)), label="c")
-    program.add_node(peer("d", program.declare("silent")), label="d")
-    program.add_node(peer("e", elsewhere), label="e")
-    program.add_node(lp.PyNode(function), label="silent")
-    with pytest.raises(lp.ProgramError) as caught:
-        lp.plan(program, "test_mt")
-    first, second, third, fourth = caught.value.mistakes
-    assert "a[0] CourierNode(Peer): argument 1[0] is a handle to b[0], which was declared" in first
-    assert "c[0] CourierNode(Peer): argument 1 is a handle to c[1], which was declared" in second
-    assert "silent[0], but a PyNode(function) serves nothing" in third
-    assert "e[0]" in fourth
-    assert "a node of another program, 'other'" in fourth
-
-
 def test_a_node_may_be_declared_whenever_and_as_often_as_one_likes(program: lp.Program) -> None:
     program.declare("nobody uses it")
     first, second = program.declare("b"), program.declare("b")

@@ -147,7 +147,6 @@ def test_the_error_of_its_constructor_is_the_failure_of_the_node(
         (lp.Deferred(Locked, key=threading.Lock()), r"argument 1\.kwargs\['key'\] \(a lock\)"),
         (lp.Deferred(Locked, lp.Deferred(Locked, threading.Lock())), r"argument 1\..*\(a lock\)"),
         (lp.Deferred(Locked, lp.CourierNode(Server)), r"argument 1\.args\[0\].*is a node"),
-        (lp.Deferred(Locked, [lp.CourierNode(Server).create_handle()]), "never added"),
     ],
 )
 def test_mistakes_in_its_arguments_are_named_with_their_place(deferred: Any, place: str) -> None:

@@ -1237,7 +1237,7 @@ HISTORIES: dict[str, tuple[list[NodeTerms], Sequence[Event | float], list[str | 
         [Preempted("a", 0, 15), A_IS_LOST, A_IS_LOST],
         [TOLD, GONE],
     ),
-    "a node that looked hung because its host was silent": ([HANGS], [6.0, A_IS_LOST], [GONE]),
+    "a node that looked hung because its host was silent": ([HANGS], [9.0, A_IS_LOST], [GONE]),
 }
 
 

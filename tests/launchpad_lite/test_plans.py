@@ -177,6 +177,37 @@ def test_all_mistakes_are_told_together_each_with_node_and_argument() -> None:
         assert re.search(pattern, mistake), (pattern, mistake)
 
 
+#: What may hold a handle, and where it is in that.
+HOLDERS: dict[str, tuple[Callable[[Any], lp.Node[Any]], str]] = {
+    "a node": (lambda handle: lp.CourierNode(Service, [handle]), "argument 0[0]"),
+    "a cacher": (lambda handle: lp.CacherNode(handle, 1, 2), ""),
+    "a pool": (lambda handle: lp.CourierNode(Service, lp.Pool([handle])), "argument 0._handles[0]"),
+    "a command": (lambda handle: lp.CommandNode(["ls"], uses={"x": handle}), "uses['x']"),
+    "a deferred argument": (
+        lambda handle: lp.CourierNode(Service, lp.Deferred(Service, handle)), "argument 0.args[0]",
+    ),
+    "a colocation": (lambda handle: lp.ColocationNode([lp.PyNode(ignore, handle)]), "argument 0"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_a_handle_to_what_is_missing_or_serves_nothing_is_a_mistake(holder: str) -> None:
+    hold, place = HOLDERS[holder]
+    program, other = lp.Program("lost"), lp.Program("other")
+    elsewhere = server(other)
+    program.add_node(lp.PyNode(print), label="silent")
+    for handle in (lp.CourierNode(Service).create_handle(), elsewhere):
+        program.add_node(hold(handle), label="holder")
+    for handle in (program.declare("nowhere", 1), program.declare("silent")):
+        program.add_node(hold(handle), label="holder")
+    never, foreign, declared, silent = found = mistakes_of(program, "test_mt")
+    assert all(each.startswith(f"holder[{number}] ") for number, each in enumerate(found))
+    assert f"{place} is a handle to a node that was never added" in never
+    assert "a node of another program, 'other'" in foreign
+    assert f"{place} is a handle to nowhere[1], which was declared" in declared
+    assert "silent[0], but a PyNode(print) serves nothing" in silent
+
+
 def test_a_node_in_the_place_of_a_handle_is_a_mistake_with_threads_too() -> None:
     program = lp.Program("wrong")
     node = lp.CourierNode(Service)

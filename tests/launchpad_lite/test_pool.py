@@ -193,16 +193,3 @@ def test_wrong_arguments_are_refused() -> None:
         lp.Pool(handle)  # type: ignore[arg-type]
     with pytest.raises(lp.UnresolvedAddressError):
         lp.Pool([handle]).dereference()
-
-
-def test_mistakes_of_its_handles_are_told_when_planning() -> None:
-    program, _ = program_of(1)
-    lost = lp.CourierNode(Replica, 0).create_handle()
-    silent = program.declare("silent")
-    program.add_node(lp.PyNode(print), label="silent")
-    program.add_node(lp.CourierNode(User, lp.Pool([lost, silent])), label="user")
-    with pytest.raises(lp.ProgramError) as caught:
-        lp.plan(program, "test_mt")
-    first, second = caught.value.mistakes
-    assert "never added" in first
-    assert "silent[0], but a PyNode(print) serves nothing" in second
