@@ -1,8 +1,6 @@
 """Arguments that are constructed in the node: `lp.Deferred`."""
 
-import copy
 import dataclasses
-import pickle
 import sys
 import threading
 from typing import Any
@@ -165,37 +163,6 @@ def test_it_is_constructed_once_here_too_if_it_is_asked_for() -> None:
     assert lp.maybe_dereference(made) is made
     assert lp.maybe_dereference(None) is None
     assert plan_of(deferred).executables
-
-
-def test_copies_construct_objects_of_their_own() -> None:
-    deferred = lp.Deferred(Locked, 1)
-    for made_before in (False, True):
-        if made_before:
-            deferred.dereference()
-        for other in (
-            copy.copy(deferred),
-            copy.deepcopy(deferred),
-            pickle.loads(pickle.dumps(deferred)),
-        ):
-            assert isinstance(other.dereference(), Locked)
-            assert other.dereference() is not deferred.dereference()
-
-
-def test_an_object_that_could_not_be_constructed_is_tried_again() -> None:
-    tries: list[int] = []
-
-    def construct() -> int:
-        tries.append(1)
-        if len(tries) == 1:
-            raise LookupError("not yet")
-        return 5
-
-    deferred = lp.Deferred(construct)
-    with pytest.raises(LookupError) as caught:
-        deferred.dereference()
-    if sys.version_info >= (3, 11):
-        assert "lp.Deferred(construct)" in caught.value.__notes__[0]
-    assert deferred.dereference() == 5
 
 
 def test_a_handle_in_it_is_not_dereferenced_before_the_launch() -> None:

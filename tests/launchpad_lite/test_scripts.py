@@ -150,13 +150,6 @@ if __name__ == "__main__":
 """
 
 
-def test_a_script_that_ends_with_launch_fails_as_its_program_does(run_script: Any) -> None:
-    done = run_script(FAILING_SCRIPT)
-    assert done.returncode == 1
-    assert "bad[0]" in done.stderr
-    assert "ValueError: the cause of it" in done.stderr
-
-
 def test_a_failure_that_the_script_handled_does_not_change_its_exit_code(run_script: Any) -> None:
     source = FAILING_SCRIPT + (
         "    try:\n        lp.launch(program).wait()\n"
