@@ -508,6 +508,14 @@ STORIES = {
         [(STOP, [RequestStop("a")]), (1e9, []), (KillAsked(), forced("a", Kill))],
         notice_s=-1.0,
     ),
+    "a consequence whose cause stays unknown stops the program after a moment": Story(
+        ["a", "b"],
+        [
+            (broke("a", consequence=True), []),
+            (BLAME_S, [DumpStacks("b"), RequestStop("b")]),
+            (Ended("b", 0), [Outcome.FAILED]),
+        ],
+    ),
     # In which order nodes stop
     "callers stop before those they call": Story(
         CHAIN,
@@ -906,6 +914,7 @@ CASES = {
     "a consequence that is known before its cause": Case(
         "b a c", [FOLLOWS, BLAME_S / 2, broke("b"), broke("c", consequence=True)], "abc"
     ),
+    "consequences alone": Case("a", [FOLLOWS], "a"),
     "a cause that becomes known while all stop": Case("b a", [FOLLOWS, BLAME_S, broke("b")], "ab"),
     "a host whose loss becomes known while all stop": Case(
         "b a", [FOLLOWS, BLAME_S, FAR_IS_LOST], "ab"
