@@ -19,6 +19,7 @@ import courier
 from courier._engine import dialing
 from tests.courier.machines import Machines, why_not
 from tests.courier.scripts import started
+from tests.courier.served import Node
 
 Serve = Callable[..., tuple[courier.Server, Any]]
 Script = Callable[..., subprocess.Popen[str]]
@@ -182,6 +183,20 @@ def go_by(way: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """By which way clients connect; options of the servers."""
     return go_by(request.param, monkeypatch)
+
+
+@pytest.fixture(params=["wire", "copy", "share"])
+def mode(request: pytest.FixtureRequest) -> str:
+    """How calls reach a server of their own process: `in_process` of the server."""
+    return str(request.param)
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    """An object to be served; lets its calls end before servers are stopped."""
+    made = Node()
+    yield made
+    made.release.set()
 
 
 def our_threads() -> set[threading.Thread]:

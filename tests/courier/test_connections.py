@@ -1,15 +1,17 @@
+import concurrent.futures
 import pickle
 import signal
+import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import courier
-from tests.courier.conftest import Script, Serve
+from tests.courier.conftest import Connect, Reserve, Script, Serve
+from tests.courier.served import Node
 
 _OPEN_FILES = Path("/proc/self/fd")
 
@@ -24,7 +26,7 @@ class Counter:
 
 
 def test_a_client_may_call_before_its_server_exists(
-    serve: Serve, connect: Callable[..., Any], reserve: Callable[[], int]
+    serve: Serve, connect: Connect, reserve: Reserve
 ) -> None:
     port = reserve()
     client = connect(f"127.0.0.1:{port}")
@@ -38,7 +40,7 @@ def test_a_client_may_call_before_its_server_exists(
 
 
 def test_a_client_finds_a_restarted_server_and_each_call_runs_once(
-    serve: Serve, connect: Callable[..., Any], reserve: Callable[[], int]
+    serve: Serve, connect: Connect, reserve: Reserve
 ) -> None:
     port = reserve()
     first, _ = serve(Counter(), port=port, share_port=True)
@@ -54,39 +56,29 @@ def test_a_client_finds_a_restarted_server_and_each_call_runs_once(
     assert client.increment() == ran + 1
 
 
-@pytest.mark.parametrize("call", ["client.hang()", "next(client.stream())"])
-def test_ctrl_c_interrupts_a_call_at_once(serve: Serve, script: Script, call: str) -> None:
-    entered, left = threading.Event(), threading.Event()
-
-    class Patient:
-        def hang(self) -> None:
-            entered.set()
-            courier.current_call().wait_cancelled(60)
-            left.set()
-
-        def stream(self) -> Any:
-            self.hang()
-            yield 1
-
-    server, _ = serve(Patient())
+@pytest.mark.parametrize("call", ["client.hang()", "list(client.one_then_wait())"])
+def test_ctrl_c_interrupts_a_call_at_once(
+    serve: Serve, node: Node, script: Script, call: str
+) -> None:
+    server, _ = serve(node)
     caller = script(
         f"client = courier.Client({server.address!r}, secret=secret)\n"
         f"try: {call}\n"
         "except KeyboardInterrupt: print('interrupted', flush=True)\n"
     )
-    assert entered.wait(30)
+    node.await_calls()
     sent_at = time.monotonic()
     caller.send_signal(signal.SIGINT)
     assert caller.stdout is not None
     assert caller.stdout.readline() == "interrupted\n"
     assert time.monotonic() - sent_at < 20
-    assert left.wait(20)
+    assert node.cancelled.wait(20)
     _, err = caller.communicate(timeout=20)
     assert caller.returncode == 0
     assert err == ""
 
 
-def test_ctrl_c_interrupts_waiting_for_a_server(script: Script, reserve: Callable[[], int]) -> None:
+def test_ctrl_c_interrupts_waiting_for_a_server(script: Script, reserve: Reserve) -> None:
     caller = script(
         f"client = courier.Client('127.0.0.1:{reserve()}')\n"
         "future = client.futures.hang()\n"
@@ -133,40 +125,59 @@ def test_a_process_without_the_secret_cannot_load_a_client(serve: Serve, script:
     assert "does not hold the secret" in out, err
 
 
-@pytest.mark.parametrize("served", [True, False])
 def test_a_closed_client_fails_its_pending_and_later_calls(
-    serve: Serve, connect: Callable[..., Any], reserve: Callable[[], int], served: bool
+    serve: Serve, node: Node, mode: str
 ) -> None:
-    release = threading.Event()
-    if served:
-        _, client = serve(lambda: release.wait(30))
-    else:
-        client = connect(f"127.0.0.1:{reserve()}")
-    pending = [client.futures() for _ in range(30 if served else 3_000)]
+    _, client = serve(node, in_process=mode)
+    items = client.count(1_000_000)  # more than what can be on its way already
+    assert next(items) == 0
+    futures = [client.futures.hang() for _ in range(30)]
+    node.await_calls()
     courier.close(client)
+    courier.close(client)
+    for future in futures:
+        with pytest.raises(courier.CallCancelledError):
+            future.result(20)
+    assert node.cancelled.wait(20)
+    with pytest.raises(courier.CallCancelledError):
+        list(items)
+    assert node.generator_ended.wait(20)
+    with pytest.raises(courier.CallCancelledError, match="closed"):
+        client.echo(1)
+
+
+def test_a_closed_client_fails_calls_that_wait_for_a_server(
+    connect: Connect, reserve: Reserve
+) -> None:
+    client = connect(f"127.0.0.1:{reserve()}")
+    pending = [client.futures() for _ in range(3_000)]
     courier.close(client)
     for future in pending:
         with pytest.raises(courier.CallCancelledError):
             future.result(20)
-    with pytest.raises(courier.CallCancelledError, match="closed"):
-        client()
-    release.set()
 
 
-class Slow(Counter):
-    def __init__(self) -> None:
-        super().__init__()
-        self.entered, self.release = threading.Semaphore(0), threading.Event()
+def test_a_client_may_be_closed_while_others_call(
+    serve: Serve, node: Node, connect: Connect, mode: str
+) -> None:
+    server, _ = serve(node, in_process=mode)
 
-    def block(self) -> str:
-        self.entered.release()
-        self.release.wait(30)
-        return "done"
+    def call(client: Any) -> None:
+        for index in range(1_000_000):
+            try:
+                assert client.futures.echo(index).result(20) == index
+            except courier.CallCancelledError:
+                return
+        pytest.fail("the client was not closed")
 
-    def items(self) -> Iterator[int]:
-        yield 1
-        self.release.wait(30)
-        yield 2
+    for _ in range(20):
+        client = connect(server.address)
+        with concurrent.futures.ThreadPoolExecutor(3) as pool:
+            calls = [pool.submit(call, client) for _ in range(3)]
+            time.sleep(0.005)
+            courier.close(client)
+            for done in calls:
+                done.result(20)
 
 
 def test_clients_with_another_timeout_share_the_connection(serve: Serve) -> None:
@@ -180,9 +191,10 @@ def test_clients_with_another_timeout_share_the_connection(serve: Serve) -> None
     assert len(list(_OPEN_FILES.iterdir())) <= open_files
 
 
-def test_each_of_those_that_share_a_connection_has_its_own_timeout(serve: Serve) -> None:
-    slow = Slow()
-    _, client = serve(slow)
+def test_each_of_those_that_share_a_connection_has_its_own_timeout(
+    serve: Serve, node: Node
+) -> None:
+    _, client = serve(node)
     hasty = courier.with_timeout(client, 0.1)
     future = client.futures.block()
     for call in (
@@ -192,50 +204,51 @@ def test_each_of_those_that_share_a_connection_has_its_own_timeout(serve: Serve)
     ):
         with pytest.raises(courier.CallTimeoutError):
             call()
-    slow.release.set()
-    assert future.result(20) == "done"
-    assert courier.with_timeout(hasty, 20).block() == "done"
+    node.release.set()
+    assert future.result(20) == "released"
+    assert courier.with_timeout(hasty, 20).block() == "released"
 
 
-def test_a_timeout_has_the_name_of_its_unit_or_the_one_it_has_in_launchpad(serve: Serve) -> None:
-    slow = Slow()
-    server, _ = serve(slow)
+def test_a_timeout_has_the_name_of_its_unit_or_the_one_it_has_in_launchpad(
+    serve: Serve, node: Node
+) -> None:
+    server, _ = serve(node)
     for name in ("call_timeout_s", "call_timeout"):
         client = courier.Client(server.address, secret=server.secret, **{name: 0.05})
         with pytest.raises(courier.CallTimeoutError):
             client.block()
         courier.close(client)
-    slow.release.set()
+    node.release.set()
     with pytest.raises(TypeError, match="call_timeout is Launchpad's name of call_timeout_s"):
         courier.Client(server.address, call_timeout_s=1, call_timeout=1)
 
 
-def test_closing_one_of_those_that_share_a_connection_leaves_the_others(serve: Serve) -> None:
-    slow = Slow()
-    _, client = serve(slow)
+def test_closing_one_of_those_that_share_a_connection_leaves_the_others(
+    serve: Serve, node: Node
+) -> None:
+    _, client = serve(node)
     copy = courier.with_timeout(client, 20)
-    items = copy.items()
-    assert next(items) == 1
+    items = copy.count(3)
+    assert next(items) == 0
     future, closed = client.futures.block(), copy.futures.block()
-    for _ in range(2):
-        assert slow.entered.acquire(timeout=20)
+    node.await_calls(2)
     courier.close(copy)
     with pytest.raises(courier.CallCancelledError):
         closed.result(20)
     with pytest.raises(courier.CallCancelledError, match="closed"):
-        copy.increment()
-    slow.release.set()
-    assert future.result(20) == "done"
-    assert list(items) == [2]
-    assert client.increment() == 1
+        copy.echo(1)
+    node.release.set()
+    assert future.result(20) == "released"
+    assert list(items) == [1, 2]
+    assert client.echo(1) == 1
     copy = courier.with_timeout(client, 20)
     courier.close(client)
     with pytest.raises(courier.CallCancelledError, match="closed"):
-        copy.increment()
+        copy.echo(1)
 
 
 def test_what_is_asked_of_one_holds_for_all_that_share_its_connection(
-    serve: Serve, connect: Callable[..., Any], reserve: Callable[[], int]
+    serve: Serve, connect: Connect, reserve: Reserve
 ) -> None:
     server, _ = serve(Counter())
     client = connect(f"127.0.0.1:{reserve()}")
@@ -270,3 +283,24 @@ def test_what_acts_on_clients_refuses_anything_else() -> None:
             function("client")
     with pytest.raises(TypeError, match="courier client"):
         courier.submit(print, 1)
+
+
+def test_a_client_that_met_itself_tries_again(
+    serve: Serve, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system may give the first attempt the port that it wants to reach."""
+    create, tried = socket.create_connection, list[int]()
+
+    def create_connection(address: tuple[Any, int], *args: Any, **kwargs: Any) -> socket.socket:
+        tried.append(address[1])
+        if len(tried) > 1:
+            return create(address, *args, **kwargs)
+        sock = socket.socket()
+        sock.bind(("127.0.0.1", 0))
+        sock.connect(sock.getsockname())
+        return sock
+
+    monkeypatch.setattr(socket, "create_connection", create_connection)
+    server, client = serve(node)
+    assert client.echo(1) == 1
+    assert tried[:2] == [server.port] * 2

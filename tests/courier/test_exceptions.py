@@ -64,13 +64,16 @@ class Failing:
     def interrupt(self) -> None:
         raise KeyboardInterrupt
 
+    def leave_generator(self) -> None:
+        raise GeneratorExit
+
     def fine(self) -> str:
         return "fine"
 
 
 @pytest.fixture
-def client(serve: Serve) -> Any:
-    return serve(Failing())[1]
+def client(serve: Serve, mode: str) -> Any:
+    return serve(Failing(), in_process=mode)[1]
 
 
 def test_an_exception_arrives_with_its_type_message_and_traceback(client: Any) -> None:
@@ -153,7 +156,12 @@ def test_a_type_that_only_the_server_can_import_becomes_a_remote_error(
 
 
 @pytest.mark.parametrize(
-    ("method", "name"), [("leave", "SystemExit"), ("interrupt", "KeyboardInterrupt")]
+    ("method", "name"),
+    [
+        ("leave", "SystemExit"),
+        ("interrupt", "KeyboardInterrupt"),
+        ("leave_generator", "GeneratorExit"),
+    ],
 )
 def test_an_exit_in_a_handler_ends_neither_side(client: Any, method: str, name: str) -> None:
     with pytest.raises(courier.RemoteError, match=name):

@@ -6,7 +6,6 @@ import gc
 import threading
 import time
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,58 +14,19 @@ import pytest
 import courier
 from launchpad_lite.testing import poll_until
 from tests.courier.conftest import Connect, Reserve, Script, Serve
+from tests.courier.served import Node
 from tests.courier.waiting import wait_until
 
-
-class Handler:
-    """Says what its calls meet."""
-
-    def __init__(self) -> None:
-        self.entered = threading.Semaphore(0)
-        self.cancelled = threading.Event()
-        self.release = threading.Event()
-        self.calls = 0
-
-    def wait_cancelled(self, *_: Any) -> None:
-        self.calls += 1
-        self.entered.release()
-        if courier.current_call().wait_cancelled(30):
-            self.cancelled.set()
-            # Its own clock may be ahead of the caller's: the answer must not come first.
-            self.release.wait(30)
-
-    def block(self, *_: Any) -> str:
-        self.calls += 1
-        self.entered.release()
-        self.release.wait(30)
-        return "done"
-
-    def remaining(self) -> float | None:
-        return courier.current_call().time_remaining()
-
-    def trickle(self) -> Iterator[int]:
-        for number in range(10_000):
-            yield number
-            courier.current_call().wait_cancelled(0.05)
-
-    def fail(self) -> None:
-        raise ValueError("no")
-
-    def fine(self, *_: Any) -> str:
-        return "fine"
+_PATIENCE_S = 20.0
+#: A busy machine may use up all of a short timeout before the handler runs.
+_TRIES = 20
 
 
-@pytest.fixture
-def handler(serve: Serve) -> Iterator[Handler]:
-    """Lets its calls end before servers are stopped."""
-    handler = Handler()
-    yield handler
-    handler.release.set()
-
-
-def test_an_unknown_method_is_named_with_those_that_exist(serve: Serve) -> None:
-    _, client = serve(Handler())
-    with pytest.raises(courier.UnknownMethodError, match=r"'nothing'.*fine"):
+def test_an_unknown_method_is_named_with_those_that_exist(
+    serve: Serve, node: Node, mode: str
+) -> None:
+    _, client = serve(node, in_process=mode)
+    with pytest.raises(courier.UnknownMethodError, match=r"'nothing'.*echo"):
         client.nothing()
     with pytest.raises(AttributeError):
         client("not callable")
@@ -74,58 +34,78 @@ def test_an_unknown_method_is_named_with_those_that_exist(serve: Serve) -> None:
         client._secret()
 
 
-@pytest.mark.parametrize("timeout", [0.3, dt.timedelta(seconds=0.3)])
-def test_a_timeout_raises_and_is_seen_by_the_handler(
-    serve: Serve, handler: Handler, timeout: Any
+# Timeouts
+
+
+def _hang(client: Any, how: str) -> None:
+    if how == "blocking":
+        client.hang()
+    elif how == "large":
+        client.hang(np.zeros(1_000_000))
+    elif how == "awaited":
+        asyncio.run(asyncio.wait_for(client.aio.hang(), _PATIENCE_S))
+    else:  # nobody waits for the future
+        done = threading.Event()
+        future = client.futures.hang()
+        future.add_done_callback(lambda _: done.set())
+        assert done.wait(_PATIENCE_S)
+        future.result(0)
+
+
+@pytest.mark.parametrize("how", ["blocking", "large", "awaited", "future"])
+def test_a_timeout_ends_a_call_and_is_seen_by_the_handler(
+    serve: Serve, node: Node, mode: str, how: str
 ) -> None:
-    _, client = serve(handler, client={"call_timeout": timeout})
-    for _ in range(20):
+    timeout = dt.timedelta(seconds=0.2) if how == "future" else 0.2
+    _, client = serve(node, in_process=mode, client={"call_timeout": timeout})
+    for _ in range(_TRIES):
         start = time.monotonic()
-        with pytest.raises(courier.CallTimeoutError, match="wait_cancelled"):
-            client.wait_cancelled()
-        assert 0.2 < time.monotonic() - start < 20
-        # A busy machine may use up all of the time before the handler runs.
-        if handler.calls:
+        with pytest.raises(courier.CallTimeoutError, match="hang"):
+            _hang(client, how)
+        assert 0.1 < time.monotonic() - start < 20
+        if node.calls:
             break
-    assert handler.cancelled.wait(20)
+    assert node.cancelled.wait(_PATIENCE_S)
 
 
-def test_a_timeout_ends_futures_aio_and_large_calls_too(serve: Serve, handler: Handler) -> None:
-    _, client = serve(handler, client={"call_timeout": 0.3})
-    with pytest.raises(TimeoutError):
-        client.wait_cancelled(np.zeros(1_000_000))
-    assert isinstance(client.futures.wait_cancelled().exception(20), courier.CallTimeoutError)
-
-    async def call() -> None:
+def test_a_call_whose_time_is_over_in_the_queue_does_not_run(
+    serve: Serve, node: Node, mode: str
+) -> None:
+    _, client = serve(node, in_process=mode, thread_pool_size=1)
+    for tried in range(_TRIES):
+        node.calls = 0
+        node.release.clear()
+        blocker = client.futures.block()
+        node.await_calls()
         with pytest.raises(courier.CallTimeoutError):
-            await client.aio.wait_cancelled()
-
-    asyncio.run(call())
-
-
-def test_a_timeout_covers_all_items_of_a_generator(serve: Serve) -> None:
-    _, client = serve(Handler(), client={"call_timeout": 0.4})
-    came: list[int] = []
-    for _ in range(20):
-        with pytest.raises(courier.CallTimeoutError):
-            came.extend(client.trickle())
-        # A busy machine may use up all of the time before the first item comes.
-        if came:
+            courier.with_timeout(client, 0.1).block()
+        time.sleep(0.1 * tried)  # the server reads of it when it gets to run
+        node.release.set()
+        assert blocker.result(_PATIENCE_S) == "released"
+        client.apply(time.sleep, 0.001)  # not so fast that it may overtake
+        if node.calls == 1:
             break
-    assert came[:1] == [0]
+    assert node.calls == 1
+
+
+def test_a_timeout_covers_all_items_of_a_generator(serve: Serve, node: Node, mode: str) -> None:
+    _, client = serve(node, in_process=mode, client={"call_timeout": 0.5})
+    items: Any = None
+    while items is None:  # to connect may take longer
+        with contextlib.suppress(courier.CallTimeoutError):
+            opened = client.one_then_wait()
+            assert next(opened) == 1
+            items = opened
+    with pytest.raises(courier.CallTimeoutError, match="one_then_wait"):
+        next(items)
+    node.release.set()
+    assert node.generator_ended.wait(_PATIENCE_S)
 
 
 @pytest.mark.parametrize("timeout", [None, 0, 0.0, dt.timedelta(0), float("inf")])
 def test_none_and_zero_mean_no_timeout(serve: Serve, timeout: Any) -> None:
-    _, client = serve(Handler(), client={"call_timeout": timeout})
-    assert client.remaining() is None
-
-
-def test_the_handler_sees_how_much_time_remains(serve: Serve) -> None:
-    _, client = serve(Handler())
-    remaining = courier.with_timeout(client, 50)
-    assert 40 < remaining.remaining() < 51  # rounded up by some carriers
-    courier.close(remaining)
+    _, client = serve(lambda: courier.current_call().time_remaining())
+    assert courier.with_timeout(client, timeout)() is None
 
 
 @pytest.mark.parametrize(
@@ -137,16 +117,19 @@ def test_a_senseless_timeout_is_refused_at_once(timeout: Any, error: type[Except
         courier.Client("127.0.0.1:1", call_timeout=timeout)
 
 
+# Servers that are away
+
+
 def test_an_unreachable_server_is_named_at_once_if_not_waited_for(
     connect: Connect, reserve: Reserve
 ) -> None:
     address = f"127.0.0.1:{reserve()}"
     client = connect(address, wait_for_ready=False)
     with pytest.raises(courier.ServerUnreachableError, match=address):
-        client.fine()
+        client.echo()
     with pytest.raises(ConnectionError):
-        client.fine(np.zeros(1_000_000))
-    futures = [client.futures.fine() for _ in range(100)]
+        client.echo(np.zeros(1_000_000))
+    futures = [client.futures.echo() for _ in range(100)]
     for future in futures:
         assert isinstance(future.exception(20), courier.ServerUnreachableError)
 
@@ -155,9 +138,9 @@ def test_waiting_for_a_server_that_never_comes_times_out(
     connect: Connect, reserve: Reserve
 ) -> None:
     client = connect(f"127.0.0.1:{reserve()}", call_timeout=0.2)
-    futures = [client.futures.fine() for _ in range(300)]
+    futures = [client.futures.echo() for _ in range(300)]
     with pytest.raises(courier.CallTimeoutError, match="nothing was run"):
-        client.fine()
+        client.echo()
     for future in futures:
         assert isinstance(future.exception(20), courier.CallTimeoutError)
     with pytest.raises(courier.CallTimeoutError):
@@ -165,21 +148,21 @@ def test_waiting_for_a_server_that_never_comes_times_out(
 
 
 def test_a_client_told_to_stop_waiting_fails_calls_that_wait_and_later_ones(
-    serve: Serve, connect: Connect, reserve: Reserve
+    serve: Serve, node: Node, connect: Connect, reserve: Reserve
 ) -> None:
     client = connect(f"127.0.0.1:{reserve()}")
-    waiting = [client.futures.fine() for _ in range(3)]
+    waiting = [client.futures.echo() for _ in range(3)]
     courier.stop_waiting(client)
-    for future in (*waiting, client.futures.fine()):
+    for future in (*waiting, client.futures.echo()):
         assert isinstance(future.exception(20), courier.ServerUnreachableError)
-    _, answered = serve(Handler())
+    _, answered = serve(node)
     courier.stop_waiting(answered)
-    assert answered.fine() == "fine"
+    assert answered.echo("fine") == "fine"
 
 
-def test_a_call_that_waits_for_a_server_to_come_back_fails_too(serve: Serve) -> None:
-    server, client = serve(Handler())
-    assert client.fine() == "fine"
+def test_a_call_that_waits_for_a_server_to_come_back_fails_too(serve: Serve, node: Node) -> None:
+    server, client = serve(node)
+    assert client.echo(1) == 1
     server.stop()
     waiting = poll_until(lambda: _waiting_call(client))
     courier.stop_waiting(client)
@@ -188,7 +171,7 @@ def test_a_call_that_waits_for_a_server_to_come_back_fails_too(serve: Serve) -> 
 
 def _waiting_call(client: Any) -> Any:
     """A call that was not lost with the connection, but waits for the next one."""
-    future = client.futures.fine()
+    future = client.futures.echo()
     try:
         return None if isinstance(future.exception(0.3), courier.ServerLostError) else future
     except concurrent.futures.TimeoutError:
@@ -243,19 +226,39 @@ def test_calls_that_a_killed_server_had_are_lost_and_no_other_server_sees_them(
     assert client.count() == 0
 
 
-def test_a_cancelled_future_is_seen_by_the_handler(serve: Serve, handler: Handler) -> None:
-    _, client = serve(handler)
-    future = client.futures.wait_cancelled()
-    assert handler.entered.acquire(timeout=20)
+# Callers that leave
+
+
+def test_a_cancelled_future_or_task_reaches_its_handler(
+    serve: Serve, node: Node, mode: str
+) -> None:
+    _, client = serve(node, in_process=mode)
+    future = client.futures.hang()
+    node.await_calls()
     assert future.cancel()
     assert future.cancel()
     assert future.cancelled()
-    with pytest.raises(courier.CallCancelledError, match="wait_cancelled"):
+    with pytest.raises(courier.CallCancelledError, match="hang"):
         future.result(1)
     with pytest.raises(concurrent.futures.CancelledError):
         future.exception(1)
     assert concurrent.futures.wait([future], 1).done == {future}
-    assert handler.cancelled.wait(20)
+    assert node.cancelled.wait(_PATIENCE_S)
+    answered = client.futures.echo(1)
+    assert answered.result(_PATIENCE_S) == 1
+    assert not answered.cancel()
+    assert answered.result() == 1
+    node.cancelled.clear()
+
+    async def call() -> None:
+        task = asyncio.ensure_future(client.aio.hang())
+        await asyncio.to_thread(node.await_calls)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(call())
+    assert node.cancelled.wait(_PATIENCE_S)
 
 
 def test_a_large_result_that_nobody_waits_for_is_not_kept(serve: Serve) -> None:
@@ -276,101 +279,80 @@ def test_a_large_result_that_nobody_waits_for_is_not_kept(serve: Serve) -> None:
     wait_until(lambda: made and made[0]() is None)
 
 
-def test_an_answered_call_cannot_be_cancelled(serve: Serve) -> None:
-    _, client = serve(Handler())
-    future = client.futures.fine()
-    future.result(20)
-    assert not future.cancel()
-    assert future.result() == "fine"
-
-
-def test_a_cancelled_task_cancels_its_call(serve: Serve, handler: Handler) -> None:
-    _, client = serve(handler)
-
-    async def call() -> None:
-        task = asyncio.ensure_future(client.aio.wait_cancelled())
-        assert await asyncio.to_thread(handler.entered.acquire, timeout=20)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(call())
-    assert handler.cancelled.wait(20)
-
-
 def test_cancelling_the_call_that_opens_the_session_spares_the_others(
-    serve: Serve, connect: Connect, reserve: Reserve
+    serve: Serve, node: Node, connect: Connect, reserve: Reserve
 ) -> None:
     port = reserve()
     client = connect(f"127.0.0.1:{port}")
-    futures = [client.futures.fine() for _ in range(50)]
+    futures = [client.futures.echo("fine") for _ in range(50)]
     for future in futures[:-10]:
         assert future.cancel()
-    serve(Handler(), port=port, share_port=True)
+    serve(node, port=port, share_port=True)
     assert [future.result(20) for future in futures[-10:]] == ["fine"] * 10
 
 
-@pytest.mark.parametrize("size", [1, 1_000_000], ids=["small", "in pieces"])
+# Servers that are busy
+
+
 def test_a_full_server_says_that_it_is_busy_and_runs_what_it_took(
-    serve: Serve, handler: Handler, size: int
+    serve: Serve, node: Node, mode: str
 ) -> None:
-    _, client = serve(handler, thread_pool_size=2, queue_size=3)
-    array = np.zeros(size)
-    running = [client.futures.block(array) for _ in range(2)]
-    for _ in running:
-        assert handler.entered.acquire(timeout=20)
-    more = [client.futures.block(array) for _ in range(8)]
+    _, client = serve(node, in_process=mode, thread_pool_size=2, queue_size=3)
+    futures = [client.futures.block() for _ in range(2)]
+    node.await_calls(2)
+    more = [client.futures.block() for _ in range(8)]
     wait_until(lambda: sum(future.done() for future in more) == 5)
-    handler.release.set()
-    errors = [future.exception(20) for future in more]
+    with pytest.raises(courier.ServerBusyError, match="nothing was run"):
+        client.echo(9)
+    node.release.set()
+    errors = [future.exception(20) for future in (*futures, *more)]
     assert sum(isinstance(error, courier.ServerBusyError) for error in errors) == 5
-    assert errors.count(None) == 3
-    assert [future.result(20) for future in running] == ["done"] * 2
-    assert handler.calls == 5
+    assert errors.count(None) == node.calls == 5
 
 
-def test_a_burst_that_fits_is_not_refused(serve: Serve, handler: Handler) -> None:
-    _, client = serve(handler, thread_pool_size=8, queue_size=1)
+def test_a_burst_that_fits_is_not_refused(serve: Serve, node: Node) -> None:
+    _, client = serve(node, thread_pool_size=8, queue_size=1)
     futures = [client.futures.block() for _ in range(8)]
-    for _ in futures:
-        assert handler.entered.acquire(timeout=20)
-    handler.release.set()
-    assert [future.result(20) for future in futures] == ["done"] * 8
+    node.await_calls(8)
+    node.release.set()
+    assert [future.result(20) for future in futures] == ["released"] * 8
 
 
-def test_a_wrong_secret_is_refused_by_the_client(serve: Serve, connect: Connect) -> None:
-    server, _ = serve(Handler())
-    for other in (courier.Secret.generate(), None):
-        client = connect(server.address, secret=other)
+def test_a_wrong_secret_is_refused(serve: Serve, node: Node, mode: str) -> None:
+    for wrong in (courier.Secret.generate(), None):
+        _, client = serve(node, in_process=mode, client={"secret": wrong, "call_timeout": 20})
         with pytest.raises(courier.AuthenticationError, match="secret"):
-            client.fine()
-        futures = [client.futures.fine() for _ in range(20)]
-        for future in futures:
-            assert isinstance(future.exception(20), PermissionError)
+            client.keep("nothing of this arrives")
+        futures = [client.futures.keep("nor of this") for _ in range(20)]
+        assert all(isinstance(future.exception(20), PermissionError) for future in futures)
+        assert node.kept is None
+
+
+# Failures that nobody reads
 
 
 def test_a_failure_that_nobody_reads_is_logged_once(
-    serve: Serve, handler: Handler, caplog: pytest.LogCaptureFixture
+    serve: Serve, node: Node, caplog: pytest.LogCaptureFixture
 ) -> None:
-    _, client = serve(handler)
+    _, client = serve(node)
     for _ in range(2):
         concurrent.futures.wait([client.futures.fail()])
     poll_until(lambda: "its future was never read" in caplog.text)
     assert len(caplog.records) == 1
     assert "fail failed, and its future was never read" in caplog.text
-    assert "raise ValueError(" in caplog.text  # where it was raised
+    assert "raise KeyError(" in caplog.text  # where it was raised
 
 
 @pytest.mark.parametrize("read", ["result", "exception", "callback", "aio", "all", "closed"])
 def test_a_failure_that_is_known_to_somebody_is_not_logged(
-    serve: Serve, handler: Handler, caplog: pytest.LogCaptureFixture, read: str
+    serve: Serve, node: Node, caplog: pytest.LogCaptureFixture, read: str
 ) -> None:
-    _, client = serve(handler)
+    _, client = serve(node)
     if read == "aio":
-        with pytest.raises(ValueError, match="no"):
+        with pytest.raises(KeyError):
             asyncio.run(client.aio.fail())
     elif read == "all":
-        with pytest.raises(ValueError, match="no"):
+        with pytest.raises(KeyError):
             courier.Pool([client, client]).all.fail()
     else:
         future = client.futures.fail() if read != "closed" else client.futures.block()
@@ -381,7 +363,7 @@ def test_a_failure_that_is_known_to_somebody_is_not_logged(
         elif read == "closed":
             courier.close(client)
         else:
-            with contextlib.suppress(ValueError):
+            with contextlib.suppress(KeyError):
                 getattr(future, read)()
         concurrent.futures.wait([future])
         del future

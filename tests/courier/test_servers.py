@@ -16,60 +16,33 @@ import pytest
 import courier
 from courier import _server
 from tests.courier.conftest import Script, Serve, our_threads
+from tests.courier.served import Node
 from tests.courier.waiting import wait_until
 
 #: Servers that stop at once wait for their threads, however slow the machine is.
 _PATIENT = courier.Timing(epilogue_s=20.0)
 
 
-class Gauge:
-    """Counts how many handlers run at once."""
+def test_the_steps_of_generators_count_as_handlers_and_are_never_refused(serve: Serve) -> None:
+    running = threading.Lock()
 
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.running = 0
-        self.highest = 0
-        self.release = threading.Event()
+    def enter() -> None:
+        assert running.acquire(blocking=False), "two at once"
+        running.release()
 
-    def block(self, *_: Any) -> None:
-        with self.lock:
-            self.running += 1
-            self.highest = max(self.highest, self.running)
-        self.release.wait(30)
-        with self.lock:
-            self.running -= 1
-
-    def stream(self, end: int) -> Iterator[int]:
+    def stream(end: int) -> Iterator[int]:
         for number in range(end):
-            self.block()
+            enter()
             yield number
 
-
-@pytest.mark.parametrize("threads", [1, 3])
-def test_the_thread_pool_size_is_the_number_of_concurrent_handlers(
-    serve: Serve, threads: int
-) -> None:
-    gauge = Gauge()
-    _, client = serve(gauge, thread_pool_size=threads)
-    futures = [client.futures.block() for _ in range(10)]
-    futures += [client.futures.block(np.zeros(1_000_000)) for _ in range(4)]
-    wait_until(lambda: gauge.running == threads)
-    gauge.release.set()
-    for future in futures:
-        future.result(20)
-    assert gauge.highest == threads
-
-
-def test_the_steps_of_generators_count_as_handlers_and_are_never_refused(serve: Serve) -> None:
-    gauge = Gauge()
-    gauge.release.set()
-    _, client = serve(gauge, thread_pool_size=1, queue_size=1)
+    server, client = serve(enter, thread_pool_size=1, queue_size=1)
+    server.bind("stream", stream)
     entered = threading.Event()
     stop = threading.Event()
 
     def flood() -> None:
         while not stop.is_set():
-            errors = [future.exception(20) for future in [client.futures.block() for _ in range(9)]]
+            errors = [future.exception(20) for future in [client.futures() for _ in range(9)]]
             assert {type(error) for error in errors} <= {type(None), courier.ServerBusyError}
             entered.set()
 
@@ -86,46 +59,107 @@ def test_the_steps_of_generators_count_as_handlers_and_are_never_refused(serve: 
         finally:
             stop.set()
         flooding.result(20)
-    assert gauge.highest == 1
 
 
-def test_handlers_see_the_context_variables_of_their_servers_maker(serve: Serve) -> None:
-    variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable")
-
-    def start() -> Any:
-        variable.set("maker")
-        return serve(variable.get)[1]
-
-    client = contextvars.copy_context().run(start)
-    assert client() == "maker"
+_variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="unset")
 
 
-def test_current_call_works_only_in_a_handler(serve: Serve) -> None:
-    _, client = serve(lambda: courier.current_call().peer)
-    assert f"process {os.getpid()}" in client()
-    with pytest.raises(RuntimeError, match="current_call"):
+def test_methods_see_the_context_of_who_made_the_server(serve: Serve, mode: str) -> None:
+    def read_and_change() -> str:
+        value = _variable.get()
+        _variable.set("set by a handler")
+        return value
+
+    token = _variable.set("of the maker")
+    try:
+        _, client = serve(read_and_change, in_process=mode)
+    finally:
+        _variable.reset(token)
+
+    def in_another_context() -> None:
+        _variable.set("of the caller")
+        for _ in range(60):  # after a few, it may run in the thread of the caller
+            assert client() == "of the maker"
+        assert _variable.get() == "of the caller"
+
+    with concurrent.futures.ThreadPoolExecutor(1) as aside:
+        aside.submit(in_another_context).result(20)
+    assert client() == "of the maker"
+
+
+def _describe_call() -> tuple[str, str, float | None, bool]:
+    call = courier.current_call()
+    return call.method, call.peer, call.time_remaining(), call.cancelled
+
+
+def test_a_handler_knows_its_call(serve: Serve, mode: str) -> None:
+    server, client = serve(in_process=mode)
+    server.bind("describe_call", _describe_call)
+    method, peer, remaining, cancelled = client.describe_call()
+    assert (method, remaining, cancelled) == ("describe_call", None, False)
+    assert ("own" in peer) == (mode != "wire")
+    assert mode != "wire" or f"process {os.getpid()}" in peer
+    remaining = courier.with_timeout(client, 50).describe_call()[2]
+    assert 40 < remaining < 51  # rounded up by some carriers
+    with pytest.raises(RuntimeError, match="inside a method"):
         courier.current_call()
 
 
-def test_stop_lets_running_handlers_end(serve: Serve) -> None:
-    entered = threading.Event()
-    release = threading.Event()
+# The end
 
-    def work() -> str:
-        entered.set()
-        release.wait(20)
-        return "done"
 
-    server, client = serve(work)
-    future = client.futures()
-    assert entered.wait(20)
+def test_a_server_that_stops_lets_calls_and_generators_end_within_their_grace(
+    serve: Serve, node: Node, mode: str
+) -> None:
+    server, client = serve(node, in_process=mode)
+    future, items = client.futures.block(), client.count(100)
+    node.await_calls()
+    assert next(items) == 0
     with concurrent.futures.ThreadPoolExecutor(1) as aside:
         stopping = aside.submit(server.stop, 20)
         wait_until(lambda: not server.has_started)
-        release.set()
-        assert future.result(20) == "done"
+        assert list(items) == list(range(1, 100))
+        node.release.set()
+        assert future.result(20) == "released"
         assert stopping.result(20) == []
     assert server.join(1)
+
+
+def test_calls_that_outlast_the_grace_are_cancelled_and_lost(
+    serve: Serve, node: Node, mode: str
+) -> None:
+    server, client = serve(node, in_process=mode, thread_pool_size=2, timing=_PATIENT)
+    items = client.count(1_000_000)  # more than what can be on its way already
+    assert next(items) == 0
+    futures = [client.futures.hang() for _ in range(4)]
+    node.await_calls()
+    assert server.stop(0.1) == []
+    for future in futures:
+        with pytest.raises(courier.ServerLostError, match="may have run"):
+            future.result(20)
+    assert node.cancelled.wait(20)
+    with pytest.raises(courier.ServerLostError, match="count"):
+        list(items)
+    assert mode == "wire" or node.generator_ended.wait(20)
+
+
+def test_a_generator_that_waits_for_a_handler_is_lost_when_the_server_stops(
+    serve: Serve, node: Node, mode: str
+) -> None:
+    server, client = serve(node, in_process=mode, thread_pool_size=1)
+    items = client.count(1_000_000)
+    assert next(items) == 0
+    blocker = client.futures.block()  # to the end: a handler that is free would give the item
+    node.await_calls()
+    with concurrent.futures.ThreadPoolExecutor(1) as aside:
+        reader = aside.submit(list, items)
+        wait_until(lambda: server.handlers.has_waiting)
+        server.stop(0.1)
+        with pytest.raises(courier.ServerLostError):
+            reader.result(20)
+    with pytest.raises(courier.ServerLostError):
+        blocker.result(20)
+    node.release.set()
 
 
 def test_stop_keeps_its_deadline_and_names_the_threads_that_are_stuck(serve: Serve) -> None:
@@ -159,20 +193,6 @@ def test_stop_keeps_its_deadline_and_names_the_threads_that_are_stuck(serve: Ser
         next(items)
     assert server.stop() == []
     release.set()
-
-
-def test_stop_cancels_handlers_that_heed_it(serve: Serve) -> None:
-    entered = threading.Event()
-
-    def patient() -> bool:
-        entered.set()
-        return courier.current_call().wait_cancelled(60)
-
-    server, client = serve(patient, timing=_PATIENT)
-    future = client.futures()
-    assert entered.wait(20)
-    assert server.stop(0.2) == []
-    assert isinstance(future.exception(20), courier.ServerLostError)
 
 
 def test_no_thread_of_ours_remains_after_stop_and_close(serve: Serve) -> None:
