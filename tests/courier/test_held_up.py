@@ -1,30 +1,33 @@
-"""One thread is held up while a server ends: nothing is lost, nothing is left."""
+"""One thread is held up, or its memory ends: no call is lost silently, nothing is left."""
 
+import contextlib
+import logging
+import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 import courier
-from courier._engine import host
+from courier._engine import calls, host
+from courier._engine.background_reader import BACKGROUND_READER
 from courier._engine.caller import Caller
+from courier._engine.carrier import UnixCarrier
 from courier._engine.channel import Channel, NothingSentError
+from courier._engine.frames import Kind
 from courier._engine.host import Host
 from courier._engine.link import Link
 from courier._engine.unproven import UnprovenPeer
-from tests.courier.conftest import Serve
+from courier._parcel import Parcel
+from tests.courier.conftest import Connect, Reserve, Serve
+from tests.courier.served import Node
 from tests.courier.waiting import wait_until
 
 _PATIENCE_S = 20.0
 #: Longer than anybody was once waited for.
 _HELD_UP_S = 1.5
-
-
-class Node:
-    def echo(self, value: Any) -> Any:
-        return value
 
 
 def _hold_up(
@@ -74,8 +77,8 @@ def test_what_a_server_sent_before_it_left_is_read_though_nothing_can_be_sent_to
 @pytest.mark.parametrize("waits", [True, False])
 def test_a_client_at_rest_that_has_not_seen_its_server_leave_finds_the_next(
     serve: Serve,
-    connect: Callable[..., Any],
-    reserve: Callable[[], int],
+    connect: Connect,
+    reserve: Reserve,
     monkeypatch: pytest.MonkeyPatch,
     waits: bool,
 ) -> None:
@@ -90,7 +93,7 @@ def test_a_client_at_rest_that_has_not_seen_its_server_leave_finds_the_next(
 
 
 def test_calls_wait_for_the_next_server_while_one_is_held_up_in_its_stop(
-    serve: Serve, reserve: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+    serve: Serve, reserve: Reserve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     port = reserve()
     server, client = serve(Node(), port=port, share_port=True)
@@ -153,7 +156,7 @@ def test_nobody_stays_connected_who_was_let_in_by_the_last_turn_of_the_poller(
 
 @pytest.mark.parametrize("blocking", [True, False])
 def test_a_call_that_begins_as_its_server_leaves_goes_to_the_next_one(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch, reserve: Callable[[], int], blocking: bool
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, reserve: Reserve, blocking: bool
 ) -> None:
     there = {"port": reserve(), "share_port": True}
     server, client = serve(lambda: "first", **there)
@@ -181,3 +184,111 @@ def test_a_call_that_begins_as_its_server_leaves_goes_to_the_next_one(
     monkeypatch.setattr(Link, "begin", note_begin)
     monkeypatch.setattr(Channel, "send", send_too_late)
     assert (client() if blocking else client.futures().result(20)) == "next"
+
+
+# Errors inside
+
+
+def test_an_error_of_one_connection_is_not_that_of_others(
+    serve: Serve, node: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, one = serve(node)
+    _, other = serve(Node())
+    _hear(one)
+    _hear(other)
+    # Nothing is open but what comes next, so that it is the first that the background reader looks at.
+    wait_until(lambda: not BACKGROUND_READER._attended)
+    real = Link.expire
+    broken = []
+
+    def expire(link: Link, now: float) -> float | None:
+        if threading.current_thread().name == "courier-background" and not broken:
+            broken.append(link)
+            raise MemoryError("for once")
+        return real(link, now)
+
+    monkeypatch.setattr(Link, "expire", expire)
+    future = one.futures.block()
+    future.add_done_callback(lambda _: None)
+    with pytest.raises(courier.ServerLostError, match="for once"):
+        future.result(10)
+    node.release.set()
+    assert other.echo(1) == 1
+    _hear(other)
+    _hear(one)
+    assert "continues" in caplog.text
+    caplog.clear()
+
+
+def _hear(client: Any) -> None:
+    """Hears of a call by its callback, and nothing else."""
+    heard = threading.Event()
+    client.futures.echo().add_done_callback(lambda _: heard.set())
+    assert heard.wait(10)
+
+
+@pytest.mark.parametrize("method", ["echo", "count"])
+def test_an_answer_that_cannot_be_sent_loses_the_connection_and_not_the_call(
+    serve: Serve,
+    node: Node,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    method: str,
+) -> None:
+    _, client = serve(node, client={"call_timeout": 3.0})
+    assert client.echo(1) == 1
+    _fail_once(monkeypatch, Channel, "send" if method == "echo" else "post", threads="handler")
+    with caplog.at_level(logging.CRITICAL), pytest.raises(courier.ServerLostError):
+        _ = list(client.count(3)) if method == "count" else client.echo(1)
+    assert client.echo(1) == 1
+
+
+def test_a_call_that_cannot_be_sent_does_not_hold_up_those_that_waited_with_it(
+    serve: Serve, node: Node, reserve: Reserve, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = reserve()
+    client = connect(f"localhost:{port}", call_timeout=3.0, compress=True)
+    futures = [client.futures.echo(1) for _ in range(3)]
+    _fail_once(monkeypatch, calls, "compressed")
+    serve(node, port=port, share_port=True)
+    with pytest.raises(courier.CourierError, match="MemoryError"):
+        futures[0].result(3.0)
+    assert [future.result(3.0) for future in futures[1:]] == [1, 1]
+
+
+def _fail_once(monkeypatch: pytest.MonkeyPatch, where: Any, name: str, threads: str = "") -> None:
+    """Has the memory end, for once, in threads of this kind."""
+    real = getattr(where, name)
+    left = [1]
+
+    def failing(*args: Any, **kwargs: Any) -> Any:
+        if threads in threading.current_thread().name and left:
+            left.pop()
+            raise MemoryError
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(where, name, failing)
+
+
+def test_a_frame_that_is_posted_while_another_leaves_is_not_left_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ours, theirs = (
+        Channel(UnixCarrier(end, "the test"), receive_key=bytes(32), send_key=bytes(32))
+        for end in socket.socketpair()
+    )
+    send_directly = ours._send_directly
+
+    def send_and_be_overtaken(chunk: bytes) -> object:
+        result: object = send_directly(chunk)  # type: ignore[func-returns-value]
+        # It finds that somebody sends, and leaves its frame to them.
+        other = threading.Thread(target=ours.send, args=(Kind.VALUE, 2, Parcel(b"2"), b""))
+        other.start()
+        other.join()
+        return result
+
+    monkeypatch.setattr(ours, "_send_directly", send_and_be_overtaken)
+    with contextlib.closing(ours), contextlib.closing(theirs):
+        assert ours.send(Kind.VALUE, 1, Parcel(b"1"), b"")
+        frames = list(theirs.receive(wait=False) or ())
+        assert [frame.call for frame in frames] == [1, 2]

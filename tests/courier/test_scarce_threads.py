@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 
 import courier
-from courier._engine.background_reader import BACKGROUND_READER
-from courier._engine.link import Link
 from tests.courier.conftest import Connect, Serve
 from tests.courier.waiting import wait_until
 
@@ -69,38 +67,6 @@ def test_callbacks_are_called_without_threads_and_those_of_others_afterwards(
     refuse("")
     _hear(other)
     _hear(one)
-
-
-def test_an_error_of_one_connection_is_not_that_of_others(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    node = Node()
-    _, one = serve(node)
-    _, other = serve(Node())
-    _hear(one)
-    _hear(other)
-    # Nothing is open but what comes next, so that it is the first that the background reader looks at.
-    wait_until(lambda: not BACKGROUND_READER._attended)
-    real = Link.expire
-    broken = []
-
-    def expire(link: Link, now: float) -> float | None:
-        if threading.current_thread().name == "courier-background" and not broken:
-            broken.append(link)
-            raise MemoryError("for once")
-        return real(link, now)
-
-    monkeypatch.setattr(Link, "expire", expire)
-    future = one.futures.answer_or_wait(waits=True)
-    future.add_done_callback(lambda _: None)
-    with pytest.raises(courier.ServerLostError, match="for once"):
-        future.result(10)
-    node.release.set()
-    assert other.answer() == 1
-    _hear(other)
-    _hear(one)
-    assert "continues" in caplog.text
-    caplog.clear()
 
 
 def test_the_attendant_begins_when_there_is_a_thread_for_it(
