@@ -8,10 +8,21 @@ from collections.abc import Callable, Iterator
 
 import courier
 from courier._address import split_address
-from courier._engine.frames import Chunk, Frame, FrameReader, Seals, call_meta, encode
+from courier._engine.frames import (
+    Chunk,
+    Frame,
+    FrameReader,
+    Kind,
+    Layout,
+    Region,
+    Seals,
+    call_meta,
+    encode,
+)
 from courier._engine.handshake import (
     HELLO_BYTES,
     LENGTH,
+    MAGIC,
     NAME_BYTES,
     NO_NAME,
     PREFIX_BYTES,
@@ -23,8 +34,42 @@ from courier._engine.handshake import (
     SessionKeys,
     prefix,
 )
+from courier._engine.place import host_name
+from courier._grpc.client import open_stream
+from courier._lane import LaneOptions
 from courier._parcel import Parcel
 from courier.errors import AuthenticationError
+
+#: With the words of the protocol that peers made by hand use.
+__all__ = [
+    "HELLO_BYTES",
+    "LENGTH",
+    "MAGIC",
+    "NAME_BYTES",
+    "OPENING",
+    "PREFIX_BYTES",
+    "PROOF_BYTES",
+    "Chunk",
+    "ClientHandshake",
+    "FrameReader",
+    "HungUpError",
+    "Introduction",
+    "Kind",
+    "Layout",
+    "Parcel",
+    "Purpose",
+    "Region",
+    "Seals",
+    "ServerHandshake",
+    "Stranger",
+    "Visitor",
+    "answered_by_hand",
+    "connected",
+    "connected_by_grpc",
+    "encode",
+    "host_name",
+    "prefix",
+]
 
 #: What our clients say first.
 OPENING = prefix(Purpose.CALLS)
@@ -39,6 +84,14 @@ def connected(address: str, unix: str = "") -> socket.socket:
         sock = socket.create_connection(split_address(address))
     sock.settimeout(20)
     return sock
+
+
+def connected_by_grpc(address: str) -> socket.socket:
+    """Connects to a server by a stream of gRPC, without TLS."""
+    options = LaneOptions(
+        address, None, wait_for_ready=False, compress=False, tls=None, keepalive_s=20.0
+    )
+    return open_stream(options, 20.0)
 
 
 class HungUpError(Exception):

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import courier
-from courier._engine.frames import Chunk, Frame, FrameReader, Kind, Seals, encode
+from courier._engine.frames import _HEADER, Chunk, Frame, FrameReader, Kind, Seals, encode
 from courier._parcel import Parcel
 from tests.courier.by_hand import Stranger, connected
 from tests.courier.waiting import wait_until
@@ -94,6 +94,22 @@ def mutated(data: bytes, chance: random.Random) -> bytes:
                 value = chance.choice(_EXTREMES) & ((1 << 8 * width) - 1)
                 changed[at : at + width] = value.to_bytes(width, "little")
     return bytes(changed)
+
+
+def small_heads(chance: random.Random) -> bytes:
+    """Frames that announce little, so that something becomes complete."""
+    return b"".join(
+        _HEADER.pack(
+            chance.randrange(32),
+            chance.choice((0, 0, 0, 1, 2)),
+            chance.choice((0, 0, 3, 20)),
+            chance.choice((0, 0, 1, 2)),
+            chance.randrange(4),
+            chance.randrange(64),
+        )
+        + chance.randbytes(chance.randrange(100))
+        for _ in range(3)
+    )
 
 
 # Peers

@@ -13,6 +13,8 @@ import grpc
 import courier
 from courier._proto import courier_pb2 as pb
 
+__all__ = ["GrpcClient", "Refused", "pb"]
+
 _PIECE_BYTES = 1 << 20
 _INLINE_BYTES = 1 << 18
 _OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1))
@@ -30,12 +32,12 @@ class GrpcClient:
     """Calls methods. What it checks, it asserts."""
 
     def __init__(self, address: str, secret: courier.Secret | None) -> None:
-        self._channel = grpc.insecure_channel(address, options=_OPTIONS)
+        self.channel = grpc.insecure_channel(address, options=_OPTIONS)
         prefix = "/courier.v1.Courier/"
-        self.hello = self._channel.unary_unary(f"{prefix}Hello")
-        self.unary = self._channel.unary_unary(f"{prefix}Call")
-        self.upload = self._channel.stream_unary(f"{prefix}Send")
-        self.download = self._channel.unary_stream(f"{prefix}Fetch")
+        self.hello = self.channel.unary_unary(f"{prefix}Hello")
+        self.unary = self.channel.unary_unary(f"{prefix}Call")
+        self.upload = self.channel.stream_unary(f"{prefix}Send")
+        self.download = self.channel.unary_stream(f"{prefix}Fetch")
         self._numbers = itertools.count(1)
         nonce = os.urandom(32)
         reply = pb.HelloReply.FromString(
@@ -70,18 +72,24 @@ class GrpcClient:
         buffers: list[pickle.PickleBuffer] = []
         data = pickle.dumps((args, {}), protocol=5, buffer_callback=buffers.append)
         parcel = [data, *(buffer.raw().tobytes() for buffer in buffers)]
-        head = pb.RequestHead(
-            session=self._session,
-            sequence=next(self._numbers),
-            method=method,
-            arguments=pb.Parcel(
-                pickle_bytes=len(data),
-                pickle_sha256=hashlib.sha256(data).digest(),
-                buffer_bytes=[len(part) for part in parcel[1:]],
-            ),
-            ticket=ticket,
-        ).SerializeToString()
-        return pb.Sealed(head=head, seal=_hmac(self._key, b"courier.v1 request" + head)), parcel
+        described = pb.Parcel(
+            pickle_bytes=len(data),
+            pickle_sha256=hashlib.sha256(data).digest(),
+            buffer_bytes=[len(part) for part in parcel[1:]],
+        )
+        head = {"method": method, "arguments": described, "ticket": ticket}
+        return self.sealed(next(self._numbers), b"", **head), parcel
+
+    def sealed(self, number: int, data: bytes, **head: Any) -> pb.Sealed:
+        """Returns a sealed request with this number and pickle; `head` may say anything else."""
+        described = pb.Parcel(pickle_bytes=len(data), pickle_sha256=hashlib.sha256(data).digest())
+        fields = {"session": self._session, "method": "hit", "arguments": described, **head}
+        written = pb.RequestHead(sequence=number, **fields).SerializeToString()
+        return pb.Sealed(head=written, seal=self.seal("request", written), pickle=data)
+
+    def seal(self, direction: str, head: bytes) -> bytes:
+        """Returns what proves that a head is a `request` or a `reply` of this session."""
+        return _hmac(self._key, f"courier.v1 {direction}".encode() + head)
 
     def _fetch(
         self, ticket: bytes, timeout: float
@@ -112,7 +120,7 @@ class GrpcClient:
             yield _value(head, data)
 
     def _open(self, message: pb.Sealed, request: pb.Sealed) -> tuple[pb.ReplyHead, list[bytearray]]:
-        assert message.seal == _hmac(self._key, b"courier.v1 reply" + message.head)
+        assert message.seal == self.seal("reply", message.head)
         head = pb.ReplyHead.FromString(message.head)
         assert head.sequence == pb.RequestHead.FromString(request.head).sequence
         if message.pickle:  # otherwise it follows
@@ -121,7 +129,7 @@ class GrpcClient:
 
     def close(self) -> None:
         """Ends the connection."""
-        self._channel.close()
+        self.channel.close()
 
 
 def _hmac(key: bytes, message: bytes) -> bytes:

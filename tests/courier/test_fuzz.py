@@ -1,7 +1,6 @@
 """Bytes that nobody meant: no harm is done, and nothing is unpickled before the proof."""
 
 import contextlib
-import json
 import os
 import pickle
 import random
@@ -9,410 +8,49 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
-from hypothesis import assume, given, settings, strategies as st
 
 import courier
-from courier._engine import frames as protocol
-from courier._engine.frames import Frame, FrameReader, Kind, Layout, Region, Seals, encode
-from courier._engine.handshake import (
+from tests.courier.by_hand import (
     HELLO_BYTES,
     LENGTH,
     MAGIC,
-    NAME_BYTES,
-    NO_NAME,
     PROOF_BYTES,
     ClientHandshake,
-    Introduction,
+    FrameReader,
+    Kind,
+    Layout,
+    Parcel,
     Purpose,
-    ServerHandshake,
+    Region,
+    Visitor,
+    answered_by_hand,
+    encode,
     prefix,
-    read_prefix,
 )
-from courier._parcel import Parcel
-from courier._proto import courier_pb2 as pb
-from tests.courier.by_hand import Visitor, answered_by_hand
 from tests.courier.conftest import Serve
 from tests.courier.fuzzing import (
     Way,
     call_frame,
-    cut,
     feed,
     is_hung_up,
     joined,
     mutated,
     nothing_left,
-    resident_bytes,
     send_anyway,
     slam,
+    small_heads,
 )
-from tests.courier.test_security import Wire
+from tests.courier.grpc_client import GrpcClient, pb
 
-KEY = bytes(range(32))
 GOOD = pickle.dumps(((), {}))
-_HEADER = "<BBHIQQ"
-HEADER_BYTES = 24
 
-# (a) What was encoded comes out, however it is cut
-
-
-class FakeMemory:
-    """Shared memory that is none: regions by their number."""
-
-    def __init__(self) -> None:
-        self.regions: dict[int, bytes] = {}
-
-    def map(self, regions: Sequence[Region]) -> list[memoryview]:
-        if any(region.number not in self.regions for region in regions):
-            raise courier.ProtocolError("an unknown region")
-        return [memoryview(self.regions[region.number]) for region in regions]
-
-
-Message = tuple[int, int, bytes, Parcel, Layout | None]
-#: Small ones, and those around the sizes at which the reader changes its ways.
-_SIZES = st.one_of(
-    st.integers(0, 40),
-    st.sampled_from((1 << 15, (1 << 16) - 24, 1 << 16, (1 << 16) + 1, 100_000)),
-)
-
-
-@st.composite
-def contents(draw: st.DrawFn) -> bytes:
-    size = draw(_SIZES)
-    return random.Random(draw(st.integers(0, 1 << 16))).randbytes(size)
-
-
-@st.composite
-def messages(draw: st.DrawFn, memory: FakeMemory | None = None) -> Message:
-    buffers = draw(st.lists(contents(), max_size=4))
-    layout: Layout | None = None
-    if memory is not None and buffers:
-        whole = b"".join(buffers)
-        number = draw(st.integers(0, 3))
-        number = number and len(memory.regions) * 4 + number
-        size = len(whole) + draw(st.integers(0, 9))
-        memory.regions[number] = whole.ljust(size, b"\0")
-        places: list[tuple[int, int] | None] = []
-        at = 0
-        for buffer in buffers:
-            places.append((1, at) if draw(st.booleans()) else None)
-            at += len(buffer)
-        layout = Layout([Region(number, size, draw(st.booleans()))], places)
-    return (
-        draw(st.integers(0, 255)),
-        draw(st.integers(0, (1 << 64) - 1)),
-        draw(st.one_of(st.binary(max_size=40), st.sampled_from((bytes(65535),)))),
-        Parcel(draw(contents()), [memoryview(buffer) for buffer in buffers]),
-        layout,
-    )
-
-
-def write(message: Message, seals: Seals | None = None) -> bytes:
-    kind, call, meta, parcel, layout = message
-    return joined(encode(kind, call, parcel, meta=meta, layout=layout, seals=seals))
-
-
-Content = tuple[int, int, bytes, bytes, list[bytes]]
-
-
-def content(frame: Frame) -> Content:
-    buffers = [bytes(memoryview(buffer)) for buffer in frame.parcel.buffers]
-    return frame.kind, frame.call, frame.meta, bytes(frame.parcel.pickle), buffers
-
-
-def meaning(message: Message) -> Content:
-    kind, call, meta, parcel, _ = message
-    return kind, call, meta, bytes(parcel.pickle), [bytes(buffer) for buffer in parcel.buffers]
-
-
-_CUTS = st.lists(st.integers(1, 90_000), min_size=1, max_size=8)
-some = settings(max_examples=40)
-
-
-@pytest.mark.slow
-@given(st.lists(messages(), max_size=5), _CUTS, st.booleans())
-@some
-def test_frames_come_out_as_they_were_encoded_however_they_are_cut(
-    sent: list[Message], cuts: list[int], sealed: bool
-) -> None:
-    seals, checks = (Seals(KEY), Seals(KEY)) if sealed else (None, None)
-    stream = b"".join(write(message, seals) for message in sent)
-    got = list(feed(FrameReader(None, checks), cut(stream, cuts)))
-    assert [content(frame) for frame in got] == [meaning(message) for message in sent]
-
-
-@given(st.data(), _CUTS)
-@some
-def test_buffers_in_shared_memory_come_out_however_their_frames_are_cut(
-    data: st.DataObject, cuts: list[int]
-) -> None:
-    wanted: list[Content] = []
-    got: list[Content] = []
-    memory = FakeMemory()
-    reader = FrameReader(memory.map)
-    for _ in range(data.draw(st.integers(1, 3))):
-        message = data.draw(messages(memory))
-        wanted.append(meaning(message))
-        got += [content(frame) for frame in feed(reader, cut(write(message), cuts))]
-    assert got == wanted
-
-
-def test_a_frame_of_very_many_buffers_comes_out() -> None:
-    buffers = [memoryview(bytes([index % 251])) for index in range(20_000)]
-    message: Message = (Kind.VALUE, 7, b"", Parcel(b"x", buffers), None)
-    stream = write(message) + write((Kind.END, 8, b"", Parcel(b""), None))
-    first, second = feed(FrameReader(), cut(stream, [1 << 16, 999]))
-    assert content(first) == meaning(message)
-    assert second.kind == Kind.END
-
-
-# (b) What was not encoded
-
-
-def outcome(
-    stream: bytes, cuts: Sequence[int], seals: Seals | None = None
-) -> tuple[list[Content], str]:
-    got: list[Content] = []
-    reader = FrameReader(FakeMemory().map, seals)
-    try:
-        got.extend(content(frame) for frame in feed(reader, cut(stream, cuts)))
-        list(reader.filled(0))
-    except (courier.ProtocolError, courier.AuthenticationError) as error:
-        return got, type(error).__name__
-    return got, ""
-
-
-def small_heads(chance: random.Random) -> bytes:
-    """Frames that announce little, so that something becomes complete."""
-    return b"".join(
-        protocol._HEADER.pack(
-            chance.randrange(32),
-            chance.choice((0, 0, 0, 1, 2)),
-            chance.choice((0, 0, 3, 20)),
-            chance.choice((0, 0, 1, 2)),
-            chance.randrange(4),
-            chance.randrange(64),
-        )
-        + chance.randbytes(chance.randrange(100))
-        for _ in range(3)
-    )
-
-
-@pytest.mark.slow
-@given(st.integers(0, 1 << 32), st.lists(messages(), max_size=3), _CUTS, st.booleans())
-@settings(max_examples=80)
-def test_junk_is_a_protocol_error_or_waits_for_more(
-    seed: int, sent: list[Message], cuts: list[int], sealed: bool
-) -> None:
-    chance = random.Random(seed)
-    seals = Seals(KEY) if sealed else None
-    stream = b"".join(write(message, seals) for message in sent)
-    stream = mutated(stream, chance) if sent else small_heads(chance)
-    outcome(stream, cuts, Seals(KEY) if sealed else None)
-
-
-@given(st.integers(0, 1 << 32), st.integers(1, 50))
-@settings(max_examples=200)
-def test_how_a_stream_is_cut_does_not_change_what_it_says(seed: int, size: int) -> None:
-    stream = small_heads(random.Random(seed))
-    assert outcome(stream, [size]) == outcome(stream, [len(stream)])
-
-
-_MIB = 1 << 20
-
-
-@pytest.mark.parametrize(
-    ("buffers", "places", "pickle_bytes"),
-    [
-        (0, [], 4 << 30),
-        (1, [4 << 30], 0),
-        (64, [1 << 30] * 64, 5),
-        ((1 << 24), [], 0),
-        (1_000, [_MIB - 1] * 1_000, 0),
-    ],
-    ids=["a pickle", "a buffer", "large buffers", "very many buffers", "many small buffers"],
-)
-@pytest.mark.parametrize("sealed", [False, True])
-def test_what_is_only_announced_takes_no_memory(
-    buffers: int, places: list[int], pickle_bytes: int, sealed: bool
-) -> None:
-    head = protocol._HEADER.pack(Kind.CALL, 0, 0, buffers, 1, pickle_bytes)
-    head += b"".join(size.to_bytes(8, "little") + bytes(8) for size in places)
-    reader = FrameReader(None, Seals(KEY) if sealed else None)
-    before = resident_bytes()
-    with contextlib.suppress(courier.errors.ProtocolError):
-        list(feed(reader, [head]))
-    assert resident_bytes() < before + (32 << 20)
-
-
-@given(st.lists(messages(), min_size=1, max_size=3), st.randoms(use_true_random=False), _CUTS)
-@settings(max_examples=80)
-@pytest.mark.slow
-def test_a_seal_covers_every_byte_of_head_and_pickle(
-    sent: list[Message], chance: random.Random, cuts: list[int]
-) -> None:
-    seals = Seals(KEY)
-    written = [bytearray(write(message, seals)) for message in sent]
-    victim = chance.randrange(len(sent))
-    _, _, _, parcel, _ = sent[victim]
-    covered = len(written[victim]) - sum(len(buffer) for buffer in parcel.buffers)
-    written[victim][chance.randrange(covered)] ^= 1 << chance.randrange(8)
-    got, _ = outcome(b"".join(written), cuts, Seals(KEY))
-    assert got == [meaning(message) for message in sent[:victim]]
-
-
-@given(
-    st.lists(messages(), min_size=2, max_size=4, unique_by=lambda m: m[1]),
-    st.lists(st.integers(0, 11), min_size=1, max_size=6),  # 12 can be divided by 2, 3 and 4
-    _CUTS,
-)
-@some
-@pytest.mark.slow
-def test_sealed_frames_cannot_be_left_out_repeated_or_swapped(
-    sent: list[Message], order: list[int], cuts: list[int]
-) -> None:
-    seals = Seals(KEY)
-    written = [write(message, seals) for message in sent]
-    order = [index % len(sent) for index in order]
-    assume(order != list(range(len(order))))
-    got, why = outcome(b"".join(written[index] for index in order), cuts, Seals(KEY))
-    intact = next(at for at, index in enumerate(order) if at != index)
-    assert got == [meaning(message) for message in sent[:intact]]
-    assert why == "AuthenticationError"
-
-
-def test_a_reader_that_has_failed_takes_what_comes_and_tells_why() -> None:
-    seals = Seals(KEY)
-    first, second = (
-        joined(encode(Kind.CALL, call, Parcel(b"x"), meta=bytes(65535), seals=seals))
-        for call in (1, 2)
-    )
-    small = joined(encode(Kind.CALL, 3, Parcel(b"x"), seals=seals))
-    for stream in (first + first + second, small + small + first):
-        got, why = outcome(stream, [1 << 16], Seals(KEY))
-        assert len(got) <= 1
-        assert why == "AuthenticationError"
-
-
-# (c) The handshake
-
-_INTRODUCTION = Introduction("ab" * NAME_BYTES, "host", "\0courier/x", ("m",))
-
-
-@pytest.fixture(scope="module")
-def key() -> courier.Secret:
-    return courier.Secret.generate()
-
-
-@given(
-    st.one_of(st.binary(max_size=300), st.binary(max_size=40).map(lambda tail: MAGIC + tail)),
-    st.binary(min_size=HELLO_BYTES, max_size=HELLO_BYTES),
-    st.binary(max_size=64),
-)
-@some
-def test_junk_is_no_prefix_no_welcome_and_no_proof(data: bytes, hello: bytes, proof: bytes) -> None:
-    if data not in {prefix(purpose) for purpose in Purpose}:
-        with pytest.raises(courier.errors.ProtocolError):
-            read_prefix(data)
-    with pytest.raises((courier.ProtocolError, courier.AuthenticationError)):
-        ClientHandshake(courier.Secret(KEY)).prove(data)
-    handshake = ServerHandshake(courier.Secret(KEY), _INTRODUCTION)
-    with pytest.raises(courier.errors.AuthenticationError):
-        handshake.check(b"")  # before the hello
-    handshake.welcome(hello)
-    with pytest.raises(courier.errors.AuthenticationError):
-        handshake.check(proof)
-
-
-_JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
-    max_leaves=8,
-)
-_FIELDS = st.dictionaries(
-    st.sampled_from(("name", "host", "local", "idempotent", "refusal", "more")), _JSON
-)
-
-
-@given(
-    st.one_of(
-        st.binary(max_size=200),
-        (_JSON | _FIELDS).map(lambda value: json.dumps(value).encode()),
-        st.sampled_from((b"[" * 100_000, b'{"name":' * 50_000, b"1" * 5_000, b"\xff\xfe{")),
-    )
-)
-@settings(max_examples=200)
-@pytest.mark.slow
-def test_junk_is_no_introduction(data: bytes) -> None:
-    try:
-        made = Introduction.decode(data)
-    except courier.errors.ProtocolError:
-        return
-    texts = (made.name, made.host, made.local, made.refusal, *made.idempotent)
-    assert all(isinstance(text, str) for text in texts)
-
-
-@given(st.randoms(use_true_random=False))
-@settings(max_examples=200)
-def test_a_changed_welcome_is_refused(chance: random.Random) -> None:
-    client, server = (
-        ClientHandshake(courier.Secret(KEY)),
-        ServerHandshake(courier.Secret(KEY), _INTRODUCTION),
-    )
-    welcome = server.welcome(client.hello())[LENGTH.size :]
-    changed = mutated(welcome, chance)
-    if changed == welcome:
-        return
-    with pytest.raises((courier.ProtocolError, courier.AuthenticationError)):
-        client.prove(changed)
-
-
-@given(st.integers(0, PROOF_BYTES * 8 - 1))
-@some
-def test_a_changed_proof_is_refused(bit: int) -> None:
-    client, server = (
-        ClientHandshake(courier.Secret(KEY)),
-        ServerHandshake(courier.Secret(KEY), _INTRODUCTION),
-    )
-    proof, _, _ = client.prove(server.welcome(client.hello())[LENGTH.size :])
-    changed = bytearray(proof)
-    changed[bit // 8] ^= 1 << bit % 8
-    with pytest.raises(courier.errors.AuthenticationError):
-        server.check(bytes(changed))
-    server.check(proof)
-
-
-def test_what_was_said_in_one_handshake_is_worth_nothing_in_another(key: courier.Secret) -> None:
-    first, server = ClientHandshake(key), ServerHandshake(key, _INTRODUCTION)
-    welcome = server.welcome(first.hello())[LENGTH.size :]
-    proof, _, keys = first.prove(welcome)
-    assert server.check(proof) == keys
-    with pytest.raises(courier.errors.AuthenticationError):
-        ClientHandshake(key).prove(welcome)
-    anew = ServerHandshake(key, _INTRODUCTION)
-    anew.welcome(first.hello())
-    with pytest.raises(courier.errors.AuthenticationError):
-        anew.check(proof)
-
-
-def test_a_server_cannot_be_made_to_answer_for_another(key: courier.Secret) -> None:
-    meant = ClientHandshake(key, bytes(range(NAME_BYTES)))
-    welcome = ServerHandshake(key, _INTRODUCTION).welcome(meant.hello())
-    _, introduction, _ = meant.prove(welcome[LENGTH.size :])
-    assert introduction.refusal
-    # Who leaves the name out on the way is found out.
-    anyone = NO_NAME + meant.hello()[NAME_BYTES:]
-    welcome = ServerHandshake(key, _INTRODUCTION).welcome(anyone)
-    with pytest.raises(courier.errors.AuthenticationError):
-        meant.prove(welcome[LENGTH.size :])
-
-
-# (d) A server that is given junk
+# A server that is given junk
 
 
 class Target:
@@ -448,8 +86,7 @@ def server(serve: Serve, target: Target, connect: Callable[..., Any]) -> Iterato
     assert client.alive() == "yes"
     # What an answer costs once only is not what strangers cost.
     Way(server, "tcp")
-    with grpc.insecure_channel(server.address) as channel:
-        Wire(channel, server.secret)
+    GrpcClient(server.address, server.secret).close()
     with nothing_left():
         yield server
         assert client.alive() == "yes"
@@ -633,12 +270,12 @@ _SETTINGS = bytes(3) + b"\x04" + bytes(5)
 def grpc_server(serve: Serve, target: Target) -> Iterator[courier.Server]:
     server, client = serve(target, in_process="wire", client={"call_timeout": 20})
     assert client.alive() == "yes"
-    with grpc.insecure_channel(server.address) as channel:
-        Wire(channel, server.secret)
-        with nothing_left():
-            yield server
-            assert client.alive() == "yes"
-            assert Wire(channel, server.secret).is_trusted
+    GrpcClient(server.address, server.secret).close()
+    with nothing_left():
+        yield server
+        assert client.alive() == "yes"
+        with contextlib.closing(GrpcClient(server.address, server.secret)) as again:
+            assert again.is_trusted
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -667,11 +304,10 @@ def test_mutated_messages_are_refused(
     grpc_server: courier.Server, bomb: bytes, target: Target, method: str
 ) -> None:
     chance = random.Random(method)
-    with grpc.insecure_channel(grpc_server.address) as channel:
-        wire = Wire(channel, grpc_server.secret)
-        stream = channel.stream_stream(f"/courier.v1.Courier/{method}")
+    with contextlib.closing(GrpcClient(grpc_server.address, grpc_server.secret)) as wire:
+        stream = wire.channel.stream_stream(f"/courier.v1.Courier/{method}")
         for number in range(40):
-            good = wire.request(1 + number, GOOD)
+            good = wire.sealed(1 + number, GOOD)
             good.pickle = bomb
             written = good.SerializeToString()
             if method == "Send":
@@ -699,7 +335,7 @@ def test_frames_in_a_grpc_stream_need_a_proof_too(
     assert target.calls == 0
 
 
-# (e) A client whose server is none
+# A client whose server is none
 
 Script = Callable[[Visitor], None]
 
@@ -721,40 +357,6 @@ def call_all_ways(client: Any) -> None:
     with contextlib.suppress(courier.CourierError):
         for _, item in zip(range(20), client.items(), strict=False):
             assert item is not None
-
-
-_BEFORE_THE_PROOF: dict[str, Callable[[random.Random, bytes], bytes]] = {
-    "nothing": lambda chance, bomb: b"",
-    "a random welcome": lambda chance, bomb: LENGTH.pack(200) + chance.randbytes(200),
-    "a short welcome": lambda chance, bomb: LENGTH.pack(3) + b"abc",
-    "no welcome": lambda chance, bomb: LENGTH.pack(0),
-    "half a welcome": lambda chance, bomb: LENGTH.pack(1 << 20) + bytes(1000),
-    "a long welcome": lambda chance, bomb: b"\xff" * 4 + chance.randbytes(500),
-    "http": lambda chance, bomb: b"HTTP/1.1 400 Bad Request\r\n\r\n",
-    "settings of http2": lambda chance, bomb: _SETTINGS + chance.randbytes(50),
-    "a bomb": lambda chance, bomb: bomb,
-    "a bomb as a welcome": lambda chance, bomb: LENGTH.pack(64 + len(bomb)) + bytes(64) + bomb,
-    "a frame": lambda chance, bomb: joined(encode(Kind.FAILURE, 1, Parcel(bomb))),
-}
-
-
-@pytest.mark.parametrize("stage", _BEFORE_THE_PROOF)
-def test_a_client_outlives_what_is_no_server(
-    rogue: Callable[[Script], str],
-    connect: Callable[..., Any],
-    bomb: bytes,
-    stage: str,
-) -> None:
-    chance = random.Random(stage)
-
-    def answer(visitor: Visitor) -> None:
-        visitor.receive(1)
-        visitor.send([_BEFORE_THE_PROOF[stage](chance, bomb)])
-        if chance.random() < 0.5:
-            slam(visitor.socket)
-
-    client = connect(rogue(answer), call_timeout=0.4, wait_for_ready=False)
-    call_all_ways(client)
 
 
 def test_a_timeout_holds_against_a_server_that_says_a_byte_at_a_time(

@@ -2,20 +2,16 @@
 
 import asyncio
 import concurrent.futures
-import gc
 import signal
 import subprocess
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 
 import courier
 from tests.courier.by_hand import Stranger
-from tests.courier.conftest import Connect, Reserve, Script, Serve
-from tests.courier.waiting import wait_until
+from tests.courier.conftest import Connect, Reserve, Script
 
 #: Counts its lives in a file. In its first ones (argument 3), it says so and hangs or dies.
 _SERVER = """
@@ -170,18 +166,6 @@ def test_a_repeat_keeps_to_the_timeout_of_its_call(
     _kill(first)
     with pytest.raises(courier.CallTimeoutError, match="may have run"):
         future.result(30)
-
-
-def test_arguments_go_when_the_answer_is_here(serve: Serve) -> None:
-    server, client = serve()
-    server.bind("get", courier.idempotent(lambda _: None))
-    array = np.zeros(1_000_000)
-    gone = weakref.ref(array)
-    future = client.futures.get(array)
-    future.result(20)
-    del array
-    # The thread that sent it may not have left its functions yet.
-    wait_until(lambda: gc.collect() is not None and gone() is None)
 
 
 def test_every_kind_of_method_can_be_marked(secret: courier.Secret) -> None:

@@ -210,30 +210,6 @@ def test_a_killed_server_is_noticed_at_once_and_its_successor_found(
 
 
 @pytest.mark.slow
-def test_a_call_waits_for_the_successor_of_a_killed_server(
-    script: Script, connect: Callable[..., Any], reserve: Callable[[], int]
-) -> None:
-    port = reserve()
-    first = script(_SERVER, port)
-    assert int(read_line(first)) == port
-    patient = connect(f"127.0.0.1:{port}", call_timeout=60)
-    hasty = connect(f"127.0.0.1:{port}", call_timeout=60, wait_for_ready=False)
-    assert patient.alive() == hasty.alive() == "yes"
-    first.send_signal(signal.SIGKILL)
-    first.communicate()
-    future = patient.futures.alive()
-    with pytest.raises((courier.ServerUnreachableError, courier.ServerLostError)):
-        hasty.alive()
-    with pytest.raises(courier.ServerUnreachableError):
-        hasty.alive()
-    script(_SERVER, port)
-    # A call that went to the dead server may be lost; the next is not.
-    with contextlib.suppress(courier.ServerLostError):
-        assert future.result(30) == "yes"
-    assert patient.alive() == hasty.alive() == "yes"
-
-
-@pytest.mark.slow
 def test_a_client_killed_in_the_middle_of_sending_leaves_no_descriptor(
     serve: Serve, script: Script
 ) -> None:

@@ -1,7 +1,5 @@
 import asyncio
 import collections
-import contextlib
-import math
 import pickle
 from collections.abc import AsyncIterator
 from typing import Any
@@ -37,36 +35,22 @@ def test_a_value_comes_out_of_its_parcel_as_it_went_in(value: Any) -> None:
     assert unpack(pack(value)) == value
 
 
-@given(st.lists(st.lists(st.integers(0, 255)), max_size=8), st.integers(1, 64))
+@given(st.lists(st.lists(st.integers(0, 255)), max_size=8), st.integers(1, 64), st.data())
 @_PATIENTLY
-def test_arrays_come_out_of_their_pieces_as_they_went_in(rows: list[list[int]], size: int) -> None:
-    arrays = [np.array(row, np.uint8) for row in rows]
-    parcel = pack(arrays)
+def test_arrays_come_out_of_their_pieces_however_these_are_cut(
+    rows: list[list[int]], size: int, draw: st.DataObject
+) -> None:
+    parcel = pack([np.array(row, np.uint8) for row in rows])
     pieces = list(parcel.pieces(size))
     assert all(0 < len(piece) <= size for piece in pieces)
+    stream = b"".join(pieces)
+    cuts = sorted(draw.draw(st.lists(st.integers(0, len(stream)), max_size=6)))
     assembler = ParcelAssembler(len(parcel.pickle), [len(buffer) for buffer in parcel.buffers])
-    for piece in pieces:
-        assembler.add(piece)
+    for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
+        assembler.add(stream[start:end])
     received = unpack(assembler.finish())
     assert [array.tolist() for array in received] == rows
     assert all(array.flags.writeable for array in received)
-
-
-@given(st.binary(min_size=1, max_size=300), _BUFFERS, st.integers(1, 200), st.data())
-@_PATIENTLY
-def test_pieces_may_be_cut_anywhere(
-    data: bytes, buffers: list[bytes], size: int, draw: st.DataObject
-) -> None:
-    parcel = Parcel(data, [memoryview(buffer) for buffer in buffers])
-    stream = b"".join(parcel.pieces(size))
-    assert stream == data + b"".join(buffers)
-    cuts = sorted(draw.draw(st.lists(st.integers(0, len(stream)), max_size=6)))
-    assembler = ParcelAssembler(len(data), [len(buffer) for buffer in buffers])
-    for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
-        assembler.add(stream[start:end])
-    received = assembler.finish()
-    assert bytes(received.pickle) == data
-    assert [bytes(buffer) for buffer in received.buffers] == buffers
 
 
 @given(st.binary(min_size=1, max_size=100), _BUFFERS, st.integers(1, 50))
@@ -81,13 +65,6 @@ def test_missing_or_excess_bytes_are_found(data: bytes, buffers: list[bytes], cu
     long = ParcelAssembler(len(data), sizes)
     with pytest.raises(ProtocolError, match="more"):
         long.add(stream + bytes(cut))
-
-
-def test_few_pieces_carry_many_small_buffers() -> None:
-    parcel = pack([np.zeros(10, np.uint8) for _ in range(1_000)])
-    assert len(list(parcel.pieces(1 << 20))) == 1
-    total = math.ceil(parcel.total_bytes / 1_000)
-    assert len(list(parcel.pieces(1_000))) <= total + total // 10 + 1
 
 
 @given(_VALUES)
@@ -112,14 +89,6 @@ def test_what_is_sent_in_pieces_is_received(value: Any) -> None:
     assert unpack(checked(asyncio.run(travel()), described)) == value
 
 
-@given(st.binary())
-@_PATIENTLY
-def test_random_bytes_are_a_message_or_a_protocol_error(data: bytes) -> None:
-    for kind in (pb.Sealed, pb.Piece, pb.RequestHead, pb.ReplyHead, pb.HelloRequest):
-        with contextlib.suppress(ProtocolError):
-            assert isinstance(parse(kind, data), kind)
-
-
 @given(st.lists(st.integers(-3, 40) | st.integers(0, 1 << 64)))
 @_PATIENTLY
 def test_a_sequence_number_is_admitted_at_most_once(numbers: list[int]) -> None:
@@ -128,14 +97,6 @@ def test_a_sequence_number_is_admitted_at_most_once(numbers: list[int]) -> None:
     assert all(count == 1 for count in admitted.values())
     # In a window that has not moved, each positive number is admitted exactly once.
     assert set(admitted) == {number for number in numbers if number > 0}
-
-
-@given(st.permutations(range(1, 60)))
-@_PATIENTLY
-def test_overtaken_numbers_are_admitted_in_any_order(numbers: list[int]) -> None:
-    window = SequenceWindow()
-    assert all(window.admit(number) for number in numbers)
-    assert not any(window.admit(number) for number in numbers)
 
 
 def test_a_window_that_moves_on_never_admits_a_number_twice() -> None:
@@ -184,3 +145,9 @@ def test_a_view_in_any_order_may_be_sent() -> None:
         array = np.arange(40_000.0).reshape(200, 200).copy(order=order)
         (received,) = unpack(pack([pickle.PickleBuffer(memoryview(array))]))
         assert bytes(received) == array.tobytes(order="A")
+
+
+def test_what_is_packed_views_the_memory_itself() -> None:
+    """Python before 3.11.8 crashes when it collects a view of a view in a loop."""
+    (buffer,) = pack(courier.Shared(np.zeros(1 << 17))).buffers
+    assert type(memoryview(buffer).obj) is not memoryview

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 import courier
-from courier._parcel import pack
 from tests.courier.conftest import Connect, Script, Serve, go_by
 from tests.courier.shared_memory import descriptors, maps
 from tests.courier.waiting import wait_until
@@ -70,10 +69,10 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict
     return go_by(request.param, monkeypatch)
 
 
-@pytest.fixture(params=["wire", "copy"])
-def side(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """Options of the server: calls go by the wire, or within the process."""
-    return {"in_process": request.param}
+@pytest.fixture(params=["unix", "copy"])
+def side(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The same for one way between processes, and one within."""
+    return go_by(request.param, monkeypatch)
 
 
 def _params() -> dict[str, Any]:
@@ -98,8 +97,17 @@ def test_the_other_side_receives_the_value_itself(serve: Serve, way: dict[str, A
     _check(asyncio.run(call()))
 
 
-def test_it_may_be_anywhere_inside_of_a_result(serve: Serve, side: dict[str, Any]) -> None:
-    _, client = serve(Learner(_params()), **side)
+def test_it_may_be_anywhere_in_results_items_arguments_exceptions_and_another_one(
+    serve: Serve, side: dict[str, Any]
+) -> None:
+    shared = courier.Shared(_params())
+
+    def fail() -> None:
+        raise ValueError(shared)
+
+    learner = Learner(_params())
+    server, client = serve(learner, **side)
+    server.bind("fail", fail)
     result = client.nested()
     assert result["step"] == 3
     _check(result["all"][0])
@@ -108,30 +116,13 @@ def test_it_may_be_anywhere_inside_of_a_result(serve: Serve, side: dict[str, Any
     for expected, (index, value) in enumerate(client.rounds(5)):
         assert index == expected
         _check(value)
-
-
-def test_it_may_be_an_argument(serve: Serve, side: dict[str, Any]) -> None:
-    _, client = serve(Learner(), **side)
-    shared = courier.Shared(_params())
     assert client.describe(shared) == ("dict", _SIZE * (_SIZE - 1) // 2)
     assert client.describe(value=shared) == ("dict", _SIZE * (_SIZE - 1) // 2)
     _check(client.echo([shared])[0])
-
-
-def test_it_may_be_in_an_exception(serve: Serve, side: dict[str, Any]) -> None:
-    shared = courier.Shared(_params())
-
-    def fail() -> None:
-        raise ValueError(shared)
-
-    _, client = serve(fail, **side)
     with pytest.raises(ValueError, match=r"\w") as caught:
-        client()
+        client.fail()
     _check(caught.value.args[0])
-
-
-def test_it_may_be_in_another_one(serve: Serve, side: dict[str, Any]) -> None:
-    _, client = serve(Learner([courier.Shared(_params()), np.full(_SIZE, 3)]), **side)
+    learner.shared = courier.Shared([shared, np.full(_SIZE, 3)])
     first, second = client.params()
     _check(first)
     assert (second == 3).all()
@@ -203,29 +194,23 @@ def test_arrays_of_any_order_and_size_may_be_shared(serve: Serve, way: dict[str,
         np.testing.assert_array_equal(got, expected)
 
 
+def _spoil(value: Any) -> int:
+    value["w"][:] = -1
+    value["b"][0][:] = -1
+    return int(value["w"][3])
+
+
 def test_readers_may_write_and_harm_nobody(serve: Serve, way: dict[str, Any]) -> None:
     learner = Learner(_params())
-    _, client = serve(learner, **way)
+    server, client = serve(learner, **way)
+    server.bind("spoil", _spoil)
     first, second = client.params(), client.params()
-    first["w"][:] = -1
-    first["b"][0][:] = -1
+    _spoil(first)
     _check(second)
     _check(client.params())
-    _check(learner.shared.value)
     assert (first["w"] == -1).all()
-
-
-def test_writes_to_an_argument_harm_nobody(serve: Serve, side: dict[str, Any]) -> None:
-    def spoil(value: Any) -> int:
-        value["w"][:] = -1
-        value["b"][0][:] = -1
-        return int(value["w"][3])
-
-    _, client = serve(spoil, **side)
-    shared = courier.Shared(_params())
-    assert client(shared) == -1
-    assert client(shared) == -1
-    _check(shared.value)
+    assert client.spoil(learner.shared) == client.spoil(learner.shared) == -1
+    _check(learner.shared.value)
 
 
 def test_arrays_that_are_read_only_stay_so_and_others_do_not(
@@ -241,11 +226,14 @@ def test_arrays_that_are_read_only_stay_so_and_others_do_not(
     assert [part.flags.writeable for part in client.params()] == [False, True, False, True]
 
 
-def test_readers_of_the_same_host_map_what_is_shared(serve: Serve) -> None:
-    _, client = serve(Learner(_params()))
+@pytest.mark.parametrize(("carrier", "mapped_each"), [("unix", 1), ("tcp", 0)])
+def test_readers_of_the_same_host_map_what_is_shared_and_others_get_the_bytes(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, carrier: str, mapped_each: int
+) -> None:
+    _, client = serve(Learner(_params()), **go_by(carrier, monkeypatch))
     client.params()
 
-    def each_maps_it_once() -> bool:
+    def each_maps_it_so_often() -> bool:
         gc.collect()
         before = maps()
         kept = [client.params() for _ in range(5)]
@@ -255,22 +243,10 @@ def test_readers_of_the_same_host_map_what_is_shared(serve: Serve) -> None:
         del value
         kept.clear()
         gc.collect()
-        return (mapped, maps()) == (before + 5, before)
+        return (mapped, maps()) == (before + 5 * mapped_each, before)
 
     # Other threads may still hold what they brought, or drop it just then.
-    wait_until(each_maps_it_once)
-
-
-def test_readers_of_other_hosts_get_the_bytes(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    go_by("tcp", monkeypatch)
-    _, client = serve(Learner(_params()))
-    client.params()
-    before = maps()
-    kept = [client.params() for _ in range(5)]
-    assert maps() <= before
-    _check(kept[-1])
+    wait_until(each_maps_it_so_often)
 
 
 _READER = """
@@ -401,12 +377,6 @@ def test_a_copy_of_it_is_independent() -> None:
     _check(value)
     value["w"][:] = -1
     _check(shared.value)
-    buffers: list[pickle.PickleBuffer] = []
-    data = pickle.dumps(shared, 5, buffer_callback=buffers.append)
-    copies = [bytearray(buffer.raw()) for buffer in buffers]
-    del shared
-    gc.collect()
-    _check(pickle.loads(data, buffers=copies))
 
 
 _FORK = """
@@ -448,9 +418,3 @@ def test_where_there_is_no_memory_without_a_name_it_is_sent_as_all_else(
     _, client = serve(Learner(_params()))
     for _ in range(2):
         _check(client.params())
-
-
-def test_what_is_packed_views_the_memory_itself() -> None:
-    """Python before 3.11.8 crashes when it collects a view of a view in a loop."""
-    (buffer,) = pack(courier.Shared(np.zeros(_SIZE))).buffers
-    assert type(memoryview(buffer).obj) is not memoryview

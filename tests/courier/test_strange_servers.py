@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 import courier
-from courier._engine.frames import Kind
-from tests.courier.by_hand import Visitor, answered_by_hand
+from tests.courier.by_hand import Kind, Visitor, answered_by_hand
 from tests.courier.conftest import Connect
 
 _NO_COURIER = (courier.ProtocolError, courier.ServerUnreachableError)
@@ -71,7 +70,7 @@ def test_a_grpc_server_that_is_none_of_ours_is_told_from_one_that_is_not_there(
     [
         b"HTTP/1.1 418 teapot\r\n\r\n",
         b"SSH-2.0-OpenSSH_9.6\r\n",
-        b"\xff\xff\xff\xff",
+        b"\xff\xff\xff\xff" + bytes(500),
         b"\x40\x00\x00\x00" + bytes(64),
         b"\x00\x00\x00\x00",
         b"\x01\x00\x00\x00x",
@@ -80,14 +79,14 @@ def test_a_grpc_server_that_is_none_of_ours_is_told_from_one_that_is_not_there(
     ids=["http", "ssh", "long", "zeros", "empty", "short", "no proof"],
 )
 def test_something_that_is_no_server_of_ours_is_found_out_soon(
-    connect: Connect, answer: bytes, wait: bool
+    connect: Connect, value_bomb: bytes, answer: bytes, wait: bool
 ) -> None:
     # Soon is long before the end of an attempt, also where the machine is slow.
     timing = courier.Timing(attempt_s=60.0)
 
     def behave(visitor: Visitor) -> None:
         visitor.receive(1)
-        visitor.send([answer])
+        visitor.send([answer, value_bomb])
         while not visitor.is_hung_up_on():
             pass
 

@@ -101,42 +101,6 @@ def test_a_client_that_nobody_closes_leaves_nothing_behind(
     wait_until(is_given_back)
 
 
-def test_an_idle_client_finds_the_next_server_at_the_same_address(
-    serve: Serve, connect: Callable[..., Any], reserve: Callable[[], int]
-) -> None:
-    port = reserve()
-    clients = [connect(f"127.0.0.1:{port}", wait_for_ready=wait) for wait in (True, False)]
-    for number in range(4):
-        server, _ = serve(lambda number=number: number, port=port, share_port=True)
-        for client in clients:
-            assert client() == number
-            assert client.futures().result(20) == number
-        server.stop(0)
-
-
-def test_calls_that_wait_while_the_server_changes_are_answered_by_one_or_lost(
-    serve: Serve,
-    connect: Callable[..., Any],
-    reserve: Callable[[], int],
-) -> None:
-    port = reserve()
-    client = connect(f"127.0.0.1:{port}", call_timeout=60)
-    first, second = Object(), Object()
-    server, _ = serve(first, port=port, share_port=True, timing=_PATIENT)
-    pending = [client.futures.patient() for _ in range(3)]
-    for _ in pending:
-        assert first.entered.acquire(timeout=20)
-    stopping = _aside(lambda: server.stop(0.3))
-    wait_until(lambda: not server.has_started)
-    waiting = [client.futures.echo(number) for number in range(20)]
-    assert stopping.result(40) == []
-    serve(second, port=port, share_port=True)
-    assert [future.result(20) for future in waiting] == [(number,) for number in range(20)]
-    for future in pending:
-        assert isinstance(future.exception(20), courier.ServerLostError)
-    assert not second.entered.acquire(blocking=False)
-
-
 def test_servers_end_all_their_threads_at_whatever_moment_they_are_stopped(
     serve: Serve,
 ) -> None:
