@@ -39,7 +39,6 @@ with atheris.instrument_imports(include=["courier"]):
         Introduction,
         Purpose,
         ServerHandshake,
-        SessionKeys,
         _server_proof,
         _session_key,
         _veil,
@@ -230,7 +229,7 @@ def _pour(sock: socket.socket, data: bytes, take: Callable[[], object]) -> None:
 
 
 def guest(given: Any) -> None:
-    """A server, from the first byte on."""
+    """A server, from the first byte on; with a proof, also behind that."""
     ours, theirs = socket.socketpair()
     reception = Reception()
     way = given.PickValueInList(list(Way))
@@ -262,20 +261,6 @@ def guest(given: Any) -> None:
     if reception.caller is not None:
         reception.caller.hang_up()
     someone.close()
-
-
-def caller(given: Any) -> None:
-    """A server, behind the proof."""
-    ours, theirs = socket.socketpair()
-    reception = Reception()
-    keys = SessionKeys(bytes(32), bytes(32))
-    channel = Channel(UnixCarrier(theirs, "x"), keys.requests, keys.replies)
-    proven = Caller(reception, channel)  # type: ignore[arg-type]
-    with ours:
-        _pour(ours, _stream(given), lambda: proven.on_event(select.POLLIN | select.POLLOUT))
-    proven.on_event(select.POLLIN)
-    proven.hang_up()
-    assert channel.is_closed
 
 
 def link(given: Any) -> None:
@@ -319,7 +304,7 @@ def _no_pickle(data: object, **_: object) -> object:
     raise ValueError(f"{len(memoryview(data))} bytes of no pickle")  # type: ignore[arg-type]
 
 
-TARGETS = {target.__name__: target for target in (frames, handshake, guest, caller, link)}
+TARGETS = {target.__name__: target for target in (frames, handshake, guest, link)}
 
 
 def main() -> None:

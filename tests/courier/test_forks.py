@@ -38,8 +38,14 @@ _USE = """
 import os, pickle, threading
 client = courier.Client(sys.argv[1], secret=secret)
 assert client.add(1) == 1
-pending = client.futures.wait(0.5)
+pending = client.futures.wait(1.0)
 items = pickle.dumps(client)
+child = os.fork()
+if not child:  # just exits, and ends no call of its parent
+    del client, pending
+    import gc; gc.collect()
+    sys.exit(0)
+assert os.waitpid(child, 0)[1] == 0
 children = []
 for number in range(4):
     child = os.fork()
@@ -58,31 +64,11 @@ print(pending.result(20), client.add(0))
 """
 
 
-def test_children_use_an_inherited_or_pickled_client_beside_their_parent(
+def test_children_use_an_inherited_or_pickled_client_beside_their_parent_or_just_exit(
     serve: Serve, script: Script
 ) -> None:
     server, _ = serve(Counter())
     assert _output(script(_USE, server.address)) == "waited 481\n"
-
-
-_LOSE = """
-import os
-client = courier.Client(sys.argv[1], secret=secret)
-pending = client.futures.wait(0.5)
-items = client.futures.add(1)
-child = os.fork()
-if not child:
-    del client, pending, items
-    import gc; gc.collect()
-    sys.exit(0)
-assert os.waitpid(child, 0)[1] == 0
-print(pending.result(20), items.result(20))
-"""
-
-
-def test_a_child_that_just_exits_ends_no_call_of_its_parent(serve: Serve, script: Script) -> None:
-    server, _ = serve(Counter())
-    assert _output(script(_LOSE, server.address)) == "waited 1\n"
 
 
 _SERVE = """
@@ -140,42 +126,26 @@ def test_a_child_that_outlives_its_server_does_not_keep_the_port_or_the_clients(
 
 _STOP = """
 import os
-server = courier.Server(lambda: 1, secret=secret, in_process="wire")
-server.start()
-client = courier.Client(server.address, secret=secret)
-assert client() == 1
+first = courier.Server(lambda: 'parent', secret=secret, in_process='wire')
+first.start()
+there = courier.Client(first.address, secret=secret)
+there()
 child = os.fork()
 if not child:
-    server.stop(0)
+    with courier.Server(lambda: 'child', secret=secret) as server:
+        here = courier.Client(server.address, secret=secret)
+        print(here(), here.futures().result(20), there(), flush=True)
+    first.stop(0)
     os._exit(0)
-os.waitpid(child, 0)
-print(client())
-other = courier.Client(server.address, secret=secret)
-print(other())
+assert os.waitpid(child, 0)[1] == 0
+print(there(), courier.Client(first.address, secret=secret)())
 """
 
 
-def test_a_child_that_stops_its_copy_of_a_server_does_not_stop_the_server(script: Script) -> None:
-    assert _output(script(_STOP)) == "1\n1\n"
-
-
-def test_a_server_may_be_made_in_a_child(script: Script) -> None:
-    process = script(
-        "import os\n"
-        "first = courier.Server(lambda: 'parent', secret=secret, in_process='wire')\n"
-        "first.start()\n"
-        "there = courier.Client(first.address, secret=secret)\n"
-        "there()\n"
-        "child = os.fork()\n"
-        "if not child:\n"
-        "    with courier.Server(lambda: 'child', secret=secret) as server:\n"
-        "        here = courier.Client(server.address, secret=secret)\n"
-        "        print(here(), here.futures().result(20), there(), flush=True)\n"
-        "    os._exit(0)\n"
-        "assert os.waitpid(child, 0)[1] == 0\n"
-        "print(there())\n"
-    )
-    assert _output(process) == "child child parent\nparent\n"
+def test_a_child_serves_and_stops_its_copy_of_a_server_which_does_not_stop_the_server(
+    script: Script,
+) -> None:
+    assert _output(script(_STOP)) == "child child parent\nparent parent\n"
 
 
 def test_forks_while_calls_run_leave_them_alone(serve: Serve, script: Script) -> None:

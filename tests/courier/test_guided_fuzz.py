@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 _ROOT = Path(__file__).resolve().parents[2]
-_TARGETS = ("frames", "handshake", "guest", "caller", "link")
+_TARGETS = ("frames", "handshake", "guest", "link")
 _SECONDS = float(os.environ.get("COURIER_FUZZ_S", "600"))
 
 

@@ -14,32 +14,12 @@ import pytest
 
 import courier
 from tests.courier.conftest import Serve
+from tests.courier.served import Node
 from tests.courier.waiting import wait_until
 
 _CONNECT = "/courier.v1.Courier/Connect"
 #: However slow the machine is: after a few attempts in vain a call is given up.
 _PATIENT = courier.Timing(probe_s=10.0, grpc_attempt_s=20.0)
-
-
-class Object:
-    def __init__(self) -> None:
-        self.entered = threading.Event()
-        self.cancelled = threading.Event()
-
-    def echo(self, value: Any) -> Any:
-        return value
-
-    def count(self, end: int, size: int = 1) -> Iterator[Any]:
-        for number in range(end):
-            yield np.full(size, number)
-
-    def fail(self) -> None:
-        raise KeyError("text")
-
-    def patient(self) -> None:
-        self.entered.set()
-        if courier.current_call().wait_cancelled(30):
-            self.cancelled.set()
 
 
 class StreamProxy:
@@ -121,14 +101,15 @@ def _copy(source: socket.socket, target: socket.socket) -> None:
         target.shutdown(socket.SHUT_WR)
 
 
-@pytest.fixture
-def obj() -> Object:
-    return Object()
+def _arrays(end: int, size: int) -> Iterator[Any]:
+    for number in range(end):
+        yield np.full(size, number)
 
 
 @pytest.fixture(params=[StreamProxy, PickyFront])
-def proxy(request: Any, serve: Serve, obj: Object) -> Iterator[Any]:
-    server, _ = serve(obj)
+def proxy(request: Any, serve: Serve, node: Node) -> Iterator[Any]:
+    server, _ = serve(node)
+    server.bind("arrays", _arrays)
     proxy = request.param(server.address)
     yield proxy
     proxy.close()
@@ -143,7 +124,7 @@ def test_calls_futures_exceptions_and_arrays_pass(client: Any) -> None:
     assert client.echo("here") == "here"
     futures = [client.futures.echo(number) for number in range(200)]
     assert [future.result(20) for future in futures] == list(range(200))
-    with pytest.raises(KeyError, match="text"):
+    with pytest.raises(KeyError, match="as asked"):
         client.fail()
     array = np.arange(3_000_000, dtype=np.float64)
     assert np.array_equal(client.echo(array), array)
@@ -151,39 +132,38 @@ def test_calls_futures_exceptions_and_arrays_pass(client: Any) -> None:
 
 def test_generators_pass_and_wait_for_their_reader(client: Any) -> None:
     for end, size in ((500, 1), (6, 1_000_000)):
-        assert [item[-1] for item in client.count(end, size)] == list(range(end))
-    items = client.count(1_000_000, 10_000)
+        assert [item[-1] for item in client.arrays(end, size)] == list(range(end))
+    items = client.arrays(1_000_000, 10_000)
     assert [len(next(items)) for _ in range(20)] == [10_000] * 20
     items.close()
     assert client.echo(1) == 1
 
 
-def test_a_handler_notices_a_cancelled_call_and_a_closed_client(client: Any, obj: Object) -> None:
-    future = client.futures.patient()
-    assert obj.entered.wait(20)
+def test_a_handler_notices_a_cancelled_call_and_a_closed_client(client: Any, node: Node) -> None:
+    future = client.futures.hang()
+    node.await_calls()
     future.cancel()
-    assert obj.cancelled.wait(20)
-    obj.entered.clear()
-    obj.cancelled.clear()
-    future = client.futures.patient()
-    assert obj.entered.wait(20)
+    assert node.cancelled.wait(20)
+    node.cancelled.clear()
+    future = client.futures.hang()
+    node.await_calls()
     courier.close(client)
-    assert obj.cancelled.wait(20)
+    assert node.cancelled.wait(20)
     with pytest.raises(courier.CallCancelledError):
         future.result(20)
 
 
 def test_a_proxy_that_dies_loses_the_calls_on_their_way(
-    proxy: Any, client: Any, obj: Object
+    proxy: Any, client: Any, node: Node
 ) -> None:
-    future, items = client.futures.patient(), client.count(1_000_000, 10_000)
+    future, items = client.futures.hang(), client.arrays(1_000_000, 10_000)
     next(items)
-    assert obj.entered.wait(20)
+    node.await_calls()
     proxy.close()
     assert isinstance(future.exception(20), courier.ServerLostError)
     with pytest.raises(courier.ServerLostError):
         list(items)
-    assert obj.cancelled.wait(20)
+    assert node.cancelled.wait(20)
 
 
 def test_another_secret_is_refused_there_too(proxy: Any, connect: Callable[..., Any]) -> None:
