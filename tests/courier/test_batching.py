@@ -409,20 +409,17 @@ def way(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("wrap", [lambda node: node, Proxy], ids=["itself", "wrapped"])
-def test_it_is_served_as_attribute_property_and_method(
+def test_it_is_served_as_attribute_property_and_method_and_bound_alone(
     serve: Serve, way: dict[str, Any], wrap: Any
 ) -> None:
     server, client = serve(wrap(Node()), **way)
-    assert {"act", "act_too", "method"} <= set(server.methods())
+    server.bind("also", _handler(_echo, 2))
+    assert {"act", "act_too", "method", "also"} <= set(server.methods())
     futures = [client.futures.act(1), client.futures.act_too(2), client.futures.act(3)]
     assert client.act_too(4) == 4
     assert [future.result(_PATIENCE_S) for future in futures] == [1, 2, 3]
-
-
-def test_it_is_bound_alone_or_served_as_a_callable_object(serve: Serve) -> None:
-    server, client = serve(_handler(_echo, 2), thread_pool_size=1)
-    server.bind("also", _handler(_echo, 2))
-    for call in (client.futures, client.futures.also):
+    _, alone = serve(_handler(_echo, 2), **way)
+    for call in (client.futures.also, alone.futures):
         futures = [call(index) for index in range(2)]
         assert [future.result(_PATIENCE_S) for future in futures] == [0, 1]
 

@@ -1,4 +1,6 @@
 import concurrent.futures
+import contextlib
+import gc
 import pickle
 import signal
 import socket
@@ -7,11 +9,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import courier
-from tests.courier.conftest import Connect, Reserve, Script, Serve
+from tests.courier.conftest import Connect, Reserve, Script, Serve, our_threads
 from tests.courier.served import Node
+from tests.courier.waiting import wait_until
 
 _OPEN_FILES = Path("/proc/self/fd")
 
@@ -304,3 +308,54 @@ def test_a_client_that_met_itself_tries_again(
     server, client = serve(node)
     assert client.echo(1) == 1
     assert tried[:2] == [server.port] * 2
+
+
+@pytest.mark.parametrize("what", ["future", "generator"])
+def test_what_one_thread_gives_up_wakes_the_one_that_waits_for_it(
+    serve: Serve, node: Node, what: str
+) -> None:
+    _, client = serve(node)
+    if what == "future":
+        future = client.futures.hang()
+        wait, give_up = (lambda: future.exception(60)), future.cancel
+    else:
+        items = client.one_then_wait()
+        assert next(items) == 1
+        wait, give_up = (lambda: next(items, "end")), items.close
+    node.await_calls()
+    with concurrent.futures.ThreadPoolExecutor(1) as aside:
+        waiting = aside.submit(wait)
+        time.sleep(0.1)  # mostly it waits by now; if not, it must end as well
+        give_up()
+        with contextlib.suppress(courier.CallCancelledError):
+            waiting.result(25)
+
+
+def _held() -> tuple[int, int]:
+    return len(list(_OPEN_FILES.iterdir())), len(our_threads())
+
+
+def test_a_client_that_nobody_closes_leaves_nothing_behind(
+    serve: Serve, node: Node, secret: courier.Secret
+) -> None:
+    server, _ = serve(node, thread_pool_size=2)
+
+    def use() -> None:
+        client: Any = courier.Client(server.address, secret=secret)
+        assert client.echo(1) == 1
+        assert client.futures.echo(2).result(20) == 2
+        assert client.echo(np.zeros(100_000)).sum() == 0
+        assert next(client.count(1_000_000)) == 0
+
+    use()
+    gc.collect()
+    before = _held()
+    for _ in range(20):
+        use()
+
+    def is_given_back() -> bool:
+        gc.collect()  # again: a thread of ours may only now let go of the last clients
+        files, threads = _held()
+        return files <= before[0] + 6 and threads <= before[1] + 2
+
+    wait_until(is_given_back)

@@ -3,34 +3,17 @@
 import asyncio
 import pickle
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 
 import courier
-from tests.courier.conftest import Serve
+from tests.courier.conftest import Connect, Reserve, Serve
+from tests.courier.served import Node
 
 
-class Echo:
-    def __init__(self) -> None:
-        self.entered = threading.Event()
-        self.release = threading.Event()
-
-    def echo(self, value: int) -> int:
-        return value
-
-    def block(self) -> str:
-        self.entered.set()
-        self.release.wait(30)
-        return "done"
-
-    def items(self) -> Iterator[int]:
-        yield from range(3)
-
-
-def test_new_calls_of_all_kinds_fail_at_once(serve: Serve) -> None:
-    _, client = serve(Echo())
+def test_new_calls_of_all_kinds_fail_at_once(serve: Serve, node: Node) -> None:
+    _, client = serve(node)
     assert client.echo(1) == 1
     courier.stop_calling(client)
     courier.stop_calling(client)
@@ -51,25 +34,24 @@ def test_new_calls_of_all_kinds_fail_at_once(serve: Serve) -> None:
             begin()
 
 
-def test_calls_in_flight_go_on_to_their_end(serve: Serve) -> None:
-    echo = Echo()
-    _, client = serve(echo)
-    blocking, items = client.futures.block(), client.items()
-    assert echo.entered.wait(20)
+def test_calls_in_flight_go_on_to_their_end(serve: Serve, node: Node) -> None:
+    _, client = serve(node)
+    blocking, items = client.futures.block(), client.count(3)
+    node.await_calls()
     courier.stop_calling(client)
-    echo.release.set()
-    assert blocking.result(20) == "done"
+    node.release.set()
+    assert blocking.result(20) == "released"
     assert list(items) == [0, 1, 2]
 
 
 def test_a_call_that_waits_for_its_server_goes_on_unless_told_otherwise(
-    serve: Serve, connect: Callable[..., Any], reserve: Callable[[], int]
+    serve: Serve, node: Node, connect: Connect, reserve: Reserve
 ) -> None:
     port = reserve()
     client = connect(f"127.0.0.1:{port}")
     waiting = client.futures.echo(1)
     courier.stop_calling(client)
-    serve(Echo(), port=port, share_port=True)
+    serve(node, port=port, share_port=True)
     assert waiting.result(20) == 1
 
     client = connect(f"127.0.0.1:{reserve()}")
@@ -81,8 +63,8 @@ def test_a_call_that_waits_for_its_server_goes_on_unless_told_otherwise(
         client.echo(1)
 
 
-def test_a_handler_may_finish_its_answer_with_calls(serve: Serve) -> None:
-    _, inner = serve(Echo())
+def test_a_handler_may_finish_its_answer_with_calls(serve: Serve, node: Node) -> None:
+    _, inner = serve(node)
     entered, release = threading.Event(), threading.Event()
 
     class Relay:
@@ -107,17 +89,17 @@ def test_a_handler_may_finish_its_answer_with_calls(serve: Serve) -> None:
         inner.echo(1)
 
 
-def test_a_pickled_copy_belongs_to_somebody_else_and_may_call(serve: Serve) -> None:
-    _, client = serve(Echo())
+def test_a_pickled_copy_belongs_to_somebody_else_and_may_call(serve: Serve, node: Node) -> None:
+    _, client = serve(node)
     courier.stop_calling(client)
     copy = pickle.loads(pickle.dumps(client))
     assert copy.echo(1) == 1
     courier.close(copy)
 
 
-def test_it_may_be_said_while_the_thread_is_inside_the_client(serve: Serve) -> None:
+def test_it_may_be_said_while_the_thread_is_inside_the_client(serve: Serve, node: Node) -> None:
     """As a finalizer does that runs at any point."""
-    _, client = serve(Echo())
+    _, client = serve(node)
     with client._connection._lock:
         courier.stop_calling(client)
     with pytest.raises(courier.CallCancelledError):

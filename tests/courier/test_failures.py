@@ -13,7 +13,7 @@ import pytest
 
 import courier
 from launchpad_lite.testing import poll_until
-from tests.courier.conftest import Connect, Reserve, Script, Serve
+from tests.courier.conftest import Connect, Reserve, Serve
 from tests.courier.served import Node
 from tests.courier.waiting import wait_until
 
@@ -176,54 +176,6 @@ def _waiting_call(client: Any) -> Any:
         return None if isinstance(future.exception(0.3), courier.ServerLostError) else future
     except concurrent.futures.TimeoutError:
         return future
-
-
-_LOST = """
-import os, threading
-class Lost:
-    def __init__(self): self.calls = 0
-    def hang(self, *_):
-        self.calls += 1
-        print("called\\n", end="", flush=True)  # in one piece
-        threading.Event().wait()
-    def stream(self):
-        yield 1
-        print("called\\n", end="", flush=True)  # in one piece
-        threading.Event().wait()
-    def count(self): return self.calls
-with courier.Server(Lost(), secret=secret, port=int(sys.argv[1]), share_port=True) as server:
-    print("ready", flush=True)
-    sys.stdin.read()
-"""
-
-
-def _line(process: Any) -> str:
-    line: str = process.stdout.readline().strip()
-    return line
-
-
-def test_calls_that_a_killed_server_had_are_lost_and_no_other_server_sees_them(
-    script: Script, connect: Connect, reserve: Reserve
-) -> None:
-    port = reserve()
-    first = script(_LOST, port)
-    assert _line(first) == "ready"
-    client = connect(f"127.0.0.1:{port}")
-    futures = [client.futures.hang(bytes(size)) for size in (1, 8_000_000)]
-    items = client.stream()
-    assert next(items) == 1
-    assert [_line(first) for _ in range(3)] == ["called"] * 3
-    killed_at = time.monotonic()
-    first.kill()
-    for future in futures:
-        with pytest.raises(courier.ServerLostError, match="hang"):
-            future.result(20)
-    with pytest.raises(courier.ServerLostError):
-        next(items)
-    assert time.monotonic() - killed_at < 15
-    second = script(_LOST, port)
-    assert _line(second) == "ready"
-    assert client.count() == 0
 
 
 # Callers that leave

@@ -4,6 +4,7 @@ import asyncio
 import concurrent.futures
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -31,6 +32,9 @@ class Object:
     @courier.idempotent
     def safe(self, *_): return self._meet()
     def unsafe(self, *_): return self._meet()
+    def unsafe_items(self):
+        yield 0
+        yield self._meet()
     @courier.idempotent
     def deadly(self):
         said.wait()
@@ -107,11 +111,18 @@ def test_a_lost_call_to_an_idempotent_method_is_answered_by_the_next_server_and_
     calls = [
         call(client, bytes(size)) for call in (_blocking, _future, _aio) for size in (1, 8_000_000)
     ]
-    unsafe, dropped = client.futures.unsafe(), client.futures.safe_in_first_life()
-    for _ in (*calls, unsafe, dropped):
+    unsafe = [client.futures.unsafe(bytes(size)) for size in (1, 8_000_000)]
+    items, dropped = client.unsafe_items(), client.futures.safe_in_first_life()
+    assert next(items) == 0
+    for _ in (*calls, *unsafe, items, dropped):
         assert _line(first) == "called"
+    killed_at = time.monotonic()
     _kill(first)
-    assert isinstance(unsafe.exception(20), courier.ServerLostError)
+    for each in unsafe:
+        assert isinstance(each.exception(20), courier.ServerLostError)
+    with pytest.raises(courier.ServerLostError):
+        next(items)
+    assert time.monotonic() - killed_at < 15
     start()
     assert [call.result(30) for call in calls] == [1] * 6
     with pytest.raises(courier.ServerLostError, match="idempotent"):

@@ -7,27 +7,20 @@ from typing import Any
 import pytest
 
 import courier
+from tests.courier import served
 from tests.courier.conftest import Connect, Serve
 from tests.courier.waiting import wait_until
 
 Refuse = Callable[[str], None]
 
 
-class Node:
-    def __init__(self) -> None:
-        self.release = threading.Event()
-
-    def answer(self) -> int:
-        return 1
-
-    def answer_or_wait(self, waits: bool = False) -> int:
-        if waits:
-            self.release.wait(20)
-        return 1
-
+class Node(served.Node):
     @courier.batched_handler(batch_size=4, timeout=0.0)
     def batch(self, value: Any) -> Any:
         return value
+
+    def block_or_answer(self, blocks: bool = False) -> Any:
+        return self.block() if blocks else 1
 
 
 @pytest.fixture
@@ -53,7 +46,7 @@ def refuse(monkeypatch: pytest.MonkeyPatch) -> Iterator[Refuse]:
 def _hear(client: Any) -> None:
     """Hears of a call by its callback, and nothing else."""
     heard = threading.Event()
-    client.futures.answer().add_done_callback(lambda _: heard.set())
+    client.futures.echo().add_done_callback(lambda _: heard.set())
     assert heard.wait(10)
 
 
@@ -69,6 +62,41 @@ def test_callbacks_are_called_without_threads_and_those_of_others_afterwards(
     _hear(one)
 
 
+_BUSY = courier.ServerBusyError
+_NO_THREAD = "can't start new thread"
+
+
+@pytest.mark.parametrize(
+    ("thread", "mode", "method", "error", "match"),
+    [
+        ("courier-dial", "wire", "echo", courier.ServerUnreachableError, _NO_THREAD),
+        ("courier-handler", "wire", "echo", _BUSY, "."),
+        ("courier-handler", "copy", "echo", _BUSY, "."),
+        ("courier-batch", "wire", "batch", _BUSY, "can be started"),
+        ("courier-batch", "copy", "batch", _BUSY, "can be started"),
+    ],
+)
+def test_a_call_that_lacks_a_thread_fails_and_later_ones_do_not(
+    serve: Serve,
+    refuse: Refuse,
+    thread: str,
+    mode: str,
+    method: str,
+    error: type[Exception],
+    match: str,
+) -> None:
+    _, client = serve(Node(), in_process=mode, client={"call_timeout": 10})
+    for call in (
+        getattr(client, method),
+        lambda it: getattr(client.futures, method)(it).result(10),
+    ):
+        refuse(thread)
+        with pytest.raises(error, match=match):
+            call(1)
+        refuse("")
+    assert getattr(client, method)(2) == 2
+
+
 def test_the_attendant_begins_when_there_is_a_thread_for_it(
     serve: Serve, connect: Connect, refuse: Refuse
 ) -> None:
@@ -76,40 +104,16 @@ def test_the_attendant_begins_when_there_is_a_thread_for_it(
     refuse("courier-background")
     _, client = serve(Node())
     with pytest.raises(courier.CourierError, match="can't start new thread"):
-        client.answer()
+        client.echo(1)
     refuse("")
     _hear(client)
-
-
-@pytest.mark.parametrize("is_future", [False, True])
-def test_calls_fail_when_nobody_can_dial_and_later_ones_do_not(
-    serve: Serve, refuse: Refuse, is_future: bool
-) -> None:
-    _, client = serve(Node())
-    refuse("courier-dial")
-    with pytest.raises(courier.ServerUnreachableError, match="can't start new thread"):
-        _ = client.futures.answer().result(10) if is_future else client.answer()
-    refuse("")
-    assert client.answer() == 1
-
-
-@pytest.mark.parametrize("way", ["wire", "copy"])
-def test_a_server_without_threads_says_that_it_is_busy(
-    serve: Serve, refuse: Refuse, way: str
-) -> None:
-    _, client = serve(Node(), in_process=way)
-    refuse("courier-handler")
-    with pytest.raises(courier.ServerBusyError):
-        client.answer()
-    refuse("")
-    assert client.answer() == 1
 
 
 def test_a_fast_method_is_answered_though_nobody_can_watch_it(serve: Serve, refuse: Refuse) -> None:
     _, client = serve(Node(), client={"call_timeout": 10})
     refuse("courier-watch")
     for _ in range(200):
-        assert client.answer() == 1
+        assert client.echo(1) == 1
     refuse("")
 
 
@@ -117,26 +121,14 @@ def test_a_poller_that_cannot_be_replaced_goes_on_later(serve: Serve, refuse: Re
     node = Node()
     _, client = serve(node, client={"call_timeout": 10})
     for _ in range(200):
-        client.answer_or_wait()
+        client.block_or_answer()
     refuse("courier-poller")
-    slow = client.futures.answer_or_wait(waits=True)
+    slow = client.futures.block_or_answer(blocks=True)
     slow.add_done_callback(lambda _: None)
     threading.Timer(0.2, node.release.set).start()
-    assert slow.result(10) == 1
+    assert slow.result(10) == "released"
     refuse("")
-    assert client.answer() == 1
-
-
-@pytest.mark.parametrize("way", ["wire", "copy"])
-def test_a_batch_that_no_thread_could_run_is_refused_and_later_ones_run(
-    serve: Serve, refuse: Refuse, way: str
-) -> None:
-    _, client = serve(Node(), in_process=way, client={"call_timeout": 10})
-    refuse("courier-batch")
-    with pytest.raises(courier.ServerBusyError, match="can be started"):
-        client.batch(1)
-    refuse("")
-    assert client.batch(2) == 2
+    assert client.echo(1) == 1
 
 
 def test_the_clock_of_calls_begins_when_there_is_a_thread_for_it(
@@ -145,10 +137,10 @@ def test_the_clock_of_calls_begins_when_there_is_a_thread_for_it(
     node = Node()
     _, client = serve(node, in_process="copy", client={"call_timeout": 0.2})
     refuse("courier-clock")
-    with pytest.raises(RuntimeError, match="can't start new thread"):
-        client.futures.answer_or_wait(waits=True).add_done_callback(lambda _: None)
+    with pytest.raises(RuntimeError, match=_NO_THREAD):
+        client.futures.block().add_done_callback(lambda _: None)
     refuse("")
     heard = threading.Event()
-    client.futures.answer_or_wait(waits=True).add_done_callback(lambda _: heard.set())
+    client.futures.block().add_done_callback(lambda _: heard.set())
     assert heard.wait(10)
     node.release.set()

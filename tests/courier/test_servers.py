@@ -15,6 +15,7 @@ import pytest
 
 import courier
 from courier import _server
+from tests.courier.by_hand import OPENING
 from tests.courier.conftest import Script, Serve, our_threads
 from tests.courier.served import Node
 from tests.courier.waiting import wait_until
@@ -265,6 +266,48 @@ def test_a_process_with_a_stuck_handler_can_exit(script: Script) -> None:
     )
     out, err = process.communicate(timeout=60)
     assert (out, err, process.returncode) == ("1\n", "", 0)
+
+
+def test_servers_end_all_their_threads_at_whatever_moment_they_are_stopped(
+    serve: Serve,
+) -> None:
+    before = our_threads()
+    for _ in range(3):
+        served = [serve(Node(), timing=_PATIENT) for _ in range(12)]
+        for _, client in served:
+            for number in range(9):  # known to be fast, so that a watch looks after it
+                client.echo(number)
+        for server, _ in served:
+            time.sleep(0.003)  # their watches fall asleep one after the other
+            assert server.stop(0) == []
+    for _, client in served:
+        courier.close(client)
+    wait_until(lambda: not any(t.name == "courier-watch" for t in our_threads() - before))
+
+
+def test_a_server_hangs_up_on_whoever_came_just_as_it_stopped(secret: courier.Secret) -> None:
+    for number in range(200):
+        server = courier.Server(Node(), secret=secret)
+        server.start()
+        # Comes at another moment of the stop each time.
+        stopping = threading.Thread(target=_stop_after, args=(server, number % 20 * 2e-5))
+        stopping.start()
+        with (
+            contextlib.suppress(ConnectionError),
+            socket.create_connection(("127.0.0.1", server.port)) as guest,
+        ):
+            guest.settimeout(20)
+            guest.sendall(OPENING)  # the kernel forgets whoever says nothing
+            assert guest.recv(1) == b""
+        stopping.join()
+
+
+def _stop_after(server: courier.Server, pause_s: float) -> None:
+    time.sleep(pause_s)
+    server.stop(0)
+
+
+# How it is made
 
 
 def test_a_server_listens_beyond_loopback_only_with_a_secret(serve: Serve) -> None:
