@@ -17,6 +17,7 @@ import pytest
 
 import courier
 from courier._engine import dialing
+from tests.courier.by_hand import Visitor, answered_by_hand
 from tests.courier.machines import Machines, why_not
 from tests.courier.scripts import started
 from tests.courier.served import Node
@@ -29,6 +30,8 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 Connect = Callable[..., Any]
 Reserve = Callable[[], int]
+#: Gives the client; its `address` is that of who was made by hand.
+Meet = Callable[..., contextlib.AbstractContextManager[Any]]
 
 
 @pytest.fixture
@@ -130,6 +133,20 @@ def reserve() -> Iterator[Reserve]:
             return int(sock.getsockname()[1])
 
         yield pick
+
+
+@pytest.fixture
+def meet(connect: Connect) -> Meet:
+    """Has a client meet somebody made by hand, who treats each connection by `behave`."""
+
+    @contextlib.contextmanager
+    def meet(behave: Callable[[Visitor], None], **options: Any) -> Iterator[Any]:
+        with answered_by_hand(behave) as address:
+            client = connect(address, **{"call_timeout": 20, **options})
+            yield client
+            courier.close(client)
+
+    return meet
 
 
 class Bomb:

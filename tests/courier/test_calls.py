@@ -16,7 +16,6 @@ from tests.courier.served import Node
 from tests.courier.waiting import wait_until
 
 _PATIENCE_S = 20.0
-pickling = pytest.mark.parametrize("mode", ["wire", "copy"])
 
 
 # Ways to call
@@ -144,31 +143,6 @@ def test_compressed_calls_give_the_same(serve: Serve, node: Node) -> None:
     array = np.zeros(1_000_000)
     assert client.echo(1) == 1
     assert np.array_equal(client.echo(array), array)
-
-
-@pickling
-def test_what_cannot_be_pickled_is_named_and_harms_no_thread(
-    serve: Serve, node: Node, mode: str
-) -> None:
-    class Poison:
-        def __reduce__(self) -> Any:
-            return exec, ("import sys; sys.exit(3)",)
-
-    class Unwilling:
-        def __reduce__(self) -> Any:
-            raise SystemExit
-
-    _, client = serve(node, in_process=mode)
-    for make in (Poison, Unwilling, lambda: __import__("threading").Lock()):
-        with pytest.raises(courier.SerializationError, match=r"apply.*result"):
-            client.apply(make)
-        with pytest.raises(courier.SerializationError, match="apply"):
-            client.futures.apply(make).result(_PATIENCE_S)
-    with pytest.raises(courier.SerializationError):
-        client.echo(Poison())
-    with pytest.raises(courier.SerializationError, match=r"arguments of 'echo'.*lock"):
-        client.echo(threading.Lock())
-    assert client.echo(1) == 1
 
 
 class Marked:

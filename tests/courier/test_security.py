@@ -31,13 +31,12 @@ from tests.courier.by_hand import (
     ServerHandshake,
     Stranger,
     Visitor,
-    answered_by_hand,
     connected_by_grpc,
     encode,
     host_name,
     prefix,
 )
-from tests.courier.conftest import Serve, go_by
+from tests.courier.conftest import Meet, Serve, go_by
 from tests.courier.grpc_client import GrpcClient, pb
 
 _METHODS = ("Hello", "Call", "Send", "Fetch")
@@ -203,9 +202,7 @@ def test_an_announced_reply_is_fetched_once_and_only_by_its_session(
 
 
 @pytest.mark.parametrize("known", ["nothing", "another secret", "zeros", "our own words"])
-def test_a_server_that_cannot_prove_the_secret_is_not_believed(
-    connect: Callable[..., Any], known: str
-) -> None:
+def test_a_server_that_cannot_prove_the_secret_is_not_believed(meet: Meet, known: str) -> None:
     heard: list[bytes] = []
     hello: list[bytes] = []
 
@@ -222,14 +219,12 @@ def test_a_server_that_cannot_prove_the_secret_is_not_believed(
         visitor.socket.sendall(LENGTH.pack(len(body)) + body)
         heard.append(visitor.receive(1))
 
-    with answered_by_hand(behave) as address:
-        client = connect(address, call_timeout=20)
+    with meet(behave) as client:
         with pytest.raises(courier.AuthenticationError, match="secret") as caught:
             client.anything("private")
-        assert address in str(caught.value)
+        assert client.address in str(caught.value)
         error = client.futures.anything("private").exception(20)
         assert isinstance(error, courier.AuthenticationError)
-        courier.close(client)
     assert heard == []
 
 
@@ -270,7 +265,7 @@ def test_of_a_shared_value_only_raw_memory_travels_beside_the_seal() -> None:
 
 @pytest.mark.parametrize("forgery", list(_FORGERIES))
 def test_a_reply_that_the_server_did_not_seal_is_not_unpickled(
-    connect: Callable[..., Any],
+    meet: Meet,
     secret: courier.Secret,
     value_bomb: bytes,
     forgery: str,
@@ -282,20 +277,18 @@ def test_a_reply_that_the_server_did_not_seal_is_not_unpickled(
         number = visitor.read().call
         visitor.send(_FORGERIES[forgery](visitor, number, value_bomb))
 
-    with answered_by_hand(behave) as address:
-        client = connect(address, call_timeout=20)
+    with meet(behave) as client:
         with pytest.raises(_BROKEN_TRUST) as caught:
             client.anything()
-        assert address in str(caught.value)
+        assert client.address in str(caught.value)
         assert isinstance(client.futures.anything().exception(20), _BROKEN_TRUST)
-        courier.close(client)
 
 
 #: The call was sent to a server that had proved itself, so that it may have run.
 _BROKEN_TRUST = (courier.AuthenticationError, courier.ProtocolError, courier.ServerLostError)
 
 
-def test_a_reply_is_taken_once(connect: Callable[..., Any], secret: courier.Secret) -> None:
+def test_a_reply_is_taken_once(meet: Meet, secret: courier.Secret) -> None:
     """Somebody repeats what the server sealed for the call before."""
     first = threading.Event()
 
@@ -308,17 +301,15 @@ def test_a_reply_is_taken_once(connect: Callable[..., Any], secret: courier.Secr
         visitor.send([again.replace(_number(1), _number(2), 1)] if first.is_set() else [again])
         first.set()
 
-    with answered_by_hand(behave) as address:
-        client = connect(address, call_timeout=20)
+    with meet(behave) as client:
         for _ in range(2):
             assert client.anything() == "real"
             with pytest.raises(_BROKEN_TRUST):
                 client.anything()
-        courier.close(client)
 
 
 def test_a_forgery_right_behind_an_honest_reply_is_noticed_at_once(
-    connect: Callable[..., Any], secret: courier.Secret, value_bomb: bytes
+    meet: Meet, secret: courier.Secret, value_bomb: bytes
 ) -> None:
     def behave(visitor: Visitor) -> None:
         visitor.greet(secret)
@@ -327,19 +318,17 @@ def test_a_forgery_right_behind_an_honest_reply_is_noticed_at_once(
         visitor.send([*honest, *encode(Kind.VALUE, second, Parcel(value_bomb)), bytes(32)])
         visitor.is_hung_up_on()
 
-    with answered_by_hand(behave) as address:
-        client = connect(address)
+    with meet(behave) as client:
         futures = [client.futures.anything() for _ in range(2)]
         # The second may have gone first: one waits for the connection, the other finds it.
         errors = [future.exception(20) for future in futures]
         assert futures[errors.index(None)].result(20) == "real"
         assert sum(isinstance(error, _BROKEN_TRUST) for error in errors) == 1
-        courier.close(client)
 
 
 @pytest.mark.parametrize("honest", [True, False])
 def test_a_bomb_under_the_seal_of_an_honest_server_works(
-    connect: Callable[..., Any],
+    meet: Meet,
     secret: courier.Secret,
     value_bomb: bytes,
     tmp_path: Path,
@@ -352,18 +341,18 @@ def test_a_bomb_under_the_seal_of_an_honest_server_works(
         frame = visitor.write(Kind.VALUE, visitor.read().call, value_bomb)
         visitor.send(frame if honest else [b"".join(frame)[:-1]])
 
-    with answered_by_hand(behave) as address:
-        client = connect(address, call_timeout=20)
-        with contextlib.nullcontext() if honest else pytest.raises(courier.ServerLostError):
-            client.anything()
-        courier.close(client)
+    with (
+        meet(behave) as client,
+        contextlib.nullcontext() if honest else pytest.raises(courier.ServerLostError),
+    ):
+        client.anything()
     mark = tmp_path / "mark"
     assert mark.exists() == honest
     mark.unlink(missing_ok=True)  # it was meant to work
 
 
 def test_names_that_the_server_did_not_prove_are_not_believed(
-    connect: Callable[..., Any], secret: courier.Secret
+    meet: Meet, secret: courier.Secret
 ) -> None:
     proved: list[bool] = []
 
@@ -377,11 +366,11 @@ def test_names_that_the_server_did_not_prove_are_not_believed(
         visitor.greet(secret, idempotent=("in",), change=rename)
         proved.append(True)
 
-    with answered_by_hand(behave) as address:
-        client = connect(address, call_timeout=20)
-        with pytest.raises(courier.AuthenticationError, match=address):
-            client.on()
-        courier.close(client)
+    with (
+        meet(behave) as client,
+        pytest.raises(courier.AuthenticationError, match=client.address),
+    ):
+        client.on()
     assert not proved
 
 
@@ -580,18 +569,16 @@ class TestWithoutASecret:
         assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
     def test_a_client_unpickles_nothing_that_came_another_way(
-        self, connect: Callable[..., Any], value_bomb: bytes
+        self, meet: Meet, value_bomb: bytes
     ) -> None:
         def behave(visitor: Visitor) -> None:
             visitor.greet(None)
             visitor.send(visitor.write(Kind.VALUE, visitor.read().call, value_bomb))
 
-        with answered_by_hand(behave) as address:
-            client = connect(address, secret=None, call_timeout=20)
+        with meet(behave, secret=None) as client:
             with pytest.raises(courier.AuthenticationError, match=_REMEDY) as caught:
                 client.anything()
-            assert address in str(caught.value)
-            courier.close(client)
+            assert client.address in str(caught.value)
 
     def test_a_client_that_only_gets_through_by_grpc_says_what_is_missing(
         self, serve: Serve, monkeypatch: pytest.MonkeyPatch
@@ -600,9 +587,7 @@ class TestWithoutASecret:
         with pytest.raises(courier.AuthenticationError, match=_REMEDY):
             client()
 
-    def test_a_server_that_leaves_during_the_handshake_counts_as_away(
-        self, connect: Callable[..., Any]
-    ) -> None:
+    def test_a_server_that_leaves_during_the_handshake_counts_as_away(self, meet: Meet) -> None:
         def behave(visitor: Visitor) -> None:
             visitor.receive(PREFIX_BYTES)
             gone = Introduction("00" * NAME_BYTES, host_name(), "\0courier/gone")
@@ -610,11 +595,11 @@ class TestWithoutASecret:
             visitor.socket.sendall(welcome)
             visitor.is_hung_up_on()
 
-        with answered_by_hand(behave) as address:
-            client = connect(address, secret=None, wait_for_ready=False)
-            with pytest.raises(courier.ServerUnreachableError, match=address):
-                client.anything()
-            courier.close(client)
+        with (
+            meet(behave, secret=None, wait_for_ready=False) as client,
+            pytest.raises(courier.ServerUnreachableError, match=client.address),
+        ):
+            client.anything()
 
 
 _REMEDY = r"pass the same secret=courier\.Secret"

@@ -14,7 +14,7 @@ import pytest
 
 import courier
 from tests.courier.by_hand import Kind, Visitor, answered_by_hand
-from tests.courier.conftest import Connect
+from tests.courier.conftest import Connect, Meet
 
 _NO_COURIER = (courier.ProtocolError, courier.ServerUnreachableError)
 
@@ -79,7 +79,7 @@ def test_a_grpc_server_that_is_none_of_ours_is_told_from_one_that_is_not_there(
     ids=["http", "ssh", "long", "zeros", "empty", "short", "no proof"],
 )
 def test_something_that_is_no_server_of_ours_is_found_out_soon(
-    connect: Connect, value_bomb: bytes, answer: bytes, wait: bool
+    meet: Meet, value_bomb: bytes, answer: bytes, wait: bool
 ) -> None:
     # Soon is long before the end of an attempt, also where the machine is slow.
     timing = courier.Timing(attempt_s=60.0)
@@ -90,15 +90,13 @@ def test_something_that_is_no_server_of_ours_is_found_out_soon(
         while not visitor.is_hung_up_on():
             pass
 
-    with answered_by_hand(behave) as address:
-        client = connect(address, wait_for_ready=wait, call_timeout=60, timing=timing)
+    with meet(behave, wait_for_ready=wait, call_timeout=60, timing=timing) as client:
         begun_at = time.monotonic()
         with pytest.raises((courier.ProtocolError, courier.AuthenticationError)) as caught:
             client.fine()
         assert type(caught.value) in (courier.ProtocolError, courier.AuthenticationError)
-        assert address in str(caught.value)
+        assert client.address in str(caught.value)
         assert time.monotonic() - begun_at < 20
-        courier.close(client)
 
 
 def test_who_hangs_up_at_once_is_unreachable_after_some_attempts(
@@ -117,7 +115,7 @@ def test_who_hangs_up_at_once_is_unreachable_after_some_attempts(
     assert 4 <= len(came) < 50
 
 
-def test_who_hangs_up_at_first_is_called_again(connect: Connect, secret: courier.Secret) -> None:
+def test_who_hangs_up_at_first_is_called_again(meet: Meet, secret: courier.Secret) -> None:
     came: list[Visitor] = []
 
     def behave(visitor: Visitor) -> None:
@@ -126,10 +124,8 @@ def test_who_hangs_up_at_first_is_called_again(connect: Connect, secret: courier
             visitor.greet(secret)
             visitor.send(visitor.write(Kind.VALUE, visitor.read().call, pickle.dumps("fine")))
 
-    with answered_by_hand(behave) as address:
-        client = connect(address, call_timeout=20)
+    with meet(behave) as client:
         assert client.fine() == "fine"
-        courier.close(client)
 
 
 def test_who_never_says_a_word_is_given_up_in_time(connect: Connect) -> None:
@@ -149,24 +145,20 @@ def test_who_never_says_a_word_is_given_up_in_time(connect: Connect) -> None:
     ids=lambda kind: kind.name,
 )
 def test_a_senseless_answer_of_a_proven_server_is_an_error_of_ours(
-    connect: Connect, secret: courier.Secret, kind: Kind
+    meet: Meet, secret: courier.Secret, kind: Kind
 ) -> None:
     def behave(visitor: Visitor) -> None:
         visitor.greet(secret)
         visitor.send(visitor.write(kind, visitor.read().call, b"\x80senseless"))
         visitor.is_hung_up_on()
 
-    with answered_by_hand(behave) as address:
-        client = connect(address, call_timeout=20)
-        with pytest.raises(courier.CourierError, match=address) as caught:
+    with meet(behave) as client:
+        with pytest.raises(courier.CourierError, match=client.address) as caught:
             client.fine()
         assert not isinstance(caught.value, courier.CallTimeoutError)
-        courier.close(client)
 
 
-def test_items_that_make_no_sense_are_an_error_of_ours(
-    connect: Connect, secret: courier.Secret
-) -> None:
+def test_items_that_make_no_sense_are_an_error_of_ours(meet: Meet, secret: courier.Secret) -> None:
     def behave(visitor: Visitor) -> None:
         visitor.greet(secret)
         number = visitor.read().call
@@ -175,14 +167,12 @@ def test_items_that_make_no_sense_are_an_error_of_ours(
         visitor.send(visitor.write(Kind.BUSY, number))
         visitor.is_hung_up_on()
 
-    with answered_by_hand(behave) as address:
-        client = connect(address, call_timeout=20)
+    with meet(behave) as client:
         items = client.stream()
         assert next(items) == 1
-        with pytest.raises(courier.CourierError, match=address):
+        with pytest.raises(courier.CourierError, match=client.address):
             next(items)
         assert list(items) == []
-        courier.close(client)
 
 
 class Breaking:
@@ -211,27 +201,27 @@ class Breaking:
 
 
 def test_a_reply_that_is_lost_half_way_is_asked_for_again_over_a_new_connection(
-    connect: Connect, secret: courier.Secret
+    meet: Meet, secret: courier.Secret
 ) -> None:
     fake = Breaking(secret, breaks=2)
-    with answered_by_hand(fake) as address:
-        client = connect(address, call_timeout=30)
-        with pytest.raises(courier.UnknownMethodError, match="the end"):
-            client.get()
-        courier.close(client)
+    with (
+        meet(fake, call_timeout=30) as client,
+        pytest.raises(courier.UnknownMethodError, match="the end"),
+    ):
+        client.get()
     assert [connection for connection, _ in fake.seen] == [0, 1, 2]
 
 
 @pytest.mark.parametrize(("marked", "sent"), [(True, 4), (False, 1)])
 def test_a_reply_that_is_always_lost_is_asked_for_a_few_times_if_that_is_allowed(
-    connect: Connect, secret: courier.Secret, marked: bool, sent: int
+    meet: Meet, secret: courier.Secret, marked: bool, sent: int
 ) -> None:
     fake = Breaking(secret, breaks=100, marked=marked)
-    with answered_by_hand(fake) as address:
-        client = connect(address, call_timeout=30)
-        with pytest.raises(courier.ServerLostError, match=f"{address}: get"):
-            client.get()
-        courier.close(client)
+    with (
+        meet(fake, call_timeout=30) as client,
+        pytest.raises(courier.ServerLostError, match=f"{client.address}: get"),
+    ):
+        client.get()
     assert len(fake.seen) == sent
 
 
