@@ -31,11 +31,8 @@ def test_an_interval_that_a_user_sets_meanwhile_stays(chosen_s: float) -> None:
     with courier.Server():
         sys.setswitchinterval(chosen_s)
     assert sys.getswitchinterval() == pytest.approx(chosen_s)
-
-
-def test_a_shorter_one_is_left_alone() -> None:
     sys.setswitchinterval(0.0001)
-    with courier.Server():
+    with courier.Server():  # a shorter one is left alone
         assert sys.getswitchinterval() == pytest.approx(0.0001)
     assert sys.getswitchinterval() == pytest.approx(0.0001)
 

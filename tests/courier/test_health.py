@@ -10,6 +10,7 @@ import pytest
 
 import courier
 from tests.courier.conftest import Reserve, Script, Serve
+from tests.courier.served import Node
 from tests.courier.waiting import wait_until
 
 _SERVER = """
@@ -19,30 +20,27 @@ with courier.Server(print, secret=secret) as server:
 """
 
 
-def test_a_server_is_healthy_while_it_says_so(serve: Serve) -> None:
-    server, _ = serve(print)
+def test_a_server_is_healthy_while_it_says_so(serve: Serve, reserve: Reserve) -> None:
+    there = {"port": reserve(), "share_port": True}
+    address = f"127.0.0.1:{there['port']}"
+    for _ in range(2):  # also one that comes back
+        for _ in range(3):
+            assert not courier.is_healthy(address, 20)
+        server, _ = serve(print, **there)
+        assert courier.is_healthy(address, 20)
+        server.set_healthy(False)
+        assert not courier.is_healthy(address, 20)
+        server.set_healthy(True)
+        assert courier.is_healthy(address, 20)
+        server.stop()
+
+
+def test_a_server_whose_handlers_are_all_busy_is_healthy(serve: Serve, node: Node) -> None:
+    server, client = serve(node, thread_pool_size=2)
+    futures = [client.futures.block() for _ in range(50)]
+    node.await_calls(2)
     assert courier.is_healthy(server.address, 20)
-    server.set_healthy(False)
-    assert not courier.is_healthy(server.address, 20)
-    server.set_healthy(True)
-    assert courier.is_healthy(server.address, 20)
-    server.stop()
-    assert not courier.is_healthy(server.address, 20)
-
-
-def test_a_server_whose_handlers_are_all_busy_is_healthy(serve: Serve) -> None:
-    entered, release = threading.Semaphore(0), threading.Event()
-
-    def block() -> None:
-        entered.release()
-        release.wait(30)
-
-    server, client = serve(block, thread_pool_size=2)
-    futures = [client.futures() for _ in range(50)]
-    for _ in range(2):
-        assert entered.acquire(timeout=20)
-    assert courier.is_healthy(server.address, 20)
-    release.set()
+    node.release.set()
     for future in futures:
         future.result(20)
 
@@ -62,17 +60,6 @@ def test_a_stopped_process_is_not_healthy_until_it_goes_on(script: Script) -> No
 def test_somebody_who_does_not_answer_is_not_healthy() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         assert not courier.is_healthy(f"127.0.0.1:{silent.getsockname()[1]}", 0.2)
-
-
-def test_a_server_that_comes_back_is_healthy_at_the_next_check(
-    serve: Serve, reserve: Reserve
-) -> None:
-    port = reserve()
-    address = f"127.0.0.1:{port}"
-    for _ in range(5):
-        assert not courier.is_healthy(address, 20)
-    serve(print, port=port, share_port=True)
-    assert courier.is_healthy(address, 20)
 
 
 def test_checks_leave_nothing_behind(serve: Serve) -> None:
