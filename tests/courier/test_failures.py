@@ -30,6 +30,8 @@ def test_an_unknown_method_is_named_with_those_that_exist(
         client.nothing()
     with pytest.raises(AttributeError):
         client("not callable")
+    assert "echo" in courier.list_methods(client)
+    courier.wait_until_ready(client, _PATIENCE_S)
     with pytest.raises(AttributeError, match="private"):
         client._secret()
 

@@ -443,6 +443,15 @@ def test_what_is_no_address_or_no_client_is_refused(pair: Pair) -> None:
         courier.move("client", "h1:1")
 
 
+def test_a_client_under_tls_moves(tmp_path: Any, serve: Serve) -> None:
+    authority = Authority(tmp_path)
+    _, client = serve(Node("first"), tls=authority.issue(), client={"tls": authority.issue()})
+    new, _ = serve(Node("second"), tls=authority.issue())
+    assert client.who() == "first"
+    courier.move(client, new.address)
+    assert client.who() == "second"
+
+
 _FORK = """
 import os
 old, new = sys.argv[1:]

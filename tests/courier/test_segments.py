@@ -1,6 +1,7 @@
 import concurrent.futures
 import gc
 import os
+import threading
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -305,6 +306,31 @@ def test_segments_that_nobody_used_for_long_are_given_back(serve: Serve, node: N
     del result
     wait_until(lambda: mappings() <= 1)  # the server's; the client hears of it later
     np.testing.assert_array_equal(client.make(1 << 20, 2), _random(1 << 20, 2))
+
+
+@pytest.mark.slow
+def test_memory_is_given_back_by_any_thread_and_by_the_collector(client: Any) -> None:
+    for seed in range(30):
+        cycle: list[Any] = [client.make(1 << 20, seed)]
+        cycle.append(cycle)
+        del cycle
+        gc.collect()
+        arrays = [client.make(1 << 20, seed)]
+        thread = threading.Thread(target=arrays.clear)
+        thread.start()
+        assert zlib.crc32(client.make(1 << 20, seed)) == zlib.crc32(_random(1 << 20, seed))
+        thread.join()
+    assert _maps() <= 16
+
+
+def test_the_receiver_does_not_hold_on_to_segments_that_the_sender_has_dropped(
+    serve: Serve, node: Node
+) -> None:
+    timing = courier.Timing(segment_idle_s=0.0)
+    _, client = serve(node, timing=timing, client={"timing": timing})
+    for seed in range(50):
+        client.echo(_random(_MIN_BYTES, seed))
+    assert _maps() <= 32
 
 
 def test_where_no_segment_can_be_had_buffers_go_inline(
