@@ -168,7 +168,7 @@ def test_what_a_call_brings_and_takes_is_not_kept(serve: Serve, mode: str) -> No
         client.again(array)  # kept until it need not be repeated
         del argument, array, future
         wait_until(lambda: result() is None)
-        wait_until(lambda: not any(each() for each in (*seen, *mine)))
+        wait_until(lambda: all(each() is None for each in (*seen, *mine)))
     finally:
         gc.enable()
 
