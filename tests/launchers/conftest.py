@@ -42,7 +42,7 @@ def slurm(slurm_cluster: SlurmCluster) -> Iterator[SlurmDesk]:
 @pytest.fixture(scope="session")
 def kubernetes_cluster() -> Iterator[KubernetesCluster]:
     """The cluster behind `kubernetes`; mark tests with `needs_kubernetes`."""
-    with KubernetesCluster(gpus=4) as cluster:
+    with KubernetesCluster() as cluster:
         yield cluster
 
 

@@ -207,7 +207,7 @@ class PretendedCluster:
         self._loop = Loop(
             self.store,
             [
-                JobSetController(self.store, self.api.admit, events.record).run,
+                JobSetController(self.store, self.api.admit).run,
                 JobController(self.store, self.api.admit, events.record, backoff_s=0.1).run,
                 self._run_machine,
                 GarbageCollector(self.store).run,
@@ -365,9 +365,9 @@ class PretendedCluster:
     def _log(self, pod: Object) -> Path:
         return self._folder / f"{pod['metadata']['uid']}.log"
 
-    def _read_log(self, pod: Object, container: str, previous: bool) -> Log:
+    def _read_log(self, pod: Object, container: str) -> Log:
         path = self._log(pod)
-        if previous or container != container_of(pod) or not path.exists():
+        if container != container_of(pod) or not path.exists():
             raise ApiError(400, "BadRequest", f'container "{container}" is waiting to start')
         uid = pod["metadata"]["uid"]
         if not self.reads_logs:

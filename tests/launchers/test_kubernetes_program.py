@@ -123,11 +123,19 @@ def test_output_notes_and_the_end_arrive_through_connections_that_break(
     poll_until(lambda: {each.state for each in program.status()} == {"running"})
     cluster.drop()
     supervisor.say(lambda records: records.show("actor[0]", b"ld\n"))
+    for number in range(20):
+        supervisor.say(lambda records, line=b"%d\n" % number: records.show("actor[1]", line))
+        cluster.drop()
     supervisor.say(lambda records: records.note("something to know"))
     supervisor.end(COMPLETED)
     assert program.wait(60).outcome is Outcome.COMPLETED
     assert cluster.left() == []
-    assert list(program.output()) == [("actor[0]", b"hello\n"), ("actor[0]", b"world\n")]
+    lines = [("actor[1]", b"%d\n" % number) for number in range(20)]
+    assert list(program.output()) == [
+        ("actor[0]", b"hello\n"),
+        ("actor[0]", b"world\n"),
+        *lines,
+    ]
     shown = capsys.readouterr()
     assert "[actor[0]] hello" in shown.out
     assert "[actor[0]] world" in shown.out
@@ -287,6 +295,18 @@ def test_what_pods_wait_for_is_told_and_the_reason_when_they_waited_too_long(
         program.await_up()
     assert "not all nodes were placed within 600 s" in str(caught.value)
     assert "Insufficient nvidia.com/gpu" in str(caught.value)
+    assert cluster.left() == []
+
+
+def test_a_quota_is_told_and_ends_the_launch(
+    lab: Lab, cluster: PretendedCluster, told: Told
+) -> None:
+    cluster.api.quota = lambda _: "exceeded quota: few"
+    program = lab.launch(schedule_s=600.0)
+    poll_until(lambda: told("exceeded quota: few"))
+    lab.clock.advance(600.0)
+    with pytest.raises(LaunchError, match=r"within 600 s: (.|\n)*FailedCreate: .*exceeded quota"):
+        program.await_up()
     assert cluster.left() == []
 
 

@@ -3,12 +3,10 @@
 import contextlib
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
-from decimal import Decimal
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,6 @@ import psutil
 
 from launchpad_lite.testing import poll_until
 from tests.beds.bed import Bed
-from tests.beds.kubernetes.admission import quantity
 from tests.beds.kubernetes.controllers import (
     Events,
     GarbageCollector,
@@ -29,7 +26,7 @@ from tests.beds.kubernetes.controllers import (
 from tests.beds.kubernetes.kubelet import Image, Kubelet, interpreter_folders
 from tests.beds.kubernetes.logs import read
 from tests.beds.kubernetes.network import PodNetwork
-from tests.beds.kubernetes.server import ApiServer, Failure, evict, give_up
+from tests.beds.kubernetes.server import ApiServer, evict, give_up
 from tests.beds.kubernetes.store import RESOURCES, ApiError, Object, Store
 
 _CHECKOUT = Path(__file__).resolve().parents[3]
@@ -56,46 +53,21 @@ class KubernetesCluster(Bed):
 
     Args:
         backoff_s: Seconds before a job replaces a failed pod, doubled each time; 10 in truth.
-        gpus: Of each node.
-        cpus: Of each node; none is real.
-        memory: Of each node.
 
     Attributes:
         namespace: The only one.
-        nodes: Names of the nodes.
         kubeconfig: For all of what users of one namespace may do.
     """
 
     namespace = "team"
 
-    def __init__(
-        self, *, backoff_s: float = 0.2, gpus: int = 0, cpus: int = 64, memory: str = "256Gi"
-    ) -> None:
+    def __init__(self, *, backoff_s: float = 0.2) -> None:
         self._backoff_s = backoff_s
-        capacity = {
-            "cpu": Decimal(cpus),
-            "memory": quantity(memory),
-            "pods": Decimal(110),
-            "nvidia.com/gpu": Decimal(gpus),
-            "ephemeral-storage": quantity("1Ti"),
-        }
         self._nodes = [
-            Node(f"node-{number}", dict(capacity), {"kubernetes.io/hostname": f"node-{number}"})
+            Node(f"node-{number}", {"kubernetes.io/hostname": f"node-{number}"})
             for number in (1, 2)
         ]
-        self.nodes = [node.name for node in self._nodes]
-        self._pod_quota: int | None = None
         super().__init__()
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """Our environment, with what clients need to find the cluster."""
-        return {**os.environ, "KUBECONFIG": str(self.kubeconfig)}
-
-    @property
-    def requests(self) -> list[str]:
-        """All requests so far, as "GET /api/v1/..."."""
-        return [text for _, text in self._api.requests]
 
     def objects(self, kind: str) -> list[Object]:
         """The objects of a kind as they are now, by name.
@@ -110,16 +82,8 @@ class KubernetesCluster(Bed):
         """All pods, by name."""
         return self.objects("Pod")
 
-    def selected(self, kind: str, labels: Mapping[str, str]) -> list[Object]:
-        """The objects of a kind that have all of these labels."""
-        return [
-            item
-            for item in self.objects(kind)
-            if labels.items() <= (item["metadata"].get("labels") or {}).items()
-        ]
-
-    def events(self, name: str = "") -> list[str]:
-        """What was told of an object, or of all, as "Pod x: Warning Failed: Error: ErrImagePull"."""
+    def events(self) -> list[str]:
+        """What was told of all objects, as "Pod x: Warning Failed: Error: ErrImagePull"."""
         return [
             f"{event['involvedObject']['kind']} {event['involvedObject']['name']}: "
             f"{event['type']} {event['reason']}: {event['message']}"
@@ -127,14 +91,13 @@ class KubernetesCluster(Bed):
                 self._store.items("events"),
                 key=lambda event: int(event["metadata"]["resourceVersion"]),
             )
-            if name in ("", event["involvedObject"]["name"])
         ]
 
     def log(self, pod: str) -> str:
         """What the first container of a pod has written since it last began; "" before that."""
         found = self._store.get("pods", self.namespace, pod)
         try:
-            log = self._kubelet.read_log(found, found["spec"]["containers"][0]["name"], False)
+            log = self._kubelet.read_log(found, found["spec"]["containers"][0]["name"])
         except ApiError:
             return ""
         return b"".join(read(log.path, lambda: False, {})).decode(errors="replace")
@@ -143,11 +106,6 @@ class KubernetesCluster(Bed):
         """The first processes of a pod's containers, as pids of this machine."""
         run = self._run(pod)
         return [one.pid for one in run.current.values() if one.pid and one.terminated is None]
-
-    def resolve(self, name: str) -> list[str] | None:
-        """What a DNS name of a pod or service means, in pods; short names are of the namespace."""
-        full = name if name.endswith(".local") else f"{name}.{self.namespace}.svc.cluster.local"
-        return self._network.resolve(full)
 
     def publish(self, port: int) -> str:
         """Lets pods reach a port of this machine's loopback; returns the address for them."""
@@ -172,12 +130,8 @@ class KubernetesCluster(Bed):
         predicate: Callable[[Object], bool],
         reason: str = "0/2 nodes are available: 2 Insufficient nvidia.com/gpu.",
     ) -> None:
-        """Lets new pods stay unscheduled, for a reason; until `schedule`."""
+        """Lets new pods stay unscheduled, for a reason, until all is restored."""
         self._scheduler.pending.append((predicate, reason))
-
-    def schedule(self) -> None:
-        """Ends `pending`."""
-        self._scheduler.pending.clear()
 
     def evict(self, pod: str) -> None:
         """Deletes a pod as the eviction API does."""
@@ -190,46 +144,6 @@ class KubernetesCluster(Bed):
             if pod["spec"].get("nodeName") == node:
                 with contextlib.suppress(ApiError):
                     evict(self._store, pod)
-
-    def drop_watches(self) -> int:
-        """Cuts all open watches; returns how many."""
-        return self._api.faults.drop("watch")
-
-    def drop_logs(self) -> int:
-        """Cuts all logs that are being followed; returns how many."""
-        return self._api.faults.drop("log")
-
-    def open_streams(self) -> dict[str, int]:
-        """How many watches and logs are open."""
-        return {kind: len(streams) for kind, streams in self._api.faults.streams.items()}
-
-    def fail_requests(
-        self,
-        status: int = 500,
-        count: int = 1,
-        match: str | Callable[[str, str], bool] = "",
-        retry_after_s: int = 1,
-    ) -> None:
-        """Answers requests with a failure instead.
-
-        Args:
-            status: 409, 410, 429, 500 or 503.
-            count: How many requests.
-            match: Which: a part of "GET /api/v1/...", or a function of method and path.
-            retry_after_s: What 429 tells the client.
-        """
-
-        def matches(method: str, path: str) -> bool:
-            if isinstance(match, str):
-                return match in f"{method} {path}"
-            return match(method, path)
-
-        with self._api.faults.lock:
-            self._api.faults.failures.append(Failure(status, count, matches, retry_after_s))
-
-    def expire_versions(self) -> None:
-        """Makes all versions until now too old to watch from: 410, also for open watches."""
-        self._store.expire()
 
     def cut(self, pod: str) -> None:
         """Drops all packets from and to a pod; nobody is told."""
@@ -251,7 +165,7 @@ class KubernetesCluster(Bed):
         Their logs are not; all that are being followed break.
         """
         self._kubelet.offline.add(node)
-        self.drop_logs()
+        self._api.faults.drop("log")
 
     def give_up_node(self, node: str) -> None:
         """Deletes the pods of a node that is not ready, as a cluster does after a while.
@@ -269,10 +183,6 @@ class KubernetesCluster(Bed):
         for pod in self._store.items("pods", self.namespace):
             if pod["spec"].get("nodeName") == node:
                 self._network.heal(pod["metadata"]["uid"])
-
-    def limit_pods(self, count: int | None) -> None:
-        """Sets a quota of pods; None: none."""
-        self._pod_quota = count
 
     def without_jobset(self) -> None:
         """Lets the cluster not know JobSet, until it is restored."""
@@ -310,18 +220,14 @@ class KubernetesCluster(Bed):
                     if resource not in ignored:
                         self._store.drop(resource, item)
             poll_until(lambda: not self._kubelet.runs, 30)
-        shutil.rmtree(self._folder / "claims", ignore_errors=True)
         self._raise_errors()
 
     def _heal_all(self) -> None:
-        with self._api.faults.lock:
-            self._api.faults.failures.clear()
         self._scheduler.pending.clear()
         self._kubelet.offline.clear()
         self._network.heal()
         self._api.jobsets = True
         self._api.tokens = {_TOKEN: None}
-        self._pod_quota = None
         for node in self._nodes:
             node.unschedulable = False
 
@@ -367,24 +273,17 @@ class KubernetesCluster(Bed):
         }
         self._kubelet = Kubelet(self._store, self._network, images, folder, memory, recorder.record)
         stack.callback(self._kubelet.close)
-        self._api = ApiServer(self._store, self.namespace, self._kubelet.read_log, self._refusal)
+        self._api = ApiServer(self._store, self.namespace, self._kubelet.read_log, lambda _: "")
         stack.callback(self._api.close)
         self._api.tokens[_TOKEN] = None
         self._store.create(
             "namespaces", {"metadata": {"name": self.namespace}, "status": {"phase": "Active"}}
         )
         for node in self._nodes:
-            capacity = {name: str(amount) for name, amount in node.capacity.items()}
-            self._store.create(
-                "nodes",
-                {
-                    "metadata": {"name": node.name, "labels": node.labels},
-                    "status": {"capacity": capacity, "allocatable": capacity},
-                },
-            )
+            self._store.create("nodes", {"metadata": {"name": node.name, "labels": node.labels}})
         self._scheduler = Scheduler(self._store, self._nodes, recorder.record)
         controllers = [
-            JobSetController(self._store, self._api.admit, recorder.record).run,
+            JobSetController(self._store, self._api.admit).run,
             JobController(self._store, self._api.admit, recorder.record, self._backoff_s).run,
             self._scheduler.run,
             self._kubelet.look,
@@ -420,19 +319,6 @@ class KubernetesCluster(Bed):
             )
         )
         return path
-
-    def _refusal(self, _: Mapping[str, Any]) -> str:
-        """Why a pod may not be created, or ""."""
-        used = sum(
-            one["status"].get("phase") not in ("Succeeded", "Failed")
-            for one in self._store.items("pods", self.namespace)
-        )
-        if self._pod_quota is None or used < self._pod_quota:
-            return ""
-        return (
-            f"exceeded quota: {self.namespace}, requested: pods=1, used: pods={used}, "
-            f"limited: pods={self._pod_quota}"
-        )
 
     def _uid(self, pod: str) -> str:
         return str(self._store.get("pods", self.namespace, pod)["metadata"]["uid"])

@@ -7,11 +7,8 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from decimal import Decimal
 from typing import Any
 
-from tests.beds.kubernetes.admission import quantity
-from tests.beds.kubernetes.selectors import selects
 from tests.beds.kubernetes.server import delete
 from tests.beds.kubernetes.store import (
     RESOURCES,
@@ -87,9 +84,7 @@ class Node:
     """A virtual machine of the cluster."""
 
     name: str
-    capacity: dict[str, Decimal]
     labels: dict[str, str] = field(default_factory=dict)
-    taints: list[dict[str, str]] = field(default_factory=list)
     unschedulable: bool = False
 
 
@@ -129,7 +124,7 @@ class Scheduler:
         reasons: dict[str, int] = {}
         fitting = []
         for node in self.nodes:
-            reason = self._why_not(pod, node, pods)
+            reason = self._why_not(pod, node)
             if reason:
                 reasons[reason] = reasons.get(reason, 0) + 1
             else:
@@ -147,32 +142,11 @@ class Scheduler:
             f"{count} Preemption is not helpful for scheduling."
         )
 
-    def _why_not(self, pod: Object, node: Node, pods: Sequence[Object]) -> str:
-        spec = pod["spec"]
+    def _why_not(self, pod: Object, node: Node) -> str:
         if node.unschedulable:
             return "node(s) were unschedulable"
-        for taint in node.taints:
-            if not any(_tolerates(one, taint) for one in spec.get("tolerations") or []):
-                return f"node(s) had untolerated taint {{{taint['key']}: {taint.get('value', '')}}}"
-        if any(node.labels.get(k) != v for k, v in (spec.get("nodeSelector") or {}).items()):
+        if any(node.labels.get(k) != v for k, v in (pod["spec"].get("nodeSelector") or {}).items()):
             return "node(s) didn't match Pod's node affinity/selector"
-        here = [one for one in _active(pods) if one["spec"].get("nodeName") == node.name]
-        affinity = (spec.get("affinity") or {}).get("podAffinity") or {}
-        for term in affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or []:
-            selector = term.get("labelSelector") or {}
-            matching = [
-                one
-                for one in _active(pods)
-                if one["spec"].get("nodeName") and selects(selector, _labels(one))
-            ]
-            first = not matching and selects(selector, _labels(pod))
-            if not first and not any(one in here for one in matching):
-                return "node(s) didn't match pod affinity rules"
-        for name, amount in _requests(pod).items():
-            free = node.capacity.get(name, Decimal(0))
-            free -= sum((_requests(one).get(name, Decimal(0)) for one in here), Decimal(0))
-            if amount > free:
-                return f"Insufficient {name}"
         return ""
 
     def _refuse(self, pod: Object, why: str) -> None:
@@ -315,7 +289,7 @@ class JobController:
                 self._delete(pod)
         else:
             replaces = spec["podReplacementPolicy"] != "Failed"
-            self._create(job, count, running if replaces else active, running)
+            self._create(job, count, running if replaces else active)
         fresh = [
             pod for pod in self.store.items("pods", metadata["namespace"]) if owned_by(pod, uid)
         ]
@@ -374,17 +348,10 @@ class JobController:
         spec = job["spec"]
         completions = spec.get("completions")
         if spec["completionMode"] == "Indexed":
-            most = spec.get("maxFailedIndexes")
-            if most is not None and len(count.failed_indexes) > most:
-                message = "Job has exceeded the specified maximal number of failed indexes"
-                return "Failed", "MaxFailedIndexesExceeded", message
             done = {index for index in count.succeeded if index < completions}
             if len(done | count.failed_indexes) >= completions:
                 if count.failed_indexes:
                     return "Failed", "FailedIndexes", "Job has failed indexes"
-                return "Complete", "CompletionsReached", "Reached expected number of succeeded pods"
-        elif completions is None:
-            if count.successes and not running:
                 return "Complete", "CompletionsReached", "Reached expected number of succeeded pods"
         elif count.successes >= completions:
             return "Complete", "CompletionsReached", "Reached expected number of succeeded pods"
@@ -393,9 +360,7 @@ class JobController:
             return "Failed", "BackoffLimitExceeded", message
         return None
 
-    def _create(
-        self, job: Object, count: _Count, held: Sequence[Object], running: Sequence[Object]
-    ) -> None:
+    def _create(self, job: Object, count: _Count, held: Sequence[Object]) -> None:
         spec = job["spec"]
         clock = time.monotonic()
         free = spec["parallelism"] - len(held)
@@ -409,12 +374,8 @@ class JobController:
                 if max(count.not_before.get(index, 0), count.not_before.get(None, 0)) <= clock
             ]
         else:
-            left = spec.get("completions")
-            number = free if left is None else min(free, left - count.successes - len(held))
-            number = 0 if left is None and count.successes else number
+            number = min(free, spec["completions"] - count.successes - len(held))
             wanted = [None] * max(number if count.not_before.get(None, 0) <= clock else 0, 0)
-        for pod in running[max(spec["parallelism"], 0) :]:  # it was made smaller
-            self._delete(pod)
         for index in wanted[: max(free, 0)]:
             self._create_pod(job, count, index)
 
@@ -454,10 +415,7 @@ class JobController:
             pod["spec"].setdefault("hostname", base)
             source = {"fieldRef": {"apiVersion": "v1", "fieldPath": f"metadata.labels['{_INDEX}']"}}
             one = {"name": "JOB_COMPLETION_INDEX", "valueFrom": source}
-            for container in [
-                *(pod["spec"].get("initContainers") or []),
-                *pod["spec"]["containers"],
-            ]:
+            for container in pod["spec"]["containers"]:
                 container["env"] = [*(container.get("env") or []), one]
         try:
             with self.store.changed:
@@ -485,13 +443,6 @@ class JobController:
         spec = job["spec"]
         active = [pod for pod in pods if _is_active(pod)]
         terminating = sum("deletionTimestamp" in pod["metadata"] for pod in active)
-        ready = sum(
-            any(
-                c["type"] == "Ready" and c["status"] == "True"
-                for c in pod["status"].get("conditions", [])
-            )
-            for pod in active
-        )
         indexed = spec["completionMode"] == "Indexed"
         verdict = count.verdict
         ends = verdict is not None and not active
@@ -502,10 +453,8 @@ class JobController:
             old = json.loads(json.dumps(status))
             status["active"] = len(active) - terminating
             status["terminating"] = terminating
-            status["ready"] = ready
             status["succeeded"] = len(count.succeeded) if indexed else count.successes
             status["failed"] = count.failures
-            status["uncountedTerminatedPods"] = {}
             if indexed:
                 status["completedIndexes"] = _ranges(count.succeeded)
                 if spec.get("backoffLimitPerIndex") is not None:
@@ -582,12 +531,11 @@ class JobController:
 
 
 class JobSetController:
-    """Makes jobs and a service of job sets, by the rules of JobSet 0.8 and newer."""
+    """Makes jobs of job sets as our launcher has them: they do not restart, and have a Service."""
 
-    def __init__(self, store: Store, admit: Admit, record: Callable[..., None]) -> None:
+    def __init__(self, store: Store, admit: Admit) -> None:
         self.store = store
         self.admit = admit
-        self.record = record
         self._ended: dict[str, float] = {}
 
     def run(self) -> None:
@@ -605,65 +553,22 @@ class JobSetController:
             if ttl is not None and time.monotonic() - ended >= ttl:
                 delete(self.store, "jobsets", jobset, "Background", None)
             return
-        attempt = status.get("restarts", 0)
-        everything = [
-            job
+        jobs = {
+            job["metadata"]["name"]: job
             for job in self.store.items("jobs", metadata["namespace"])
             if owned_by(job, metadata["uid"])
-        ]
-        jobs = {}
-        for job in everything:
-            if job["metadata"]["labels"]["jobset.sigs.k8s.io/restart-attempt"] != str(attempt):
-                if "deletionTimestamp" not in job["metadata"]:
-                    delete(self.store, "jobs", job, "Foreground", None)
-            jobs[job["metadata"]["name"]] = job
-        self._make_service(jobset)
+        }
         for one in spec.get("replicatedJobs") or []:
             for index in range(one["replicas"]):
                 name = f"{metadata['name']}-{one['name']}-{index}"
                 if name not in jobs:
-                    self._make_job(jobset, one, index, attempt)
-                    continue
-                if bool(jobs[name]["spec"].get("suspend")) != bool(spec.get("suspend")):
+                    self._make_job(jobset, one, index)
+                elif bool(jobs[name]["spec"].get("suspend")) != bool(spec.get("suspend")):
                     self.store.update("jobs", metadata["namespace"], name, _turned)
         self._judge(jobset, jobs)
 
-    def _make_service(self, jobset: Object) -> None:
-        metadata, network = jobset["metadata"], jobset["spec"]["network"]
-        name = network.get("subdomain") or metadata["name"]
-        if not network["enableDNSHostnames"]:
-            return
-        if self.store.find("services", metadata["namespace"], name) is not None:
-            return
-        self._admit_for(
-            jobset,
-            "services",
-            {
-                "apiVersion": "v1",
-                "kind": "Service",
-                "metadata": {
-                    "name": name,
-                    "namespace": metadata["namespace"],
-                    "ownerReferences": [_owner(jobset)],
-                },
-                "spec": {
-                    "clusterIP": "None",
-                    "publishNotReadyAddresses": network["publishNotReadyAddresses"],
-                    "selector": {"jobset.sigs.k8s.io/jobset-name": metadata["name"]},
-                },
-            },
-        )
-
-    def _admit_for(self, jobset: Object, resource: str, item: Object) -> None:
-        """Creates an object of a job set, unless that is gone by now."""
+    def _make_job(self, jobset: Object, one: Mapping[str, Any], index: int) -> None:
         metadata = jobset["metadata"]
-        with self.store.changed:
-            found = self.store.find("jobsets", metadata["namespace"], metadata["name"])
-            if found is not None and found["metadata"]["uid"] == metadata["uid"]:
-                self.admit(resource, item)
-
-    def _make_job(self, jobset: Object, one: Mapping[str, Any], index: int, attempt: int) -> None:
-        metadata, network = jobset["metadata"], jobset["spec"]["network"]
         template = json.loads(json.dumps(one["template"]))
         name = f"{metadata['name']}-{one['name']}-{index}"
         labels = {
@@ -672,7 +577,6 @@ class JobSetController:
             "jobset.sigs.k8s.io/replicatedjob-name": one["name"],
             "jobset.sigs.k8s.io/replicatedjob-replicas": str(one["replicas"]),
             "jobset.sigs.k8s.io/job-index": str(index),
-            "jobset.sigs.k8s.io/restart-attempt": str(attempt),
         }
         job = template | {"apiVersion": "batch/v1", "kind": "Job"}
         given = job.setdefault("metadata", {})
@@ -681,88 +585,43 @@ class JobSetController:
         for part in (given, pod):
             for field_name in ("labels", "annotations"):
                 part[field_name] = {**(part.get(field_name) or {}), **labels}
-        if network["enableDNSHostnames"]:
-            job["spec"]["template"]["spec"]["subdomain"] = (
-                network.get("subdomain") or metadata["name"]
-            )
         job["spec"]["suspend"] = bool(jobset["spec"].get("suspend"))
-        try:
-            self._admit_for(jobset, "jobs", job)
-        except ApiError as error:
-            self.record(jobset, "Warning", "JobCreationFailed", str(error), "jobset")
+        # Unless the set is gone by now.
+        with self.store.changed:
+            found = self.store.find("jobsets", metadata["namespace"], metadata["name"])
+            if found is not None and found["metadata"]["uid"] == metadata["uid"]:
+                self.admit("jobs", job)
 
     def _judge(self, jobset: Object, jobs: Mapping[str, Object]) -> None:
+        """Ends a set with its first Job that failed, or with all that it is to wait for."""
         metadata, spec = jobset["metadata"], jobset["spec"]
         ended = {"Complete": set[str](), "Failed": set[str]()}
-        counts: dict[str, dict[str, int]] = {}
         for name, job in jobs.items():
-            group = job["metadata"]["labels"]["jobset.sigs.k8s.io/replicatedjob-name"]
-            numbers = counts.setdefault(
-                group, dict.fromkeys(("active", "ready", "succeeded", "failed", "suspended"), 0)
-            )
-            numbers["suspended"] += bool(job["spec"].get("suspend"))
-            numbers["active"] += bool((job["status"] or {}).get("active"))
             for condition in job["status"].get("conditions") or []:
                 if condition["status"] == "True" and condition["type"] in ended:
                     ended[condition["type"]].add(name)
-                    numbers["succeeded" if condition["type"] == "Complete" else "failed"] += 1
-        restarts = (jobset.get("status") or {}).get("restarts", 0)
-        failure = spec.get("failurePolicy") or {}
-        terminal = ""
+        targets = {
+            f"{metadata['name']}-{one['name']}-{index}"
+            for one in spec["replicatedJobs"]
+            if one["name"] in spec["successPolicy"]["targetReplicatedJobs"]
+            for index in range(one["replicas"])
+        }
         if ended["Failed"]:
-            first = jobs[min(ended["Failed"])]
-            action = self._action(failure, first)
-            if action == "FailJobSet" or (
-                action == "RestartJobSet" and restarts >= failure.get("maxRestarts", 0)
-            ):
-                terminal = "Failed"
-            else:
-                restarts += 1
+            verdict = ("Failed", "FailedJobs", "jobset failed due to one or more job failures")
+        elif targets <= ended["Complete"]:
+            verdict = ("Completed", "AllJobsCompleted", "jobset completed successfully")
         else:
-            success = spec.get("successPolicy") or {}
-            targets = success.get("targetReplicatedJobs") or [
-                one["name"] for one in spec.get("replicatedJobs") or []
-            ]
-            wanted = {
-                f"{metadata['name']}-{one['name']}-{index}"
-                for one in spec.get("replicatedJobs") or []
-                if one["name"] in targets
-                for index in range(one["replicas"])
-            }
-            done = wanted & ended["Complete"]
-            if done and (done == wanted or success.get("operator") == "Any"):
-                terminal = "Completed"
+            return
 
         def write(one: Object) -> None:
-            status = one.setdefault("status", {})
-            status["restarts"] = restarts
-            status["replicatedJobsStatus"] = [
-                {"name": name, **numbers} for name, numbers in sorted(counts.items())
-            ]
-            if terminal:
-                status["terminalState"] = terminal
-                reason, message = ("FailedJobs", "jobset failed due to one or more job failures")
-                if terminal == "Completed":
-                    reason, message = ("AllJobsCompleted", "jobset completed successfully")
-                _set_condition(one, _condition(terminal, True, reason, message))
+            kind, reason, message = verdict
+            one.setdefault("status", {})["terminalState"] = kind
+            _set_condition(one, _condition(kind, True, reason, message))
 
         self.store.update("jobsets", metadata["namespace"], metadata["name"], write)
-        if terminal:
-            for name, job in jobs.items():
-                if name not in ended["Complete"] | ended["Failed"]:
-                    delete(self.store, "jobs", job, "Foreground", None)
-
-    def _action(self, policy: Mapping[str, Any], job: Object) -> str:
-        group = job["metadata"]["labels"]["jobset.sigs.k8s.io/replicatedjob-name"]
-        reason = next(
-            (c.get("reason") for c in job["status"]["conditions"] if c["type"] == "Failed"), ""
-        )
-        for rule in policy.get("rules") or []:
-            if group in (rule.get("targetReplicatedJobs") or [group]) and reason in (
-                rule.get("onJobFailureReasons") or [reason]
-            ):
-                return str(rule["action"])
-        return "RestartJobSet"
+        for name, job in jobs.items():
+            if name not in ended["Complete"] | ended["Failed"]:
+                delete(self.store, "jobs", job, "Foreground", None)
 
 
 class GarbageCollector:
@@ -885,30 +744,6 @@ def _is_active(pod: Object) -> bool:
 
 def _active(pods: Iterable[Object]) -> list[Object]:
     return [pod for pod in pods if _is_active(pod)]
-
-
-def _labels(pod: Object) -> Mapping[str, str]:
-    labels: Mapping[str, str] = pod["metadata"].get("labels") or {}
-    return labels
-
-
-def _requests(pod: Object) -> dict[str, Decimal]:
-    total: dict[str, Decimal] = {"pods": Decimal(1)}
-    for container in pod["spec"]["containers"]:
-        for name, text in (container["resources"].get("requests") or {}).items():
-            total[name] = total.get(name, Decimal(0)) + quantity(text)
-    return total
-
-
-def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, str]) -> bool:
-    if toleration.get("effect") not in (None, "", taint.get("effect")):
-        return False
-    if toleration.get("operator", "Equal") == "Exists":
-        return toleration.get("key") in (None, "", taint["key"])
-    return (toleration.get("key"), toleration.get("value", "")) == (
-        taint["key"],
-        taint.get("value", ""),
-    )
 
 
 def _policy(spec: Mapping[str, Any], pod: Object) -> tuple[str, str]:

@@ -7,7 +7,6 @@ nothing in them.
 import base64
 import contextlib
 import functools
-import math
 import os
 import re
 import select
@@ -19,7 +18,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +134,6 @@ class Kubelet:
 
     Attributes:
         offline: Nodes that nobody hears of.
-        crash_s: The first pause before a container is restarted in its pod.
     """
 
     def __init__(
@@ -155,7 +152,6 @@ class Kubelet:
         self.memory_folder = memory_folder
         self.record = record
         self.offline: set[str] = set()
-        self.crash_s = 0.2
         self.podman = Podman(folder / "podman")
         self.runs: dict[str, PodRun] = {}
         self._lock = threading.Lock()
@@ -193,18 +189,9 @@ class Kubelet:
                 run = self.runs[uid] = PodRun(self, pod)
             run.thread.start()
 
-    def read_log(self, pod: Object, container: str, previous: bool) -> Log:
+    def read_log(self, pod: Object, container: str) -> Log:
         """Where the log of a container is; raises ApiError as the API does."""
         name, spec = pod["metadata"]["name"], pod["spec"]
-        names = [one["name"] for one in [*(spec.get("initContainers") or []), *spec["containers"]]]
-        if not container:
-            if len(spec["containers"]) > 1:
-                raise _bad_request(
-                    f"a container name must be specified for pod {name}, choose one of: {names}"
-                )
-            container = spec["containers"][0]["name"]
-        if container not in names:
-            raise _bad_request(f"container {container} is not valid for pod {name}")
         if "nodeName" not in spec:
             raise _bad_request(f"pod {name} does not have a host assigned")
         if spec["nodeName"] in self.offline:
@@ -216,12 +203,6 @@ class Kubelet:
         run = self.runs.get(pod["metadata"]["uid"])
         runs = [*run.history] if run else []
         found = [one for one in runs if one.name == container and one.started]
-        if previous:
-            if len(found) < 2:
-                raise _bad_request(
-                    f'previous terminated container "{container}" in pod "{name}" not found'
-                )
-            return Log(found[-2].log, lambda: False)
         if not found:
             waiting = (run.waiting.get(container) if run else None) or "ContainerCreating"
             reason = f"waiting to start: {waiting}"
@@ -254,7 +235,6 @@ class PodRun:
         self.memory = kubelet.memory_folder / self.uid
         self.history: list[Container] = []
         self.current: dict[str, Container] = {}
-        self.restarts: dict[str, int] = {}
         self.waiting: dict[str, str] = {}
         self.gone = threading.Event()
         """Set: the bed wants it to end at once."""
@@ -290,38 +270,15 @@ class PodRun:
 
     def _live(self) -> None:
         self._set_up()
-        for container in self.spec.get("initContainers") or []:
-            while True:
-                self._start(container)
-                self._wait_for(self.current[container["name"]])
-                if self._code(container["name"]) == 0:
-                    break
-                if self.spec["restartPolicy"] == "Never":
-                    self._report("Failed")
-                    return
-                self._pause(container)
         for container in self.spec["containers"]:
             self._start(container)
         while True:
             self._report("Running")
             self._watch_containers()
-            codes = {one["name"]: self._code(one["name"]) for one in self.spec["containers"]}
-            again = [
-                one
-                for one in self.spec["containers"]
-                if codes[one["name"]] is not None
-                and (
-                    self.spec["restartPolicy"] == "Always"
-                    or (self.spec["restartPolicy"] == "OnFailure" and codes[one["name"]])
-                )
-            ]
-            for container in again:
-                self._pause(container)
-                self._start(container)
-            if again or None in codes.values():
-                continue
-            self._report("Failed" if any(codes.values()) else "Succeeded")
-            return
+            codes = [self._code(one["name"]) for one in self.spec["containers"]]
+            if None not in codes:
+                self._report("Failed" if any(codes) else "Succeeded")
+                return
 
     def _look(self) -> Object | None:
         """The pod as it is now, where its node may know; raises _StoppedError when it is to end."""
@@ -342,17 +299,6 @@ class PodRun:
                 self._known_annotations = annotations
                 for folder, files, mode in self._refresh:
                     _write_volume(folder, files(pod), mode, self._group)
-        limit = self.spec.get("activeDeadlineSeconds")
-        if limit is not None and self.history:
-            began = min((one.started for one in self.history if one.started), default="")
-            if began and time.time() - _seconds(began) > limit:
-                self.kill()
-                self._report(
-                    "Failed",
-                    "DeadlineExceeded",
-                    "Pod was active on the node longer than the specified deadline",
-                )
-                raise _StoppedError
         return pod
 
     @property
@@ -390,7 +336,7 @@ class PodRun:
             return result
 
     def _tell_of_image(self, container: str, message: str, count: int) -> None:
-        image = next(one["image"] for one in self._all() if one["name"] == container)
+        image = next(one["image"] for one in self.spec["containers"] if one["name"] == container)
         record = self.kubelet.record
         if count == 1:
             record(self.pod, "Normal", "Pulling", f'Pulling image "{image}"')
@@ -402,13 +348,10 @@ class PodRun:
         record(self.pod, "Normal", "BackOff", f'Back-off pulling image "{image}"')
         record(self.pod, "Warning", "Failed", "Error: ImagePullBackOff")
 
-    def _all(self) -> list[Mapping[str, Any]]:
-        return [*(self.spec.get("initContainers") or []), *self.spec["containers"]]
-
     def _set_up(self) -> None:
         self.folder.mkdir()
         self.memory.mkdir()
-        for one in self._all():
+        for one in self.spec["containers"]:
             self.waiting[one["name"]] = "ContainerCreating"
         self.wire = self.kubelet.network.add(self.uid)
         self._report("Pending")
@@ -423,18 +366,16 @@ class PodRun:
         (self.folder / "resolv.conf").write_text(
             f"search {search}\nnameserver {DNS}\noptions ndots:5\n"
         )
-        first = self._all()[0]["name"]
+        first = self.spec["containers"][0]["name"]
         for volume in self.spec.get("volumes") or []:
             self._retry(first, functools.partial(self._make_volume, volume), "ContainerCreating")
-        for one in self._all():
+        for one in self.spec["containers"]:
             self.waiting[one["name"]] = "ContainerCreating"
 
     def _make_volume(self, volume: Mapping[str, Any]) -> None:
         name = volume["name"]
         path = self.folder / "volumes" / name
         if "hostPath" in volume:
-            if volume["hostPath"].get("type") == "DirectoryOrCreate":
-                Path(volume["hostPath"]["path"]).mkdir(parents=True, exist_ok=True)
             return
         if "emptyDir" in volume:
             if volume["emptyDir"].get("medium") == "Memory":
@@ -443,16 +384,9 @@ class PodRun:
             os.chown(path, 0, self._group)
             path.chmod(0o2777 if self._group else 0o777)
             return
-        if "persistentVolumeClaim" in volume:
-            claim = volume["persistentVolumeClaim"]["claimName"]
-            path = self.kubelet.folder / "claims" / claim
-            path.mkdir(parents=True, exist_ok=True)
-            os.chown(path, 0, self._group)
-            path.chmod(0o2777)
-            return
         sources = [volume]
         default = 0o644
-        for kind in ("projected", "secret", "configMap", "downwardAPI"):
+        for kind in ("projected", "secret", "downwardAPI"):
             if kind in volume:
                 default = volume[kind].get("defaultMode", 0o644)
         if "projected" in volume:
@@ -469,36 +403,16 @@ class PodRun:
             self._refresh.append((path, files, default))
 
     def _files_of(self, name: str, source: Mapping[str, Any], pod: Object) -> dict[str, bytes]:
-        store = self.kubelet.store
-        for kind, plural in (("secret", "secrets"), ("configMap", "configmaps")):
-            if kind not in source:
-                continue
-            part = source[kind]
+        if "secret" in source:
+            part = source["secret"]
             title = part.get("secretName") or part.get("name")
-            found = store.find(plural, self.namespace, title)
+            found = self.kubelet.store.find("secrets", self.namespace, title)
             if found is None:
-                if part.get("optional"):
-                    return {}
                 raise _BlockedError(
                     "FailedMount",
-                    f'MountVolume.SetUp failed for volume "{name}" : {kind.lower()} "{title}" not found',
+                    f'MountVolume.SetUp failed for volume "{name}" : secret "{title}" not found',
                 )
-            data = {
-                key: base64.b64decode(text) if kind == "secret" else text.encode()
-                for key, text in (found.get("data") or {}).items()
-            }
-            if part.get("items"):
-                missing = [item["key"] for item in part["items"] if item["key"] not in data]
-                if missing and not part.get("optional"):
-                    raise _BlockedError(
-                        "FailedMount",
-                        f'MountVolume.SetUp failed for volume "{name}" : '
-                        f"references non-existent {kind.lower()} key: {missing[0]}",
-                    )
-                return {
-                    item["path"]: data[item["key"]] for item in part["items"] if item["key"] in data
-                }
-            return data
+            return {key: base64.b64decode(text) for key, text in (found.get("data") or {}).items()}
         if "downwardAPI" in source:
             return {
                 item["path"]: self._field(item, pod).encode()
@@ -509,13 +423,6 @@ class PodRun:
         )
 
     def _field(self, item: Mapping[str, Any], pod: Object) -> str:
-        if "resourceFieldRef" in item:
-            reference = item["resourceFieldRef"]
-            wanted = reference.get("containerName")
-            container = next(one for one in self._all() if wanted in (None, one["name"]))
-            kind, _, name = reference["resource"].partition(".")
-            amount = quantity((container.get("resources") or {}).get(kind, {}).get(name, "0"))
-            return str(math.ceil(amount / quantity(reference.get("divisor") or "1")))
         path = item["fieldRef"]["fieldPath"]
         if found := re.fullmatch(r"metadata\.(labels|annotations)\['(.+)'\]", path):
             return str((pod["metadata"].get(found[1]) or {}).get(found[2], ""))
@@ -552,27 +459,7 @@ class PodRun:
             if not source:
                 result[one["name"]] = _expanded(one.get("value") or "", result)
                 continue
-            if "fieldRef" in source or "resourceFieldRef" in source:
-                result[one["name"]] = self._field(source, self.pod)
-                continue
-            kind, plural = (
-                ("secretKeyRef", "secrets")
-                if "secretKeyRef" in source
-                else ("configMapKeyRef", "configmaps")
-            )
-            reference = source[kind]
-            found = self.kubelet.store.find(plural, self.namespace, reference["name"])
-            text = ((found or {}).get("data") or {}).get(reference["key"])
-            if text is None and not reference.get("optional"):
-                what = plural[:-1]
-                raise _BlockedError(
-                    "CreateContainerConfigError",
-                    f'{what} "{reference["name"]}" not found'
-                    if found is None
-                    else f"couldn't find key {reference['key']} in {what.title()} {self.namespace}/{reference['name']}",
-                )
-            if text is not None:
-                result[one["name"]] = base64.b64decode(text).decode() if "secret" in kind else text
+            result[one["name"]] = self._field(source, self.pod)
         return result
 
     def _start(self, container: Mapping[str, Any]) -> None:
@@ -614,12 +501,6 @@ class PodRun:
         pod_context = self.spec.get("securityContext") or {}
         context = {**pod_context, **(container.get("securityContext") or {})}
         user = int(context.get("runAsUser") or 0)
-        if context.get("runAsNonRoot") and user == 0:
-            raise _BlockedError(
-                "CreateContainerConfigError",
-                "container has runAsNonRoot and image will run as root "
-                f'(pod: "{self.name}_{self.namespace}({self.uid})", container: {container["name"]})',
-            )
         return user, int(context.get("runAsGroup") or 0)
 
     def _arguments(
@@ -653,9 +534,8 @@ class PodRun:
             "--no-hosts", "--passwd=false", "--unsetenv-all", "--pids-limit=0",
         ]  # fmt: skip
         options += [f"--cap-drop={name.lower()}" for name in capabilities.get("drop") or []]
-        options += [f"--cap-add={name.lower()}" for name in capabilities.get("add") or []]
-        groups = [pod_context.get("fsGroup"), *(pod_context.get("supplementalGroups") or [])]
-        options += [f"--group-add={group}" for group in groups if group]
+        if pod_context.get("fsGroup"):
+            options.append(f"--group-add={pod_context['fsGroup']}")
         if context.get("allowPrivilegeEscalation") is False:
             options.append("--security-opt=no-new-privileges")
         if context.get("readOnlyRootFilesystem"):
@@ -666,8 +546,6 @@ class PodRun:
         if "cpu" in limits:
             cpus = min(float(quantity(limits["cpu"])), float(os.cpu_count() or 1))
             options.append(f"--cpus={max(cpus, 0.01)}")
-        if container.get("workingDir"):
-            options.append(f"--workdir={container['workingDir']}")
         for source, place, mode in mounts:
             options.append(f"--volume={source}:{place}:{mode}")
         options += [f"--env={name}={value}" for name, value in environment.items()]
@@ -686,17 +564,11 @@ class PodRun:
             mode = "ro" if mount.get("readOnly") else "rw"
             if "hostPath" in volume:
                 path = Path(volume["hostPath"]["path"])
-            elif "persistentVolumeClaim" in volume:
-                path = self.kubelet.folder / "claims" / volume["persistentVolumeClaim"]["claimName"]
             elif "emptyDir" in volume:
                 if volume["emptyDir"].get("medium") == "Memory":
                     path = self.memory / mount["name"]
             else:
                 mode = "ro"
-            if mount.get("subPath"):
-                path = (path / mount["subPath"]).resolve()
-                if "emptyDir" in volume:
-                    path.mkdir(parents=True, exist_ok=True)
             yield path, mount["mountPath"], mode
         if self.spec.get("automountServiceAccountToken") is not False:
             token = self.folder / "token"
@@ -709,11 +581,6 @@ class PodRun:
         names = [one["name"] for one in self.spec["containers"]]
         running = [self.current[name] for name in names if self.current[name].terminated is None]
         while not any(self._has_ended(one) for one in running) and running:
-            self._look()
-
-    def _wait_for(self, one: Container) -> None:
-        self._report("Pending")
-        while one.terminated is None and not self._has_ended(one):
             self._look()
 
     def _has_ended(self, one: Container, wait_s: float = _LOOK_S) -> bool:
@@ -750,20 +617,6 @@ class PodRun:
     def _code(self, name: str) -> int | None:
         terminated = self.current[name].terminated
         return None if terminated is None else int(terminated["exitCode"])
-
-    def _pause(self, container: Mapping[str, Any]) -> None:
-        name = container["name"]
-        count = self.restarts[name] = self.restarts.get(name, 0) + 1
-        if count > 1:
-            self.waiting[name] = "CrashLoopBackOff"
-            self.kubelet.record(
-                self.pod, "Warning", "BackOff", f"Back-off restarting failed container {name}"
-            )
-            self._report("Running")
-        ends_at = time.monotonic() + (self.kubelet.crash_s * 2 ** (count - 2) if count > 1 else 0)
-        while time.monotonic() < ends_at:
-            self._look()
-            self.gone.wait(_LOOK_S)
 
     def _end(self) -> None:
         """Stops what runs, and ends the object's deletion."""
@@ -831,20 +684,17 @@ class PodRun:
             shutil.rmtree(folder, ignore_errors=True)
         self.kubelet.runs.pop(self.uid, None)
 
-    def _report(self, phase: str, reason: str = "", message: str = "") -> None:
+    def _report(self, phase: str) -> None:
         """Writes the status, as soon as the node is heard of."""
         while self.node in self.kubelet.offline and not self.gone.is_set():
             self.gone.wait(_LOOK_S)
         specified = {one["name"] for one in self.spec["containers"]}
-        initialized = len(self.spec.get("initContainers") or []) <= sum(
-            self._is_done(one["name"]) for one in self.spec.get("initContainers") or []
-        )
         ready = phase == "Running" and all(
             name in self.current and self.current[name].terminated is None for name in specified
         )
         flags = {
             "PodReadyToStartContainers": self.wire is not None and phase in ("Pending", "Running"),
-            "Initialized": initialized,
+            "Initialized": True,
             "Ready": ready,
             "ContainersReady": ready,
         }
@@ -857,8 +707,6 @@ class PodRun:
             if self.wire is not None:
                 status["podIP"] = self.wire.address
                 status["podIPs"] = [{"ip": self.wire.address}]
-            if reason:
-                status["reason"], status["message"] = reason, message
             conditions = status.setdefault("conditions", [])
             for kind, value in flags.items():
                 text = "True" if value else "False"
@@ -875,19 +723,11 @@ class PodRun:
                     else:
                         found["reason"] = why
             status["containerStatuses"] = [self._status(one) for one in self.spec["containers"]]
-            if self.spec.get("initContainers"):
-                status["initContainerStatuses"] = [
-                    self._status(one) for one in self.spec["initContainers"]
-                ]
 
         with contextlib.suppress(ApiError):  # it is gone
             self.pod = self.kubelet.store.update(
                 "pods", self.namespace, self.name, write, uid=self.uid
             )
-
-    def _is_done(self, name: str) -> bool:
-        one = self.current.get(name)
-        return bool(one and one.terminated and one.terminated["exitCode"] == 0)
 
     def _status(self, container: Mapping[str, Any]) -> Object:
         name = container["name"]
@@ -902,21 +742,15 @@ class PodRun:
             if self._messages.get(name):
                 waiting["message"] = self._messages[name]
             state = {"waiting": waiting}
-        runs = [old for old in self.history if old.name == name]
-        last = next(
-            (old.terminated for old in reversed(runs) if old is not one and old.terminated), None
-        )
-        if "waiting" in state and one is not None and one.terminated:
-            last = one.terminated
         return {
             "name": name,
             "image": container["image"],
             "imageID": container["image"] if one else "",
             "ready": "running" in state,
             "started": "running" in state,
-            "restartCount": self.restarts.get(name, 0),
+            "restartCount": 0,
             "state": state,
-            "lastState": {"terminated": last} if last else {},
+            "lastState": {},
             **({"containerID": f"podman://{one.id}"} if one else {}),
         }
 
@@ -960,10 +794,6 @@ def _expanded(text: str, environment: Mapping[str, str]) -> str:
 
 def _host_address(node: str) -> str:
     return f"10.0.0.{1 + int(node.rsplit('-', 1)[-1])}"
-
-
-def _seconds(text: str) -> float:
-    return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
 
 
 def _bad_request(message: str) -> ApiError:

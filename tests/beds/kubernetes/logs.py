@@ -34,19 +34,16 @@ def read(path: Path, is_open: Callable[[], bool], query: Mapping[str, str]) -> I
         path: Each line is a time, "stdout" or "stderr", "F" for a full line or "P" for a part, and
             the text.
         is_open: Whether more may come.
-        query: Of the request: follow, sinceTime, sinceSeconds, tailLines, limitBytes, timestamps.
+        query: Of the request: follow, sinceSeconds, tailLines, timestamps.
 
     Yields:
         Pieces; an empty one whenever there is nothing new.
     """
     since = 0.0
-    if "sinceTime" in query:
-        since = _time(query["sinceTime"].replace(" ", "+"))
-    elif "sinceSeconds" in query:
+    if "sinceSeconds" in query:
         since = time.time() - int(query["sinceSeconds"])
     stamps = query.get("timestamps", "").lower() == "true"
     follow = query.get("follow", "").lower() == "true"
-    left = int(query["limitBytes"]) if "limitBytes" in query else None
     begins = True
 
     def shown(line: bytes) -> bytes:
@@ -70,12 +67,8 @@ def read(path: Path, is_open: Callable[[], bool], query: Mapping[str, str]) -> I
             )
         while True:
             piece = b"".join(map(shown, lines))
-            if left is not None:
-                piece, left = piece[:left], left - len(piece)
             if piece:
                 yield piece
-            if left is not None and left <= 0:
-                return
             more_may_come = is_open()
             data = file.read()
             if not data:

@@ -147,9 +147,6 @@ class PodNetwork:
             self._cut -= {uid} if uid else {*self._cut}
         self.sync()
 
-    def is_cut(self, uid: str) -> bool:
-        return uid in self._cut
-
     def publish(self, port: int) -> str:
         """Lets pods reach a port of this machine's loopback; returns the address for them."""
         listener = self._within(lambda: socket.create_server((DNS, port)))
@@ -225,12 +222,11 @@ class PodNetwork:
                 for index, pod in enumerate(pods):
                     share = len(pods) - index
                     chance = f"-m statistic --mode random --probability {1 / share:.6f} "
-                    target = _target_port(pod, port["targetPort"])
                     address = self._wires[pod["metadata"]["uid"]].address
                     yield (
                         f"-A PREROUTING -d {spec['clusterIP']} -p {port['protocol'].lower()} "
                         f"--dport {port['port']} {chance if share > 1 else ''}"
-                        f"-j DNAT --to-destination {address}:{target}"
+                        f"-j DNAT --to-destination {address}:{port['targetPort']}"
                     )
         yield "COMMIT"
 
@@ -303,16 +299,6 @@ class PodNetwork:
 def _labels(pod: Object) -> Mapping[str, str]:
     labels: Mapping[str, str] = pod["metadata"].get("labels") or {}
     return labels
-
-
-def _target_port(pod: Object, port: int | str) -> int:
-    if isinstance(port, int):
-        return port
-    for container in pod["spec"]["containers"]:
-        for one in container.get("ports") or []:
-            if one.get("name") == port:
-                return int(one["containerPort"])
-    return 9
 
 
 def _answer(query: bytes, resolve: Callable[[str], list[str] | None]) -> bytes:

@@ -16,7 +16,6 @@ from typing import Any
 Object = dict[str, Any]
 
 _LETTERS = "bcdfghjklmnpqrstvwxz2456789"
-_KEPT_CHANGES = 20_000
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,6 @@ RESOURCES = {
         Resource("pods", "", "v1", "Pod"),
         Resource("secrets", "", "v1", "Secret"),
         Resource("services", "", "v1", "Service"),
-        Resource("configmaps", "", "v1", "ConfigMap"),
         Resource("events", "", "v1", "Event"),
         Resource("jobs", "batch", "v1", "Job"),
         Resource("networkpolicies", "networking.k8s.io", "v1", "NetworkPolicy"),
@@ -114,20 +112,16 @@ class Store:
     def __init__(self) -> None:
         self.changed = threading.Condition(threading.RLock())
         self.version = 1000
-        self.oldest = 1000
-        """Watches from versions below this are answered by 410 Gone."""
         self._objects: dict[tuple[str, str, str], Object] = {}
         self._changes: list[Change] = []
 
-    def create(self, resource: str, item: Mapping[str, Any], *, dry_run: bool = False) -> Object:
+    def create(self, resource: str, item: Mapping[str, Any]) -> Object:
         """Stores a new object with its identity; raises ApiError where the name is taken."""
         known = RESOURCES[resource]
         with self.changed:
             new = copy.deepcopy(dict(item))
             new["apiVersion"], new["kind"] = known.api_version, known.kind
             metadata = new["metadata"]
-            if not metadata.get("name"):
-                metadata["name"] = metadata["generateName"][:58] + random_suffix()
             key = self._key(resource, metadata.get("namespace", ""), metadata["name"])
             if key in self._objects:
                 raise ApiError(
@@ -138,12 +132,9 @@ class Store:
                 )
             metadata.setdefault("uid", str(uuid.uuid4()))
             metadata["creationTimestamp"] = stamp()
-            if "spec" in new and resource not in ("secrets", "configmaps"):
-                metadata["generation"] = 1
             metadata.pop("deletionTimestamp", None)
-            if not dry_run:
-                self._objects[key] = new
-                self._note("ADDED", resource, None, new)
+            self._objects[key] = new
+            self._note("ADDED", resource, None, new)
             return new
 
     def get(self, resource: str, namespace: str, name: str) -> Object:
@@ -185,7 +176,6 @@ class Store:
         change: Callable[[Object], object],
         *,
         uid: str | None = None,
-        dry_run: bool = False,
     ) -> Object:
         """Changes a copy of an object and stores it; without a change there is no new version.
 
@@ -213,10 +203,6 @@ class Store:
             metadata["resourceVersion"] = version
             if new == old:
                 return old
-            if new.get("spec") != old.get("spec") and "generation" in metadata:
-                metadata["generation"] += 1
-            if dry_run:
-                return new
             if self._is_over(resource, new):
                 return self._remove(resource, new)
             self._objects[self._key(resource, namespace, name)] = new
@@ -272,23 +258,13 @@ class Store:
             if found is not None and found["metadata"]["uid"] == metadata["uid"]:
                 self._remove(resource, copy.deepcopy(found))
 
-    def changes_since(self, version: int) -> list[Change] | None:
-        """All changes after a version, oldest first; None where they are no longer known."""
+    def changes_since(self, version: int) -> list[Change]:
+        """All changes after a version, oldest first."""
         with self.changed:
-            if version < self.oldest:
-                return None
             index = len(self._changes)
             while index and self._changes[index - 1].version > version:
                 index -= 1
             return self._changes[index:]
-
-    def expire(self) -> None:
-        """Forgets all changes until now."""
-        with self.changed:
-            self.version += 1
-            self.oldest = self.version
-            self._changes.clear()
-            self.changed.notify_all()
 
     def _is_over(self, resource: str, item: Object) -> bool:
         metadata = item["metadata"]
@@ -308,9 +284,6 @@ class Store:
         self.version += 1
         new["metadata"]["resourceVersion"] = str(self.version)
         self._changes.append(Change(self.version, kind, resource, old, new))
-        if len(self._changes) > 2 * _KEPT_CHANGES:
-            del self._changes[:_KEPT_CHANGES]
-            self.oldest = self._changes[0].version
         self.changed.notify_all()
 
     def _key(self, resource: str, namespace: str, name: str) -> tuple[str, str, str]:
