@@ -1,6 +1,7 @@
 """What a real API server would refuse, told before it is asked: all mistakes at once."""
 
 import copy
+import fnmatch
 import itertools
 import json
 import sys
@@ -136,7 +137,6 @@ JOB_TABLE: Sequence[tuple[str, Any, str]] = [
     ("spec activeDeadlineSeconds", 0, "spec.activeDeadlineSeconds: 0 is out of range"),
     ("spec ttlSecondsAfterFinished", -1, "spec.ttlSecondsAfterFinished: -1 is out of range"),
     ("spec podReplacementPolicy", "TerminatingOrFailed", "only 'Failed' is allowed"),
-    ("spec podReplacementPolicy", "Fail", "did you mean 'Failed'?"),
     ("spec selector", {"matchLabels": RUN}, "the server makes the selector of a Job"),
     ("spec manualSelector", True, "the server makes the selector of a Job"),
     ("spec managedBy", "kueue", "'kueue' names no controller"),
@@ -145,7 +145,6 @@ JOB_TABLE: Sequence[tuple[str, Any, str]] = [
     ("spec successPolicy", {"rules": [{}]}, "give succeededCount or succeededIndexes"),
     ("spec successPolicy", {"rules": [{"succeededCount": 4}]}, "must be between 0 and 3"),
     (f"{RULES}", [], "spec.podFailurePolicy.rules: missing"),
-    (f"{RULES} 0 action", "Fail", "did you mean 'FailJob'?"),
     (f"{RULES} 0 action", GONE, "rules[0].action: missing"),
     (f"{RULES} 0 onExitCodes containerName", "nodes", "'nodes' is no container of the pod"),
     (f"{RULES} 0 onExitCodes operator", "Not", "onExitCodes.operator: 'Not' is unknown"),
@@ -155,7 +154,6 @@ JOB_TABLE: Sequence[tuple[str, Any, str]] = [
     (f"{RULES} 0 onExitCodes values", [1, 1], "must be ascending, each code once"),
     (f"{RULES} 0 onExitCodes values", list(range(1, 257)), "256 codes; at most 255"),
     (f"{RULES} 0 onExitCodes", GONE, "rules[0]: give either onExitCodes or onPodConditions"),
-    (f"{RULES} 1 onPodConditions 0 status", "Yes", "'Yes' is unknown; known are True, False"),
     (f"{RULES} 1 onPodConditions 0 type", GONE, "onPodConditions[0].type: missing"),
     (
         f"{RULES}",
@@ -172,30 +170,20 @@ JOB_TABLE: Sequence[tuple[str, Any, str]] = [
     (f"{POD} restartPolicy", GONE, "use 'Never' or 'OnFailure'"),
     (f"{POD} restartPolicy", "Always", "use 'Never' or 'OnFailure'"),
     (f"{POD} restartPolicy", "OnFailure", "'OnFailure' does not go with podFailurePolicy"),
-    (f"{POD} restartPolicy", "never", "did you mean 'Never'?"),
-    (f"{POD} dnsPolicy", "ClusterFist", "did you mean 'ClusterFirst'?"),
     (f"{POD} dnsPolicy", "None", "dnsConfig.nameservers: missing"),
     (f"{POD} dnsConfig", {"nameservers": ["dns"]}, "'dns' is no IP address"),
     (f"{POD} dnsConfig", {"nameservers": ["1.1.1.1"] * 4}, "at most 3 are allowed"),
-    (f"{POD} dnsConfig", {"searches": ["a_b.c!"]}, "'a_b.c!' is no DNS name"),
-    (f"{POD} hostAliases", [{"ip": "x"}], "hostAliases[0].ip: 'x' is no IP address"),
     (f"{POD} hostname", "a.b", "spec.template.spec.hostname: 'a.b' is no DNS label"),
-    (f"{POD} subdomain", "A", "spec.template.spec.subdomain: 'A' is no DNS label"),
-    (f"{POD} serviceAccountName", "a b", "serviceAccountName: 'a b' is no DNS name"),
     (f"{POD} nodeSelector", {"zone": "a b"}, "nodeSelector.zone: 'a b' is no value of a label"),
     (f"{POD} nodeSelector", {"gpu": True}, "nodeSelector.gpu: expected text, got True"),
     (f"{POD} imagePullSecrets", ["pull"], "imagePullSecrets[0]: expected an object, got 'pull'"),
-    (f"{POD} imagePullSecrets", [{"name": "a b"}], "imagePullSecrets[0].name: 'a b' is no DNS"),
     (f"{POD} terminationGracePeriodSeconds", -1, "-1 is out of range; it must be at least 0"),
-    (f"{POD} terminationGracePeriodSeconds", 1.5, "expected a whole number, got 1.5"),
     (f"{POD} activeDeadlineSeconds", 0, "spec.activeDeadlineSeconds: 0 is out of range"),
-    (f"{POD} preemptionPolicy", "Sometimes", "preemptionPolicy: 'Sometimes' is unknown"),
     (f"{POD} ephemeralContainers", [{"name": "debug"}], "not allowed in a template"),
     (f"{POD} priority", "high", "priority: expected a whole number, got 'high'"),
     (f"{POD} hostnetwork", True, "did you mean 'hostNetwork'?"),
     (f"{POD} readinessGates", [{"conditionType": "a b"}], "'a b' is no qualified name"),
     (f"{POD} schedulingGates", [{"name": "a"}, {"name": "a"}], "'a' is used twice"),
-    (f"{POD} overhead", {"cpu": "x"}, "overhead.cpu: 'x' is no quantity"),
     (
         f"{POD} initContainers",
         [{"name": "node", "image": "i"}],
@@ -211,11 +199,9 @@ JOB_TABLE: Sequence[tuple[str, Any, str]] = [
     (f"{NODE} image", GONE, "containers[node].image: missing"),
     (f"{NODE} image", "", "containers[node].image: missing"),
     (f"{NODE} image", "an image", "'an image' is no image"),
-    (f"{NODE} imagePullPolicy", "IfAbsent", "imagePullPolicy: 'IfAbsent' is unknown"),
     (f"{NODE} command", "python3 pod.py", "command: expected a list, got 'python3 pod.py'"),
     (f"{NODE} command", ["sleep", 5], "command[1]: expected text, got 5"),
     (f"{NODE} workingDir", "tmp", "workingDir: 'tmp' is no absolute path; begin with '/'"),
-    (f"{NODE} terminationMessagePolicy", "Log", "terminationMessagePolicy: 'Log' is unknown"),
     (f"{NODE} volumeMount", [], "did you mean 'volumeMounts'?"),
     (f"{NODE} ports 0 containerPort", 0, "containerPort: 0 is out of range; it must be between 1"),
     (f"{NODE} ports 0 containerPort", 65536, "65536 is out of range"),
@@ -224,11 +210,9 @@ JOB_TABLE: Sequence[tuple[str, Any, str]] = [
     (f"{NODE} ports 0 name", "a-port-name-too-long", "is no name of a port"),
     (f"{NODE} ports 0 name", "4251", "'4251' is no name of a port"),
     (f"{NODE} ports 0 name", "p--1", "'p--1' is no name of a port"),
-    (f"{NODE} ports 0 protocol", "tcp", "ports[p4251].protocol: 'tcp' is unknown"),
     (f"{NODE} ports +", {"name": "p4251", "containerPort": 1}, "'p4251' is used twice"),
     (f"{NODE} env 0 name", "1A", "'1A' is no name of a variable"),
     (f"{NODE} env 0 name", GONE, "env[0].name: missing"),
-    (f"{NODE} env 0 value", 1, "env[HOME].value: expected text, got 1"),
     (f"{NODE} env 0 valueFrom", {}, "env[HOME].valueFrom: source is missing"),
     (f"{NODE} env 1 value", "x", "env[LAUNCHPAD_POD]: value and valueFrom are given"),
     (f"{NODE} env 1 valueFrom fieldRef fieldPath", "metadata.labels", "cannot be had here"),
@@ -236,11 +220,6 @@ JOB_TABLE: Sequence[tuple[str, Any, str]] = [
     (f"{NODE} env 1 valueFrom fieldRef fieldPath", "metadata.labels['a b']", "no qualified name"),
     (f"{NODE} env 1 valueFrom fieldRef", {}, "fieldRef.fieldPath: missing"),
     (f"{NODE} env 1 valueFrom", {"secretKeyRef": {"name": "s"}}, "secretKeyRef.key: missing"),
-    (
-        f"{NODE} env 1 valueFrom",
-        {"resourceFieldRef": {"resource": "limits.gpu"}},
-        "'limits.gpu' is unknown",
-    ),
     (
         f"{NODE} env 1 valueFrom secretKeyRef",
         {"name": "s", "key": "k"},
@@ -250,12 +229,10 @@ JOB_TABLE: Sequence[tuple[str, Any, str]] = [
     (f"{NODE} envFrom", [{"prefix": "1", "secretRef": {"name": "s"}}], "no prefix of variables"),
     (f"{NODE} volumeMounts 0 name", "tpm", "'tpm' is no volume of the pod; did you mean 'tmp'?"),
     (f"{NODE} volumeMounts 0 mountPath", GONE, "volumeMounts[tmp].mountPath: missing"),
-    (f"{NODE} volumeMounts 0 mountPath", "tmp", "'tmp' is no absolute path"),
     (f"{NODE} volumeMounts 0 mountPath", "/a:b", "'/a:b' is no absolute path without ':'"),
     (f"{NODE} volumeMounts 0 mountPath", "/launchpad/trust", "'/launchpad/trust' is used twice"),
     (f"{NODE} volumeMounts 0 subPath", "../x", "'../x' leads out of the volume"),
     (f"{NODE} volumeMounts 0 subPath", "/x", "'/x' is absolute; give it relative"),
-    (f"{NODE} volumeMounts 0 mountPropagation", "Both", "mountPropagation: 'Both' is unknown"),
     (f"{NODE} volumeMounts 0 mountPropagation", "Bidirectional", "needs a privileged container"),
     (f"{NODE} volumeMounts 0 recursiveReadOnly", "Enabled", "needs readOnly: true"),
     (f"{NODE} volumeDevices", [{"name": "tmp", "devicePath": "/dev/x"}], "is no claim"),
@@ -265,10 +242,8 @@ JOB_TABLE: Sequence[tuple[str, Any, str]] = [
     (f"{NODE} livenessProbe", {**HTTP, "successThreshold": 2}, "successThreshold: must be 1 here"),
     (f"{NODE} livenessProbe", {**HTTP, "periodSeconds": -1}, "periodSeconds: -1 is out of range"),
     (f"{NODE} livenessProbe", {"httpGet": {"port": 0}}, "httpGet.port: 0 is out of range"),
-    (f"{NODE} livenessProbe", {"httpGet": {"port": "HTTP"}}, "'HTTP' is no name of a port"),
     (f"{NODE} livenessProbe", {"httpGet": {"port": 1.5}}, "expected a number or a name, got 1.5"),
     (f"{NODE} livenessProbe", {"grpc": {"port": 0}}, "grpc.port: 0 is out of range"),
-    (f"{NODE} livenessProbe httpGet", {"port": 1, "scheme": "http"}, "scheme: 'http' is unknown"),
     (f"{NODE} readinessProbe", {**HTTP, "terminationGracePeriodSeconds": 5}, "not allowed here"),
     (f"{NODE} lifecycle", {"preStop": {}}, "lifecycle.preStop: handler is missing"),
     (f"{NODE} lifecycle preStop sleep seconds", 16, "is longer than terminationGracePeriodSeconds"),
@@ -299,9 +274,7 @@ JOB_TABLE: Sequence[tuple[str, Any, str]] = [
     (f"{POD} securityContext runAsUser", -1, "runAsUser: -1 is out of range"),
     (f"{POD} securityContext runAsUser", "root", "runAsUser: expected a whole number"),
     (f"{POD} securityContext supplementalGroups", [-5], "supplementalGroups[0]: -5 is out of"),
-    (f"{POD} securityContext fsGroupChangePolicy", "Never", "fsGroupChangePolicy: 'Never' is"),
     (f"{POD} securityContext sysctls", [{"name": "A", "value": "1"}], "'A' is no name of a sysctl"),
-    (f"{POD} securityContext seccompProfile type", "Default", "did you mean 'RuntimeDefault'?"),
     (f"{POD} securityContext seccompProfile type", "Localhost", "localhostProfile: missing"),
     (f"{POD} securityContext seccompProfile localhostProfile", "x", "only type Localhost has it"),
     (f"{POD} securityContext seccompProfile", {}, "seccompProfile.type: missing"),
@@ -309,11 +282,8 @@ JOB_TABLE: Sequence[tuple[str, Any, str]] = [
     (f"{CONTEXT} privileged", True, "does not go with allowPrivilegeEscalation: false"),
     (f"{CONTEXT} capabilities add", ["CAP_SYS_ADMIN"], "CAP_SYS_ADMIN does not go with"),
     (f"{CONTEXT} capabilities add", ["net admin"], "'net admin' is no capability"),
-    (f"{CONTEXT} procMount", "Masked", "procMount: 'Masked' is unknown"),
-    (f"{CONTEXT} readOnlyRootFilesystem", "true", "expected true or false, got 'true'"),
     # Volumes.
     (f"{VOLUMES} 0", {"emptyDir": {}}, "volumes[0].name: missing"),
-    (f"{VOLUMES} 0 name", "Tmp", "'Tmp' is no DNS label"),
     (f"{VOLUMES} +", {"name": "tmp", "emptyDir": {}}, "'tmp' is used twice"),
     (f"{VOLUMES} +", {"name": "x"}, "volumes[x]: source is missing"),
     (
@@ -323,7 +293,6 @@ JOB_TABLE: Sequence[tuple[str, Any, str]] = [
     ),
     (f"{VOLUMES} +", {"name": "x", "emptydir": {}}, "did you mean 'emptyDir'?"),
     (f"{VOLUMES} 0 emptyDir", {"medium": "memory"}, "'memory' is no medium"),
-    (f"{VOLUMES} 0 emptyDir", {"sizeLimit": "1gb"}, "'1gb' is no quantity"),
     (f"{VOLUMES} 1 secret", {}, "volumes[trust].secret.secretName: missing"),
     (f"{VOLUMES} 1 secret", {"name": "s"}, "unknown field 'name'"),
     (f"{VOLUMES} 1 secret defaultMode", 0o1000, "it must be between 0o0 and 0o777"),
@@ -338,19 +307,8 @@ JOB_TABLE: Sequence[tuple[str, Any, str]] = [
     ),
     (f"{VOLUMES} +", {"name": "x", "hostPath": {}}, "hostPath.path: missing"),
     (f"{VOLUMES} +", {"name": "x", "hostPath": {"path": "/a/.."}}, "must not have '..'"),
-    (
-        f"{VOLUMES} +",
-        {"name": "x", "hostPath": {"path": "/a", "type": "Dir"}},
-        "hostPath.type: 'Dir' is unknown",
-    ),
     (f"{VOLUMES} +", {"name": "x", "persistentVolumeClaim": {}}, "claimName: missing"),
-    (f"{VOLUMES} +", {"name": "x", "nfs": {"server": "s", "path": "a"}}, "'a' is no absolute"),
     (f"{VOLUMES} +", {"name": "x", "projected": {"sources": [{}]}}, "sources[0]: source is"),
-    (
-        f"{VOLUMES} +",
-        {"name": "x", "ephemeral": {"volumeClaimTemplate": {"spec": {"accessModes": ["RWO"]}}}},
-        "accessModes[0]: 'RWO' is unknown",
-    ),
     (
         f"{VOLUMES} +",
         {"name": "x", "downwardAPI": {"items": [{"path": "seen"}]}},
@@ -375,14 +333,12 @@ JOB_TABLE: Sequence[tuple[str, Any, str]] = [
         "expirationSeconds: 60 is out of range",
     ),
     # Scheduling.
-    (f"{POD} tolerations", [{"key": "a", "operator": "Is"}], "operator: 'Is' is unknown"),
     (f"{POD} tolerations", [{"value": "a"}], "must be 'Exists' where no key is given"),
     (
         f"{POD} tolerations",
         [{"key": "a", "operator": "Exists", "value": "b"}],
         "operator Exists takes none",
     ),
-    (f"{POD} tolerations", [{"key": "a", "effect": "NoRun"}], "effect: 'NoRun' is unknown"),
     (
         f"{POD} tolerations",
         [{"key": "a", "effect": "NoSchedule", "tolerationSeconds": 5}],
@@ -392,11 +348,6 @@ JOB_TABLE: Sequence[tuple[str, Any, str]] = [
         f"{POD} topologySpreadConstraints",
         [{"maxSkew": 0, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}],
         "maxSkew: 0 is out of range",
-    ),
-    (
-        f"{POD} topologySpreadConstraints",
-        [{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "Schedule"}],
-        "whenUnsatisfiable: 'Schedule' is unknown",
     ),
     (
         f"{POD} topologySpreadConstraints",
@@ -440,42 +391,13 @@ JOB_TABLE: Sequence[tuple[str, Any, str]] = [
         "only metadata.name with one value is allowed",
     ),
     # What is rarely used.
-    (f"{RULES} 1 onPodConditions 0 type", "a b", "type: 'a b' is no qualified name"),
-    (f"{POD} hostAliases", [{"ip": "::1", "hostnames": ["a_b"]}], "hostnames[0]: 'a_b' is no DNS"),
-    (f"{POD} os", {"name": "macos"}, "os.name: 'macos' is unknown"),
-    (
-        f"{POD} resourceClaims",
-        [{"name": "A", "resourceClaimName": "b"}],
-        "resourceClaims[A].name: 'A' is no DNS label",
-    ),
-    (
-        f"{POD} resourceClaims",
-        [{"name": "a", "resourceClaimName": "B"}],
-        "resourceClaimName: 'B' is no DNS name",
-    ),
-    (f"{POD} schedulerName", "a b", "schedulerName: 'a b' is no qualified name"),
-    (f"{POD} schedulingGates", [{"name": "a b"}], "'a b' is no qualified name"),
     (f"{POD} securityContext seLinuxChangePolicy", "x", "seLinuxChangePolicy: 'x' is unknown"),
     (f"{POD} securityContext supplementalGroupsPolicy", "x", "GroupsPolicy: 'x' is unknown"),
-    (f"{POD} tolerations", [{"key": "a", "value": "b c"}], "'b c' is no value of a label"),
-    (f"{POD} tolerations", [{"key": "a b"}], "tolerations[0].key: 'a b' is no qualified name"),
-    (f"{POD} topologySpreadConstraints", [{"topologyKey": "a b"}], "'a b' is no qualified name"),
-    (f"{POD} topologySpreadConstraints", [{"nodeTaintsPolicy": "x"}], "Policy: 'x' is unknown"),
     (f"{POD} topologySpreadConstraints", [{"minDomains": 2}], "needs whenUnsatisfiable"),
     (f"{POD} topologySpreadConstraints", [{"matchLabelKeys": ["a"]}], "needs a labelSelector"),
     (f"{POD} nodeSelector", {"a b": "c"}, "nodeSelector['a b']: 'a b' is no qualified name"),
     (f"{POD} dnsConfig", {"searches": ["a.b"] * 33}, "at most 32"),
     (f"{NODE} envFrom", [{"secretRef": {"name": "A"}}], "secretRef.name: 'A' is no DNS name"),
-    (
-        f"{NODE} env 1 valueFrom",
-        {"configMapKeyRef": {"name": "a", "key": "b c"}},
-        "configMapKeyRef.key: 'b c' is no key",
-    ),
-    (
-        f"{NODE} env 1 valueFrom",
-        {"secretKeyRef": {"name": "A", "key": "b"}},
-        "secretKeyRef.name: 'A' is no DNS name",
-    ),
     (f"{NODE} lifecycle", {"preStop": {"httpGet": {"port": 0}}}, "httpGet.port: 0 is out of"),
     (f"{NODE} lifecycle", {"preStop": {"sleep": {"seconds": 0}}}, "seconds: 0 is out of range"),
     (
@@ -488,9 +410,6 @@ JOB_TABLE: Sequence[tuple[str, Any, str]] = [
     (f"{NODE} resizePolicy", [{"restartPolicy": "x"}], "restartPolicy: 'x' is unknown"),
     (f"{NODE} restartPolicy", "Sometimes", "restartPolicy: 'Sometimes' is unknown"),
     (f"{CONTEXT} runAsGroup", -1, "runAsGroup: -1 is out of range"),
-    (f"{NODE} terminationMessagePath", "x", "terminationMessagePath: 'x' is no absolute path"),
-    (f"{NODE} volumeDevices", [{"name": "tmp", "devicePath": "x"}], "'x' is no absolute path"),
-    (f"{NODE} volumeMounts 0 recursiveReadOnly", "Yes", "recursiveReadOnly: 'Yes' is unknown"),
     (f"{NODE} volumeMounts 0", {"subPath": "a", "subPathExpr": "b"}, "not go with subPath"),
     (f"{NODE} livenessProbe", {**HTTP, "failureThreshold": -1}, "failureThreshold: -1 is out of"),
     (
@@ -498,26 +417,9 @@ JOB_TABLE: Sequence[tuple[str, Any, str]] = [
         {**HTTP, "terminationGracePeriodSeconds": 0},
         "livenessProbe.terminationGracePeriodSeconds: 0 is out of range",
     ),
-    (f"{VOLUMES} 1 secret secretName", "A", "secretName: 'A' is no DNS name"),
     (f"{VOLUMES} 1 secret items", [{"key": "a", "path": "b", "mode": 512}], "mode: 512 is out"),
-    (f"{VOLUMES} +", {"name": "x", "configMap": {"name": "A"}}, "'A' is no DNS name"),
-    (
-        f"{VOLUMES} +",
-        {"name": "x", "configMap": {"name": "a", "items": [{"key": "a b", "path": "c"}]}},
-        "configMap.items[0].key: 'a b' is no key",
-    ),
     (f"{VOLUMES} +", {"name": "x", "csi": {"driver": "A"}}, "'A' is no name of a driver"),
     (f"{VOLUMES} +", {"name": "x", "image": {"reference": "a b"}}, "'a b' is no image"),
-    (
-        f"{VOLUMES} +",
-        {"name": "x", "image": {"reference": "a", "pullPolicy": "x"}},
-        "pullPolicy: 'x' is unknown",
-    ),
-    (
-        f"{VOLUMES} +",
-        {"name": "x", "persistentVolumeClaim": {"claimName": "A"}},
-        "claimName: 'A' is no DNS name",
-    ),
     (
         f"{VOLUMES} +",
         {"name": "x", "downwardAPI": {"items": [{"path": "/a"}]}},
@@ -597,7 +499,6 @@ OTHER_TABLE: Sequence[tuple[str, str, Any, str]] = [
     ("Secret", "stringData", {"big": "x" * 2**20}, "at most 1048576 are allowed"),
     ("Secret", "type", "kubernetes.io/tls", "has no 'tls.crt'"),
     ("Secret", "metadata name", "Trust", "'Trust' is no DNS name"),
-    ("NetworkPolicy", "spec policyTypes", ["In"], "policyTypes[0]: 'In' is unknown"),
     ("NetworkPolicy", "spec ingress 0 from 0", {}, "ingress[0].from[0]: empty"),
     ("NetworkPolicy", "spec ingress 0 from 0 ipBlock", {"cidr": "::/0"}, "not go with selectors"),
     ("NetworkPolicy", "spec ingress 0 from 0", {"ipBlock": {"cidr": "1"}}, "no block of addresses"),
@@ -899,11 +800,36 @@ def test_any_json_in_any_place_is_judged_without_an_error(
     assert all(isinstance(each, str) for each in mistakes([with_value(place, value)]))
 
 
+#: Ends of fields that may hold any text, and of those that may hold a number in place of text.
+FREE = (
+    *("annotations *", "args *", "command *", "env * value", "path", "Path", "subPathExpr"),
+    *("httpHeaders * name", "httpHeaders * value", "grpc service", "localhostProfile"),
+    *("dnsConfig options * name", "dnsConfig options * value", "sysctls * value", "nfs server"),
+    *("matchFields * values *", "matchLabelKeys *", "volumeAttributes *", "containerName"),
+)
+NUMBER_OR_TEXT = ("requests *", "limits *", "overhead *", "divisor", "sizeLimit", "port")
+WRONG: Mapping[type, Any] = {str: 5, int: "x", float: "x", bool: "yes", list: {}, dict: "x"}
+
+
+def ends(place: tuple[int, tuple[Any, ...]], patterns: Sequence[str]) -> bool:
+    path = " ".join(map(str, place[1]))
+    return any(fnmatch.fnmatch(path, f"*{pattern}") for pattern in patterns)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("values", [(0, [[]]), ("x", {"a": None})])
-def test_every_field_may_hold_anything_without_an_error(values: Sequence[Any]) -> None:
-    for place, value in zip(PLACES, itertools.cycle(values)):
-        mistakes([with_value(place, value)])
+def test_every_field_has_its_type_and_its_words() -> None:
+    taken = []
+    for index, path in PLACES:
+        value: Any = WHOLE[index]
+        for key in path:
+            value = value[key]
+        place = (index, path)
+        if not (ends(place, NUMBER_OR_TEXT) and type(value) is not bool):
+            taken += [place] * (not mistakes([with_value(place, WRONG[type(value)])]))
+        if isinstance(value, str) and not ends(place, FREE):
+            taken += [place] * (not mistakes([with_value(place, "No such word!")]))
+    # JobSet is not Kubernetes' own.
+    assert [path for _, path in taken] == [("spec", "network", "publishNotReadyAddresses")]
 
 
 @settings(max_examples=50)
