@@ -83,13 +83,6 @@ def test_hosts_are_machines_of_their_own_with_nothing_but_the_interpreter(hosts:
     assert "pytest" not in listed.stdout
 
 
-def test_what_runs_at_the_launcher_is_the_command_itself(hosts: SshHosts, tmp_path: Path) -> None:
-    with hosts.run(
-        ["sh", "-c", "echo $$; pwd"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
-    ) as shell:
-        assert shell.communicate()[0] == f"{shell.pid}\n{tmp_path}\n"
-
-
 def test_what_runs_ignores_no_signal(hosts: SshHosts) -> None:
     """Though these tests may run in the background, under nohup."""
     show = "grep SigIgn /proc/self/status"
@@ -100,30 +93,6 @@ def test_what_runs_ignores_no_signal(hosts: SshHosts) -> None:
     assert not [each for each in asked if any(int(one, 16) >> each - 1 & 1 for one in ignored)]
 
 
-def test_a_crash_ends_ssh_at_once_and_homes_survive_it(hosts: SshHosts) -> None:
-    ssh(hosts, "h2", "touch ~/kept /tmp/lost")
-    with asleep(hosts, "h2") as client:
-        hosts.crash("h2")
-        assert client.wait(30) == 255
-    assert ssh(hosts, "h2", "true").returncode == 255
-    hosts.boot("h2")
-    assert ssh(hosts, "h2", "ls ~ /tmp").stdout.split().count("kept") == 1
-    assert "lost" not in ssh(hosts, "h2", "ls /tmp").stdout
-
-
-def test_a_cut_host_is_silent_until_it_is_healed(hosts: SshHosts) -> None:
-    with asleep(hosts, "h2") as client:
-        hosts.cut("h2")
-        assert "timed out" in ssh(hosts, "h2", "true", connect_s=1).stderr
-        assert client.poll() is None
-        hosts.heal("h2")
-        poll_until(lambda: ssh(hosts, "h2", "true").returncode == 0)
-        assert client.poll() is None
-        (sleep,) = hosts.processes("h2")
-        sleep.kill()
-        client.wait(30)
-
-
 def test_a_block_is_between_two_hosts_one_way(hosts: SshHosts) -> None:
     hosts.block("h1", "h2")
     assert not reaches(hosts, "h1", "h2", within_s=1.0)
@@ -131,26 +100,6 @@ def test_a_block_is_between_two_hosts_one_way(hosts: SshHosts) -> None:
     assert reaches(hosts, "h3", "h2")
     hosts.heal("h2")
     assert reaches(hosts, "h1", "h2")
-
-
-def test_a_wrong_host_key_is_refused(hosts: SshHosts) -> None:
-    hosts.forget_key("h2")
-    assert "IDENTIFICATION HAS CHANGED" in ssh(hosts, "h2", "true").stderr
-    assert ssh(hosts, "h1", "true").returncode == 0
-
-
-def test_a_full_disk_takes_no_byte_until_the_next_boot(hosts: SshHosts) -> None:
-    hosts.fill_disk("h2")
-    assert "No space left" in ssh(hosts, "h2", "echo 1 > ~/file").stderr
-    assert ssh(hosts, "h2", f"{sys.executable} -c 1").returncode == 0
-    hosts.crash("h2")
-    hosts.boot("h2")
-    assert ssh(hosts, "h2", "echo 1 > ~/file").returncode == 0
-
-
-def test_an_address_that_all_hosts_have_leads_to_oneself(hosts: SshHosts) -> None:
-    # sshd listens at another address, so that h1 refuses; elsewhere it would time out.
-    assert "refused" in ssh(hosts, "-J", "h1", _BRIDGE_ADDRESS, "hostname").stderr
 
 
 def test_leftovers_are_told_and_ended_and_files_removed(bed: SshHosts) -> None:
@@ -203,16 +152,6 @@ def test_a_killed_test_run_leaves_nothing() -> None:
         run.kill()
     poll_until(lambda: not folder.exists())
     poll_until(lambda: not any(process.is_running() for process in begun))
-
-
-@needs_slurm
-def test_slurm_runs_on_all_hosts_and_on_one_that_comes_back(slurm: SlurmCluster) -> None:
-    for _ in range(2):
-        with slurm.run(["srun", "-N3", "hostname"], stdout=subprocess.PIPE, text=True) as srun:
-            assert sorted(srun.communicate(timeout=60)[0].split()) == slurm.hosts.names
-        poll_until(lambda: not slurm.leftovers())  # or the controller waits for the end of the job
-        slurm.crash("h2")
-        slurm.boot("h2")
 
 
 @needs_slurm

@@ -359,26 +359,6 @@ class CallsOnce:
         raise RuntimeError("my own fault")
 
 
-@pytest.mark.slow
-def test_the_report_of_a_script_names_the_crash_folder(tmp_path: Path) -> None:
-    source = """
-        import launchpad_lite as lp
-
-        def fails():
-            raise ValueError("boom")
-
-        program = lp.Program("script")
-        program.add_node(lp.PyNode(fails), label="fails")
-        lp.launch(program)
-    """
-    with Script(tmp_path, source) as script:
-        ended = script.run()
-        assert ended.code == 1
-        (line,) = [line for line in ended.stderr.splitlines() if line.startswith("Crash folder: ")]
-        folder = Path(line.partition(": ")[2])
-        assert (folder / "report.txt").read_text().startswith("fails[0] on localhost failed: ")
-
-
 def _memory_cgroup() -> Path:
     """Where a control group with a memory limit can be made."""
     for line in Path("/proc/self/cgroup").read_text().splitlines():

@@ -10,7 +10,6 @@ import http.server
 import json
 import math
 import re
-import signal
 import stat
 import sys
 import threading
@@ -157,24 +156,6 @@ def test_a_run_that_has_ended_can_be_looked_at_until_it_is_removed(
     assert_nothing_is_left(kubernetes)
     words = "there is no run 'short'"
     assert words in kubernetes.command_line("status", "short").refusal()
-
-
-def test_runs_that_wait_for_their_pods_can_be_stopped(kubernetes: KubernetesDesk) -> None:
-    kubernetes.cluster.pending(lambda pod: True)
-    launch = kubernetes.launch()
-    launch.until("waits?")
-    assert "pending" in kubernetes.command_line("status", "counting").check()
-    launch.send(signal.SIGTERM)
-    assert launch.end() == 143
-    assert_nothing_is_left(kubernetes)
-
-    source = """
-        if __name__ == "__main__":
-            lp.launch(make_program(), LAUNCHER, detach=True, **OPTIONS)
-    """
-    kubernetes.launch(source).check()
-    assert "counting: stopped" in kubernetes.command_line("stop", "counting").check()
-    assert_nothing_is_left(kubernetes)
 
 
 # The objects
@@ -369,13 +350,6 @@ def test_a_jobset_runs_as_one(kubernetes: KubernetesDesk) -> None:
     assert not kubernetes.cluster.objects("JobSet")
 
 
-def test_without_jobsets_in_the_cluster_it_is_told(kubernetes: KubernetesDesk) -> None:
-    kubernetes.cluster.without_jobset()
-    refusal = kubernetes.launch(jobset=True).refusal()
-    assert "has no JobSets; launch without jobset=True, or have them installed" in refusal
-    assert_nothing_is_left(kubernetes)
-
-
 @pytest.mark.parametrize("last", ["counting-store", "counting"])
 def test_jobs_that_a_queue_admits_one_after_the_other_wait_for_each_other(
     kubernetes: KubernetesDesk, last: str
@@ -436,18 +410,6 @@ def test_an_image_may_have_our_packages_and_events_and_a_limit_are_no_need(
     kubernetes.kubeconfig = kubernetes.cluster.limited(rights)
     kubernetes.launch(how=_BRIEF, image=INSTALLED_IMAGE, schedule_s=math.inf).check()
     assert_nothing_is_left(kubernetes)
-
-
-def test_a_right_that_is_missing_is_named_with_the_rule_for_it(kubernetes: KubernetesDesk) -> None:
-    rights = documented_role() - {("create", "secrets")}
-    kubernetes.kubeconfig = kubernetes.cluster.limited(rights)
-    refusal = kubernetes.launch().refusal()
-    assert "we may not create secrets in namespace 'team'" in refusal
-    rule = re.search(r"must have the rule (\{.*\})", refusal)
-    assert rule
-    assert json.loads(rule[1]) == {"apiGroups": [""], "resources": ["secrets"], "verbs": ["create"]}
-    # What belonged to the first object goes a moment after it, and nobody waits for that.
-    kubernetes.assert_nothing_is_left()
 
 
 def secrets_of(user: KubernetesDesk) -> list[bytes]:

@@ -3,6 +3,7 @@
 import base64
 import contextlib
 import json
+import re
 import signal
 import socket
 import threading
@@ -203,8 +204,13 @@ def test_what_cannot_be_removed_is_named_beside_the_first_error_and_the_work_is_
 
     seen = disturb(monkeypatch, before=before)
     work = WorkVolume(tmp_path / "shared", {"persistentVolumeClaim": {"claimName": "shared"}})
-    with pytest.raises(LaunchError, match="we may not create secrets") as caught:
+    with pytest.raises(
+        LaunchError, match="we may not create secrets in namespace 'team'"
+    ) as caught:
         create(launcher(work=work))
+    rule = re.search(r"must have the rule (\{.*?\})", str(caught.value))
+    assert rule
+    assert json.loads(rule[1]) == {"apiGroups": [""], "resources": ["secrets"], "verbs": ["create"]}
     assert "; what was created remains (cannot delete Job demo: " in str(caught.value)
     assert str(caught.value).endswith("Remove it: kubectl delete job demo -n team")
     assert not [*(tmp_path / "shared").iterdir()]
@@ -236,6 +242,13 @@ def test_what_an_interrupted_launch_cannot_remove_is_named(
         create(launcher())
     assert "kubectl delete job demo -n team" in capsys.readouterr().err
     assert "jobs/demo" in left(cluster)
+
+
+def test_without_jobsets_in_the_cluster_it_is_told(cluster: ApiServer) -> None:
+    cluster.jobsets = False
+    with pytest.raises(LaunchError, match="has no JobSets; launch without jobset=True, or have"):
+        create(launcher(jobset=True))
+    assert nothing_is_left(cluster)
 
 
 def test_a_run_is_found_again_by_a_launcher_that_was_made_by_hand(cluster: ApiServer) -> None:

@@ -212,10 +212,3 @@ def test_the_emitted_script_leaves_alone_what_it_did_not_create(tmp_path: Path) 
     script = Script(tmp_path, "jsonpath={.metadata.uid}")
     assert script.code == 1
     assert not [each for each in script.calls if each.startswith("delete")]
-
-
-def test_kubectl_apply_takes_emitted_objects(tmp_path: Path) -> None:
-    # It keeps a copy of each in an annotation, and all annotations of one may have 256 KiB.
-    for name, obj in emit(tmp_path).items():
-        texts = [json.dumps(obj), *obj["metadata"].get("annotations", {}).values()]
-        assert sum(map(len, texts)) < 256_000, name

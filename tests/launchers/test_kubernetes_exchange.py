@@ -404,29 +404,6 @@ def pipe() -> Iterator[tuple[int, int]]:
             os.close(end)
 
 
-def test_what_is_left_of_a_pods_log_is_written_at_the_end_as_far_as_somebody_reads(
-    pipe: tuple[int, int],
-) -> None:
-    data = random.Random(0).randbytes(1_000_000)
-    received = bytearray()
-
-    def take() -> None:
-        while len(received) < len(data):
-            received.extend(os.read(pipe[0], 1 << 16))
-
-    log = _PodLog(pipe[1])
-    log.put(data[:500_000])
-    log.put(data[500_000:])
-    log.finish(time.monotonic() + 0.1)
-    assert len(log), "nobody has read"
-    reader = threading.Thread(target=take, daemon=True)
-    reader.start()
-    log.finish(time.monotonic() + 60)
-    assert not len(log)
-    reader.join(60)
-    assert bytes(received) == data
-
-
 def test_a_pods_log_says_how_much_it_lacks(pipe: tuple[int, int]) -> None:
     log = _PodLog(pipe[1])
     log.put(b"x" * (17 << 20))  # more than may wait

@@ -554,22 +554,6 @@ def test_what_is_together_has_affinity_to_each_other_only() -> None:
     assert "affinity" not in pods["d"]["spec"]
 
 
-def test_services_select_their_pods_and_name_all_ports() -> None:
-    objects = made(group("actor", 2, ports=2), group("silent"))
-    for label, ports in (("actor", [4251, 4252]), ("silent", None)):
-        service = find(objects, "Service", f"demo-{label}")["spec"]
-        pod = job_spec(objects, f"demo-{label}")["template"]
-        assert service["selector"].items() <= pod["metadata"]["labels"].items()
-        assert pod["spec"]["subdomain"] == f"demo-{label}"
-        assert service["clusterIP"] == "None"
-        found = [each["port"] for each in service["ports"]] if "ports" in service else None
-        assert found == ports
-    root = find(objects, "Service", "demo")["spec"]
-    supervisor = job_spec(objects, "demo")["template"]["metadata"]["labels"]
-    assert root["selector"].items() <= supervisor.items()
-    assert "clusterIP" not in root
-
-
 def test_nothing_secret_is_in_what_can_be_listed() -> None:
     secret = b"most secret"
     files = Files({"key.pem": secret}, {"order.json": secret}, work=secret)
@@ -645,20 +629,6 @@ def test_only_the_root_waits_to_be_told() -> None:
     assert job_spec(objects, "demo")["suspend"] is True
     assert "suspend" not in job_spec(objects, "demo-actor")
     assert job_spec(made(group("actor")), "demo")["suspend"] is False
-
-
-def test_a_jobset_has_all_jobs_and_ends_with_the_supervisor() -> None:
-    root, *others = jobset_with_kueue()
-    assert (root["kind"], root["metadata"]["name"]) == ("JobSet", "demo")
-    assert {each["kind"] for each in others} == {"Service", "Secret", "NetworkPolicy"}
-    jobs = {each["name"]: each["template"]["spec"] for each in root["spec"]["replicatedJobs"]}
-    assert list(jobs) == ["supervisor", "actor"]
-    assert root["spec"]["successPolicy"]["targetReplicatedJobs"] == ["supervisor"]
-    # A Service of the JobSet's own would be called like the supervisor's.
-    assert root["spec"]["network"] == {"enableDNSHostnames": False}
-    assert jobs["actor"]["template"]["spec"]["subdomain"] == "demo-actor"
-    for spec in jobs.values():
-        assert not {"suspend", "ttlSecondsAfterFinished"} & {*spec}
 
 
 def test_no_network_policy_when_the_cluster_is_to_decide() -> None:

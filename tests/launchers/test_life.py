@@ -66,18 +66,6 @@ def test_several_programs_run_side_by_side(launch_program: Any) -> None:
     assert all_running[2].client("server").ping(6) == 6
 
 
-@pytest.mark.slow
-def test_fifty_nodes_come_up_and_end(launch_program: Any) -> None:
-    program = lp.Program("fifty")
-    with program.group("server"):
-        for _ in range(50):
-            program.add_node(lp.CourierNode(Server))
-    running = launch_program(program, "test_mp", notice_s=20)
-    assert [running.client("server", i).ping(i) for i in range(50)] == list(range(50))
-    result = running.stop()
-    assert result.killed == ()
-
-
 def test_a_result_that_cannot_be_pickled_harms_the_call_only(launch_program: Any) -> None:
     program = lp.Program("unpicklable")
     program.add_node(lp.CourierNode(Server), label="server")

@@ -104,15 +104,6 @@ def test_a_killed_node_comes_back_at_its_address_and_knows_that_it_did(
     assert result.outcome is lp.Outcome.STOPPED
 
 
-def test_a_node_that_recovers_lets_the_program_complete(launch_program: Any) -> None:
-    program = lp.Program("recovers")
-    program.add_node(lp.PyClassNode(Fails, 2), label="fails")
-    result = launch_program(program, restart={"fails": QUICK}).wait()
-    assert result.outcome is lp.Outcome.COMPLETED
-    assert _restarts(result) == [("fails[0]", 1), ("fails[0]", 2)]
-    assert [restart.failure.summary for restart in result.restarts] == ["ValueError: boom"] * 2
-
-
 def test_a_node_that_always_runs_runs_again_until_the_program_is_stopped(
     launch_program: Any,
 ) -> None:

@@ -222,27 +222,6 @@ def test_a_bare_python_is_enough_and_what_was_edited_is_sent_anew(ssh: SshDesk) 
     assert len(kept[22]) == len(kept[1]) + 1  # the edited one; all else is not sent again
 
 
-def test_children_of_nodes_import_the_script_that_was_sent(ssh: SshDesk) -> None:
-    source = """
-        import multiprocessing
-
-        def double(number):
-            print("doubled", 2 * number, __name__, __file__, flush=True)
-
-        class Caller(Caller):
-            def run(self):
-                for method in ("fork", "spawn"):
-                    context = multiprocessing.get_context(method)
-                    child = context.Process(target=double, args=(21,))
-                    child.start()
-                    child.join()
-                super().run()
-    """
-    output = ssh.launch(source, how=_BRIEF).check()
-    assert output.count("doubled 42 __main__ ") == 2
-    assert output.count("doubled 42 __mp_main__ ") == 2
-
-
 def test_requirements_are_installed_once(ssh: SshDesk) -> None:
     wheel = ssh.hosts.shared / "tiny-1.5-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
@@ -454,49 +433,6 @@ def test_large_arrays_and_many_calls_pass_the_tunnel(ssh: SshDesk) -> None:
     run.until(r"there and back[^\r]*there and back")
     (ssh.shared / "wait").unlink()
     run.check()
-
-
-def test_a_server_that_does_not_read_holds_up_nobody_and_not_the_stop(ssh: SshDesk) -> None:
-    source = """
-        import signal, threading
-
-        class Frozen(Store):
-            def freeze(self):
-                threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGSTOP)).start()
-
-        class Caller:
-            def __init__(self, frozen, store):
-                self.frozen, self.store = frozen, store
-
-            def flood(self):
-                self.unread = [self.frozen.futures.echo(bytes(4 << 20)) for _ in range(32)]
-
-            def run(self):
-                self.frozen.freeze()
-                # Whoever sends more than is on its way waits, as with any connection.
-                threading.Thread(target=self.flood, daemon=True).start()
-                longest = 0.0
-                end = time.monotonic() + 3
-                while time.monotonic() < end:
-                    begin = time.monotonic()
-                    self.store.add()
-                    longest = max(longest, time.monotonic() - begin)
-                print(f"longest {longest:.2f}", flush=True)
-                lp.stop()
-
-        if __name__ == "__main__":
-            program = lp.Program("slow")
-            frozen = program.add_node(lp.CourierNode(Frozen, HOW), label="frozen")
-            store = program.add_node(lp.CourierNode(Store, HOW), label="store")
-            program.add_node(lp.CourierNode(Caller, frozen, store), label="caller")
-            running = lp.launch(program, LAUNCHER, notice_s=1, **OPTIONS)
-            print("KILLED", *running.wait().killed)
-    """
-    placement = {"frozen": "h1", "store": "h1", "caller": "h2"}
-    output = ssh.launch(source, hosts="h1,h2", tunnel="always", placement=placement).check()
-    (longest,) = re.findall(r"longest (\S+)", output)
-    assert float(longest) < 20  # held up, it would wait for ever
-    assert re.search(r"KILLED .*frozen\[0\]", output)
 
 
 # Security
