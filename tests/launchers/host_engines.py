@@ -25,6 +25,7 @@ from launchpad_lite.testing import poll_until
 from tests.beds.kubernetes.cluster import IMAGE, KubernetesCluster
 from tests.beds.slurm import SlurmCluster
 from tests.beds.ssh_hosts import LAUNCHER, Bed, SshHosts, lend
+from tests.launchers.kubernetes_access import documented_role
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 #: For what takes seconds; the rest is for a machine that is busy.
@@ -692,23 +693,6 @@ class KubernetesDesk(Desk):
             each["status"].get("succeeded") and each["metadata"]["name"] == name
             for each in self.cluster.objects("Job")
         )
-
-
-def documented_role() -> set[tuple[str, str]]:
-    """What the documentation says that users need, as verb and resource."""
-    import yaml
-
-    text = (CHECKOUT / "docs" / "kubernetes.md").read_text()
-    blocks = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
-    (found,) = (
-        each for block in blocks for each in yaml.safe_load_all(block) if each["kind"] == "Role"
-    )
-    return {
-        (verb, resource)
-        for rule in found["rules"]
-        for resource in rule["resources"]
-        for verb in rule["verbs"]
-    }
 
 
 def is_python(process: psutil.Process) -> bool:

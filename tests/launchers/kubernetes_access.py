@@ -2,6 +2,7 @@
 
 import functools
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,16 +16,6 @@ from launchers.kubernetes import KubernetesLauncher
 Fault = Callable[[], None]
 
 
-#: What the documentation says that users need, but for JobSets.
-RIGHTS = frozenset(
-    {
-        *(("create", kind) for kind in ("services", "secrets", "networkpolicies")),
-        *((verb, "jobs") for verb in ("create", "get", "list", "watch", "patch", "delete")),
-        *((verb, "pods") for verb in ("get", "list", "watch", "patch", "delete")),
-        *((verb, "events") for verb in ("list", "watch")),
-        ("get", "pods/log"),
-    }
-)
 #: Nothing waits for more than moments until it is tried again.
 HASTY = Timing(
     request_pause_s=0.01,
@@ -38,6 +29,23 @@ class HastyLauncher(KubernetesLauncher):
     """Tries again at once."""
 
     __init__ = functools.partialmethod(KubernetesLauncher.__init__, timing=HASTY)
+
+
+def documented_role() -> frozenset[tuple[str, str]]:
+    """What the documentation says that users need but for JobSets, as verb and resource."""
+    import yaml
+
+    text = (Path(__file__).parents[2] / "docs" / "kubernetes.md").read_text()
+    blocks = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    (found,) = (
+        each for block in blocks for each in yaml.safe_load_all(block) if each["kind"] == "Role"
+    )
+    return frozenset(
+        (verb, resource)
+        for rule in found["rules"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    )
 
 
 def write_config(

@@ -43,8 +43,7 @@ from tests.beds.kubernetes.controllers import (
 from tests.beds.kubernetes.logs import Log
 from tests.beds.kubernetes.server import ApiServer, Failure
 from tests.beds.kubernetes.store import ApiError, Object, Store, stamp
-from tests.launchers import kubernetes_access
-from tests.launchers.kubernetes_access import write_config
+from tests.launchers.kubernetes_access import documented_role, write_config
 
 NAMESPACE, TOKEN = "team", "of-the-researcher"
 LAUNCHER = "launchpad-lite/launcher"
@@ -53,9 +52,7 @@ KEY, ANOTHER_KEY = b"of this run", b"of another run"
 MACHINE, ANOTHER_MACHINE = "machine-1", "machine-2"
 #: What the cluster says whose supervisor was told to end.
 TOLD_TO_END = ProgramResult(Outcome.INTERRUPTED, reason="SIGTERM", signum=signal.SIGTERM)
-RIGHTS = kubernetes_access.RIGHTS | {
-    (verb, "jobsets") for verb in ("create", "get", "patch", "delete")
-}
+RIGHTS = documented_role() | {(verb, "jobsets") for verb in ("create", "get", "patch", "delete")}
 #: Nothing waits for long that is asked again, and nobody gives up soon.
 BRIEF = Timing(
     request_pause_s=0.05,
@@ -297,19 +294,6 @@ class PretendedCluster:
     def warn(self, pod: Object, reason: str, message: str) -> None:
         """Notes an event about a pod."""
         self._events.record(pod, "Warning", reason, message)
-
-    def hold(self, name: str) -> None:
-        """Has somebody hold a pod after its end."""
-        self._set_finalizers(name, ["example.com/hold"])
-
-    def release(self, name: str) -> None:
-        self._set_finalizers(name, [])
-
-    def _set_finalizers(self, name: str, finalizers: Sequence[str]) -> None:
-        def write(item: Object) -> None:
-            item["metadata"]["finalizers"] = [*finalizers]
-
-        self.store.update("pods", NAMESPACE, name, write)
 
     def fail(self, status: int, matches: Callable[[str, str], bool] = lambda *_: True) -> None:
         """Has the server fail, until `heal`; open connections break."""

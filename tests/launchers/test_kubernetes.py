@@ -24,8 +24,9 @@ import pytest
 from launchpad_lite.testing import poll_until
 from tests.beds.kubernetes.cluster import BARE_IMAGE, IMAGE, INSTALLED_IMAGE
 from tests.engines import needs_kubernetes
-from tests.launchers.host_engines import PROGRAM, KubernetesDesk, documented_role
+from tests.launchers.host_engines import PROGRAM, KubernetesDesk
 from tests.launchers.interpreters import find_other_minor_version
+from tests.launchers.kubernetes_access import documented_role
 
 pytest.importorskip("kubernetes")
 pytestmark = [needs_kubernetes, pytest.mark.slow, pytest.mark.timeout(300)]

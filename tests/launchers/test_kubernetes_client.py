@@ -451,15 +451,6 @@ def inline(pem: bytes) -> dict[str, str]:
     return {"certificate-authority-data": base64.b64encode(pem).decode()}
 
 
-def test_certificates_that_were_tidied_away_are_not_forgotten(tmp_path: Path, write: Write) -> None:
-    mine = Authority("a cluster").issue("server")
-    with secure_stub(served_by(tmp_path, mine.certificate + mine.key)) as stub:
-        write(stub.url, cluster=inline(mine.authority))
-        with connected() as api:
-            Path(api._client.configuration.ssl_ca_cert).unlink()
-            assert api.list("Pod") == []
-
-
 def test_certificates_that_are_renewed_in_their_files_are_used(
     tmp_path: Path, write: Write
 ) -> None:
@@ -631,14 +622,19 @@ def tunnel(context: ssl.SSLContext | None) -> Iterator[str]:
             thread.join()
 
 
-@pytest.mark.parametrize("is_secure", [False, True])
-def test_a_proxy_does_not_stand_in_the_way_of_certificates(
-    tmp_path: Path, write: Write, is_secure: bool
+@pytest.mark.parametrize("by", ["itself", "a proxy", "a secure proxy"])
+def test_certificates_that_were_tidied_away_are_not_forgotten_nor_is_a_proxy_in_their_way(
+    tmp_path: Path, write: Write, by: str
 ) -> None:
     mine = Authority("a cluster").issue("server")
     context = served_by(tmp_path, mine.certificate + mine.key)
-    with secure_stub(context) as stub, tunnel(context if is_secure else None) as proxy:
-        write(stub.url, cluster={**inline(mine.authority), "proxy-url": proxy})
+    cluster = inline(mine.authority)
+    with contextlib.ExitStack() as stack:
+        stub = stack.enter_context(secure_stub(context))
+        if by != "itself":
+            proxy = stack.enter_context(tunnel(context if "secure" in by else None))
+            cluster["proxy-url"] = proxy
+        write(stub.url, cluster=cluster)
         with connected() as api:
             Path(api._client.configuration.ssl_ca_cert).unlink()
             assert api.list("Pod") == []
@@ -830,14 +826,10 @@ def test_what_is_not_there_is_none_and_need_not_be_deleted(api: Api) -> None:
     assert not api.delete("Pod", "x")
 
 
-def test_a_delete_says_how(api: Api, stub: Stub) -> None:
+def test_a_delete_says_how_and_of_which_object_of_this_name(api: Api, stub: Stub) -> None:
     stub.on("DELETE", f"{PODS}/x", Answer(body=pod("x")))
     assert api.delete("Pod", "x", grace_s=0)
     assert stub.requests[-1].query == {"gracePeriodSeconds": "0", "propagationPolicy": "Background"}
-
-
-def test_one_object_and_no_other_of_its_name_is_deleted(api: Api, stub: Stub) -> None:
-    stub.on("DELETE", f"{PODS}/x", Answer(body=pod("x")))
     assert api.delete("Pod", "x", uid="1")
     body = stub.requests[-1].body
     assert body["preconditions"] == {"uid": "1"}
@@ -1061,19 +1053,20 @@ def test_a_log_comes_line_by_line_with_all_bytes(api: Api, stub: Stub) -> None:
     assert stub.requests[-1].query["tailLines"] == "4"
 
 
-@pytest.mark.parametrize("then", ["end", "breaks"])
-def test_a_log_that_is_followed_leaves_out_what_may_be_cut(api: Api, stub: Stub, then: str) -> None:
+@pytest.mark.parametrize(
+    ("then", "options", "asked"),
+    [
+        ("end", {"follow": True, "since_s": 7}, {"follow": "true", "sinceSeconds": "7"}),
+        ("breaks", {"follow": True, "timestamps": True}, {"follow": "true", "timestamps": "true"}),
+        ("end", {"whole_lines": True}, {"follow": "false"}),
+    ],
+)
+def test_a_log_leaves_out_what_may_be_cut(
+    api: Api, stub: Stub, then: str, options: dict[str, Any], asked: dict[str, str]
+) -> None:
     stub.on("GET", f"{PODS}/x/log", Answer(lines=[b"one\ntwo\nthr"], then=then))
-    lines = api.logs("x", "node", follow=True, since_s=7, timestamps=True)
-    assert list(lines) == ["one", "two"]
-    query = stub.requests[-1].query
-    assert (query["follow"], query["sinceSeconds"], query["timestamps"]) == ("true", "7", "true")
-
-
-def test_a_log_that_is_not_followed_may_leave_out_what_may_be_cut(api: Api, stub: Stub) -> None:
-    stub.on("GET", f"{PODS}/x/log", Answer(lines=[b"one\ntwo\nthr"]))
-    assert list(api.logs("x", "node", whole_lines=True)) == ["one", "two"]
-    assert stub.requests[-1].query["follow"] == "false"
+    assert list(api.logs("x", "node", **options)) == ["one", "two"]
+    assert asked.items() <= stub.requests[-1].query.items()
 
 
 def test_a_log_that_is_not_there_yet_says_why(api: Api, stub: Stub) -> None:

@@ -26,7 +26,7 @@ pytest.importorskip("kubernetes_validate")
 from tests.beds.kubernetes.controllers import GarbageCollector, Loop
 from tests.beds.kubernetes.server import ApiServer, Failure
 from tests.beds.kubernetes.store import Store
-from tests.launchers.kubernetes_access import RIGHTS, HastyLauncher, disturb, write_config
+from tests.launchers.kubernetes_access import HastyLauncher, disturb, documented_role, write_config
 
 LOST = ConnectionResetError("the answer was lost")
 
@@ -65,7 +65,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServ
     store = Store()
     store.create("namespaces", {"metadata": {"name": "team"}})
     api = ApiServer(store, "team", lambda *_: pytest.fail("no logs"), lambda _: "")
-    api.tokens["a-token"] = RIGHTS
+    api.tokens["a-token"] = documented_role()
     loop = Loop(store, [GarbageCollector(store).run])
     monkeypatch.setenv("KUBECONFIG", str(write_config(tmp_path, api.url, namespace="team")))
     yield api
@@ -196,7 +196,7 @@ def test_a_first_object_that_is_there_only_after_the_interrupt_is_removed(
 def test_what_cannot_be_removed_is_named_beside_the_first_error_and_the_work_is_taken_back(
     cluster: ApiServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    cluster.tokens["a-token"] = RIGHTS - {("create", "secrets")}
+    cluster.tokens["a-token"] = documented_role() - {("create", "secrets")}
 
     def before() -> None:
         if seen[-1].startswith("DELETE"):

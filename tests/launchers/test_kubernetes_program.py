@@ -851,23 +851,8 @@ def test_a_pod_is_removed_and_replaced_once_its_node_is_lost_and_not_while_it_wo
     poll_until(lambda: works["uid"] not in uids(cluster))
 
 
-def test_no_other_pod_is_made_for_a_node_that_may_not_be_restarted(
-    stuck_lab: Lab, cluster: PretendedCluster, told: Told
-) -> None:
-    program, supervisor = stuck_lab.run()
-    settle(cluster, program, supervisor)
-    stuck = cluster.pod(program.names.host("actor", 0))["metadata"]
-    cluster.lost.add(MACHINE)
-    cluster.store.delete("pods", NAMESPACE, stuck["name"], grace_s=0)
-    supervisor.tell(program, actor_0="ended")
-    poll_until(lambda: told(f"pod {stuck['name']} ends when it is back"))
-    assert stuck["uid"] in uids(cluster)
-    assert not cluster.requests("DELETE")
-
-
-@pytest.mark.parametrize("who", ["pods have lost it", "it has missed its launcher"])
 def test_a_supervisor_is_removed_once_it_cannot_work_and_the_program_begins_anew(
-    stuck_lab: Lab, cluster: PretendedCluster, told: Told, who: str
+    stuck_lab: Lab, cluster: PretendedCluster, told: Told
 ) -> None:
     program, supervisor = stuck_lab.run(moves=True, notice_s=0.0, launcher_silence_s=300.0)
     settle(cluster, program, supervisor)
@@ -878,11 +863,8 @@ def test_a_supervisor_is_removed_once_it_cannot_work_and_the_program_begins_anew
     waits = f"machine {ANOTHER_MACHINE} does not answer; pod {stuck['name']} is replaced when"
     poll_until(lambda: told(waits))
     assert stuck["uid"] in uids(cluster)
-    if who == "pods have lost it":
-        for node in nodes:
-            cluster.end(node, 75)
-    else:
-        stuck_lab.clock.advance(300.0)
+    for node in nodes:
+        cluster.end(node, 75)
     second = cluster.supervisor(2)
     assert stuck["uid"] not in uids(cluster)
     poll_until(lambda: told(f"the program starts again, in {second.pod['metadata']['name']}"))
@@ -933,24 +915,6 @@ def test_that_the_machine_of_a_supervisor_is_away_is_told_with_what_follows(
     assert told(f"supervisor: the cluster gets no signal from the machine {ANOTHER_MACHINE}") == 1
 
 
-def test_a_pod_that_has_ended_is_not_removed_by_force_whatever_holds_it(
-    stuck_lab: Lab, cluster: PretendedCluster
-) -> None:
-    program, supervisor = stuck_lab.run(moves=True)
-    settle(cluster, program, supervisor)
-    held, stuck = (cluster.pod(program.names.host("actor", each))["metadata"] for each in (0, 1))
-    cluster.is_lost = True
-    for each in (held, stuck):
-        cluster.store.delete("pods", NAMESPACE, each["name"], grace_s=1)
-    cluster.hold(held["name"])
-    cluster.end(cluster.store.get("pods", NAMESPACE, held["name"]), 75)
-    supervisor.tell(program, actor_0="restarting", actor_1="restarting")
-    poll_until(lambda: stuck["uid"] not in uids(cluster))
-    assert held["uid"] in uids(cluster)
-    assert not cluster.requests(f"DELETE {PODS}/{held['name']}")
-    cluster.release(held["name"])
-
-
 def test_a_shell_that_attaches_removes_no_pod(stuck_lab: Lab, cluster: PretendedCluster) -> None:
     program = stuck_lab.detach()
     other = stuck_lab.attach(program)
@@ -961,20 +925,3 @@ def test_a_shell_that_attaches_removes_no_pod(stuck_lab: Lab, cluster: Pretended
     assert not other.join(0.5)
     assert stuck["uid"] in uids(cluster)
     assert not cluster.requests("DELETE")
-
-
-def test_a_pod_that_cannot_be_removed_now_is_removed_later(
-    stuck_lab: Lab, cluster: PretendedCluster
-) -> None:
-    stuck_lab.wait_for(attempts=1)
-    program, supervisor = stuck_lab.run(moves=True)
-    settle(cluster, program, supervisor)
-    stuck = cluster.pod(program.names.host("actor", 0))["metadata"]
-    path = f"{PODS}/{stuck['name']}"
-    cluster.fail(503, lambda method, where: method == "DELETE" and where.startswith(path))
-    cluster.is_lost = True
-    cluster.store.delete("pods", NAMESPACE, stuck["name"], grace_s=0)
-    supervisor.tell(program, actor_0="restarting")
-    poll_until(lambda: len(cluster.requests(f"DELETE {path}")) >= 2)
-    cluster.heal()
-    poll_until(lambda: stuck["uid"] not in uids(cluster))

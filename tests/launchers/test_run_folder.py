@@ -188,37 +188,31 @@ def test_reports_take_the_place_of_links(tmp_path: Path, precious: Path) -> None
         assert (tmp_path / f"{name}.txt").lstat().st_mode == stat.S_IFREG | 0o600
 
 
-def test_a_log_that_reaches_its_limit_is_followed_into_its_next_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def followed(tmp_path: Path) -> tuple[NodeLogs, FollowedLogs]:
+    """The logs of one node, each of at most 3000 bytes, and who follows them."""
     program = lp.Program("followed")
     program.add_node(lp.PyNode(print), label="greeter")
     run = RunFolder(tmp_path)
     logs = NodeLogs(run.logs, ["greeter[0]"], 3000)
-    followed = FollowedLogs(run, lp.plan(program, "local_mp"))
-    for number in range(1000):
-        logs.write("greeter[0]", b"line %d\n" % number)
-        if number % 50 == 0:
-            followed.show()
-    followed.finish()
-    show_rest(10.0, lambda: False)
-    lines = capsys.readouterr().out.splitlines()
-    assert lines == [f"[greeter[0]] line {number}" for number in range(1000)]
+    return logs, FollowedLogs(run, lp.plan(program, "local_mp"))
 
 
-def test_what_a_log_had_no_room_for_before_it_was_followed_is_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("often", [True, False])
+def test_a_log_is_followed_into_its_next_file_and_what_it_had_no_room_for_is_told(
+    followed: tuple[NodeLogs, FollowedLogs], capsys: pytest.CaptureFixture[str], often: bool
 ) -> None:
-    program = lp.Program("followed")
-    program.add_node(lp.PyNode(print), label="greeter")
-    run = RunFolder(tmp_path)
-    logs = NodeLogs(run.logs, ["greeter[0]"], 3000)
-    followed = FollowedLogs(run, lp.plan(program, "local_mp"))
-    followed.show()
+    logs, follower = followed
+    follower.show()
     for number in range(1000):
         logs.write("greeter[0]", b"line %d\n" % number)
-    followed.finish()
+        if often and number % 50 == 0:
+            follower.show()
+    follower.finish()
     show_rest(10.0, lambda: False)
     shown = capsys.readouterr().out
-    assert shown.count("lines were not shown") == 1
-    assert shown.splitlines()[-1] == "[greeter[0]] line 999"
+    assert shown.count("lines were not shown") == (0 if often else 1)
+    lines = shown.splitlines()
+    if often:
+        assert lines == [f"[greeter[0]] line {number}" for number in range(1000)]
+    assert lines[-1] == "[greeter[0]] line 999"
