@@ -15,7 +15,7 @@ import pytest
 
 import launchpad_lite as lp
 from launchpad_lite.testing import poll_until
-from tests.launchers.scripts import Script
+from tests.launchers.scripts import Script, without_logs_line
 
 _MANY = """
     import sys
@@ -33,15 +33,28 @@ _MANY = """
         sys.stdout.buffer.write(b"\\xff\\xfe caf\\xc3\\xa9\\n")
         sys.stdout.write("no end of line")
 
+    def bar():
+        for percent in range(101):
+            sys.stdout.write(f"\\r{percent}%")
+        sys.stdout.write("\\n\\r7%\\r8%")
+
+    def endless():
+        for _ in range(100):
+            sys.stdout.write("#" * 65535)
+
     program = lp.Program("output")
+    if "closed" in sys.argv:
+        sys.stdout.close()
     if sys.argv[1] == "talk":
         with program.group("talk"):
             for index in range(4):
                 program.add_node(lp.PyNode(talk, index))
     elif sys.argv[1] == "shout":
         program.add_node(lp.PyNode(shout, 50), label="shout")
-    else:
+    elif sys.argv[1] == "bytes":
         program.add_node(lp.PyNode(bytes_only), label="bytes")
+    else:
+        program.add_node(lp.PyNode(globals()[sys.argv[1]]), label="bar")
     lp.launch(program)
 """
 
@@ -189,6 +202,22 @@ def test_output_may_be_any_bytes_and_need_not_end_its_line(
         ended = script.run("bytes", env={"PYTHONIOENCODING": encoding})
         assert ended.stdout == f"[bytes[0]] {shown}\n[bytes[0]] no end of line\n"
         assert script.log("bytes[0]") == b"\xff\xfe caf\xc3\xa9\nno end of line"
+
+
+def test_in_a_pipe_a_bar_is_its_last_state_and_a_line_without_end_comes_in_pieces(
+    tmp_path: Path,
+) -> None:
+    with Script(tmp_path, _MANY) as script:
+        assert script.run("bar").stdout == "[bar[0]] 100%\n[bar[0]] 8%\n"
+        shown = script.run("endless").stdout
+    assert shown.count("#") == 6_553_500
+    assert len(shown.splitlines()) > 1
+
+
+def test_a_console_that_is_gone_is_no_mistake(tmp_path: Path) -> None:
+    with Script(tmp_path, _MANY) as script:
+        ended = script.run("bar", "closed")
+        assert (ended.code, without_logs_line(ended.stderr)) == (0, "")
 
 
 def test_a_terminal_shows_colours(tmp_path: Path) -> None:
