@@ -1,7 +1,6 @@
 """Colocations that run: calls inside and from outside, ends, failures, stops, state."""
 
 import contextlib
-import json
 import os
 import sys
 import threading
@@ -14,6 +13,7 @@ import pytest
 import courier
 import launchpad_lite as lp
 from launchpad_lite.testing import poll_until
+from tests.launchers.counting import Counter
 from tests.launchers.running import states
 
 both = pytest.mark.parametrize("launcher", ["test_mt", "test_mp"])
@@ -434,23 +434,6 @@ def test_heartbeats_of_inner_nodes_are_those_of_the_whole(
     with pytest.raises(TimeoutError):
         running.wait(9)
     assert running.stop().outcome is lp.Outcome.STOPPED
-
-
-class Counter:
-    """Its state is a number."""
-
-    def __init__(self) -> None:
-        self._value = 0
-
-    def add(self, by: int) -> int:
-        self._value += by
-        return self._value
-
-    def save(self, folder: Path) -> None:
-        (folder / "value.json").write_text(json.dumps(self._value))
-
-    def restore(self, folder: Path) -> None:
-        self._value = json.loads((folder / "value.json").read_text())
 
 
 @pytest.mark.parametrize(

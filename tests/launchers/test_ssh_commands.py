@@ -120,10 +120,6 @@ def test_requirements_that_cannot_be_read_are_told() -> None:
         ("h1:cpu=8,h2:cpu=8,h3:cpu=8", {"strategy": "pack"}, "h1 h1 h1"),
         ("h1,h2,h3", {"placement": {"learner": "h2", "actor": ["h1", "h3"]}}, "h1 h3 h2"),
         ("h1:gpu=2,h2:gpu=0,h3:gpu=0", {"resources": {"learner": {"gpu": 1}}}, "h2 h3 h1"),
-        # However hosts are written down.
-        ([{"name": "h3", "user": "ann", "gpu": 2}], {}, "h3 h3 h3"),
-        ([HostSpec("h3", user="ann", gpu=2)], {}, "h3 h3 h3"),
-        ("ann@h3:gpu=2", {}, "h3 h3 h3"),
     ],
 )
 def test_nodes_are_placed_on_hosts(hosts: Any, options: dict[str, Any], expected: str) -> None:
@@ -145,11 +141,6 @@ def test_impossible_placements_are_explained_together() -> None:
         lp.plan(make_program(), "ssh", hosts="h1:gpu=1,h2:gpu=0", resources=resources)
     assert "learner[0] wants gpu=4; h1 has gpu=1" in str(raised.value)
     assert "actor[1] wants gpu=2; h1 has gpu=1" in str(raised.value)
-
-
-def test_a_placement_on_a_host_that_is_not_there_is_told_with_those_that_are() -> None:
-    with pytest.raises(ProgramError, match="no host 'h9'; the hosts are: h1, h2"):
-        lp.plan(make_program(), "ssh", hosts="h1,h2", placement={"actor": "h9"})
 
 
 def test_a_launcher_serves_several_programs() -> None:

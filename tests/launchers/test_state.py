@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import json
 import os
 import signal
 import time
@@ -15,27 +14,11 @@ import courier
 import launchpad_lite as lp
 from launchpad_lite.testing import poll_until
 from launchpad_lite.testing.programs import call_until_answered
+from tests.launchers.counting import Counter
 from tests.launchers.running import first_pid
 from tests.launchers.scripts import Script
 
 QUICK = lp.RestartPolicy(backoff_s=0.01, max_restarts=50)
-
-
-class Counter:
-    """Its state is a number."""
-
-    def __init__(self) -> None:
-        self._value = 0
-
-    def add(self, by: int = 1) -> int:
-        self._value += by
-        return self._value
-
-    def save(self, folder: Path) -> None:
-        (folder / "value.json").write_text(json.dumps(self._value))
-
-    def restore(self, folder: Path) -> None:
-        self._value = json.loads((folder / "value.json").read_text())
 
 
 class Runner(Counter):

@@ -184,10 +184,6 @@ class KubernetesCluster(Bed):
             if pod["spec"].get("nodeName") == node:
                 self._network.heal(pod["metadata"]["uid"])
 
-    def without_jobset(self) -> None:
-        """Lets the cluster not know JobSet, until it is restored."""
-        self._api.jobsets = False
-
     def leftovers(self) -> list[str]:
         """What is there: objects but events, containers that run, and networks of pods."""
         ignored = ("events", "nodes", "namespaces")
@@ -226,7 +222,6 @@ class KubernetesCluster(Bed):
         self._scheduler.pending.clear()
         self._kubelet.offline.clear()
         self._network.heal()
-        self._api.jobsets = True
         self._api.tokens = {_TOKEN: None}
         for node in self._nodes:
             node.unschedulable = False

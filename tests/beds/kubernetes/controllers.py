@@ -261,15 +261,6 @@ class JobController:
         active = [pod for pod in pods if _is_active(pod)]
         running = [pod for pod in active if "deletionTimestamp" not in pod["metadata"]]
         if spec.get("suspend") and count.verdict is None:
-            for pod in running:
-                self._delete(pod)
-                self.record(
-                    job,
-                    "Normal",
-                    "SuccessfulDelete",
-                    f"Deleted pod: {pod['metadata']['name']}",
-                    "job-controller",
-                )
             count.clock = None
             self._write(job, count, pods, suspended=True)
             return
@@ -321,8 +312,6 @@ class JobController:
                 count.succeeded.add(index)
             return
         count.failures += 1
-        if spec.get("suspend"):
-            return
         action, why = _policy(spec, pod)
         if action == "FailJob":
             count.verdict = count.verdict or ("Failed", "PodFailurePolicy", why)
@@ -531,12 +520,11 @@ class JobController:
 
 
 class JobSetController:
-    """Makes jobs of job sets as our launcher has them: they do not restart, and have a Service."""
+    """Makes jobs of job sets, which our launcher removes itself when its program has ended."""
 
     def __init__(self, store: Store, admit: Admit) -> None:
         self.store = store
         self.admit = admit
-        self._ended: dict[str, float] = {}
 
     def run(self) -> None:
         for jobset in self.store.items("jobsets"):
@@ -546,13 +534,6 @@ class JobSetController:
 
     def _sync(self, jobset: Object) -> None:
         metadata, spec = jobset["metadata"], jobset["spec"]
-        status = jobset.get("status") or {}
-        if status.get("terminalState"):
-            ttl = spec.get("ttlSecondsAfterFinished")
-            ended = self._ended.setdefault(metadata["uid"], time.monotonic())
-            if ttl is not None and time.monotonic() - ended >= ttl:
-                delete(self.store, "jobsets", jobset, "Background", None)
-            return
         jobs = {
             job["metadata"]["name"]: job
             for job in self.store.items("jobs", metadata["namespace"])
@@ -565,7 +546,6 @@ class JobSetController:
                     self._make_job(jobset, one, index)
                 elif bool(jobs[name]["spec"].get("suspend")) != bool(spec.get("suspend")):
                     self.store.update("jobs", metadata["namespace"], name, _turned)
-        self._judge(jobset, jobs)
 
     def _make_job(self, jobset: Object, one: Mapping[str, Any], index: int) -> None:
         metadata = jobset["metadata"]
@@ -592,37 +572,6 @@ class JobSetController:
             if found is not None and found["metadata"]["uid"] == metadata["uid"]:
                 self.admit("jobs", job)
 
-    def _judge(self, jobset: Object, jobs: Mapping[str, Object]) -> None:
-        """Ends a set with its first Job that failed, or with all that it is to wait for."""
-        metadata, spec = jobset["metadata"], jobset["spec"]
-        ended = {"Complete": set[str](), "Failed": set[str]()}
-        for name, job in jobs.items():
-            for condition in job["status"].get("conditions") or []:
-                if condition["status"] == "True" and condition["type"] in ended:
-                    ended[condition["type"]].add(name)
-        targets = {
-            f"{metadata['name']}-{one['name']}-{index}"
-            for one in spec["replicatedJobs"]
-            if one["name"] in spec["successPolicy"]["targetReplicatedJobs"]
-            for index in range(one["replicas"])
-        }
-        if ended["Failed"]:
-            verdict = ("Failed", "FailedJobs", "jobset failed due to one or more job failures")
-        elif targets <= ended["Complete"]:
-            verdict = ("Completed", "AllJobsCompleted", "jobset completed successfully")
-        else:
-            return
-
-        def write(one: Object) -> None:
-            kind, reason, message = verdict
-            one.setdefault("status", {})["terminalState"] = kind
-            _set_condition(one, _condition(kind, True, reason, message))
-
-        self.store.update("jobsets", metadata["namespace"], metadata["name"], write)
-        for name, job in jobs.items():
-            if name not in ended["Complete"] | ended["Failed"]:
-                delete(self.store, "jobs", job, "Foreground", None)
-
 
 class GarbageCollector:
     """Deletes objects whose owners are gone."""
@@ -637,11 +586,6 @@ class GarbageCollector:
         for resource, item in everything:
             metadata = item["metadata"]
             owners = metadata.get("ownerReferences") or []
-            foreground = any(
-                "foregroundDeletion" in (alive[one["uid"]]["metadata"].get("finalizers") or [])
-                for one in owners
-                if one["uid"] in alive
-            )
             lost = bool(owners) and not any(
                 one["uid"] in alive
                 and _KINDS.get(one["kind"]) is not None
@@ -649,35 +593,9 @@ class GarbageCollector:
                 and alive[one["uid"]]["metadata"].get("namespace") == metadata.get("namespace")
                 for one in owners
             )
-            if (lost or foreground) and "deletionTimestamp" not in metadata:
+            if lost and "deletionTimestamp" not in metadata:
                 with contextlib.suppress(ApiError):
-                    policy = "Foreground" if foreground else "Background"
-                    delete(self.store, resource, item, policy, None)
-            if "foregroundDeletion" in (metadata.get("finalizers") or []):
-                self._end(resource, item, everything)
-
-    def _end(self, resource: str, item: Object, everything: Sequence[tuple[str, Object]]) -> None:
-        metadata = item["metadata"]
-        waits = any(
-            owner["uid"] == metadata["uid"] and owner.get("blockOwnerDeletion")
-            for _, other in everything
-            for owner in other["metadata"].get("ownerReferences") or []
-        )
-        if waits:
-            return
-
-        def release(one: Object) -> None:
-            finalizers = one["metadata"]["finalizers"]
-            one["metadata"]["finalizers"] = [f for f in finalizers if f != "foregroundDeletion"]
-
-        with contextlib.suppress(ApiError):
-            self.store.update(
-                resource,
-                metadata.get("namespace", ""),
-                metadata["name"],
-                release,
-                uid=metadata["uid"],
-            )
+                    delete(self.store, resource, item, "Background", None)
 
 
 class Loop:

@@ -543,9 +543,6 @@ class PodRun:
         if "memory" in limits:
             options += [f"--memory={int(quantity(limits['memory']))}b"]
             options += [f"--memory-swap={int(quantity(limits['memory']))}b"]
-        if "cpu" in limits:
-            cpus = min(float(quantity(limits["cpu"])), float(os.cpu_count() or 1))
-            options.append(f"--cpus={max(cpus, 0.01)}")
         for source, place, mode in mounts:
             options.append(f"--volume={source}:{place}:{mode}")
         options += [f"--env={name}={value}" for name, value in environment.items()]

@@ -203,13 +203,7 @@ class PodNetwork:
                 if "podSelector" in peer and selects(peer["podSelector"], _labels(pod))
             ]
         for source in sources:
-            if not rule.get("ports"):
-                yield f"-A FORWARD {source}-d {address} -j ACCEPT"
-            for port in rule.get("ports") or []:
-                last = f":{port['endPort']}" if "endPort" in port else ""
-                protocol = port.get("protocol", "TCP").lower()
-                number = f" --dport {port['port']}{last}" if "port" in port else ""
-                yield f"-A FORWARD {source}-d {address} -p {protocol}{number} -j ACCEPT"
+            yield f"-A FORWARD {source}-d {address} -j ACCEPT"
 
     def _service_rules(self) -> Iterator[str]:
         yield from ("*nat", ":PREROUTING ACCEPT", ":POSTROUTING ACCEPT", ":OUTPUT ACCEPT")

@@ -21,7 +21,6 @@ from tests.beds.kubernetes.store import RESOURCES, ApiError, Change, Object, Res
 Rules = frozenset[tuple[str, str]]
 """What a token may do: pairs of verb and resource, like ("get", "pods/log")."""
 
-_BOOKMARK_S = 60.0
 _USER = "researcher"
 
 
@@ -355,24 +354,13 @@ class _Handler(BaseHTTPRequestHandler):
         keeps = _filter(query)
         plural = target.resource.plural
         ends_at = time.monotonic() + float(query.get("timeoutSeconds") or 1800)
-        bookmarks = _is_true(query.get("allowWatchBookmarks"))
-        text = query.get("resourceVersion") or "0"
-        with store.changed:
-            first: list[tuple[str, Object]] = []
-            version = int(text)
-            if version == 0:
-                first = [("ADDED", item) for item in self._selected(target, query)]
-                version = store.version
+        version = int(query["resourceVersion"])
         with self._stream("watch", "application/json") as send:
-            for kind, item in first:
-                send(_event(kind, item))
-            bookmark_at = time.monotonic() + _BOOKMARK_S
             while True:
                 with store.changed:
                     changes = store.changes_since(version)
                     if not changes:
-                        left = min(ends_at, bookmark_at) - time.monotonic()
-                        store.changed.wait(max(min(left, 0.5), 0))
+                        store.changed.wait(max(min(ends_at - time.monotonic(), 0.5), 0))
                         changes = store.changes_since(version)
                 if api.closing.is_set():
                     return
@@ -383,13 +371,6 @@ class _Handler(BaseHTTPRequestHandler):
                 # Not before: what had happened when it began is told, however late it is.
                 if time.monotonic() > ends_at or (not changes and self._is_gone()):
                     return
-                if bookmarks and time.monotonic() > bookmark_at:
-                    bookmark_at = time.monotonic() + _BOOKMARK_S
-                    known = target.resource
-                    mark = {"kind": known.kind, "apiVersion": known.api_version}
-                    send(
-                        _event("BOOKMARK", {**mark, "metadata": {"resourceVersion": str(version)}})
-                    )
 
     def _send_log(self, target: _Target, query: Mapping[str, str]) -> None:
         api = self.server_api
@@ -461,8 +442,7 @@ def delete(store: Store, plural: str, item: Object, policy: str, grace_s: int | 
                 place = other["metadata"].get("namespace", "")
                 if any(one["uid"] == uid for one in other["metadata"].get("ownerReferences") or []):
                     store.update(resource, place, other["metadata"]["name"], disown)
-        finalizer = "foregroundDeletion" if policy == "Foreground" else None
-        store.delete(plural, namespace, name, grace_s=grace_s, finalizer=finalizer, uid=uid)
+        store.delete(plural, namespace, name, grace_s=grace_s, uid=uid)
 
 
 def evict(store: Store, pod: Object) -> None:

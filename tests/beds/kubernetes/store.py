@@ -216,7 +216,6 @@ class Store:
         name: str,
         *,
         grace_s: int | None = None,
-        finalizer: str | None = None,
         uid: str | None = None,
     ) -> Object:
         """Begins the deletion of an object, and ends it where nothing keeps the object.
@@ -226,14 +225,11 @@ class Store:
             namespace: Where it is.
             name: Its name.
             grace_s: For pods; None: as their spec says.
-            finalizer: One more that keeps it.
             uid: If given, of this object only.
         """
 
         def mark(item: Object) -> None:
             metadata = item["metadata"]
-            if finalizer and finalizer not in metadata.setdefault("finalizers", []):
-                metadata["finalizers"].append(finalizer)
             grace = 0
             if resource == "pods":
                 spec = item["spec"]
