@@ -20,7 +20,7 @@ class Service:
     """Counts its calls, and fails in many ways."""
 
     def __init__(self, marks: str) -> None:
-        self._calls = self._waiting = 0
+        self._calls = 0
         with Path(marks).open("a") as file:
             file.write(f"{lp.restart_count()}\n")
 
@@ -35,11 +35,7 @@ class Service:
         os._exit(7)
 
     def wait(self, seconds: float) -> None:
-        self._waiting += 1
         time.sleep(seconds)
-
-    def waiting(self) -> int:
-        return self._waiting
 
 
 class Fails:
@@ -52,16 +48,6 @@ class Fails:
     def run(self) -> None:
         if lp.restart_count() < self._times:
             raise ValueError(self._error)
-
-
-class Calls:
-    """Waits in a call, and lets the loss of the service be a failure."""
-
-    def __init__(self, service: Any) -> None:
-        self._service = service
-
-    def run(self) -> None:
-        self._service.wait(1000)
 
 
 def _service(marks: Path) -> lp.Program:
@@ -104,19 +90,6 @@ def test_a_killed_node_comes_back_at_its_address_and_knows_that_it_did(
     assert result.outcome is lp.Outcome.STOPPED
 
 
-def test_a_node_that_always_runs_runs_again_until_the_program_is_stopped(
-    launch_program: Any,
-) -> None:
-    program = lp.Program("always")
-    program.add_node(lp.PyClassNode(Fails, 0), label="again")
-    policy = lp.RestartPolicy("always", max_restarts=0, backoff_s=0.01)
-    running = launch_program(program, restart=policy)
-    poll_until(lambda: running.running.status()[0].restarts >= 5, 30)
-    result = running.stop()
-    assert result.outcome is lp.Outcome.STOPPED
-    assert all(restart.failure is None for restart in result.restarts)
-
-
 @pytest.mark.slow
 def test_only_the_named_node_is_restarted(launch_program: Any) -> None:
     program = lp.Program("named")
@@ -126,25 +99,6 @@ def test_only_the_named_node_is_restarted(launch_program: Any) -> None:
     running = launch_program(program, "test_mp", restart={"fails": "never", "fails[0]": QUICK})
     with pytest.raises(lp.NodeFailedError, match=r"fails\[1\].*second"):
         running.wait()
-
-
-@pytest.mark.slow
-def test_the_loss_of_a_restarted_server_is_told_as_the_cause(
-    launch_program: Any, tmp_path: Path
-) -> None:
-    program = lp.Program("cause")
-    service = program.add_node(lp.CourierNode(Service, str(tmp_path / "marks")), label="service")
-    program.add_node(lp.PyClassNode(Calls, service), label="calls")
-    running = launch_program(program, "test_mp", restart={"service": QUICK})
-    client = running.client("service")
-    poll_until(client.waiting)
-    with pytest.raises(courier.ServerLostError):
-        client.kill_process()
-    with pytest.raises(lp.NodeFailedError) as failed:
-        running.wait()
-    assert failed.value.failure.node == "service[0]"
-    assert "SIGKILL" in failed.value.failure.summary
-    assert [each.node for each in failed.value.consequences] == ["calls[0]"]
 
 
 def test_a_long_wait_for_a_restart_is_shown_and_a_stop_ends_it(

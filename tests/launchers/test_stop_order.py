@@ -141,30 +141,6 @@ def test_a_server_that_is_ended_by_force_leaves_nothing(
     assert any(is_ended_by_force(tmp_path / str(attempt)) for attempt in range(5))
 
 
-class Circle:
-    """Calls one that calls it."""
-
-    def __init__(self, other: Any = None) -> None:
-        self._other = other
-
-    def run(self) -> None:
-        lp.wait_for_stop()
-
-
-def test_nodes_that_call_each_other_stop_together(launch_program: Any) -> None:
-    program = lp.Program("circle")
-    first, second = lp.CourierNode(Circle), lp.CourierNode(Circle)
-    first.configure(second.create_handle())
-    second.configure(first.create_handle())
-    program.add_node(first, label="first")
-    program.add_node(second, label="second")
-    running = launch_program(program, notice_s=90)
-    poll_until(lambda: {each.state for each in running.running.status()} == {"running"}, 30)
-    started = time.monotonic()
-    assert running.stop(80).outcome is lp.Outcome.STOPPED
-    assert time.monotonic() - started < 30
-
-
 class Queue:
     """Its readers wait for items, and for the stop."""
 

@@ -305,32 +305,6 @@ def test_an_object_that_is_called_keeps_its_state_too(launch_program: Any, tmp_p
     assert len(list(tmp_path.glob("node/0/0*/state/saved"))) == 1
 
 
-class Draining:
-    """Ends its run while a call is in flight."""
-
-    def __init__(self) -> None:
-        self._called = threading.Event()
-
-    def slow(self) -> str:
-        self._called.set()
-        time.sleep(9)
-        return "answered"
-
-    def run(self) -> None:
-        while not self._called.wait(0.05):
-            lp.heartbeat()
-
-
-@pytest.mark.slow
-def test_a_node_that_answers_its_last_calls_is_not_taken_for_hung(launch_program: Any) -> None:
-    program = lp.Program("drains")
-    program.add_node(lp.CourierNode(Draining), label="drains")
-    limits = lp.Liveness(health_s=7.0, heartbeat_s=7.0)  # shorter than its last call
-    running = launch_program(program, "test_mp", liveness=limits, notice_s=20)
-    assert running.client("drains").slow() == "answered"
-    assert running.wait(30).outcome is lp.Outcome.COMPLETED
-
-
 def test_a_thread_of_a_node_that_belongs_to_none_does_not_speak_for_another(
     launch_program: Any,
 ) -> None:
