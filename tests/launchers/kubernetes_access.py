@@ -1,5 +1,6 @@
 """How a launcher reaches a cluster: its kubeconfig, and requests to which something happens."""
 
+import copy
 import functools
 import json
 import re
@@ -70,6 +71,18 @@ def write_config(
     path = folder / "config"
     path.write_text(json.dumps(config))
     return path
+
+
+def record(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """Returns the objects that are created from now on, as they are asked for."""
+    create, made = Api.create, list[dict[str, Any]]()
+
+    def create_and_note(api: Api, obj: dict[str, Any], **how: Any) -> dict[str, Any]:
+        made.append(copy.deepcopy(obj))
+        return create(api, obj, **how)
+
+    monkeypatch.setattr(Api, "create", create_and_note)
+    return made
 
 
 def disturb(

@@ -174,51 +174,6 @@ def emit(user: KubernetesDesk, name: str) -> tuple[tuple[str, ...], Path, list[d
     return options, folder, objects
 
 
-def differences(ours: Any, theirs: Any, where: str = "") -> Iterator[str]:
-    """What of ours the cluster has otherwise; it may have more."""
-    if isinstance(ours, dict) and isinstance(theirs, dict):
-        for name, value in ours.items():
-            yield from differences(value, theirs.get(name), f"{where}.{name}")
-    elif isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
-        for index, value in enumerate(ours):
-            yield from differences(value, theirs[index], f"{where}[{index}]")
-    elif ours != theirs:
-        yield f"{where}: {ours!r} here, {theirs!r} there"
-
-
-def secretless(obj: dict[str, Any]) -> dict[str, Any]:
-    if obj["kind"] == "Secret":
-        return {**obj, "data": sorted(obj["data"])}
-    spec = {name: value for name, value in obj["spec"].items() if name != "suspend"}
-    return {**obj, "spec": spec}
-
-
-def test_emitted_objects_are_those_that_a_launch_creates(kubernetes: KubernetesDesk) -> None:
-    options, _, emitted = emit(kubernetes, "same")
-    kubernetes.command_line(*options, "--detach", "counting.py", how=_BRIEF).check()
-    there = {
-        (each["kind"], each["metadata"]["name"]): each
-        for kind in kubernetes.kinds
-        for each in kubernetes.cluster.objects(kind)
-    }
-    here = {(each["kind"], each["metadata"]["name"]): each for each in emitted}
-    assert here.keys() == there.keys()
-    found = [
-        f"{kind} {name}{difference}"
-        for (kind, name), obj in here.items()
-        for difference in differences(secretless(obj), secretless(there[kind, name]))
-    ]
-    assert not found
-    owners = {
-        key: [owner["name"] for owner in each["metadata"].get("ownerReferences", ())]
-        for key, each in there.items()
-    }
-    assert owners.pop(("Job", "same")) == []
-    assert all(names == ["same"] for names in owners.values()), owners
-    kubernetes.command_line("stop", "same").check()
-    assert_nothing_is_left(kubernetes)
-
-
 def test_emitted_objects_run_when_any_client_creates_them(kubernetes: KubernetesDesk) -> None:
     from kubernetes import config, utils
 

@@ -26,7 +26,13 @@ pytest.importorskip("kubernetes_validate")
 from tests.beds.kubernetes.controllers import GarbageCollector, Loop
 from tests.beds.kubernetes.server import ApiServer, Failure
 from tests.beds.kubernetes.store import Store
-from tests.launchers.kubernetes_access import HastyLauncher, disturb, documented_role, write_config
+from tests.launchers.kubernetes_access import (
+    HastyLauncher,
+    disturb,
+    documented_role,
+    record,
+    write_config,
+)
 
 LOST = ConnectionResetError("the answer was lost")
 
@@ -84,6 +90,27 @@ def left(cluster: ApiServer) -> list[str]:
 
 def nothing_is_left(cluster: ApiServer) -> bool:
     return bool(poll_until(lambda: not left(cluster), must=False))
+
+
+def test_what_is_created_is_what_is_emitted_and_belongs_to_the_first_object(
+    cluster: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    emitted = [json.loads(each) for name, each in emit(launcher()).items() if "-demo" in name]
+    made = record(monkeypatch)
+    create(launcher())
+    root = {"apiVersion": "batch/v1", "kind": "Job", "name": "demo"}
+    for each in made[1:]:
+        (owner,) = each["metadata"].pop("ownerReferences")
+        assert root.items() <= owner.items()
+    for each in (*made, *emitted):
+        if each["kind"] == "Secret":  # certificates and code are those of one launch
+            each["data"] = sorted(each["data"])
+        each.get("spec", {}).pop("suspend", None)
+
+    def by_name(objects: list[Any]) -> dict[tuple[str, str], Any]:
+        return {(each["kind"], each["metadata"]["name"]): each for each in objects}
+
+    assert by_name(made) == by_name(emitted)
 
 
 def test_a_launch_with_the_documented_rights_goes_on_though_each_answer_is_lost_once(
