@@ -475,16 +475,28 @@ def test_pods_wait_for_as_long_as_a_supervisor_may_come_in_the_place_of_a_lost_o
         assert waits_s(job_spec(objects, "demo-learner")) == 100
 
 
-def test_the_launcher_tells_pods_how_long_it_may_need_to_remove_a_supervisor() -> None:
-    for detach, wait_s in ((True, 607), (False, 812)):
-        launcher = KubernetesLauncher(
-            "image:1", schedule_s=7, launcher_silence_s=200, detach=detach
-        )
-        program = lp.Program("program")
-        program.add_node(lp.PyNode(print), label="actor")
-        plan = lp.plan(program, launcher, restart=RestartPolicy())
-        _, _, objects = launcher._make(plan, LaunchOptions(notice_s=5), suspended=True)
-        assert {waits_s(each) for each in jobs_of_nodes(objects)} == {wait_s}
+@pytest.mark.parametrize(
+    ("options", "restart", "wait_s"),
+    [
+        ({}, "never", 7),
+        # It may need long to remove a supervisor.
+        ({"launcher_silence_s": 200}, "on_failure", 812),
+        ({"launcher_silence_s": 200, "detach": True}, "on_failure", 607),
+        # Where a queue admits each Job by itself, one may come at any time.
+        ({"queue": "research"}, "never", math.inf),
+        ({"queue": "research", "jobset": True}, "never", 7),
+    ],
+)
+def test_the_launcher_tells_pods_how_long_they_wait(
+    options: dict[str, Any], restart: str, wait_s: float
+) -> None:
+    launcher = KubernetesLauncher("image:1", schedule_s=7, **options)
+    program = lp.Program("program")
+    program.add_node(lp.PyNode(print), label="actor")
+    plan = lp.plan(program, launcher, restart=restart)
+    _, _, objects = launcher._make(plan, LaunchOptions(notice_s=5), suspended=True)
+    jobs = jobs_of_nodes(objects) or [each["spec"] for each in replicated(objects)[1:]]
+    assert {waits_s(each) for each in jobs} == {wait_s}
 
 
 def test_pods_that_come_back_do_not_outlive_the_longest_time_of_the_run() -> None:

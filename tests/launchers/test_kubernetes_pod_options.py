@@ -1,12 +1,7 @@
 """Options of pods: what users may write, and how pods follow it."""
 
-import base64
-import io
 import json
 import math
-import pickle
-import tarfile
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -227,40 +222,3 @@ def test_a_volume_of_the_users_takes_the_place_of_ours() -> None:
     mounts = pod["spec"]["containers"][0]["volumeMounts"]
     assert [each["name"] for each in mounts if each["mountPath"] == "/tmp"] == ["scratch"]
     assert [each["name"] for each in pod["spec"]["volumes"]] == ["shm", "trust", "scratch"]
-
-
-def how_long_pods_and_supervisor_wait(**options: Any) -> tuple[str, float]:
-    """Returns what pods are told, and the supervisor."""
-    launcher = KubernetesLauncher("image:1", schedule_s=7, **options)
-    objects = emitted(launcher)
-    (told,) = _waits(objects)
-    parts = {
-        name: base64.b64decode(data)
-        for each in objects
-        for name, data in (each.get("data") or {}).items()
-        if name.startswith("part-")
-    }
-    blob = io.BytesIO(b"".join(parts[name] for name in sorted(parts)))
-    with tarfile.open(fileobj=blob) as tar:
-        member = tar.extractfile("order.pickle")
-        assert member is not None
-        return told, pickle.loads(member.read()).schedule_s
-
-
-def _waits(objects: list[dict[str, Any]]) -> set[str]:
-    return {each["value"] for each in _dicts(objects) if each.get("name") == "LAUNCHPAD_WAIT_S"}
-
-
-def _dicts(item: Any) -> Iterator[dict[str, Any]]:
-    if isinstance(item, dict):
-        yield item
-        item = list(item.values())
-    if isinstance(item, list):
-        for each in item:
-            yield from _dicts(each)
-
-
-def test_where_a_queue_admits_each_job_by_itself_pods_and_supervisor_have_no_limit() -> None:
-    assert how_long_pods_and_supervisor_wait(queue="research") == ("inf", math.inf)
-    assert how_long_pods_and_supervisor_wait(queue="research", jobset=True) == ("7", 7)
-    assert how_long_pods_and_supervisor_wait() == ("7", 7)

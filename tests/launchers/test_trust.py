@@ -119,16 +119,6 @@ def test_certificates_hold_under_the_strictest_rules_and_check_of_names(
         meet("host-2.cluster")
 
 
-def test_grpc_clients_which_check_names_come_in(
-    authority: Authority, server: courier.Server
-) -> None:
-    assert courier.is_healthy(server.address, _PATIENCE_S)
-    tls = authority.issue("client")
-    credentials = grpc.ssl_channel_credentials(tls.authority, tls.key, tls.certificate)
-    with grpc.secure_channel(server.address, credentials) as channel:
-        grpc.channel_ready_future(channel).result(_PATIENCE_S)
-
-
 @pytest.fixture
 def foreign(authority: Authority) -> Iterator[str]:
     """The address of a gRPC server that is none of ours, and is well."""
