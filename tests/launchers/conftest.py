@@ -1,4 +1,4 @@
-"""Engines to launch on: built once for each process, lent to one test at a time."""
+"""Engines to launch on, built once for each process, lent to one test at a time; marked processes."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +9,13 @@ from tests.beds.kubernetes.cluster import KubernetesCluster
 from tests.beds.slurm import SlurmCluster
 from tests.beds.ssh_hosts import SshHosts
 from tests.launchers.host_engines import KubernetesDesk, SlurmDesk, SshDesk, desk_on
+from tests.launchers.marks import Marked, mark_all
+
+
+@pytest.fixture
+def marked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Marked]:
+    """All that a test starts; ends what is left after the test."""
+    yield from mark_all(monkeypatch)
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ import signal
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import courier
 import launchpad_lite as lp
 from launchpad_lite.nodes.base import Handle
 from launchpad_lite.testing import poll_until
-from tests.launchers.marks import Marked, mark_all
+from tests.launchers.marks import Marked
 from tests.launchers.running import first_pid, states
 from tests.launchers.scripts import Script
 
@@ -36,12 +36,6 @@ for port in ports:
 while True:
     held[-1].accept()[0].close()
 """
-
-
-@pytest.fixture
-def marked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Marked]:
-    """All that a test starts; ends what is left after the test."""
-    yield from mark_all(monkeypatch)
 
 
 def _goes_on(pid: int, marked: Marked) -> bool:

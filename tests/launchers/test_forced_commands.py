@@ -3,7 +3,6 @@
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +12,9 @@ import launchpad_lite as lp
 from launchpad_lite.nodes import command
 from launchpad_lite.nodes.command import _Command
 from launchpad_lite.testing import poll_until
-from tests.launchers.marks import Marked, mark_all
+from tests.launchers.marks import Marked
 
 _FAMILY = "sleep 1000 & setsid sleep 1000 & touch up; "
-
-
-@pytest.fixture
-def marked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Marked]:
-    """All that a test starts; ends what is left after the test."""
-    yield from mark_all(monkeypatch)
 
 
 def _program(node: Any) -> lp.Program:
