@@ -123,14 +123,17 @@ def test_output_notes_and_the_end_arrive_through_connections_that_break(
     poll_until(lambda: {each.state for each in program.status()} == {"running"})
     cluster.drop()
     supervisor.say(lambda records: records.show("actor[0]", b"ld\n"))
-    for number in range(20):
-        supervisor.say(lambda records, line=b"%d\n" % number: records.show("actor[1]", line))
+    log = lab.log_dir / "actor" / "1.log"
+    for number in range(6):
+        line = b"%d\n" % number
+        supervisor.say(lambda records, line=line: records.show("actor[1]", line))
+        poll_until(lambda line=line: log.read_bytes().endswith(line))
         cluster.drop()
     supervisor.say(lambda records: records.note("something to know"))
     supervisor.end(COMPLETED)
     assert program.wait(60).outcome is Outcome.COMPLETED
     assert cluster.left() == []
-    lines = [("actor[1]", b"%d\n" % number) for number in range(20)]
+    lines = [("actor[1]", b"%d\n" % number) for number in range(6)]
     assert list(program.output()) == [
         ("actor[0]", b"hello\n"),
         ("actor[0]", b"world\n"),
@@ -139,6 +142,8 @@ def test_output_notes_and_the_end_arrive_through_connections_that_break(
     shown = capsys.readouterr()
     assert "[actor[0]] hello" in shown.out
     assert "[actor[0]] world" in shown.out
+    numbers = re.findall(r"^\[actor\[1\]\] (\d+)$", shown.out, re.MULTILINE)
+    assert numbers == log.read_text().split() == [str(number) for number in range(6)]
     assert "launchpad: something to know" in shown.err
 
 
