@@ -185,12 +185,6 @@ def test_all_kinds_of_nodes_work_together_on_three_hosts(ssh: SshDesk) -> None:
     assert "counter 1" in output
 
 
-def test_an_engine_runs_on_hosts(ssh: SshDesk) -> None:
-    program = str(CHECKOUT / "examples" / "peers" / "program.py")
-    run = ssh.command_line("--hosts=h1,h2,h3", program, "--peers=6", "--steps=20")
-    assert re.search(r"120 steps of \d peers", run.check())
-
-
 def test_output_is_kept_here_only(ssh: SshDesk) -> None:
     ssh.launch(how=_BRIEF).check()
     assert "complaint" in ssh.log("caller/1")
