@@ -49,9 +49,9 @@ class NameServer:
         return self._registry.view()
 
     @courier.idempotent
-    async def place(self, role: str, avoid: Collection[str] = ()) -> str:
+    async def place(self, role: str, who: Life, avoid: Collection[str] = ()) -> str:
         """As `Registry.place`."""
-        return self._registry.place(role, avoid)
+        return self._registry.place(role, who, avoid)
 
     @courier.idempotent
     async def claim(
