@@ -92,7 +92,7 @@ class Broker:
             self._store = SqliteStore(Path(options.folder, f"{name}.sqlite"))
             self._queue.restore(self._store.load(), time.monotonic())
         self._waiters: collections.deque[_Waiter] = collections.deque()
-        #: Set when there may be something for a model.
+        #: Of each model that waits; set when there may be something for it.
         self._news: dict[str, asyncio.Event] = {}
         self._stored = self._queue.changes
         self._storing = asyncio.Lock()
@@ -141,12 +141,10 @@ class Broker:
             wait_s: Seconds to wait.
         """
         self._queue.acknowledge(model, acknowledged)
-        self._queue.stop(stopped)
-        news = self._news.setdefault(model, asyncio.Event())
+        self._queue.stop(model, stopped)
         outcomes, progress = self._queue.collect(model, session)
         if not outcomes and not progress and not self._closed.is_set():
-            news.clear()
-            await is_set_within(news, wait_s)
+            await self._wait_for_news(model, wait_s)
             outcomes, progress = self._queue.collect(model, session)
         await self._keep()
         return Collected(
@@ -156,6 +154,14 @@ class Broker:
             self._queue.load(time.monotonic()),
             self._queue.unknown_kinds(),
         )
+
+    async def _wait_for_news(self, model: str, wait_s: float) -> None:
+        if model in self._news:
+            self._news[model].set()  # its caller has given up
+        news = self._news[model] = asyncio.Event()
+        await is_set_within(news, wait_s)
+        if self._news.get(model) is news:
+            del self._news[model]
 
     @courier.idempotent
     async def cancel(self, model: str, ids: Sequence[str]) -> None:
@@ -236,9 +242,9 @@ class Broker:
         return stops
 
     @courier.idempotent
-    async def give_back(self, worker: Life, ids: Sequence[str]) -> None:
-        """Takes back tasks that a worker has not begun."""
-        self._queue.give_back(worker, ids)
+    async def give_back(self, worker: Life, held: Mapping[str, str]) -> None:
+        """As `Queue.give_back`."""
+        self._queue.give_back(worker, held)
         self._hand_out()
         await self._keep()
 
