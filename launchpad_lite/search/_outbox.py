@@ -48,6 +48,8 @@ class Outbox:
         self._outstanding = dict(outstanding)
         #: Of these, those that no broker has accepted yet.
         self._unsent: dict[str, None] = {}
+        #: Outcomes that were collected, and are to be kept by brokers.
+        self._kept: dict[str, None] = {}
         self._acknowledged: list[str] = []
         self._stopped: list[str] = []
         self._broker = ""
@@ -89,7 +91,9 @@ class Outbox:
     def acknowledge(self, ids: Iterable[str]) -> None:
         """Lets brokers forget outcomes that were collected."""
         with self._lock:
-            self._acknowledged += ids
+            for each in ids:
+                self._kept.pop(each, None)
+                self._acknowledged.append(each)
 
     def cancel(self, ids: Iterable[str]) -> None:
         """Gives tasks up: they have no outcome."""
@@ -161,7 +165,10 @@ class Outbox:
         with self._lock:
             self._unsent.pop(outcome.id, None)
             if self._outstanding.pop(outcome.id, None) is not None:
+                self._kept[outcome.id] = None
                 return True
+            if outcome.id in self._kept:
+                return False
             self._acknowledged.append(outcome.id)
             return False
 
@@ -181,6 +188,7 @@ class Outbox:
             if self._life:
                 return True
             known = [each for each in self._outstanding if each not in self._unsent]
+            known += self._kept
         try:
             life, missing = self._client().resume(self._model, known)
         except (*LOST, KeyError):
@@ -217,7 +225,8 @@ class Outbox:
         for name in [each for each in self._left if each in self._presence.view.brokers]:
             client = courier.with_timeout(self._presence.client(name), self._timing.beat_s)
             with contextlib.suppress(*LOST):
-                kept: Collected = client.collect(self._model, self._session, (), (), 0.0)
+                session = uuid.uuid4().hex  # the answer to an earlier call may be lost
+                kept: Collected = client.collect(self._model, session, (), (), 0.0)
                 found += [each for each in kept.outcomes if self._take(each)]
                 client.resume(self._model, ())
                 self._left.discard(name)
