@@ -239,6 +239,7 @@ class Broker:
         """As `Queue.beat`."""
         stops = self._queue.beat(worker, held, progress, time.monotonic())
         self._tell()
+        await self._keep()  # a lease that has ended may not come back with the store
         return stops
 
     @courier.idempotent

@@ -187,8 +187,7 @@ class Outbox:
                 return False
             if self._life:
                 return True
-            known = [each for each in self._outstanding if each not in self._unsent]
-            known += self._kept
+            known = [*self._outstanding, *self._kept]  # it may have what it did not answer to
         try:
             life, missing = self._client().resume(self._model, known)
         except (*LOST, KeyError):
@@ -197,6 +196,8 @@ class Outbox:
         with self._lock:
             self._life, self._lost_at = life, None
             self._left.discard(self._broker)
+            for each in set(known).difference(missing):
+                self._unsent.pop(each, None)
             self._unsent.update(
                 dict.fromkeys(each for each in missing if each in self._outstanding)
             )

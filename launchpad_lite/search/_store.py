@@ -90,12 +90,17 @@ def changing_of(task: Task) -> tuple[object, ...]:
         else (
             outcome.state.value,
             outcome.payload,
-            outcome.text,
+            _storable(outcome.text),
             outcome.seconds,
             outcome.worker,
         )
     )
     return (worker, life, token, json.dumps(task.errors), task.losses, *ended)
+
+
+def _storable(text: str) -> str:
+    """Returns a text that databases take: messages of exceptions may have anything in them."""
+    return text.encode(errors="backslashreplace").decode().replace("\0", "\\0")
 
 
 def task_of(row: Sequence[Any]) -> Task:
