@@ -5,11 +5,11 @@ import collections
 import contextlib
 import time
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import courier
 import launchpad_lite as lp
@@ -25,10 +25,13 @@ from launchpad_lite.search._messages import (
     Submission,
     View,
 )
+from launchpad_lite.search._postgres import PostgresStore
 from launchpad_lite.search._queue import Queue
 from launchpad_lite.search._store import SqliteStore, Store
 from launchpad_lite.search._timing import Timing
 from launchpad_lite.search._waiting import is_set_within, set_at_stop
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -37,13 +40,15 @@ class BrokerOptions:
 
     Attributes:
         timing: Of the search.
-        folder: Where it keeps its tasks; None: in memory only.
+        store: Where it keeps its tasks: a folder, or the URL of a PostgreSQL database, as
+            `postgresql://user@host/database`, whose brokers take over from each other. None: in
+            memory only.
         max_losses: As for `Queue`.
         max_queued: As for `Queue`.
     """
 
     timing: Timing
-    folder: str | None = None
+    store: str | None = None
     max_losses: int = 5
     max_queued: int = 10_000
 
@@ -58,6 +63,12 @@ class _Waiter:
     count: int
     helps: bool
     found: "asyncio.Future[list[Assignment]]"
+
+
+def _open(store: str, broker: str) -> Store:
+    if store.startswith(("postgresql://", "postgres://")):
+        return PostgresStore(store, broker)
+    return SqliteStore(Path(store, f"{broker}.sqlite"))
 
 
 class Broker:
@@ -87,9 +98,8 @@ class Broker:
             max_losses=options.max_losses,
             max_queued=options.max_queued,
         )
-        self._store: Store | None = None
-        if options.folder is not None:
-            self._store = SqliteStore(Path(options.folder, f"{name}.sqlite"))
+        self._store = None if options.store is None else _open(options.store, name)
+        if self._store is not None:
             self._queue.restore(self._store.load(), time.monotonic())
         self._waiters: collections.deque[_Waiter] = collections.deque()
         #: Of each model that waits; set when there may be something for it.
@@ -171,8 +181,17 @@ class Broker:
 
     @courier.idempotent
     async def resume(self, model: str, ids: Sequence[str]) -> tuple[str, list[str]]:
-        """Forgets all tasks of a model but these; returns its life, and those that are not here."""
+        """Forgets all tasks of a model but these; returns its life, and those that are not here.
+
+        If a lost broker has some of them in the same database, this one takes them over.
+        """
         missing = self._queue.resume(model, ids)
+        if missing and self._store is not None:
+            silence_s = self._timing.takeover_s
+            lost = await self._in_store(self._store.take_over, model, silence_s)
+            self._queue.inherit(lost, time.monotonic())
+            missing = self._queue.resume(model, ids)
+            self._hand_out()
         await self._keep()
         return self._me.life, missing
 
@@ -304,6 +323,8 @@ class Broker:
             loop.create_task(self._tick()),
             loop.create_task(self._show()),
         ]
+        if self._store is not None:
+            tasks.append(loop.create_task(self._hold(self._store)))
         tasks += [loop.create_task(helping.run()) for helping in self._helping.values()]
         closing = [loop.create_task(each.wait()) for each in (self._closed, self._is_asked)]
         try:
@@ -388,15 +409,22 @@ class Broker:
                     return
                 upto, changes = self._queue.changes, self._queue.take_changes()
                 if self._store is not None:
-                    try:
-                        await asyncio.get_running_loop().run_in_executor(
-                            self._writer, self._store.write, changes
-                        )
-                    except BaseException as error:
-                        self._failure = error
-                        self._closed.set()
-                        raise
+                    await self._in_store(self._store.write, changes)
                 self._stored = upto
+
+    async def _in_store(self, function: Callable[..., T], *args: object) -> T:
+        """Calls the store in its thread. If that fails, the broker ends."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._writer, function, *args)
+        except BaseException as error:
+            self._failure = error
+            self._closed.set()
+            raise
+
+    async def _hold(self, store: Store) -> None:
+        while True:
+            await self._in_store(store.beat)
+            await asyncio.sleep(self._timing.beat_s)
 
     # Helping others.
 

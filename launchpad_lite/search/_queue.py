@@ -466,6 +466,23 @@ class Queue:
         owned = self._owner(owner).ids
         return [each for each in owned if self._is_waiting(self._tasks[each])]
 
+    def inherit(self, tasks: Iterable[Task], now: float) -> None:
+        """Takes over tasks of a broker that is lost.
+
+        Who has them shows itself to that broker, not to this one: they wait again.
+        """
+        for task in sorted(tasks, key=lambda task: task.number):
+            outcome, task.outcome, task.lease = task.outcome, None, None
+            known = self._tasks.get(task.submission.id)
+            if known is None:
+                known, task.number = task, next(self._numbers)
+                self._add(task, now)
+            elif known.helps:
+                known.errors, known.deadline_at = task.errors, task.deadline_at
+                self._own(known, task.owner, task.submission, now)
+            if outcome is not None and known.outcome is None:
+                self._settle(known, outcome)
+
     # How busy it is.
 
     def load(self, now: float) -> Load:

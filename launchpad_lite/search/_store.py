@@ -30,6 +30,24 @@ class Store(Protocol):
             StoreError: They cannot be written.
         """
 
+    def beat(self) -> None:
+        """Shows other brokers that this one is there.
+
+        Raises:
+            StoreError: Another one has taken its tasks over.
+        """
+
+    def take_over(self, owner: str, silence_s: float) -> list[Task]:
+        """Moves tasks of lost brokers to this one, and ends the right to write of those.
+
+        Args:
+            owner: The model whose tasks they are.
+            silence_s: A broker is lost if it has not shown itself for so long.
+
+        Raises:
+            StoreError: They cannot be moved.
+        """
+
     def close(self) -> None:
         """Lets another broker use it. Safe to call twice."""
 
@@ -216,6 +234,13 @@ class SqliteStore:
                 with contextlib.suppress(sqlite3.Error):
                     database.execute("rollback")
                 raise
+
+    def beat(self) -> None:
+        """Does nothing: the file is locked."""
+
+    def take_over(self, owner: str, silence_s: float) -> list[Task]:  # noqa: ARG002 - as `Store`
+        """Returns nothing: no other broker uses the file."""
+        return []
 
     def close(self) -> None:
         """As `Store.close`."""

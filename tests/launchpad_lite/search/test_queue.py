@@ -580,7 +580,8 @@ def done(each: Assignment) -> Outcome:
 
 
 def states(queue: Queue) -> dict[str, State]:
-    return {each.id: each.state for each in queue.collect(MODEL, "new")[0]}
+    session = str(random.random())
+    return {each.id: each.state for each in queue.collect(MODEL, session)[0]}
 
 
 def test_only_as_many_tasks_are_accepted_as_there_is_room_for() -> None:
@@ -826,3 +827,25 @@ def test_nothing_is_left_of_models_workers_and_tasks() -> None:
     assert not queue._workers
     assert sum(map(len, queue._waiting.values())) + len(queue._waiting) <= 100
     assert len(queue._deadlines) <= 100
+
+
+def test_tasks_of_a_lost_broker_wait_again_and_outcomes_are_kept() -> None:
+    lost, queue = make_queue(), make_queue(max_queued=1)
+    ask(lost, "runs", "done", "helped", "known", deadline_s=5.0)
+    runs, ended = take(lost, count=2)
+    lost.finish(done(ended))
+    ask(queue, "known", deadline_s=5.0)
+    queue.adopt("broker", [Assignment("helped", "theirs", "python", b"")])
+    take(queue, OTHER, 2)
+    queue.take_changes()
+    queue.inherit(lost.take_changes().new, 1.0)
+    assert queue.load(1.0).queued == 1
+    assert queue.resume(MODEL, ["runs", "done", "helped", "known"]) == []
+    assert states(queue) == {"done": State.DONE}
+    assert {each.submission.id for each in queue.take_changes().new} == {"runs", "done", "helped"}
+    (again,) = take(queue)
+    assert again.id == runs.id
+    queue.tick(5.0)
+    assert states(queue) == dict.fromkeys(["runs", "helped", "known"], State.FAILED) | {
+        "done": State.DONE
+    }
