@@ -32,6 +32,7 @@ class Outbox:
         presence: Presence,
         timing: Timing,
         outstanding: Mapping[str, Submission] = MappingProxyType({}),
+        broker: str = "",
     ) -> None:
         """Makes one.
 
@@ -39,6 +40,7 @@ class Outbox:
             presence: How it finds brokers.
             timing: Of the search.
             outstanding: Tasks that an earlier life has sent, and that have no outcome.
+            broker: The one that the earlier life used.
         """
         self._presence = presence
         self._timing = timing
@@ -52,7 +54,9 @@ class Outbox:
         self._kept: dict[str, None] = {}
         self._acknowledged: list[str] = []
         self._stopped: list[str] = []
-        self._broker = ""
+        self._broker = broker
+        #: Whether other brokers may have tasks of an earlier life, which are not known yet.
+        self._is_heir = bool(broker)
         #: Which life of it knows the tasks; empty before it was asked.
         self._life = ""
         self._lost_at: float | None = None
@@ -67,6 +71,11 @@ class Outbox:
         """Tasks without an outcome."""
         with self._lock:
             return dict(self._outstanding)
+
+    @property
+    def broker(self) -> str:
+        """The broker that it uses; empty before it uses one."""
+        return self._broker
 
     @property
     def workers(self) -> int:
@@ -219,11 +228,15 @@ class Outbox:
         if now >= self._beat_at:
             self._beat_at = now + self._timing.beat_s
             self._presence.beat(self._broker)
+            if self._is_heir and self._presence.view.brokers:
+                self._is_heir = False
+                self._left.update(self._presence.view.brokers)
 
     def _revisit(self) -> list[Outcome]:
         """Gets what brokers have that were left and are back, and has them forget the rest."""
         found: list[Outcome] = []
-        for name in [each for each in self._left if each in self._presence.view.brokers]:
+        known = self._presence.view.brokers
+        for name in [each for each in self._left if each in known and each != self._broker]:
             client = courier.with_timeout(self._presence.client(name), self._timing.beat_s)
             with contextlib.suppress(*LOST):
                 session = uuid.uuid4().hex  # the answer to an earlier call may be lost
