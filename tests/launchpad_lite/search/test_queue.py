@@ -633,13 +633,13 @@ def test_a_task_that_ends_its_workers_is_set_aside_and_takes_no_other_along() ->
         if not batch:
             break
         for each in batch:
-            if each.id == "3":
+            if each.id == "0":
                 break  # that ends the worker
             queue.finish(done(each))
     found = {each.id: each for each in queue.collect(MODEL, "")[0]}
-    assert [key for key, each in found.items() if each.state is State.FAILED] == ["3"]
+    assert [key for key, each in found.items() if each.state is State.FAILED] == ["0"]
     assert len(found) == 8
-    assert "has lost 3 workers; the last one, worker[0], was started again" in found["3"].text
+    assert "has lost 3 workers; the last one, worker[0], was started again" in found["0"].text
 
 
 def test_the_end_of_a_helper_is_no_fault_of_its_tasks() -> None:
@@ -721,6 +721,25 @@ def test_the_outcome_of_a_lost_worker_counts_if_it_is_the_first() -> None:
     assert queue.finish(done(early))
     assert not queue.finish(done(late))
     assert states(queue) == {"1": State.DONE}
+
+
+def test_the_failure_of_a_lost_worker_does_not_count() -> None:
+    queue = make_queue()
+    ask(queue, "1")
+    (early,) = take(queue)
+    (late,) = take(queue, Life(WORKER.name, "another"))
+    assert not queue.finish(Outcome("1", early.token, State.FAILED, text="raised"))
+    assert queue.finish(done(late))
+
+
+def test_a_worker_that_shows_itself_keeps_its_task() -> None:
+    queue = make_queue()
+    ask(queue, "1", "2")
+    shown, _ = take(queue, count=2)
+    for second in range(1, 30):
+        queue.tick(float(second))
+        assert queue.beat(WORKER, {shown.id: shown.token}, (), float(second)) == []
+    assert queue.load(29.0) == Load(queued=1, running=1, workers=1)
 
 
 def test_a_broker_that_stood_still_loses_nobody_and_later_whom_it_does_not_hear_of() -> None:
