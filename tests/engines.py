@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+from pathlib import Path
 
 import pytest
 
@@ -45,4 +46,13 @@ needs_slurm = pytest.mark.skipif(
 needs_kubernetes = pytest.mark.skipif(
     not _ON_CI and not _root_has("podman", "runc", "ip", "iptables"),
     reason="needs root, podman, runc, iproute2 and iptables",
+)
+
+needs_postgres = pytest.mark.skipif(
+    not _ON_CI
+    and not (
+        importlib.util.find_spec("psycopg")
+        and (find_program("initdb") or list(Path("/usr/lib/postgresql").glob("*/bin/initdb")))
+    ),
+    reason="needs psycopg and PostgreSQL",
 )

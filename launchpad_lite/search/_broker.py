@@ -5,11 +5,11 @@ import collections
 import contextlib
 import time
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import courier
 import launchpad_lite as lp
@@ -25,6 +25,7 @@ from launchpad_lite.search._messages import (
     Submission,
     View,
 )
+from launchpad_lite.search._postgres import PostgresStore
 from launchpad_lite.search._queue import Queue
 from launchpad_lite.search._store import SqliteStore, Store
 from launchpad_lite.search._timing import Timing
@@ -32,6 +33,7 @@ from launchpad_lite.search._waiting import is_set_within, set_at_stop
 
 #: Seconds until a name server that does not answer is called again.
 _RETRY_S = 0.1
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -40,13 +42,15 @@ class BrokerOptions:
 
     Attributes:
         timing: Of the search.
-        folder: Where it keeps its tasks; None: in memory only.
+        store: Where it keeps its tasks: a folder, or the URL of a PostgreSQL database, as
+            `postgresql://user@host/database`, whose brokers take over from each other. None: in
+            memory only.
         max_losses: As for `Queue`.
         max_queued: As for `Queue`.
     """
 
     timing: Timing
-    folder: str | None = None
+    store: str | None = None
     max_losses: int = 5
     max_queued: int = 10_000
 
@@ -61,6 +65,12 @@ class _Waiter:
     count: int
     helps: bool
     found: "asyncio.Future[list[Assignment]]"
+
+
+def _open(store: str, broker: str) -> Store:
+    if store.startswith(("postgresql://", "postgres://")):
+        return PostgresStore(store, broker)
+    return SqliteStore(Path(store, f"{broker}.sqlite"))
 
 
 class Broker:
@@ -90,12 +100,11 @@ class Broker:
             max_losses=options.max_losses,
             max_queued=options.max_queued,
         )
-        self._store: Store | None = None
-        if options.folder is not None:
-            self._store = SqliteStore(Path(options.folder, f"{name}.sqlite"))
+        self._store = None if options.store is None else _open(options.store, name)
+        if self._store is not None:
             self._queue.restore(self._store.load(), time.monotonic())
         self._waiters: collections.deque[_Waiter] = collections.deque()
-        #: Set when there may be something for a model.
+        #: Of each model that waits; set when there may be something for it.
         self._news: dict[str, asyncio.Event] = {}
         self._stored = self._queue.changes
         self._storing = asyncio.Lock()
@@ -144,12 +153,10 @@ class Broker:
             wait_s: Seconds to wait.
         """
         self._queue.acknowledge(model, acknowledged)
-        self._queue.stop(stopped)
-        news = self._news.setdefault(model, asyncio.Event())
+        self._queue.stop(model, stopped)
         outcomes, progress = self._queue.collect(model, session)
         if not outcomes and not progress and not self._closed.is_set():
-            news.clear()
-            await is_set_within(news, wait_s)
+            await self._wait_for_news(model, wait_s)
             outcomes, progress = self._queue.collect(model, session)
         await self._keep()
         return Collected(
@@ -160,6 +167,14 @@ class Broker:
             self._queue.unknown_kinds(),
         )
 
+    async def _wait_for_news(self, model: str, wait_s: float) -> None:
+        if model in self._news:
+            self._news[model].set()  # its caller has given up
+        news = self._news[model] = asyncio.Event()
+        await is_set_within(news, wait_s)
+        if self._news.get(model) is news:
+            del self._news[model]
+
     @courier.idempotent
     async def cancel(self, model: str, ids: Sequence[str]) -> None:
         """Forgets tasks of which the model does not want the outcome."""
@@ -168,8 +183,17 @@ class Broker:
 
     @courier.idempotent
     async def resume(self, model: str, ids: Sequence[str]) -> tuple[str, list[str]]:
-        """Forgets all tasks of a model but these; returns its life, and those that are not here."""
+        """Forgets all tasks of a model but these; returns its life, and those that are not here.
+
+        If a lost broker has some of them in the same database, this one takes them over.
+        """
         missing = self._queue.resume(model, ids)
+        if missing and self._store is not None:
+            silence_s = self._timing.takeover_s
+            lost = await self._in_store(self._store.take_over, model, silence_s)
+            self._queue.inherit(lost, time.monotonic())
+            missing = self._queue.resume(model, ids)
+            self._hand_out()
         await self._keep()
         return self._me.life, missing
 
@@ -236,12 +260,13 @@ class Broker:
         """As `Queue.beat`."""
         stops = self._queue.beat(worker, held, progress, time.monotonic())
         self._tell()
+        await self._keep()  # a lease that has ended may not come back with the store
         return stops
 
     @courier.idempotent
-    async def give_back(self, worker: Life, ids: Sequence[str]) -> None:
-        """Takes back tasks that a worker has not begun."""
-        self._queue.give_back(worker, ids)
+    async def give_back(self, worker: Life, held: Mapping[str, str]) -> None:
+        """As `Queue.give_back`."""
+        self._queue.give_back(worker, held)
         self._hand_out()
         await self._keep()
 
@@ -300,6 +325,8 @@ class Broker:
             loop.create_task(self._tick()),
             loop.create_task(self._show()),
         ]
+        if self._store is not None:
+            tasks.append(loop.create_task(self._hold(self._store)))
         tasks += [loop.create_task(helping.run()) for helping in self._helping.values()]
         closing = [loop.create_task(each.wait()) for each in (self._closed, self._is_asked)]
         try:
@@ -385,15 +412,22 @@ class Broker:
                     return
                 upto, changes = self._queue.changes, self._queue.take_changes()
                 if self._store is not None:
-                    try:
-                        await asyncio.get_running_loop().run_in_executor(
-                            self._writer, self._store.write, changes
-                        )
-                    except BaseException as error:
-                        self._failure = error
-                        self._closed.set()
-                        raise
+                    await self._in_store(self._store.write, changes)
                 self._stored = upto
+
+    async def _in_store(self, function: Callable[..., T], *args: object) -> T:
+        """Calls the store in its thread. If that fails, the broker ends."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._writer, function, *args)
+        except BaseException as error:
+            self._failure = error
+            self._closed.set()
+            raise
+
+    async def _hold(self, store: Store) -> None:
+        while True:
+            await self._in_store(store.beat)
+            await asyncio.sleep(self._timing.beat_s)
 
     # Helping others.
 

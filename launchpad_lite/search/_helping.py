@@ -10,6 +10,7 @@ from launchpad_lite.search._messages import Life, Outcome, Progress
 from launchpad_lite.search._queue import Queue
 from launchpad_lite.search._timing import Timing
 from launchpad_lite.search._waiting import is_set_within
+from launchpad_lite.search.errors import StoreError
 
 #: What a call raises whose server is gone, or does not answer.
 LOST = (
@@ -17,6 +18,7 @@ LOST = (
     courier.ServerUnreachableError,
     courier.CallTimeoutError,
     courier.ServerBusyError,
+    StoreError,  # of the broker that was called: it ends
 )
 #: Seconds until a broker that does not answer is called again.
 _RETRY_S = 0.2
@@ -55,6 +57,8 @@ class Helping:
         self._hand_out = hand_out
         #: Of what it has, by id.
         self._tokens: dict[str, str] = {}
+        #: Of these, those that had no worker at the last heartbeat.
+        self._waited: set[str] = set()
         self._unsent: list[Outcome] = []
         self._progress: list[Progress] = []
         #: Set when there may be something to do.
@@ -99,5 +103,19 @@ class Helping:
         self._hand_out()
 
     async def _beat(self) -> None:
+        await self._give_back()
         progress, self._progress = self._progress, []
-        self._queue.stop(await self._peer.aio.beat(self._me, self._tokens, progress))
+        stops = await self._peer.aio.beat(self._me, self._tokens, progress)
+        self._queue.stop(self._name, stops)
+        for each in stops:
+            if not self._queue.helps(self._name, each):
+                self._tokens.pop(each, None)  # a model has sent it here, and gets the outcome
+
+    async def _give_back(self) -> None:
+        """Gives back what has waited since the last heartbeat: its broker may have a worker for it."""
+        waiting = self._queue.waiting(self._name)
+        stuck = {each: self._tokens.pop(each) for each in waiting if each in self._waited}
+        self._waited = set(waiting).difference(stuck)
+        if stuck:
+            self._queue.drop(self._name, stuck)
+            await self._peer.aio.give_back(self._me, stuck)

@@ -105,6 +105,7 @@ class ModelNode:
         self._trials: list[Trial] = []
         self._earlier_s = 0.0
         self._is_over = False
+        self._broker = ""
 
         self._began_at = time.monotonic()
         self._over = threading.Event()
@@ -129,6 +130,7 @@ class ModelNode:
                 "trials": self._trials,
                 "seconds": self._seconds(),
                 "is_over": self._is_over,
+                "broker": self._outbox.broker if self._outbox else self._broker,
             }
             data = cloudpickle.dumps(state, protocol=5)
         (folder / "model.pickle").write_bytes(data)
@@ -142,6 +144,7 @@ class ModelNode:
         self._trials = state["trials"]
         self._earlier_s = state["seconds"]
         self._is_over = state["is_over"]
+        self._broker = state["broker"]
 
     def _seconds(self) -> float:
         return self._earlier_s + time.monotonic() - self._began_at
@@ -196,7 +199,7 @@ class ModelNode:
             SearchError: It cannot go on.
         """
         sent = {key: submission for key, (_, submission) in self._tasks.items()}
-        self._outbox = outbox = Outbox(self._presence, self._timing, sent)
+        self._outbox = outbox = Outbox(self._presence, self._timing, sent, self._broker)
         stop = lp.stop_event()
         while not stop.is_set() and not self._is_over:
             lp.heartbeat()

@@ -42,9 +42,9 @@ class NameServer:
         return self._registry.view(time.monotonic())
 
     @courier.idempotent
-    async def place(self, role: str, avoid: Collection[str] = ()) -> str:
+    async def place(self, role: str, who: Life, avoid: Collection[str] = ()) -> str:
         """As `Registry.place`."""
-        return self._registry.place(role, avoid, time.monotonic())
+        return self._registry.place(role, who, avoid, time.monotonic())
 
     @courier.idempotent
     async def claim(

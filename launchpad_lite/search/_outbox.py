@@ -33,6 +33,7 @@ class Outbox:
         presence: Presence,
         timing: Timing,
         outstanding: Mapping[str, Submission] = MappingProxyType({}),
+        broker: str = "",
     ) -> None:
         """Makes one.
 
@@ -40,6 +41,7 @@ class Outbox:
             presence: How it finds brokers.
             timing: Of the search.
             outstanding: Tasks that an earlier life has sent, and that have no outcome.
+            broker: The one that the earlier life used.
         """
         self._presence = presence
         self._timing = timing
@@ -49,9 +51,13 @@ class Outbox:
         self._outstanding = dict(outstanding)
         #: Of these, those that no broker has accepted yet.
         self._unsent: dict[str, None] = {}
+        #: Outcomes that were collected, and are to be kept by brokers.
+        self._kept: dict[str, None] = {}
         self._acknowledged: list[str] = []
         self._stopped: list[str] = []
-        self._broker = ""
+        self._broker = broker
+        #: Whether other brokers may have tasks of an earlier life, which are not known yet.
+        self._is_heir = bool(broker)
         #: Which life of it knows the tasks; empty before it was asked.
         self._life = ""
         self._lost_at: float | None = None
@@ -66,6 +72,11 @@ class Outbox:
         """Tasks without an outcome."""
         with self._lock:
             return dict(self._outstanding)
+
+    @property
+    def broker(self) -> str:
+        """The broker that it uses; empty before it uses one."""
+        return self._broker
 
     @property
     def workers(self) -> int:
@@ -90,7 +101,9 @@ class Outbox:
     def acknowledge(self, ids: Iterable[str]) -> None:
         """Lets brokers forget outcomes that were collected."""
         with self._lock:
-            self._acknowledged += ids
+            for each in ids:
+                self._kept.pop(each, None)
+                self._acknowledged.append(each)
 
     def cancel(self, ids: Iterable[str]) -> None:
         """Gives tasks up: they have no outcome."""
@@ -171,7 +184,10 @@ class Outbox:
         with self._lock:
             self._unsent.pop(outcome.id, None)
             if self._outstanding.pop(outcome.id, None) is not None:
+                self._kept[outcome.id] = None
                 return True
+            if outcome.id in self._kept:
+                return False
             self._acknowledged.append(outcome.id)
             return False
 
@@ -190,7 +206,7 @@ class Outbox:
                 return False
             if self._life:
                 return True
-            known = [each for each in self._outstanding if each not in self._unsent]
+            known = [*self._outstanding, *self._kept]  # it may have what it did not answer to
         try:
             life, missing = self._client().resume(self._model, known)
         except (*LOST, KeyError):
@@ -199,6 +215,8 @@ class Outbox:
         with self._lock:
             self._life, self._lost_at = life, None
             self._left.discard(self._broker)
+            for each in set(known).difference(missing):
+                self._unsent.pop(each, None)
             self._unsent.update(
                 dict.fromkeys(each for each in missing if each in self._outstanding)
             )
@@ -220,14 +238,19 @@ class Outbox:
         if now >= self._beat_at:
             self._beat_at = now + self._timing.beat_s
             self._presence.beat(self._broker)
+            if self._is_heir and self._presence.view.brokers:
+                self._is_heir = False
+                self._left.update(self._presence.view.brokers)
 
     def _revisit(self) -> list[Outcome]:
         """Gets what brokers have that were left and are back, and has them forget the rest."""
         found: list[Outcome] = []
-        for name in [each for each in self._left if each in self._presence.view.brokers]:
+        known = self._presence.view.brokers
+        for name in [each for each in self._left if each in known and each != self._broker]:
             client = courier.with_timeout(self._presence.client(name), self._timing.beat_s)
             with contextlib.suppress(*LOST):
-                kept: Collected = client.collect(self._model, self._session, (), (), 0.0)
+                session = uuid.uuid4().hex  # the answer to an earlier call may be lost
+                kept: Collected = client.collect(self._model, session, (), (), 0.0)
                 found += [each for each in kept.outcomes if self._take(each)]
                 client.resume(self._model, ())
                 self._left.discard(name)

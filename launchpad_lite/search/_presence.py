@@ -96,8 +96,9 @@ class Presence:
             avoid: Those that did not answer; one of them, if there is no other.
         """
         try:
-            place = self._name_server.place(self.member.role, avoid)
-            place = place or self._name_server.place(self.member.role)
+            role, who = self.member.role, self.member.who
+            place = self._name_server.place(role, who, avoid)
+            place = place or self._name_server.place(role, who)
         except LOST:
             known = sorted(self.view.brokers or self._clients)
             fit = [each for each in known if each not in avoid] or known
@@ -115,6 +116,8 @@ class Presence:
         """Returns a client of a broker."""
         if name in self._clients and name not in self._addresses:
             return self._clients[name]  # it was there from the start, and follows where it moves
+        if name in self._clients and name not in self.view.brokers:
+            return self._clients[name]  # it is silent; perhaps it answers all the same
         address, _ = self.view.brokers[name]
         if self._addresses.get(name) != address:
             self._clients[name] = self._connect(address)

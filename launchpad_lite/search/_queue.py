@@ -26,6 +26,8 @@ from launchpad_lite.search._messages import (
 
 #: Points of learning curves that wait for a model; older ones are dropped.
 _MOST_PROGRESS = 10_000
+#: Entries of heaps that do not count, before they are looked for.
+_MOST_STALE = 100
 
 
 @dataclass(slots=True)
@@ -89,6 +91,8 @@ class _Owner:
     """A model, or a broker that is helped."""
 
     session: str = ""
+    #: Its tasks. Without any it is forgotten.
+    ids: dict[str, None] = field(default_factory=dict)
     #: Outcomes that were not delivered in this session.
     ready: dict[str, None] = field(default_factory=dict)
     progress: list[Progress] = field(default_factory=list)
@@ -133,10 +137,11 @@ class Queue:
 
     def restore(self, tasks: Iterable[Task], now: float) -> None:
         """Takes over what a store has. Leases count from now: their workers have time to be heard of."""
+        self._ticked_at = now
         number = -1
         for task in sorted(tasks, key=lambda task: task.number):
             number = task.number
-            self._tasks[task.submission.id] = task
+            self._keep(task)
             if task.submission.deadline_s is not None:
                 self._set_deadline(task, now)
             if task.outcome is not None:
@@ -164,6 +169,7 @@ class Queue:
     def _note(self, task: Task, *, is_new: bool = False) -> None:
         if not task.helps:
             (self._new if is_new else self._changed)[task.submission.id] = None
+            self._removed.pop(task.submission.id, None)
             self.changes += 1
 
     # What models say.
@@ -174,17 +180,20 @@ class Queue:
         for count, submission in enumerate(submissions):
             if (known := self._tasks.get(submission.id)) is not None:
                 if known.helps:  # its broker is lost to the model, and this one has it already
-                    self._own(known, owner)
+                    self._own(known, owner, submission, now)
                 continue
             if self._queued >= self._max_queued:
                 return count
             self._add(Task(submission, owner, next(self._numbers)), now)
         return len(submissions)
 
+    def _keep(self, task: Task) -> None:
+        self._tasks[task.submission.id] = task
+        self._owner(task.owner).ids[task.submission.id] = None
+
     def _add(self, task: Task, now: float) -> None:
         submission = task.submission
-        self._tasks[submission.id] = task
-        self._removed.pop(submission.id, None)
+        self._keep(task)
         self._note(task, is_new=True)
         if submission.deadline_s is not None:
             self._set_deadline(task, now)
@@ -194,13 +203,19 @@ class Queue:
         else:
             self._lend(task, *claim, now)
 
-    def _own(self, task: Task, owner: str) -> None:
-        task.helps, task.owner = False, owner
-        if task.lease is None and task.outcome is None:
-            self._queued += 1
-        if task.outcome is not None:
-            self._owner(owner).ready[task.submission.id] = None
+    def _own(self, task: Task, owner: str, submission: Submission, now: float) -> None:
+        helped = self._owner(task.owner)
+        helped.ids.pop(submission.id)
+        helped.ready.pop(submission.id, None)
+        task.helps, task.owner, task.submission = False, owner, submission
+        self._keep(task)
         self._note(task, is_new=True)
+        if submission.deadline_s is not None:
+            self._set_deadline(task, now)
+        if task.outcome is not None:
+            self._owner(owner).ready[submission.id] = None
+        elif task.lease is None:
+            self._push(task)  # again: it has its priority now
 
     def collect(self, owner: str, session: str) -> tuple[list[Outcome], list[Progress]]:
         """Returns outcomes, each once in a session, and progress since the last call.
@@ -213,9 +228,7 @@ class Queue:
         if found.session != session:
             found.session = session
             found.ready = {
-                task.submission.id: None
-                for task in sorted(self._tasks.values(), key=lambda task: task.number)
-                if task.owner == owner and task.outcome is not None
+                each: None for each in found.ids if self._tasks[each].outcome is not None
             }
         outcomes = [self._outcome(each) for each in found.ready]
         progress = found.progress
@@ -229,8 +242,8 @@ class Queue:
 
     def has_news(self, owner: str) -> bool:
         """Returns whether `collect` would return something."""
-        found = self._owner(owner)
-        return bool(found.ready or found.progress)
+        found = self._owners.get(owner)
+        return found is not None and bool(found.ready or found.progress)
 
     def acknowledge(self, owner: str, ids: Iterable[str]) -> None:
         """Forgets tasks whose outcome their owner has."""
@@ -246,11 +259,11 @@ class Queue:
             if task is not None and task.owner == owner:
                 self._remove(task)
 
-    def stop(self, ids: Iterable[str]) -> None:
+    def stop(self, owner: str, ids: Iterable[str]) -> None:
         """Has tasks end early: those that wait at once, others when their worker hears of it."""
         for each in ids:
             task = self._tasks.get(each)
-            if task is None or task.outcome is not None:
+            if task is None or task.owner != owner or task.outcome is not None:
                 continue
             if task.lease is None:
                 self._decide(task, State.STOPPED)
@@ -260,10 +273,10 @@ class Queue:
     def resume(self, owner: str, ids: Collection[str]) -> list[str]:
         """Forgets all tasks of a model but these; returns those of them that are not here."""
         wanted = set(ids)
-        for task in list(self._tasks.values()):
-            if task.owner == owner and not task.helps and task.submission.id not in wanted:
-                self._remove(task)
-        return [each for each in ids if each not in self._tasks or self._tasks[each].owner != owner]
+        here = self._owner(owner).ids
+        for each in [each for each in here if each not in wanted]:
+            self._remove(self._tasks[each])
+        return [each for each in ids if each not in here]
 
     # What workers say.
 
@@ -354,11 +367,11 @@ class Queue:
         self._settle(task, outcome)
         return True
 
-    def give_back(self, worker: Life, ids: Iterable[str]) -> None:
-        """Takes back tasks that a worker has not begun."""
-        for each in ids:
+    def give_back(self, worker: Life, held: Mapping[str, str]) -> None:
+        """Takes back tasks that a worker has not begun; their tokens by id."""
+        for each, token in held.items():
             task = self._tasks.get(each)
-            if task is not None and task.lease is not None and task.lease[0] == worker:
+            if task is not None and task.lease == (worker, token):
                 self._return(task)
 
     def leave(self, worker: Life) -> None:
@@ -378,15 +391,10 @@ class Queue:
         self._ticked_at = now
         if gap_s > self._lease_s / 2:  # this process stood still, and could hear of nobody
             for each in self._leased:
-                self._tasks[each].expires_at += gap_s
+                self._tasks[each].expires_at = now + self._lease_s
             for worker in self._workers.values():
-                worker.seen_at += gap_s
-        while self._deadlines and self._deadlines[0][0] <= now:
-            _, key = heapq.heappop(self._deadlines)
-            late = self._tasks.get(key)
-            if late is not None and late.outcome is None and late.deadline_at is not None:
-                text = f"not done within its {late.submission.deadline_s:g} s (deadline_s)"
-                self._decide(late, State.FAILED, text)
+                worker.seen_at = now
+        self._end_late(now)
         for each in sorted(self._leased):
             task = self._tasks[each]
             if task.expires_at <= now:
@@ -399,6 +407,36 @@ class Queue:
             del self._workers[name]
         if self._began_at is not None and now - self._began_at > 2 * self._lease_s:
             self._claims.clear()
+        self._tidy()
+
+    def _end_late(self, now: float) -> None:
+        while self._deadlines and self._deadlines[0][0] <= now:
+            at, key = heapq.heappop(self._deadlines)
+            task = self._tasks.get(key)
+            if task is not None and task.deadline_at == at and task.outcome is None:
+                text = f"not done within its {task.submission.deadline_s:g} s (deadline_s)"
+                self._decide(task, State.FAILED, text)
+
+    def _tidy(self) -> None:
+        """Forgets models without tasks, and entries of heaps that do not count, once most do not."""
+        for name in [name for name, owner in self._owners.items() if not owner.ids]:
+            del self._owners[name]
+        most = 2 * len(self._tasks) + _MOST_STALE
+        if len(self._deadlines) > most:
+            self._deadlines = [
+                (at, key)
+                for at, key in self._deadlines
+                if (task := self._tasks.get(key)) is not None and task.deadline_at == at
+            ]
+            heapq.heapify(self._deadlines)
+        if sum(map(len, self._waiting.values())) + len(self._waiting) > most:
+            heaps = {
+                kind: [entry for entry in heap if self._counts(entry)]
+                for kind, heap in self._waiting.items()
+            }
+            self._waiting = {kind: heap for kind, heap in heaps.items() if heap}
+            for heap in self._waiting.values():
+                heapq.heapify(heap)
 
     # Other brokers.
 
@@ -408,7 +446,7 @@ class Queue:
             if each.id not in self._tasks:
                 submission = Submission(each.id, each.payload, each.kind)
                 task = Task(submission, owner, next(self._numbers), helps=True)
-                self._tasks[each.id] = task
+                self._keep(task)
                 self._push(task)
 
     def drop(self, owner: str, ids: Iterable[str]) -> None:
@@ -418,9 +456,32 @@ class Queue:
             if task is not None and task.helps and task.owner == owner:
                 self._remove(task)
 
-    def helped(self, owner: str) -> list[str]:
-        """Returns all tasks of another broker that it has."""
-        return [key for key, task in self._tasks.items() if task.helps and task.owner == owner]
+    def helps(self, owner: str, key: str) -> bool:
+        """Returns whether it has a task of another broker."""
+        task = self._tasks.get(key)
+        return task is not None and task.helps and task.owner == owner
+
+    def waiting(self, owner: str) -> list[str]:
+        """Returns those tasks of another broker that wait for a worker here."""
+        owned = self._owner(owner).ids
+        return [each for each in owned if self._is_waiting(self._tasks[each])]
+
+    def inherit(self, tasks: Iterable[Task], now: float) -> None:
+        """Takes over tasks of a broker that is lost.
+
+        Who has them shows itself to that broker, not to this one: they wait again.
+        """
+        for task in sorted(tasks, key=lambda task: task.number):
+            outcome, task.outcome, task.lease = task.outcome, None, None
+            known = self._tasks.get(task.submission.id)
+            if known is None:
+                known, task.number = task, next(self._numbers)
+                self._add(task, now)
+            elif known.helps:
+                known.errors, known.deadline_at = task.errors, task.deadline_at
+                self._own(known, task.owner, task.submission, now)
+            if outcome is not None and known.outcome is None:
+                self._settle(known, outcome)
 
     # How busy it is.
 
@@ -461,6 +522,8 @@ class Queue:
             task = self._tasks[min(heads)[2]]
             if worker.helps and task.helps:
                 break  # nobody helps a helper
+            if found and (task.losses or found[0].losses):
+                break  # it may be what ends workers: no other task is to share its fate
             heapq.heappop(self._waiting[task.submission.kind])
             self._queued -= not task.helps
             self._leased.add(task.submission.id)  # so that it does not wait any more
@@ -486,8 +549,6 @@ class Queue:
         if task.losses > self._max_losses:
             text = f"it has lost {task.losses} workers; the last one, {task.lease[0].name}, {why}"
             self._decide(task, State.FAILED, text)
-        elif task.is_stopped:
-            self._decide(task, State.STOPPED)
         else:
             self._return(task)
 
@@ -501,12 +562,19 @@ class Queue:
     def _peek(self, kind: str) -> tuple[float, int, str] | None:
         heap = self._waiting.get(kind, [])
         while heap:
-            _, number, key = heap[0]
-            task = self._tasks.get(key)
-            if task is not None and task.number == number and self._is_waiting(task):
+            if self._counts(heap[0]):
                 return heap[0]
             heapq.heappop(heap)
         return None
+
+    def _counts(self, entry: tuple[float, int, str]) -> bool:
+        urgency, number, key = entry
+        task = self._tasks.get(key)
+        return (
+            task is not None
+            and (task.number, -task.submission.priority) == (number, urgency)
+            and self._is_waiting(task)
+        )
 
     def _is_waiting(self, task: Task) -> bool:
         return task.outcome is None and task.submission.id not in self._leased
@@ -523,6 +591,10 @@ class Queue:
             self._queued -= 1
 
     def _return(self, task: Task) -> None:
+        """Has a task that a worker had wait again."""
+        if task.is_stopped:
+            self._decide(task, State.STOPPED)
+            return
         self._release(task)
         self._push(task)
         self._note(task)
@@ -540,13 +612,14 @@ class Queue:
         key = task.submission.id
         self._release(task)
         del self._tasks[key]
-        self._owner(task.owner).ready.pop(key, None)
-        self._changed.pop(key, None)
-        if key in self._new:
-            del self._new[key]
-        elif not task.helps:
+        owner = self._owner(task.owner)
+        owner.ids.pop(key)
+        owner.ready.pop(key, None)
+        if not task.helps:
+            self._changed.pop(key, None)
+            self._new.pop(key, None)
             self._removed[key] = None
-        self.changes += 1
+            self.changes += 1
 
     def _owner(self, name: str) -> _Owner:
         return self._owners.setdefault(name, _Owner())

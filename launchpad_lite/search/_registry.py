@@ -68,13 +68,14 @@ class Registry:
             role: Of it.
             who: It.
             load: Of a broker.
-            broker: That it uses, if it is none itself.
+            broker: That it uses; empty: as before, or it is one itself.
             now: The time.
         """
         entry = self._entries.get((role, who.name))
         is_known = entry is not None and entry.member.who == who
         if entry is not None and is_known:
-            entry.seen_at, entry.load, entry.broker = now, load, broker
+            entry.seen_at, entry.load = now, load
+            entry.broker = broker or entry.broker
         return self.view(now, is_known=is_known)
 
     def view(self, now: float, *, is_known: bool = True) -> View:
@@ -88,21 +89,26 @@ class Registry:
         workers = sum(role == "worker" for role, _ in self._entries)
         return View(is_known, brokers, workers, self._is_closed)
 
-    def place(self, role: str, avoid: Collection[str], now: float) -> str:
-        """Returns the broker that one more worker or model is to use; empty if there is none.
+    def place(self, role: str, who: Life, avoid: Collection[str], now: float) -> str:
+        """Returns the broker that a worker or model is to use; empty if there is none.
 
         Args:
             role: What it is.
+            who: It; from now on it counts as a user of that broker.
             avoid: Brokers that it cannot reach.
             now: The time.
         """
         self._expire(now)
         users = {name: 0 for kind, name in self._entries if kind == "broker"}
-        for (kind, _), entry in self._entries.items():
-            if kind == role and entry.broker in users:
+        for (kind, name), entry in self._entries.items():
+            if kind == role and name != who.name and entry.broker in users:
                 users[entry.broker] += 1
         fit = {name: count for name, count in users.items() if name not in avoid}
-        return min(sorted(fit), key=fit.__getitem__, default="")
+        place = min(sorted(fit), key=fit.__getitem__, default="")
+        placed = self._entries.get((role, who.name))
+        if placed is not None and placed.member.who == who:
+            placed.broker = place
+        return place
 
     def claim(
         self, who: Life, machine: str, devices: Sequence[str], share: float, now: float

@@ -30,6 +30,24 @@ class Store(Protocol):
             StoreError: They cannot be written.
         """
 
+    def beat(self) -> None:
+        """Shows other brokers that this one is there.
+
+        Raises:
+            StoreError: Another one has taken its tasks over.
+        """
+
+    def take_over(self, owner: str, silence_s: float) -> list[Task]:
+        """Moves tasks of lost brokers to this one, and ends the right to write of those.
+
+        Args:
+            owner: The model whose tasks they are.
+            silence_s: A broker is lost if it has not shown itself for so long.
+
+        Raises:
+            StoreError: They cannot be moved.
+        """
+
     def close(self) -> None:
         """Lets another broker use it. Safe to call twice."""
 
@@ -90,12 +108,17 @@ def changing_of(task: Task) -> tuple[object, ...]:
         else (
             outcome.state.value,
             outcome.payload,
-            outcome.text,
+            _storable(outcome.text),
             outcome.seconds,
             outcome.worker,
         )
     )
     return (worker, life, token, json.dumps(task.errors), task.losses, *ended)
+
+
+def _storable(text: str) -> str:
+    """Returns a text that databases take: messages of exceptions may have anything in them."""
+    return text.encode(errors="backslashreplace").decode().replace("\0", "\\0")
 
 
 def task_of(row: Sequence[Any]) -> Task:
@@ -211,6 +234,13 @@ class SqliteStore:
                 with contextlib.suppress(sqlite3.Error):
                     database.execute("rollback")
                 raise
+
+    def beat(self) -> None:
+        """Does nothing: the file is locked."""
+
+    def take_over(self, owner: str, silence_s: float) -> list[Task]:  # noqa: ARG002 - as `Store`
+        """Returns nothing: no other broker uses the file."""
+        return []
 
     def close(self) -> None:
         """As `Store.close`."""

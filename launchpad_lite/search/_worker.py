@@ -75,14 +75,15 @@ class Worker:
         self._failure: BaseException | None = None
         self._is_over = False
         self._ended: set[str] = set()
-        self._heard_at = time.monotonic()
+        #: Since when no broker answers.
+        self._lost_at: float | None = None
 
     def run(self) -> None:
         """Works until it is to end, or the search is over.
 
         Raises:
             WorkerMismatchError: The search has another version, or another Python.
-        SearchError: No broker answers any more.
+            SearchError: No broker answers any more.
         """
         beating = threading.Thread(target=self._beat, name="search-heartbeat", daemon=True)
         self._presence.beat()
@@ -112,13 +113,8 @@ class Worker:
         """Hands in outcomes, and gets tasks; after a while there may be none."""
         if not self._broker:
             self._broker = self._presence.choose()
-        if time.monotonic() - self._heard_at > _ALONE_S:
-            raise SearchError(
-                f"{self._me.name}: no broker has answered for {_ALONE_S:g} s, and this worker gives up"
-            )
         if not self._broker:
-            self._stop.wait(_RETRY_S)
-            self._is_over = self._presence.view.is_closed
+            self._note_loss()
             return
         try:
             found = self._exchange(self._broker, self._count(), self._timing.poll_s)
@@ -127,19 +123,29 @@ class Worker:
             if isinstance(error, courier.ServerUnreachableError):  # it has ended for good
                 self._ended.add(lost)
                 self._is_over = self._presence.has_ended(self._ended)
-            self._stop.wait(_RETRY_S)
+            self._note_loss()
             self._broker = self._presence.choose(avoid=[lost])
             self._is_over |= self._presence.view.is_closed
             return
         if found is None:
             self._is_over = True
             return
-        self._heard_at = time.monotonic()
+        self._lost_at = None
         with self._lock:
             self._held.setdefault(self._broker, {}).update({each.id: each.token for each in found})
             self._unbegun.extend(found)
         if len(found) > 1:
             self._stirred.set()  # some may have to be given back
+
+    def _note_loss(self) -> None:
+        now = time.monotonic()
+        self._lost_at = now if self._lost_at is None else self._lost_at
+        self._is_over |= self._presence.view.is_closed
+        if now - self._lost_at > _ALONE_S:
+            raise SearchError(
+                f"{self._me.name}: no broker has answered for {_ALONE_S:g} s, and this worker gives up"
+            )
+        self._stop.wait(_RETRY_S)
 
     def _count(self) -> int:
         return max(1, min(_MOST_AT_ONCE, int(_BATCH_S / max(self._mean_s, 1e-6))))
@@ -257,7 +263,10 @@ class Worker:
             for name, tokens in held.items():
                 points = task.progress[:] if task is not None and task.key in tokens else []
                 client = courier.with_timeout(self._presence.client(name), 2 * self._timing.beat_s)
-                stops = client.beat(self._me, tokens, points)
+                try:
+                    stops = client.beat(self._me, tokens, points)
+                except LOST:
+                    continue  # the leases of the others are renewed all the same
                 if task is not None and task.key in tokens:
                     del task.progress[: len(points)]
                     task.is_stopped |= task.key in stops
@@ -266,7 +275,7 @@ class Worker:
         with self._lock:
             if not self._unbegun or now - self._began_at < _STUCK_S:
                 return
-            stuck = [each.id for each in self._unbegun]
+            stuck = {each.id: each.token for each in self._unbegun}
             self._unbegun.clear()
             for each in stuck:
                 self._held[self._broker].pop(each, None)

@@ -1,6 +1,7 @@
 """Tasks as users write them, and what a running task can say."""
 
 import contextvars
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -100,6 +101,7 @@ def submission_of(task: Any, key: str) -> Submission:
 
     Raises:
         TypeError: It is no task.
+        ValueError: Its priority, retries or deadline make no sense.
         TaskPickleError: It cannot be pickled.
     """
     options = (
@@ -107,6 +109,11 @@ def submission_of(task: Any, key: str) -> Submission:
         getattr(task, "retries", 0),
         getattr(task, "deadline_s", None),
     )
+    priority, retries, deadline_s = options
+    if not (math.isfinite(priority) and 0 <= retries < 1 << 31):
+        raise ValueError(f"{task!r}: its priority is finite, and its retries are at least 0")
+    if deadline_s is not None and not 0 < deadline_s < math.inf:
+        raise ValueError(f"{task!r}: its deadline_s is above 0, or None")
     if isinstance(task, Foreign):
         return Submission(key, task.payload, task.kind, *options)
     if not callable(getattr(task, "run", None)) and not callable(task):

@@ -1,0 +1,160 @@
+"""The tasks of all brokers of a search in one PostgreSQL database.
+
+Each broker writes its own rows. A new life of it, and a broker that takes tasks over, end the right
+to write of the one before: its next write fails.
+"""
+
+import contextlib
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+from launchpad_lite.search._queue import Changes, Task
+from launchpad_lite.search._store import CHANGING, COLUMNS, changing_of, row_of, task_of
+from launchpad_lite.search.errors import StoreError
+
+_TABLES = """
+create table if not exists search_brokers (
+    name text primary key, epoch bigint not null, seen_at timestamptz not null
+);
+create table if not exists search_tasks (
+    broker text, id text, number bigint, owner text, kind text, payload bytea,
+    priority double precision, retries integer, deadline_s double precision,
+    deadline_at double precision, worker text, life text, token text, errors text, losses integer,
+    state text, result bytea, text text, seconds double precision, ran_by text,
+    primary key (broker, id)
+);
+"""
+#: So that two brokers do not make the tables at once.
+_LOCK = zlib.crc32(b"launchpad_lite.search")
+_OPEN = """
+insert into search_brokers values (%s, 1, clock_timestamp())
+on conflict (name) do update set epoch = search_brokers.epoch + 1, seen_at = clock_timestamp()
+returning epoch
+"""
+_HOLD = "update search_brokers set seen_at = clock_timestamp() where name = %s and epoch = %s"
+_INSERT = (
+    f"insert into search_tasks (broker, {', '.join(COLUMNS)}) "  # noqa: S608 - names of ours
+    f"values (%s, {', '.join(['%s'] * len(COLUMNS))}) on conflict (broker, id) do "
+)
+_PUT = f"{_INSERT} update set {', '.join(f'{each} = excluded.{each}' for each in COLUMNS)}"
+_CHANGE = (
+    f"update search_tasks set {', '.join(f'{each} = %s' for each in CHANGING)} "  # noqa: S608 - as above
+    "where broker = %s and id = %s"
+)
+_DELETE = "delete from search_tasks where broker = %s and id = any(%s)"
+_LOAD = f"select {', '.join(COLUMNS)} from search_tasks where broker = %s"  # noqa: S608 - as above
+# Looks again at those whose rows were locked, after they are free.
+_SILENT = """
+select name from search_brokers
+where name <> %s and seen_at < clock_timestamp() - make_interval(secs => %s)
+    and exists (select from search_tasks where broker = name and owner = %s)
+order by name for update
+"""
+_FENCE = "update search_brokers set epoch = epoch + 1 where name = any(%s)"
+_TAKE = (
+    f"delete from search_tasks where broker = any(%s) and owner = %s returning {', '.join(COLUMNS)}"  # noqa: S608 - as above
+)
+
+
+class PostgresStore:
+    """The rows of one broker. What was written survives a loss of power, as the server is set up."""
+
+    def __init__(self, url: str, broker: str) -> None:
+        """Connects, and ends the right to write of an earlier life of the broker.
+
+        Args:
+            url: As `postgresql://user:password@host:port/database`.
+            broker: Its name.
+
+        Raises:
+            StoreError: The database does not answer, or psycopg is not installed.
+        """
+        try:
+            import psycopg
+        except ImportError as error:
+            raise StoreError(
+                f"{broker}: a store in PostgreSQL needs psycopg: pip install 'launchpad-lite[postgres]'"
+            ) from error
+        self._broker = broker
+        self._error = psycopg.Error
+        self._where = broker
+        with self._explained():
+            self._connection = psycopg.connect(
+                url,
+                autocommit=True,
+                connect_timeout=10,
+                # A machine that is lost in the middle of a write does not keep others waiting.
+                options="-c idle_in_transaction_session_timeout=5000",
+            )
+        info = self._connection.info
+        self._where = f"{broker}, database {info.dbname} of {info.host}:{info.port}"
+        try:
+            with self._explained(), self._connection.transaction():
+                run = self._connection.execute
+                run("select pg_advisory_xact_lock(%s)", (_LOCK,))
+                run(_TABLES)
+                ((self._epoch,),) = run(_OPEN, (broker,)).fetchall()
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def load(self) -> list[Task]:
+        """As `Store.load`."""
+        with self._explained():
+            return [task_of(row) for row in self._connection.execute(_LOAD, (self._broker,))]
+
+    def write(self, changes: Changes) -> None:
+        """As `Store.write`."""
+        me = self._broker
+        with self._held() as cursor:
+            if changes.new:
+                cursor.executemany(_PUT, [(me, *row_of(task)) for task in changes.new])
+            if changes.changed:
+                rows = [(*changing_of(task), me, task.submission.id) for task in changes.changed]
+                cursor.executemany(_CHANGE, rows)
+            if changes.removed:
+                cursor.execute(_DELETE, (me, list(changes.removed)))
+
+    def beat(self) -> None:
+        """As `Store.beat`."""
+        with self._held():
+            pass
+
+    def take_over(self, owner: str, silence_s: float) -> list[Task]:
+        """As `Store.take_over`."""
+        with self._held() as cursor:
+            cursor.execute(_SILENT, (self._broker, silence_s, owner))
+            silent = [name for (name,) in cursor]
+            if not silent:
+                return []
+            cursor.execute(_FENCE, (silent,))
+            rows = cursor.execute(_TAKE, (silent, owner)).fetchall()
+            cursor.executemany(f"{_INSERT} nothing", [(self._broker, *row) for row in rows])
+        return [task_of(row) for row in rows]
+
+    def close(self) -> None:
+        """As `Store.close`."""
+        self._connection.close()
+
+    @contextlib.contextmanager
+    def _held(self) -> Iterator[Any]:
+        """Begins a transaction, in which no other broker takes the tasks of this one."""
+        with self._explained(), self._connection.transaction(), self._connection.cursor() as cursor:
+            if cursor.execute(_HOLD, (self._broker, self._epoch)).rowcount == 0:
+                raise StoreError(
+                    f"{self._where}: its tasks were taken over, by another life of it or by another "
+                    "broker after a silence; it ends, and started again has what is still its own. "
+                    "If two searches use this database, give each one of its own"
+                )
+            yield cursor
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except self._error as error:
+            raise StoreError(
+                f"{self._where}: {str(error).strip()}; start it again when the database answers: all "
+                "that was accepted is kept"
+            ) from error

@@ -1,0 +1,258 @@
+"""Where brokers keep their tasks: in a database, where they take over from each other."""
+
+import collections
+import os
+import signal
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import launchpad_lite as lp
+from launchpad_lite.search._broker import BrokerOptions
+from launchpad_lite.search._messages import Life, Outcome, State, Submission
+from launchpad_lite.search._model_node import ModelNode
+from launchpad_lite.search._postgres import PostgresStore
+from launchpad_lite.search._queue import Changes, Task
+from launchpad_lite.search._timing import Timing
+from launchpad_lite.search.errors import StoreError
+from launchpad_lite.search.models import Model
+from launchpad_lite.search.running import add_parts
+from launchpad_lite.search.tasks import Call
+from launchpad_lite.testing import poll_until
+from tests.engines import needs_postgres
+from tests.launchpad_lite.search.databases import postgres
+
+pytestmark = [pytest.mark.slow, needs_postgres, pytest.mark.xdist_group("postgres")]
+Open = Callable[[str], PostgresStore]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with postgres() as url:
+        yield url
+
+
+@pytest.fixture
+def url(server: str) -> str:
+    """A database that is empty."""
+    import psycopg
+
+    name = f"test_{uuid.uuid4().hex}"
+    with psycopg.connect(server, autocommit=True) as connection:
+        connection.execute(f"create database {name}")
+    return server.replace("/postgres?", f"/{name}?")
+
+
+@pytest.fixture
+def open_store(url: str) -> Iterator[Open]:
+    opened: list[PostgresStore] = []
+
+    def open_store(broker: str) -> PostgresStore:
+        opened.append(PostgresStore(url, broker))
+        return opened[-1]
+
+    yield open_store
+    for each in opened:
+        each.close()
+
+
+def task(key: str, owner: str = "model", **fields: Any) -> Task:
+    return Task(Submission(key, b"payload"), owner, 0, **fields)
+
+
+def new(*tasks: Task) -> Changes:
+    return Changes(tasks, [], [])
+
+
+def ids(store: PostgresStore) -> list[str]:
+    return sorted(each.submission.id for each in store.load())
+
+
+def test_every_field_comes_back(open_store: Open) -> None:
+    submission = Submission("full", b"\x00\xff", "rust", -1.5, 3, 60.0)
+    outcome = Outcome("full", "", State.FAILED, b"\x01", "raised\n", 1.25, "worker[3]")
+    lease = Life("worker[3]", "life"), "token"
+    deadline_at = time.monotonic() + 60.0
+    full = Task(submission, "model", 7, False, lease, ("a\0b",), 2, outcome, 0.0, deadline_at)
+    open_store("broker").write(new(full, task("bare")))
+    found = {each.submission.id: each for each in open_store("broker").load()}
+    assert found["full"].deadline_at == pytest.approx(deadline_at, abs=0.1)
+    found["full"].deadline_at = deadline_at
+    assert found == {"full": full, "bare": task("bare")}
+
+
+def test_changes_and_removals_are_taken_over_in_the_broker_s_own_rows(open_store: Open) -> None:
+    mine, others = open_store("mine"), open_store("others")
+    for store in (mine, others):
+        store.write(new(task("1"), task("2"), task("3")))
+    lease = Life("worker[0]", "life"), "token"
+    mine.write(Changes([task("1", losses=1)], [task("2", lease=lease)], ["3"]))
+    assert sorted(mine.load(), key=lambda each: each.submission.id) == [
+        task("1", losses=1),
+        task("2", lease=lease),
+    ]
+    assert ids(others) == ["1", "2", "3"]
+    assert others.load()[0].losses == 0
+
+
+def test_an_earlier_life_can_write_no_more(open_store: Open) -> None:
+    old = open_store("broker")
+    old.write(new(task("1")))
+    open_store("broker").write(new(task("2")))
+    for write in (lambda: old.write(new(task("3"))), old.beat, lambda: old.take_over("model", 0.0)):
+        with pytest.raises(
+            StoreError, match=r"broker, database test_\w+ of .*: its tasks were taken"
+        ):
+            write()
+    assert ids(old) == ["1", "2"]
+
+
+def test_tasks_of_a_silent_broker_are_taken_over_and_it_can_write_no_more(
+    open_store: Open,
+) -> None:
+    lost, other = open_store("lost"), open_store("other")
+    outcome = Outcome("2", "", State.DONE, b"result", worker="worker[0]")
+    lost.write(new(task("1"), task("2", outcome=outcome), task("another's", owner="another")))
+    assert other.take_over("model", 5.0) == [], "it has just been heard of"
+    time.sleep(0.06)
+    other.beat()
+    found = other.take_over("model", 0.05)
+    assert sorted(found, key=lambda each: each.submission.id) == [
+        task("1"),
+        task("2", outcome=outcome),
+    ]
+    assert ids(other) == ["1", "2"]
+    assert other.take_over("model", 0.0) == []
+    with pytest.raises(StoreError, match="after a silence"):
+        lost.write(new(task("3")))
+    again = open_store("lost")
+    assert ids(again) == ["another's"], "what is still its own"
+    again.write(new(task("4")))
+
+
+def test_a_broker_that_shows_itself_keeps_its_tasks(open_store: Open) -> None:
+    lively, other = open_store("lively"), open_store("other")
+    lively.write(new(task("1")))
+    time.sleep(0.3)
+    lively.beat()
+    assert other.take_over("model", 0.2) == []
+    lively.write(new(task("2")))
+
+
+def test_a_task_that_both_have_stays_as_the_living_one_has_it(open_store: Open) -> None:
+    lost, other = open_store("lost"), open_store("other")
+    lost.write(new(task("1", losses=1)))
+    other.write(new(task("1", losses=2)))
+    assert other.take_over("model", 0.0) == [task("1", losses=1)]
+    assert other.load() == [task("1", losses=2)]
+
+
+def test_of_many_that_take_over_at_once_one_gets_each_task(open_store: Open) -> None:
+    lost = open_store("lost")
+    lost.write(new(*[task(str(number)) for number in range(200)]))
+    takers = [open_store(f"taker[{index}]") for index in range(4)]
+    found: list[str] = []
+
+    def take(store: PostgresStore) -> None:
+        # Only the first one is silent for so long.
+        found.extend(each.submission.id for each in store.take_over("model", 0.5))
+
+    poll_until(lambda: all(each.beat() is None for each in takers) and age(lost) > 0.6)
+    threads = [threading.Thread(target=take, args=(each,)) for each in takers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(found) == sorted(map(str, range(200)))
+
+
+def age(store: PostgresStore) -> float:
+    """Returns for how long a broker has not shown itself, in seconds."""
+    row = store._connection.execute(
+        "select extract(epoch from clock_timestamp() - seen_at) from search_brokers where name = %s",
+        (store._broker,),
+    ).fetchone()
+    assert row is not None
+    return float(row[0])
+
+
+def test_a_write_is_taken_over_as_a_whole_or_not_at_all(open_store: Open) -> None:
+    store = open_store("broker")
+    store.write(new(task("1")))
+    with pytest.raises(StoreError, match="all that was accepted is kept"):
+        store.write(Changes([task("2"), task("bad", losses=1 << 40)], [], ["1"]))
+    assert ids(store) == ["1"]
+
+
+def test_a_database_that_does_not_answer_is_named() -> None:
+    with pytest.raises(StoreError, match=r"(?s)broker: .*refused.*start it again when"):
+        PostgresStore("postgresql://nobody:secret@127.0.0.1:1/none", "broker")
+
+
+class Squares(Model):
+    """Has numbers squared, each of which a worker writes down in a file of its own."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        self.folder = folder
+        self.count = count
+        self.asked = 0
+        self.told: collections.Counter[int] = collections.Counter()
+
+    def ask(self) -> Any:
+        if self.asked == self.count:
+            return None
+        self.asked += 1
+        return Call(square, self.folder, self.asked)
+
+    def tell(self, task: Any, result: Any) -> None:
+        self.told[result] += 1
+
+
+def square(folder: Path, number: int) -> int:
+    time.sleep(0.01)
+    (folder / f"{number}-{uuid.uuid4().hex}").touch()
+    return number * number
+
+
+def test_a_broker_takes_over_from_one_that_is_killed_under_load(url: str, tmp_path: Path) -> None:
+    count = 1500
+    timing = Timing(lease_s=4.0, beat_s=0.4, silence_s=1.5, patience_s=1.5, poll_s=1.0)
+    program = lp.Program("takeover")
+    parts = add_parts(program, "search", 3, 2, BrokerOptions(timing, url))
+    model = program.add_node(
+        lp.CourierNode(
+            ModelNode, Squares(tmp_path, count), parts.name_server, parts.brokers, timing, 200, True
+        ),
+        label="model",
+    )
+    # What is killed does not come back soon.
+    restart = lp.RestartPolicy("on_failure", backoff_s=600, max_backoff_s=600)
+    running = lp.launch(program, "test_mp", restart={"search_broker": restart})
+    client = model.dereference()
+    poll_until(lambda: client.status().done > 200, timeout_s=30)
+    import psycopg
+
+    with psycopg.connect(url, autocommit=True) as connection:
+        row = connection.execute(
+            "select broker from search_tasks where owner like 'model%' group by broker"
+        ).fetchone()
+    assert row is not None
+    (pid,) = [node.pid for node in running.status() if node.name == row[0]]
+    assert pid is not None
+    outstanding = count - client.status().done
+    os.kill(pid, signal.SIGKILL)
+    poll_until(lambda: client.status().is_over, timeout_s=60)
+    told = client.model().told
+    running.stop()
+    running.wait()
+    assert told == {number * number: 1 for number in range(1, count + 1)}
+    runs = collections.Counter(path.name.partition("-")[0] for path in tmp_path.iterdir())
+    assert len(runs) == count
+    # Only what workers had at that time is run again.
+    again = sum(runs.values()) - count
+    assert again < min(outstanding, 200), runs.most_common(3)

@@ -1,0 +1,870 @@
+"""The queue of a broker: any order of calls, losses and restarts, and the rules one by one."""
+
+import itertools
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+import pytest
+
+from launchpad_lite.search._messages import (
+    Assignment,
+    Life,
+    Load,
+    Outcome,
+    Progress,
+    State,
+    Submission,
+)
+from launchpad_lite.search._queue import Changes, Queue, Task
+
+LEASE_S = 10.0
+MAX_LOSSES = 2
+MAX_QUEUED = 6
+KINDS = ("python", "rust")
+T = TypeVar("T")
+
+
+@dataclass
+class Process:
+    """A worker as it really is."""
+
+    who: Life
+    #: Tokens of what it has, by id, and when its lease was renewed last.
+    held: dict[str, str] = field(default_factory=dict)
+    renewed_at: dict[str, float] = field(default_factory=dict)
+    outcomes: list[Outcome] = field(default_factory=list)
+    #: Tasks that may be run elsewhere, because a broker was lost.
+    orphans: set[str] = field(default_factory=set)
+
+    def unbegun(self) -> list[str]:
+        return [key for key in self.held if key not in {each.id for each in self.outcomes}]
+
+
+class World:
+    """A model, a broker, another one that helps it, and their workers; what they do is drawn."""
+
+    def __init__(self, seed: int, *, stores: bool) -> None:
+        self.random = random.Random(seed)
+        self.stores = stores
+        #: Whether no call fails.
+        self.is_calm = False
+        self.now = 0.0
+        self.lives = itertools.count()
+        self.rows: dict[str, Task] = {}
+        self.queue, self.broker_life = self.empty(), 0
+        self.workers = [Process(self.life(f"worker[{index}]")) for index in range(3)]
+        # The model.
+        self.numbers = itertools.count()
+        self.submissions: dict[str, Submission] = {}
+        self.sent_at: dict[str, float] = {}
+        self.outstanding: dict[str, None] = {}
+        self.unsent: dict[str, None] = {}
+        self.accepted: dict[str, None] = {}
+        self.ended: dict[str, Outcome] = {}
+        self.kept: dict[str, None] = {}
+        self.acknowledged: list[str] = []
+        self.session = "0"
+        self.is_known, self.known_life = False, 0
+        self.checkpoint: tuple[dict[str, None], dict[str, Outcome]] = {}, {}
+        # Its helper.
+        self.helper, self.helper_life = self.empty(), self.life("helper")
+        self.tokens: dict[str, str] = {}
+        self.renewed_at: dict[str, float] = {}
+        self.unhanded: list[Outcome] = []
+        self.helper_worker = Process(self.life("helper-worker"))
+        # What is known from outside.
+        self.sent: list[Outcome] = []
+        self.failures: dict[str, int] = {}
+        self.stopped: set[str] = set()
+        #: Tasks with a result; and those of them whose workers know that it was taken.
+        self.counted: set[str] = set()
+        self.finished: set[str] = set()
+
+    def empty(self) -> Queue:
+        return Queue(lease_s=LEASE_S, max_losses=MAX_LOSSES, max_queued=MAX_QUEUED)
+
+    def life(self, name: str) -> Life:
+        return Life(name, str(next(self.lives)))
+
+    # How the broker is called.
+
+    def call(self, function: Callable[[], T]) -> T | None:
+        """Calls the broker; None: it ended before it had stored anything, or its answer was lost."""
+        answer = function()
+        fate = 0.0 if self.is_calm else self.random.random()
+        if fate > 0.8:
+            self.restart()
+            return None
+        self.write()
+        return answer if fate < 0.6 else None
+
+    def write(self) -> None:
+        changes = self.queue.take_changes()
+        assert not {each.submission.id for each in changes.new} & set(changes.removed)
+        self.rows.update({each.submission.id: each for each in changes.new})
+        for each in changes.changed:
+            assert each.submission == self.rows[each.submission.id].submission
+            self.rows[each.submission.id] = each
+        for key in changes.removed:
+            self.rows.pop(key, None)
+
+    def restart(self) -> None:
+        self.queue = self.empty()
+        self.broker_life += 1
+        if not self.stores:
+            self.rows = {}
+            self.counted.clear()
+            self.finished.clear()
+            self.failures.clear()
+            for each in (*self.workers, self.helper_worker):
+                each.orphans.update(each.held)
+            self.helper_worker.orphans.update(self.tokens)
+        self.queue.restore([replace(each) for each in self.rows.values()], self.now)
+
+    def finish(self, outcome: Outcome) -> None:
+        self.sent.append(outcome)
+        counts = self.queue.finish(outcome)
+        if counts and outcome.state is State.DONE:
+            self.counted.add(outcome.id)
+        if counts and outcome.state is State.FAILED:
+            self.failures[outcome.id] = self.failures.get(outcome.id, 0) + 1
+
+    # The model.
+
+    def ask(self, priority: float, retries: int, deadline_s: float | None, kind: str) -> None:
+        key = str(next(self.numbers))
+        submission = Submission(key, b"payload", kind, priority, retries, deadline_s)
+        self.submissions[key] = submission
+        self.outstanding[key] = self.unsent[key] = None
+
+    def send(self) -> None:
+        if not self.resume():
+            return
+        part = [self.submissions[key] for key in self.unsent]
+        room = MAX_QUEUED - self.queue.load(self.now).queued
+        new = [each for each in part if each.id not in self.queue._tasks]
+        for each in part:
+            self.sent_at.setdefault(each.id, self.now)
+        count = self.call(lambda: self.queue.submit("model", part, self.now))
+        if count is None:
+            self.is_known = False
+            return
+        assert count == len(part) or room <= len(new)
+        for each in part[:count]:
+            del self.unsent[each.id]
+            self.accepted[each.id] = None
+
+    def resume(self) -> bool:
+        if self.is_known:
+            return True
+        known = [*self.outstanding, *self.kept]
+        missing = self.call(lambda: self.queue.resume("model", known))
+        if missing is None:
+            return False
+        if self.stores:
+            assert not set(missing) & set(self.accepted), "lost"
+        self.is_known, self.known_life = True, self.broker_life
+        self.unsent = {key: None for key in missing if key in self.outstanding}
+        self.accepted = {key: None for key in self.outstanding if key not in self.unsent}
+        return True
+
+    def collect(self) -> None:
+        if not self.resume():
+            return
+        acknowledged, self.acknowledged = self.acknowledged, []
+        stopped = []
+        if self.outstanding and not self.is_calm and self.random.random() < 0.1:
+            stopped = [self.random.choice(list(self.outstanding))]
+            self.stopped.update(stopped)
+
+        def answer() -> list[Outcome]:
+            self.queue.acknowledge("model", acknowledged)
+            self.queue.stop("model", stopped)
+            return self.queue.collect("model", self.session)[0]
+
+        outcomes = self.call(answer)
+        if outcomes is None:
+            self.acknowledged = acknowledged
+            self.session = str(next(self.lives))
+            self.is_known = False
+            return
+        self.is_known = self.known_life == self.broker_life
+        for outcome in outcomes:
+            self.accept(outcome)
+
+    def accept(self, outcome: Outcome) -> None:
+        self.unsent.pop(outcome.id, None)
+        if outcome.id not in self.outstanding:
+            assert outcome.id in self.kept
+            return
+        del self.outstanding[outcome.id]
+        assert outcome.id not in self.ended, "accepted twice"
+        self.ended[outcome.id] = outcome
+        self.kept[outcome.id] = None
+        self.accepted.pop(outcome.id, None)
+        submission = self.submissions[outcome.id]
+        if outcome.state is State.STOPPED:
+            # Without a store, it may have been stopped because nobody knew it.
+            assert outcome.id in self.stopped or not self.stores
+        elif outcome.state is State.FAILED and self.stores:
+            assert (
+                self.failures.get(outcome.id, 0) > submission.retries
+                or f"lost {MAX_LOSSES + 1} workers" in outcome.text
+                or ("deadline_s" in outcome.text and self.is_late(submission))
+            )
+
+    def is_late(self, submission: Submission) -> bool:
+        assert submission.deadline_s is not None
+        return self.now >= self.sent_at[submission.id] + submission.deadline_s
+
+    def cancel(self) -> None:
+        if not (self.is_known and self.outstanding):
+            return
+        key = self.random.choice(list(self.outstanding))
+        for each in (self.outstanding, self.unsent, self.accepted, self.checkpoint[0]):
+            each.pop(key, None)
+        if self.call(lambda: (self.queue.cancel("model", [key]), True)) is None:
+            self.is_known = False
+
+    def save(self) -> None:
+        self.checkpoint = dict(self.outstanding), dict(self.ended)
+        self.acknowledged += self.kept
+        self.kept = {}
+
+    def restart_model(self) -> None:
+        outstanding, ended = self.checkpoint
+        self.outstanding, self.ended = dict(outstanding), dict(ended)
+        self.accepted = {key: None for key in self.accepted if key in outstanding}
+        self.unsent, self.kept, self.acknowledged = {}, {}, []
+        self.session, self.is_known = str(next(self.lives)), False
+
+    # The workers.
+
+    def work(self, index: int, count: int) -> None:
+        worker = self.workers[index]
+        sent = list(worker.outcomes)
+        held = worker.unbegun()
+
+        def answer() -> list[Assignment]:
+            for outcome in sent:
+                self.finish(outcome)
+            waiting = self.waiting(self.queue)
+            found = self.queue.take(worker.who, held, KINDS[: 1 + index], count, self.now)
+            self.check_order(found, waiting, KINDS[: 1 + index])
+            return found
+
+        found = self.call(answer)
+        if found is None:
+            return
+        self.note_sent(worker, sent)
+        self.receive(worker, found)
+
+    def note_sent(self, worker: Process, sent: list[Outcome]) -> None:
+        worker.outcomes = [each for each in worker.outcomes if each not in sent]
+        for each in sent:
+            worker.held.pop(each.id, None)
+        self.finished.update({each.id for each in sent} & self.counted)
+
+    def receive(self, worker: Process, found: list[Assignment]) -> None:
+        for each in found:
+            worker.held[each.id], worker.renewed_at[each.id] = each.token, self.now
+            if worker is self.helper_worker and self.is_lost_to_helper(each.id):
+                continue
+            assert each.id not in self.finished, f"{each.id} has an outcome"
+            for other in (*self.workers, self.helper_worker):
+                if other is not worker:
+                    self.check_that_it_is_lost(other, each.id)
+            worker.orphans.discard(each.id)
+
+    def is_lost_to_helper(self, key: str) -> bool:
+        """Whether the broker was not heard of, or did not hear of its helper, for the time of a lease."""
+        renewed_at = self.renewed_at.get(key, -math.inf)
+        return key in self.helper_worker.orphans or self.now - renewed_at >= LEASE_S
+
+    def check_that_it_is_lost(self, other: Process, key: str) -> None:
+        if key not in other.unbegun() or key in other.orphans:
+            return
+        silent_s = self.now - other.renewed_at[key]
+        if other is self.helper_worker:
+            silent_s = max(silent_s, self.now - self.renewed_at.get(key, -math.inf))
+        assert silent_s >= LEASE_S, f"{key} is run twice"
+
+    @staticmethod
+    def waiting(queue: Queue) -> list[Task]:
+        tasks = [
+            each for each in queue._tasks.values() if each.lease is None and each.outcome is None
+        ]
+        return sorted(tasks, key=lambda task: (-task.submission.priority, task.number))
+
+    @staticmethod
+    def check_order(found: list[Assignment], waiting: list[Task], kinds: tuple[str, ...]) -> None:
+        # Leases that the call itself has ended are not in `waiting`.
+        known = [each.submission.id for each in waiting if each.submission.kind in kinds]
+        given = [each.id for each in found if each.id in known]
+        assert given == known[: len(given)]
+
+    def run_one(self, index: int, state: State) -> None:
+        worker = [*self.workers, self.helper_worker][index]
+        for key in worker.unbegun()[:1]:
+            worker.outcomes.append(Outcome(key, worker.held[key], state, b"result", "raised"))
+
+    def beat(self, index: int) -> None:
+        worker = self.workers[index]
+        tokens = dict(worker.held)
+        progress = [Progress(key, 1, 1.0) for key in tokens]
+        stops = self.call(lambda: self.queue.beat(worker.who, tokens, progress, self.now))
+        if stops is not None:
+            worker.renewed_at.update(dict.fromkeys(tokens.keys() - stops, self.now))
+        for key in stops or ():
+            if key in worker.unbegun():
+                worker.outcomes.append(Outcome(key, worker.held[key], State.STOPPED))
+
+    def give_back(self, index: int) -> None:
+        worker = self.workers[index]
+        stuck = {key: worker.held.pop(key) for key in worker.unbegun()[1:]}
+        self.call(lambda: self.queue.give_back(worker.who, stuck))
+
+    def restart_worker(self, index: int, leaves: bool) -> None:
+        worker = [*self.workers, self.helper_worker][index]
+        queue = self.helper if worker is self.helper_worker else self.queue
+        if leaves:
+            for outcome in worker.outcomes:
+                if queue is self.queue:
+                    self.finish(outcome)
+                else:
+                    queue.finish(outcome)
+            queue.leave(worker.who)
+            self.write()
+            self.finished.update({each.id for each in worker.outcomes} & self.counted)
+        worker.__init__(self.life(worker.who.name))  # type: ignore[misc]
+
+    def deliver_late(self) -> None:
+        if self.sent:
+            self.finish(self.random.choice(self.sent))
+            self.write()
+
+    # The helper.
+
+    def help(self, count: int) -> None:
+        outcomes, _ = self.helper.collect("broker", "")
+        self.unhanded += outcomes
+        sent = [each._replace(token=self.tokens.get(each.id, "")) for each in self.unhanded]
+        held = [key for key in self.tokens if key not in {each.id for each in sent}]
+
+        def answer() -> list[Assignment]:
+            for outcome in sent:
+                self.finish(outcome)
+            return self.queue.take(self.helper_life, held, KINDS, count, self.now, helps=True)
+
+        found = self.call(answer)
+        if found is None:
+            return
+        self.unhanded = []
+        self.helper.acknowledge("broker", [each.id for each in sent])
+        for each in sent:
+            self.tokens.pop(each.id, None)
+        self.finished.update({each.id for each in sent} & self.counted)
+        self.tokens.update({each.id: each.token for each in found})
+        self.renewed_at.update(dict.fromkeys([each.id for each in found], self.now))
+        self.helper.adopt("broker", found)
+
+    def help_beat(self) -> None:
+        tokens = dict(self.tokens)
+        stops = self.call(lambda: self.queue.beat(self.helper_life, tokens, (), self.now))
+        if stops is not None:
+            self.renewed_at.update(dict.fromkeys(tokens.keys() - stops, self.now))
+            self.helper.stop("broker", stops)
+
+    def help_no_more(self) -> None:
+        waiting = self.helper.waiting("broker")
+        stuck = {key: self.tokens.pop(key) for key in waiting}
+        self.helper.drop("broker", waiting)
+        self.call(lambda: self.queue.give_back(self.helper_life, stuck))
+
+    def work_for_helper(self, count: int) -> None:
+        worker = self.helper_worker
+        sent, held = list(worker.outcomes), worker.unbegun()
+        for outcome in sent:
+            self.helper.finish(outcome)
+        found = self.helper.take(worker.who, held, KINDS, count, self.now)
+        worker.outcomes = []
+        for each in sent:
+            worker.held.pop(each.id, None)
+        self.receive(worker, found)
+        stops = self.helper.beat(worker.who, worker.held, (), self.now)
+        worker.renewed_at.update(dict.fromkeys(worker.held.keys() - stops, self.now))
+
+    def restart_helper(self) -> None:
+        self.helper, self.helper_life = self.empty(), self.life("helper")
+        self.tokens, self.unhanded = {}, []
+        self.helper_worker.orphans.update(self.helper_worker.held)
+
+    # Time.
+
+    def tick(self, seconds: float) -> None:
+        self.now += seconds
+        self.queue.tick(self.now)
+        self.helper.tick(self.now)
+        self.write()
+
+    def stand_still(self, seconds: float) -> None:
+        """The brokers were not run for some time: no worker is lost by that."""
+        ends = [each.losses for each in self.queue._tasks.values()]
+        self.now += seconds
+        self.queue.tick(self.now)
+        self.helper.tick(self.now)
+        assert [each.losses for each in self.queue._tasks.values()] == ends
+        self.write()
+
+    # What is always true.
+
+    def nothing_is_lost(self) -> None:
+        if self.stores:
+            assert set(self.accepted) <= set(self.queue._tasks)
+
+    def numbers_are_right(self) -> None:
+        for queue in (self.queue, self.helper):
+            tasks = queue._tasks
+            leased = {key for key, each in tasks.items() if each.lease is not None}
+            held = [key for worker in queue._workers.values() for key in worker.held]
+            assert leased == queue._leased == set(held)
+            assert len(held) == len(leased)
+            waiting = [each for each in self.waiting(queue) if not each.helps]
+            load = queue.load(self.now)
+            assert (load.queued, load.running) == (len(waiting), len(leased))
+            owned = {key: name for name, owner in queue._owners.items() for key in owner.ids}
+            assert owned == {key: each.owner for key, each in tasks.items()}
+            assert all(set(owner.ready) <= set(owner.ids) for owner in queue._owners.values())
+            entries = {entry[2] for heap in queue._waiting.values() for entry in heap}
+            assert {each.submission.id for each in self.waiting(queue)} <= entries
+
+    def the_store_has_what_the_broker_has(self) -> None:
+        self.write()
+        kept = {key: stored(each) for key, each in self.queue._tasks.items()}
+        assert {key: stored(each) for key, each in self.rows.items()} == kept
+
+    def check(self) -> None:
+        self.nothing_is_lost()
+        self.numbers_are_right()
+        self.the_store_has_what_the_broker_has()
+
+    def end(self) -> None:
+        """All ends, and leaves nothing."""
+        self.is_calm = True
+        ids = list(self.outstanding)
+        for _ in range(300):
+            self.go_on()
+            if not self.outstanding:
+                break
+        assert not self.outstanding
+        assert set(ids) <= set(self.ended)
+        self.save()
+        for _ in range(40):
+            self.go_on()
+        for queue in (self.queue, self.helper):
+            assert not queue._tasks
+            assert not queue._owners
+            assert not queue._claims
+            assert sum(map(len, queue._waiting.values())) + len(queue._deadlines) <= 200
+        assert not self.rows
+
+    def go_on(self) -> None:
+        self.send()
+        for index in range(3):
+            self.work(index, 2)
+            self.beat(index)
+            self.run_one(index, State.DONE)
+        self.help_no_more()
+        self.work_for_helper(1)
+        self.run_one(3, State.DONE)
+        self.help(0)
+        self.help_beat()
+        self.collect()
+        self.tick(1.0)
+        self.check()
+
+
+def stored(task: Task) -> Task:
+    return replace(task, expires_at=0.0, is_stopped=False)
+
+
+#: What may happen, and how often it does, in relation to the others.
+STEPS: list[tuple[float, Callable[[World, random.Random], object]]] = [
+    (
+        1,
+        lambda world, draw: world.ask(
+            draw.choice([0.0, 1.0]),
+            draw.randint(0, 2),
+            draw.choice([None, None, 25.0]),
+            draw.choice(KINDS),
+        ),
+    ),
+    (2, lambda world, _: world.send()),
+    (1, lambda world, _: world.collect()),
+    (0.2, lambda world, _: world.cancel()),
+    (0.5, lambda world, _: world.save()),
+    (0.1, lambda world, _: world.restart_model()),
+    (3, lambda world, draw: world.work(draw.randint(0, 2), draw.randint(0, 3))),
+    (
+        1.5,
+        lambda world, draw: world.run_one(
+            draw.randint(0, 3), draw.choice([State.DONE, State.DONE, State.FAILED])
+        ),
+    ),
+    (2, lambda world, draw: world.beat(draw.randint(0, 2))),
+    (0.5, lambda world, draw: world.give_back(draw.randint(0, 2))),
+    (0.3, lambda world, draw: world.restart_worker(draw.randint(0, 3), draw.random() < 0.5)),
+    (1, lambda world, _: world.deliver_late()),
+    (1, lambda world, draw: world.help(draw.randint(0, 3))),
+    (1, lambda world, _: world.help_beat()),
+    (0.5, lambda world, _: world.help_no_more()),
+    (1, lambda world, draw: world.work_for_helper(draw.randint(0, 3))),
+    (0.2, lambda world, _: world.restart_helper()),
+    (1, lambda world, draw: world.tick(draw.choice([0.5, 2.0, 4.0]))),
+    (0.2, lambda world, draw: world.stand_still(draw.choice([6.0, 12.0, 1000.0]))),
+    (0.2, lambda world, _: world.restart()),
+]
+
+
+def check(seed: int, *, stores: bool) -> None:
+    world = World(seed, stores=stores)
+    weights, steps = zip(*STEPS, strict=True)
+    for step in world.random.choices(steps, weights, k=150):
+        step(world, world.random)
+        world.check()
+    world.end()
+
+
+@pytest.mark.parametrize("stores", [True, False])
+def test_each_task_has_one_outcome_whatever_happens(stores: bool) -> None:
+    for seed in range(20):
+        check(seed, stores=stores)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stores", [True, False])
+@pytest.mark.parametrize("part", range(4))
+def test_each_task_has_one_outcome_whatever_happens_in_many_worlds(part: int, stores: bool) -> None:
+    for seed in range(200 * part, 200 * (part + 1)):
+        check(seed, stores=stores)
+
+
+# The rules one by one.
+
+MODEL = "model"
+WORKER, OTHER, HELPER = Life("worker[0]", "a"), Life("worker[1]", "b"), Life("broker[1]", "c")
+ANY = ("python",)
+
+
+def make_queue(**options: Any) -> Queue:
+    queue = Queue(lease_s=LEASE_S, **options)
+    queue.tick(0.0)
+    return queue
+
+
+def ask(queue: Queue, *keys: str, now: float = 0.0, owner: str = MODEL, **options: Any) -> int:
+    return queue.submit(owner, [Submission(key, b"", **options) for key in keys], now)
+
+
+def take(
+    queue: Queue, worker: Life = WORKER, count: int = 1, held: tuple[str, ...] = ()
+) -> list[Assignment]:
+    return queue.take(worker, held, ANY, count, 0.0, helps=worker is HELPER)
+
+
+def done(each: Assignment) -> Outcome:
+    return Outcome(each.id, each.token, State.DONE, b"result")
+
+
+def states(queue: Queue) -> dict[str, State]:
+    session = str(random.random())
+    return {each.id: each.state for each in queue.collect(MODEL, session)[0]}
+
+
+def test_only_as_many_tasks_are_accepted_as_there_is_room_for() -> None:
+    queue = make_queue(max_queued=2)
+    assert ask(queue, "1", "2", "3") == 2
+    assert ask(queue, "1", "2", "3") == 2, "those that it has count"
+    take(queue)
+    assert ask(queue, "3", "4") == 1
+
+
+def test_tasks_go_by_priority_and_then_by_age_whatever_their_kinds() -> None:
+    queue = make_queue()
+    ask(queue, "low", priority=-1.0)
+    ask(queue, "first")
+    ask(queue, "rust", kind="rust")
+    ask(queue, "high", priority=1.0)
+    found = queue.take(WORKER, (), KINDS, 9, 0.0)
+    assert [each.id for each in found] == ["high", "first", "rust", "low"]
+
+
+def test_a_kind_that_no_worker_takes_is_named() -> None:
+    queue = make_queue()
+    ask(queue, "1", kind="rust")
+    take(queue)
+    assert queue.unknown_kinds() == ["rust"]
+    queue.take(OTHER, (), ("rust",), 0, 0.0)
+    assert queue.unknown_kinds() == []
+
+
+@pytest.mark.parametrize("retries", [0, 2])
+def test_a_task_that_raises_is_run_as_often_as_it_may(retries: int) -> None:
+    queue = make_queue()
+    ask(queue, "1", retries=retries)
+    for _ in range(retries + 1):
+        (each,) = take(queue)
+        assert queue.finish(Outcome("1", each.token, State.FAILED, b"report", "ValueError"))
+    (outcome,) = queue.collect(MODEL, "")[0]
+    assert (outcome.state, outcome.payload) == (State.FAILED, b"report")
+    assert ("raised each time" in outcome.text) == bool(retries)
+    assert outcome.text.endswith("ValueError")
+
+
+def test_a_task_that_ends_its_workers_is_set_aside_and_takes_no_other_along() -> None:
+    queue = make_queue(max_losses=2)
+    ask(queue, *map(str, range(8)))
+    for life in range(100):
+        worker = Life("worker[0]", str(life))
+        batch = take(queue, worker, 4)
+        if not batch:
+            break
+        for each in batch:
+            if each.id == "0":
+                break  # that ends the worker
+            queue.finish(done(each))
+    found = {each.id: each for each in queue.collect(MODEL, "")[0]}
+    assert [key for key, each in found.items() if each.state is State.FAILED] == ["0"]
+    assert len(found) == 8
+    assert "has lost 3 workers; the last one, worker[0], was started again" in found["0"].text
+
+
+def test_the_end_of_a_helper_is_no_fault_of_its_tasks() -> None:
+    queue = make_queue(max_losses=0)
+    ask(queue, "1")
+    take(queue, HELPER)
+    queue.tick(4.0)
+    queue.tick(8.0)
+    queue.tick(12.0)
+    assert take(queue)
+    assert not states(queue)
+
+
+def test_an_answer_that_never_arrived_is_given_again_at_once() -> None:
+    queue = make_queue()
+    ask(queue, "1")
+    (lost,) = take(queue)
+    (again,) = take(queue)
+    assert again.id == lost.id
+    assert again.token != lost.token
+    assert queue.beat(WORKER, {"1": lost.token}, (), 0.0) == ["1"]
+
+
+def test_what_is_given_back_late_stays_with_whom_has_it_by_now() -> None:
+    queue = make_queue()
+    ask(queue, "1")
+    (first,) = take(queue)
+    (second,) = take(queue)  # its worker said that it has nothing
+    queue.give_back(WORKER, {"1": first.token})
+    assert queue.beat(WORKER, {"1": second.token}, (), 0.0) == []
+    assert not take(queue, OTHER)
+
+
+@pytest.mark.parametrize("how", ["given back", "lost", "left", "raised"])
+def test_a_stopped_task_is_not_run_again(how: str) -> None:
+    queue = make_queue()
+    ask(queue, "1", retries=3)
+    (each,) = take(queue)
+    queue.stop(MODEL, ["1"])
+    assert queue.beat(WORKER, {"1": each.token}, (), 0.0) == ["1"]
+    if how == "given back":
+        queue.give_back(WORKER, {"1": each.token})
+    elif how == "lost":
+        take(queue, Life(WORKER.name, "another"))
+    elif how == "left":
+        queue.leave(WORKER)
+    else:
+        queue.finish(Outcome("1", each.token, State.FAILED, text="while it ended"))
+    assert states(queue) == {"1": State.STOPPED}
+
+
+def test_a_deadline_ends_a_task_wherever_it_is() -> None:
+    queue = make_queue()
+    ask(queue, "waits", "runs", deadline_s=3.0)
+    (each,) = take(queue)
+    queue.tick(2.9)
+    assert not states(queue)
+    queue.tick(3.0)
+    assert states(queue) == {"waits": State.FAILED, "runs": State.FAILED}
+    assert queue.beat(WORKER, {each.id: each.token}, (), 3.0) == [each.id]
+    assert not queue.finish(done(each)), "it is too late"
+
+
+def test_an_old_deadline_does_not_end_a_task_that_came_again() -> None:
+    queue = make_queue()
+    ask(queue, "1", deadline_s=3.0)
+    queue.cancel(MODEL, ["1"])
+    ask(queue, "1", deadline_s=3.0, now=2.0)
+    queue.tick(3.5)
+    assert not states(queue)
+
+
+def test_the_outcome_of_a_lost_worker_counts_if_it_is_the_first() -> None:
+    queue = make_queue()
+    ask(queue, "1")
+    (early,) = take(queue)
+    queue.take(Life(WORKER.name, "another"), (), ANY, 0, 0.0)
+    (late,) = take(queue, OTHER)
+    assert queue.finish(done(early))
+    assert not queue.finish(done(late))
+    assert states(queue) == {"1": State.DONE}
+
+
+def test_the_failure_of_a_lost_worker_does_not_count() -> None:
+    queue = make_queue()
+    ask(queue, "1")
+    (early,) = take(queue)
+    (late,) = take(queue, Life(WORKER.name, "another"))
+    assert not queue.finish(Outcome("1", early.token, State.FAILED, text="raised"))
+    assert queue.finish(done(late))
+
+
+def test_a_worker_that_shows_itself_keeps_its_task() -> None:
+    queue = make_queue()
+    ask(queue, "1", "2")
+    shown, _ = take(queue, count=2)
+    for second in range(1, 30):
+        queue.tick(float(second))
+        assert queue.beat(WORKER, {shown.id: shown.token}, (), float(second)) == []
+    assert queue.load(29.0) == Load(queued=1, running=1, workers=1)
+
+
+def test_a_broker_that_stood_still_loses_nobody_and_later_whom_it_does_not_hear_of() -> None:
+    queue = make_queue()
+    ask(queue, "1")
+    take(queue)
+    queue.tick(3600.0)
+    assert queue.load(3600.0).running == 1
+    for second in range(3601, 3611):
+        queue.tick(float(second))
+    assert queue.load(3610.0) == Load(queued=1, workers=1, idle=1)
+
+
+def test_restored_leases_outlive_a_slow_start() -> None:
+    queue = make_queue()
+    ask(queue, "1")
+    (each,) = take(queue)
+    again = make_queue()
+    again.restore(queue.take_changes().new, 0.0)
+    again.tick(60.0)
+    assert again.beat(WORKER, {"1": each.token}, (), 60.0) == []
+
+
+def test_workers_keep_what_a_broker_without_a_store_has_forgotten() -> None:
+    queue = make_queue()
+    assert queue.beat(WORKER, {"1": "token"}, (), 1.0) == []
+    ask(queue, "1", now=2.0)
+    assert not take(queue, OTHER)
+    queue.tick(2.5)
+    assert queue.beat(WORKER, {"2": "token"}, (), LEASE_S + 1) == ["2"], "nobody wants it any more"
+
+
+def test_a_task_with_which_a_broker_helps_becomes_its_own() -> None:
+    queue = make_queue(max_queued=1)
+    queue.adopt("broker", [Assignment("1", "theirs", "python", b"")])
+    assert queue.load(0.0).queued == 0
+    assert ask(queue, "1", priority=2.0, deadline_s=1.0) == 1
+    assert queue.load(0.0).queued == 1
+    queue.stop("broker", ["1"])
+    queue.drop("broker", ["1"])
+    assert not queue.helps("broker", "1")
+    assert queue.take_changes().new[0].submission == Submission("1", b"", "python", 2.0, 0, 1.0)
+    (each,) = take(queue)
+    queue.finish(done(each))
+    assert queue.collect("broker", "") == ([], [])
+    assert states(queue) == {"1": State.DONE}
+
+
+def test_the_outcome_of_a_helped_task_goes_to_the_model_that_sends_it() -> None:
+    queue = make_queue()
+    queue.adopt("broker", [Assignment("1", "theirs", "python", b"")])
+    (each,) = take(queue)
+    queue.finish(done(each))
+    ask(queue, "1")
+    assert states(queue) == {"1": State.DONE}
+    queue.acknowledge(MODEL, ["1"])
+    assert queue.collect("broker", "") == ([], [])
+
+
+def test_nobody_helps_a_helper() -> None:
+    queue = make_queue()
+    queue.adopt("broker", [Assignment("1", "theirs", "python", b"")])
+    assert not take(queue, HELPER)
+    assert queue.waiting("broker") == ["1"]
+    assert take(queue)
+    assert queue.waiting("broker") == []
+
+
+def test_what_came_and_went_between_two_writes_leaves_no_row() -> None:
+    queue = make_queue()
+    ask(queue, "1")
+    queue.take_changes()
+    queue.cancel(MODEL, ["1"])
+    ask(queue, "1")
+    queue.cancel(MODEL, ["1"])
+    assert queue.take_changes() == Changes([], [], ["1"])
+
+
+def test_learning_curves_go_to_the_model_and_the_oldest_points_are_dropped() -> None:
+    queue = make_queue()
+    ask(queue, "1")
+    (each,) = take(queue)
+    points = [Progress("1", step, 0.5) for step in range(10_001)]
+    queue.beat(WORKER, {"1": each.token}, [*points, Progress("unknown", 0, 0.0)], 0.0)
+    assert queue.has_news(MODEL)
+    assert queue.collect(MODEL, "")[1] == points[1:]
+    assert not queue.has_news(MODEL)
+
+
+def test_nothing_is_left_of_models_workers_and_tasks() -> None:
+    queue = make_queue()
+    for index in range(10_000):
+        keys = [f"{index} {number}" for number in range(10)]
+        ask(queue, *keys[:5], owner=f"model[{index}]", deadline_s=1e6, kind=f"kind {index % 500}")
+        queue.cancel(f"model[{index}]", keys)
+        queue.collect(f"model[{index}]", "")
+        queue.has_news(f"nobody[{index}]")
+        if index % 100 == 0:
+            take(queue, Life(f"worker[{index}]", ""))
+            queue.tick(index / 1e6)
+    for second in range(0, 30, 3):
+        queue.tick(float(second))
+    assert not queue._owners
+    assert not queue._workers
+    assert sum(map(len, queue._waiting.values())) + len(queue._waiting) <= 100
+    assert len(queue._deadlines) <= 100
+
+
+def test_tasks_of_a_lost_broker_wait_again_and_outcomes_are_kept() -> None:
+    lost, queue = make_queue(), make_queue(max_queued=1)
+    ask(lost, "runs", "done", "helped", "known", deadline_s=5.0)
+    runs, ended = take(lost, count=2)
+    lost.finish(done(ended))
+    ask(queue, "known", deadline_s=5.0)
+    queue.adopt("broker", [Assignment("helped", "theirs", "python", b"")])
+    take(queue, OTHER, 2)
+    queue.take_changes()
+    queue.inherit(lost.take_changes().new, 1.0)
+    assert queue.load(1.0).queued == 1
+    assert queue.resume(MODEL, ["runs", "done", "helped", "known"]) == []
+    assert states(queue) == {"done": State.DONE}
+    assert {each.submission.id for each in queue.take_changes().new} == {"runs", "done", "helped"}
+    (again,) = take(queue)
+    assert again.id == runs.id
+    queue.tick(5.0)
+    assert states(queue) == dict.fromkeys(["runs", "helped", "known"], State.FAILED) | {
+        "done": State.DONE
+    }

@@ -1,0 +1,195 @@
+"""Where a broker keeps its tasks: in a file."""
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launchpad_lite.search._messages import Life, Outcome, State, Submission
+from launchpad_lite.search._queue import Changes, Task
+from launchpad_lite.search._store import SqliteStore
+from launchpad_lite.search.errors import StoreError, StoreInUseError
+
+
+def task(key: str, payload: bytes = b"payload", **fields: Any) -> Task:
+    return Task(Submission(key, payload), "model", 0, **fields)
+
+
+def new(*tasks: Task) -> Changes:
+    return Changes(tasks, [], [])
+
+
+def full() -> Task:
+    submission = Submission("full", b"\x00\xff", "rust", -1.5, 3, 60.0)
+    outcome = Outcome("full", "", State.FAILED, b"\x01", "raised\n", 1.25, "worker[3]")
+    lease = Life("worker[3]", "life"), "token"
+    deadline_at = time.monotonic() + 60.0
+    return Task(
+        submission, "model", 7, False, lease, ("first", "second"), 2, outcome, 0.0, deadline_at
+    )
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "folder" / "broker.sqlite"
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[SqliteStore]:
+    store = SqliteStore(path)
+    yield store
+    store.close()
+
+
+def reopened(store: SqliteStore, path: Path) -> dict[str, Task]:
+    store.close()
+    again = SqliteStore(path)
+    found = {each.submission.id: each for each in again.load()}
+    again.close()
+    return found
+
+
+def test_every_field_comes_back(store: SqliteStore, path: Path) -> None:
+    written = {"full": full(), "bare": task("bare")}
+    store.write(new(*written.values()))
+    found = reopened(store, path)
+    assert found["full"].deadline_at == pytest.approx(written["full"].deadline_at, abs=0.1)
+    found["full"].deadline_at = written["full"].deadline_at
+    assert found == written
+
+
+def test_changes_and_removals_are_taken_over(store: SqliteStore, path: Path) -> None:
+    store.write(new(task("1"), task("2"), task("3")))
+    lease = Life("worker[0]", "life"), "token"
+    store.write(
+        Changes([task("4"), task("1", b"again")], [task("2", lease=lease)], ["3", "unknown"])
+    )
+    found = reopened(store, path)
+    assert found == {"1": task("1", b"again"), "2": task("2", lease=lease), "4": task("4")}
+
+
+def test_messages_of_exceptions_may_have_anything_in_them(store: SqliteStore, path: Path) -> None:
+    text = "a lone surrogate \udc80, a zero \0, and ü"
+    outcome = Outcome("1", "", State.FAILED, text=text)
+    store.write(new(task("1", errors=(text,), outcome=outcome)))
+    found = reopened(store, path)["1"]
+    assert found.errors == (text,)
+    assert found.outcome is not None
+    assert found.outcome.text == r"a lone surrogate \udc80, a zero \0, and ü"
+
+
+def test_a_file_has_one_broker_until_it_is_closed(store: SqliteStore, path: Path) -> None:
+    with pytest.raises(StoreInUseError, match=rf"{path}: another broker uses this file"):
+        SqliteStore(path)
+    store.write(new(task("1")))
+    store.close()
+    store.close()
+    SqliteStore(path).close()
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(
+        StoreError, match=r"file/broker.sqlite: a broker cannot keep its tasks here"
+    ):
+        SqliteStore(tmp_path / "file" / "broker.sqlite")
+
+
+@pytest.mark.parametrize("where", [0, 5000])
+def test_a_damaged_file_says_what_to_do(store: SqliteStore, path: Path, where: int) -> None:
+    store.write(new(*[task(str(number), os.urandom(3000)) for number in range(30)]))
+    store.close()
+    with path.open("r+b") as file:
+        file.seek(where)
+        file.write(b"damage" * 2000)
+    with pytest.raises(StoreError, match=rf"{path}: .*; if it is damaged, move it away and start"):
+        SqliteStore(path)
+
+
+def test_a_write_is_taken_over_as_a_whole_or_not_at_all(store: SqliteStore, path: Path) -> None:
+    store.write(new(task("1")))
+    bad = task("bad")
+    bad.losses = 1 << 70  # no column takes that
+    with pytest.raises(OverflowError):
+        store.write(Changes([task("2"), bad], [], ["1"]))
+    assert reopened(store, path) == {"1": task("1")}
+
+
+def fill(store: SqliteStore) -> tuple[int, str]:
+    """Writes until there is no room; returns how many tasks were accepted, and the error."""
+    for number in itertools.count():
+        try:
+            store.write(new(task(str(number), bytes(10_000))))
+        except StoreError as error:
+            return number, str(error)
+    raise AssertionError
+
+
+def test_what_was_accepted_before_the_disk_was_full_is_kept(store: SqliteStore, path: Path) -> None:
+    store._database.execute("pragma max_page_count = 100")
+    count, message = fill(store)
+    assert "make room on this disk and start again: all that was accepted" in message
+    assert 10 < count < 100
+    assert len(reopened(store, path)) == count
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.getuid() != 0, reason="only root makes a small disk")
+def test_what_was_accepted_before_a_real_disk_was_full_is_kept(tmp_path: Path) -> None:
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", tmp_path], check=True)
+    try:
+        store = SqliteStore(tmp_path / "broker.sqlite")
+        count, _ = fill(store)
+        assert count > 5
+        with pytest.raises(StoreError, match="make room"):
+            store.write(new(task("more", bytes(100_000))))
+        subprocess.run(["mount", "-o", "remount,size=4m", tmp_path], check=True)
+        assert len(reopened(store, tmp_path / "broker.sqlite")) == count
+    finally:
+        subprocess.run(["umount", tmp_path], check=True)
+
+
+_WRITER = """
+import itertools, sys
+from pathlib import Path
+from launchpad_lite.search._messages import Submission
+from launchpad_lite.search._queue import Changes, Task
+from launchpad_lite.search._store import SqliteStore
+
+store = SqliteStore(Path(sys.argv[1]))
+for number in itertools.count():
+    tasks = [Task(Submission(f"{number} {part}", bytes(500)), "model", 0) for part in range(20)]
+    removed = [f"{number - 50} {part}" for part in range(20)]
+    store.write(Changes(tasks, [], removed))
+    print(number, flush=True)
+"""
+
+
+def test_an_end_in_a_write_loses_only_what_was_not_acknowledged(path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", _WRITER, path], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if int(line) == 60:
+                break
+        process.send_signal(signal.SIGKILL)
+        last = [60, *map(int, process.stdout)][-1]
+    store = SqliteStore(path)
+    counts: dict[int, int] = {}
+    for each in store.load():
+        number = int(each.submission.id.split()[0])
+        counts[number] = counts.get(number, 0) + 1
+    store.close()
+    assert set(counts.values()) == {20}, "all of a write, or nothing"
+    assert list(counts) in (
+        list(range(last - 49, last + 1)),
+        list(range(last - 48, last + 2)),  # it was written, but not acknowledged yet
+    )
