@@ -105,16 +105,18 @@ class Presence:
         name: str = place
         if name and name not in self.view.brokers and name not in self._clients:
             self.beat()  # to learn its address
-        return name
+        return name if name in self.view.brokers or name in self._clients else ""
 
     def has_ended(self, ended: Collection[str]) -> bool:
         """Returns whether all brokers are among those that have ended."""
         return not {*self._clients, *self.view.brokers}.difference(ended)
 
     def client(self, name: str) -> Any:
-        """Returns a client of a broker."""
+        """Returns a client of a broker that `choose` has returned."""
         if name in self._clients and name not in self._addresses:
             return self._clients[name]  # it was there from the start, and follows where it moves
+        if name not in self.view.brokers:
+            return self._clients[name]  # lost, perhaps for a moment only
         address, _ = self.view.brokers[name]
         if self._addresses.get(name) != address:
             self._clients[name] = self._connect(address)
