@@ -2,9 +2,12 @@
 
 import time
 from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
 
 import courier
 import launchpad_lite as lp
+from launchpad_lite.search._joining import JoinInfo
 from launchpad_lite.search._messages import Life, Load, Member, View
 from launchpad_lite.search._registry import Registry
 from launchpad_lite.search._timing import Timing
@@ -67,3 +70,21 @@ class NameServer:
     async def close(self) -> None:
         """Says that the search is over: all parts end by themselves."""
         self._registry.close()
+
+
+def make_name_server(me: Any, timing: Timing, folder: str | None) -> NameServer:
+    """Returns a name server for a node.
+
+    Args:
+        me: A client of it.
+        timing: Of the search.
+        folder: Where to write what workers from outside need to join, until the program stops; None:
+            nowhere.
+
+    Raises:
+        OSError: It cannot be written there.
+    """
+    if folder is not None:
+        path = JoinInfo.of(me).write(Path(folder))
+        lp.register_stop_handler(lambda: path.unlink(missing_ok=True))
+    return NameServer(timing)

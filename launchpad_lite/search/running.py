@@ -14,7 +14,7 @@ from launchpad_lite.search._broker import Broker, BrokerOptions
 from launchpad_lite.search._helping import LOST
 from launchpad_lite.search._messages import Life, Member
 from launchpad_lite.search._model_node import ModelNode, Status
-from launchpad_lite.search._name_server import NameServer
+from launchpad_lite.search._name_server import NameServer, make_name_server
 from launchpad_lite.search._presence import Presence
 from launchpad_lite.search._progress import Table
 from launchpad_lite.search._timing import DEFAULT, Timing
@@ -92,9 +92,9 @@ def add_parts(
     groups = {part: f"{label}_{part}" for part in ("name_server", "broker", "worker")}
     if taken := [group for group in groups.values() if group in program.groups]:
         raise ValueError(f"the program has a group {taken[0]!r}; give another label=")
-    name_server = program.add_node(
-        lp.CourierNode(NameServer, options.timing), label=groups["name_server"]
-    )
+    names = lp.CourierNode(make_name_server)
+    names.configure(names.create_handle(), options.timing, options.folder)
+    name_server = program.add_node(names, label=groups["name_server"])
     nodes = [lp.CourierNode(Broker) for _ in range(brokers)]
     handles = {
         f"{groups['broker']}[{index}]": node.create_handle() for index, node in enumerate(nodes)
