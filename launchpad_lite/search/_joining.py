@@ -12,6 +12,7 @@ from typing import Any
 
 import courier
 import launchpad_lite as lp
+from launchpad_lite.search._devices import DeviceWish, held_device
 from launchpad_lite.search._messages import Life, Member
 from launchpad_lite.search._presence import Presence
 from launchpad_lite.search._timing import Timing
@@ -107,7 +108,12 @@ class OutsideWorker:
     """A worker that belongs to no program."""
 
     def __init__(
-        self, info: JoinInfo, name: str, stop: threading.Event, max_result_bytes: int
+        self,
+        info: JoinInfo,
+        name: str,
+        stop: threading.Event,
+        max_result_bytes: int,
+        device: DeviceWish | None = None,
     ) -> None:
         """Reaches the name server.
 
@@ -116,6 +122,7 @@ class OutsideWorker:
             name: Of the worker.
             stop: Set when it is to end after its task.
             max_result_bytes: Larger results fail.
+            device: That it needs; None: none.
 
         Raises:
             SearchError: There is no such search, or it does not take this worker.
@@ -126,14 +133,16 @@ class OutsideWorker:
         member = Member("worker", who, version=lp.__version__, python=python)
         presence = Presence(member, info.connect(), {}, info.connect, timing)
         self._worker = Worker(presence, timing, stop, max_result_bytes, lambda: None)
+        self._device = held_device(presence, device, timing, stop)
 
     def run(self) -> None:
         """Works until it is to end, or the search is over.
 
         Raises:
-            SearchError: It is not taken, or nobody answers any more.
+            SearchError: It is not taken, gets no device, or nobody answers any more.
         """
-        self._worker.run()
+        with self._device:
+            self._worker.run()
 
     def wake(self) -> None:
         """Has it look at `stop`. Thread-safe."""

@@ -18,15 +18,19 @@ _NO_LOAD = Load()
 class NameServer:
     """Knows brokers, workers and models. It keeps nothing: it learns all by their next heartbeats."""
 
-    def __init__(self, timing: Timing) -> None:
+    def __init__(self, timing: Timing, *, is_first: bool = False) -> None:
         """Makes one that knows nobody.
 
         Args:
             timing: Of the search.
+            is_first: Whether no earlier one has known anybody.
         """
         self._timing = timing
         self._registry = Registry(
-            silence_s=timing.silence_s, version=lp.__version__, now=time.monotonic()
+            silence_s=timing.silence_s,
+            version=lp.__version__,
+            now=time.monotonic(),
+            is_first=is_first,
         )
 
     @courier.idempotent
@@ -87,4 +91,4 @@ def make_name_server(me: Any, timing: Timing, folder: str | None) -> NameServer:
     if folder is not None:
         path = JoinInfo.of(me).write(Path(folder))
         lp.register_stop_handler(lambda: path.unlink(missing_ok=True))
-    return NameServer(timing)
+    return NameServer(timing, is_first=lp.restart_count() == 0)
