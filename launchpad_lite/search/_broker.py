@@ -264,6 +264,13 @@ class Broker:
             if waiter.worker == worker and not waiter.found.done():
                 waiter.found.set_result([])
 
+    @courier.grpc_service("search.v1.Broker", "Work", "Beat", "Leave")
+    async def serve_foreign(self, method: str, request: bytes) -> bytes:
+        """Answers workers in other languages."""
+        from launchpad_lite.search import _foreign  # loads protobuf
+
+        return await _foreign.BROKER[method](self, request)
+
     @courier.idempotent
     async def load(self) -> Load:
         """Returns how busy it is."""

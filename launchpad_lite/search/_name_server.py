@@ -65,6 +65,13 @@ class NameServer:
         """As `Registry.leave`."""
         self._registry.leave(role, who)
 
+    @courier.grpc_service("search.v1.NameServer", "Register", "Beat", "Place", "Leave")
+    async def serve_foreign(self, method: str, request: bytes) -> bytes:
+        """Answers workers in other languages."""
+        from launchpad_lite.search import _foreign  # loads protobuf
+
+        return await _foreign.NAME_SERVER[method](self, request)
+
     @courier.idempotent
     async def timing(self) -> Timing:
         """Returns how long the parts of the search wait."""

@@ -1,0 +1,187 @@
+"""Workers in other languages: they speak gRPC, and take tasks of their kind beside others."""
+
+import json
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+import courier
+from launchpad_lite.search._joining import JOIN_FILE
+from launchpad_lite.search._proto import search_pb2 as pb
+from launchpad_lite.search.models import TrialState
+from launchpad_lite.search.tasks import Foreign
+from tests.courier.grpc_client import GrpcClient
+from tests.courier.waiting import wait_until
+from tests.launchpad_lite.search.searches import Tasks, searching
+
+
+class ForeignWorker:
+    """A worker that knows nothing but `search.proto`."""
+
+    def __init__(self, folder: Path, name: str = "foreign") -> None:
+        fields = json.loads((folder / JOIN_FILE).read_text())
+        self._secret = courier.Secret(bytes.fromhex(fields["secret"]))
+        self._clients: list[GrpcClient] = []
+        self.names = self._connect(fields["address"])
+        self.me = pb.Worker(name=name, life=uuid.uuid4().hex)
+        self.ask(self.names, "NameServer", "Register", pb.RegisterRequest(worker=self.me))
+        place = self._placed()
+        self.broker = self._connect(place.address)
+        self.broker_name = place.broker
+
+    def _connect(self, address: str) -> GrpcClient:
+        self._clients.append(GrpcClient(address, self._secret))
+        assert self._clients[-1].is_trusted
+        return self._clients[-1]
+
+    def _placed(self) -> Any:
+        while not (place := self.ask(self.names, "NameServer", "Place", pb.PlaceRequest())).broker:
+            time.sleep(0.01)
+        return place
+
+    def ask(self, client: GrpcClient, service: str, method: str, request: Any) -> Any:
+        reply = client.ask(f"/search.v1.{service}/{method}", request.SerializeToString())
+        kind = type(request).__name__.replace("Request", "Reply")
+        return getattr(pb, kind).FromString(reply)
+
+    def work(self, *outcomes: Any, held: "tuple[str, ...]" = (), wait_s: float = 10) -> Any:
+        request = pb.WorkRequest(
+            worker=self.me, held=held, outcomes=outcomes, kinds=["js"], count=1, wait_s=wait_s
+        )
+        return self.ask(self.broker, "Broker", "Work", request)
+
+    def beat(self, *assignments: Any, progress: "tuple[Any, ...]" = ()) -> "list[str]":
+        held = {each.id: each.token for each in assignments}
+        request = pb.BeatRequest(worker=self.me, held=held, progress=progress)
+        return list(self.ask(self.broker, "Broker", "Beat", request).stops)
+
+    def leave(self, *outcomes: Any) -> None:
+        request = pb.LeaveRequest(worker=self.me, outcomes=outcomes)
+        self.ask(self.broker, "Broker", "Leave", request)
+        self.ask(self.names, "NameServer", "Leave", request)
+
+    def close(self) -> None:
+        for each in self._clients:
+            each.close()
+
+
+def done(assignment: Any, payload: bytes) -> Any:
+    return outcome(assignment, pb.Outcome.DONE, payload=payload)
+
+
+def outcome(assignment: Any, state: Any, **fields: Any) -> Any:
+    return pb.Outcome(id=assignment.id, token=assignment.token, state=state, seconds=0.5, **fields)
+
+
+Come = Callable[..., ForeignWorker]
+
+
+@pytest.fixture
+def come(tmp_path: Path) -> Iterator[Come]:
+    workers: list[ForeignWorker] = []
+
+    def start(**options: Any) -> ForeignWorker:
+        workers.append(ForeignWorker(tmp_path, **options))
+        return workers[-1]
+
+    yield start
+    for each in workers:
+        each.close()
+
+
+class Patient(Tasks):
+    """Goes on when tasks fail or are stopped."""
+
+    def __init__(self, *tasks: Any) -> None:
+        super().__init__(*tasks)
+        self.errors: list[str] = []
+        self.points: list[tuple[int, float]] = []
+
+    def report(self, task: Any, step: int, value: float) -> bool:
+        self.points.append((step, value))
+        return value < 0
+
+    def fail(self, task: Any, error: Exception) -> None:
+        self.errors.append(str(error))
+
+
+def test_a_worker_of_another_language_runs_tasks_of_its_kind(tmp_path: Path, come: Come) -> None:
+    with searching(Tasks(Foreign("js", b"one"), Foreign("js", b"two")), tmp_path) as search:
+        worker = come()
+        (first,) = worker.work().assignments
+        assert (first.kind, first.payload) == ("js", b"one")
+        assert worker.beat(first) == []
+        (second,) = worker.work(done(first, b"ONE")).assignments
+        assert worker.work(done(second, b"TWO")).is_over
+        worker.leave()
+        assert search.model().results == [b"ONE", b"TWO"]
+        trial = search.trials()[0]
+        assert (trial.worker, trial.seconds) == ("foreign", 0.5)
+
+
+def test_it_sees_in_its_heartbeat_that_the_search_is_over(tmp_path: Path, come: Come) -> None:
+    with searching(Tasks(Foreign("js", b"1")), tmp_path):
+        worker = come()
+        presence = pb.PresenceRequest(worker=worker.me, broker=worker.broker_name)
+        reply = worker.ask(worker.names, "NameServer", "Beat", presence)
+        assert (reply.is_known, reply.is_over) == (True, False)
+        (task,) = worker.work().assignments
+        assert worker.work(done(task, b"")).is_over
+        assert worker.ask(worker.names, "NameServer", "Beat", presence).is_over
+        worker.leave()
+        assert not worker.ask(worker.names, "NameServer", "Beat", presence).is_known
+
+
+def test_a_failure_has_a_text_and_nothing_that_would_be_unpickled(
+    tmp_path: Path, come: Come
+) -> None:
+    model = Patient(Foreign("js", b"1"))
+    with searching(model, tmp_path) as search:
+        worker = come()
+        (task,) = worker.work().assignments
+        worker.work(outcome(task, pb.Outcome.FAILED, text="no such function", payload=b"evil"))
+        worker.leave()
+        wait_until(lambda: search.status().is_over)
+        (error,) = search.model().errors
+        assert error == "Foreign('js', 1 bytes) on foreign: no such function"
+
+
+def test_a_task_that_reports_can_be_stopped_early(tmp_path: Path, come: Come) -> None:
+    with searching(Patient(Foreign("js", b"1")), tmp_path) as search:
+        worker = come()
+        (task,) = worker.work().assignments
+        points = tuple(
+            pb.Progress(id=task.id, step=step, value=value) for step, value in ((0, 0.5), (1, -1))
+        )
+        assert worker.beat(task, progress=points) == []
+        wait_until(lambda: worker.beat(task) == [task.id])
+        worker.leave(outcome(task, pb.Outcome.STOPPED))
+        wait_until(lambda: search.status().is_over)
+        assert search.trials()[0].state is TrialState.STOPPED
+        assert search.model().points == [(0, 0.5), (1, -1)]
+
+
+def test_what_a_worker_has_when_it_leaves_goes_to_another_one(tmp_path: Path, come: Come) -> None:
+    with searching(Tasks(Foreign("js", b"1")), tmp_path) as search:
+        first = come(name="first")
+        first.work()
+        first.leave()
+        second = come(name="second")
+        (task,) = second.work().assignments
+        assert second.work(done(task, b"2")).is_over
+        second.leave()
+        assert search.trials()[0].worker == "second"
+
+
+def test_a_message_without_a_name_is_refused(tmp_path: Path, come: Come) -> None:
+    with searching(Tasks(Foreign("js", b"1")), tmp_path):
+        worker = come()
+        with pytest.raises(grpc.RpcError, match="a worker has a name and a life"):
+            worker.ask(worker.broker, "Broker", "Work", pb.WorkRequest(count=1))
+        with pytest.raises(grpc.RpcError, match="the outcome of task x has no state"):
+            worker.work(pb.Outcome(id="x"))
