@@ -1,6 +1,10 @@
 """Workers in other languages: they speak gRPC, and take tasks of their kind beside others."""
 
+import contextlib
 import json
+import os
+import shutil
+import subprocess
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -11,13 +15,16 @@ import grpc
 import pytest
 
 import courier
-from launchpad_lite.search._joining import JOIN_FILE
+from launchpad_lite.search._joining import JOIN_FILE, JoinInfo
+from launchpad_lite.search._name_server import NameServer
 from launchpad_lite.search._proto import search_pb2 as pb
+from launchpad_lite.search._timing import Timing
 from launchpad_lite.search.models import TrialState
-from launchpad_lite.search.tasks import Foreign
+from launchpad_lite.search.tasks import Call, Foreign
+from tests.courier.certificates import Authority
 from tests.courier.grpc_client import GrpcClient
 from tests.courier.waiting import wait_until
-from tests.launchpad_lite.search.searches import Tasks, searching
+from tests.launchpad_lite.search.searches import ROOT, Tasks, output_of, searching
 
 
 class ForeignWorker:
@@ -185,3 +192,124 @@ def test_a_message_without_a_name_is_refused(tmp_path: Path, come: Come) -> None
             worker.ask(worker.broker, "Broker", "Work", pb.WorkRequest(count=1))
         with pytest.raises(grpc.RpcError, match="the outcome of task x has no state"):
             worker.work(pb.Outcome(id="x"))
+
+
+# A worker in JavaScript.
+
+_EXAMPLE = ROOT / "examples" / "search_worker_js"
+_PACKAGES = ROOT / ".cache" / "search_worker_js"
+
+
+def _needs_node() -> None:
+    """Installs what the worker needs, once; CI has Node, other machines need not have it."""
+    missing = [program for program in ("node", "npm") if shutil.which(program) is None]
+    if missing and os.environ.get("CI") != "true":
+        pytest.skip(f"needs {' and '.join(missing)}: the Debian packages nodejs and npm")
+    assert not missing, f"CI runs a worker in JavaScript: install {missing}"
+    wanted = (_EXAMPLE / "package.json").read_text()
+    ready = _PACKAGES / "ready.json"  # what was installed; written last
+    if ready.exists() and ready.read_text() == wanted:
+        return
+    _PACKAGES.mkdir(parents=True, exist_ok=True)
+    shutil.copy(_EXAMPLE / "package.json", _PACKAGES)
+    options = ["--no-audit", "--no-fund", "--no-package-lock", "--ignore-scripts"]
+    command = ["npm", "install", *options, "--prefix", str(_PACKAGES)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    ready.write_text(wanted)
+
+
+@contextlib.contextmanager
+def javascript(path: Path) -> Iterator["subprocess.Popen[str]"]:
+    """Has a worker in JavaScript run in a block."""
+    _needs_node()
+    process = subprocess.Popen(
+        ["node", str(_EXAMPLE / "worker.js"), str(path), "node"],
+        env={**os.environ, "NODE_PATH": str(_PACKAGES / "node_modules")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def rosenbrock(x: float, y: float) -> Foreign:
+    return Foreign("js", json.dumps([x, y]).encode())
+
+
+def square(number: int) -> int:
+    return number * number
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)  # the first run installs packages
+def test_workers_in_python_and_in_javascript_work_for_one_search(tmp_path: Path) -> None:
+    tasks = [task for n in range(20) for task in (rosenbrock(n, n), Call(square, n))]
+    model = Patient(*tasks, Foreign("js", b"nonsense"))
+    with (
+        searching(model, tmp_path, launcher="test_mp", workers=1) as search,
+        javascript(tmp_path / JOIN_FILE) as process,
+    ):
+        wait_until(lambda: search.status().is_over, timeout_s=60)
+        text = output_of(process)
+        assert (process.returncode, "error" in text) == (0, False), text
+        model = search.model()
+        found = {result for result in model.results if isinstance(result, int)}
+        assert found == {n * n for n in range(20)}
+        values = {float(result) for result in model.results if isinstance(result, bytes)}
+        assert values == {(1 - n) ** 2 + 100 * (n - n * n) ** 2 for n in range(20)}
+        (error,) = model.errors
+        assert "on node: SyntaxError" in error
+        workers = {trial.task.startswith("Foreign"): trial.worker for trial in search.trials()}
+        assert workers == {True: "node", False: "s_worker[0]"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_worker_in_javascript_that_is_told_to_leave_does_so_at_once(tmp_path: Path) -> None:
+    with (
+        searching(Tasks(Call(square, 1), rosenbrock(1, 1)), tmp_path) as search,
+        javascript(tmp_path / JOIN_FILE) as process,
+    ):
+        wait_until(lambda: search.status().done == 1, timeout_s=60)
+        began_at = time.monotonic()
+        process.terminate()
+        output_of(process)
+        assert process.returncode == 0
+        assert time.monotonic() - began_at < Timing().poll_s  # it did not wait for a task
+        wait_until(lambda: search.status().workers == 0)
+        assert search.model().results == [b"0"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_worker_in_javascript_says_that_its_secret_is_wrong(tmp_path: Path) -> None:
+    with searching(Tasks(Call(square, 1)), tmp_path):
+        path = tmp_path / JOIN_FILE
+        fields = json.loads(path.read_text())
+        path.write_text(json.dumps({**fields, "secret": "00" * 32}))
+        with javascript(path) as process:
+            assert output_of(process) == "error: the secret is not that of the server\n"
+            assert process.returncode == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_worker_in_javascript_joins_a_search_with_certificates(tmp_path: Path) -> None:
+    tls = Authority(tmp_path).issue(names=())  # none is that of the host
+    secret = courier.Secret.generate()
+    names = NameServer(Timing(beat_s=0.1))
+    with courier.Server(names, secret=secret, tls=tls) as server:
+        info = JoinInfo(server.address, secret, tls)
+        client = info.connect()
+        with javascript(info.write(tmp_path)) as process:
+            wait_until(lambda: client.view().workers == 1, timeout_s=60)
+            client.close()  # the search is over
+            text = output_of(process)
+            assert process.returncode == 0, text
+            assert client.view().workers == 0
+        courier.close(client)

@@ -6,7 +6,6 @@ import signal
 import stat
 import threading
 import time
-import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from launchpad_lite.search._name_server import NameServer
 from launchpad_lite.search._timing import Timing
 from launchpad_lite.search.errors import SearchError, WorkerMismatchError
 from launchpad_lite.search.tasks import Call
+from tests.courier.certificates import Authority
 from tests.courier.waiting import wait_until
 from tests.launchpad_lite.search.searches import Tasks, output_of, searching, worker
 
@@ -86,6 +86,7 @@ def test_a_worker_that_is_told_to_leave_ends_its_task_first(
         assert search.status().queued == 2
 
 
+@pytest.mark.slow
 def test_a_worker_that_waits_for_a_task_leaves_at_once(tmp_path: Path) -> None:
     with searching(Tasks(Call(hold, tmp_path)), tmp_path), worker(tmp_path / JOIN_FILE) as busy:
         wait_until((tmp_path / "begun").exists)
@@ -171,13 +172,22 @@ def test_a_worker_on_another_python_is_refused(
         join(names)
 
 
-def test_a_search_with_certificates_hands_them_on(tmp_path: Path) -> None:
-    certificates = types.SimpleNamespace(certificate=b"c", key=b"k", authority=b"a")
-    JoinInfo("h:1", None, certificates).write(tmp_path)  # type: ignore[arg-type]
-    fields = json.loads((tmp_path / JOIN_FILE).read_text())
-    assert fields["tls"] == {"certificate": "c", "key": "k", "authority": "a"}
-    with pytest.raises(SearchError, match=r"join\.json is no join\.json of a search"):
-        JoinInfo.read(tmp_path / JOIN_FILE)  # these are no certificates
+def test_a_worker_joins_a_search_with_certificates_by_the_file_alone(tmp_path: Path) -> None:
+    tls = Authority(tmp_path).issue()
+    secret = courier.Secret.generate()
+    with courier.Server(NameServer(Timing()), secret=secret, tls=tls) as server:
+        path = JoinInfo(server.address, secret, tls).write(tmp_path)
+        info = JoinInfo.read(path)
+        assert info == JoinInfo(server.address, secret, tls)
+        join(info)
+
+
+def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / JOIN_FILE
+    for text in ("[]", "{}", "no json", '{"address": "h:1", "secret": "xy", "tls": null}'):
+        path.write_text(text)
+        with pytest.raises(SearchError, match=r"join\.json is no join\.json of a search"):
+            JoinInfo.read(path)
 
 
 def test_the_file_replaces_an_older_one_at_once(tmp_path: Path) -> None:
