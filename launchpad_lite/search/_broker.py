@@ -98,7 +98,7 @@ class Broker:
         #: Set when there may be something for a model.
         self._news: dict[str, asyncio.Event] = {}
         self._stored = self._queue.changes
-        self._storing = asyncio.Lock()
+        self._writing: asyncio.Task[None] | None = None
         self._writer = ThreadPoolExecutor(1, "broker-store")
         self._view = View(True, {})
         #: Set when the search is over.
@@ -387,20 +387,23 @@ class Broker:
         """
         number = self._queue.changes
         while self._stored < number:
-            async with self._storing:
-                if self._stored >= number:
-                    return
-                upto, changes = self._queue.changes, self._queue.take_changes()
-                if self._store is not None:
-                    try:
-                        await asyncio.get_running_loop().run_in_executor(
-                            self._writer, self._store.write, changes
-                        )
-                    except BaseException as error:
-                        self._failure = error
-                        self._closed.set()
-                        raise
-                self._stored = upto
+            if self._writing is None or self._writing.done():
+                self._writing = asyncio.get_running_loop().create_task(self._write())
+            # Callers may be cancelled, because they are lost themselves. The write goes on.
+            await asyncio.shield(self._writing)
+
+    async def _write(self) -> None:
+        upto, changes = self._queue.changes, self._queue.take_changes()
+        if self._store is not None:
+            try:
+                await asyncio.get_running_loop().run_in_executor(
+                    self._writer, self._store.write, changes
+                )
+            except BaseException as error:
+                self._failure = error
+                self._closed.set()
+                raise
+        self._stored = upto
 
     # Helping others.
 

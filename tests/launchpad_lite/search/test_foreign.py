@@ -18,6 +18,7 @@ import courier
 from launchpad_lite.search._joining import JOIN_FILE, JoinInfo
 from launchpad_lite.search._name_server import NameServer
 from launchpad_lite.search._proto import search_pb2 as pb
+from launchpad_lite.search._store import SqliteStore
 from launchpad_lite.search._timing import Timing
 from launchpad_lite.search.models import TrialState
 from launchpad_lite.search.tasks import Call, Foreign
@@ -51,8 +52,11 @@ class ForeignWorker:
             time.sleep(0.01)
         return place
 
-    def ask(self, client: GrpcClient, service: str, method: str, request: Any) -> Any:
-        reply = client.ask(f"/search.v1.{service}/{method}", request.SerializeToString())
+    def ask(
+        self, client: GrpcClient, service: str, method: str, request: Any, timeout: float = 30
+    ) -> Any:
+        path = f"/search.v1.{service}/{method}"
+        reply = client.ask(path, request.SerializeToString(), timeout)
         kind = type(request).__name__.replace("Request", "Reply")
         return getattr(pb, kind).FromString(reply)
 
@@ -183,6 +187,31 @@ def test_what_a_worker_has_when_it_leaves_goes_to_another_one(tmp_path: Path, co
         assert second.work(done(task, b"2")).is_over
         second.leave()
         assert search.trials()[0].worker == "second"
+
+
+def test_a_worker_that_gives_up_while_its_task_is_stored_harms_nobody(
+    tmp_path: Path, come: Come, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = SqliteStore.write
+
+    written: list[Any] = []
+
+    def write_slowly(store: SqliteStore, changes: Any) -> None:
+        time.sleep(0.3)
+        write(store, changes)
+        written.append(changes)
+
+    monkeypatch.setattr(SqliteStore, "write", write_slowly)
+    with searching(Tasks(Foreign("js", b"1")), tmp_path) as search:
+        worker = come()
+        wait_until(lambda: written)  # the task
+        request = pb.WorkRequest(worker=worker.me, kinds=["js"], count=1)
+        with pytest.raises(grpc.RpcError, match="DEADLINE_EXCEEDED"):
+            worker.ask(worker.broker, "Broker", "Work", request, timeout=0.1)
+        (task,) = worker.work().assignments
+        assert worker.work(done(task, b"2")).is_over
+        worker.leave()
+        assert search.model().results == [b"2"]
 
 
 def test_a_message_without_a_name_is_refused(tmp_path: Path, come: Come) -> None:
