@@ -1,7 +1,7 @@
 """The name server as a node."""
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +18,33 @@ _NO_LOAD = Load()
 class NameServer:
     """Knows brokers, workers and models. It keeps nothing: it learns all by their next heartbeats."""
 
-    def __init__(self, timing: Timing, *, is_first: bool = False) -> None:
+    def __init__(
+        self,
+        timing: Timing,
+        *,
+        is_first: bool = False,
+        announce: Callable[[], object] = lambda: None,
+    ) -> None:
         """Makes one that knows nobody.
 
         Args:
             timing: Of the search.
             is_first: Whether no earlier one has known anybody.
+            announce: Is called when its node serves.
         """
         self._timing = timing
+        self._announce = announce
         self._registry = Registry(
             silence_s=timing.silence_s,
             version=lp.__version__,
             now=time.monotonic(),
             is_first=is_first,
         )
+
+    def set_courier_server(self, server: Any) -> None:
+        """Begins to serve. For its node."""
+        server.start()
+        self._announce()
 
     @courier.idempotent
     async def register(self, member: Member) -> None:
@@ -92,10 +105,11 @@ def make_name_server(me: Any, timing: Timing, folder: str | None) -> NameServer:
         folder: Where to write what workers from outside need to join, until the program stops; None:
             nowhere.
 
-    Raises:
-        OSError: It cannot be written there.
     """
-    if folder is not None:
-        path = JoinInfo.of(me).write(Path(folder))
-        lp.register_stop_handler(lambda: path.unlink(missing_ok=True))
-    return NameServer(timing, is_first=lp.restart_count() == 0)
+
+    def announce() -> None:
+        if folder is not None:
+            path = JoinInfo.of(me).write(Path(folder))
+            lp.register_stop_handler(lambda: path.unlink(missing_ok=True))
+
+    return NameServer(timing, is_first=lp.restart_count() == 0, announce=announce)
