@@ -10,7 +10,7 @@ const fs = require('node:fs');
 const os = require('node:os');
 const { randomUUID } = require('node:crypto');
 const { setTimeout: pause } = require('node:timers/promises');
-const { Worker, isMainThread, parentPort, workerData } = require('node:worker_threads');
+const { Worker, isMainThread, parentPort } = require('node:worker_threads');
 
 // What this worker can do, by the kind of the task: from its bytes to those of its result.
 const FUNCTIONS = {
@@ -29,6 +29,7 @@ async function main(file, name = `${os.hostname()}-${process.pid}`) {
   const { beat_s, poll_s } = await names.ask('NameServer', 'Register', me);
   let broker = null; // its name and server
   let task = null; // what runs now
+  let thread = null; // where it runs
   let outcomes = []; // that are not handed in
   let isOver = false;
 
@@ -70,19 +71,35 @@ async function main(file, name = `${os.hostname()}-${process.pid}`) {
     for (const assignment of reply.assignments) outcomes.push(await run(assignment));
   }
 
-  // Runs a task in a thread of its own, where it holds up no heartbeat.
+  // Tasks run in another thread, where they hold up no heartbeat.
+  function startThread() {
+    const started = new Worker(__filename);
+    const end = (state, fields) => {
+      if (started !== thread) return; // it was to end
+      if (state !== 'DONE') thread = null;
+      task?.end(state, fields);
+    };
+    started.on('message', (result) => end('DONE', { payload: Buffer.from(result) }));
+    started.on('error', (error) => end('FAILED', { text: error.stack ?? String(error) }));
+    started.on('exit', () => end('FAILED', { text: 'its thread has ended' }));
+    return started;
+  }
+
   function run({ id, token, kind, payload }) {
     const beganAt = Date.now();
     return new Promise((resolve) => {
-      const thread = new Worker(__filename, { workerData: { kind, payload } });
       const end = (state, fields = {}) => {
-        if (task?.token !== token) return; // it has ended already
         task = null;
         resolve({ id, token, state, seconds: (Date.now() - beganAt) / 1000, ...fields });
       };
-      task = { id, token, stop: () => thread.terminate().then(() => end('STOPPED')) };
-      thread.once('message', (result) => end('DONE', { payload: Buffer.from(result) }));
-      thread.once('error', (error) => end('FAILED', { text: error.stack ?? String(error) }));
+      const stop = () => {
+        thread.terminate();
+        thread = null;
+        end('STOPPED');
+      };
+      task = { id, token, end, stop };
+      thread ??= startThread();
+      thread.postMessage({ kind, payload });
     });
   }
 
@@ -113,5 +130,7 @@ function fail(error) {
 if (isMainThread) {
   main(...process.argv.slice(2)).then(() => process.exit(0), fail);
 } else {
-  parentPort.postMessage(FUNCTIONS[workerData.kind](Buffer.from(workerData.payload)));
+  parentPort.on('message', ({ kind, payload }) => {
+    parentPort.postMessage(FUNCTIONS[kind](Buffer.from(payload)));
+  });
 }

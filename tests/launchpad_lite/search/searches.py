@@ -14,7 +14,7 @@ from launchpad_lite.search._joining import JOIN_FILE
 from launchpad_lite.search._model_node import ModelNode
 from launchpad_lite.search._timing import Timing
 from launchpad_lite.search.models import Model
-from launchpad_lite.search.running import add_parts
+from launchpad_lite.search.running import RESTART, add_parts
 from tests.courier.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -39,6 +39,15 @@ def searching(
     model: Model, folder: Path, *, launcher: str = "test_mt", workers: int = 0, **options: Any
 ) -> Iterator[Any]:
     """Runs a search in a block; gives a client of its model."""
+    with launched(model, folder, launcher, workers, **options) as (_, search):
+        yield search
+
+
+@contextlib.contextmanager
+def launched(
+    model: Model, folder: Path, launcher: str, workers: int, **options: Any
+) -> "Iterator[tuple[lp.RunningProgram, Any]]":
+    """Runs a search in a block; gives its program, and a client of its model."""
     program = lp.Program("searched")
     timing = Timing()
     parts = add_parts(
@@ -51,10 +60,11 @@ def searching(
     )
     node = lp.CourierNode(ModelNode, model, parts.name_server, parts.brokers, timing, None, True)
     handle = program.add_node(node, label="s_model")
-    running = lp.launch(program, launcher)
+    groups = ("s_broker", "s_name_server")
+    running = lp.launch(program, launcher, restart=dict.fromkeys(groups, RESTART))
     try:
         wait_until((folder / JOIN_FILE).exists)
-        yield handle.dereference()
+        yield running, handle.dereference()
     finally:
         running.stop()
         running.wait()

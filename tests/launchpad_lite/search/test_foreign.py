@@ -4,7 +4,9 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
+import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -25,7 +27,14 @@ from launchpad_lite.search.tasks import Call, Foreign
 from tests.courier.certificates import Authority
 from tests.courier.grpc_client import GrpcClient
 from tests.courier.waiting import wait_until
-from tests.launchpad_lite.search.searches import ROOT, Tasks, output_of, searching
+from tests.launchpad_lite.search.searches import (
+    ROOT,
+    Tasks,
+    launched,
+    output_of,
+    searching,
+    worker as python_worker,
+)
 
 
 class ForeignWorker:
@@ -223,6 +232,14 @@ def test_a_message_without_a_name_is_refused(tmp_path: Path, come: Come) -> None
             worker.work(pb.Outcome(id="x"))
 
 
+def test_who_speaks_python_only_loads_neither_grpc_nor_protobuf() -> None:
+    script = (
+        "import sys, launchpad_lite.search._command_line; "
+        "assert not {'grpc', 'google.protobuf'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=ROOT)
+
+
 # A worker in JavaScript.
 
 _EXAMPLE = ROOT / "examples" / "search_worker_js"
@@ -295,6 +312,30 @@ def test_workers_in_python_and_in_javascript_work_for_one_search(tmp_path: Path)
         assert "on node: SyntaxError" in error
         workers = {trial.task.startswith("Foreign"): trial.worker for trial in search.trials()}
         assert workers == {True: "node", False: "s_worker[0]"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("victim", ["s_broker[0]", "s_name_server[0]"])
+def test_workers_from_outside_go_on_with_a_server_that_was_started_again(
+    tmp_path: Path, victim: str
+) -> None:
+    model = Tasks(*(task for n in range(40) for task in (rosenbrock(n, n), Call(square, n))))
+    with (
+        launched(model, tmp_path, "test_mp", 0) as (running, search),
+        javascript(tmp_path / JOIN_FILE) as process,
+        python_worker(tmp_path / JOIN_FILE) as python,
+    ):
+        wait_until(lambda: search.status().done > 10, timeout_s=60)
+        (pid,) = [each.pid for each in running.status() if each.name == victim]
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: search.status().is_over, timeout_s=120)
+        results = search.model().results
+        assert len(results) == 80
+        assert {each for each in results if isinstance(each, int)} == {n * n for n in range(40)}
+        for each in (process, python):
+            text = output_of(each)
+            assert each.returncode == 0, text
 
 
 @pytest.mark.slow
