@@ -181,7 +181,7 @@ docs: .venv-docs/.ready ## Build the documentation as a site with search, in .ca
 	$(@D)/bin/python -m pip install -qq --editable '.[docs]'
 	@touch $@
 
-protos: $(READY) ## Regenerate courier/_proto from protos/
+protos: $(READY) ## Regenerate the messages from protos/
 	$(BIN)/python protos/generate.py
 
 image: ## Build an image for pods, to be pushed: make image IMAGE=registry/name:tag

@@ -12,6 +12,7 @@ from courier._client import (
     as_remote,
     call_aio,
     close,
+    credentials,
     list_methods,
     move,
     reconnect,
@@ -30,6 +31,7 @@ from courier._remote import Remote
 from courier._replicas import Pool, PoolChoice
 from courier._secret import Secret
 from courier._server import Server
+from courier._services import grpc_service
 from courier._shared import Shared
 from courier._timing import Timing
 from courier._tls import TlsCredentials
@@ -81,7 +83,9 @@ __all__ = [
     "batched_handler",
     "call_aio",
     "close",
+    "credentials",
     "current_call",
+    "grpc_service",
     "idempotent",
     "is_healthy",
     "list_methods",

@@ -312,6 +312,23 @@ def connection_of(client: object) -> Connection:
     return client._connection
 
 
+def credentials(client: object) -> tuple[Secret | None, TlsCredentials | None]:
+    """Returns what a client proves itself with, for making other clients and for handing it on.
+
+    Whoever has it can call all servers of the program that the client belongs to, and can pass
+    for one of them: hand it on by a private channel only.
+
+    Raises:
+        TypeError: `client` is no courier client.
+
+    Example:
+        secret, tls = courier.credentials(client)
+        other = courier.Client("10.0.0.7:4711", secret=secret, tls=tls)
+    """
+    options = connection_of(client).options
+    return options.secret, options.tls
+
+
 def close(client: object, reason: str = "") -> None:
     """Closes a client: its pending calls fail with CallCancelledError, later ones too.
 

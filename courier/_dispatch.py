@@ -18,6 +18,7 @@ from courier._exceptions import ExceptionReport
 from courier._idempotence import is_idempotent
 from courier._parcel import Parcel, pack, unpack
 from courier._pool import HandlerPool
+from courier._services import grpc_paths
 from courier._shared import unwrapped
 from courier._tasks import Steps, Tasks, answer
 from courier.errors import SerializationError
@@ -226,25 +227,37 @@ class Dispatcher:
         self._lock = threading.Lock()
         self._methods: dict[str, Callable[..., Any]] = {}
         self._idempotent: set[str] = set()
+        #: Names of those that answer gRPC services, by the path of a call.
+        self._paths: dict[str, str] = {}
         self._context = contextvars.copy_context()
 
     def bind(self, name: str, method: Callable[..., Any]) -> None:
         """Adds or replaces a method."""
         harmless = is_idempotent(method)  # may run code of the object: not under the lock
+        paths = grpc_paths(method)  # as above
         # What answers later holds no thread of the server meanwhile.
         method = getattr(method, "__courier_call__", method)
         with self._lock:
+            self._forget(name)
             self._methods[name] = method
             if harmless:
                 self._idempotent.add(name)
-            else:
-                self._idempotent.discard(name)
+            self._paths.update(dict.fromkeys(paths, name))
 
     def unbind(self, name: str) -> None:
         """Removes a method if there is one."""
         with self._lock:
-            self._methods.pop(name, None)
-            self._idempotent.discard(name)
+            self._forget(name)
+
+    def _forget(self, name: str) -> None:
+        self._methods.pop(name, None)
+        self._idempotent.discard(name)
+        self._paths = {path: each for path, each in self._paths.items() if each != name}
+
+    def method_of_path(self, path: str) -> str | None:
+        """Returns the method that answers a call of a gRPC service, if one does."""
+        with self._lock:
+            return self._paths.get(path)
 
     def names(self) -> list[str]:
         """Returns the names of all methods, sorted."""

@@ -114,6 +114,18 @@ class SessionKey:
         """Returns the seal of a reply's head."""
         return hmac.digest(self._key, b"courier.v1 reply" + head, "sha256")
 
+    def seal_service(self, direction: bytes, path: str, sequence: int, message: bytes) -> bytes:
+        """Returns the seal of a message of another gRPC service.
+
+        Args:
+            direction: `b"request"` or `b"reply"`.
+            path: How gRPC calls the method: `/service/method`.
+            sequence: Of the request.
+            message: Its bytes.
+        """
+        content = path.encode() + sequence.to_bytes(8, "big") + hashlib.sha256(message).digest()
+        return hmac.digest(self._key, b"courier.v1 service " + direction + content, "sha256")
+
     def is_request(self, head: bytes, seal: bytes) -> bool:
         """Returns whether the client of this session wrote this head."""
         return hmac.compare_digest(self.seal_request(head), seal)

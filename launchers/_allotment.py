@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from launchers.host.grant import VISIBLE_DEVICES, Grant
+from launchers.host.grant import Grant
 from launchers.host.machine import Machine
+from launchpad_lite._devices import VISIBLE_DEVICES
 from launchpad_lite.launching import Executable
 
 _GIB = 1 << 30

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from launchpad_lite._address import Address, AddressTable
+from launchpad_lite._devices import VISIBLE_DEVICES, visible_devices
 from launchpad_lite._interrupts import interrupt
 from launchpad_lite._log_file import find_logs, read_log
 from launchpad_lite._plan import Executable, LaunchPlan
@@ -36,6 +37,7 @@ from launchpad_lite.errors import (
 )
 
 __all__ = [
+    "VISIBLE_DEVICES",
     "Address",
     "AddressTable",
     "Executable",
@@ -55,6 +57,7 @@ __all__ = [
     "RunningProgram",
     "get_launcher",
     "installed_launchers",
+    "visible_devices",
 ]
 
 GROUP = "launchpad_lite.launchers"

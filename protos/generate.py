@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the message classes in `courier/_proto/` from `protos/courier/v1/courier.proto`.
+"""Writes the message classes of each `.proto` below `protos/` into the package that uses them.
 
 The generated code is checked in: users need no protoc, and reviewers see what a change does.
 The generator is pinned to the oldest supported line, because protobuf loads code that is older
@@ -8,7 +8,7 @@ away from the newer protobuf that the tests use.
 
 Only messages are generated: courier registers generic gRPC handlers and needs no stubs.
 
-    python protos/generate.py          # write courier/_proto/
+    python protos/generate.py          # write what TARGETS names
     python protos/generate.py --check  # exit 1 and show a diff when it is not up to date
 
 Needs only the standard library; runs on any supported Python.
@@ -28,9 +28,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PROTOS = ROOT / "protos"
-SOURCE = Path("courier/v1/courier.proto")  # Below PROTOS; also its name in the descriptor pool.
-TARGET = ROOT / "courier" / "_proto"
-OUTPUTS = ("courier_pb2.py", "courier_pb2.pyi")
+#: Where the code of each source goes. Sources lie below PROTOS; so they are called in the descriptor
+#: pool, too.
+TARGETS = {
+    Path("courier/v1/courier.proto"): ROOT / "courier" / "_proto",
+    Path("search/v1/search.proto"): ROOT / "launchpad_lite" / "search" / "_proto",
+}
+SUFFIXES = ("_pb2.py", "_pb2.pyi")
 
 ENVIRONMENT = ROOT / ".venv-protos"
 # grpc_tools imports pkg_resources, which setuptools 81 and newer no longer have.
@@ -66,30 +70,35 @@ def main() -> int:
     return _check(fresh) if check else _write(fresh)
 
 
-def _generate(generator: Path, scratch: Path) -> dict[str, str]:
-    """Runs protoc; returns the text of each output file by its name."""
+def _generate(generator: Path, scratch: Path) -> dict[Path, str]:
+    """Runs protoc; returns the text of each output file by its path."""
     protoc = [str(generator), "-m", "grpc_tools.protoc", f"--proto_path={PROTOS}"]
+    sources = map(str, TARGETS)
     subprocess.run(
-        [*protoc, f"--python_out={scratch}", f"--pyi_out={scratch}", str(SOURCE)], check=True
+        [*protoc, f"--python_out={scratch}", f"--pyi_out={scratch}", *sources], check=True
     )
     # protoc mirrors the proto's folders. The code imports no other generated module, so it can
     # move from courier/v1/ to courier/_proto/; its name in the descriptor pool stays.
-    folder = scratch / SOURCE.parent
-    return {name: (folder / name).read_text(encoding="utf-8") for name in OUTPUTS}
+    return {
+        target / f"{source.stem}{suffix}": (
+            scratch / source.parent / f"{source.stem}{suffix}"
+        ).read_text(encoding="utf-8")
+        for source, target in TARGETS.items()
+        for suffix in SUFFIXES
+    }
 
 
-def _write(fresh: dict[str, str]) -> int:
-    TARGET.mkdir(exist_ok=True)
-    for name, text in fresh.items():
-        (TARGET / name).write_text(text, encoding="utf-8")
-        print(f"wrote {(TARGET / name).relative_to(ROOT)}")
+def _write(fresh: dict[Path, str]) -> int:
+    for path, text in fresh.items():
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        print(f"wrote {path.relative_to(ROOT)}")
     return 0
 
 
-def _check(fresh: dict[str, str]) -> int:
+def _check(fresh: dict[Path, str]) -> int:
     stale = False
-    for name, text in fresh.items():
-        path = TARGET / name
+    for path, text in fresh.items():
         checked_in = path.read_text(encoding="utf-8") if path.exists() else ""
         if checked_in == text:
             continue
@@ -99,11 +108,11 @@ def _check(fresh: dict[str, str]) -> int:
                 checked_in.splitlines(keepends=True),
                 text.splitlines(keepends=True),
                 fromfile=f"{path.relative_to(ROOT)} (checked in)",
-                tofile=f"{path.relative_to(ROOT)} (from protos/{SOURCE})",
+                tofile=f"{path.relative_to(ROOT)} (from protos/)",
             )
         )
     if stale:
-        print("courier/_proto/ is not up to date. Run: make protos", file=sys.stderr)
+        print("The generated code is not up to date. Run: make protos", file=sys.stderr)
         return EXIT_DIFFERENT
     return 0
 

@@ -28,7 +28,7 @@ from courier._engine.place import ABSTRACT
 from courier._engine.relay import Relay
 from courier._engine.reports import shortened
 from courier._engine.unproven import Way
-from courier._grpc.sessions import Sessions
+from courier._grpc.sessions import SEAL_KEY, Sessions
 from courier._grpc.wire import (
     COMMON_OPTIONS,
     PIECE_BYTES,
@@ -79,6 +79,28 @@ class _QueueFullError(Exception):
     """The call was not run, because too many wait already."""
 
 
+class _FailedError(Exception):
+    """The method of another service has raised, or has returned no bytes."""
+
+
+class _Services(grpc.GenericRpcHandler):
+    """The services that methods of the object answer. Others may be bound while it serves."""
+
+    def __init__(
+        self, dispatcher: Dispatcher, answer: Callable[[str, str, Any, Any], Awaitable[bytes]]
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._answer = answer
+
+    def service(self, handler_call_details: Any) -> Any:
+        """Returns what answers a call; None if nothing here does."""
+        path: str = handler_call_details.method
+        name = self._dispatcher.method_of_path(path)
+        if name is None:
+            return None
+        return grpc.unary_unary_rpc_method_handler(functools.partial(self._answer, name, path))
+
+
 class FrontDoor:
     """Speaks gRPC. For the thread that runs its event loop. Started and stopped once."""
 
@@ -116,7 +138,8 @@ class FrontDoor:
         self._health = health.aio.HealthServicer()
         # Held: a grpc server without a reference shuts down silently.
         self._server = grpc.aio.server(options=_OPTIONS)
-        self._server.add_generic_rpc_handlers((self._service(),))
+        services = _Services(dispatcher, self._serve_other)
+        self._server.add_generic_rpc_handlers((self._service(), services))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self._bind(tls)
 
@@ -228,6 +251,8 @@ class FrontDoor:
                 return await answer(request, context)
             except _QueueFullError:
                 code, text = grpc.StatusCode.RESOURCE_EXHAUSTED, "the queue is full"
+            except _FailedError as error:
+                code, text = grpc.StatusCode.UNKNOWN, str(error)
             except AuthenticationError as error:
                 code, text = grpc.StatusCode.UNAUTHENTICATED, str(error)
             except ProtocolError as error:
@@ -277,17 +302,9 @@ class FrontDoor:
         context: Any,
     ) -> bytes:
         call = self._watch(context, head.method)
-        running = self._handlers.try_submit(
-            functools.partial(_run, self._dispatcher, head.method, arguments, call)
-        )
+        step = functools.partial(_run, self._dispatcher, head.method, arguments, call)
         del arguments
-        if running is None:
-            raise _QueueFullError
-        try:
-            outcome = await asyncio.wrap_future(running)
-        except asyncio.CancelledError:
-            running.add_done_callback(self._close_unwanted)
-            raise
+        outcome = await self._handled(step)
         if isinstance(outcome, Later):
             outcome = _describe_outcome(await _settled(outcome))
         if isinstance(outcome, Items):
@@ -300,6 +317,48 @@ class FrontDoor:
                 ticket = self._park(head.session, outcome, call)
                 reply, parcel = pb.ReplyHead(kind=pb.ReplyHead.LARGE, ticket=ticket), None
         return _seal_reply(reply, parcel, key, head.sequence).SerializeToString()
+
+    async def _handled(self, step: Callable[[], R]) -> R:
+        """Runs the beginning of a call in a thread of the handlers."""
+        running = self._handlers.try_submit(step)
+        del step
+        if running is None:
+            raise _QueueFullError
+        try:
+            return await asyncio.wrap_future(running)
+        except asyncio.CancelledError:
+            running.add_done_callback(self._close_unwanted)
+            raise
+
+    async def _serve_other(self, name: str, path: str, request: bytes, context: Any) -> bytes:
+        """Answers a call of another service."""
+
+        async def answer(request: bytes, context: Any) -> bytes:
+            metadata = dict(context.invocation_metadata())
+            sequence, key = self._sessions.open_service(path, request, metadata)
+            self._relay.prove(context.peer())
+            reply = await self._call_other(name, path, request, context)
+            seal = key.seal_service(b"reply", path, sequence, reply)
+            context.set_trailing_metadata(((SEAL_KEY, seal),))
+            return reply
+
+        return await self._guarded(answer)(request, context)
+
+    async def _call_other(self, name: str, path: str, request: bytes, context: Any) -> bytes:
+        arguments = (path.rpartition("/")[2], request)
+        call = self._watch(context, name)
+        outcome: Any = await self._handled(
+            lambda: self._dispatcher.run_shared(name, arguments, {}, call)
+        )
+        if isinstance(outcome, Later):
+            outcome = await _settled(outcome)
+        if isinstance(outcome, outcomes.SharedValue) and isinstance(outcome.value, bytes):
+            return outcome.value
+        if isinstance(outcome, outcomes.Failure):
+            raise _FailedError(_sendable(f"{outcome.report.type_name}: {outcome.report.message}"))
+        if isinstance(outcome, Items):
+            self._close(outcome)
+        raise _FailedError(f"{path} is answered by {name}, which has not returned bytes")
 
     def _watch(self, context: Any, method: str) -> CallContext:
         # A call without a deadline has one in the far future, or none, depending on the version.

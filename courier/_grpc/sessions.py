@@ -1,7 +1,9 @@
 """The sessions of a server: who has proved the secret, and which calls came already."""
 
 import collections
+import hmac
 import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from courier._grpc.wire import parse
@@ -13,6 +15,12 @@ from courier.errors import AuthenticationError, ProtocolError
 _MAX_UNPROVEN = 16_384
 _MAX_PROVEN = 16_384
 _NONCE_SIZES = range(16, 65)
+#: Metadata of calls of other services.
+SESSION_KEY = "courier-session-bin"
+SEQUENCE_KEY = "courier-sequence"
+SEAL_KEY = "courier-seal-bin"
+#: Fits into 8 bytes.
+_MAX_DIGITS = 19
 _UNPROTECTED = (
     "this server has no secret, so gRPC cannot tell who calls; give it secret=courier.Secret(...)"
 )
@@ -68,16 +76,51 @@ class Sessions:
             ProtocolError: The head is no RequestHead.
         """
         head = parse(pb.RequestHead, message.head)
-        session = self._proven.get(head.session) or self._unproven.get(head.session)
+        key = self._admit(
+            head.session, head.sequence, lambda key: key.is_request(message.head, message.seal)
+        )
+        return head, key
+
+    def open_service(
+        self, path: str, request: bytes, metadata: Mapping[str, str | bytes]
+    ) -> tuple[int, SessionKey]:
+        """The same for a request of another service; returns its number, and its session's key.
+
+        Args:
+            path: `/service/method`.
+            request: The bytes of the message.
+            metadata: What came with it.
+
+        Raises:
+            AuthenticationError: As above.
+            ProtocolError: The metadata lacks something.
+        """
+        name, seal = metadata.get(SESSION_KEY), metadata.get(SEAL_KEY)
+        number = metadata.get(SEQUENCE_KEY)
+        if not isinstance(name, bytes) or not isinstance(seal, bytes):
+            raise AuthenticationError("no session and no seal; say hello first")
+        if not isinstance(number, str) or not number.isdecimal() or len(number) > _MAX_DIGITS:
+            raise ProtocolError(f"{SEQUENCE_KEY} is a number with at most {_MAX_DIGITS} digits")
+        sequence = int(number)
+
+        def is_sealed(key: SessionKey) -> bool:
+            return hmac.compare_digest(key.seal_service(b"request", path, sequence, request), seal)
+
+        return sequence, self._admit(name, sequence, is_sealed)
+
+    def _admit(
+        self, name: bytes, sequence: int, is_sealed: Callable[[SessionKey], bool]
+    ) -> SessionKey:
+        session = self._proven.get(name) or self._unproven.get(name)
         if session is None:
             raise AuthenticationError("unknown session; say hello first")
-        if not session.key.is_request(message.head, message.seal):
+        if not is_sealed(session.key):
             raise AuthenticationError("wrong seal: the client does not hold the secret")
-        if not session.window.admit(head.sequence):
+        if not session.window.admit(sequence):
             raise AuthenticationError("this request was already received")
-        self._unproven.pop(head.session, None)
-        self._proven[head.session] = session
-        self._proven.move_to_end(head.session)
+        self._unproven.pop(name, None)
+        self._proven[name] = session
+        self._proven.move_to_end(name)
         if len(self._proven) > _MAX_PROVEN:
             self._proven.popitem(last=False)
-        return head, session.key
+        return session.key

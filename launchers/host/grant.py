@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-#: What CUDA programs see; a list of indices or UUIDs.
-VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+from launchpad_lite._devices import VISIBLE_DEVICES
+
 #: What is read once, when an interpreter or the C library starts: a forked worker is too late.
 _READ_AT_START = ("PYTHON", "LD_", "DYLD_", "MALLOC_", "GLIBC_")
 

@@ -5,11 +5,11 @@ import os
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from launchers.host.grant import VISIBLE_DEVICES, Grant
+from launchers.host.grant import Grant
 from launchers.host.memory import memory_bytes
+from launchpad_lite._devices import visible_devices
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Machine:
         """Returns this machine, as far as this process may use it."""
         binds = hasattr(os, "sched_getaffinity")
         cores = sorted(os.sched_getaffinity(0)) if binds else range(os.cpu_count() or 1)
-        gpus, source = _gpus()
+        gpus, source = visible_devices()
         # Elsewhere the limit is taken, and ignored.
         limits = sys.platform == "linux"
         return cls(tuple(cores), memory_bytes(), gpus, source, binds=binds, limits=limits)
@@ -78,18 +78,3 @@ class Machine:
             ram_bytes=self.ram_bytes if ram_gib is None else int(ram_gib * (1 << 30)),
             gpus=self.gpus if gpu is None else self.gpus[: int(gpu)],
         )
-
-
-def _gpus() -> tuple[tuple[str, ...], str]:
-    """Returns the accelerators that programs of this process may see, and where that is said."""
-    listed = os.environ.get(VISIBLE_DEVICES)
-    if listed is not None:
-        names: list[str] = []
-        for name in listed.split(","):
-            # As CUDA reads it: what follows the first that is none does not count.
-            if not name.strip() or name.strip().startswith("-"):
-                break
-            names.append(name.strip())
-        return tuple(names), f"{VISIBLE_DEVICES}={listed} shows"
-    count = sum(1 for path in Path("/dev").glob("nvidia*") if path.name[6:].isdecimal())
-    return tuple(map(str, range(count))), "/dev shows"

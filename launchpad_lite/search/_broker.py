@@ -42,15 +42,16 @@ class BrokerOptions:
 
     Attributes:
         timing: Of the search.
-        store: Where it keeps its tasks: a folder, or the URL of a PostgreSQL database, as
-            `postgresql://user@host/database`, whose brokers take over from each other. None: in
-            memory only.
+        folder: Where it keeps its tasks; None: in memory only.
+        database: Where it keeps them instead: the URL of a PostgreSQL database, as
+            `postgresql://user@host/database`, whose brokers take over from each other.
         max_losses: As for `Queue`.
         max_queued: As for `Queue`.
     """
 
     timing: Timing
-    store: str | None = None
+    folder: str | None = None
+    database: str | None = None
     max_losses: int = 5
     max_queued: int = 10_000
 
@@ -67,10 +68,12 @@ class _Waiter:
     found: "asyncio.Future[list[Assignment]]"
 
 
-def _open(store: str, broker: str) -> Store:
-    if store.startswith(("postgresql://", "postgres://")):
-        return PostgresStore(store, broker)
-    return SqliteStore(Path(store, f"{broker}.sqlite"))
+def _open(options: BrokerOptions, broker: str) -> Store | None:
+    if options.database is not None:
+        return PostgresStore(options.database, broker)
+    if options.folder is not None:
+        return SqliteStore(Path(options.folder, f"{broker}.sqlite"))
+    return None
 
 
 class Broker:
@@ -100,14 +103,14 @@ class Broker:
             max_losses=options.max_losses,
             max_queued=options.max_queued,
         )
-        self._store = None if options.store is None else _open(options.store, name)
+        self._store = _open(options, name)
         if self._store is not None:
             self._queue.restore(self._store.load(), time.monotonic())
         self._waiters: collections.deque[_Waiter] = collections.deque()
         #: Of each model that waits; set when there may be something for it.
         self._news: dict[str, asyncio.Event] = {}
         self._stored = self._queue.changes
-        self._storing = asyncio.Lock()
+        self._writing: asyncio.Task[None] | None = None
         self._writer = ThreadPoolExecutor(1, "broker-store")
         self._view = View(True, {})
         #: Set when the search is over.
@@ -289,6 +292,13 @@ class Broker:
             if waiter.worker == worker and not waiter.found.done():
                 waiter.found.set_result([])
 
+    @courier.grpc_service("search.v1.Broker", "Work", "Beat", "Leave")
+    async def serve_foreign(self, method: str, request: bytes) -> bytes:
+        """Answers workers in other languages."""
+        from launchpad_lite.search import _foreign  # loads protobuf
+
+        return await _foreign.BROKER[method](self, request)
+
     @courier.idempotent
     async def load(self) -> Load:
         """Returns how busy it is."""
@@ -407,19 +417,22 @@ class Broker:
         """
         number = self._queue.changes
         while self._stored < number:
-            async with self._storing:
-                if self._stored >= number:
-                    return
-                upto, changes = self._queue.changes, self._queue.take_changes()
-                if self._store is not None:
-                    await self._in_store(self._store.write, changes)
-                self._stored = upto
+            if self._writing is None or self._writing.done():
+                self._writing = asyncio.get_running_loop().create_task(self._write())
+            # Callers may be cancelled, because they are lost themselves. The write goes on.
+            await asyncio.shield(self._writing)
+
+    async def _write(self) -> None:
+        upto, changes = self._queue.changes, self._queue.take_changes()
+        if self._store is not None:
+            await self._in_store(self._store.write, changes)
+        self._stored = upto
 
     async def _in_store(self, function: Callable[..., T], *args: object) -> T:
         """Calls the store in its thread. If that fails, the broker ends."""
         try:
             return await asyncio.get_running_loop().run_in_executor(self._writer, function, *args)
-        except BaseException as error:
+        except Exception as error:
             self._failure = error
             self._closed.set()
             raise

@@ -139,7 +139,7 @@ class Member(NamedTuple):
         role: `broker`, `worker` or `model`.
         who: Its name and life.
         address: `host:port` where it can be called; empty if it cannot.
-        machine: Which machine it is on; for devices.
+        machine: Which machine it is on, for devices: a name for people, and what tells it from others.
         version: Of launchpad-lite.
         python: Its Python, as `3.11`; empty in other languages.
         device: The device that it uses, and which part of it.

@@ -2,7 +2,7 @@
 
 import contextlib
 import random
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import courier
@@ -62,6 +62,17 @@ class Presence:
         self.view = view
         return True
 
+    def claim(self, machine: str, devices: Sequence[str], share: float) -> str | None:
+        """Gets it a device, as `Registry.claim`; heartbeats keep it, also for a new name server.
+
+        Raises:
+            SearchError: All are taken.
+        """
+        device: str | None = self._name_server.claim(self.member.who, machine, devices, share)
+        if device is not None:
+            self.member = self.member._replace(machine=machine, device=(device, share))
+        return device
+
     def leave(self) -> None:
         """Says good-bye."""
         try:
@@ -106,18 +117,18 @@ class Presence:
         name: str = place
         if name and name not in self.view.brokers and name not in self._clients:
             self.beat()  # to learn its address
-        return name
+        return name if name in self.view.brokers or name in self._clients else ""
 
     def has_ended(self, ended: Collection[str]) -> bool:
         """Returns whether all brokers are among those that have ended."""
         return not {*self._clients, *self.view.brokers}.difference(ended)
 
     def client(self, name: str) -> Any:
-        """Returns a client of a broker."""
+        """Returns a client of a broker that `choose` has returned."""
         if name in self._clients and name not in self._addresses:
             return self._clients[name]  # it was there from the start, and follows where it moves
-        if name in self._clients and name not in self.view.brokers:
-            return self._clients[name]  # it is silent; perhaps it answers all the same
+        if name not in self.view.brokers:
+            return self._clients[name]  # lost, perhaps for a moment only
         address, _ = self.view.brokers[name]
         if self._addresses.get(name) != address:
             self._clients[name] = self._connect(address)

@@ -24,18 +24,21 @@ class _Entry:
 class Registry:
     """Who is there. It is empty at first, and learns all from heartbeats."""
 
-    def __init__(self, *, silence_s: float, version: str, now: float) -> None:
+    def __init__(
+        self, *, silence_s: float, version: str, now: float, is_first: bool = False
+    ) -> None:
         """Makes an empty one.
 
         Args:
             silence_s: Seconds until somebody who is silent is dropped.
             version: Of launchpad-lite, which all must have.
             now: The time.
+            is_first: Whether no earlier one has known anybody.
         """
         self._silence_s = silence_s
         self._version = version
         #: Who was there before it began is known by then.
-        self._knows_all_at = now + silence_s
+        self._knows_all_at = now if is_first else now + silence_s
         self._entries: dict[tuple[str, str], _Entry] = {}
         self._python = ""
         self._is_closed = False
@@ -116,24 +119,23 @@ class Registry:
         """Gives a worker a device of its machine, until it leaves or is silent.
 
         Args:
-            who: The worker, which is registered.
+            who: The worker.
             machine: Where it is.
             devices: The devices there.
             share: Which part of one it needs, at most 1.
             now: The time.
 
         Returns:
-            The device; None: ask again, those that have devices may not be known yet.
+            The device; None: ask again. The worker, or those that have devices, may not be known
+            yet.
 
         Raises:
-            SearchError: All are taken, or the worker is not known.
+            SearchError: All are taken.
         """
-        entry = self._entries.get(("worker", who.name))
-        if entry is None or entry.member.who != who:
-            raise SearchError(f"{who.name} is to register before it claims a device")
-        if now < self._knows_all_at:
-            return None
         self._expire(now)
+        entry = self._entries.get(("worker", who.name))
+        if entry is None or entry.member.who != who or now < self._knows_all_at:
+            return None
         used = dict.fromkeys(devices, 0.0)
         for (role, name), other in self._entries.items():
             held = other.member.device
@@ -143,7 +145,7 @@ class Registry:
         fit = [each for each in devices if used[each] + share <= 1 + _ROUNDING]
         if not fit:
             raise SearchError(
-                f"{who.name}: no device of {machine} has {share:g} of it left: "
+                f"{who.name}: no device of {machine.partition('/')[0]} has {share:g} of it left: "
                 + ", ".join(f"{each}: {used[each]:g} used" for each in devices)
                 + "; start fewer workers there, or ask for a smaller device_share"
             )

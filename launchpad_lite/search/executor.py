@@ -73,7 +73,9 @@ class Executor(concurrent.futures.Executor):
             ValueError: A number is too small.
         """
         program = lp.Program("executor")
-        options = BrokerOptions(timing, None if folder is None else os.fspath(folder), max_losses)
+        options = BrokerOptions(
+            timing, None if folder is None else os.fspath(folder), max_losses=max_losses
+        )
         workers = len(os.sched_getaffinity(0)) if workers is None else workers
         parts = add_parts(
             program, workers=workers, brokers=brokers, label="executor", options=options
@@ -125,7 +127,9 @@ class Executor(concurrent.futures.Executor):
         Raises:
             ValueError: A number is too small, or the program has such a group.
         """
-        options = BrokerOptions(timing, None if folder is None else os.fspath(folder), max_losses)
+        options = BrokerOptions(
+            timing, None if folder is None else os.fspath(folder), max_losses=max_losses
+        )
         parts = add_parts(program, workers=workers, brokers=brokers, label=label, options=options)
         return ExecutorHandle(parts, timing)
 

@@ -11,10 +11,11 @@ from typing import Any
 import courier
 import launchpad_lite as lp
 from launchpad_lite.search._broker import Broker, BrokerOptions
+from launchpad_lite.search._devices import DeviceWish, held_device
 from launchpad_lite.search._helping import LOST
 from launchpad_lite.search._messages import Life, Member
 from launchpad_lite.search._model_node import ModelNode, Status
-from launchpad_lite.search._name_server import NameServer
+from launchpad_lite.search._name_server import NameServer, make_name_server
 from launchpad_lite.search._presence import Presence
 from launchpad_lite.search._progress import Table
 from launchpad_lite.search._timing import DEFAULT, Timing
@@ -39,7 +40,12 @@ class WorkerNode:
     """A worker as a node of a program."""
 
     def __init__(
-        self, name_server: Any, brokers: Mapping[str, Any], timing: Timing, max_result_bytes: int
+        self,
+        name_server: Any,
+        brokers: Mapping[str, Any],
+        timing: Timing,
+        max_result_bytes: int,
+        device: DeviceWish | None,
     ) -> None:
         """Makes one.
 
@@ -48,18 +54,25 @@ class WorkerNode:
             brokers: Clients by name.
             timing: Of the search.
             max_result_bytes: Larger results fail.
+            device: That it needs; None: none.
         """
         who = Life(lp.current_node().name, uuid.uuid4().hex)
         python = f"{sys.version_info[0]}.{sys.version_info[1]}"
         member = Member("worker", who, version=lp.__version__, python=python)
         presence = Presence(member, name_server, brokers, courier.Client, timing)
         self._worker = Worker(presence, timing, lp.stop_event(), max_result_bytes, lp.heartbeat)
+        self._device = held_device(presence, device, timing, lp.stop_event())
 
     def run(self) -> None:
-        """Works until the search is over, or the program stops."""
+        """Works until the search is over, or the program stops.
+
+        Raises:
+            SearchError: It gets no device, or nobody answers any more.
+        """
         lp.register_stop_handler(self._worker.wake)
         try:
-            self._worker.run()
+            with self._device:
+                self._worker.run()
         finally:
             lp.unregister_stop_handler(self._worker.wake)
 
@@ -78,7 +91,13 @@ class Parts:
 
 
 def add_parts(
-    program: lp.Program, *, workers: int, brokers: int, label: str, options: BrokerOptions
+    program: lp.Program,
+    *,
+    workers: int,
+    brokers: int,
+    label: str,
+    options: BrokerOptions,
+    device_share: float | None = None,
 ) -> Parts:
     """Adds a name server, brokers and workers to a program.
 
@@ -92,9 +111,9 @@ def add_parts(
     groups = {part: f"{label}_{part}" for part in ("name_server", "broker", "worker")}
     if taken := [group for group in groups.values() if group in program.groups]:
         raise ValueError(f"the program has a group {taken[0]!r}; give another label=")
-    name_server = program.add_node(
-        lp.CourierNode(NameServer, options.timing), label=groups["name_server"]
-    )
+    names = lp.CourierNode(make_name_server)
+    names.configure(names.create_handle(), options.timing, options.folder)
+    name_server = program.add_node(names, label=groups["name_server"])
     nodes = [lp.CourierNode(Broker) for _ in range(brokers)]
     handles = {
         f"{groups['broker']}[{index}]": node.create_handle() for index, node in enumerate(nodes)
@@ -104,10 +123,13 @@ def add_parts(
             peers = {other: handle for other, handle in handles.items() if other != name}
             node.configure(handles[name], name_server, peers, options)
             program.add_node(node)
+    device = None if device_share is None else DeviceWish(device_share)
     with program.group(groups["worker"]):
         for _ in range(workers):
             program.add_node(
-                lp.PyClassNode(WorkerNode, name_server, handles, options.timing, MAX_RESULT_BYTES)
+                lp.PyClassNode(
+                    WorkerNode, name_server, handles, options.timing, MAX_RESULT_BYTES, device
+                )
             )
     return Parts(name_server, handles)
 
@@ -120,8 +142,10 @@ def add_to(
     brokers: int = 1,
     label: str = "search",
     folder: "str | os.PathLike[str] | None" = None,
+    database: str | None = None,
     ahead: int | None = None,
     max_losses: int = 5,
+    device_share: float | None = None,
     timing: Timing = DEFAULT,
 ) -> lp.Handle[ModelNode]:
     """Adds a search to a program; returns a handle, by which other nodes see how far it is.
@@ -138,9 +162,14 @@ def add_to(
         label: The beginning of the names of its groups.
         folder: Where brokers keep their tasks, so that a lost one loses none; None: in memory,
             and the model sends again what a broker has lost.
+        database: Where they keep them instead: a PostgreSQL database, as
+            `postgresql://user@host/database`. There brokers take over from each other. Needs
+            `launchpad-lite[postgres]`.
         ahead: How many tasks may be outstanding at a time; None: a few more than workers, and the
             more, the shorter they are.
         max_losses: How often a task may lose its worker until it fails.
+        device_share: Each worker gets this part of a device of its machine (1: one of its own), and
+            sees only that one; None: it sees all.
         timing: How long the parts wait for each other.
 
     Raises:
@@ -154,11 +183,12 @@ def add_to(
     return _add(
         program,
         model,
-        BrokerOptions(timing, None if folder is None else os.fspath(folder), max_losses),
+        BrokerOptions(timing, None if folder is None else os.fspath(folder), database, max_losses),
         workers=workers,
         brokers=brokers,
         label=label,
         ahead=ahead,
+        device_share=device_share,
         stays=False,
     )
 
@@ -172,13 +202,21 @@ def _add(
     brokers: int,
     label: str,
     ahead: int | None,
+    device_share: float | None,
     stays: bool,
 ) -> lp.Handle[ModelNode]:
     if not isinstance(model, Model):
         raise TypeError(f"a search takes a search.Model, not {model!r}")
     if ahead is not None and ahead < 1:
         raise ValueError(f"at least 1 task is outstanding at a time (ahead), not {ahead}")
-    parts = add_parts(program, workers=workers, brokers=brokers, label=label, options=options)
+    parts = add_parts(
+        program,
+        workers=workers,
+        brokers=brokers,
+        label=label,
+        options=options,
+        device_share=device_share,
+    )
     node = lp.CourierNode(
         ModelNode, model, parts.name_server, parts.brokers, options.timing, ahead, stays
     )
@@ -192,9 +230,11 @@ def run(
     brokers: int = 1,
     launcher: str = "local_mp",
     folder: "str | os.PathLike[str] | None" = None,
+    database: str | None = None,
     total: int | None = None,
     ahead: int | None = None,
     max_losses: int = 5,
+    device_share: float | None = None,
     timing: Timing = DEFAULT,
     progress: bool | None = None,
     **launch_options: Any,
@@ -210,9 +250,11 @@ def run(
         launcher: Where it runs, as for `lp.launch`.
         folder: Where the state of the search is kept: the model, what brokers have accepted, and at
             the end `trials.csv`. None: nowhere.
+        database: As for `add_to`.
         total: How many trials there will be, for the bar; by default what the model has as `total`.
         ahead: As for `add_to`.
         max_losses: As for `add_to`.
+        device_share: As for `add_to`.
         timing: As for `add_to`.
         progress: Whether to show how far it is; by default if stderr is a terminal.
         **launch_options: As for `lp.launch`: `resources`, `hosts`, `restart`, ..
@@ -232,11 +274,12 @@ def run(
     handle = _add(
         program,
         model,
-        BrokerOptions(timing, None if kept is None else str(kept), max_losses),
+        BrokerOptions(timing, None if kept is None else str(kept), database, max_losses),
         workers=len(os.sched_getaffinity(0)) if workers is None else workers,
         brokers=brokers,
         label="search",
         ahead=ahead,
+        device_share=device_share,
         stays=True,
     )
     options = dict(launch_options)

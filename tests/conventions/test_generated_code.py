@@ -1,4 +1,4 @@
-"""What is checked in below `courier/_proto/` is what `protos/` says."""
+"""The generated code that is checked in is what `protos/` says."""
 
 import os
 import subprocess
@@ -24,13 +24,15 @@ def test_the_generated_code_is_up_to_date() -> None:
     assert check.returncode == 0, check.stdout + check.stderr
 
 
-def test_the_generated_code_loads_with_the_installed_protobuf() -> None:
+@pytest.mark.parametrize(
+    ("package", "name"), [("courier._proto", "courier"), ("launchpad_lite.search._proto", "search")]
+)
+def test_the_generated_code_loads_with_the_installed_protobuf(package: str, name: str) -> None:
     # A fresh interpreter: warnings at import count, and the descriptor pool starts empty.
     load = (
-        "from courier._proto import courier_pb2; "
-        "print(courier_pb2.DESCRIPTOR.package, courier_pb2.DESCRIPTOR.name)"
+        f"from {package}.{name}_pb2 import DESCRIPTOR; print(DESCRIPTOR.package, DESCRIPTOR.name)"
     )
     loaded = subprocess.run(
         [sys.executable, "-W", "error", "-c", load], capture_output=True, text=True, cwd=ROOT
     )
-    assert loaded.stdout == "courier.v1 courier/v1/courier.proto\n", loaded.stderr
+    assert loaded.stdout == f"{name}.v1 {name}/v1/{name}.proto\n", loaded.stderr

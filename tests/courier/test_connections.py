@@ -359,3 +359,14 @@ def test_a_client_that_nobody_closes_leaves_nothing_behind(
         return files <= before[0] + 6 and threads <= before[1] + 2
 
     wait_until(is_given_back)
+
+
+def test_what_a_client_proves_itself_with_makes_other_clients(
+    serve: Serve, node: Node, secret: courier.Secret
+) -> None:
+    server, client = serve(node)
+    known, tls = courier.credentials(client)
+    assert (known, tls) == (secret, None)
+    assert courier.list_methods(courier.Client(server.address, secret=known)) == server.methods()
+    with pytest.raises(TypeError, match="expected a courier client"):
+        courier.credentials(object())

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
-from launchers._allotment import VISIBLE_DEVICES, Machine, allot
+from launchers._allotment import Machine, allot
 from launchers.host.grant import Grant
 from launchers.host.memory import memory_bytes
+from launchpad_lite._devices import VISIBLE_DEVICES
 from tests.launchers.wishes import Wish, cpu, executables, gpu
 
 MACHINE = Machine(

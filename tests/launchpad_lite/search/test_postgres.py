@@ -223,7 +223,13 @@ def test_a_broker_takes_over_from_one_that_is_killed_under_load(url: str, tmp_pa
     count = 1500
     timing = Timing(lease_s=4.0, beat_s=0.4, silence_s=1.5, patience_s=1.5, poll_s=1.0)
     program = lp.Program("takeover")
-    parts = add_parts(program, "search", 3, 2, BrokerOptions(timing, url))
+    parts = add_parts(
+        program,
+        workers=3,
+        brokers=2,
+        label="search",
+        options=BrokerOptions(timing, database=url),
+    )
     model = program.add_node(
         lp.CourierNode(
             ModelNode, Squares(tmp_path, count), parts.name_server, parts.brokers, timing, 200, True

@@ -13,8 +13,8 @@ from launchpad_lite.search.errors import SearchError, WorkerMismatchError
 SILENCE_S = 5.0
 
 
-def make_registry() -> Registry:
-    return Registry(silence_s=SILENCE_S, version="1", now=0.0)
+def make_registry(*, is_first: bool = False) -> Registry:
+    return Registry(silence_s=SILENCE_S, version="1", now=0.0, is_first=is_first)
 
 
 def add(
@@ -29,11 +29,10 @@ def test_the_silent_are_dropped_and_told_to_register_again() -> None:
     registry = make_registry()
     loud, silent = (add(registry, "broker", f"broker[{index}]") for index in range(2))
     assert registry.beat("broker", loud, Load(queued=3), "", 4.0).is_known
-    assert registry.expire(5.0) == [silent.name]
-    assert registry.view().brokers == {loud.name: ("broker[0]:1", Load(queued=3))}
+    assert registry.view(5.0).brokers == {loud.name: ("broker[0]:1", Load(queued=3))}
     assert not registry.beat("broker", silent, Load(), "", 5.0).is_known
     add(registry, "broker", silent.name, now=6.0)
-    assert set(registry.view().brokers) == {loud.name, silent.name}
+    assert set(registry.view(6.0).brokers) == {loud.name, silent.name}
 
 
 def test_an_earlier_life_is_not_known_and_cannot_leave_for_the_later_one() -> None:
@@ -42,9 +41,9 @@ def test_an_earlier_life_is_not_known_and_cannot_leave_for_the_later_one() -> No
     new = add(registry, "worker", "worker[0]", "b")
     assert not registry.beat("worker", old, Load(), "", 1.0).is_known
     registry.leave("worker", old)
-    assert registry.view().workers == 1
+    assert registry.view(1.0).workers == 1
     registry.leave("worker", new)
-    assert not registry.is_used
+    assert registry.view(1.0).workers == 0
 
 
 def test_all_hear_that_the_search_is_over() -> None:
@@ -63,7 +62,7 @@ def test_workers_that_start_together_are_spread_evenly(beats: bool) -> None:
     places = []
     for index in range(10):
         who = add(registry, "worker", f"worker[{index}]")
-        places.append(registry.place("worker", who))
+        places.append(registry.place("worker", who, (), 0.0))
         if beats:  # sent before it had its place
             registry.beat("worker", who, Load(), "", 0.0)
     assert sorted(collections.Counter(places).values()) == [2, 2, 3, 3]
@@ -74,12 +73,12 @@ def test_who_moves_is_counted_once_and_models_do_not_count_as_workers() -> None:
     add(registry, "broker", "broker[0]")
     add(registry, "broker", "broker[1]")
     model, worker = add(registry, "model", "model"), add(registry, "worker", "worker[0]")
-    assert registry.place("model", model) == "broker[0]"
-    assert registry.place("worker", worker) == "broker[0]"
-    assert registry.place("worker", worker) == "broker[0]"
-    assert registry.place("worker", worker, ["broker[0]"]) == "broker[1]"
-    assert registry.place("worker", worker, ["broker[0]", "broker[1]"]) == ""
-    assert registry.place("worker", Life("stranger", "")) == "broker[0]"
+    assert registry.place("model", model, (), 0.0) == "broker[0]"
+    assert registry.place("worker", worker, (), 0.0) == "broker[0]"
+    assert registry.place("worker", worker, (), 0.0) == "broker[0]"
+    assert registry.place("worker", worker, ["broker[0]"], 0.0) == "broker[1]"
+    assert registry.place("worker", worker, ["broker[0]", "broker[1]"], 0.0) == ""
+    assert registry.place("worker", Life("stranger", ""), (), 0.0) == "broker[0]"
 
 
 @pytest.mark.parametrize(
@@ -97,35 +96,36 @@ def test_who_does_not_fit_is_turned_away(version: str, python: str, message: str
     member = Member("worker", Life("worker[1]", ""), version=version, python=python)
     with pytest.raises(WorkerMismatchError, match=message):
         registry.register(member, 0.0)
-    assert registry.view().workers == 2
+    assert registry.view(0.0).workers == 2
 
 
 def test_devices_are_given_once_all_are_known_that_have_some() -> None:
     registry = make_registry()
     who = add(registry, "worker", "worker[0]")
+    registry.beat("worker", who, Load(), "", SILENCE_S - 0.1)
     assert registry.claim(who, "host", ["gpu0"], 1.0, SILENCE_S - 0.1) is None
     assert registry.claim(who, "host", ["gpu0"], 1.0, SILENCE_S) == "gpu0"
     assert registry.claim(who, "host", ["gpu0"], 1.0, SILENCE_S) == "gpu0", "its own"
 
 
 def test_shares_fill_one_device_before_the_next() -> None:
-    registry = make_registry()
+    registry = make_registry(is_first=True)
     workers = [add(registry, "worker", f"worker[{index}]") for index in range(5)]
     devices = ["gpu0", "gpu1"]
-    found = [registry.claim(who, "host", devices, 0.5, 9.0) for who in workers[:4]]
+    found = [registry.claim(who, "host", devices, 0.5, 1.0) for who in workers[:4]]
     assert found == ["gpu0", "gpu0", "gpu1", "gpu1"]
     with pytest.raises(SearchError, match=r"no device of host has 0.5 of it left: gpu0: 1 used"):
-        registry.claim(workers[4], "host", devices, 0.5, 9.0)
-    assert registry.claim(workers[4], "another host", devices, 0.5, 9.0) == "gpu0"
+        registry.claim(workers[4], "host", devices, 0.5, 1.0)
+    assert registry.claim(workers[4], "another host", devices, 0.5, 1.0) == "gpu0"
 
 
-def test_a_claim_of_a_stranger_is_refused() -> None:
-    with pytest.raises(SearchError, match=r"worker\[0\] is to register before"):
-        make_registry().claim(Life("worker[0]", ""), "host", ["gpu0"], 1.0, 9.0)
+def test_a_stranger_is_to_ask_for_a_device_again() -> None:
+    registry = make_registry(is_first=True)
+    assert registry.claim(Life("worker[0]", ""), "host", ["gpu0"], 1.0, 0.0) is None
 
 
 _STEPS = st.tuples(
-    st.sampled_from(["claim", "leave", "restart", "beat", "expire"]),
+    st.sampled_from(["claim", "leave", "restart", "beat", "wait"]),
     st.integers(0, 3),
     st.sampled_from([1.0, 0.5, 0.4, 1 / 3]),
 )
@@ -133,16 +133,22 @@ _STEPS = st.tuples(
 
 @given(st.lists(_STEPS, max_size=40))
 def test_devices_are_never_given_more_than_once(steps: list[tuple[str, int, float]]) -> None:
-    registry = make_registry()
+    registry = make_registry(is_first=True)
     lives = itertools.count()
-    now = SILENCE_S
+    now = 0.0
     names = [f"worker[{index}]" for index in range(4)]
     alive = {name: add(registry, "worker", name, str(next(lives)), now) for name in names}
+    seen_at = dict.fromkeys(names, now)
     held: dict[str, tuple[str, float]] = {}
     for what, index, share in steps:
         now += 1.0
         name = names[index]
-        if what == "claim" and registry.beat("worker", alive[name], Load(), "", now).is_known:
+        for silent in [each for each in names if seen_at[each] + SILENCE_S <= now]:
+            held.pop(silent, None)
+        if what == "claim":
+            if not registry.beat("worker", alive[name], Load(), "", now).is_known:
+                continue
+            seen_at[name] = now
             try:
                 device = registry.claim(alive[name], "host", ["gpu0", "gpu1"], share, now)
             except SearchError:
@@ -154,11 +160,9 @@ def test_devices_are_never_given_more_than_once(steps: list[tuple[str, int, floa
             held.pop(name, None)
         elif what == "restart":
             alive[name] = add(registry, "worker", name, str(next(lives)), now)
+            seen_at[name] = now
             held.pop(name, None)
-        elif what == "beat":
-            registry.beat("worker", alive[name], Load(), "", now)
-        else:
-            for silent in registry.expire(now):
-                held.pop(silent, None)
+        elif what == "beat" and registry.beat("worker", alive[name], Load(), "", now).is_known:
+            seen_at[name] = now
         for device in ("gpu0", "gpu1"):
             assert sum(part for each, part in held.values() if each == device) <= 1 + 1e-9

@@ -1,0 +1,118 @@
+"""Workers in other languages: `protos/search/v1/search.proto` on brokers and on the name server.
+
+It loads protobuf, and is imported when the first of them calls.
+"""
+
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TYPE_CHECKING
+
+import launchpad_lite as lp
+from launchpad_lite.search._messages import Life, Member, Outcome, Progress, State
+from launchpad_lite.search._proto import search_pb2 as pb
+
+if TYPE_CHECKING:
+    from launchpad_lite.search._broker import Broker
+    from launchpad_lite.search._name_server import NameServer
+
+_STATES = {
+    pb.Outcome.DONE: State.DONE,
+    pb.Outcome.FAILED: State.FAILED,
+    pb.Outcome.STOPPED: State.STOPPED,
+}
+
+
+# Of brokers.
+
+
+async def _work(broker: "Broker", request: bytes) -> bytes:
+    asked = pb.WorkRequest.FromString(request)
+    found = await broker.work(
+        _life(asked.worker),
+        list(asked.held),
+        _outcomes(asked.outcomes, asked.worker),
+        tuple(asked.kinds),
+        asked.count,
+        asked.wait_s,
+    )
+    reply = pb.WorkReply(is_over=found is None)
+    for each in found or ():
+        reply.assignments.add(id=each.id, token=each.token, kind=each.kind, payload=each.payload)
+    return reply.SerializeToString()
+
+
+async def _beat(broker: "Broker", request: bytes) -> bytes:
+    asked = pb.BeatRequest.FromString(request)
+    progress = [Progress(each.id, each.step, each.value) for each in asked.progress]
+    stops = await broker.beat(_life(asked.worker), dict(asked.held), progress)
+    return pb.BeatReply(stops=stops).SerializeToString()
+
+
+async def _leave(broker: "Broker", request: bytes) -> bytes:
+    asked = pb.LeaveRequest.FromString(request)
+    await broker.leave(_life(asked.worker), _outcomes(asked.outcomes, asked.worker))
+    return pb.LeaveReply().SerializeToString()
+
+
+def _outcomes(outcomes: Iterable[pb.Outcome], worker: pb.Worker) -> list[Outcome]:
+    """Returns outcomes; of a failure only the text, for its payload would be a pickle."""
+    found = []
+    for each in outcomes:
+        state = _STATES.get(each.state)
+        if state is None:
+            raise ValueError(f"the outcome of task {each.id} has no state")
+        payload = each.payload if state is State.DONE else b""
+        found.append(
+            Outcome(each.id, each.token, state, payload, each.text, each.seconds, worker.name)
+        )
+    return found
+
+
+# Of the name server.
+
+
+async def _register(names: "NameServer", request: bytes) -> bytes:
+    who = _life(pb.RegisterRequest.FromString(request).worker)
+    # The version of the protocol, which both have, is in its name.
+    await names.register(Member("worker", who, version=lp.__version__))
+    timing = await names.timing()
+    return pb.RegisterReply(beat_s=timing.beat_s, poll_s=timing.poll_s).SerializeToString()
+
+
+async def _show(names: "NameServer", request: bytes) -> bytes:
+    asked = pb.PresenceRequest.FromString(request)
+    view = await names.beat("worker", _life(asked.worker), broker=asked.broker)
+    return pb.PresenceReply(is_known=view.is_known, is_over=view.is_closed).SerializeToString()
+
+
+async def _place(names: "NameServer", request: bytes) -> bytes:
+    asked = pb.PlaceRequest.FromString(request)
+    who = _life(asked.worker)
+    broker = await names.place("worker", who, asked.avoid) or await names.place("worker", who)
+    if not broker:
+        return pb.PlaceReply().SerializeToString()
+    address, _ = (await names.view()).brokers[broker]
+    return pb.PlaceReply(broker=broker, address=address).SerializeToString()
+
+
+async def _go(names: "NameServer", request: bytes) -> bytes:
+    await names.leave("worker", _life(pb.LeaveRequest.FromString(request).worker))
+    return pb.LeaveReply().SerializeToString()
+
+
+def _life(worker: pb.Worker) -> Life:
+    if not worker.name or not worker.life:
+        raise ValueError("a worker has a name and a life")
+    return Life(worker.name, worker.life)
+
+
+BROKER: "dict[str, Callable[[Broker, bytes], Awaitable[bytes]]]" = {
+    "Work": _work,
+    "Beat": _beat,
+    "Leave": _leave,
+}
+NAME_SERVER: "dict[str, Callable[[NameServer, bytes], Awaitable[bytes]]]" = {
+    "Register": _register,
+    "Beat": _show,
+    "Place": _place,
+    "Leave": _go,
+}

@@ -1,0 +1,178 @@
+"""How workers from outside of the program come into a running search, in this language."""
+
+import json
+import os
+import socket
+import sys
+import threading
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import courier
+import launchpad_lite as lp
+from launchpad_lite.search._devices import DeviceWish, held_device
+from launchpad_lite.search._messages import Life, Member
+from launchpad_lite.search._presence import Presence
+from launchpad_lite.search._timing import Timing
+from launchpad_lite.search._worker import Worker
+from launchpad_lite.search.errors import SearchError
+
+#: The file in the folder of a search that has all that a worker needs.
+JOIN_FILE = "join.json"
+#: Seconds that the name server has to answer the first call.
+_ANSWER_S = 20.0
+
+
+@dataclass(frozen=True)
+class JoinInfo:
+    """What lets a worker into a search.
+
+    Attributes:
+        address: `host:port` of the name server.
+        secret: Of the program.
+        tls: Certificates, if the program has some.
+    """
+
+    address: str
+    secret: courier.Secret | None = field(default=None, repr=False)
+    tls: courier.TlsCredentials | None = field(default=None, repr=False)
+
+    @classmethod
+    def of(cls, name_server: Any) -> "JoinInfo":
+        """Returns that of a client of the name server."""
+        return cls(name_server.address, *courier.credentials(name_server))
+
+    @classmethod
+    def read(cls, path: Path) -> "JoinInfo":
+        """Returns what a file has.
+
+        Raises:
+            SearchError: It cannot be read, or is another one.
+        """
+        try:
+            fields = json.loads(path.read_text(encoding="utf-8"))
+            secret, tls = fields["secret"], fields["tls"]
+            return cls(
+                fields["address"],
+                courier.Secret(bytes.fromhex(secret)) if secret else None,
+                courier.TlsCredentials(**{name: text.encode() for name, text in tls.items()})
+                if tls
+                else None,
+            )
+        except OSError as error:
+            raise SearchError(
+                f"cannot read {path}: {error.strerror}; a search writes {JOIN_FILE} into its folder "
+                "while it runs"
+            ) from error
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise SearchError(f"{path} is no {JOIN_FILE} of a search: {error!r}") from error
+
+    def write(self, folder: Path) -> Path:
+        """Writes it to a file that no other user can read, at once; returns its path.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        tls = self.tls and {
+            "certificate": self.tls.certificate.decode(),
+            "key": self.tls.key.decode(),
+            "authority": self.tls.authority.decode(),
+        }
+        secret = self.secret and self.secret.reveal().hex()
+        text = json.dumps({"address": self.address, "secret": secret, "tls": tls}, indent=1)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = folder / JOIN_FILE
+        scratch = folder / f".{JOIN_FILE}.{uuid.uuid4().hex}"
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL  # of nobody else, and no link
+            with os.fdopen(os.open(scratch, flags, 0o600), "w", encoding="utf-8") as file:
+                file.write(text + "\n")
+            scratch.replace(path)
+        finally:
+            scratch.unlink(missing_ok=True)
+        return path
+
+    def connect(self, address: str = "", **options: Any) -> Any:
+        """Returns a client of a part of the search; by default of the name server."""
+        return courier.Client(address or self.address, secret=self.secret, tls=self.tls, **options)
+
+
+def name_here() -> str:
+    """Returns a name for a worker that nobody else has."""
+    return f"{socket.gethostname()}-{uuid.uuid4().hex[:6]}"
+
+
+class OutsideWorker:
+    """A worker that belongs to no program."""
+
+    def __init__(
+        self,
+        info: JoinInfo,
+        name: str,
+        stop: threading.Event,
+        max_result_bytes: int,
+        device: DeviceWish | None = None,
+    ) -> None:
+        """Reaches the name server.
+
+        Args:
+            info: Lets it in.
+            name: Of the worker.
+            stop: Set when it is to end after its task.
+            max_result_bytes: Larger results fail.
+            device: That it needs; None: none.
+
+        Raises:
+            SearchError: There is no such search, or it does not take this worker.
+        """
+        timing = timing_of(info)
+        python = f"{sys.version_info[0]}.{sys.version_info[1]}"
+        who = Life(name, uuid.uuid4().hex)
+        member = Member("worker", who, version=lp.__version__, python=python)
+        presence = Presence(member, info.connect(), {}, info.connect, timing)
+        self._worker = Worker(presence, timing, stop, max_result_bytes, lambda: None)
+        self._device = held_device(presence, device, timing, stop)
+
+    def run(self) -> None:
+        """Works until it is to end, or the search is over.
+
+        Raises:
+            SearchError: It is not taken, gets no device, or nobody answers any more.
+        """
+        with self._device:
+            self._worker.run()
+
+    def wake(self) -> None:
+        """Has it look at `stop`. Thread-safe."""
+        self._worker.wake()
+
+
+def timing_of(info: JoinInfo) -> Timing:
+    """Asks a name server how long the parts of its search wait.
+
+    Raises:
+        SearchError: It does not answer, or not to this one.
+    """
+    client = info.connect(wait_for_ready=False, call_timeout_s=_ANSWER_S)
+    where = info.address
+    try:
+        timing: Timing = client.timing()
+    except courier.AuthenticationError as error:
+        raise SearchError(
+            f"{where} does not take this secret: it is that of another search, or of an earlier start "
+            f"of this one ({error})"
+        ) from error
+    except (courier.ServerUnreachableError, courier.ServerLostError) as error:
+        raise SearchError(
+            f"nobody answers at {where}: the search has ended or is not up yet, or this machine "
+            f"does not reach it ({error})"
+        ) from error
+    except courier.UnknownMethodError as error:
+        raise SearchError(f"at {where} is no name server of a search") from error
+    except courier.CourierError as error:
+        raise SearchError(f"the name server at {where} does not answer: {error}") from error
+    finally:
+        courier.close(client)
+    return timing

@@ -1,0 +1,1 @@
+"""Message classes for workers in other languages, written by `protos/generate.py`."""

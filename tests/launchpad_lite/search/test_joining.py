@@ -1,0 +1,227 @@
+"""Workers join a running search by one command, and leave it in order."""
+
+import json
+import os
+import signal
+import stat
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import courier
+import launchpad_lite as lp
+from launchpad_lite.search import _joining
+from launchpad_lite.search._command_line import main
+from launchpad_lite.search._joining import JOIN_FILE, JoinInfo
+from launchpad_lite.search._messages import Life, Member
+from launchpad_lite.search._name_server import NameServer
+from launchpad_lite.search._timing import Timing
+from launchpad_lite.search.errors import SearchError, WorkerMismatchError
+from launchpad_lite.search.tasks import Call
+from tests.courier.certificates import Authority
+from tests.courier.waiting import wait_until
+from tests.launchpad_lite.search.searches import Tasks, output_of, searching, worker
+
+
+def square(number: int) -> int:
+    return number * number
+
+
+def hold(folder: Path) -> int:
+    """Says that it runs, and waits until it may end; returns its process."""
+    (folder / "begun").touch()
+    while not (folder / "end").exists():
+        time.sleep(0.01)
+    return os.getpid()
+
+
+def test_a_worker_joins_by_the_file_that_the_search_writes_and_ends_with_it(tmp_path: Path) -> None:
+    path = tmp_path / JOIN_FILE
+    model = Tasks(*(Call(square, number) for number in range(20)))
+    with searching(model, tmp_path) as search:
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        address = json.loads(path.read_text())["address"]
+        with worker(path, "--name=guest") as process:
+            text = output_of(process)
+            assert process.returncode == 0, text
+            assert text == f"guest works for the search at {address}\n"
+        assert sorted(search.model().results) == [number**2 for number in range(20)]
+        assert {trial.worker for trial in search.trials()} == {"guest"}
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("is_file", [True, False])
+def test_a_worker_joins_by_an_address_with_the_secret_beside_it(
+    tmp_path: Path, is_file: bool
+) -> None:
+    with searching(Tasks(Call(square, 3)), tmp_path) as search:
+        fields = json.loads((tmp_path / JOIN_FILE).read_text())
+        (tmp_path / "secret").write_text(fields["secret"] + "\n")
+        options = [f"--secret-file={tmp_path / 'secret'}"] if is_file else []
+        variable = {} if is_file else {"LAUNCHPAD_SEARCH_SECRET": fields["secret"]}
+        with worker(fields["address"], *options, **variable) as process:
+            assert "error" not in output_of(process)
+            assert process.returncode == 0
+        assert search.model().results == [9]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_worker_that_is_told_to_leave_ends_its_task_first(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    model = Tasks(Call(hold, tmp_path), Call(square, 2), Call(square, 3))
+    with searching(model, tmp_path) as search, worker(tmp_path / JOIN_FILE) as process:
+        wait_until((tmp_path / "begun").exists)
+        process.send_signal(number)
+        assert "works for" in process.stdout.readline()
+        assert "leaves after its task" in process.stdout.readline()
+        (tmp_path / "end").touch()
+        assert output_of(process) == ""
+        assert process.returncode == 0
+        wait_until(lambda: search.model().results == [process.pid])
+        assert search.status().queued == 2
+
+
+@pytest.mark.slow
+def test_a_worker_that_waits_for_a_task_leaves_at_once(tmp_path: Path) -> None:
+    with searching(Tasks(Call(hold, tmp_path)), tmp_path), worker(tmp_path / JOIN_FILE) as busy:
+        wait_until((tmp_path / "begun").exists)
+        with worker(tmp_path / JOIN_FILE) as idle:
+            wait_until(lambda: members(tmp_path).workers == 2)
+            idle.terminate()
+            output_of(idle)
+            assert idle.returncode == 0
+            assert members(tmp_path).workers == 1
+        assert busy.poll() is None
+
+
+def members(folder: Path) -> Any:
+    client = JoinInfo.read(folder / JOIN_FILE).connect()
+    try:
+        return client.view()
+    finally:
+        courier.close(client)
+
+
+def test_the_second_signal_ends_a_worker_at_once(tmp_path: Path) -> None:
+    with searching(Tasks(Call(hold, tmp_path)), tmp_path), worker(tmp_path / JOIN_FILE) as process:
+        wait_until((tmp_path / "begun").exists)
+        process.terminate()
+        process.stdout.readline()
+        assert "leaves after its task" in process.stdout.readline()
+        process.terminate()
+        output_of(process)
+        assert process.returncode == 128 + signal.SIGTERM
+
+
+# What goes wrong.
+
+
+@pytest.fixture
+def names() -> Iterator[JoinInfo]:
+    """A name server; returns what lets workers in."""
+    secret = courier.Secret.generate()
+    with courier.Server(NameServer(Timing()), secret=secret) as server:
+        yield JoinInfo(server.address, secret)
+
+
+def join(info: JoinInfo) -> None:
+    stop = threading.Event()
+    stop.set()
+    _joining.OutsideWorker(info, "guest", stop, 1 << 20).run()
+
+
+def test_a_wrong_secret_is_refused(names: JoinInfo) -> None:
+    with pytest.raises(SearchError, match="does not take this secret: it is that of another"):
+        join(JoinInfo(names.address, courier.Secret.generate()))
+
+
+def test_nobody_may_be_there() -> None:
+    with pytest.raises(
+        SearchError, match=r"nobody answers at 127\.0\.0\.1:1: the search has ended"
+    ):
+        join(JoinInfo("127.0.0.1:1", courier.Secret.generate()))
+
+
+def test_the_server_may_be_another_one(names: JoinInfo) -> None:
+    with (
+        courier.Server(Tasks(), secret=names.secret) as server,
+        pytest.raises(SearchError, match="no name server of a search"),
+    ):
+        join(JoinInfo(server.address, names.secret))
+
+
+def test_a_worker_of_another_version_is_refused(
+    names: JoinInfo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lp, "__version__", "0.0.7")
+    with pytest.raises(WorkerMismatchError, match=r"guest has launchpad-lite 0\.0\.7, and this"):
+        join(names)
+
+
+def test_a_worker_on_another_python_is_refused(
+    names: JoinInfo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = Member("worker", Life("first", "1"), version=lp.__version__, python="3.99")
+    names.connect().register(first)
+    with pytest.raises(WorkerMismatchError, match=r"guest runs on Python 3\.\d+, and this search"):
+        join(names)
+
+
+def test_a_worker_joins_a_search_with_certificates_by_the_file_alone(tmp_path: Path) -> None:
+    tls = Authority(tmp_path).issue()
+    secret = courier.Secret.generate()
+    with courier.Server(NameServer(Timing()), secret=secret, tls=tls) as server:
+        path = JoinInfo(server.address, secret, tls).write(tmp_path)
+        info = JoinInfo.read(path)
+        assert info == JoinInfo(server.address, secret, tls)
+        join(info)
+
+
+def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / JOIN_FILE
+    for text in ("[]", "{}", "no json", '{"address": "h:1", "secret": "xy", "tls": null}'):
+        path.write_text(text)
+        with pytest.raises(SearchError, match=r"join\.json is no join\.json of a search"):
+            JoinInfo.read(path)
+
+
+def test_the_file_replaces_an_older_one_at_once(tmp_path: Path) -> None:
+    secret = courier.Secret.generate()
+    JoinInfo("h:1", None).write(tmp_path)
+    JoinInfo("h:2", secret).write(tmp_path)
+    assert JoinInfo.read(tmp_path / JOIN_FILE) == JoinInfo("h:2", secret)
+    assert [path.name for path in tmp_path.iterdir()] == [JOIN_FILE]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["10.0.0.7:1"], "no secret for 10.0.0.7:1: give it in a file by --secret-file"),
+        (["10.0.0.7:1", "--secret-file=/nowhere"], "cannot read the secret from /nowhere"),
+        (["learner"], "'learner' is neither host:port nor a file join.json"),
+        (["nowhere/join.json"], "cannot read nowhere/join.json: No such file"),
+    ],
+)
+def test_the_command_line_says_what_it_lacks(
+    arguments: list[str],
+    text: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    if arguments == ["learner"]:
+        monkeypatch.setenv("LAUNCHPAD_SEARCH_SECRET", "00" * 16)
+    assert main(["worker", *arguments]) == 1
+    assert text in capfd.readouterr().err
+
+
+def test_a_short_secret_is_none(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LAUNCHPAD_SEARCH_SECRET", "abcd")
+    assert main(["worker", "10.0.0.7:1"]) == 1
+    assert "the secret in LAUNCHPAD_SEARCH_SECRET is none: a secret needs" in capfd.readouterr().err
