@@ -274,6 +274,14 @@ class Broker:
         await self._keep()
 
     @courier.idempotent
+    async def hand_in(self, outcomes: Sequence[Outcome]) -> None:
+        """Takes outcomes of a worker that works for another broker by now."""
+        for outcome in outcomes:
+            self._queue.finish(outcome)
+        self._tell()
+        await self._keep()
+
+    @courier.idempotent
     async def leave(self, worker: Life, outcomes: Sequence[Outcome]) -> None:
         """Takes the last outcomes of a worker that leaves, and all else that it has."""
         for outcome in outcomes:

@@ -21,6 +21,8 @@ from launchpad_lite.search._timing import Timing
 
 #: Seconds until a full or a lost broker is tried again.
 _RETRY_S = 0.1
+#: Heartbeats that are left out when the name server does not answer.
+_PAUSES = 10
 #: Tasks in one call.
 _MOST_AT_ONCE = 1000
 
@@ -236,8 +238,10 @@ class Outbox:
     def _beat(self) -> None:
         now = time.monotonic()
         if now >= self._beat_at:
-            self._beat_at = now + self._timing.beat_s
-            self._presence.beat(self._broker)
+            answers = self._presence.beat(self._broker)
+            # A lost one is not asked often, since that takes time, and nobody waits for it.
+            pause_s = self._timing.beat_s * (1 if answers else _PAUSES)
+            self._beat_at = time.monotonic() + pause_s
             if self._is_heir and self._presence.view.brokers:
                 self._is_heir = False
                 self._left.update(self._presence.view.brokers)

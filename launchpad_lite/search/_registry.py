@@ -3,6 +3,7 @@
 A state machine without I/O and without a clock. Not thread-safe.
 """
 
+import collections
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
@@ -39,6 +40,7 @@ class Registry:
         self._version = version
         #: Who was there before it began is known by then.
         self._knows_all_at = now if is_first else now + silence_s
+        self._looked_at = now
         self._entries: dict[tuple[str, str], _Entry] = {}
         self._python = ""
         self._is_closed = False
@@ -48,6 +50,7 @@ class Registry:
 
         Raises:
             WorkerMismatchError: It has another version, or its pickles are not those of the others.
+        SearchError: It was silent, and others got its device.
         """
         name = member.who.name
         if member.version != self._version:
@@ -62,6 +65,7 @@ class Registry:
                     "pickled tasks need the same"
                 )
             self._python = member.python
+        self._check_device(member, now)
         self._entries[member.role, name] = _Entry(member, now)
 
     def beat(self, role: str, who: Life, load: Load, broker: str, now: float) -> View:
@@ -136,11 +140,7 @@ class Registry:
         entry = self._entries.get(("worker", who.name))
         if entry is None or entry.member.who != who or now < self._knows_all_at:
             return None
-        used = dict.fromkeys(devices, 0.0)
-        for (role, name), other in self._entries.items():
-            held = other.member.device
-            if role == "worker" and name != who.name and other.member.machine == machine and held:
-                used[held[0]] = used.get(held[0], 0.0) + held[1]
+        used = self._used(machine, who.name)
         # The fullest one that still has room, so that whole ones stay free.
         fit = [each for each in devices if used[each] + share <= 1 + _ROUNDING]
         if not fit:
@@ -152,6 +152,26 @@ class Registry:
         device = max(fit, key=lambda each: used[each])
         entry.member = entry.member._replace(machine=machine, device=(device, share))
         return device
+
+    def _used(self, machine: str, but: str) -> dict[str, float]:
+        """Returns which part of each device of a machine workers have, but for one of them."""
+        used: collections.defaultdict[str, float] = collections.defaultdict(float)
+        for (role, name), entry in self._entries.items():
+            device = entry.member.device
+            if role == "worker" and name != but and entry.member.machine == machine and device:
+                used[device[0]] += device[1]
+        return used
+
+    def _check_device(self, member: Member, now: float) -> None:
+        if member.device is None:
+            return
+        self._expire(now)
+        device, share = member.device
+        if self._used(member.machine, member.who.name)[device] + share > 1 + _ROUNDING:
+            raise SearchError(
+                f"{member.who.name} was not heard of for {self._silence_s:g} s, and others got its "
+                f"device {device}: it has to start again"
+            )
 
     def leave(self, role: str, who: Life) -> None:
         """Forgets somebody."""
@@ -165,6 +185,10 @@ class Registry:
 
     def _expire(self, now: float) -> None:
         """Drops who is silent."""
+        gap_s, self._looked_at = now - self._looked_at, now
+        if gap_s > self._silence_s / 2:  # this process stood still, and could hear of nobody
+            for entry in self._entries.values():
+                entry.seen_at += gap_s
         for key, entry in list(self._entries.items()):
             if entry.seen_at + self._silence_s <= now:
                 del self._entries[key]

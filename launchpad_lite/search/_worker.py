@@ -6,7 +6,8 @@ import inspect
 import pickle
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import courier
 from launchpad_lite.search._helping import LOST
@@ -162,11 +163,7 @@ class Worker:
         found: list[Assignment] | None = client.work(
             self._me, held, outcomes, (PYTHON,), count, wait_s
         )
-        with self._lock:
-            left = [each for each in self._outcomes.get(broker, ()) if each.id not in sent]
-            self._outcomes[broker] = left
-            for each in sent:
-                self._held[broker].pop(each, None)
+        self._forget(broker, outcomes)
         return found
 
     # Running them.
@@ -239,9 +236,9 @@ class Worker:
                 self._give_back_stuck(now)
                 if now >= next_at:
                     next_at = now + self._timing.beat_s
-                    self._presence.beat(self._broker)
-                    self._hand_in_late()
                     self._renew()
+                    self._hand_in_late()
+                    self._presence.beat(self._broker)  # last: it may take time while it is lost
                 elif self._running is not None and self._running.progress:
                     self._renew()
             except LOST:
@@ -260,16 +257,22 @@ class Worker:
             with self._lock:
                 held = {name: dict(tokens) for name, tokens in self._held.items() if tokens}
                 task = self._running
-            for name, tokens in held.items():
-                points = task.progress[:] if task is not None and task.key in tokens else []
-                client = courier.with_timeout(self._presence.client(name), 2 * self._timing.beat_s)
-                try:
-                    stops = client.beat(self._me, tokens, points)
-                except LOST:
-                    continue  # the leases of the others are renewed all the same
-                if task is not None and task.key in tokens:
-                    del task.progress[: len(points)]
-                    task.is_stopped |= task.key in stops
+            points = [] if task is None else task.progress[:]
+            calls = {
+                name: self._client(name).futures.beat(
+                    self._me, tokens, points if task is not None and task.key in tokens else ()
+                )
+                for name, tokens in held.items()
+            }
+            for name, call in calls.items():  # at the same time: some may be lost
+                with contextlib.suppress(*LOST):
+                    stops = call.result()
+                    if task is not None and task.key in held[name]:
+                        del task.progress[: len(points)]
+                        task.is_stopped |= task.key in stops
+
+    def _client(self, broker: str) -> Any:
+        return courier.with_timeout(self._presence.client(broker), 2 * self._timing.beat_s)
 
     def _give_back_stuck(self, now: float) -> None:
         with self._lock:
@@ -282,11 +285,33 @@ class Worker:
         self._presence.client(self._broker).give_back(self._me, stuck)
 
     def _hand_in_late(self) -> None:
-        """Hands in what could not be handed in to a broker that was lost."""
-        for name in [name for name, kept in self._outcomes.items() if kept]:
-            if name != self._broker:
-                with contextlib.suppress(*LOST):
-                    self._exchange(name, 0, 0.0)
+        """Hands in what could not be handed in to brokers that were lost."""
+        with self._lock:
+            late = {
+                name: list(outcomes)
+                for name, outcomes in self._outcomes.items()
+                if outcomes and name != self._broker
+            }
+        calls = {
+            name: self._client(name).futures.hand_in(outcomes) for name, outcomes in late.items()
+        }
+        for name, call in calls.items():
+            try:
+                call.result()
+            except courier.ServerUnreachableError:
+                pass  # it has ended for good, and nobody waits for them
+            except LOST:
+                continue
+            self._forget(name, late[name])
+
+    def _forget(self, broker: str, outcomes: Sequence[Outcome]) -> None:
+        """Takes note that outcomes were handed in."""
+        sent = {outcome.id for outcome in outcomes}
+        with self._lock:
+            kept = self._outcomes.get(broker, ())
+            self._outcomes[broker] = [each for each in kept if each.id not in sent]
+            for each in sent:
+                self._held[broker].pop(each, None)
 
     def _leave(self) -> None:
         with self._lock:

@@ -28,11 +28,34 @@ def add(
 def test_the_silent_are_dropped_and_told_to_register_again() -> None:
     registry = make_registry()
     loud, silent = (add(registry, "broker", f"broker[{index}]") for index in range(2))
-    assert registry.beat("broker", loud, Load(queued=3), "", 4.0).is_known
+    for now in (2.0, 4.0):
+        assert registry.beat("broker", loud, Load(queued=3), "", now).is_known
     assert registry.view(5.0).brokers == {loud.name: ("broker[0]:1", Load(queued=3))}
     assert not registry.beat("broker", silent, Load(), "", 5.0).is_known
     add(registry, "broker", silent.name, now=6.0)
     assert set(registry.view(6.0).brokers) == {loud.name, silent.name}
+
+
+def test_a_name_server_that_stood_still_drops_nobody() -> None:
+    registry = make_registry()
+    add(registry, "worker", "worker[0]")
+    assert registry.view(100.0).workers == 1
+    for now in (102.0, 104.0, 106.0):
+        registry.view(now)
+    assert registry.view(106.0).workers == 0
+
+
+def test_who_was_silent_may_have_lost_its_device() -> None:
+    registry = make_registry(is_first=True)
+    silent = add(registry, "worker", "worker[0]")
+    assert registry.claim(silent, "host", ["gpu0"], 1.0, 0.0) == "gpu0"
+    for now in (2.0, 4.0, 6.0):
+        registry.view(now)
+    other = add(registry, "worker", "worker[1]", now=6.0)
+    assert registry.claim(other, "host", ["gpu0"], 1.0, 6.0) == "gpu0"
+    back = Member("worker", silent, version="1", machine="host", device=("gpu0", 1.0))
+    with pytest.raises(SearchError, match="others got its device gpu0"):
+        registry.register(back, 7.0)
 
 
 def test_an_earlier_life_is_not_known_and_cannot_leave_for_the_later_one() -> None:
