@@ -40,18 +40,33 @@ class _Place:
 
     index: int
     client: Any
-    #: Which process of it; empty before it is known.
+    #: The call for whose time it keeps what we leave there; None before that.
+    presence: "concurrent.futures.Future[None] | None" = None
+    #: The name of that, for the worker.
     life: str = ""
-    #: What it has got, in its present life.
+    #: What it has got, in this life.
     prepared: set[str] = field(default_factory=set)
     received: set[str] = field(default_factory=set)
     running: int = 0
     #: The call that is answered when it is back; None while it is there.
-    returns: "concurrent.futures.Future[str] | None" = None
+    returns: "concurrent.futures.Future[None] | None" = None
 
-    def is_lost(self) -> None:
+    def stay(self) -> None:
+        """Has the worker keep what it gets from now on, in a new life."""
+        self.life = self.client.enter()
+        self.presence = self.client.futures.stay(self.life)
+        self.presence.add_done_callback(_ignore)
+
+    def leave(self) -> None:
+        """Has the worker drop what it keeps for us."""
         self.prepared.clear()
         self.received.clear()
+        presence, self.presence = self.presence, None
+        if presence is not None:
+            presence.cancel()
+
+    def is_lost(self) -> None:
+        self.leave()
         if self.returns is None:
             self.returns = self.client.futures.hello()
             self.returns.add_done_callback(_ignore)
@@ -138,15 +153,21 @@ class Driver(Backend):
         """As `Backend.forget`."""
         self._forget([], operations)
 
+    def close(self) -> None:
+        """Has the workers drop all that they keep for it."""
+        for place in self._places:
+            self._lose_life(place.index, place.life)
+            place.leave()
+
     def _forget(self, jobs: Sequence[str], operations: Sequence[int]) -> None:
         for number in operations:
             self._outputs.pop(number, None)
             for key in [key for key in self._cached if key[0] == number]:
                 del self._cached[key]
         for place in self._places:
-            if place.returns is None:
+            if place.presence is not None:
                 try:
-                    place.client.forget(jobs, operations)
+                    place.client.forget(place.life, jobs, operations)
                 except _LOST:
                     self._lose(place)
 
@@ -182,6 +203,7 @@ class Driver(Backend):
                         self._lose(place)
                         is_incomplete = True
                     except NotPreparedError:
+                        place.leave()
                         waiting.appendleft(each)
                 returns = [place.returns for place in self._places if place.returns is not None]
                 done, _ = concurrent.futures.wait(
@@ -205,8 +227,7 @@ class Driver(Backend):
                         self._note_loss(each, place, stage, most=_MOST_MISSES)
                         is_incomplete = True
                     except NotPreparedError:
-                        place.prepared.clear()
-                        place.received.clear()
+                        place.leave()
                         waiting.append(each)
                 if time.monotonic() - shown_at >= _SHOW_S:
                     shown_at = time.monotonic()
@@ -242,21 +263,7 @@ class Driver(Backend):
         self, job: Job, name: str, planned: _Planned, place: _Place
     ) -> "concurrent.futures.Future[Any]":
         if name not in place.prepared:
-            life = place.client.hello()
-            if life != place.life:  # it may have been started again while nobody called it
-                self._lose_life(place.index, place.life)
-                place.received.clear()
-                place.life = life
-            for sent, broadcast in job.broadcasts.items():
-                if sent not in place.received:
-                    place.client.receive(sent, broadcast.pickled())
-                    place.received.add(sent)
-            try:
-                place.client.prepare(name, job.payload, list(job.broadcasts))
-            except NotPreparedError:
-                place.received.clear()
-                raise
-            place.prepared.add(name)
+            self._prepare(job, name, place)
         items = b""
         outputs: Sequence[Output] = ()
         *_, (first, index) = chain_of(planned.operation, planned.partition)
@@ -267,10 +274,21 @@ class Driver(Backend):
             outputs = [known[source] for source in sorted(known)]
         step = job.step(planned.operation, planned.partition, planned.shuffle, planned.source)
         call: concurrent.futures.Future[Any] = place.client.futures.compute(
-            Task(name, step, items, outputs)
+            place.life, Task(name, step, items, outputs)
         )
         place.running += 1
         return call
+
+    def _prepare(self, job: Job, name: str, place: _Place) -> None:
+        if place.presence is None:  # or it was started again while nobody called it
+            self._lose_life(place.index, place.life)
+            place.stay()
+        for sent, broadcast in job.broadcasts.items():
+            if sent not in place.received:
+                place.client.receive(place.life, sent, broadcast.pickled())
+                place.received.add(sent)
+        place.client.prepare(place.life, name, job.payload)
+        place.prepared.add(name)
 
     # Workers that come and go.
 
@@ -317,7 +335,7 @@ class Driver(Backend):
         for key in [key for key, place in self._cached.items() if place.index == worker]:
             del self._cached[key]
 
-    def _welcome(self, call: "concurrent.futures.Future[str]") -> None:
+    def _welcome(self, call: "concurrent.futures.Future[None]") -> None:
         place = next(place for place in self._places if place.returns is call)
         place.returns = None
         try:

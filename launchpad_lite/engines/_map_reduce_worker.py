@@ -1,11 +1,12 @@
 """A worker of the map-reduce engine: computes partitions, and keeps what others will fetch."""
 
+import asyncio
 import functools
 import pickle
 import threading
 import uuid
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import courier
@@ -30,7 +31,7 @@ from launchpad_lite.engines.errors import EngineError
 
 
 class NotPreparedError(EngineError):
-    """The worker does not know the operations of this job: it was started again."""
+    """The worker does not know the operations of this job: it was started again, or lost the driver."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Output:
 
     Attributes:
         worker: Index of the worker.
-        life: Which process of it.
+        life: Which stay of the driver there.
         sizes: Bytes for each partition of the next stage.
     """
 
@@ -65,6 +66,19 @@ class Task:
     outputs: Sequence[Output]
 
 
+@dataclass(eq=False)
+class _Stay:
+    """What a driver has left here, as long as it is there."""
+
+    life: str
+    jobs: dict[str, tuple[Operations, Action]] = field(default_factory=dict)
+    broadcasts: dict[str, Any] = field(default_factory=dict)
+    #: Operations of which the store has data.
+    owners: set[int] = field(default_factory=set)
+    #: Ends it.
+    end: Callable[[], object] = lambda: None
+
+
 class Worker:
     """Computes one partition at a time. Thread-safe: others fetch meanwhile."""
 
@@ -85,46 +99,85 @@ class Worker:
         """
         self._index = index
         self._peers = peers
-        self._life = uuid.uuid4().hex
         half = limit(memory_bytes, len(peers))
         self._store = Store(half, spill_folder)
         self._computes = Computing(half, spill_folder)
-        self._jobs: dict[str, tuple[Operations, Action]] = {}
-        self._broadcasts: dict[str, Any] = {}
+        #: By life.
+        self._stays: dict[str, _Stay] = {}
         self._computing = threading.Lock()
+        self._stops = False
+        lp.register_stop_handler(self._stop)
 
     @courier.idempotent
-    def hello(self) -> str:
-        """Returns which process of the worker this is."""
-        return self._life
+    def hello(self) -> None:
+        """Returns when the worker is there."""
+
+    def enter(self) -> str:
+        """Returns the name of all that a driver leaves here: its life. It calls `stay` next."""
+        stay = _Stay(uuid.uuid4().hex)
+        self._stays[stay.life] = stay
+        return stay.life
+
+    async def stay(self, life: str) -> None:
+        """Returns when a driver cancels this call, or is gone; then all of its life is dropped."""
+        stay = self._stays[life]
+        ended, loop = asyncio.Event(), asyncio.get_running_loop()
+        stay.end = functools.partial(loop.call_soon_threadsafe, ended.set)
+        try:
+            if not self._stops:
+                await ended.wait()
+        finally:
+            del self._stays[life]
+            self._free(stay)
+
+    def _stop(self) -> None:
+        """Lets the node end, which would wait for calls of `stay`."""
+        self._stops = True
+        for stay in list(self._stays.values()):
+            stay.end()
+
+    def _free(self, stay: _Stay) -> None:
+        for owner in list(stay.owners):
+            self._store.drop(owner)
+
+    def _stay(self, life: str, job: str) -> _Stay:
+        try:
+            return self._stays[life]
+        except KeyError:
+            raise NotPreparedError(job) from None
 
     @courier.idempotent
-    def receive(self, name: str, data: bytes) -> None:
-        """Takes a value that functions use."""
-        self._broadcasts[name] = pickle.loads(data)
+    def receive(self, life: str, name: str, data: bytes) -> None:
+        """Takes a value that functions use.
 
-    def prepare(self, job: str, payload: bytes, broadcasts: Sequence[str]) -> None:
+        Raises:
+            NotPreparedError: There is no such life.
+        """
+        self._stay(life, name).broadcasts[name] = pickle.loads(data)
+
+    def prepare(self, life: str, job: str, payload: bytes) -> None:
         """Takes the operations of a job.
 
         Args:
+            life: Of the driver.
             job: Its name.
             payload: Operations and action.
-            broadcasts: Names of the values that they use.
 
         Raises:
-            NotPreparedError: One of these has not come: this process was started again.
+            NotPreparedError: There is no such life.
         """
-        if not self._broadcasts.keys() >= set(broadcasts):
-            raise NotPreparedError(job)
-        self._jobs[job] = load(payload, self._broadcasts)
+        stay = self._stay(life, job)
+        stay.jobs[job] = load(payload, stay.broadcasts)
 
     @courier.idempotent
-    def forget(self, jobs: Sequence[str], owners: Sequence[int]) -> None:
+    def forget(self, life: str, jobs: Sequence[str], owners: Sequence[int]) -> None:
         """Drops jobs, and what was kept for operations."""
-        for job in jobs:
-            self._jobs.pop(job, None)
-        for owner in owners:
-            self._store.drop(owner)
+        if stay := self._stays.get(life):
+            for job in jobs:
+                stay.jobs.pop(job, None)
+            for owner in owners:
+                self._store.drop(owner)
+                stay.owners.discard(owner)
 
     @courier.idempotent
     def fetch(
@@ -133,14 +186,18 @@ class Worker:
         """Returns chunks of what tasks have left here, by task.
 
         Raises:
-            MissingError: This process does not have it.
+            MissingError: It is not here any more.
         """
-        if life != self._life or not all(self._store.has(shuffle, (m, -1)) for m in sources):
+        if life not in self._stays or not all(self._store.has(shuffle, (m, -1)) for m in sources):
             raise MissingError(self._index, life)
         return [self._store.get(shuffle, (source, partition)) for source in sources]
 
-    def compute(self, task: Task) -> Any:
+    def compute(self, life: str, task: Task) -> Any:
         """Computes a partition.
+
+        Args:
+            life: Of the driver.
+            task: What to compute.
 
         Returns:
             The result; the `Output` if it is for another stage.
@@ -154,41 +211,50 @@ class Worker:
         with self._computing:
             if call.cancelled:
                 return None
-            if task.job not in self._jobs:
+            stay = self._stay(life, task.job)
+            if task.job not in stay.jobs:
                 raise NotPreparedError(task.job)
-            operations, action = self._jobs[task.job]
+            operations, action = stay.jobs[task.job]
             step = task.step
             try:
                 with named(f"{lp.current_node().name}: {where(step, operations)}"):
-                    return self._computed(task, operations, action)
+                    return self._computed(stay, task, operations, action)
             finally:
-                if task.job not in self._jobs and step.target is not None:
+                if life not in self._stays:
+                    self._free(stay)  # the driver has left meanwhile
+                elif task.job not in stay.jobs and step.target is not None:
                     self._store.drop(step.target)  # the job failed meanwhile
 
-    def _computed(self, task: Task, operations: Operations, action: Action) -> Any:
+    def _computed(self, stay: _Stay, task: Task, operations: Operations, action: Action) -> Any:
         step = task.step
         missing: list[MissingError] = []
-        begin = functools.partial(self._begin, task, missing)
+        begin = functools.partial(self._begin, stay, task, missing)
         items = items_of(operations[step.operation], step.partition, begin)
         if step.target is None:
             result = action(step.partition, items)
         else:
             target = operations[step.target]
             assert isinstance(target, Shuffled)
-            result = Output(self._index, self._life, self._leave(target, step.source, items))
+            stay.owners.add(target.number)
+            result = Output(self._index, stay.life, self._leave(target, step.source, items))
         if missing:  # the user's code may have caught it
             raise missing[0]
         return result
 
     def _begin(
-        self, task: Task, missing: list[MissingError], operation: Operation, partition: int
+        self,
+        stay: _Stay,
+        task: Task,
+        missing: list[MissingError],
+        operation: Operation,
+        partition: int,
     ) -> Iterator[Any]:
         """Returns the items of a partition that a task begins with; notes if some are missing."""
         if isinstance(operation, Items):
             return loaded([task.items])
         if isinstance(operation, Shuffled):
             if len(task.outputs) < len(operation.inputs):  # what was to be cached here is not
-                raise MissingError(self._index, self._life)
+                raise MissingError(self._index, stay.life)
             total = sum(output.sizes[partition] for output in task.outputs)
 
             def fetch(sources: Sequence[int], at_once: bool) -> Iterator[bytes]:
@@ -203,19 +269,18 @@ class Worker:
             return self._computes.gather(operation, total, fetch)
         assert isinstance(operation, Cached)
         if not self._store.has(operation.number, (partition, -1)):
-            begin = functools.partial(self._begin, task, missing)
+            begin = functools.partial(self._begin, stay, task, missing)
+            stay.owners.add(operation.number)
             self._store.remove(operation.number, (partition, 0))  # of a task that has failed
             for chunk in chunks_of(items_of(operation.parents[0], partition, begin)):
                 self._store.add(operation.number, (partition, 0), chunk)
             if missing:
                 raise missing[0]
             self._store.mark(operation.number, (partition, -1))
-            if (
-                task.job not in self._jobs
-            ):  # it failed, and `uncache` may have dropped some of these
+            if task.job not in stay.jobs:  # it failed, and `uncache` may have dropped some of these
                 self._store.remove(operation.number, (partition, 0))
                 self._store.remove(operation.number, (partition, -1))
-                raise MissingError(self._index, self._life)
+                raise MissingError(self._index, stay.life)
         return loaded(self._store.get(operation.number, (partition, 0)))
 
     def _leave(self, shuffle: Shuffled, source: int, items: Iterator[Any]) -> list[int]:

@@ -392,6 +392,8 @@ class MapReduce:
         self._options = _worker_options(self._workers, memory_bytes, spill_folder)
         self._launch_options = launch_options
         self._progress = sys.stderr.isatty() if progress is None else progress
+        #: Returns workers that run, and what ends them or their work for us.
+        self._start: Callable[[], tuple[Backend, Callable[[], object]]] = self._start_own
         self._close: Callable[[], object] | None = None
         self._backend: Backend | None = None
 
@@ -408,6 +410,8 @@ class MapReduce:
         """Adds workers to a program; returns a handle, which becomes a `MapReduce` in another node.
 
         Launch with `restart={"map_reduce": "on_failure"}` to have workers come back that are lost.
+        What a node leaves with the workers, such as a cache, is free at the end of its `with` block,
+        and when the node has ended or is lost.
 
         Args:
             program: What to add them to.
@@ -435,8 +439,9 @@ class MapReduce:
     def of(cls, workers: Sequence[Any]) -> "MapReduce":
         """Returns one of clients of workers that run. For the engine."""
         engine = cls(len(workers), progress=False)
-        engine._backend = Driver(workers, engine._show)
-        return engine
+        driver = Driver(workers, engine._show)
+        engine._start = lambda: (driver, driver.close)
+        return engine.__enter__()
 
     def __enter__(self) -> "MapReduce":
         if self._backend is None:
@@ -444,12 +449,11 @@ class MapReduce:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._close is not None:  # else they are the workers of a program
+        if self._close is not None:
             close, self._close, self._backend = self._close, None, None
             close()
 
-    def _start(self) -> tuple[Backend, Callable[[], object]]:
-        """Returns workers that run, and what ends them."""
+    def _start_own(self) -> tuple[Backend, Callable[[], object]]:
         if self._kind == "dask":
             from launchpad_lite.engines._dask import DaskBackend
 

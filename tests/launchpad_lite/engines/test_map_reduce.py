@@ -229,6 +229,36 @@ def _keep_cached(mr: engines.MapReduce, number: int, folder: Path) -> None:
     (folder / str(number)).write_text(str(items.collect()))
 
 
+def test_workers_drop_what_a_driver_left_that_was_killed(tmp_path: Path) -> None:
+    program = lp.Program("killed")
+    mr = engines.MapReduce.add_to(program, workers=2, memory_bytes=1000, spill_folder=tmp_path)
+    program.add_node(lp.PyNode(_cache_and_die, mr, tmp_path), label="driver")
+    restart = {"driver": lp.RestartPolicy("on_failure", max_restarts=1, max_backoff_s=0.1)}
+    lp.launch(program, "test_mp", restart=restart).wait()
+    assert [path.name for path in tmp_path.iterdir()] == ["was here"]
+
+
+def _cache_and_die(mr: engines.MapReduce, folder: Path) -> None:
+    pids = set(mr.load(range(100)).map(lambda _: os.getpid()).collect())
+
+    def spilled() -> list[str]:
+        links = [link for pid in pids for link in Path(f"/proc/{pid}/fd").iterdir()]
+        files = [str(link.readlink()) for link in links if link.is_symlink()]
+        return [file for file in files if file.startswith(f"{folder}/")]
+
+    if not (folder / "was here").exists():
+        with mr:
+            mr.load(range(10_000)).cache().count()
+            assert spilled()
+        poll_until(lambda: not spilled())
+        with mr:
+            mr.load(range(10_000)).cache().count()
+            assert spilled()
+            (folder / "was here").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+    poll_until(lambda: not spilled())
+
+
 def test_a_broadcast_and_a_cache_survive_a_worker_that_was_lost_between_jobs() -> None:
     with engines.MapReduce(2, launcher="test_mp") as mr:
         few = mr.broadcast({3, 5})
