@@ -2,10 +2,11 @@
 
 import functools
 import operator
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from launchpad_lite.engines._broadcasts import load
+from launchpad_lite.engines._broadcasts import Broadcast, load
 from launchpad_lite.engines._computing import (
     Action,
     Computing,
@@ -80,19 +81,20 @@ class DaskBackend(Backend):
         self._show = show
         #: What tasks have left: for wide operations by input, for cached ones by partition.
         self._left: dict[int, list[Any]] = {}
-        self._received: dict[str, Any] = {}
+        #: Free when the user has dropped the value.
+        self._received: weakref.WeakKeyDictionary[Broadcast[Any], Any] = weakref.WeakKeyDictionary()
 
     def run(
         self, operation: Operation, action: Action, title: str, *, keep: bool = False
     ) -> list[Any]:
         """As `Backend.run`."""
         job = Job(operation, action, title)
-        for name, broadcast in job.broadcasts.items():
-            if name not in self._received:
-                self._received[name] = self._client.scatter(
+        for broadcast in job.broadcasts.values():
+            if broadcast not in self._received:
+                self._received[broadcast] = self._client.scatter(
                     broadcast.value, broadcast=True, hash=False
                 )
-        received = {name: self._received[name] for name in job.broadcasts}
+        received = {name: self._received[each] for name, each in job.broadcasts.items()}
         # As a task, not scattered: it can be computed again.
         payload = self._client.submit(bytes, job.payload, pure=False)
         submit = functools.partial(self._submit, job, payload, received)

@@ -4,9 +4,10 @@ import collections
 import concurrent.futures
 import time
 import uuid
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import courier
 from launchpad_lite.engines._computing import Action, MissingError, Stage
@@ -21,6 +22,9 @@ from launchpad_lite.engines._operations import (
     shuffles_of,
 )
 from launchpad_lite.engines.errors import EngineError, TaskError
+
+if TYPE_CHECKING:
+    from launchpad_lite.engines._broadcasts import Broadcast
 
 #: Tasks that a worker has at a time: the next one is there when one ends.
 _AT_A_TIME = 2
@@ -111,12 +115,17 @@ class Driver(Backend):
         self._cached: dict[tuple[int, int], _Place] = {}
         #: Of the job that runs: how often a task has lost its worker.
         self._losses: collections.Counter[tuple[tuple[int, int], int]] = collections.Counter()
+        #: Those that this process still has, by name.
+        self._broadcasts: weakref.WeakValueDictionary[str, Broadcast[Any]] = (
+            weakref.WeakValueDictionary()
+        )
 
     def run(
         self, operation: Operation, action: Action, title: str, *, keep: bool = False
     ) -> list[Any]:
         """As `Backend.run`."""
         job = Job(operation, action, title)
+        self._broadcasts.update(job.broadcasts)
         name = uuid.uuid4().hex
         self._losses.clear()
         results: dict[int, Any] = {}
@@ -287,7 +296,8 @@ class Driver(Backend):
             if sent not in place.received:
                 place.client.receive(place.life, sent, broadcast.pickled())
                 place.received.add(sent)
-        place.client.prepare(place.life, name, job.payload)
+        place.received.intersection_update(self._broadcasts)
+        place.client.prepare(place.life, name, job.payload, list(place.received))
         place.prepared.add(name)
 
     # Workers that come and go.

@@ -155,18 +155,20 @@ class Worker:
         """
         self._stay(life, name).broadcasts[name] = pickle.loads(data)
 
-    def prepare(self, life: str, job: str, payload: bytes) -> None:
-        """Takes the operations of a job.
+    def prepare(self, life: str, job: str, payload: bytes, broadcasts: Sequence[str]) -> None:
+        """Takes the operations of a job. Drops values that the driver does not have any more.
 
         Args:
             life: Of the driver.
             job: Its name.
             payload: Operations and action.
+            broadcasts: Names of the values that functions may still use.
 
         Raises:
             NotPreparedError: There is no such life.
         """
         stay = self._stay(life, job)
+        stay.broadcasts = {name: stay.broadcasts[name] for name in broadcasts}
         stay.jobs[job] = load(payload, stay.broadcasts)
 
     @courier.idempotent

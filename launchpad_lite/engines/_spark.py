@@ -6,10 +6,11 @@ import os
 import re
 import socket
 import sys
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from launchpad_lite.engines._broadcasts import load
+from launchpad_lite.engines._broadcasts import Broadcast, load
 from launchpad_lite.engines._computing import (
     Action,
     Computing,
@@ -86,17 +87,18 @@ class SparkBackend(Backend):
         self._limits = memory_bytes, spill_folder
         #: What tasks have left for wide and cached operations, by number.
         self._left: dict[int, Any] = {}
-        self._sent: dict[str, Any] = {}
+        #: Free when the user has dropped the value.
+        self._sent: weakref.WeakKeyDictionary[Broadcast[Any], Any] = weakref.WeakKeyDictionary()
 
     def run(
         self, operation: Operation, action: Action, title: str, *, keep: bool = False
     ) -> list[Any]:
         """As `Backend.run`."""
         job = Job(operation, action, title)
-        for name, broadcast in job.broadcasts.items():
-            if name not in self._sent:
-                self._sent[name] = self._context.broadcast(broadcast.value)
-        received = {name: self._sent[name] for name in job.broadcasts}
+        for broadcast in job.broadcasts.values():
+            if broadcast not in self._sent:
+                self._sent[broadcast] = self._context.broadcast(broadcast.value)
+        received = {name: self._sent[each] for name, each in job.broadcasts.items()}
         task = _Task(self._context.broadcast(job.payload), received, *self._limits)
         partitions = list(range(operation.partitions))
         if isinstance(operation, Some):

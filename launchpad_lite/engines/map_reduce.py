@@ -542,7 +542,10 @@ class MapReduce:
         return Dataset(self, Items(f"items({len(items)})", count, chunks=parts))
 
     def broadcast(self, value: V) -> Broadcast[V]:
-        """Returns something for functions to refer to, whose `value` each worker gets once."""
+        """Returns something for functions to refer to, whose `value` each worker gets once.
+
+        Once nothing refers to it any more, the workers drop the value with their next job.
+        """
         return Broadcast(value)
 
     def wide_partitions(self, asked: int | None) -> int:

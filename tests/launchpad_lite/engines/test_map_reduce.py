@@ -1,6 +1,7 @@
 """Map-reduce: lazy datasets, computed by workers that stay up between jobs."""
 
 import collections
+import gc
 import gzip
 import itertools
 import operator
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -310,6 +312,35 @@ def test_a_broadcast_reaches_each_worker_once() -> None:
         for _ in range(4):
             assert mr.load(range(100)).filter(lambda x: x in value.value[1]).collect() == [3, 5]
     assert len(_SENT) <= 2
+
+
+class Held:
+    """Something whose copies in this process can be counted."""
+
+    alive: "weakref.WeakSet[Held]" = weakref.WeakSet()
+
+    def __init__(self) -> None:
+        self.alive.add(self)
+
+    def __reduce__(self) -> Any:
+        return Held, ()
+
+
+def test_workers_drop_a_broadcast_that_nobody_refers_to() -> None:
+    with engines.MapReduce(2, launcher="local_mt") as mr:
+        for _ in range(3):
+            value = mr.broadcast(Held())
+            kept = mr.broadcast(7)
+            found = mr.load(range(8)).map(lambda x, a=value, b=kept: (x, a.value, b.value)[2])
+            assert found.collect() == [7] * 8
+        del value, found
+
+        def are_gone() -> bool:
+            assert mr.load(range(8)).map(lambda _, b=kept: b.value).collect() == [7] * 8
+            gc.collect()
+            return not Held.alive
+
+        poll_until(are_gone)
 
 
 @pytest.mark.parametrize(
