@@ -146,14 +146,15 @@ def items_of(
 def chunks_of(items: Iterator[Any]) -> Iterator[bytes]:
     """Yields pickles of some items each."""
     while chunk := list(itertools.islice(items, _CHUNK)):
-        yield _dumped(chunk)
+        yield dumped(chunk)
 
 
-def _dumped(items: list[Any]) -> bytes:
+def dumped(items: Any) -> bytes:
+    """Returns a pickle, also of objects whose class is in a script."""
     try:
         return pickle.dumps(items, protocol=5)
     except (pickle.PicklingError, AttributeError, TypeError):
-        import cloudpickle  # for objects whose class is in a script: slower
+        import cloudpickle  # slower
 
         data: bytes = cloudpickle.dumps(items)
         return data
@@ -190,7 +191,7 @@ class Computing:
         if shuffle.kind == "sort":
             for unsorted in self._portions(items):
                 for partition, some in shuffle.cut(unsorted):
-                    yield partition, _dumped(some)
+                    yield partition, dumped(some)
             return
         place = shuffle.place(source)
         if shuffle.kind == "reduce":
@@ -204,7 +205,7 @@ class Computing:
                 buckets[place(item)].append(item)
             for partition, bucket in enumerate(buckets):
                 if bucket:
-                    yield partition, _dumped(bucket)
+                    yield partition, dumped(bucket)
 
     def gather(
         self,
@@ -285,7 +286,7 @@ class Computing:
     def _look(self, items: Iterable[Any], count: int) -> tuple[bool, int]:
         """Returns whether items take as much memory as they may, and when to look again."""
         sample = list(itertools.islice(items, 0, None, max(1, count // 50)))
-        size = _OVERHEAD * len(_dumped(sample)) / len(sample)
+        size = _OVERHEAD * len(dumped(sample)) / len(sample)
         look = max(1, min(16 * _CHUNK, int(self._memory_bytes / 8 / size)))
         return size * count > self._memory_bytes, look
 

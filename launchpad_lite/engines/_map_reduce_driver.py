@@ -238,6 +238,10 @@ class Driver(Backend):
                     except NotPreparedError:
                         place.leave()
                         waiting.append(each)
+                    except courier.SerializationError as error:
+                        raise TaskError(
+                            f"worker {place.index}: stage {stage.number} ({stage.title}), partition {each.partition}: {error}"
+                        ) from error
                 if time.monotonic() - shown_at >= _SHOW_S:
                     shown_at = time.monotonic()
                     self._show(stage, len(results), total)

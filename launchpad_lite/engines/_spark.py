@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import os
+import pickle
 import re
 import socket
 import sys
@@ -16,6 +17,7 @@ from launchpad_lite.engines._computing import (
     Computing,
     Step,
     chunks_of,
+    dumped,
     items_of,
     limit,
     loaded,
@@ -105,8 +107,7 @@ class SparkBackend(Backend):
             partitions, [operation] = list(operation.chosen), operation.parents
         try:
             rdd = self._rdd(job, task, operation, None)
-            results: list[Any] = self._context.runJob(rdd, _as_it_is, partitions)
-            return results
+            return list(map(pickle.loads, self._context.runJob(rdd, _as_it_is, partitions)))
         except Exception as error:
             if found := _OURS.search(str(error)):
                 kind = {"SpillError": SpillError}.get(found[1], TaskError)
@@ -204,7 +205,8 @@ class _Task:
         with named(f"{socket.gethostname()}: {where(step, operations)}"):
             items = items_of(operations[step.operation], index, begin)
             if step.target is None:
-                yield action(index, items)
+                # Here, where an error gets the name of the task.
+                yield dumped(action(index, items))
                 return
             target = operations[step.target]
             if not isinstance(target, Shuffled):

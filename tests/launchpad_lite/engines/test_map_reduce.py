@@ -356,6 +356,16 @@ def test_workers_drop_a_broadcast_that_nobody_refers_to() -> None:
             TypeError,
             r"map\(<lambda>\)",
         ),
+        (
+            lambda d: d.map_partitions(lambda _: [threading.Lock()]).collect(),
+            engines.TaskError,
+            r"stage 1 \(.*→ collect\), partition \d+: .*cannot pickle '_thread.lock'",
+        ),
+        (
+            lambda d: d.map(lambda x: (x, threading.Lock())).group_by_key().count(),
+            engines.TaskError,
+            r"stage 1 \(.*→ group_by_key\), partition \d+: .*cannot pickle '_thread.lock'",
+        ),
         (lambda d: d.filter(lambda _: False).reduce(max), engines.EmptyError, "has no items"),
         (lambda d: d.map(None), TypeError, "map takes a function, not None"),
         (
