@@ -52,6 +52,8 @@ class _Place:
     prepared: set[str] = field(default_factory=set)
     received: set[str] = field(default_factory=set)
     running: int = 0
+    #: Whether it gets no other task, so that a loss is that of this one.
+    is_reserved: bool = False
     #: The call that is answered when it is back; None while it is there.
     returns: "concurrent.futures.Future[None] | None" = None
 
@@ -224,6 +226,7 @@ class Driver(Backend):
                         continue
                     each, place = calls.pop(call)
                     place.running -= 1
+                    place.is_reserved = False
                     try:
                         results[each.source] = call.result()
                         self._note_cached(each, place)
@@ -251,19 +254,26 @@ class Driver(Backend):
                 call.cancel()
                 call.add_done_callback(_ignore)
                 place.running -= 1
+                place.is_reserved = False
 
     def _choose(self, waiting: "collections.deque[_Planned]") -> tuple[_Planned, _Place] | None:
         """Takes a task out of those that wait, with its worker; None while all have enough to do."""
         free = [
-            place for place in self._places if place.returns is None and place.running < _AT_A_TIME
+            place
+            for place in self._places
+            if place.returns is None and place.running < _AT_A_TIME and not place.is_reserved
         ]
         for index, planned in enumerate(waiting if free else ()):
             # What is cached is nowhere else.
             place = self._place_of(planned) or min(free, key=lambda place: place.running)
-            if place in free:
+            # One that has lost its worker is alone: who was there with it may be to blame.
+            if place in free and not (self._was_lost(planned) and place.running):
                 del waiting[index]
                 return planned, place
         return None
+
+    def _was_lost(self, planned: _Planned) -> bool:
+        return (planned.key, _MOST_LOSSES) in self._losses
 
     def _place_of(self, planned: _Planned) -> _Place | None:
         """Returns the worker that has cached what a task begins with."""
@@ -290,6 +300,7 @@ class Driver(Backend):
             place.life, Task(name, step, items, outputs)
         )
         place.running += 1
+        place.is_reserved = self._was_lost(planned)
         return call
 
     def _prepare(self, job: Job, name: str, place: _Place) -> None:

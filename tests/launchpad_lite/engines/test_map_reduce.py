@@ -507,8 +507,12 @@ def test_workers_are_killed_at_random_and_each_item_counts_once(tmp_path: Path) 
 def test_code_that_ends_its_worker_is_named_and_the_engine_goes_on() -> None:
     with engines.MapReduce(2, launcher="test_mp") as mr:
         numbers = mr.load(range(20))
-        with pytest.raises(engines.TaskError, match="its code may be what ends them"):
-            numbers.map(lambda x: os._exit(1) if x == 7 else x).collect()
+        for partition in range(3, 5):
+            bad = 20 * partition // 8
+            with pytest.raises(
+                engines.TaskError, match=rf"partition {partition} of .* may be what ends them"
+            ):
+                numbers.map(lambda x, bad=bad: os._exit(1) if x == bad else x).collect()
         assert numbers.count() == 20
 
 
