@@ -11,13 +11,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from launchpad_lite.engines._broadcasts import load
 from launchpad_lite.engines._operations import (
     Cached,
     Items,
     Lines,
+    Narrow,
     Operation,
     Shuffled,
+    apply_all,
     chain_of,
+    link,
     stable_hash,
 )
 from launchpad_lite.engines._store import Store
@@ -104,6 +108,13 @@ def limit(memory_bytes: int | None, workers: int | None = None) -> int:
     return max(1, memory_bytes // 2)
 
 
+def load_job(payload: bytes, received: Mapping[str, Any]) -> tuple[Operations, Action]:
+    """Returns what a `Job` has pickled, given the values that came before it."""
+    operations, action = load(payload, received)
+    link(operations)
+    return operations, action
+
+
 @contextlib.contextmanager
 def named(place: str) -> Iterator[None]:
     """Gives errors of the user's code the name of what was computed.
@@ -138,9 +149,15 @@ def items_of(
         partition: Which one.
         begin: Returns those of `Items`, `Shuffled` and `Cached`, which others have computed.
     """
-    if isinstance(operation, Items | Shuffled | Cached):
-        return begin(operation, partition)
-    return operation.compute(partition, functools.partial(items_of, begin=begin))
+    narrow: list[Narrow] = []
+    for each, index in chain_of(operation, partition):
+        if isinstance(each, Narrow):
+            narrow.append(each)
+        elif isinstance(each, Items | Shuffled | Cached):
+            return apply_all(reversed(narrow), begin(each, index))
+        elif isinstance(each, Lines):
+            return apply_all(reversed(narrow), each.compute(index))
+    raise AssertionError(f"{operation.title} begins with nothing")
 
 
 def chunks_of(items: Iterator[Any]) -> Iterator[bytes]:

@@ -4,9 +4,8 @@ import functools
 import operator
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from launchpad_lite.engines._broadcasts import Broadcast, load
 from launchpad_lite.engines._computing import (
     Action,
     Computing,
@@ -14,6 +13,7 @@ from launchpad_lite.engines._computing import (
     chunks_of,
     items_of,
     limit,
+    load_job,
     loaded,
     named,
     where,
@@ -29,6 +29,9 @@ from launchpad_lite.engines._operations import (
     shuffles_of,
 )
 from launchpad_lite.engines.errors import EngineError, SpillError, TaskError
+
+if TYPE_CHECKING:
+    from launchpad_lite.engines._broadcasts import Broadcast
 
 #: Starts a task for each partition, for a wide or cached operation or for the action.
 _Submit = Callable[[Sequence[tuple[Operation, int]], Operation | None], list[tuple[Any, Step]]]
@@ -216,7 +219,7 @@ def _compute(
     """Runs in a worker of Dask; returns chunks for each partition of the target, or the result."""
     from distributed import get_worker
 
-    operations, action = load(payload, received)
+    operations, action = load_job(payload, received)
     computes = Computing(limit(memory_bytes), spill_folder)
 
     def begin(operation: Operation, partition: int) -> Iterator[Any]:  # noqa: ARG001

@@ -8,6 +8,7 @@ from launchpad_lite.engines._computing import Action, Stage, Step
 from launchpad_lite.engines._operations import (
     Operation,
     Shuffled,
+    operations_of,
     pipeline_of,
     shuffles_of,
 )
@@ -70,15 +71,7 @@ class Job:
         self._shuffles = shuffles_of(operation)
         # Each task asks, and each answer is a walk through the plan.
         self._stages: dict[tuple[int, int], Stage] = {}
-        operations: dict[int, Operation] = {}
-
-        def visit(each: Operation) -> None:
-            if each.number not in operations:
-                operations[each.number] = each
-                for parent in each.parents:
-                    visit(parent)
-
-        visit(operation)
+        operations = {each.number: each for each in operations_of(operation)}
         self.payload: bytes
         self.broadcasts: dict[str, Broadcast[Any]]
         try:

@@ -11,7 +11,6 @@ from typing import Any
 
 import courier
 import launchpad_lite as lp
-from launchpad_lite.engines._broadcasts import load
 from launchpad_lite.engines._computing import (
     Action,
     Computing,
@@ -21,6 +20,7 @@ from launchpad_lite.engines._computing import (
     chunks_of,
     items_of,
     limit,
+    load_job,
     loaded,
     named,
     where,
@@ -169,7 +169,7 @@ class Worker:
         """
         stay = self._stay(life, job)
         stay.broadcasts = {name: stay.broadcasts[name] for name in broadcasts}
-        stay.jobs[job] = load(payload, stay.broadcasts)
+        stay.jobs[job] = load_job(payload, stay.broadcasts)
 
     @courier.idempotent
     def forget(self, life: str, jobs: Sequence[str], owners: Sequence[int]) -> None:

@@ -14,13 +14,18 @@ import pickle
 import random
 import uuid
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 #: Workers know operations by these, also those of another process that uses them: no two are the same.
 _numbers = itertools.count(uuid.uuid4().int)
+
+#: Iterators in iterators: each takes some of the C stack, which Python does not watch.
+_MOST_NESTED = 100
+#: Names of operations in the title of a stage.
+_MOST_NAMES = 8
 
 #: How a wide operation brings items together.
 Kind = Literal["reduce", "group", "join", "sort", "spread"]
@@ -68,16 +73,9 @@ class Operation:
     parents: "tuple[Operation, ...]" = ()
     number: int = field(default_factory=lambda: next(_numbers))
 
-    def compute(
-        self, partition: int, inputs: Callable[["Operation", int], Iterator[Any]]
-    ) -> Iterator[Any]:
-        """Returns the items of a partition.
-
-        Args:
-            partition: Which one.
-            inputs: Returns the items of a partition of a parent.
-        """
-        raise NotImplementedError
+    def __getstate__(self) -> dict[str, Any]:
+        # Numbers in place of parents: a pickle of a long chain would be nested too deeply. See `link`.
+        return {**self.__dict__, "parents": tuple(each.number for each in self.parents)}
 
     @property
     def inputs(self) -> "list[tuple[Operation, int]]":
@@ -114,7 +112,7 @@ class Lines(Operation):
     blocks: tuple[Block, ...] = ()
     encoding: str = "utf-8"
 
-    def compute(self, partition: int, inputs: Any) -> Iterator[Any]:  # noqa: ARG002
+    def compute(self, partition: int) -> Iterator[Any]:
         """Returns the lines."""
         block = self.blocks[partition]
         if block.end is None:
@@ -145,7 +143,7 @@ class Items(Operation):
     chunks: tuple[bytes, ...] = ()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "chunks": ()}
+        return {**super().__getstate__(), "chunks": ()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,11 +153,8 @@ class Narrow(Operation):
     how: Literal["map", "flat_map", "filter", "map_partitions"] = "map"
     function: Callable[..., Any] = iter
 
-    def compute(
-        self, partition: int, inputs: Callable[[Operation, int], Iterator[Any]]
-    ) -> Iterator[Any]:
-        """Returns the items. These loops run in C; only the function does not."""
-        items = inputs(self.parents[0], partition)
+    def apply(self, items: Iterator[Any]) -> Iterator[Any]:
+        """Returns what it makes of items. These loops run in C; only the function does not."""
         if self.how == "map_partitions":
             return iter(self.function(items))
         if self.how == "filter":
@@ -181,13 +176,6 @@ class Narrow(Operation):
 class Union(Operation):
     """The partitions of all parents."""
 
-    def compute(
-        self, partition: int, inputs: Callable[[Operation, int], Iterator[Any]]
-    ) -> Iterator[Any]:
-        """Returns the items of the partition that it stands for."""
-        [(parent, index)] = self.sources(partition)
-        return inputs(parent, index)
-
     def sources(self, partition: int) -> list[tuple[Operation, int]]:
         """Returns the partition that it stands for."""
         for parent in self.parents:
@@ -203,13 +191,6 @@ class Some(Operation):
 
     chosen: Sequence[int] = ()
 
-    def compute(
-        self, partition: int, inputs: Callable[[Operation, int], Iterator[Any]]
-    ) -> Iterator[Any]:
-        """Returns the items of the partition that it stands for."""
-        [(parent, index)] = self.sources(partition)
-        return inputs(parent, index)
-
     def sources(self, partition: int) -> list[tuple[Operation, int]]:
         """Returns the partition that it stands for."""
         return [(self.parents[0], self.chosen[partition])]
@@ -218,12 +199,6 @@ class Some(Operation):
 @dataclass(frozen=True, eq=False)
 class Cached(Operation):
     """The same items, which stay with the worker that has computed them."""
-
-    def compute(
-        self, partition: int, inputs: Callable[[Operation, int], Iterator[Any]]
-    ) -> Iterator[Any]:
-        """Returns the items of the parent."""
-        return inputs(self.parents[0], partition)
 
 
 @dataclass(frozen=True, eq=False)
@@ -278,44 +253,97 @@ class Shuffled(Operation):
 
 def chain_of(operation: Operation, partition: int) -> Iterator[tuple[Operation, int]]:
     """Yields what a task for a partition goes through, from its end to where it begins."""
-    yield operation, partition
-    # Each partition of a narrow operation comes from one other.
-    for parent, index in operation.sources(partition):
-        yield from chain_of(parent, index)
+    sources = [(operation, partition)]
+    while sources:
+        [(operation, partition)] = sources  # each partition of a narrow one comes from one other
+        yield operation, partition
+        sources = operation.sources(partition)
+
+
+def apply_all(narrow: Iterable[Narrow], items: Iterator[Any]) -> Iterator[Any]:
+    """Returns what operations make of items, one after the other."""
+    for is_whole, some in itertools.groupby(narrow, lambda each: each.how == "map_partitions"):
+        steps = list(some)
+        if not is_whole and len(steps) > _MOST_NESTED:
+            items = _apply_in_turn(steps, items)
+            continue
+        for step in steps:
+            items = step.apply(items)
+    return items
+
+
+def _apply_in_turn(steps: Sequence[Narrow], items: Iterator[Any]) -> Iterator[Any]:
+    """Yields what many steps make of items, without iterators in iterators: their depth is limited."""
+    # Where items come from, and the step that they are to go through next.
+    stack = [(items, 0)]
+    while stack:
+        source, first = stack[-1]
+        depth = len(stack)
+        for item in source:
+            for place, step in enumerate(itertools.islice(steps, first, None), first + 1):
+                result = step.function(item)
+                if step.how == "flat_map":
+                    stack.append((iter(result), place))
+                    break
+                if step.how == "map":
+                    item = result
+                elif not result:
+                    break
+            else:
+                yield item
+            if len(stack) > depth:
+                break
+        else:
+            stack.pop()
 
 
 def beginnings_of(operation: Operation) -> Iterator[Operation]:
     """Yields what the partitions of an operation begin with, in their order, unless they are cached."""
-    if isinstance(operation, Cached | Shuffled) or not operation.parents:
-        yield operation
-    else:
-        for parent in operation.parents:
-            yield from beginnings_of(parent)
+    waiting = [operation]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, Cached | Shuffled) or not each.parents:
+            yield each
+        else:
+            waiting += reversed(each.parents)
 
 
-def shuffles_of(
+def operations_of(
     operation: Operation, is_there: Callable[[Operation], bool] = lambda _: False
-) -> list[Shuffled]:
-    """Returns all wide operations that one needs, each after those that it needs itself.
+) -> list[Operation]:
+    """Returns an operation and all that it needs, each once, after those that it needs itself.
 
     Args:
         operation: The one.
         is_there: Returns whether the items of one are there already, so that it needs nothing.
     """
-    found: list[Shuffled] = []
+    found: list[Operation] = []
     seen: set[int] = set()
-
-    def visit(each: Operation) -> None:
-        if each.number in seen or is_there(each):
-            return
-        seen.add(each.number)
-        for parent in each.parents:
-            visit(parent)
-        if isinstance(each, Shuffled):
+    waiting = [(operation, False)]
+    while waiting:
+        each, has_parents = waiting.pop()
+        if has_parents:
             found.append(each)
-
-    visit(operation)
+        elif each.number not in seen and not is_there(each):
+            seen.add(each.number)
+            waiting.append((each, True))
+            waiting += [(parent, False) for parent in reversed(each.parents)]
     return found
+
+
+def shuffles_of(
+    operation: Operation, is_there: Callable[[Operation], bool] = lambda _: False
+) -> list[Shuffled]:
+    """Returns the wide ones of `operations_of`."""
+    return [each for each in operations_of(operation, is_there) if isinstance(each, Shuffled)]
+
+
+def link(operations: Mapping[int, Operation]) -> None:
+    """Gives operations that come from a pickle their parents again."""
+    for each in operations.values():
+        numbers_of_parents = cast("tuple[int, ...]", each.parents)
+        parents = tuple(operations[number] for number in numbers_of_parents)
+        object.__setattr__(each, "parents", parents)
 
 
 def pipeline_of(operation: Operation) -> str:
@@ -324,6 +352,9 @@ def pipeline_of(operation: Operation) -> str:
     while len(operation.parents) == 1 and not isinstance(operation, Shuffled):
         operation = operation.parents[0]
         names.append(operation.title)
+    if len(names) > _MOST_NAMES:
+        half = _MOST_NAMES // 2
+        names[half:-half] = [f"{len(names) - 2 * half} more"]
     return " → ".join(reversed(names))
 
 

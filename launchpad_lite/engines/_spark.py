@@ -9,9 +9,8 @@ import socket
 import sys
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from launchpad_lite.engines._broadcasts import Broadcast, load
 from launchpad_lite.engines._computing import (
     Action,
     Computing,
@@ -20,6 +19,7 @@ from launchpad_lite.engines._computing import (
     dumped,
     items_of,
     limit,
+    load_job,
     loaded,
     named,
     where,
@@ -36,6 +36,9 @@ from launchpad_lite.engines._operations import (
 )
 from launchpad_lite.engines._store import Store
 from launchpad_lite.engines.errors import EngineError, SpillError, TaskError
+
+if TYPE_CHECKING:
+    from launchpad_lite.engines._broadcasts import Broadcast
 
 #: Where an error of ours is in what Java says of it.
 _OURS = re.compile(
@@ -194,7 +197,7 @@ class _Task:
         assert self.step is not None
         step = dataclasses.replace(self.step, partition=index, source=self.step.source + index)
         received = {name: sent.value for name, sent in self.received.items()}
-        operations, action = load(self.payload.value, received)
+        operations, action = load_job(self.payload.value, received)
         computes = Computing(limit(self.memory_bytes), self.spill_folder)
 
         def begin(operation: Operation, partition: int) -> Iterator[Any]:  # noqa: ARG001

@@ -5,14 +5,13 @@ After Dean and Ghemawat, "MapReduce" (CACM 2008), with the operations of the Act
 Distributed Datasets" (NSDI 2012).
 """
 
-import collections
 import functools
 import itertools
 import os
 import random
 import sys
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar, cast
 
@@ -34,6 +33,7 @@ from launchpad_lite.engines._operations import (
     chunked,
     lines_blocks,
     name_of,
+    operations_of,
     shuffles_of,
 )
 from launchpad_lite.engines.errors import EmptyError, EngineError
@@ -282,12 +282,9 @@ class Dataset(Generic[A]):
             ValueError: There is no such form.
         """
         if form == "text":
-            return "\n".join(_tree(self._plan, 0))
+            return "\n".join(_tree(self._plan))
         if form == "mermaid":
-            lines = dict.fromkeys(
-                _flow(self._plan, collections.defaultdict(itertools.count().__next__))
-            )
-            return "\n".join(["flowchart LR", *lines])
+            return "\n".join(["flowchart LR", *_flow(self._plan)])
         raise ValueError(f"explain has the forms 'text' and 'mermaid', not {form!r}")
 
     def __reduce__(self) -> Any:
@@ -655,19 +652,22 @@ def _saved(folder: str, line: Callable[[A], str], partition: int, items: Iterato
 # How a plan is shown.
 
 
-def _tree(plan: Operation, depth: int) -> Iterator[str]:
-    yield f"{'  ' * depth}{plan.title}  [{plan.partitions}]" + (
-        "  <- all partitions" if isinstance(plan, Shuffled) else ""
-    )
-    for parent in plan.parents:
-        yield from _tree(parent, depth + 1)
+def _tree(plan: Operation) -> Iterator[str]:
+    waiting = [(plan, 0)]
+    while waiting:
+        plan, depth = waiting.pop()
+        yield f"{'  ' * depth}{plan.title}  [{plan.partitions}]" + (
+            "  <- all partitions" if isinstance(plan, Shuffled) else ""
+        )
+        waiting += [(parent, depth + 1) for parent in reversed(plan.parents)]
 
 
-def _flow(plan: Operation, names: Mapping[int, int]) -> Iterator[str]:
-    for parent in plan.parents:
-        yield from _flow(parent, names)
-    title = plan.title.replace('"', "'").replace("<", "&lt;").replace(">", "&gt;")
-    yield f'  n{names[plan.number]}["{title}<br/>{plan.partitions} partitions"]'
-    arrow = "==>" if isinstance(plan, Shuffled) else "-->"
-    for parent in plan.parents:
-        yield f"  n{names[parent.number]} {arrow} n{names[plan.number]}"
+def _flow(plan: Operation) -> Iterator[str]:
+    names: dict[int, int] = {}
+    for each in operations_of(plan):
+        name = names[each.number] = len(names)
+        title = each.title.replace('"', "'").replace("<", "&lt;").replace(">", "&gt;")
+        yield f'  n{name}["{title}<br/>{each.partitions} partitions"]'
+        arrow = "==>" if isinstance(each, Shuffled) else "-->"
+        for parent in dict.fromkeys(each.parents):
+            yield f"  n{names[parent.number]} {arrow} n{name}"

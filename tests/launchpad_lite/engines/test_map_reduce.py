@@ -107,6 +107,26 @@ def test_operations_by_key_give_what_plain_python_gives(mr: engines.MapReduce) -
     assert sums.sort_by_key().map(operator.itemgetter(0)).collect() == sorted(groups)
 
 
+def test_a_chain_may_have_thousands_of_operations(mr: engines.MapReduce) -> None:
+    plan = mr.load(range(50))
+    for _ in range(5000):
+        plan = plan.map(lambda x: x + 1)
+    assert plan.collect() == list(range(5000, 5050))
+    assert len(plan.explain().splitlines()) == 5001
+    assert len(plan.explain("mermaid").splitlines()) == 1 + 5001 + 5000
+    mixed = mr.load(range(50))
+    for number in range(200):
+        mixed = mixed.flat_map(lambda x: [x, x + 1]).filter(lambda x, odd=number % 2: x % 2 == odd)
+    expected = list(range(50))
+    for number in range(200):
+        pairs = [y for x in expected for y in (x, x + 1)]
+        expected = [x for x in pairs if x % 2 == number % 2]
+    assert mixed.collect() == expected
+    bad = plan.map(lambda x: 1 // (x - 5007))
+    with pytest.raises(engines.TaskError, match=r"items\(50\) → .* 4994 more → .* ZeroDivision"):
+        bad.collect()
+
+
 def test_a_shuffle_spreads_items_at_random_and_by_its_seed(mr: engines.MapReduce) -> None:
     numbers = mr.load(range(1000))
     once, again, other = (numbers.shuffle(seed).collect() for seed in (1, 1, 2))
@@ -126,7 +146,7 @@ def test_files_are_cut_into_blocks_at_line_ends(
     path.write_bytes(text.encode())
     blocks = lines_blocks([path], block_bytes)
     lines = Lines("lines", len(blocks), blocks=blocks)
-    found = [line for number in range(len(blocks)) for line in lines.compute(number, None)]
+    found = [line for number in range(len(blocks)) for line in lines.compute(number)]
     expected = text.split("\n")
     if not expected[-1]:
         expected.pop()
