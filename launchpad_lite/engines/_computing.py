@@ -31,8 +31,11 @@ from launchpad_lite.engines.errors import EngineError, SpillError, TaskError
 _OVERHEAD = 4
 #: How often a partition that does not fit into memory is read, at most: then it takes more memory.
 _MOST_PASSES = 100
-#: Items in a chunk that is written.
+#: Items in a chunk that is written, and bytes, at most.
 _CHUNK = 4096
+_CHUNK_BYTES = 1 << 20
+#: How many chunks are to fit into memory, if nothing else is said.
+_STREAMS = 16
 #: After how many items the memory that they take is looked at for the first time.
 _FIRST_LOOK = 16
 
@@ -160,10 +163,14 @@ def items_of(
     raise AssertionError(f"{operation.title} begins with nothing")
 
 
-def chunks_of(items: Iterator[Any]) -> Iterator[bytes]:
-    """Yields pickles of some items each."""
-    while chunk := list(itertools.islice(items, _CHUNK)):
-        yield dumped(chunk)
+def chunks_of(items: Iterator[Any], chunk_bytes: int) -> Iterator[bytes]:
+    """Yields pickles of some items each, of about so many bytes at most unless one item has more."""
+    count = 1
+    while chunk := list(itertools.islice(items, count)):
+        data = dumped(chunk)
+        yield data
+        fitting = len(chunk) * chunk_bytes // len(data)
+        count = max(1, min(_CHUNK, 4 * count, fitting))
 
 
 def dumped(items: Any) -> bytes:
@@ -194,6 +201,16 @@ class Computing:
         """
         self._memory_bytes = memory_bytes
         self._spill_folder = spill_folder
+
+    def chunks(self, items: Iterator[Any], streams: int = _STREAMS) -> Iterator[bytes]:
+        """Yields pickles of some items each.
+
+        Args:
+            items: The items.
+            streams: From how many such iterators a chunk is to fit into memory at a time.
+        """
+        chunk_bytes = self._memory_bytes // (_OVERHEAD * streams)
+        return chunks_of(items, min(_CHUNK_BYTES, chunk_bytes))
 
     def scatter(
         self, shuffle: Shuffled, source: int, items: Iterator[Any]
@@ -248,7 +265,7 @@ class Computing:
         if shuffle.kind == "spread":
             return fetched(everything)
         if shuffle.kind == "sort":
-            return self._sorted(fetched(everything), reverse=shuffle.reverse, fits=passes == 1)
+            return self._sorted(fetched(everything), reverse=shuffle.reverse, runs=passes)
         # What does not fit is read several times, some of the keys each time.
         rounds = [
             functools.partial(_is_in_round, shuffle.partitions, passes, number)
@@ -307,21 +324,23 @@ class Computing:
         look = max(1, min(16 * _CHUNK, int(self._memory_bytes / 8 / size)))
         return size * count > self._memory_bytes, look
 
-    def _sorted(self, items: Iterator[Any], *, reverse: bool, fits: bool) -> Iterator[Any]:
+    def _sorted(self, items: Iterator[Any], *, reverse: bool, runs: int) -> Iterator[Any]:
         key = operator.itemgetter(0)
-        if fits:
+        if runs == 1:
             return iter(sorted(items, key=key, reverse=reverse))
-        runs = Store(0, self._spill_folder)
+        store = Store(0, self._spill_folder)
         count = 0
         for portion in self._portions(items):
             portion.sort(key=key, reverse=reverse)
-            for chunk in chunks_of(iter(portion)):
-                runs.add("runs", count, chunk)
+            for chunk in self.chunks(iter(portion), runs):
+                store.add("runs", count, chunk)
             count += 1
         merged = heapq.merge(
-            *(runs.stream("runs", number) for number in range(count)), key=key, reverse=reverse
+            *(loaded(store.stream("runs", number)) for number in range(count)),
+            key=key,
+            reverse=reverse,
         )
-        return _then(merged, functools.partial(runs.drop, "runs"))
+        return _then(merged, functools.partial(store.drop, "runs"))
 
 
 def _then(items: Iterator[Any], end: Callable[[], None]) -> Iterator[Any]:

@@ -10,7 +10,6 @@ from launchpad_lite.engines._computing import (
     Action,
     Computing,
     Step,
-    chunks_of,
     items_of,
     limit,
     load_job,
@@ -236,7 +235,7 @@ def _compute(
             return action(step.partition, items)
         target = operations[step.target]
         if isinstance(target, Cached):
-            return list(chunks_of(items))
+            return list(computes.chunks(items))
         assert isinstance(target, Shuffled)
         left: list[list[bytes]] = [[] for _ in range(target.partitions)]
         for partition, chunk in computes.scatter(target, step.source, items):

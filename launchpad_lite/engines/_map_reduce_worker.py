@@ -17,7 +17,6 @@ from launchpad_lite.engines._computing import (
     MissingError,
     Operations,
     Step,
-    chunks_of,
     items_of,
     limit,
     load_job,
@@ -190,9 +189,23 @@ class Worker:
         Raises:
             MissingError: It is not here any more.
         """
+        self._check(life, shuffle, sources)
+        return [self._store.get(shuffle, (source, partition)) for source in sources]
+
+    def fetch_in_turn(
+        self, life: str, shuffle: int, source: int, partition: int
+    ) -> Iterator[bytes]:
+        """Yields what `fetch` returns for one task.
+
+        Raises:
+            MissingError: It is not here any more.
+        """
+        self._check(life, shuffle, [source])
+        yield from self._store.stream(shuffle, (source, partition))
+
+    def _check(self, life: str, shuffle: int, sources: Sequence[int]) -> None:
         if life not in self._stays or not all(self._store.has(shuffle, (m, -1)) for m in sources):
             raise MissingError(self._index, life)
-        return [self._store.get(shuffle, (source, partition)) for source in sources]
 
     def compute(self, life: str, task: Task) -> Any:
         """Computes a partition.
@@ -274,7 +287,7 @@ class Worker:
             begin = functools.partial(self._begin, stay, task, missing)
             stay.owners.add(operation.number)
             self._store.remove(operation.number, (partition, 0))  # of a task that has failed
-            for chunk in chunks_of(items_of(operation.parents[0], partition, begin)):
+            for chunk in self._computes.chunks(items_of(operation.parents[0], partition, begin)):
                 self._store.add(operation.number, (partition, 0), chunk)
             if missing:
                 raise missing[0]
@@ -283,7 +296,7 @@ class Worker:
                 self._store.remove(operation.number, (partition, 0))
                 self._store.remove(operation.number, (partition, -1))
                 raise MissingError(self._index, stay.life)
-        return loaded(self._store.get(operation.number, (partition, 0)))
+        return loaded(self._store.stream(operation.number, (partition, 0)))
 
     def _leave(self, shuffle: Shuffled, source: int, items: Iterator[Any]) -> list[int]:
         """Keeps items for the partitions of a wide operation; returns their sizes in bytes."""
@@ -306,25 +319,38 @@ class Worker:
     ) -> Iterator[bytes]:
         """Yields chunks in the order of the tasks that made them."""
         wanted = [source for source in sources if outputs[source].sizes[partition]]
-        for some in [wanted] if at_once else [[source] for source in wanted]:
-            parts: dict[tuple[int, str], list[int]] = {}
-            for source in some:
-                parts.setdefault((outputs[source].worker, outputs[source].life), []).append(source)
-            calls = {
-                place: self._peers[place[0]].futures.fetch(place[1], shuffle, part, partition)
-                for place, part in parts.items()
-                if place[0] != self._index
-            }
-            found: dict[int, list[bytes]] = {}
-            for (worker, life), part in parts.items():
-                try:
-                    chunks = (
-                        self.fetch(life, shuffle, part, partition)
-                        if worker == self._index
-                        else calls[worker, life].result()
-                    )
-                except (courier.ServerLostError, courier.ServerUnreachableError):
-                    raise MissingError(worker, life) from None
-                found.update(zip(part, chunks, strict=True))
-            for source in some:
-                yield from found.pop(source)
+        if at_once:
+            yield from self._fetched_at_once(shuffle, partition, outputs, wanted)
+            return
+        for source in wanted:
+            worker, life = outputs[source].worker, outputs[source].life
+            peer = self if worker == self._index else self._peers[worker]
+            try:
+                yield from peer.fetch_in_turn(life, shuffle, source, partition)
+            except (courier.ServerLostError, courier.ServerUnreachableError):
+                raise MissingError(worker, life) from None
+
+    def _fetched_at_once(
+        self, shuffle: int, partition: int, outputs: Sequence[Output], wanted: Sequence[int]
+    ) -> Iterator[bytes]:
+        parts: dict[tuple[int, str], list[int]] = {}
+        for source in wanted:
+            parts.setdefault((outputs[source].worker, outputs[source].life), []).append(source)
+        calls = {
+            place: self._peers[place[0]].futures.fetch(place[1], shuffle, part, partition)
+            for place, part in parts.items()
+            if place[0] != self._index
+        }
+        found: dict[int, list[bytes]] = {}
+        for (worker, life), part in parts.items():
+            try:
+                chunks = (
+                    self.fetch(life, shuffle, part, partition)
+                    if worker == self._index
+                    else calls[worker, life].result()
+                )
+            except (courier.ServerLostError, courier.ServerUnreachableError):
+                raise MissingError(worker, life) from None
+            found.update(zip(part, chunks, strict=True))
+        for source in wanted:
+            yield from found.pop(source)

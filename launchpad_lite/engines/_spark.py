@@ -15,7 +15,6 @@ from launchpad_lite.engines._computing import (
     Action,
     Computing,
     Step,
-    chunks_of,
     dumped,
     items_of,
     limit,
@@ -213,7 +212,7 @@ class _Task:
                 return
             target = operations[step.target]
             if not isinstance(target, Shuffled):
-                yield from chunks_of(items)
+                yield from computes.chunks(items)
                 return
             for number, (partition, chunk) in enumerate(
                 computes.scatter(target, step.source, items)

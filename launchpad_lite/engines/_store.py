@@ -1,7 +1,6 @@
 """Where workers of map-reduce keep data: in memory up to a limit, and on disk beyond."""
 
 import os
-import pickle
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -65,10 +64,16 @@ class Store:
             chunks = list(self._chunks.get((owner, key), ()))
             return [_read(each) for each in chunks]
 
-    def stream(self, owner: Any, key: Any) -> Iterator[Any]:
-        """Yields items that are all in files, one chunk in memory at a time."""
-        for each in self._chunks.get((owner, key), ()):
-            yield from pickle.loads(_read(each))
+    def stream(self, owner: Any, key: Any) -> Iterator[bytes]:
+        """Yields what `get` returns; of what is on disk, one chunk is in memory at a time."""
+        with self._lock:
+            chunks = list(self._chunks.get((owner, key), ()))
+        for each in chunks:
+            with (
+                self._lock
+            ):  # or its file could be closed meanwhile, and another one have its number
+                data = _read(each)
+            yield data
 
     def has(self, owner: Any, key: Any) -> bool:
         with self._lock:
@@ -91,6 +96,5 @@ class Store:
                 self._used -= sum(
                     len(data) for data in self._chunks.pop(each) if isinstance(data, bytes)
                 )
-            file = self._files.pop(owner, None)
-        if file is not None:
-            file.close()
+            if owner in self._files:
+                self._files.pop(owner).close()

@@ -438,6 +438,37 @@ def test_an_engine_that_does_not_run_or_makes_no_sense_is_refused() -> None:
         one.load([1]).union(two.load([2]))
 
 
+class Large:
+    """An item of 1 MB; counts how many are there at a time."""
+
+    most = 0
+    alive: "weakref.WeakSet[Large]" = weakref.WeakSet()
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self._data = bytes([number]) * 1_000_000
+        self.alive.add(self)
+        Large.most = max(self.most, len(self.alive))
+
+    def __reduce__(self) -> Any:
+        return _rebuilt, (self.number, self._data)
+
+
+def _rebuilt(number: int, _: bytes) -> Large:
+    return Large(number)
+
+
+@pytest.mark.parametrize("how", ["cache", "sort_by_key"])
+def test_what_was_spilled_is_read_back_in_parts(how: str) -> None:
+    with engines.MapReduce(1, launcher="local_mt", memory_bytes=64_000_000) as mr:
+        numbers = mr.load(range(100), partitions=1).map(lambda x: (-x, Large(x)))
+        plan = numbers.cache() if how == "cache" else numbers.sort_by_key(partitions=1)
+        assert plan.count() == 100
+        Large.most = 0
+        assert plan.map(lambda pair: pair[1].number).reduce(operator.add) == sum(range(100))
+        assert Large.most <= 32
+
+
 def test_a_disk_that_takes_nothing_is_named() -> None:
     with engines.MapReduce(1, launcher="local_mt", memory_bytes=100, spill_folder="/nowhere") as mr:
         pairs = mr.load(range(1000)).map(lambda x: (x, x))
