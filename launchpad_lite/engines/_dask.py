@@ -2,6 +2,7 @@
 
 import functools
 import operator
+import pickle
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from launchpad_lite.engines._computing import (
     Action,
     Computing,
     Step,
+    dumped,
     items_of,
     limit,
     load_job,
@@ -103,7 +105,7 @@ class DaskBackend(Backend):
         try:
             self._prepare(submit, operation)
             inputs = [(operation, partition) for partition in range(operation.partitions)]
-            return self._wait(submit(inputs, None))
+            return list(map(pickle.loads, self._wait(submit(inputs, None))))
         except BaseException:
             # What was to be cached, and was not.
             bad = [
@@ -232,7 +234,8 @@ def _compute(
     with named(f"{get_worker().name}: {where(step, operations)}"):
         items = items_of(operations[step.operation], step.partition, begin)
         if step.target is None:
-            return action(step.partition, items)
+            # Here, where an error gets the name of the task.
+            return dumped(action(step.partition, items))
         target = operations[step.target]
         if isinstance(target, Cached):
             return list(computes.chunks(items))
