@@ -18,6 +18,7 @@ from pathlib import Path
 from benchmarks import page
 from benchmarks.environments import ROOT, Installed, Peer, install_all, machine, options
 from benchmarks.processes import (
+    HungError,
     MemoryWatch,
     PeerError,
     Process,
@@ -40,7 +41,6 @@ _JOBS = ("start", "word_count", "sort")
 _FILES = 8
 _VOCABULARY = 50_000
 _KEYS = 100_000
-_TIMEOUT_S = 900.0
 
 
 @dataclass
@@ -73,8 +73,24 @@ def write_text(folder: Path, mib: int) -> None:
                 file.writelines(lines)
 
 
-def measure(installed: Installed, folder: Path, workers: int) -> Round:
-    """Runs all jobs once on a peer."""
+def measure(installed: Installed, folder: Path, workers: int, limit_s: float) -> Round:
+    """Runs all jobs once on a peer; one that does not end in time costs it only that job."""
+    result = Round()
+    jobs: Sequence[str] = _JOBS
+    while jobs:
+        jobs = _measure(installed, folder, workers, limit_s, jobs, result)
+    return result
+
+
+def _measure(
+    installed: Installed,
+    folder: Path,
+    workers: int,
+    limit_s: float,
+    jobs: Sequence[str],
+    result: Round,
+) -> Sequence[str]:
+    """Runs jobs in one process; returns those that need another one, because this one hangs."""
     scratch = Path(tempfile.mkdtemp(prefix="scratch-", dir=folder))
     files = f"{folder}/*.txt"
     command = [str(installed.interpreter), str(installed.peer.script)]
@@ -84,26 +100,28 @@ def measure(installed: Installed, folder: Path, workers: int) -> Round:
         "word_count": {"files": files},
         "sort": {"files": files, "folder": str(scratch / "sorted")},
     }
-    result = Round()
     watch = MemoryWatch([process], 0.2, grows=True)
     try:
         with watch.running():
-            for job in _JOBS:
+            for place, job in enumerate(jobs, 1):
                 try:
-                    result.seconds[job], *counted = process.ask(job, _TIMEOUT_S, **arguments[job])
+                    result.seconds[job], *counted = process.ask(job, limit_s, **arguments[job])
                 except UnsupportedError as error:
                     result.seconds[job] = str(error)
+                except HungError:
+                    result.seconds[job] = f"did not finish in {limit_s:.0f} s"
+                    return ["start", *jobs[place:]] if job != "start" and jobs[place:] else []
                 except PeerError as error:
                     result.seconds[job] = str(error)
-                    break
+                    return []
                 else:
                     result.counted += counted
     finally:
         process.end()
         end_orphans()
         shutil.rmtree(scratch, ignore_errors=True)
-    result.memory_mib = watch.peak_mib
-    return result
+        result.memory_mib = max(result.memory_mib, watch.peak_mib)
+    return []
 
 
 def table(peers: Sequence[Peer], rounds: dict[str, list[Round]], absent: dict[str, str]) -> str:
@@ -137,6 +155,7 @@ def main() -> None:
     """Measures, prints, and writes if wanted."""
     parser = options(__doc__, PEERS, workers=2)
     parser.add_argument("--mib", type=int, default=1024, help="of text")
+    parser.add_argument("--limit", type=float, default=300.0, help="seconds for each job of a peer")
     chosen = parser.parse_args()
     adopt_orphans()
     peers = [peer for peer in PEERS if peer.name in chosen.peers]
@@ -146,7 +165,7 @@ def main() -> None:
         write_text(Path(folder), chosen.mib)
         for _ in range(chosen.rounds):
             for one in installed:
-                result = measure(one, Path(folder), chosen.workers)
+                result = measure(one, Path(folder), chosen.workers, chosen.limit)
                 print(one.peer.name, result, flush=True)
                 rounds.setdefault(one.peer.name, []).append(result)
     counts = {tuple(each.counted) for some in rounds.values() for each in some if each.counted}
