@@ -186,11 +186,12 @@ class CheckpointStore:
             read: Called with the folder that holds what `write` wrote. It must not change it.
 
         Returns:
-            That folder; None if there is no intact checkpoint, and `read` was not called.
+            That folder; None if there is no checkpoint, and `read` was not called.
 
         Raises:
-            CheckpointError: `read` raised, which is the cause; or the folder cannot be looked
-                into; or it was called by `write` or `read` of this store.
+            CheckpointError: All checkpoints are damaged; or `read` raised, which is the cause; or
+                the folder cannot be looked into; or it was called by `write` or `read` of this
+                store.
         """
         with self._explained("restored"):
             if not self.versions() and not self._leftovers():
@@ -199,8 +200,10 @@ class CheckpointStore:
             with self._explained("restored"):
                 self._remove_leftovers()
                 checkpoints = self.versions()
+            damages: list[str] = []
             for checkpoint in reversed(checkpoints):
                 if damage := _damage(checkpoint, thoroughly=True):
+                    damages.append(f"{checkpoint}: {damage}")
                     _LOGGER.warning("%s: skipped this checkpoint: %s", checkpoint, damage)
                     continue
                 try:
@@ -213,6 +216,11 @@ class CheckpointStore:
                         "is one, remove this folder."
                     ) from error
                 return checkpoint / _STATE
+        if damages:  # to begin with nothing would lose what may still be rescued
+            raise CheckpointError(
+                f"{self._folder}: all checkpoints are damaged. {'; '.join(damages)}. Repair one from "
+                "a copy. To start without their state, remove these folders."
+            )
         return None
 
     def discard_incomplete(self) -> None:

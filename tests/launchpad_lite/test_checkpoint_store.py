@@ -235,6 +235,21 @@ def test_a_damaged_checkpoint_is_skipped_with_a_warning(
     assert restored(store) == "newest"
 
 
+def test_checkpoints_that_are_all_damaged_are_an_error_that_names_them(
+    store: CheckpointStore, folder: Path
+) -> None:
+    older, newer = (store.save(writes(text)).parent for text in ("older", "newer"))
+    change(older / "state/weights.bin")
+    (newer / "manifest.json").unlink()
+    with pytest.raises(CheckpointError, match="remove these folders") as caught:
+        restored(store)
+    assert str(caught.value).startswith(f"{folder}: all checkpoints are damaged. ")
+    assert f"{newer}: it has no manifest; {older}: the content of" in str(caught.value)
+    for version in (older, newer):
+        shutil.rmtree(version)
+    assert restored(store) is None
+
+
 def test_an_error_of_restore_names_the_checkpoint_and_what_to_do(store: CheckpointStore) -> None:
     store.save(writes("1"))
     version = store.save(writes("2")).parent
@@ -700,7 +715,11 @@ def test_whatever_happens_the_newest_intact_state_is_restored(
                 if newest in states:
                     states[newest] = None
         intact = [states[version] for version in sorted(states) if states[version] is not None]
-        assert restored(store) == (intact[-1] if intact else None)
+        if intact or not store.versions():
+            assert restored(store) == (intact[-1] if intact else None)
+        else:
+            with pytest.raises(CheckpointError, match="all checkpoints are damaged"):
+                restored(store)
         assert hidden(folder) == []
         assert numbers(store) == sorted({*states, *short})
     shutil.rmtree(folder)
