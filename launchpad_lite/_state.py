@@ -112,7 +112,8 @@ class NodeState:
         Raises:
             TypeError: Checkpoints were asked for, and the object has no `save` and `restore`, or
                 others of these names.
-            CheckpointError: The `restore` of the object raised; or as `save`.
+            CheckpointError: All checkpoints are damaged; the `restore` of the object raised; or as
+                `save`.
         """
         self._restore(instance)
         try:

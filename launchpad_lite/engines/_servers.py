@@ -119,6 +119,7 @@ class Server:
         #: Held while a result is stored, so that a checkpoint has all of a step or nothing.
         self._storing = threading.Lock()
         self._is_lost = lp.restart_count() > 0
+        self._server_num = len(servers)
         self._job = job.in_node([self if server is None else server for server in servers])
 
     @courier.idempotent
@@ -226,14 +227,29 @@ class Server:
         """Writes a checkpoint."""
         with self._storing:
             values = {key: (held.value, held.version) for key, held in self._held.items()}
-            state = {"values": values, "applied": dict(self._applied), **self._more_state()}
+            state = {
+                "servers": self._server_num,
+                "values": values,
+                "applied": dict(self._applied),
+                **self._more_state(),
+            }
         with (folder / "values.pickle").open("wb") as file:
             pickle.dump(state, file, protocol=5)
 
     def restore(self, folder: Path) -> None:
-        """Takes over what a checkpoint has."""
+        """Takes over what a checkpoint has.
+
+        Raises:
+            EngineError: It is of another number of servers.
+        """
         with (folder / "values.pickle").open("rb") as file:
             state = pickle.load(file)
+        if state["servers"] != self._server_num:  # each would miss keys that others have
+            raise EngineError(
+                f"{self._name}: this checkpoint is of {state['servers']} servers, and the program has "
+                f"{self._server_num}. Launch with add_to(..., servers={state['servers']}), or with "
+                "another folder for the checkpoints"
+            )
         for key, (value, version) in state["values"].items():
             self._held[key] = _Held(value, version)
         self._kept = set(self._held)

@@ -15,6 +15,7 @@ import pytest
 import courier
 import launchpad_lite as lp
 from launchpad_lite import engines
+from launchpad_lite.engines._servers import Server
 from launchpad_lite.testing import Fault, Monkey, poll_until
 
 
@@ -260,6 +261,24 @@ def test_keys_are_of_types_that_are_the_same_everywhere() -> None:
     running.wait()
 
 
+def test_a_value_of_another_server_is_new_even_if_its_version_is_the_same() -> None:
+    program = lp.Program("servers")
+    told: list[Any] = []
+
+    def compare() -> None:
+        before, after = (Server(Sum(), [None]) for _ in range(2))
+        before.put({"a": "before"})
+        after.put({"a": "after"})
+        life, changed = before.read({"a": -1})
+        told.append(changed)
+        told.append(before.read({"a": 0}, life)[1])
+        told.append(after.read({"a": 0}, life)[1])
+
+    program.add_node(lp.PyNode(compare), label="compare")
+    lp.launch(program, "local_mt").wait()
+    assert told == [[("a", 0, "before")], [], [("a", 0, "after")]]
+
+
 def _wait_for_stop(ps: engines.ParameterServerClient, folder: Path) -> None:
     poll_until(lambda: (folder / "stop").exists() and ps.worker_num() == 0, timeout_s=60)
     values = {key: ps.get(key).value for key in list(ps.keys())}
@@ -393,6 +412,21 @@ def test_a_second_launch_goes_on_where_the_first_ended(tmp_path: Path) -> None:
     assert 30 <= first <= 36
     assert 60 <= second <= 66
     assert second_step > first_step
+
+
+@pytest.mark.parametrize("servers", [1, 3])
+def test_checkpoints_of_another_number_of_servers_are_an_error_that_names_both(
+    servers: int, tmp_path: Path
+) -> None:
+    for number in (2, servers):
+        program = lp.Program("ps")
+        Sum().add_to(program, workers=1, servers=number, progress_s=None)
+        running = lp.launch(program, "test_mt", checkpoints={"ps_server": tmp_path})
+        if number == 2:
+            running.wait()
+    message = rf"is of 2 servers, and the program has {servers}\. Launch with .*servers=2"
+    with pytest.raises(lp.NodeFailedError, match=message):
+        running.wait()
 
 
 class Slow(Sum):
