@@ -5,9 +5,7 @@ workers and their steps, gives them keys, and applies the barrier.
 """
 
 import asyncio
-import collections
 import concurrent.futures
-import contextlib
 import contextvars
 import functools
 import pickle
@@ -26,6 +24,7 @@ import courier
 import launchpad_lite as lp
 from launchpad_lite.engines._keys import Key, unknown_key
 from launchpad_lite.engines._population import Population
+from launchpad_lite.engines._turns import Turns
 from launchpad_lite.engines._updates import pulled
 from launchpad_lite.engines.errors import EngineError, ValuesLostError
 
@@ -112,10 +111,8 @@ class Server:
         self._kept: set[Key] = set()
         #: By worker, the last step whose updates were applied.
         self._applied: dict[str, int] = {}
-        # One for each key, held while an update is computed.
-        self._locks: collections.defaultdict[Key, threading.Lock] = collections.defaultdict(
-            threading.Lock
-        )
+        # Of what changes values. Those who wait hold no thread, which reads need.
+        self._changes = Turns()
         #: Held while a result is stored, so that a checkpoint has all of a step or nothing.
         self._storing = threading.Lock()
         self._is_lost = lp.restart_count() > 0
@@ -151,18 +148,20 @@ class Server:
         return self._life, changed
 
     @courier.idempotent
-    def put(self, values: Mapping[Key, Any], replace: bool = True) -> None:
-        """Sets values. New keys are in a checkpoint, if there are any, when this returns.
+    def put(
+        self, values: Mapping[Key, Any], replace: bool = True
+    ) -> "concurrent.futures.Future[None]":
+        """Sets values. New keys are in a checkpoint, if there are any, when this is done.
 
         Args:
             values: By key; the caller does not change them any more.
             replace: Whether to set those of keys that have one.
         """
+        return self._changes.run(self._put, values, replace)
+
+    def _put(self, values: Mapping[Key, Any], replace: bool) -> None:
         self._check()
-        for key, value in values.items():
-            with self._locks[key]:
-                if replace or key not in self._held:
-                    self._store({key: value})
+        self._store({key: values[key] for key in values if replace or key not in self._held})
         self._keep(values, self._kept)
 
     def _keep(self, keys: Iterable[Key], kept: set[Key]) -> None:
@@ -172,7 +171,9 @@ class Server:
             kept.update(keys)
 
     @courier.idempotent
-    def update(self, member: str, worker: str, step: int, updates: Mapping[Key, Any]) -> None:
+    def update(
+        self, member: str, worker: str, step: int, updates: Mapping[Key, Any]
+    ) -> "concurrent.futures.Future[None]":
         """Applies the updates of one step: all or none, and once, however often it is called.
 
         Args:
@@ -185,18 +186,14 @@ class Server:
             UnknownKeyError: Nobody has set one of the keys.
             UpdateError: An update could not be applied.
         """
+        return self._changes.run(self._update, member, worker, step, updates)
+
+    def _update(self, member: str, worker: str, step: int, updates: Mapping[Key, Any]) -> None:
         self._check()
-        with contextlib.ExitStack() as locks:
-            for key in sorted(
-                updates, key=repr
-            ):  # the same order for all: nobody waits in a circle
-                locks.enter_context(self._locks[key])
-            if self._applied.get(member, -1) >= step:
-                return
-            values = {
-                key: self._pulled(key, update, worker, step) for key, update in updates.items()
-            }
-            self._store(values, (member, step))
+        if self._applied.get(member, -1) >= step:
+            return
+        values = {key: self._pulled(key, update, worker, step) for key, update in updates.items()}
+        self._store(values, (member, step))
 
     def _pulled(self, key: Key, update: Any, worker: str, step: int) -> Any:
         held = self._held.get(key)
@@ -314,8 +311,9 @@ class Coordinator(Server):
         self._opens_at = time.monotonic() + (REJOIN_S if lp.restart_count() else 0.0)
         # For all of these.
         self._changed = threading.Condition()
-        #: Held while code of the user decides, which is never done twice at a time.
-        self._deciding = threading.Lock()
+        # Of code of the user that decides. It may set values, and waits for `_changes` then, where
+        # nothing waits for this.
+        self._decisions = Turns()
         self._has_begun = False
         self._has_ended = False
         self._stops = False
@@ -328,18 +326,21 @@ class Coordinator(Server):
     # What workers and other nodes call.
 
     @courier.idempotent
-    def begin(self) -> None:
+    def begin(self) -> "concurrent.futures.Future[None]":
         """Sets the first values, unless that was done before."""
-        with self._deciding:
-            if not self._has_begun:
-                self._check()
-                self._job.set_first(self._job.initial())
-                self._has_begun = True
-                try:
-                    lp.save_checkpoint()
-                except BaseException:
-                    self._has_begun = False
-                    raise
+        return self._decisions.run(self._begin)
+
+    def _begin(self) -> None:
+        if self._has_begun:
+            return
+        self._check()
+        self._job.set_first(self._job.initial())
+        self._has_begun = True
+        try:
+            lp.save_checkpoint()
+        except BaseException:
+            self._has_begun = False
+            raise
 
     @courier.idempotent
     def add_keys(self, keys: Sequence[Key]) -> None:
@@ -434,7 +435,7 @@ class Coordinator(Server):
                 (released if is_open else self._released).append(member)
             self._changed.notify()  # there may be something to do at some time, now
         if released:
-            self._let_go(released)
+            self._decisions.run(self._let_go, released)
         return call
 
     # How it decides.
@@ -449,20 +450,19 @@ class Coordinator(Server):
         return released
 
     def _let_go(self, members: Sequence[str]) -> None:
-        with self._deciding:
-            try:
-                self._check()
-                self._has_ended = self._has_ended or bool(self._job.stop())
-                keys = self._schedule(members) if not self._has_ended else {}
-            except Exception as error:  # noqa: BLE001 - the workers get it
-                for member in members:
-                    self._answer(member, error)
-                return
-            if self._has_ended:
-                with self._changed:
-                    members = list(self._members)
+        try:
+            self._check()
+            self._has_ended = self._has_ended or bool(self._job.stop())
+            keys = self._schedule(members) if not self._has_ended else {}
+        except Exception as error:  # noqa: BLE001 - the workers get it
             for member in members:
-                self._answer(member, keys.get(member))
+                self._answer(member, error)
+            return
+        if self._has_ended:
+            with self._changed:
+                members = list(self._members)
+        for member in members:
+            self._answer(member, keys.get(member))
 
     def _schedule(self, members: Sequence[str]) -> dict[str, list[Key]]:
         with self._changed:
@@ -512,7 +512,7 @@ class Coordinator(Server):
                     continue
                 released, self._released = self._released, []
             if released:
-                self._let_go(released)
+                self._decisions.run(self._let_go, released)
             self._show_progress()
 
     def _due(self) -> float:

@@ -99,7 +99,9 @@ class ParameterServerClient:
         for key, value in values.items():
             parts.setdefault(self._place(key), {})[key] = value
         for place, part in parts.items():
-            self._servers[place].put(part, replace)
+            done = self._servers[place].put(part, replace)
+            if done is not None:  # the server is this node
+                done.result()
         self._coordinator.add_keys(list(values))
 
     def keys(self) -> list[Key]:
@@ -238,8 +240,8 @@ class ParameterServer:
 
     Each worker repeats a step: it gets the values of the keys that `schedule` has for it, computes
     updates in `push`, and the servers apply them with `pull`. Then the `barrier` says when it may
-    begin the next step. Updates of one key are applied one after the other, those of one step on one
-    server together, and each exactly once. A worker that is lost leaves the barrier at once; one
+    begin the next step. A server applies updates one after the other, those of one step together, and
+    each exactly once; who reads does not wait for that. A worker that is lost leaves the barrier at once; one
     that comes, or comes back, begins where the slowest is.
 
     Only `push` has to be written. `schedule` and `stop` run on the first server, `pull` on the one
@@ -296,6 +298,8 @@ class ParameterServer:
 
     def pull(self, key: Key, value: Any, update: Any) -> Any:  # noqa: ARG002
         """Returns the new value. By default the sum of the value and the update.
+
+        On one server, one call follows the other.
 
         May not call `get`, `set`, `keys` and `worker_num`.
 

@@ -3,6 +3,7 @@
 import collections
 import json
 import os
+import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -261,22 +262,60 @@ def test_keys_are_of_types_that_are_the_same_everywhere() -> None:
     running.wait()
 
 
-def test_a_value_of_another_server_is_new_even_if_its_version_is_the_same() -> None:
+def in_a_node(function: Callable[[], None]) -> None:
+    """Runs a function where it can make servers."""
     program = lp.Program("servers")
-    told: list[Any] = []
+    program.add_node(lp.PyNode(function), label="server")
+    lp.launch(program, "local_mt").wait()
 
+
+def test_a_value_of_another_server_is_new_even_if_its_version_is_the_same() -> None:
     def compare() -> None:
         before, after = (Server(Sum(), [None]) for _ in range(2))
         before.put({"a": "before"})
         after.put({"a": "after"})
         life, changed = before.read({"a": -1})
-        told.append(changed)
-        told.append(before.read({"a": 0}, life)[1])
-        told.append(after.read({"a": 0}, life)[1])
+        assert changed == [("a", 0, "before")]
+        assert before.read({"a": 0}, life) == (life, [])
+        assert after.read({"a": 0}, life)[1] == [("a", 0, "after")]
 
-    program.add_node(lp.PyNode(compare), label="compare")
-    lp.launch(program, "local_mt").wait()
-    assert told == [[("a", 0, "before")], [], [("a", 0, "after")]]
+    in_a_node(compare)
+
+
+class Waiting(Sum):
+    """Has a slow `pull`."""
+
+    def __init__(self, begun: threading.Event, goes_on: threading.Event) -> None:
+        super().__init__()
+        self._begun = begun
+        self._goes_on = goes_on
+
+    def pull(self, key: Any, value: Any, update: Any) -> Any:
+        self._begun.set()
+        assert self._goes_on.wait(30)
+        return super().pull(key, value, update)
+
+
+def test_reads_go_on_while_more_wait_for_a_slow_pull_than_there_are_handler_threads() -> None:
+    def read() -> None:
+        begun, goes_on = threading.Event(), threading.Event()
+        values = Server(Waiting(begun, goes_on), [None])
+        with courier.Server(values, in_process="wire", thread_pool_size=2) as server:
+            client = courier.Client(server.address)
+            client.put({"a": 0, "b": 0})
+            updates = [
+                client.futures.update(str(number), "worker", 0, {"ab"[number % 2]: 1})
+                for number in range(10)
+            ]
+            assert begun.wait(30)
+            _, changed = courier.with_timeout(client, 10).read({"a": -1, "b": -1})
+            assert changed == [("a", 0, 0), ("b", 0, 0)]
+            goes_on.set()
+            for update in updates:
+                update.result(30)
+            assert client.read({"a": -1, "b": -1})[1] == [("a", 5, 5), ("b", 5, 5)]
+
+    in_a_node(read)
 
 
 def _wait_for_stop(ps: engines.ParameterServerClient, folder: Path) -> None:
