@@ -8,6 +8,7 @@ import asyncio
 import concurrent.futures
 import contextvars
 import functools
+import itertools
 import pickle
 import random
 import statistics
@@ -15,10 +16,11 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import courier
 import launchpad_lite as lp
@@ -40,7 +42,21 @@ REJOIN_S = 2.0
 
 
 class UnknownMemberError(EngineError):
-    """The coordinator does not know this worker (any more), which is to join again."""
+    """This worker does not take part (any more), and is to join again."""
+
+
+class Member(NamedTuple):
+    """A worker that takes part: a later one of a name has taken the place of those before it.
+
+    Attributes:
+        name: No other that takes part has it. Names are used again, so there are few.
+        life: Of the coordinator when the worker joined; a later one has a greater one.
+        number: Counts, within that life, who has joined.
+    """
+
+    name: str
+    life: int
+    number: int
 
 
 @dataclass(frozen=True)
@@ -109,8 +125,8 @@ class Server:
         self._held: dict[Key, _Held] = {}
         #: Keys that are in a checkpoint, if there are any.
         self._kept: set[Key] = set()
-        #: By worker, the last step whose updates were applied.
-        self._applied: dict[str, int] = {}
+        #: By name of a worker, the last updates that were applied: life, number, and step.
+        self._applied: dict[str, tuple[int, int, int]] = {}
         # Of what changes values. Those who wait hold no thread, which reads need.
         self._changes = Turns()
         #: Held while a result is stored, so that a checkpoint has all of a step or nothing.
@@ -172,28 +188,32 @@ class Server:
 
     @courier.idempotent
     def update(
-        self, member: str, worker: str, step: int, updates: Mapping[Key, Any]
+        self, member: Member, step: int, updates: Mapping[Key, Any]
     ) -> "concurrent.futures.Future[None]":
         """Applies the updates of one step: all or none, and once, however often it is called.
 
         Args:
-            member: The identity of the worker.
-            worker: Its name.
+            member: The worker.
             step: How many steps it had finished before.
             updates: By key.
 
         Raises:
             UnknownKeyError: Nobody has set one of the keys.
             UpdateError: An update could not be applied.
+            UnknownMemberError: Another worker has taken the place of this one.
         """
-        return self._changes.run(self._update, member, worker, step, updates)
+        return self._changes.run(self._update, member, step, updates)
 
-    def _update(self, member: str, worker: str, step: int, updates: Mapping[Key, Any]) -> None:
+    def _update(self, member: Member, step: int, updates: Mapping[Key, Any]) -> None:
         self._check()
-        if self._applied.get(member, -1) >= step:
+        name, life, number = member
+        last = self._applied.get(name)
+        if last is not None and last >= (life, number, step):
+            if last[:2] != (life, number):  # whether it was applied before is forgotten
+                raise UnknownMemberError(f"{self._name}: another worker is {name} now")
             return
-        values = {key: self._pulled(key, update, worker, step) for key, update in updates.items()}
-        self._store(values, (member, step))
+        values = {key: self._pulled(key, update, name, step) for key, update in updates.items()}
+        self._store(values, {name: (life, number, step)})
 
     def _pulled(self, key: Key, update: Any, worker: str, step: int) -> Any:
         held = self._held.get(key)
@@ -201,14 +221,16 @@ class Server:
             raise unknown_key(self._name, key, self._held)
         return pulled(self._job.pull, self._name, key, held.value, update, worker, step)
 
-    def _store(self, values: Mapping[Key, Any], applied: tuple[str, int] | None = None) -> None:
+    def _store(
+        self,
+        values: Mapping[Key, Any],
+        applied: Mapping[str, tuple[int, int, int]] = MappingProxyType({}),
+    ) -> None:
         with self._storing:
             for key, value in values.items():
                 held = self._held.get(key)
                 self._held[key] = _Held(value, 0 if held is None else held.version + 1)
-            if applied is not None:
-                member, step = applied
-                self._applied[member] = step
+            self._applied.update(applied)
 
     def _check(self) -> None:
         # With checkpoints, there are no keys before they are in one.
@@ -262,10 +284,12 @@ class Server:
 
 
 @dataclass
-class _Member:
-    """A worker that takes part."""
+class _Presence:
+    """What there is to know of a worker that takes part."""
 
-    name: str
+    #: Its node, and how often that was started again.
+    node: str
+    restarts: int
     #: Ends its stream.
     dismiss: Callable[[], object]
     #: Its call that is answered when it may go on.
@@ -295,19 +319,22 @@ class Coordinator(Server):
             progress_s: Seconds between two lines of progress; None for no such lines.
         """
         self._progress_s = progress_s
-        self._population: Population[str] = Population(
+        self._population: Population[Member] = Population(
             job.barrier,
             random.Random(lp.current_node().seed),  # noqa: S311 - no secret
         )
-        self._members: dict[str, _Member] = {}
+        # The clock, so that it need not be kept: a checkpoint may be older.
+        self._member_life = time.time_ns()
+        self._member_numbers = itertools.count()
+        self._members: dict[Member, _Presence] = {}
         self._keys: dict[Key, None] = {}
         #: Of these, those that are in a checkpoint, if there are any.
         self._kept_names: set[Key] = set()
         #: Who has finished a step; not counted yet.
-        self._early: list[str] = []
+        self._early: dict[Member, None] = {}
         self._counts = _Counts()
         #: Who may go on, once the thread below gets to it.
-        self._released: list[str] = []
+        self._released: list[Member] = []
         self._opens_at = time.monotonic() + (REJOIN_S if lp.restart_count() else 0.0)
         # For all of these.
         self._changed = threading.Condition()
@@ -375,41 +402,59 @@ class Coordinator(Server):
                 self._counts.updates,
             )
 
-    async def stay(self, worker: str, finished: int | None) -> AsyncIterator[tuple[str, int]]:
+    async def stay(
+        self, node: str, restarts: int, before: Member | None, finished: int | None
+    ) -> AsyncIterator[tuple[Member, int]]:
         """Lets a worker take part as long as it reads this stream; yields once.
 
         Args:
-            worker: Its name.
+            node: Its node.
+            restarts: How often that was started again.
+            before: As which one it took part before, whose place it takes.
             finished: How many steps it has finished, if it took part before.
 
         Yields:
-            Its identity, and how many steps it counts as finished.
+            As which one it takes part, and how many steps it counts as finished.
         """
-        member = uuid.uuid4().hex
         dismissed, loop = asyncio.Event(), asyncio.get_running_loop()
+        dismiss = functools.partial(loop.call_soon_threadsafe, dismissed.set)
         with self._changed:
+            # Streams of those that are gone, whose end was not noticed yet.
+            gone = [
+                other
+                for other, its in self._members.items()
+                if other == before or (its.node == node and its.restarts < restarts)
+            ]
+            name = _free_name(node, {other.name for other in self._members if other not in gone})
+            member = Member(name, self._member_life, next(self._member_numbers))
             # One that comes back has finished this step, and still has to pass the barrier.
             step = self._population.add(member, finished - 1 if finished else None)
-            names = {each.name for each in self._members.values()}
-            name = worker if worker not in names else f"{worker}#{member[:4]}"
-            dismiss = functools.partial(loop.call_soon_threadsafe, dismissed.set)
-            self._members[member] = _Member(name, dismiss)
+            self._members[member] = _Presence(node, restarts, dismiss)
+            for other in gone:
+                self._members[other].dismiss()
+                self._remove(other)
         try:
             yield member, finished or step
             await dismissed.wait()  # or the worker leaves
         finally:
             with self._changed:
-                del self._members[member]
-                # Decided elsewhere: code of the user may block, and this is the event loop.
-                self._released += self._population.remove(member)
-                self._changed.notify()
+                if member in self._members:
+                    self._remove(member)
+
+    def _remove(self, member: Member) -> None:
+        del self._members[member]
+        # Decided elsewhere: code of the user may block, and this is the event loop.
+        self._released += self._population.remove(member)
+        self._changed.notify()
 
     @courier.idempotent
-    def advance(self, member: str, finished: int) -> "concurrent.futures.Future[list[Key] | None]":
+    def advance(
+        self, member: Member, finished: int
+    ) -> "concurrent.futures.Future[list[Key] | None]":
         """Asks to begin the next step; answered when the barrier lets the worker pass.
 
         Args:
-            member: The identity of the worker.
+            member: The worker.
             finished: How many steps it has finished.
 
         Returns:
@@ -421,17 +466,19 @@ class Coordinator(Server):
         call: concurrent.futures.Future[list[Key] | None] = concurrent.futures.Future()
         with self._changed:
             if member not in self._members:
-                raise UnknownMemberError(f"{self._name} does not know the worker {member}")
+                raise UnknownMemberError(f"{self._name}: {member.name} does not take part any more")
             waits = self._members[member].call is not None
             self._members[member].call = call
             is_open = self._opens_at <= time.monotonic()
             released = []
-            if finished > self._population.step_of(member):
+            if member in self._early:
+                pass  # repeated, because its connection broke
+            elif finished > self._population.step_of(member):
                 self._counts.updates += 1
-                self._early.append(member)
+                self._early[member] = None
                 if is_open:
                     released = self._finish_early()
-            elif not waits:  # else the call is repeated, because its connection broke
+            elif not waits:  # else repeated, too
                 (released if is_open else self._released).append(member)
             self._changed.notify()  # there may be something to do at some time, now
         if released:
@@ -440,16 +487,16 @@ class Coordinator(Server):
 
     # How it decides.
 
-    def _finish_early(self) -> list[str]:
+    def _finish_early(self) -> list[Member]:
         """Notes who has finished a step; returns who may go on. After a restart that waits a while."""
-        early, self._early = self._early, []
-        released: list[str] = []
+        early, self._early = self._early, {}
+        released: list[Member] = []
         for member in early:
             if member in self._members:
                 released += self._population.finish(member, time.monotonic())
         return released
 
-    def _let_go(self, members: Sequence[str]) -> None:
+    def _let_go(self, members: Sequence[Member]) -> None:
         try:
             self._check()
             self._has_ended = self._has_ended or bool(self._job.stop())
@@ -464,11 +511,9 @@ class Coordinator(Server):
         for member in members:
             self._answer(member, keys.get(member))
 
-    def _schedule(self, members: Sequence[str]) -> dict[str, list[Key]]:
+    def _schedule(self, members: Sequence[Member]) -> dict[Member, list[Key]]:
         with self._changed:
-            names = {
-                self._members[member].name: member for member in members if member in self._members
-            }
+            names = {member.name: member for member in members if member in self._members}
         plan = self._job.schedule(list(names))
         if not isinstance(plan, Mapping):
             raise TypeError(
@@ -484,7 +529,7 @@ class Coordinator(Server):
                 raise unknown_key(f"{self._name}: schedule", key, self._keys)
         return {member: list(plan.get(name, ())) for name, member in names.items()}
 
-    def _answer(self, member: str, answer: list[Key] | Exception | None) -> None:
+    def _answer(self, member: Member, answer: list[Key] | Exception | None) -> None:
         with self._changed:
             # It may have left.
             call = self._members[member].call if member in self._members else None
@@ -539,16 +584,21 @@ class Coordinator(Server):
             self._stops = True
             self._changed.notify()
             members = dict(self._members)
-        for name, member in members.items():
-            self._answer(name, None)
-            member.dismiss()
+        for member, presence in members.items():
+            self._answer(member, None)
+            presence.dismiss()
 
     # Its state, besides the values.
 
     def _more_state(self) -> dict[str, Any]:
         with self._changed:
             step = self._population.slowest
-            return {"keys": list(self._keys), "step": step, "has_begun": self._has_begun}
+            return {
+                "keys": list(self._keys),
+                "step": step,
+                "has_begun": self._has_begun,
+                "member_life": self._member_life,
+            }
 
     def _restore_more(self, state: Mapping[str, Any]) -> None:
         self._keys = dict.fromkeys(state["keys"])
@@ -557,3 +607,11 @@ class Coordinator(Server):
             self._opens_at = time.monotonic() + REJOIN_S
         self._population.begin_at(state["step"])
         self._has_begun = state["has_begun"]
+        # Even if the clock was set back.
+        self._member_life = max(self._member_life, state["member_life"] + 1)
+
+
+def _free_name(node: str, taken: Container[str]) -> str:
+    """Returns the name of a node, or one that differs in a number."""
+    names = itertools.chain([node], (f"{node}#{number}" for number in itertools.count(2)))
+    return next(name for name in names if name not in taken)

@@ -12,7 +12,13 @@ from typing import Any, NamedTuple, TypeVar
 import courier
 import launchpad_lite as lp
 from launchpad_lite.engines._keys import Key, hash_of
-from launchpad_lite.engines._servers import Coordinator, Progress, Server, UnknownMemberError
+from launchpad_lite.engines._servers import (
+    Coordinator,
+    Member,
+    Progress,
+    Server,
+    UnknownMemberError,
+)
 from launchpad_lite.engines._updates import added, check_outside_pull, check_updates
 from launchpad_lite.engines.barriers import BSP, Barrier, check_barrier
 
@@ -151,7 +157,9 @@ class _Worker:
         self._read: dict[Key, tuple[int, Any]] = {}
         #: By server, whose versions these are.
         self._lives = [""] * len(servers)
-        self._name = lp.current_node().name
+        self._node = lp.current_node().name
+        #: As which one it takes part.
+        self._member: Member | None = None
         self._pushes = False
         #: Set when there is an answer, or the node is to end.
         self._woken = threading.Event()
@@ -167,9 +175,12 @@ class _Worker:
     def _steps(self) -> Iterator[int]:
         finished: int | None = None
         while True:
-            presence = iter(self._servers[0].stay(self._name, finished))
+            presence = iter(
+                self._servers[0].stay(self._node, lp.restart_count(), self._member, finished)
+            )
             try:
                 member, finished = next(presence)
+                self._member = member
                 while (keys := self._advance(member, finished)) is not None:
                     self._step(member, finished, keys)
                     finished += 1
@@ -182,7 +193,7 @@ class _Worker:
             finally:
                 presence.close()
 
-    def _advance(self, member: str, finished: int) -> list[Key] | None:
+    def _advance(self, member: Member, finished: int) -> list[Key] | None:
         stop = lp.stop_event()
         self._woken.clear()
         call = self._servers[0].futures.advance(member, finished)
@@ -196,17 +207,15 @@ class _Worker:
         keys: list[Key] | None = call.result()
         return keys
 
-    def _step(self, member: str, step: int, keys: Sequence[Key]) -> None:
+    def _step(self, member: Member, step: int, keys: Sequence[Key]) -> None:
         values = self._values(keys)
         self._pushes = True
-        updates = self._job.push(self._name, values)
+        updates = self._job.push(member.name, values)
         self._pushes = False
-        check_updates(updates, values, self._name, step)
+        check_updates(updates, values, member.name, step)
         parts = self._parted(updates)
         calls = [
-            self._servers[place].futures.update(
-                member, self._name, step, {key: updates[key] for key in part}
-            )
+            self._servers[place].futures.update(member, step, {key: updates[key] for key in part})
             for place, part in parts.items()
         ]
         for call in calls:
@@ -241,8 +250,8 @@ class ParameterServer:
     Each worker repeats a step: it gets the values of the keys that `schedule` has for it, computes
     updates in `push`, and the servers apply them with `pull`. Then the `barrier` says when it may
     begin the next step. A server applies updates one after the other, those of one step together, and
-    each exactly once; who reads does not wait for that. A worker that is lost leaves the barrier at once; one
-    that comes, or comes back, begins where the slowest is.
+    each exactly once; who reads does not wait for that. A worker that is lost leaves the barrier at
+    once; one that comes, or comes back, begins where the slowest is.
 
     Only `push` has to be written. `schedule` and `stop` run on the first server, `pull` on the one
     that has the key, `push` in the workers. Each node has a copy of this object.

@@ -16,7 +16,7 @@ import pytest
 import courier
 import launchpad_lite as lp
 from launchpad_lite import engines
-from launchpad_lite.engines._servers import Server
+from launchpad_lite.engines._servers import Coordinator, Member, Server, UnknownMemberError
 from launchpad_lite.testing import Fault, Monkey, poll_until
 
 
@@ -304,7 +304,9 @@ def test_reads_go_on_while_more_wait_for_a_slow_pull_than_there_are_handler_thre
             client = courier.Client(server.address)
             client.put({"a": 0, "b": 0})
             updates = [
-                client.futures.update(str(number), "worker", 0, {"ab"[number % 2]: 1})
+                client.futures.update(
+                    Member(f"worker[{number}]", 0, number), 0, {"ab"[number % 2]: 1}
+                )
                 for number in range(10)
             ]
             assert begun.wait(30)
@@ -316,6 +318,53 @@ def test_reads_go_on_while_more_wait_for_a_slow_pull_than_there_are_handler_thre
             assert client.read({"a": -1, "b": -1})[1] == [("a", 5, 5), ("b", 5, 5)]
 
     in_a_node(read)
+
+
+def test_a_worker_keeps_its_name_though_its_old_stream_has_not_ended() -> None:
+    def join() -> None:
+        coordinator = Coordinator(Sum(), [None], None)
+        with courier.Server(coordinator, in_process="wire") as server:
+            client = courier.Client(server.address)
+
+            def joined(*args: Any) -> tuple[Any, Member]:
+                stream = iter(client.stay("worker[0]", *args))
+                return stream, next(stream)[0]
+
+            first, member = joined(0, None, None)
+            _other, another = joined(0, None, None)
+            assert [member.name, another.name] == ["worker[0]", "worker[0]#2"]
+            again, later = joined(0, member, 5)
+            assert later.name == "worker[0]"
+            assert later > member
+            assert list(first) == []
+            with pytest.raises(UnknownMemberError):
+                client.advance(member, 5)
+            assert client.worker_num() == 2
+            # In a new process of the node, the streams of the old one count no more.
+            _last, restarted = joined(1, None, None)
+            assert restarted.name == "worker[0]"
+            assert list(again) == []
+            assert client.worker_num() == 1
+
+    in_a_node(join)
+
+
+def test_an_update_is_applied_once_and_those_of_workers_that_have_left_are_forgotten() -> None:
+    def update() -> None:
+        server = Server(Sum(), [None])
+        server.put({"a": 0})
+        for number in range(100):
+            for step in (0, 0, 1, 0, 1):
+                server.update(Member("worker[0]", 7, number), step, {"a": 1}).result()
+        assert server.read({"a": -1})[1] == [("a", 200, 200)]
+        # Which updates it had sent is not known any more.
+        late = server.update(Member("worker[0]", 7, 50), 9, {"a": 1})
+        assert isinstance(late.exception(), UnknownMemberError)
+        server.update(Member("worker[0]", 8, 0), 0, {"a": 1}).result()
+        assert server.read({"a": -1})[1] == [("a", 201, 201)]
+        assert list(server._applied) == ["worker[0]"]
+
+    in_a_node(update)
 
 
 def _wait_for_stop(ps: engines.ParameterServerClient, folder: Path) -> None:
