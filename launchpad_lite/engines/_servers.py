@@ -60,6 +60,21 @@ class Member(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Start:
+    """The answer that a worker may begin a step.
+
+    Attributes:
+        keys: Of the step.
+        life: Of the first server, whose values these are.
+        changed: Key, version and value of each that has changed, of those the worker had.
+    """
+
+    keys: list[Key]
+    life: str
+    changed: list[tuple[Key, int, Any]]
+
+
+@dataclass(frozen=True)
 class Progress:
     """How far the workers of an engine are.
 
@@ -284,6 +299,18 @@ class Server:
 
 
 @dataclass
+class _Call:
+    """A call of a worker that wants to begin a step."""
+
+    #: What it has, as for `Server.read`.
+    versions: Mapping[Key, int]
+    life: str
+    future: "concurrent.futures.Future[Start | None]" = field(
+        default_factory=concurrent.futures.Future
+    )
+
+
+@dataclass
 class _Presence:
     """What there is to know of a worker that takes part."""
 
@@ -293,7 +320,7 @@ class _Presence:
     #: Ends its stream.
     dismiss: Callable[[], object]
     #: Its call that is answered when it may go on.
-    call: "concurrent.futures.Future[list[Key] | None] | None" = None
+    call: _Call | None = None
 
 
 @dataclass
@@ -449,28 +476,78 @@ class Coordinator(Server):
 
     @courier.idempotent
     def advance(
-        self, member: Member, finished: int
-    ) -> "concurrent.futures.Future[list[Key] | None]":
+        self,
+        member: Member,
+        finished: int,
+        updates: Mapping[Key, Any],
+        versions: Mapping[Key, int],
+        life: str,
+    ) -> "concurrent.futures.Future[Start | None]":
         """Asks to begin the next step; answered when the barrier lets the worker pass.
+
+        What would be further calls goes with it: updates are applied first, and the answer brings
+        values.
 
         Args:
             member: The worker.
             finished: How many steps it has finished.
+            updates: Those of the last step that are left, as for `update`.
+            versions: What it has of this server, and will probably need, as for `read`.
+            life: As for `read`.
 
         Returns:
-            The keys of the step; None: there is nothing more to do.
+            None: there is nothing more to do.
 
         Raises:
+            UnknownKeyError: Nobody has set one of the keys.
+            UpdateError: An update could not be applied.
             UnknownMemberError: It is to join again.
         """
-        call: concurrent.futures.Future[list[Key] | None] = concurrent.futures.Future()
+        call = _Call(versions, life)
+        applied = self.update(member, finished - 1, updates) if updates else None
+        if applied is None or applied.done():
+            self._arrive(member, finished, call, applied, decides=True)
+        else:
+            # Called where the next updates wait, for which a decision must not wait.
+            then = functools.partial(self._arrive, member, finished, call, decides=False)
+            applied.add_done_callback(then)
+        return call.future
+
+    def _arrive(
+        self,
+        member: Member,
+        finished: int,
+        call: _Call,
+        applied: "concurrent.futures.Future[None] | None",
+        *,
+        decides: bool,
+    ) -> None:
+        """Has a call wait at the barrier; if that lets anybody pass, decides here or elsewhere."""
+        try:
+            if applied is not None:
+                applied.result()
+            released = self._wait_at_barrier(member, finished, call)
+        except Exception as error:  # noqa: BLE001 - the worker gets it
+            call.future.set_exception(error)
+            return
+        if decides and released:
+            self._decisions.run(self._let_go, released)
+        elif released:
+            with self._changed:
+                self._released += released
+                self._changed.notify()
+
+    def _wait_at_barrier(self, member: Member, finished: int, call: _Call) -> list[Member]:
         with self._changed:
+            if self._stops:
+                call.future.set_result(None)
+                return []
             if member not in self._members:
                 raise UnknownMemberError(f"{self._name}: {member.name} does not take part any more")
             waits = self._members[member].call is not None
             self._members[member].call = call
             is_open = self._opens_at <= time.monotonic()
-            released = []
+            released: list[Member] = []
             if member in self._early:
                 pass  # repeated, because its connection broke
             elif finished > self._population.step_of(member):
@@ -481,9 +558,7 @@ class Coordinator(Server):
             elif not waits:  # else repeated, too
                 (released if is_open else self._released).append(member)
             self._changed.notify()  # there may be something to do at some time, now
-        if released:
-            self._decisions.run(self._let_go, released)
-        return call
+            return released
 
     # How it decides.
 
@@ -538,9 +613,16 @@ class Coordinator(Server):
         if call is None:
             return
         if isinstance(answer, Exception):
-            call.set_exception(answer)
+            call.future.set_exception(answer)
+        elif answer is None:
+            call.future.set_result(None)
         else:
-            call.set_result(answer)
+            call.future.set_result(self._start(answer, call))
+
+    def _start(self, keys: list[Key], call: _Call) -> Start:
+        versions = call.versions
+        known = {key: versions[key] for key in keys if key in versions}
+        return Start(keys, *self.read(known, call.life))
 
     def _watch(self) -> None:
         """Does what no call does: what is due at some time, and what follows from a leaving worker."""

@@ -4,8 +4,8 @@ After Li et al., "Scaling Distributed Machine Learning with the Parameter Server
 the interface of the Actor engine of Owl ("OCaml Scientific Computing").
 """
 
+import concurrent.futures
 import copy
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -17,6 +17,7 @@ from launchpad_lite.engines._servers import (
     Member,
     Progress,
     Server,
+    Start,
     UnknownMemberError,
 )
 from launchpad_lite.engines._updates import added, check_outside_pull, check_updates
@@ -143,34 +144,61 @@ class ParameterServerClient:
                 if step == 100:
                     break  # leaves; the others do not wait for it
         """
+        return self._work(job, joins_calls=False)
+
+    def work_to_the_end(self, job: "ParameterServer") -> None:
+        """Takes part as a worker until the engine stops. For the engine."""
+        for _ in self._work(job, joins_calls=True):  # nobody looks between two steps
+            pass
+
+    def _work(self, job: "ParameterServer", *, joins_calls: bool) -> Iterator[int]:
         self._begin()
-        return _Worker(self._servers, job.in_node(self._servers)).steps()
+        return _Worker(self._servers, job.in_node(self._servers), joins_calls=joins_calls).steps()
 
 
 class _Worker:
     """One that takes part."""
 
-    def __init__(self, servers: Sequence[Any], job: "ParameterServer") -> None:
+    def __init__(
+        self, servers: Sequence[Any], job: "ParameterServer", *, joins_calls: bool
+    ) -> None:
+        """Makes one that has not joined.
+
+        Args:
+            servers: As for `ParameterServerClient`.
+            job: What to do in a step.
+            joins_calls: Whether updates for the first server go with the call that begins the next
+                step, and so are applied only then. That saves a call.
+        """
         self._servers = servers
         self._job = job
+        self._joins_calls = joins_calls
         #: What was read: by key, version and value.
         self._read: dict[Key, tuple[int, Any]] = {}
         #: By server, whose versions these are.
         self._lives = [""] * len(servers)
+        #: Keys of the last step that are on the first server.
+        self._first_keys: Sequence[Key] = ()
+        #: Updates that go with the next call.
+        self._unsent: Mapping[Key, Any] = {}
         self._node = lp.current_node().name
         #: As which one it takes part.
         self._member: Member | None = None
         self._pushes = False
-        #: Set when there is an answer, or the node is to end.
-        self._woken = threading.Event()
+        #: Asks to begin a step; to be given up when the node stops.
+        self._call: Any = None
 
     def steps(self) -> Iterator[int]:
         """Works until the engine or the node stops, or the reader leaves."""
-        lp.register_stop_handler(self._woken.set)
+        lp.register_stop_handler(self._give_up)
         try:
             yield from self._steps()
         finally:
-            lp.unregister_stop_handler(self._woken.set)
+            lp.unregister_stop_handler(self._give_up)
+
+    def _give_up(self) -> None:
+        if self._call is not None:
+            self._call.cancel()
 
     def _steps(self) -> Iterator[int]:
         finished: int | None = None
@@ -181,59 +209,83 @@ class _Worker:
             try:
                 member, finished = next(presence)
                 self._member = member
-                while (keys := self._advance(member, finished)) is not None:
-                    self._step(member, finished, keys)
+                while (start := self._advance(member, finished)) is not None:
+                    self._step(member, finished, start)
                     finished += 1
                     yield finished
                 return
             except (UnknownMemberError, courier.ServerLostError):
                 if self._pushes:
                     raise  # by code of the user
+                if self._unsent and finished:
+                    # Whether they were applied is not known: the step is made again, with others.
+                    finished -= 1
+                    self._unsent = {}
                 continue  # the coordinator was started again
             finally:
                 presence.close()
 
-    def _advance(self, member: Member, finished: int) -> list[Key] | None:
+    def _advance(self, member: Member, finished: int) -> Start | None:
         stop = lp.stop_event()
-        self._woken.clear()
-        call = self._servers[0].futures.advance(member, finished)
-        call.add_done_callback(lambda _: self._woken.set())
-        while not call.done():
-            if stop.is_set():
-                call.cancel()
-                return None
+        versions = {key: self._read[key][0] for key in self._first_keys}
+        call = self._call = self._servers[0].futures.advance(
+            member, finished, self._unsent, versions, self._lives[0]
+        )
+        while not stop.is_set():
             lp.heartbeat()  # who waits for others is not hung
-            self._woken.wait(_HEARTBEAT_S)
-        keys: list[Key] | None = call.result()
-        return keys
+            try:
+                start: Start | None = call.result(_HEARTBEAT_S)
+            except (concurrent.futures.TimeoutError, courier.CallCancelledError):
+                if call.done() and not stop.is_set():
+                    raise
+            else:
+                self._unsent = {}
+                return start
+        call.cancel()
+        if self._unsent:
+            self._servers[0].update(member, finished - 1, self._unsent)
+        return None
 
-    def _step(self, member: Member, step: int, keys: Sequence[Key]) -> None:
-        values = self._values(keys)
+    def _step(self, member: Member, step: int, start: Start) -> None:
+        values = self._values(start)
         self._pushes = True
         updates = self._job.push(member.name, values)
         self._pushes = False
         check_updates(updates, values, member.name, step)
-        parts = self._parted(updates)
+        parts = {
+            place: {key: updates[key] for key in part}
+            for place, part in self._parted(updates).items()
+        }
+        unsent = parts.pop(0, {}) if self._joins_calls else {}
         calls = [
-            self._servers[place].futures.update(member, step, {key: updates[key] for key in part})
-            for place, part in parts.items()
+            self._servers[place].futures.update(member, step, part) for place, part in parts.items()
         ]
         for call in calls:
             call.result()
+        self._unsent = unsent
 
-    def _values(self, keys: Sequence[Key]) -> dict[Key, Any]:
+    def _values(self, start: Start) -> dict[Key, Any]:
+        has_come = set(self._first_keys)
+        self._keep(0, start.life, start.changed)
+        parts = self._parted(start.keys)
+        self._first_keys = parts.get(0, ())
+        parts[0] = [key for key in self._first_keys if key not in has_come]
         calls = []
-        for place, part in self._parted(keys).items():
-            wanted = {key: self._read[key][0] if key in self._read else -1 for key in part}
-            calls.append((place, self._servers[place].futures.read(wanted, self._lives[place])))
+        for place, part in parts.items():
+            if part:
+                wanted = {key: self._read[key][0] if key in self._read else -1 for key in part}
+                call = self._servers[place].futures.read(wanted, self._lives[place])
+                calls.append((place, call))
         for place, call in calls:
-            life, changed = call.result()
-            if life != self._lives[place]:  # it was started again, and counts other versions
-                self._lives[place] = life
-                for key in self._parted(self._read).get(place, ()):
-                    del self._read[key]
-            self._read.update({key: (version, value) for key, version, value in changed})
-        return {key: self._read[key][1] for key in keys}
+            self._keep(place, *call.result())
+        return {key: self._read[key][1] for key in start.keys}
+
+    def _keep(self, place: int, life: str, changed: Sequence[tuple[Key, int, Any]]) -> None:
+        if life != self._lives[place]:  # it was started again, and counts other versions
+            self._lives[place] = life
+            for key in self._parted(self._read).get(place, ()):
+                del self._read[key]
+        self._read.update({key: (version, value) for key, version, value in changed})
 
     def _parted(self, keys: Any) -> dict[int, list[Key]]:
         if len(self._servers) == 1:
@@ -444,5 +496,4 @@ class ParameterServerHandle(lp.Deferred[ParameterServerClient]):
 
 
 def _work(ps: ParameterServerClient, job: ParameterServer) -> None:
-    for _ in ps.work(job):
-        pass
+    ps.work_to_the_end(job)

@@ -3,6 +3,7 @@
 import collections
 import json
 import os
+import pickle
 import threading
 import time
 import uuid
@@ -331,20 +332,21 @@ def test_a_worker_keeps_its_name_though_its_old_stream_has_not_ended() -> None:
                 return stream, next(stream)[0]
 
             first, member = joined(0, None, None)
-            _other, another = joined(0, None, None)
+            other, another = joined(0, None, None)
             assert [member.name, another.name] == ["worker[0]", "worker[0]#2"]
             again, later = joined(0, member, 5)
             assert later.name == "worker[0]"
             assert later > member
             assert list(first) == []
             with pytest.raises(UnknownMemberError):
-                client.advance(member, 5)
+                client.advance(member, 5, {}, {}, "")
             assert client.worker_num() == 2
             # In a new process of the node, the streams of the old one count no more.
-            _last, restarted = joined(1, None, None)
+            last, restarted = joined(1, None, None)
             assert restarted.name == "worker[0]"
-            assert list(again) == []
+            assert list(again) == list(other) == []
             assert client.worker_num() == 1
+            last.close()
 
     in_a_node(join)
 
@@ -365,6 +367,42 @@ def test_an_update_is_applied_once_and_those_of_workers_that_have_left_are_forgo
         assert list(server._applied) == ["worker[0]"]
 
     in_a_node(update)
+
+
+def test_one_call_ends_a_step_and_begins_the_next_and_may_be_repeated() -> None:
+    def step() -> None:
+        coordinator = Coordinator(Sum(), [None], None)
+        with courier.Server(coordinator, in_process="wire") as server:
+            client = courier.Client(server.address)
+            client.begin()
+            stream = iter(client.stay("worker[0]", 0, None, None))
+            member, _ = next(stream)
+            first = client.advance(member, 0, {}, {}, "")
+            assert (first.keys, first.changed) == (["a", ("b", 2), 7], [])  # it may need none
+            for _ in range(3):
+                start = client.advance(member, 1, {"a": 1}, {"a": 0, 7: 0}, first.life)
+                assert start.changed == [("a", 1, 1)]
+            assert client.progress().updates == 1
+            stream.close()
+
+    in_a_node(step)
+
+
+class Leaving(Sum):
+    """Ends the program while its update has not been sent."""
+
+    def push(self, worker: str, values: Mapping[Any, Any]) -> Mapping[Any, Any]:
+        lp.stop()
+        assert lp.stop_event().wait(30)
+        return {"a": 1}
+
+
+def test_the_update_of_a_worker_that_is_stopped_is_applied(tmp_path: Path) -> None:
+    program = lp.Program("ps")
+    Leaving().add_to(program, workers=1, progress_s=None)
+    lp.launch(program, "test_mt", checkpoints={"ps_server": tmp_path}).wait()
+    newest = max(tmp_path.rglob("values.pickle"))
+    assert pickle.loads(newest.read_bytes())["values"]["a"] == (1, 1)
 
 
 def _wait_for_stop(ps: engines.ParameterServerClient, folder: Path) -> None:
