@@ -148,11 +148,14 @@ class Executor(concurrent.futures.Executor):
         self._futures: dict[str, tuple[str, Future[Any]]] = {}
         self._submitted: queue.SimpleQueue[Submission | None] = queue.SimpleQueue()
         self._is_shut = False
+        self._has_finished = False
+        #: Why it cannot go on.
+        self._failure: BaseException | None = None
         #: Set when nobody waits for anything any more.
         self._is_over = threading.Event()
         self._threads = [
-            threading.Thread(target=target, name=f"executor-{name}", daemon=True)
-            for name, target in (("send", self._send), ("collect", self._collect))
+            threading.Thread(target=self._guard, args=(loop,), name=f"executor-{name}", daemon=True)
+            for name, loop in (("send", self._send), ("collect", self._collect))
         ]
         for thread in self._threads:
             thread.start()
@@ -161,7 +164,7 @@ class Executor(concurrent.futures.Executor):
         """Has a function run by a worker; returns the future of its result.
 
         Raises:
-            RuntimeError: The executor was shut down.
+            RuntimeError: The executor was shut down, or its workers were stopped.
             TaskPickleError: The function or an argument cannot be pickled.
         """
         call = Call(fn, *args, **kwargs)
@@ -169,6 +172,8 @@ class Executor(concurrent.futures.Executor):
         submission = submission_of(call, key)
         future: Future[R] = Future()
         with self._lock:
+            if self._failure is not None:
+                raise RuntimeError(f"this executor has ended: {self._failure}")
             if self._is_shut:
                 raise RuntimeError("this executor was shut down")
             self._futures[key] = repr(call), future
@@ -180,6 +185,21 @@ class Executor(concurrent.futures.Executor):
         with self._lock:
             self._futures.pop(key, None)
         self._outbox.cancel([key])
+
+    def _guard(self, loop: Callable[[], None]) -> None:
+        """Runs the loop of a thread; when it cannot go on, all who wait for futures hear of it."""
+        try:
+            loop()
+        except BaseException as error:  # noqa: BLE001 - raised by the futures
+            with self._lock:
+                self._failure = error
+                futures = [future for _, future in self._futures.values()]
+                self._futures.clear()
+            self._is_over.set()
+            self._submitted.put(None)
+            for future in futures:
+                if future.set_running_or_notify_cancel():
+                    future.set_exception(error)
 
     def _send(self) -> None:
         """Sends what was submitted, many at a time."""
@@ -230,8 +250,10 @@ class Executor(concurrent.futures.Executor):
         self._finish()
 
     def _finish(self) -> None:
-        if self._is_over.is_set():
-            return
+        with self._lock:
+            if self._has_finished:
+                return
+            self._has_finished = True
         self._is_over.set()
         self._submitted.put(None)
         for thread in self._threads:

@@ -1,7 +1,11 @@
 """Searches as an executor."""
 
 import concurrent.futures
+import signal
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -62,3 +66,27 @@ def test_an_executor_in_a_node_uses_workers_of_its_program():
     program.add_node(lp.PyNode(study, executor), label="study")
     assert lp.launch(program, "local_mt").wait(30).outcome is lp.Outcome.COMPLETED
     assert results == [0, 1, 4, 9, 16]
+
+
+@pytest.mark.slow
+def test_who_waits_for_a_future_hears_of_an_interrupt(tmp_path: Path):
+    script = tmp_path / "wait.py"
+    script.write_text(
+        "import time\n"
+        "from launchpad_lite import search\n"
+        "if __name__ == '__main__':\n"
+        "    with search.Executor(workers=1, notice_s=1) as executor:\n"
+        "        executor.submit(abs, 1).result()\n"
+        "        waiting = executor.submit(time.sleep, 60)\n"
+        "        print('ready', flush=True)\n"
+        "        waiting.result()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+    assert process.returncode != 0
+    assert "executor: interrupted" in errors
