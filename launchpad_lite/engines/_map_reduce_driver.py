@@ -2,6 +2,8 @@
 
 import collections
 import concurrent.futures
+import contextlib
+import threading
 import time
 import uuid
 import weakref
@@ -35,6 +37,9 @@ _MOST_MISSES = 50
 #: Seconds between two looks at what is shown.
 _SHOW_S = 0.2
 
+#: Seconds that a worker has to hear that the driver leaves.
+_LEAVE_S = 5.0
+
 _LOST = (courier.ServerLostError, courier.ServerUnreachableError)
 
 
@@ -44,8 +49,8 @@ class _Place:
 
     index: int
     client: Any
-    #: The call for whose time it keeps what we leave there; None before that.
-    presence: "concurrent.futures.Future[None] | None" = None
+    #: Whether it keeps what we leave there.
+    is_entered: bool = False
     #: The name of that, for the worker.
     life: str = ""
     #: What it has got, in this life.
@@ -60,19 +65,31 @@ class _Place:
     def stay(self) -> None:
         """Has the worker keep what it gets from now on, in a new life."""
         self.life = self.client.enter()
-        self.presence = self.client.futures.stay(self.life)
-        self.presence.add_done_callback(_ignore)
+        self.is_entered = True
+        # No future: a node waits at its end for those that have no answer.
+        threading.Thread(
+            target=self._hold, args=(self.life,), name=f"map-reduce-{self.index}", daemon=True
+        ).start()
+
+    def _hold(self, life: str) -> None:
+        """Makes the call for whose time the worker keeps what we leave there."""
+        with contextlib.suppress(courier.CourierError):  # it is lost, or this node has ended
+            self.client.stay(life)
 
     def leave(self) -> None:
         """Has the worker drop what it keeps for us."""
+        if self.is_entered:
+            self._forget()
+            with contextlib.suppress(courier.CourierError):
+                courier.with_timeout(self.client, _LEAVE_S).leave(self.life)
+
+    def _forget(self) -> None:
+        self.is_entered = False
         self.prepared.clear()
         self.received.clear()
-        presence, self.presence = self.presence, None
-        if presence is not None:
-            presence.cancel()
 
     def is_lost(self) -> None:
-        self.leave()
+        self._forget()
         if self.returns is None:
             self.returns = self.client.futures.hello()
             self.returns.add_done_callback(_ignore)
@@ -176,7 +193,7 @@ class Driver(Backend):
             for key in [key for key in self._cached if key[0] == number]:
                 del self._cached[key]
         for place in self._places:
-            if place.presence is not None:
+            if place.is_entered:
                 try:
                     place.client.forget(place.life, jobs, operations)
                 except _LOST:
@@ -304,7 +321,7 @@ class Driver(Backend):
         return call
 
     def _prepare(self, job: Job, name: str, place: _Place) -> None:
-        if place.presence is None:  # or it was started again while nobody called it
+        if not place.is_entered:  # or it was started again while nobody called it
             self._lose_life(place.index, place.life)
             place.stay()
         for sent, broadcast in job.broadcasts.items():

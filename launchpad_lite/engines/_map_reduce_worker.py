@@ -74,6 +74,7 @@ class _Stay:
     broadcasts: dict[str, Any] = field(default_factory=dict)
     #: Operations of which the store has data.
     owners: set[int] = field(default_factory=set)
+    is_over: bool = False
     #: Ends it.
     end: Callable[[], object] = lambda: None
 
@@ -118,16 +119,24 @@ class Worker:
         return stay.life
 
     async def stay(self, life: str) -> None:
-        """Returns when a driver cancels this call, or is gone; then all of its life is dropped."""
+        """Returns when a driver leaves, or is gone; then all of its life is dropped."""
         stay = self._stays[life]
         ended, loop = asyncio.Event(), asyncio.get_running_loop()
         stay.end = functools.partial(loop.call_soon_threadsafe, ended.set)
         try:
-            if not self._stops:
+            if not (self._stops or stay.is_over):
                 await ended.wait()
         finally:
             del self._stays[life]
             self._free(stay)
+
+    @courier.idempotent
+    def leave(self, life: str) -> None:
+        """Ends a stay."""
+        stay = self._stays.get(life)
+        if stay is not None:
+            stay.is_over = True
+            stay.end()
 
     def _stop(self) -> None:
         """Lets the node end, which would wait for calls of `stay`."""
