@@ -8,6 +8,8 @@ from hyperqueue.cluster import LocalCluster, WorkerConfig
 class HyperQueue(task_queues.Engine):
     """A server and a worker; each submission is a job."""
 
+    rate_s = 6.0  # `wait_for_jobs` looks once a second
+
     def start(self, workers: int, folder: str) -> None:
         """Starts them."""
         self._cluster = LocalCluster(folder)

@@ -10,8 +10,7 @@ from typing import Any
 
 import harness
 
-#: A rate counts once so many seconds were measured, or so many tasks.
-_RATE_S = 2.0
+#: A rate counts once so many tasks were measured, or `Engine.rate_s`.
 _MOST_TASKS = 10_000
 #: Delays are measured so often, or for so long.
 _DELAYS = 200
@@ -19,7 +18,13 @@ _DELAYS_S = 3.0
 
 
 class Engine:
-    """Runs empty tasks on some workers. Each peer is one."""
+    """Runs empty tasks on some workers. Each peer is one.
+
+    Attributes:
+        rate_s: Seconds after which a rate counts.
+    """
+
+    rate_s = 2.0
 
     def start(self, workers: int, folder: str, **options: Any) -> None:
         """Starts the workers.
@@ -55,10 +60,10 @@ def _rate(engine: Engine) -> float:
         start = time.perf_counter()
         engine.wait(engine.submit(count))
         seconds = time.perf_counter() - start
-        if seconds > _RATE_S or count == _MOST_TASKS:
+        if seconds > engine.rate_s or count == _MOST_TASKS:
             return count / seconds
         # A little more than enough, and at most 4 times as many as those that say so.
-        count = min(_MOST_TASKS, int(count * min(4.0, 1.5 * _RATE_S / seconds)) + 1)
+        count = min(_MOST_TASKS, int(count * min(4.0, 1.5 * engine.rate_s / seconds)) + 1)
 
 
 def _delay(engine: Engine, queued: int) -> float:
