@@ -16,7 +16,8 @@ QUARTER ?= $(shell echo $$((0x$$(git rev-parse --short=8 HEAD) % 4)))
 RESULTS := .cache/results
 REVERB_TESTS := tests/launchpad_lite/test_reverb.py tests/launchers/test_reverb.py \
   tests/examples/test_replay.py
-BACKENDS_TESTS := tests/launchpad_lite/engines/test_map_reduce.py
+BACKENDS_TESTS := tests/launchpad_lite/engines/test_map_reduce.py \
+  tests/examples/test_architecture_search.py
 comma := ,
 
 # Of `make image`: what it is called, what it is built on, what is installed besides (empty: what
@@ -140,8 +141,8 @@ reverb: .venv-reverb/.ready ## Run the tests that need Reverb, on Python 3.11 (2
 
 reverb: export REVERB := required
 
-backends: .venv-backends/.ready ## Run the tests of map-reduce on Dask and on Spark, with Java (600 MB)
-	@echo "== Map-reduce on Dask and Spark"
+backends: .venv-backends/.ready ## Run the tests that need Dask, Spark with Java, or PyTorch (2 GB)
+	@echo "== Dask, Spark and PyTorch"
 	$(call run-tests,.venv-backends/bin/python,fast or slow,backends,$(BACKENDS_TESTS))
 
 backends: export BACKENDS := required
@@ -158,7 +159,7 @@ fuzz: $(READY) ## Fuzz courier for ten minutes, guided by coverage
 	$(call make-environment,3.11,,$(comma)reverb)
 
 .venv-backends/.ready: pyproject.toml
-	$(call make-environment,3.11,,$(comma)dask$(comma)spark)
+	$(call make-environment,3.11,,$(comma)dask$(comma)spark$(comma)torch)
 
 .venv-%/.ready: pyproject.toml tests/oldest-requirements.txt
 	$(call make-environment,$*,$(if $(filter $(OLDEST),$*),--constraint tests/oldest-requirements.txt))

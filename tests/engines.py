@@ -33,6 +33,11 @@ needs_spark = pytest.mark.skipif(
     reason="PySpark and Java are not installed (make backends)",
 )
 
+needs_torch = pytest.mark.skipif(
+    importlib.util.find_spec("torch") is None and os.environ.get("BACKENDS") != "required",
+    reason="PyTorch is not installed (make backends)",
+)
+
 needs_ssh_hosts = pytest.mark.skipif(
     not _ON_CI and not _root_has("sshd", "ip", "iptables"),
     reason="needs root, sshd, iproute2 and iptables",
