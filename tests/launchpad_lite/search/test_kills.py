@@ -7,53 +7,15 @@ import os
 import pickle
 import random
 import signal
-import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import launchpad_lite as lp
 from launchpad_lite import search
-from tests.launchpad_lite.search.tasks_for_tests import QUICK
+from tests.launchpad_lite.search.tasks_for_tests import QUICK, Counting
 
 WORKERS = 3
-
-
-class Note(search.Task):
-    """Notes that it runs, in a file that all share."""
-
-    def __init__(self, number: int, file: Path, pause_s: float) -> None:
-        self.number = number
-        self._file = file
-        self._pause_s = pause_s
-
-    def run(self) -> int:
-        with self._file.open("ab") as file:
-            file.write(b"%d\n" % self.number)
-        time.sleep(self._pause_s)
-        return self.number
-
-
-class Counting(search.Model):
-    """Asks for so many tasks, and counts how often it is told each."""
-
-    def __init__(self, total: int, file: Path, pause_s: float) -> None:
-        self.total = total
-        self._file = file
-        self._pause_s = pause_s
-        self._next = 0
-        self.told: collections.Counter[int] = collections.Counter()
-
-    def ask(self) -> Note | None:
-        if self._next == self.total:
-            return None
-        self._next += 1
-        return Note(self._next - 1, self._file, self._pause_s)
-
-    def tell(self, task: Any, result: int) -> None:
-        assert task.number == result
-        self.told[result] += 1
 
 
 class Played:

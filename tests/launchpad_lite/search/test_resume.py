@@ -1,0 +1,181 @@
+"""Searches whose script ends in the middle, and is called again."""
+
+import collections
+import contextlib
+import csv
+import json
+import os
+import pickle
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.courier.waiting import wait_until
+from tests.launchers.marks import Marked, mark_all
+from tests.launchpad_lite.search.searches import ROOT
+
+pytestmark = pytest.mark.slow
+
+_TASKS = 240
+_SCRIPT = """
+import json, sys
+from pathlib import Path
+
+import launchpad_lite as lp
+from launchpad_lite import search
+from tests.launchpad_lite.search.tasks_for_tests import QUICK, Counting
+
+if __name__ == "__main__":
+    here = Path(sys.argv[1])
+    result = search.run(
+        Counting(int(sys.argv[2]), here / "notes", 0.1),
+        workers=3,
+        folder=here / "search",
+        timing=QUICK,
+        checkpoints={"search_model": lp.Checkpoints(here / "search" / "model", period_s=0.5)},
+    )
+    print(json.dumps(sorted(result.model.told.items())))
+"""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What is on disk after a kill. Tasks are named by their numbers.
+
+    Attributes:
+        asked: How many tasks the model had asked for at its last checkpoint.
+        safe: Tasks that the checkpoint knows, and whose results it or the broker has.
+        accepted: All tasks whose results it or the broker has.
+        runs: How often each task was begun.
+    """
+
+    asked: int
+    safe: set[int]
+    accepted: set[int]
+    runs: "collections.Counter[int]"
+
+
+class Script:
+    """The script of a user, and what it has left on disk."""
+
+    def __init__(self, folder: Path, marked: Marked) -> None:
+        self._folder = folder
+        self._marked = marked
+        self._path = folder / "tune.py"
+        self._path.write_text(_SCRIPT)
+        (folder / "notes").touch()
+
+    def start(self) -> "subprocess.Popen[str]":
+        """Calls it."""
+        return subprocess.Popen(
+            [sys.executable, str(self._path), str(self._folder), str(_TASKS)],
+            cwd=self._folder,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def start_until(self, begun: int) -> "subprocess.Popen[str]":
+        """Calls it, and waits until so many different tasks have begun."""
+        process = self.start()
+        wait_until(lambda: len(self.runs()) >= begun, timeout_s=60)
+        return process
+
+    def finish(self) -> "collections.Counter[int]":
+        """Calls it, and returns how often its model was told each task."""
+        process = self.start()
+        output, _ = process.communicate(timeout=120)
+        assert process.returncode == 0, output
+        self._marked.assert_gone()
+        return collections.Counter(dict(json.loads(output.splitlines()[-1])))
+
+    def runs(self) -> "collections.Counter[int]":
+        return collections.Counter(map(int, (self._folder / "notes").read_text().split()))
+
+    def rows(self) -> list[dict[str, str]]:
+        with (self._folder / "search" / "trials.csv").open() as file:
+            return list(csv.DictReader(file))
+
+    def kept(self) -> Kept:
+        newest = max((self._folder / "search" / "model").glob("**/0*/state/model.pickle"))
+        state = pickle.loads(newest.read_bytes())
+        told = set(state["model"].told)
+        results = self._results()
+        known = {task.number for key, (task, _) in state["tasks"].items() if key in results}
+        return Kept(len(state["trials"]), told | known, told | set(results.values()), self.runs())
+
+    def _results(self) -> dict[str, int]:
+        """Reads what the broker has of tasks, by id, from a copy of its store."""
+        copy = self._folder / "copy"
+        copy.mkdir(exist_ok=True)
+        for file in (self._folder / "search").glob("*.sqlite*"):
+            shutil.copy(file, copy)
+        (store,) = copy.glob("*.sqlite")
+        with contextlib.closing(sqlite3.connect(store)) as database:
+            rows = database.execute("select id, result from tasks where state = 'done'").fetchall()
+        shutil.rmtree(copy)
+        return {key: pickle.loads(result) for key, result in rows}
+
+
+@pytest.fixture
+def marked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Marked]:
+    yield from mark_all(monkeypatch)
+
+
+def _kill_all(marked: Marked) -> None:
+    """Kills all processes at the same time, as the end of a machine does."""
+    for process in marked.processes():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)
+
+
+def test_after_all_was_killed_the_same_call_goes_on(tmp_path: Path, marked: Marked):
+    script = Script(tmp_path, marked)
+    first = script.start_until(80)
+    _kill_all(marked)
+    first.communicate()
+    marked.assert_gone()
+    kept = [script.kept()]
+    second = script.start_until(160)
+    os.killpg(second.pid, signal.SIGKILL)  # nodes are orphans, and end by themselves
+    second.communicate()
+    marked.assert_gone()
+    kept.append(script.kept())
+    assert script.finish() == collections.Counter(range(_TASKS))
+    rows = script.rows()
+    assert [int(row["number"]) for row in rows] == list(range(_TASKS))
+    assert {row["state"] for row in rows} == {"done"}
+    for before, after in zip(kept, [kept[1].runs, script.runs()], strict=True):
+        again = set(after - before.runs) & set(before.runs)
+        # Besides them, only what was asked for since the checkpoint, and what was running.
+        assert not again & before.safe
+        assert all(each >= before.asked for each in again & before.accepted)
+        print(
+            f"{len(before.accepted)} results at the kill; of these run again: "
+            f"{len(again & before.accepted)}; of those without a result: {len(again - before.accepted)}"
+        )
+    print(f"{script.runs().total()} runs of {_TASKS} tasks")
+
+
+def test_after_ctrl_c_the_same_call_goes_on(tmp_path: Path, marked: Marked):
+    script = Script(tmp_path, marked)
+    first = script.start_until(60)
+    begun_at = time.monotonic()
+    os.killpg(first.pid, signal.SIGINT)
+    output, _ = first.communicate(timeout=30)
+    assert first.returncode == -signal.SIGINT, output
+    marked.assert_gone()
+    print(f"ended {time.monotonic() - begun_at:.1f} s after Ctrl-C")
+    assert script.finish() == collections.Counter(range(_TASKS))
+    assert script.runs() == collections.Counter(range(_TASKS))
+    assert len(script.rows()) == _TASKS
