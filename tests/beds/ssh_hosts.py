@@ -196,7 +196,7 @@ class SshHosts(Bed):
         self._hosts[name].disturbed.add("cut")
 
     def heal(self, name: str) -> None:
-        """Undoes `cut`, and `block` towards this host."""
+        """Undoes `cut`, `block` towards this host, and what `separate` did here."""
         host = self._hosts[name]
         if "cut" in host.disturbed:
             self._plug(name, "up")
@@ -214,6 +214,16 @@ class SshHosts(Bed):
         address = self.addresses[source]
         self._filter(host, "-A", "INPUT", "-s", address, "-p", "tcp", "--syn", "-j", "DROP")
         host.disturbed.add("blocked")
+
+    def separate(self, one: str, other: str) -> None:
+        """Drops all that two hosts send each other, also on connections that exist.
+
+        All else works, such as the launcher's links to both. `heal` both afterwards.
+        """
+        for target, source in ((one, other), (other, one)):
+            host = self._hosts[target]
+            self._filter(host, "-A", "INPUT", "-s", self.addresses[source], "-j", "DROP")
+            host.disturbed.add("blocked")
 
     def forget_key(self, name: str) -> None:
         """Has the launcher know another host key for this host, as after an attack."""

@@ -102,6 +102,16 @@ def test_a_block_is_between_two_hosts_one_way(hosts: SshHosts) -> None:
     assert reaches(hosts, "h1", "h2")
 
 
+def test_separated_hosts_reach_all_but_each_other(hosts: SshHosts) -> None:
+    hosts.separate("h1", "h2")
+    assert not reaches(hosts, "h1", "h2", within_s=1.0)
+    assert not reaches(hosts, "h2", "h1", within_s=1.0)
+    assert reaches(hosts, "h1", "h3")
+    for name in ("h1", "h2"):
+        hosts.heal(name)
+    assert reaches(hosts, "h1", "h2")
+
+
 def test_leftovers_are_told_and_ended_and_files_removed(bed: SshHosts) -> None:
     ssh(bed, "h1", "mkdir -p ~/.cache/a; touch ~/.cache/a/b /tmp/c /dev/shm/d")
     assert bed.files("h1") == ["/dev/shm/d", "/tmp/c", "~/.cache/a/b"]
