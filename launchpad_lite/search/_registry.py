@@ -4,7 +4,9 @@ A state machine without I/O and without a clock. Not thread-safe.
 """
 
 import collections
-from collections.abc import Collection, Sequence
+import itertools
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from launchpad_lite.search._messages import Life, Load, Member, View
@@ -41,7 +43,10 @@ class Registry:
         #: Who was there before it began is known by then.
         self._knows_all_at = now if is_first else now + silence_s
         self._looked_at = now
-        self._entries: dict[tuple[str, str], _Entry] = {}
+        #: By role and name. Heartbeats of many workers look only at brokers, which are few.
+        self._entries: dict[str, dict[str, _Entry]] = {}
+        #: Nobody is dropped before.
+        self._drops_at = math.inf
         self._python = ""
         self._is_closed = False
 
@@ -66,7 +71,8 @@ class Registry:
                 )
             self._python = member.python
         self._check_device(member, now)
-        self._entries[member.role, name] = _Entry(member, now)
+        self._entries.setdefault(member.role, {})[name] = _Entry(member, now)
+        self._drops_at = min(self._drops_at, now + self._silence_s)
 
     def beat(self, role: str, who: Life, load: Load, broker: str, now: float) -> View:
         """Notes that somebody is there.
@@ -78,7 +84,7 @@ class Registry:
             broker: That it uses; empty: as before, or it is one itself.
             now: The time.
         """
-        entry = self._entries.get((role, who.name))
+        entry = self._of(role).get(who.name)
         is_known = entry is not None and entry.member.who == who
         if entry is not None and is_known:
             entry.seen_at, entry.load = now, load
@@ -89,12 +95,9 @@ class Registry:
         """Returns who is there."""
         self._expire(now)
         brokers = {
-            name: (entry.member.address, entry.load)
-            for (role, name), entry in self._entries.items()
-            if role == "broker"
+            name: (entry.member.address, entry.load) for name, entry in self._of("broker").items()
         }
-        workers = sum(role == "worker" for role, _ in self._entries)
-        return View(is_known, brokers, workers, self._is_closed)
+        return View(is_known, brokers, len(self._of("worker")), self._is_closed)
 
     def place(self, role: str, who: Life, avoid: Collection[str], now: float) -> str:
         """Returns the broker that a worker or model is to use; empty if there is none.
@@ -106,13 +109,13 @@ class Registry:
             now: The time.
         """
         self._expire(now)
-        users = {name: 0 for kind, name in self._entries if kind == "broker"}
-        for (kind, name), entry in self._entries.items():
-            if kind == role and name != who.name and entry.broker in users:
+        users = dict.fromkeys(self._of("broker"), 0)
+        for name, entry in self._of(role).items():
+            if name != who.name and entry.broker in users:
                 users[entry.broker] += 1
         fit = {name: count for name, count in users.items() if name not in avoid}
         place = min(sorted(fit), key=fit.__getitem__, default="")
-        placed = self._entries.get((role, who.name))
+        placed = self._of(role).get(who.name)
         if placed is not None and placed.member.who == who:
             placed.broker = place
         return place
@@ -137,7 +140,7 @@ class Registry:
             SearchError: All are taken.
         """
         self._expire(now)
-        entry = self._entries.get(("worker", who.name))
+        entry = self._of("worker").get(who.name)
         if entry is None or entry.member.who != who or now < self._knows_all_at:
             return None
         used = self._used(machine, who.name)
@@ -156,9 +159,9 @@ class Registry:
     def _used(self, machine: str, but: str) -> dict[str, float]:
         """Returns which part of each device of a machine workers have, but for one of them."""
         used: collections.defaultdict[str, float] = collections.defaultdict(float)
-        for (role, name), entry in self._entries.items():
+        for name, entry in self._of("worker").items():
             device = entry.member.device
-            if role == "worker" and name != but and entry.member.machine == machine and device:
+            if name != but and entry.member.machine == machine and device:
                 used[device[0]] += device[1]
         return used
 
@@ -175,20 +178,33 @@ class Registry:
 
     def leave(self, role: str, who: Life) -> None:
         """Forgets somebody."""
-        entry = self._entries.get((role, who.name))
+        entry = self._of(role).get(who.name)
         if entry is not None and entry.member.who == who:
-            del self._entries[role, who.name]
+            del self._entries[role][who.name]
 
     def close(self) -> None:
         """Says that the search is over."""
         self._is_closed = True
 
+    def _of(self, role: str) -> Mapping[str, _Entry]:
+        return self._entries.get(role, {})
+
     def _expire(self, now: float) -> None:
         """Drops who is silent."""
         gap_s, self._looked_at = now - self._looked_at, now
         if gap_s > self._silence_s / 2:  # this process stood still, and could hear of nobody
-            for entry in self._entries.values():
+            for entry in self._all():
                 entry.seen_at += gap_s
-        for key, entry in list(self._entries.items()):
-            if entry.seen_at + self._silence_s <= now:
-                del self._entries[key]
+        if now < self._drops_at:
+            return
+        for role, entries in self._entries.items():
+            self._entries[role] = {
+                name: entry
+                for name, entry in entries.items()
+                if entry.seen_at + self._silence_s > now
+            }
+        oldest = min((entry.seen_at for entry in self._all()), default=math.inf)
+        self._drops_at = oldest + self._silence_s
+
+    def _all(self) -> Iterator[_Entry]:
+        return itertools.chain.from_iterable(each.values() for each in self._entries.values())
