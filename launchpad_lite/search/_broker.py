@@ -5,7 +5,7 @@ import collections
 import contextlib
 import time
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,7 @@ from launchpad_lite.search._messages import (
     View,
 )
 from launchpad_lite.search._postgres import PostgresStore
-from launchpad_lite.search._queue import Queue
+from launchpad_lite.search._queue import Changes, Queue
 from launchpad_lite.search._store import SqliteStore, Store
 from launchpad_lite.search._timing import Timing
 from launchpad_lite.search._waiting import is_set_within, set_at_stop
@@ -426,20 +426,36 @@ class Broker:
         number = self._queue.changes
         while self._stored < number:
             if self._writing is None or self._writing.done():
-                self._writing = asyncio.get_running_loop().create_task(self._write())
+                upto, changes = self._queue.changes, self._queue.take_changes()
+                # Two changes of threads cost more than a small write.
+                if self._store is None or self._store.is_quick(changes):
+                    self._write_here(changes, upto)
+                    return
+                self._writing = asyncio.get_running_loop().create_task(
+                    self._write(self._store, changes, upto)
+                )
             # Callers may be cancelled, because they are lost themselves. The write goes on.
             await asyncio.shield(self._writing)
 
-    async def _write(self) -> None:
-        upto, changes = self._queue.changes, self._queue.take_changes()
+    def _write_here(self, changes: Changes, upto: int) -> None:
         if self._store is not None:
-            await self._in_store(self._store.write, changes)
+            with self._ending_if_it_fails():
+                self._store.write(changes)
+        self._stored = upto
+
+    async def _write(self, store: Store, changes: Changes, upto: int) -> None:
+        await self._in_store(store.write, changes)
         self._stored = upto
 
     async def _in_store(self, function: Callable[..., T], *args: object) -> T:
         """Calls the store in its thread. If that fails, the broker ends."""
-        try:
+        with self._ending_if_it_fails():
             return await asyncio.get_running_loop().run_in_executor(self._writer, function, *args)
+
+    @contextlib.contextmanager
+    def _ending_if_it_fails(self) -> Iterator[None]:
+        try:
+            yield
         except Exception as error:
             self._failure = error
             self._closed.set()

@@ -116,6 +116,10 @@ class PostgresStore:
             if changes.removed:
                 cursor.execute(_DELETE, (me, list(changes.removed)))
 
+    def is_quick(self, changes: Changes) -> bool:  # noqa: ARG002 - as `Store`
+        """As `Store.is_quick`: never, because a server may not answer."""
+        return False
+
     def beat(self) -> None:
         """As `Store.beat`."""
         with self._held():

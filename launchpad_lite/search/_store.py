@@ -30,6 +30,9 @@ class Store(Protocol):
             StoreError: They cannot be written.
         """
 
+    def is_quick(self, changes: Changes) -> bool:
+        """Returns whether to write changes takes less time than to have another thread do it."""
+
     def beat(self) -> None:
         """Shows other brokers that this one is there.
 
@@ -168,6 +171,15 @@ _PUT = f"replace into tasks values ({','.join('?' * len(COLUMNS))})"  # noqa: S6
 _CHANGE = f"update tasks set {', '.join(f'{each} = ?' for each in CHANGING)} where id = ?"  # noqa: S608 - names of ours
 
 
+#: So many tasks, with so much data, are written at once.
+_QUICK_TASKS = 16
+_QUICK_BYTES = 1 << 16
+
+
+def _size(task: Task) -> int:
+    return len(task.submission.payload) + len(task.outcome.payload if task.outcome else b"")
+
+
 class SqliteStore:
     """A file, written by SQLite with a write-ahead log.
 
@@ -234,6 +246,13 @@ class SqliteStore:
                 with contextlib.suppress(sqlite3.Error):
                     database.execute("rollback")
                 raise
+
+    def is_quick(self, changes: Changes) -> bool:
+        """As `Store.is_quick`: 16 small tasks take some 0.2 ms."""
+        tasks = (*changes.new, *changes.changed)
+        if len(tasks) + len(changes.removed) > _QUICK_TASKS:
+            return False
+        return sum(map(_size, tasks)) <= _QUICK_BYTES
 
     def beat(self) -> None:
         """Does nothing: the file is locked."""
