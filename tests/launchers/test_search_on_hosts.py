@@ -121,25 +121,25 @@ def test_brokers_that_cannot_reach_each_other_for_a_while_help_again_afterwards(
     run = ssh.launch(
         _SEARCH,
         placement={**brokers, **others},
-        how={"tasks": 1_000_000, "task_s": 0.1, "workers": 2},
+        how={"tasks": 1_000_000, "task_s": 0.2, "workers": 4},
     )
 
     def workers_since(begun: int) -> "collections.Counter[str]":
         return collections.Counter(worker for _, worker in _runs(ssh)[begun:])
 
-    # The model uses one broker, and each of two workers another one.
-    poll_until(lambda: len(workers_since(0)) == 2, 60)
+    # The model uses one broker, and half of the workers the other one.
+    poll_until(lambda: len(workers_since(0)) == 4, 60)
     ssh.hosts.separate("h2", "h3")
     time.sleep(_LEASE_S)  # what the helper had is lost by now, or about to be
     begun = len(_runs(ssh))
     time.sleep(2 * _LEASE_S)
-    assert len(workers_since(begun)) == 1  # that of the other broker has nothing to do
+    assert 0 < len(workers_since(begun)) < 4  # those of the other broker have nothing to do
     for host in ("h2", "h3"):
         ssh.hosts.heal(host)
     healed_at = time.monotonic()
     begun = len(_runs(ssh))
-    poll_until(lambda: len(workers_since(begun)) == 2, 60)
-    print(f"both work again {time.monotonic() - healed_at:.1f} s after the network came back")
+    poll_until(lambda: len(workers_since(begun)) == 4, 60)
+    print(f"all work again {time.monotonic() - healed_at:.1f} s after the network came back")
     run.finish()
     asked = _check_told(run)
     print(f"{len(_runs(ssh))} runs of {asked} tasks")
