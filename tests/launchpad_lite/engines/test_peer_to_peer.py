@@ -318,7 +318,8 @@ def test_no_new_ring_is_made_if_values_may_be_lost(
     program = lp.Program("peers")
     Falling(replicas, "start").add_to(program, peers=len(replicas) + (len(replicas) > 1))
     restart = lp.RestartPolicy("on_failure", max_restarts=1)
-    with pytest.raises(lp.NodeFailedError, match=r"peer\[0\]"):
+    # Which of them gives up first is not known.
+    with pytest.raises(lp.NodeFailedError, match=r"peer\[0\]|values are lost"):
         lp.launch(program, "local_mt", restart={"peer": restart}).wait()
 
 
