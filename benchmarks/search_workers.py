@@ -43,8 +43,9 @@ _TIMING = Timing()
 _BROKER = "search_broker[0]"
 _PROCESSES = 4
 _LOAD = 0.7
-#: Seconds until all are connected, and have their first tasks.
-_WARM_UP_S = 8.0
+#: Seconds until all workers wait for a task, and until most have one.
+_CONNECT_S = 10.0
+_FILL_S = 5.0
 
 
 class Seen(NamedTuple):
@@ -179,7 +180,7 @@ async def _measure(
 ) -> str:
     """Returns a row of the table."""
     broker, *simulators = parts
-    begin = time.monotonic() + _WARM_UP_S
+    begin = time.monotonic() + _CONNECT_S + _FILL_S
     window = Window(begin, begin + seconds)
     nodes = {node.name: node.pid or 0 for node in running.status()}
     servers = [psutil.Process(nodes[name]) for name in (_BROKER, "search_name_server[0]")]
@@ -189,6 +190,9 @@ async def _measure(
         asyncio.ensure_future(each.aio.simulate(mine, task_s, window))
         for each, mine in zip(simulators, numbers, strict=True)
     ]
+    await asyncio.sleep(_CONNECT_S)
+    there = await broker.aio.load()
+    assert there.idle == workers, f"{there} of {workers} workers after {_CONNECT_S:g} s"
     used, _, _ = await asyncio.gather(
         _used([*[each.pid for each in servers], *others], window),
         _submit(broker, _LOAD * workers / task_s, window.end),
