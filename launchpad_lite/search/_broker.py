@@ -327,6 +327,7 @@ class Broker:
     async def _see_off(self) -> None:
         """Waits until the workers have left; a lost one does not."""
         if self._queue.load(time.monotonic()).workers:
+            self._deserted.clear()  # set by those who had left before
             await is_set_within(self._deserted, self._timing.silence_s)
         with contextlib.suppress(*LOST):
             server = courier.with_timeout(self._name_server, self._timing.beat_s)
