@@ -119,6 +119,11 @@ class Presence:
             self.beat()  # to learn its address
         return name if name in self.view.brokers or name in self._clients else ""
 
+    def is_crowded(self, broker: str) -> bool:
+        """Returns whether another broker has clearly fewer workers."""
+        workers = {name: load.workers for name, (_, load) in self.view.brokers.items()}
+        return broker in workers and workers[broker] > min(workers.values()) + 1
+
     def has_ended(self, ended: Collection[str]) -> bool:
         """Returns whether all brokers are among those that have ended."""
         return not {*self._clients, *self.view.brokers}.difference(ended)

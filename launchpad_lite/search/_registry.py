@@ -109,13 +109,14 @@ class Registry:
             now: The time.
         """
         self._expire(now)
-        users = dict.fromkeys(self._of("broker"), 0)
-        for name, entry in self._of(role).items():
-            if name != who.name and entry.broker in users:
-                users[entry.broker] += 1
-        fit = {name: count for name, count in users.items() if name not in avoid}
-        place = min(sorted(fit), key=fit.__getitem__, default="")
         placed = self._of(role).get(who.name)
+        users = dict.fromkeys(self._of("broker"), 0)
+        for entry in self._of(role).values():
+            if entry is not placed and entry.broker in users:
+                users[entry.broker] += 1
+        here = "" if placed is None else placed.broker  # where it stays, if that is as good
+        fit = {name: (count, name != here) for name, count in users.items() if name not in avoid}
+        place = min(sorted(fit), key=fit.__getitem__, default="")
         if placed is not None and placed.member.who == who:
             placed.broker = place
         return place

@@ -59,6 +59,8 @@ class Worker:
         self._heartbeat = heartbeat
         self._me = presence.member.who
         self._broker = ""
+        #: Where it goes after its task, because fewer workers are there; empty: nowhere.
+        self._next_broker = ""
         self._mean_s = 1.0
         #: Changed by both threads.
         self._lock = threading.Lock()
@@ -101,7 +103,11 @@ class Worker:
             self._has_ended.set()
             self._stirred.set()
             beating.join()
-        self._leave()
+        with self._lock:
+            self._unbegun.clear()
+        for name in set(self._held) | set(self._outcomes) | {self._broker} - {""}:
+            self._leave(name)
+        self._presence.leave()
 
     def wake(self) -> None:
         """Has it look at `stop`, if it waits for a task. Thread-safe."""
@@ -112,6 +118,9 @@ class Worker:
 
     def _fetch(self) -> None:
         """Hands in outcomes, and gets tasks; after a while there may be none."""
+        if self._next_broker:
+            left, self._broker, self._next_broker = self._broker, self._next_broker, ""
+            self._leave(left)
         if not self._broker:
             self._broker = self._presence.choose()
         if not self._broker:
@@ -120,7 +129,7 @@ class Worker:
         try:
             found = self._exchange(self._broker, self._count(), self._timing.poll_s)
         except LOST as error:
-            lost, self._broker = self._broker, ""
+            lost, self._broker, self._next_broker = self._broker, "", ""
             if isinstance(error, courier.ServerUnreachableError):  # it has ended for good
                 self._ended.add(lost)
                 self._is_over = self._presence.has_ended(self._ended)
@@ -239,6 +248,7 @@ class Worker:
                     self._renew()
                     self._hand_in_late()
                     self._presence.beat(self._broker)  # last: it may take time while it is lost
+                    self._look_for_room()
                 elif self._running is not None and self._running.progress:
                     self._renew()
             except LOST:
@@ -284,6 +294,13 @@ class Worker:
                 self._held[self._broker].pop(each, None)
         self._presence.client(self._broker).give_back(self._me, stuck)
 
+    def _look_for_room(self) -> None:
+        """Looks for a broker with fewer workers: one has come late, or has come back."""
+        here = self._broker
+        if self._presence.is_crowded(here) and (place := self._presence.choose()) not in ("", here):
+            self._client(place).beat(self._me, {}, ())  # it may be out of reach from here
+            self._next_broker = place
+
     def _hand_in_late(self) -> None:
         """Hands in what could not be handed in to brokers that were lost."""
         with self._lock:
@@ -313,11 +330,11 @@ class Worker:
             for each in sent:
                 self._held[broker].pop(each, None)
 
-    def _leave(self) -> None:
+    def _leave(self, broker: str) -> None:
+        """Hands in all outcomes to a broker, which forgets this worker."""
         with self._lock:
-            self._unbegun.clear()
-        for name in set(self._held) | set(self._outcomes) | {self._broker} - {""}:
-            with contextlib.suppress(*LOST, courier.CallCancelledError, KeyError):
-                client = courier.with_timeout(self._presence.client(name), self._timing.beat_s)
-                client.leave(self._me, self._outcomes.get(name, ()))
-        self._presence.leave()
+            outcomes = list(self._outcomes.get(broker, ()))
+        with contextlib.suppress(*LOST, courier.CallCancelledError, KeyError):
+            client = courier.with_timeout(self._presence.client(broker), self._timing.beat_s)
+            client.leave(self._me, outcomes)
+            self._forget(broker, outcomes)

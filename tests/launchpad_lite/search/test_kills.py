@@ -11,8 +11,12 @@ from pathlib import Path
 
 import pytest
 
+import courier
 import launchpad_lite as lp
 from launchpad_lite import search
+from launchpad_lite.search._broker import BrokerOptions
+from launchpad_lite.search.running import RESTART, add_parts
+from launchpad_lite.testing import poll_until
 from tests.launchpad_lite.search.tasks_for_tests import QUICK, Counting
 
 WORKERS = 3
@@ -30,6 +34,7 @@ class Played:
         pause_s: float,
         every_s: float,
         brokers: int = 2,
+        kills: int = 20,
     ) -> None:
         """Runs it.
 
@@ -40,6 +45,7 @@ class Played:
             pause_s: How long each takes.
             every_s: Between two kills.
             brokers: How many.
+            kills: At most; where nodes start slowly, more of them would keep the rest from working.
         """
         self.kills: collections.Counter[str] = collections.Counter()
         notes = tmp_path / "notes"
@@ -64,7 +70,7 @@ class Played:
             program, "test_mp", restart=again, checkpoints={"search_model": checkpoints}
         ) as running:
             while not running.join(every_s):
-                if groups:
+                if self.kills.total() < kills:
                     self._kill(running, groups, rng)
             self.outcome = running.wait().outcome
         newest = max(
@@ -111,6 +117,26 @@ def test_each_task_is_told_once_whoever_is_killed(tmp_path: Path):
     assert played.told == collections.Counter(range(600))
 
 
+@pytest.mark.slow
+def test_workers_go_to_a_broker_that_has_come_back(tmp_path: Path):
+    program = lp.Program("return")
+    options = BrokerOptions(QUICK, str(tmp_path))
+    parts = add_parts(program, workers=4, brokers=2, label="s", options=options)
+    with lp.launch(program, "test_mp", restart={"s_broker": RESTART}) as running:
+        brokers = [handle.dereference() for handle in parts.brokers.values()]
+
+        def are_spread() -> bool:
+            with contextlib.suppress(courier.ServerUnreachableError):
+                return [broker.load().workers for broker in brokers] == [2, 2]
+            return False
+
+        poll_until(are_spread, 20)
+        [pid] = [node.pid for node in running.status() if node.name == "s_broker[0]"]
+        os.kill(pid or 0, signal.SIGKILL)
+        poll_until(lambda: brokers[1].load().workers == 4, 20)
+        poll_until(are_spread, 20)
+
+
 @pytest.mark.long
 @pytest.mark.timeout(1500)
 def test_chaos(tmp_path: Path):
@@ -121,6 +147,7 @@ def test_chaos(tmp_path: Path):
         total=30_000,
         pause_s=0.05,
         every_s=1.0,
+        kills=10_000,
     )
     print(dict(played.kills), "runs:", played.runs.total())
     assert played.told == collections.Counter(range(30_000))

@@ -100,6 +100,7 @@ def test_who_moves_is_counted_once_and_models_do_not_count_as_workers() -> None:
     assert registry.place("worker", worker, (), 0.0) == "broker[0]"
     assert registry.place("worker", worker, (), 0.0) == "broker[0]"
     assert registry.place("worker", worker, ["broker[0]"], 0.0) == "broker[1]"
+    assert registry.place("worker", worker, (), 0.0) == "broker[1]"  # as good as another one
     assert registry.place("worker", worker, ["broker[0]", "broker[1]"], 0.0) == ""
     assert registry.place("worker", Life("stranger", ""), (), 0.0) == "broker[0]"
 
