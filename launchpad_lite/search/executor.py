@@ -145,6 +145,7 @@ class Executor(concurrent.futures.Executor):
         self._end = end or functools.partial(self._presence.end_search, lp.wait_for_stop)
         self._outbox = Outbox(self._presence, timing)
         self._lock = threading.Lock()
+        #: Who takes one out of it tells those who wait for it.
         self._futures: dict[str, tuple[str, Future[Any]]] = {}
         self._submitted: queue.SimpleQueue[Submission | None] = queue.SimpleQueue()
         self._is_shut = False
@@ -183,7 +184,9 @@ class Executor(concurrent.futures.Executor):
 
     def _give_up(self, key: str) -> None:
         with self._lock:
-            self._futures.pop(key, None)
+            _, future = self._futures.pop(key, ("", None))
+        if future is not None:
+            future.set_running_or_notify_cancel()  # wakes who waits for it
         self._outbox.cancel([key])
 
     def _guard(self, loop: Callable[[], None]) -> None:

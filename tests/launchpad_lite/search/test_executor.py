@@ -40,6 +40,21 @@ def test_a_future_can_be_cancelled_and_others_go_on(executor):
     assert executor.submit(square, 3).result(10) == 9
 
 
+def test_who_waits_for_futures_hears_that_they_are_cancelled(executor):
+    waiting = [executor.submit(climb, 0) for _ in range(4)]
+    for future in waiting:
+        future.cancel()
+    done, _ = concurrent.futures.wait(waiting, timeout=5)
+    assert done == set(waiting)
+
+
+def test_a_shutdown_may_give_up_what_has_no_result():
+    executor = search.Executor(workers=1, launcher="local_mt", timing=QUICK)
+    waiting = [executor.submit(climb, 0) for _ in range(4)]
+    executor.shutdown(cancel_futures=True)
+    assert all(future.cancelled() for future in waiting)
+
+
 def test_what_cannot_be_pickled_is_said_at_once(executor):
     with pytest.raises(search.TaskPickleError, match="cannot be pickled"):
         executor.submit(square, threading.Lock())
