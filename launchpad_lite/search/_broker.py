@@ -113,8 +113,10 @@ class Broker:
         self._writing: asyncio.Task[None] | None = None
         self._writer = ThreadPoolExecutor(1, "broker-store")
         self._view = View(True, {})
-        #: Set when the search is over.
+        #: Set when it is to end, and lets nobody wait.
         self._closed = asyncio.Event()
+        #: Whether the search is over. If it ends for another reason, its workers stay.
+        self._is_over = False
         #: Set when the last worker leaves.
         self._deserted = asyncio.Event()
         #: Set when the program stops.
@@ -233,7 +235,7 @@ class Broker:
         if count and not found and wait_s > 0 and not self._closed.is_set():
             found = await self._wait_for_task(worker, held, kinds, count, wait_s, helps=helps)
         await self._keep()
-        return None if self._closed.is_set() and not found else found
+        return None if self._is_over and not found else found
 
     async def _wait_for_task(
         self,
@@ -315,6 +317,10 @@ class Broker:
     @courier.idempotent
     async def close(self) -> None:
         """The search is over."""
+        self._is_over = True
+        self._answer_all()
+
+    def _answer_all(self) -> None:
         self._closed.set()
         for waiter in self._waiters:
             if not waiter.found.done():
@@ -355,11 +361,11 @@ class Broker:
                 ended.result()
             if self._failure is not None:
                 raise self._failure
-            await self.close()
+            self._answer_all()
             if not self._is_asked.is_set():
                 await self._see_off()
         finally:
-            await self.close()
+            self._answer_all()
             for task in (*tasks, *closing):
                 task.cancel()
             await asyncio.gather(*tasks, *closing, return_exceptions=True)

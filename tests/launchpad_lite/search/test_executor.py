@@ -1,6 +1,7 @@
 """Searches as an executor."""
 
 import concurrent.futures
+import os
 import signal
 import subprocess
 import sys
@@ -105,3 +106,14 @@ def test_who_waits_for_a_future_hears_of_an_interrupt(tmp_path: Path):
         _, errors = process.communicate(timeout=30)
     assert process.returncode != 0
     assert "executor: interrupted" in errors
+
+
+@pytest.mark.slow
+def test_workers_without_a_task_stay_when_their_broker_is_asked_to_end():
+    with search.Executor(workers=2, launcher="test_mp", timing=QUICK) as executor:
+        assert executor.submit(square, 2).result(10) == 4
+        running = executor._end.__self__
+        nodes = {node.name: node for node in running.status()}
+        os.kill(nodes["executor_broker[0]"].pid, signal.SIGTERM)
+        assert executor.submit(square, 3).result(10) == 9
+        assert [node.name for node in running.status() if node.state == "ended"] == []
