@@ -225,9 +225,7 @@ class Broker:
             wait_s: Seconds to wait.
             helps: Whether it is a broker.
         """
-        for outcome in outcomes:
-            self._queue.finish(outcome)
-        self._tell()
+        self._take(outcomes)
         for other in [each for each in self._waiters if each.worker.name == worker.name]:
             self._waiters.remove(other)  # its caller has given up
             other.found.cancel()
@@ -278,16 +276,13 @@ class Broker:
     @courier.idempotent
     async def hand_in(self, outcomes: Sequence[Outcome]) -> None:
         """Takes outcomes of a worker that works for another broker by now."""
-        for outcome in outcomes:
-            self._queue.finish(outcome)
-        self._tell()
+        self._take(outcomes)
         await self._keep()
 
     @courier.idempotent
     async def leave(self, worker: Life, outcomes: Sequence[Outcome]) -> None:
         """Takes the last outcomes of a worker that leaves, and all else that it has."""
-        for outcome in outcomes:
-            self._queue.finish(outcome)
+        self._take(outcomes)
         self._queue.leave(worker)
         if not self._queue.load(time.monotonic()).workers:
             self._deserted.set()
@@ -415,6 +410,11 @@ class Broker:
                     waiter.found.set_result(found)
                     self._waiters.remove(waiter)
 
+    def _take(self, outcomes: Sequence[Outcome]) -> None:
+        for outcome in outcomes:
+            self._queue.finish(outcome)
+        self._tell()
+
     def _tell(self) -> None:
         """Wakes who has something to collect."""
         for model, news in self._news.items():
@@ -430,6 +430,8 @@ class Broker:
         Raises:
             StoreError: It cannot be. The broker ends: what it has accepted is what is stored.
         """
+        if self._failure is not None:
+            raise self._failure  # what could not be written then is missing now
         number = self._queue.changes
         while self._stored < number:
             if self._writing is None or self._writing.done():
