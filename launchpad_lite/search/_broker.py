@@ -197,7 +197,7 @@ class Broker:
             silence_s = self._timing.takeover_s
             lost = await self._in_store(self._store.take_over, model, silence_s)
             self._queue.inherit(lost, time.monotonic())
-            missing = self._queue.resume(model, ids)
+            missing = self._queue.missing(model, missing)
             self._hand_out()
         await self._keep()
         return self._me.life, missing

@@ -50,6 +50,8 @@ class Outbox:
         self._model = presence.member.who.name
         self._session = uuid.uuid4().hex
         self._lock = threading.RLock()
+        #: Held while a broker is asked: it forgets what another thread would send it meanwhile.
+        self._asking = threading.RLock()
         self._outstanding = dict(outstanding)
         #: Of these, those that no broker has accepted yet.
         self._unsent: dict[str, None] = {}
@@ -122,12 +124,15 @@ class Outbox:
 
     def send(self) -> bool:
         """Sends what was added; returns whether all of it was accepted."""
-        while part := self._next_part():
+        while self._unsent:
             if not self._is_ready():
                 return False
+            part = self._next_part()
+            if not part:
+                break  # to be ready sent all
             try:
                 count = self._client().submit(self._model, part)
-            except LOST:
+            except (*LOST, KeyError):  # the other thread may have left the broker
                 self._note_loss()
                 return False
             self._lost_at = None
@@ -167,7 +172,7 @@ class Outbox:
             found: Collected = client.collect(
                 self._model, self._session, acknowledged, stopped, wait_s
             )
-        except LOST:
+        except (*LOST, KeyError):
             with self._lock:
                 self._acknowledged = acknowledged + self._acknowledged
                 self._stopped = stopped + self._stopped
@@ -201,13 +206,17 @@ class Outbox:
 
     def _is_ready(self) -> bool:
         """Finds a broker, and has it know the outstanding tasks; returns whether it does."""
+        if self._life:
+            return True
+        with self._asking:
+            return bool(self._life) or (self._has_asked() and self.send())
+
+    def _has_asked(self) -> bool:
         with self._lock:
             if not self._broker:
                 self._broker = self._presence.choose(avoid=list(self._left))
             if not self._broker:
                 return False
-            if self._life:
-                return True
             known = [*self._outstanding, *self._kept]  # it may have what it did not answer to
         try:
             life, missing = self._client().resume(self._model, known)
@@ -222,7 +231,7 @@ class Outbox:
             self._unsent.update(
                 dict.fromkeys(each for each in missing if each in self._outstanding)
             )
-        return self.send()
+        return True
 
     def _note_loss(self) -> None:
         now = time.monotonic()

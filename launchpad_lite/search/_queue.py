@@ -276,6 +276,11 @@ class Queue:
         here = self._owner(owner).ids
         for each in [each for each in here if each not in wanted]:
             self._remove(self._tasks[each])
+        return self.missing(owner, ids)
+
+    def missing(self, owner: str, ids: Iterable[str]) -> list[str]:
+        """Returns those of the tasks of a model that are not here."""
+        here = self._owner(owner).ids
         return [each for each in ids if each not in here]
 
     # What workers say.

@@ -1,0 +1,71 @@
+"""The outstanding tasks of one model, and its broker."""
+
+import threading
+import types
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+import courier
+from launchpad_lite.search._messages import Load, Submission, View
+from launchpad_lite.search._outbox import Outbox
+from launchpad_lite.search._queue import Queue
+from launchpad_lite.search._timing import Timing
+
+
+class Broker:
+    """A broker that is called directly."""
+
+    def __init__(self) -> None:
+        self.queue = Queue()
+        #: Of the first call that asks what is here: set when it has come, and when it may go on.
+        self.has_come, self.may_go_on = threading.Event(), threading.Event()
+        self.may_go_on.set()
+
+    def submit(self, model: str, submissions: Sequence[Submission]) -> int:
+        return self.queue.submit(model, submissions, 0.0)
+
+    def resume(self, model: str, ids: Sequence[str]) -> tuple[str, list[str]]:
+        if not self.has_come.is_set():
+            self.has_come.set()
+            self.may_go_on.wait(10)
+        return "life", self.queue.resume(model, ids)
+
+    def collect(self, *_: Any) -> Any:
+        raise courier.CallTimeoutError("nothing comes")
+
+
+@pytest.fixture
+def broker() -> Broker:
+    return Broker()
+
+
+@pytest.fixture
+def outbox(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Outbox:
+    monkeypatch.setattr(courier, "with_timeout", lambda client, _: client)
+    presence: Any = types.SimpleNamespace(
+        member=types.SimpleNamespace(who=types.SimpleNamespace(name="model")),
+        view=View(True, {"broker": ("", Load())}),
+        choose=lambda avoid=(): "broker",
+        client=lambda name: {"broker": broker}[name],
+        beat=lambda _: True,
+    )
+    return Outbox(presence, Timing())
+
+
+def test_a_thread_that_asks_what_a_broker_has_loses_no_task_that_another_one_sends(
+    outbox: Outbox, broker: Broker
+) -> None:
+    broker.may_go_on.clear()
+    collecting = threading.Thread(target=outbox.collect, args=(0.0,))
+    collecting.start()
+    assert broker.has_come.wait(10)
+    outbox.add([Submission("new", b"")])
+    sending = threading.Thread(target=outbox.send)
+    sending.start()
+    sending.join(0.2)
+    broker.may_go_on.set()
+    collecting.join()
+    sending.join()
+    assert broker.queue.load(0.0).queued == 1
