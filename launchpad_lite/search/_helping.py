@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 import courier
-from launchpad_lite.search._messages import Life, Outcome, Progress
+from launchpad_lite.search._messages import Life, Outcome, Progress, first_of
 from launchpad_lite.search._queue import Queue
 from launchpad_lite.search._timing import Timing
 from launchpad_lite.search._waiting import is_set_within
@@ -89,10 +89,14 @@ class Helping:
                     self.stirred.set()
 
     async def _exchange(self, kinds: Collection[str], count: int) -> None:
-        sent = [each._replace(token=self._tokens.get(each.id, "")) for each in self._unsent]
+        sent = [
+            each._replace(token=self._tokens.get(each.id, "")) for each in first_of(self._unsent)
+        ]
         held = [each for each in self._tokens if each not in {outcome.id for outcome in sent}]
         found = await self._peer.aio.work(self._me, held, sent, kinds, count, 0.0, helps=True)
         del self._unsent[: len(sent)]
+        if self._unsent or self._queue.has_news(self._name):
+            self.stirred.set()  # not all went into one call
         self._queue.acknowledge(self._name, [outcome.id for outcome in sent])
         for outcome in sent:
             self._tokens.pop(outcome.id, None)

@@ -4,11 +4,15 @@ Brokers never look into the bytes of tasks and results.
 """
 
 import enum
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple, Protocol, TypeVar
 
 #: The kind of tasks that are pickled Python objects.
 PYTHON = "python"
+#: What tasks or outcomes in one call have together, unless a single one is larger.
+MOST_BYTES = 16 << 20
+#: What a slow network carries in a second.
+_SLOW_BYTES = 4 << 20
 
 
 class Life(NamedTuple):
@@ -88,6 +92,31 @@ class Outcome(NamedTuple):
     text: str = ""
     seconds: float = 0.0
     worker: str = ""
+
+
+class _Loaded(Protocol):
+    @property
+    def payload(self) -> bytes: ...
+
+
+L = TypeVar("L", bound=_Loaded)
+
+
+def first_of(items: Iterable[L]) -> list[L]:
+    """Returns as many tasks or outcomes, from the first one on, as go into one call."""
+    found: list[L] = []
+    size = 0
+    for each in items:
+        size += len(each.payload)
+        if found and size > MOST_BYTES:
+            break
+        found.append(each)
+    return found
+
+
+def transfer_s(items: Iterable[_Loaded]) -> float:
+    """Returns how many seconds longer a call may take that carries these."""
+    return sum(len(each.payload) for each in items) / _SLOW_BYTES
 
 
 class Progress(NamedTuple):

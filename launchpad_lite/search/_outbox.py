@@ -15,7 +15,15 @@ from typing import Any
 
 import courier
 from launchpad_lite.search._helping import LOST
-from launchpad_lite.search._messages import Collected, Load, Outcome, Progress, Submission
+from launchpad_lite.search._messages import (
+    Collected,
+    Load,
+    Outcome,
+    Progress,
+    Submission,
+    first_of,
+    transfer_s,
+)
 from launchpad_lite.search._presence import Presence
 from launchpad_lite.search._timing import Timing
 
@@ -23,6 +31,8 @@ from launchpad_lite.search._timing import Timing
 _RETRY_S = 0.1
 #: Heartbeats that are left out when the name server does not answer.
 _PAUSES = 10
+#: Seconds that large outcomes may take to come.
+_MOST_SLACK_S = 120.0
 #: Tasks in one call.
 _MOST_AT_ONCE = 1000
 
@@ -65,6 +75,8 @@ class Outbox:
         #: Which life of it knows the tasks; empty before it was asked.
         self._life = ""
         self._lost_at: float | None = None
+        #: Seconds longer that outcomes may take to come: how large they are is not known before.
+        self._slack_s = 0.0
         #: Brokers that may still have tasks of this model.
         self._left: set[str] = set()
         self._beat_at = 0.0
@@ -131,7 +143,7 @@ class Outbox:
             if not part:
                 break  # to be ready sent all
             try:
-                count = self._client().submit(self._model, part)
+                count = self._client(transfer_s(part)).submit(self._model, part)
             except (*LOST, KeyError):  # the other thread may have left the broker
                 self._note_loss()
                 return False
@@ -147,9 +159,8 @@ class Outbox:
 
     def _next_part(self) -> list[Submission]:
         with self._lock:
-            return [
-                self._outstanding[each] for each in itertools.islice(self._unsent, _MOST_AT_ONCE)
-            ]
+            some = itertools.islice(self._unsent, _MOST_AT_ONCE)
+            return first_of(self._outstanding[each] for each in some)
 
     def collect(self, wait_s: float) -> tuple[list[Outcome], list[Progress]]:
         """Returns outcomes of outstanding tasks, each once, and their progress; waits for some.
@@ -168,17 +179,20 @@ class Outbox:
             acknowledged, self._acknowledged = self._acknowledged, []
             stopped, self._stopped = self._stopped, []
         try:
-            client = self._client(wait_s)
+            client = self._client(wait_s + self._slack_s)
             found: Collected = client.collect(
                 self._model, self._session, acknowledged, stopped, wait_s
             )
-        except (*LOST, KeyError):
+        except (*LOST, KeyError) as error:
+            if isinstance(error, courier.CallTimeoutError):
+                self._slack_s = min(2 * self._slack_s + 1, _MOST_SLACK_S)
             with self._lock:
                 self._acknowledged = acknowledged + self._acknowledged
                 self._stopped = stopped + self._stopped
             self._note_loss()
             return [], []
         self._lost_at = None
+        self._slack_s /= 2
         self.load, self.unknown_kinds = found.load, found.unknown_kinds
         if found.life != self._life:
             self._life = ""  # another one than that which was asked for its tasks

@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from launchpad_lite.search._messages import (
+    MOST_BYTES,
     Assignment,
     Life,
     Load,
@@ -22,6 +23,7 @@ from launchpad_lite.search._messages import (
     Progress,
     State,
     Submission,
+    first_of,
 )
 
 #: Points of learning curves that wait for a model; older ones are dropped.
@@ -220,6 +222,8 @@ class Queue:
     def collect(self, owner: str, session: str) -> tuple[list[Outcome], list[Progress]]:
         """Returns outcomes, each once in a session, and progress since the last call.
 
+        Those that do not go into one call come with the next ones.
+
         Args:
             owner: The model.
             session: With another one, all outcomes that are not acknowledged come again.
@@ -230,9 +234,10 @@ class Queue:
             found.ready = {
                 each: None for each in found.ids if self._tasks[each].outcome is not None
             }
-        outcomes = [self._outcome(each) for each in found.ready]
-        progress = found.progress
-        found.ready, found.progress = {}, []
+        outcomes = first_of(self._outcome(each) for each in found.ready)
+        for each in outcomes:
+            del found.ready[each.id]
+        progress, found.progress = found.progress, []
         return outcomes, progress
 
     def _outcome(self, key: str) -> Outcome:
@@ -520,6 +525,7 @@ class Queue:
 
     def _next(self, worker: _Worker, count: int) -> list[Task]:
         found: list[Task] = []
+        size = 0
         while len(found) < count:
             heads = [head for kind in worker.kinds if (head := self._peek(kind)) is not None]
             if not heads:
@@ -529,6 +535,9 @@ class Queue:
                 break  # nobody helps a helper
             if found and (task.losses or found[0].losses):
                 break  # it may be what ends workers: no other task is to share its fate
+            size += len(task.submission.payload)
+            if found and size > MOST_BYTES:
+                break
             heapq.heappop(self._waiting[task.submission.kind])
             self._queued -= not task.helps
             self._leased.add(task.submission.id)  # so that it does not wait any more

@@ -11,7 +11,7 @@ from typing import Any
 
 import courier
 from launchpad_lite.search._helping import LOST
-from launchpad_lite.search._messages import PYTHON, Assignment, Outcome, State
+from launchpad_lite.search._messages import PYTHON, Assignment, Outcome, State, first_of, transfer_s
 from launchpad_lite.search._presence import Presence
 from launchpad_lite.search._timing import Timing
 from launchpad_lite.search.errors import SearchError, StoppedEarlyError
@@ -164,11 +164,14 @@ class Worker:
         """Hands in the outcomes of tasks of a broker; returns new ones, or None: all is over."""
         with self._lock:
             outcomes = list(self._outcomes.get(broker, ()))
+        while len(part := first_of(outcomes)) < len(outcomes):
+            self._client(broker, transfer_s(part)).hand_in(part)
+            self._forget(broker, part)
+            del outcomes[: len(part)]
+        with self._lock:
             sent = {outcome.id for outcome in outcomes}
             held = [each for each in self._held.get(broker, ()) if each not in sent]
-        client = courier.with_timeout(
-            self._presence.client(broker), wait_s + 2 * self._timing.beat_s
-        )
+        client = self._client(broker, wait_s + transfer_s(outcomes))
         found: list[Assignment] | None = client.work(
             self._me, held, outcomes, (PYTHON,), count, wait_s
         )
@@ -281,8 +284,9 @@ class Worker:
                         del task.progress[: len(points)]
                         task.is_stopped |= task.key in stops
 
-    def _client(self, broker: str) -> Any:
-        return courier.with_timeout(self._presence.client(broker), 2 * self._timing.beat_s)
+    def _client(self, broker: str, wait_s: float = 0.0) -> Any:
+        client = self._presence.client(broker)
+        return courier.with_timeout(client, wait_s + 2 * self._timing.beat_s)
 
     def _give_back_stuck(self, now: float) -> None:
         with self._lock:
@@ -292,7 +296,7 @@ class Worker:
             self._unbegun.clear()
             for each in stuck:
                 self._held[self._broker].pop(each, None)
-        self._presence.client(self._broker).give_back(self._me, stuck)
+        self._client(self._broker).give_back(self._me, stuck)
 
     def _look_for_room(self) -> None:
         """Looks for a broker with fewer workers: one has come late, or has come back."""
@@ -305,12 +309,13 @@ class Worker:
         """Hands in what could not be handed in to brokers that were lost."""
         with self._lock:
             late = {
-                name: list(outcomes)
+                name: first_of(outcomes)
                 for name, outcomes in self._outcomes.items()
                 if outcomes and name != self._broker
             }
         calls = {
-            name: self._client(name).futures.hand_in(outcomes) for name, outcomes in late.items()
+            name: self._client(name, transfer_s(outcomes)).futures.hand_in(outcomes)
+            for name, outcomes in late.items()
         }
         for name, call in calls.items():
             try:

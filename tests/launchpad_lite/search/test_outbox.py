@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import courier
-from launchpad_lite.search._messages import Load, Submission, View
+from launchpad_lite.search._messages import MOST_BYTES, Load, Submission, View
 from launchpad_lite.search._outbox import Outbox
 from launchpad_lite.search._queue import Queue
 from launchpad_lite.search._timing import Timing
@@ -19,11 +19,13 @@ class Broker:
 
     def __init__(self) -> None:
         self.queue = Queue()
+        self.submitted: list[int] = []
         #: Of the first call that asks what is here: set when it has come, and when it may go on.
         self.has_come, self.may_go_on = threading.Event(), threading.Event()
         self.may_go_on.set()
 
     def submit(self, model: str, submissions: Sequence[Submission]) -> int:
+        self.submitted.append(len(submissions))
         return self.queue.submit(model, submissions, 0.0)
 
     def resume(self, model: str, ids: Sequence[str]) -> tuple[str, list[str]]:
@@ -52,6 +54,12 @@ def outbox(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Outbox:
         beat=lambda _: True,
     )
     return Outbox(presence, Timing())
+
+
+def test_tasks_that_are_too_large_for_one_call_take_several(outbox: Outbox, broker: Broker) -> None:
+    outbox.add([Submission(str(number), bytes(MOST_BYTES // 2)) for number in range(5)])
+    assert outbox.send()
+    assert broker.submitted == [2, 2, 1]
 
 
 def test_a_thread_that_asks_what_a_broker_has_loses_no_task_that_another_one_sends(

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import pytest
 
 from launchpad_lite.search._messages import (
+    MOST_BYTES,
     Assignment,
     Life,
     Load,
@@ -826,6 +827,25 @@ def test_learning_curves_go_to_the_model_and_the_oldest_points_are_dropped() -> 
     queue.beat(WORKER, {"1": each.token}, [*points, Progress("unknown", 0, 0.0)], 0.0)
     assert queue.has_news(MODEL)
     assert queue.collect(MODEL, "")[1] == points[1:]
+    assert not queue.has_news(MODEL)
+
+
+def test_what_is_too_large_for_one_call_comes_with_the_next_ones() -> None:
+    queue = make_queue()
+    large = bytes(MOST_BYTES // 2 + 1)
+    queue.submit(MODEL, [Submission(str(number), large) for number in range(3)], 0.0)
+    held: dict[str, Assignment] = {}
+    for count in (1, 2, 3):
+        held |= {each.id: each for each in take(queue, count=3, held=tuple(held))}
+        assert len(held) == count
+    for each in held.values():
+        queue.finish(done(each)._replace(payload=large))
+    assert [[each.id for each in queue.collect(MODEL, "1")[0]] for _ in range(4)] == [
+        ["0"],
+        ["1"],
+        ["2"],
+        [],
+    ]
     assert not queue.has_news(MODEL)
 
 

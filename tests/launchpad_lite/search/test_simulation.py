@@ -234,7 +234,11 @@ def search(seed: int, kind: str, count: int, monkeypatch: pytest.MonkeyPatch) ->
     clock = types.SimpleNamespace(monotonic=lambda: network.now, sleep=lambda _: None)
     monkeypatch.setattr(_outbox, "time", clock)
     monkeypatch.setattr(
-        _outbox, "courier", types.SimpleNamespace(with_timeout=lambda client, _: client)
+        _outbox,
+        "courier",
+        types.SimpleNamespace(
+            with_timeout=lambda client, _: client, CallTimeoutError=courier.CallTimeoutError
+        ),
     )
     todo = [Submission(str(number), b"", retries=number % 2) for number in range(count)]
     asked, told = 0, collections.Counter[str]()
