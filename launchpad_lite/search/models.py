@@ -129,15 +129,20 @@ class Model:
     def score(self, result: Any) -> float | None:
         """Returns how good a result is, for tables; None: that cannot be said.
 
-        By default the result, if it is a number, or its first item, if that is one.
+        By default the result, if it is a number, or its first item, if that is one. NaN is none.
         """
-        if isinstance(result, Sequence) and not isinstance(result, str) and result:
-            result = result[0]
-        try:
-            value = float(result)
-        except (TypeError, ValueError):
-            return None
-        return None if math.isnan(value) else value
+        value = number_of(result)
+        return None if value is None or math.isnan(value) else value
+
+
+def number_of(result: Any) -> float | None:
+    """Returns a result, if it is a number, NaN included, or its first item, if that is one."""
+    if isinstance(result, Sequence) and not isinstance(result, str | bytes) and result:
+        result = result[0]
+    try:
+        return float(result)
+    except (TypeError, ValueError):
+        return None
 
 
 def best_of(trials: Sequence[Trial], *, maximize: bool) -> Trial | None:

@@ -10,7 +10,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from launchpad_lite.errors import MissingExtraError
 from launchpad_lite.search.errors import FailedTaskError, SearchError
-from launchpad_lite.search.models import Model
+from launchpad_lite.search.models import Model, number_of
 from launchpad_lite.search.tasks import Task
 
 __all__ = [
@@ -102,11 +102,17 @@ class _Search(Model, Generic[C]):
         """As `Model.tell`."""
         self._ended += 1
         score = self.score(result)
-        if score is None:
+        if score is None and number_of(result) is None:
             raise SearchError(
                 f"{task!r} returned {result!r}; a search needs a number, or a tuple that begins with one"
             )
-        self.learn(task, score if self.maximize else -score)
+        self.learn(task, self._fitness(score))
+
+    def _fitness(self, value: float | None) -> float:
+        """Returns how fit who reached a value is; NaN, of training that diverged, is the worst."""
+        if value is None or math.isnan(value):
+            return -math.inf
+        return value if self.maximize else -value
 
     def learn(self, task: "Candidate[C]", fitness: float) -> None:
         """Takes note of how fit a candidate is; more is better."""
@@ -123,7 +129,7 @@ class _Search(Model, Generic[C]):
         """As `Model.stopped`."""
         self._ended += 1
         if value is not None:
-            self.learn(task, value if self.maximize else -value)
+            self.learn(task, self._fitness(value))
 
 
 class RandomSearch(_Search[C]):
@@ -413,11 +419,11 @@ class SuccessiveHalving(_Search[C]):
         steps = step + 1
         if not self._is_rung(steps):
             return False
-        fitness = value if self.maximize else -value
+        fitness = self._fitness(value)
         rung = self._rungs.setdefault(steps, [])
         bisect.insort(rung, fitness)
         kept = max(1, len(rung) // self._reduction)
-        return fitness < rung[-kept]
+        return fitness == -math.inf or fitness < rung[-kept]
 
     def _is_rung(self, steps: int) -> bool:
         rung = self._first_rung
@@ -488,7 +494,11 @@ class OptunaSearch(Model):
 
     def tell(self, task: Candidate[dict[str, Any]], result: Any) -> None:
         """As `Model.tell`."""
-        self._end(task, self.score(result))
+        from optuna.trial import TrialState
+
+        score = self.score(result)
+        is_nan = score is None and number_of(result) is not None
+        self._end(task, score, TrialState.FAIL if is_nan else None)
 
     def report(self, task: Candidate[dict[str, Any]], step: int, value: float) -> bool:
         """As `Model.report`."""

@@ -1,5 +1,6 @@
 """Models that are ready to use, driven by hand."""
 
+import math
 import random
 from collections.abc import Callable
 from typing import Any
@@ -131,6 +132,30 @@ def test_a_search_takes_only_numbers():
         model.tell(model.ask(), "good")
 
 
+def diverge(candidate: dict[str, float]) -> float:
+    return math.nan if candidate["x"] < 0 else -candidate["x"]
+
+
+def test_a_candidate_that_diverges_is_the_worst_and_the_search_goes_on():
+    model = search.RegularizedEvolution(
+        diverge, sample, nudge, 200, population=20, tournament=5, maximize=False
+    )
+    results = play(model)
+    assert len(results) == 200
+    assert not any(math.isnan(result) for _, result in results[-50:])
+
+
+def test_successive_halving_stops_who_diverges():
+    model = search.SuccessiveHalving(diverge, sample, 100)
+    results = play(model, curve=lambda task: [diverge(task.candidate)] * 9)
+    assert results
+    assert not any(math.isnan(result) for _, result in results)
+
+
+def test_bytes_are_no_score():
+    assert search.Model().score(b"[1.5, 2]") is None
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -160,3 +185,12 @@ def test_samplers_and_pruners_of_optuna_decide():
     assert len(states) == 30
     assert states.count(optuna.trial.TrialState.PRUNED) > 5
     assert study.best_value == max(hill(t.params) for t in study.trials if t.values)
+
+
+def test_a_trial_of_optuna_that_diverges_fails():
+    optuna = pytest.importorskip("optuna")
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    space = {"x": optuna.distributions.FloatDistribution(-10, 10)}
+    play(search.OptunaSearch(study, space, diverge, trials=10))
+    assert {trial.state.name for trial in study.trials} == {"COMPLETE", "FAIL"}
