@@ -2,6 +2,7 @@
 
 import contextvars
 import math
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -85,8 +86,11 @@ class Foreign(Task):
             payload: What they get.
 
         Raises:
+            TypeError: The payload is not bytes.
             ValueError: The kind is empty, or that of Python.
         """
+        if not isinstance(payload, bytes):
+            raise TypeError(f"the payload of a foreign task is bytes, not {payload!r:.100}")
         if not kind or kind == PYTHON:
             raise ValueError(f"a foreign task has a kind of its own, not {kind!r}")
         self.kind = kind
@@ -100,20 +104,11 @@ def submission_of(task: Any, key: str) -> Submission:
     """Returns a task as it travels.
 
     Raises:
-        TypeError: It is no task.
+        TypeError: It is no task, or its priority, retries or deadline are no numbers.
         ValueError: Its priority, retries or deadline make no sense.
         TaskPickleError: It cannot be pickled.
     """
-    options = (
-        getattr(task, "priority", 0.0),
-        getattr(task, "retries", 0),
-        getattr(task, "deadline_s", None),
-    )
-    priority, retries, deadline_s = options
-    if not (math.isfinite(priority) and 0 <= retries < 1 << 31):
-        raise ValueError(f"{task!r}: its priority is finite, and its retries are at least 0")
-    if deadline_s is not None and not 0 < deadline_s < math.inf:
-        raise ValueError(f"{task!r}: its deadline_s is above 0, or None")
+    options = _options(task)
     if isinstance(task, Foreign):
         return Submission(key, task.payload, task.kind, *options)
     if not callable(getattr(task, "run", None)) and not callable(task):
@@ -127,6 +122,24 @@ def submission_of(task: Any, key: str) -> Submission:
             f"the task {task!r} cannot be pickled: {type(error).__name__}: {error}; give it what it "
             "needs to make such things in run()"
         ) from error
+
+
+def _options(task: Any) -> tuple[float, int, float | None]:
+    """Returns priority, retries and deadline of a task; as numbers of Python, which databases take."""
+    deadline_s = getattr(task, "deadline_s", None)
+    try:
+        priority = float(getattr(task, "priority", 0.0))
+        retries = operator.index(getattr(task, "retries", 0))
+        deadline_s = None if deadline_s is None else float(deadline_s)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"{task!r}: its priority, retries and deadline_s are numbers: {error}"
+        ) from error
+    if not (math.isfinite(priority) and 0 <= retries < 1 << 31):
+        raise ValueError(f"{task!r}: its priority is finite, and its retries are at least 0")
+    if deadline_s is not None and not 0 < deadline_s < math.inf:
+        raise ValueError(f"{task!r}: its deadline_s is above 0, or None")
+    return priority, retries, deadline_s
 
 
 @dataclass
