@@ -171,6 +171,8 @@ _PUT = f"replace into tasks values ({','.join('?' * len(COLUMNS))})"  # noqa: S6
 _CHANGE = f"update tasks set {', '.join(f'{each} = ?' for each in CHANGING)} where id = ?"  # noqa: S608 - names of ours
 
 
+#: Seconds until a file that is in use is looked at again.
+_RETRY_S = 0.1
 #: So many tasks, with so much data, are written at once.
 _QUICK_TASKS = 16
 _QUICK_BYTES = 1 << 16
@@ -285,3 +287,26 @@ class SqliteStore:
                 f"{self._path}: {text}; if it is damaged, move it away and start again: models send "
                 "what has no result yet"
             ) from error
+
+
+def check_files(folder: Path, seconds: float) -> None:
+    """Raises what brokers would over and over, for they are started again.
+
+    Args:
+        folder: Of the files.
+        seconds: To wait for brokers that use them, and may be about to end.
+
+    Raises:
+        StoreInUseError: A broker uses one of them.
+        StoreError: One of them is damaged.
+    """
+    give_up_at = time.monotonic() + seconds
+    for path in folder.glob("*.sqlite"):
+        while True:
+            try:
+                SqliteStore(path).close()
+                break
+            except StoreInUseError:
+                if time.monotonic() >= give_up_at:
+                    raise
+                time.sleep(_RETRY_S)

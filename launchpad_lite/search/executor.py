@@ -10,6 +10,7 @@ import threading
 import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any, TypeVar
 
 import courier
@@ -19,8 +20,9 @@ from launchpad_lite.search._messages import Life, Member, Outcome, State, Submis
 from launchpad_lite.search._model_node import failure_of
 from launchpad_lite.search._outbox import Outbox
 from launchpad_lite.search._presence import Presence
+from launchpad_lite.search._store import check_files
 from launchpad_lite.search._timing import DEFAULT, Timing
-from launchpad_lite.search.running import RESTART, Parts, add_parts
+from launchpad_lite.search.running import RELEASE_S, RESTART, Parts, add_parts
 from launchpad_lite.search.tasks import Call, submission_of
 
 __all__ = ["Executor", "ExecutorHandle"]
@@ -71,6 +73,8 @@ class Executor(concurrent.futures.Executor):
 
         Raises:
             ValueError: A number is too small.
+            StoreInUseError: Another search uses the folder.
+            StoreError: What brokers have kept there is damaged.
         """
         program = lp.Program("executor")
         options = BrokerOptions(
@@ -80,6 +84,8 @@ class Executor(concurrent.futures.Executor):
         parts = add_parts(
             program, workers=workers, brokers=brokers, label="executor", options=options
         )
+        if folder is not None:
+            check_files(Path(folder), RELEASE_S)
         running = lp.launch(program, launcher, **{"restart": RESTART, **launch_options})
         try:
             self._begin(

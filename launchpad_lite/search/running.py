@@ -18,6 +18,7 @@ from launchpad_lite.search._model_node import ModelNode, Status
 from launchpad_lite.search._name_server import NameServer, make_name_server
 from launchpad_lite.search._presence import Presence
 from launchpad_lite.search._progress import Table
+from launchpad_lite.search._store import check_files
 from launchpad_lite.search._timing import DEFAULT, Timing
 from launchpad_lite.search._worker import Worker
 from launchpad_lite.search.errors import SearchError
@@ -32,6 +33,8 @@ _SHOW_S = 0.5
 _SAVE_S = 60.0
 #: Nodes that are lost come back.
 RESTART = lp.RestartPolicy("on_failure", max_restarts=1000, max_backoff_s=1.0)
+#: Seconds that brokers of an earlier call have to end.
+RELEASE_S = 5.0
 #: Larger results fail.
 MAX_RESULT_BYTES = 256 << 20
 
@@ -262,6 +265,8 @@ def run(
     Raises:
         SearchError: It was stopped before its end.
         NodeFailedError: The model, a broker or a worker has failed for good.
+        StoreInUseError: Another search uses the folder.
+        StoreError: What brokers have kept there is damaged.
         TypeError: As for `add_to`.
         ValueError: As for `add_to`.
 
@@ -288,6 +293,7 @@ def run(
         groups = ("search_name_server", "search_broker", "search_worker")
         restart = {**dict.fromkeys(groups, RESTART), **restart}
     if kept is not None:
+        check_files(kept, RELEASE_S)
         checkpoints = lp.Checkpoints(kept / "model", period_s=_SAVE_S)
         options.setdefault("checkpoints", {"search_model": checkpoints})
     is_shown = sys.stderr.isatty() if progress is None else progress

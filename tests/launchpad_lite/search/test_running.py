@@ -168,6 +168,12 @@ def test_numbers_that_are_too_small_are_refused(mistake, text):
         search.add_to(lp.Program("p"), squares(1), **{"workers": 1, **mistake})
 
 
+def test_a_damaged_file_of_a_broker_is_said_before_anything_starts(tmp_path):
+    (tmp_path / "search_broker[0].sqlite").write_bytes(b"damage" * 1000)
+    with pytest.raises(search.StoreError, match=r"search_broker\[0\].sqlite: .* move it away"):
+        run(squares(1), folder=tmp_path)
+
+
 def test_what_is_no_model_is_refused():
     with pytest.raises(TypeError, match=r"takes a search\.Model"):
         run(square)

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 
 from launchpad_lite.search._messages import Life, Outcome, State, Submission
 from launchpad_lite.search._queue import Changes, Task
-from launchpad_lite.search._store import SqliteStore
+from launchpad_lite.search._store import SqliteStore, check_files
 from launchpad_lite.search.errors import StoreError, StoreInUseError
 
 
@@ -94,6 +95,15 @@ def test_a_file_has_one_broker_until_it_is_closed(store: SqliteStore, path: Path
     SqliteStore(path).close()
 
 
+def test_a_file_that_is_in_use_may_become_free(store: SqliteStore, path: Path) -> None:
+    with pytest.raises(StoreInUseError, match="another broker uses this file"):
+        check_files(path.parent, 0.0)
+    closing = threading.Timer(0.2, store.close)
+    closing.start()
+    check_files(path.parent, 20.0)
+    closing.join()
+
+
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(
@@ -161,7 +171,7 @@ import itertools, sys
 from pathlib import Path
 from launchpad_lite.search._messages import Submission
 from launchpad_lite.search._queue import Changes, Task
-from launchpad_lite.search._store import SqliteStore
+from launchpad_lite.search._store import SqliteStore, check_files
 
 store = SqliteStore(Path(sys.argv[1]))
 for number in itertools.count():
