@@ -91,6 +91,7 @@ class Worker:
         beating = threading.Thread(target=self._beat, name="search-heartbeat", daemon=True)
         self._presence.beat()
         beating.start()
+        forced: SystemExit | None = None
         try:
             while not self._stop.is_set() and not self._is_over:
                 self._heartbeat()
@@ -99,15 +100,20 @@ class Worker:
                     self._execute(assignment)
                 if self._failure is not None:
                     raise self._failure
+        except SystemExit as error:
+            forced = error
         finally:
             self._has_ended.set()
             self._stirred.set()
             beating.join()
+        # Also if forced: its task has not lost its worker, and runs elsewhere at once.
         with self._lock:
             self._unbegun.clear()
         for name in set(self._held) | set(self._outcomes) | {self._broker} - {""}:
             self._leave(name)
         self._presence.leave()
+        if forced is not None:
+            raise forced
 
     def wake(self) -> None:
         """Has it look at `stop`, if it waits for a task. Thread-safe."""

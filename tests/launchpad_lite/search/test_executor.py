@@ -6,12 +6,14 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
 import launchpad_lite as lp
 from launchpad_lite import search
+from tests.courier.waiting import wait_until
 from tests.launchpad_lite.search.tasks_for_tests import QUICK, climb, fail, square
 
 
@@ -117,3 +119,23 @@ def test_workers_without_a_task_stay_when_their_broker_is_asked_to_end():
         os.kill(nodes["executor_broker[0]"].pid, signal.SIGTERM)
         assert executor.submit(square, 3).result(10) == 9
         assert [node.name for node in running.status() if node.state == "ended"] == []
+
+
+def wait_at_first(folder: Path) -> str:
+    if not (folder / "begun").exists():
+        (folder / "begun").touch()
+        time.sleep(60)
+    return "done"
+
+
+@pytest.mark.slow
+def test_a_task_whose_worker_is_asked_to_end_runs_elsewhere_and_has_lost_no_worker(tmp_path: Path):
+    with search.Executor(
+        workers=2, launcher="test_mp", timing=QUICK, max_losses=0, notice_s=0.5
+    ) as executor:
+        future = executor.submit(wait_at_first, tmp_path)
+        wait_until((tmp_path / "begun").exists)
+        for node in executor._end.__self__.status():
+            if "worker" in node.name:
+                os.kill(node.pid, signal.SIGTERM)
+        assert future.result(20) == "done"
