@@ -86,6 +86,8 @@ class _Worker:
     helps: bool
     seen_at: float
     held: set[str] = field(default_factory=set)
+    #: Whether it was there before this life of the broker, and was not heard of in it.
+    is_restored: bool = False
 
 
 @dataclass
@@ -153,7 +155,7 @@ class Queue:
                 task.expires_at = now + self._lease_s
                 worker = task.lease[0]
                 known = self._workers.setdefault(
-                    worker.name, _Worker(worker.life, frozenset(), False, now)
+                    worker.name, _Worker(worker.life, frozenset(), False, now, is_restored=True)
                 )
                 known.held.add(task.submission.id)
             else:
@@ -339,7 +341,7 @@ class Queue:
         self._begin(now)
         known = self._workers.get(worker.name)
         if known is not None and known.life == worker.life:
-            known.seen_at = now
+            known.seen_at, known.is_restored = now, False
         stops = [each for each, token in held.items() if self._is_over(each, worker, token, now)]
         for point in progress:
             running = self._tasks.get(point.id)
@@ -521,6 +523,7 @@ class Queue:
         if known is None:
             known = self._workers[worker.name] = _Worker(worker.life, frozenset(), helps, now)
         known.kinds, known.helps, known.seen_at = frozenset(kinds), helps, now
+        known.is_restored = False
         return known
 
     def _next(self, worker: _Worker, count: int) -> list[Task]:
@@ -558,7 +561,8 @@ class Queue:
     def _lose(self, task: Task, why: str) -> None:
         assert task.lease is not None
         worker = self._workers.get(task.lease[0].name)
-        if worker is None or not worker.helps:  # the end of a broker is no fault of its tasks
+        # The end of a broker, this one's with its workers or a helper's, is no fault of its tasks.
+        if worker is None or not (worker.helps or worker.is_restored):
             task.losses += 1
         if task.losses > self._max_losses:
             text = f"it has lost {task.losses} workers; the last one, {task.lease[0].name}, {why}"

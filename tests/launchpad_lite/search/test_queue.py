@@ -654,6 +654,18 @@ def test_the_end_of_a_helper_is_no_fault_of_its_tasks() -> None:
     assert not states(queue)
 
 
+def test_a_worker_that_ends_with_its_broker_is_no_fault_of_its_tasks() -> None:
+    queue = make_queue(max_losses=0)
+    ask(queue, "1")
+    take(queue)
+    again = make_queue(max_losses=0)
+    again.restore(queue.take_changes().new, 0.0)
+    assert take(again, Life(WORKER.name, "second"))
+    assert not states(again)
+    take(again, Life(WORKER.name, "third"))
+    assert states(again) == {"1": State.FAILED}
+
+
 def test_an_answer_that_never_arrived_is_given_again_at_once() -> None:
     queue = make_queue()
     ask(queue, "1")
