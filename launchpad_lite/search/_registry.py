@@ -55,7 +55,7 @@ class Registry:
 
         Raises:
             WorkerMismatchError: It has another version, or its pickles are not those of the others.
-        SearchError: It was silent, and others got its device.
+            SearchError: It was silent, and others got its device.
         """
         name = member.who.name
         if member.version != self._version:
