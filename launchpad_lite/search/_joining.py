@@ -3,7 +3,6 @@
 import json
 import os
 import socket
-import sys
 import threading
 import uuid
 from dataclasses import dataclass, field
@@ -11,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import courier
-import launchpad_lite as lp
 from launchpad_lite.search._devices import DeviceWish, held_device
-from launchpad_lite.search._messages import Life, Member
+from launchpad_lite.search._messages import Life, member_here
 from launchpad_lite.search._presence import Presence
 from launchpad_lite.search._timing import Timing
 from launchpad_lite.search._worker import Worker
@@ -128,9 +126,7 @@ class OutsideWorker:
             SearchError: There is no such search, or it does not take this worker.
         """
         timing = timing_of(info)
-        python = f"{sys.version_info[0]}.{sys.version_info[1]}"
-        who = Life(name, uuid.uuid4().hex)
-        member = Member("worker", who, version=lp.__version__, python=python)
+        member = member_here("worker", Life(name, uuid.uuid4().hex))
         presence = Presence(member, info.connect(), {}, info.connect, timing)
         self._worker = Worker(presence, timing, stop, max_result_bytes, lambda: None)
         self._device = held_device(presence, device, timing, stop)

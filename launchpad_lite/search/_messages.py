@@ -4,8 +4,11 @@ Brokers never look into the bytes of tasks and results.
 """
 
 import enum
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeVar
+
+import launchpad_lite as lp
 
 #: The kind of tasks that are pickled Python objects.
 PYTHON = "python"
@@ -181,6 +184,12 @@ class Member(NamedTuple):
     version: str = ""
     python: str = ""
     device: tuple[str, float] | None = None
+
+
+def member_here(role: str, who: Life) -> Member:
+    """Returns somebody of this process, who sends or runs pickled tasks."""
+    python = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    return Member(role, who, version=lp.__version__, python=python)
 
 
 class View(NamedTuple):

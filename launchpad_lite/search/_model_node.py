@@ -12,11 +12,11 @@ import courier
 import launchpad_lite as lp
 from launchpad_lite.search._messages import (
     Life,
-    Member,
     Outcome,
     Progress,
     State,
     Submission,
+    member_here,
 )
 from launchpad_lite.search._outbox import Outbox
 from launchpad_lite.search._presence import Presence
@@ -96,7 +96,7 @@ class ModelNode:
         self._ahead = ahead
         self._stays = stays
         who = Life(lp.current_node().name, uuid.uuid4().hex)
-        member = Member("model", who, version=lp.__version__)
+        member = member_here("model", who)
         self._presence = Presence(member, name_server, brokers, courier.Client, timing)
         # What a checkpoint has.
         self._lock = threading.RLock()

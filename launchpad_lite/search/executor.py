@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import courier
 import launchpad_lite as lp
 from launchpad_lite.search._broker import BrokerOptions
-from launchpad_lite.search._messages import Life, Member, Outcome, State, Submission
+from launchpad_lite.search._messages import Life, Outcome, State, Submission, member_here
 from launchpad_lite.search._model_node import failure_of
 from launchpad_lite.search._outbox import Outbox
 from launchpad_lite.search._presence import Presence
@@ -146,7 +146,7 @@ class Executor(concurrent.futures.Executor):
         timing: Timing,
         end: Callable[[], object] | None = None,
     ) -> None:
-        member = Member("model", Life(f"executor-{uuid.uuid4().hex}", ""), version=lp.__version__)
+        member = member_here("model", Life(f"executor-{uuid.uuid4().hex}", ""))
         self._presence = Presence(member, name_server, brokers, courier.Client, timing)
         self._end = end or functools.partial(self._presence.end_search, lp.wait_for_stop)
         self._outbox = Outbox(self._presence, timing)

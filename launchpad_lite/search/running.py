@@ -13,7 +13,7 @@ import launchpad_lite as lp
 from launchpad_lite.search._broker import Broker, BrokerOptions
 from launchpad_lite.search._devices import DeviceWish, held_device
 from launchpad_lite.search._helping import LOST
-from launchpad_lite.search._messages import Life, Member
+from launchpad_lite.search._messages import Life, member_here
 from launchpad_lite.search._model_node import ModelNode, Status
 from launchpad_lite.search._name_server import NameServer, make_name_server
 from launchpad_lite.search._presence import Presence
@@ -60,8 +60,7 @@ class WorkerNode:
             device: That it needs; None: none.
         """
         who = Life(lp.current_node().name, uuid.uuid4().hex)
-        python = f"{sys.version_info[0]}.{sys.version_info[1]}"
-        member = Member("worker", who, version=lp.__version__, python=python)
+        member = member_here("worker", who)
         presence = Presence(member, name_server, brokers, courier.Client, timing)
         self._worker = Worker(presence, timing, lp.stop_event(), max_result_bytes, lp.heartbeat)
         self._device = held_device(presence, device, timing, lp.stop_event())

@@ -172,6 +172,16 @@ def test_a_worker_on_another_python_is_refused(
         join(names)
 
 
+def test_the_python_of_a_search_is_that_of_its_model(tmp_path: Path) -> None:
+    with searching(Tasks(Call(square, 3)), tmp_path) as search:
+        wait_until(lambda: search.status().unknown_kinds)
+        names = JoinInfo.read(tmp_path / JOIN_FILE).connect()
+        first = Member("worker", Life("first", "1"), version=lp.__version__, python="3.99")
+        with pytest.raises(WorkerMismatchError, match=r"first runs on Python 3\.99, and this"):
+            names.register(first)
+        courier.close(names)
+
+
 def test_a_worker_joins_a_search_with_certificates_by_the_file_alone(tmp_path: Path) -> None:
     tls = Authority(tmp_path).issue()
     secret = courier.Secret.generate()
