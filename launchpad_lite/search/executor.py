@@ -56,6 +56,7 @@ class Executor(concurrent.futures.Executor):
         launcher: str = "local_mp",
         folder: "str | os.PathLike[str] | None" = None,
         max_losses: int = 5,
+        device_share: float | None = None,
         timing: Timing = DEFAULT,
         **launch_options: Any,
     ) -> None:
@@ -68,11 +69,13 @@ class Executor(concurrent.futures.Executor):
             folder: Where brokers keep their tasks; None: in memory, and this process sends again
                 what a broker has lost.
             max_losses: How often a task may lose its worker until it fails.
+            device_share: Each worker gets this part of a device of its machine (1: one of its own),
+                and sees only that one; None: it sees all.
             timing: How long the parts wait for each other.
             **launch_options: As for `lp.launch`: `resources`, `hosts`, ..
 
         Raises:
-            ValueError: A number is too small.
+            ValueError: A number is too small, or the device share is none.
             StoreInUseError: Another search uses the folder.
             StoreError: What brokers have kept there is damaged.
         """
@@ -82,7 +85,12 @@ class Executor(concurrent.futures.Executor):
         )
         workers = len(os.sched_getaffinity(0)) if workers is None else workers
         parts = add_parts(
-            program, workers=workers, brokers=brokers, label="executor", options=options
+            program,
+            workers=workers,
+            brokers=brokers,
+            label="executor",
+            options=options,
+            device_share=device_share,
         )
         if folder is not None:
             check_files(Path(folder), RELEASE_S)
@@ -115,6 +123,7 @@ class Executor(concurrent.futures.Executor):
         label: str = "executor",
         folder: "str | os.PathLike[str] | None" = None,
         max_losses: int = 5,
+        device_share: float | None = None,
         timing: Timing = DEFAULT,
     ) -> "ExecutorHandle":
         """Adds workers to a program; returns a handle, which becomes an executor in one other node.
@@ -128,6 +137,7 @@ class Executor(concurrent.futures.Executor):
             label: The beginning of the names of the groups.
             folder: As for `Executor`.
             max_losses: As for `Executor`.
+            device_share: As for `Executor`.
             timing: As for `Executor`.
 
         Raises:
@@ -136,7 +146,14 @@ class Executor(concurrent.futures.Executor):
         options = BrokerOptions(
             timing, None if folder is None else os.fspath(folder), max_losses=max_losses
         )
-        parts = add_parts(program, workers=workers, brokers=brokers, label=label, options=options)
+        parts = add_parts(
+            program,
+            workers=workers,
+            brokers=brokers,
+            label=label,
+            options=options,
+            device_share=device_share,
+        )
         return ExecutorHandle(parts, timing)
 
     def _begin(

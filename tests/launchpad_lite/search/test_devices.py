@@ -23,6 +23,7 @@ from launchpad_lite.search._presence import Presence
 from launchpad_lite.search._registry import Registry
 from launchpad_lite.search._timing import Timing
 from launchpad_lite.search.errors import SearchError
+from launchpad_lite.search.executor import Executor
 from launchpad_lite.search.tasks import Call
 from tests.courier.waiting import wait_until
 from tests.launchpad_lite.search.searches import Tasks, output_of, searching, start_worker
@@ -199,6 +200,15 @@ def test_workers_of_a_program_see_a_device_each(
     with searching(model, tmp_path, launcher="test_mp", workers=2, device_share=1) as search:
         wait_until(lambda: search.status().is_over)
         assert sorted(search.model().results) == ["4", "5"]
+
+
+@pytest.mark.slow
+def test_workers_of_an_executor_see_a_device_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VISIBLE_DEVICES, "4,5")
+    with Executor(workers=2, launcher="test_mp", device_share=1) as executor:
+        assert sorted(executor.map(seen, [tmp_path] * 2)) == ["4", "5"]
 
 
 # One worker.
