@@ -130,7 +130,7 @@ def _info(options: argparse.Namespace) -> JoinInfo:
 
 def _checked(address: str) -> str:
     host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal():
+    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
         raise SearchError(f"{address!r} is neither host:port nor a file {JOIN_FILE}")
     return address
 
