@@ -290,7 +290,8 @@ def run(
     restart = options.pop("restart", {})
     if isinstance(restart, Mapping):
         groups = ("search_name_server", "search_broker", "search_worker")
-        restart = {**dict.fromkeys(groups, RESTART), **restart}
+        there = [group for group in groups if group in program.groups]  # without workers: no group
+        restart = {**dict.fromkeys(there, RESTART), **restart}
     if kept is not None:
         check_files(kept, RELEASE_S)
         checkpoints = lp.Checkpoints(kept / "model", period_s=_SAVE_S)

@@ -134,6 +134,10 @@ def test_a_kind_that_no_worker_takes_is_said(capsys):
     assert "tasks of kind 'cobol' wait, and no worker takes them" in capsys.readouterr().err
 
 
+def test_a_search_may_have_no_workers_of_its_own():
+    assert run(Tasks(), workers=0).trials == []
+
+
 def test_brokers_help_each_other():
     """The model uses one broker, and each of two workers another one."""
     result = run(Tasks(*[search.Call(climb, x, steps=20) for x in range(6)]), brokers=2)
