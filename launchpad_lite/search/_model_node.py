@@ -297,8 +297,12 @@ class ModelNode:
             if trial.state is TrialState.OUTSTANDING:
                 trial.state = TrialState.STOPPED
         lp.save_checkpoint()
+        self._presence.end_search(self._wait_for_stop)
+
+    def _wait_for_stop(self, seconds: float) -> bool:
+        """Waits, and lets those stop the program who wait for the end of the search."""
         self._over.set()
-        self._presence.end_search(lp.wait_for_stop)
+        return lp.wait_for_stop(seconds)
 
 
 def failure_of(task: str, outcome: Outcome) -> FailedTaskError:

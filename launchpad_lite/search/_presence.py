@@ -86,10 +86,11 @@ class Presence:
         Those that are started again meanwhile are told once more.
 
         Args:
-            wait_for_stop: Waits; returns whether to give up, because the program stops.
+            wait_for_stop: Waits, once all were told; returns whether to give up, because the
+                program stops.
         """
         left = dict(self._clients)
-        while left and not wait_for_stop(_RETRY_S):
+        while left:
             with contextlib.suppress(*LOST):
                 self._name_server.close()
             for name, broker in list(left.items()):
@@ -99,6 +100,8 @@ class Presence:
                     del left[name]
                 except LOST:
                     pass
+            if wait_for_stop(_RETRY_S):
+                break
 
     def choose(self, avoid: Collection[str] = ()) -> str:
         """Returns the name of a broker to use; empty if none is known.

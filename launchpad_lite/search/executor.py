@@ -2,7 +2,6 @@
 
 import concurrent.futures
 import contextlib
-import functools
 import os
 import pickle
 import queue
@@ -165,7 +164,7 @@ class Executor(concurrent.futures.Executor):
     ) -> None:
         member = member_here("model", Life(f"executor-{uuid.uuid4().hex}", ""))
         self._presence = Presence(member, name_server, brokers, courier.Client, timing)
-        self._end = end or functools.partial(self._presence.end_search, lp.wait_for_stop)
+        self._end = end
         self._outbox = Outbox(self._presence, timing)
         self._lock = threading.Lock()
         #: Who takes one out of it tells those who wait for it.
@@ -285,7 +284,11 @@ class Executor(concurrent.futures.Executor):
         for thread in self._threads:
             thread.join()
         self._presence.leave()
-        self._end()
+        if self._end is None:
+            self._presence.end_search(lp.wait_for_stop)
+        else:
+            self._presence.end_search(lambda _: True)  # workers from outside hear of it, too
+            self._end()
 
 
 class ExecutorHandle(lp.Deferred[Executor]):

@@ -7,6 +7,7 @@ import stat
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from launchpad_lite.search._messages import Life, Member
 from launchpad_lite.search._name_server import NameServer
 from launchpad_lite.search._timing import Timing
 from launchpad_lite.search.errors import SearchError, WorkerMismatchError
+from launchpad_lite.search.running import run
 from launchpad_lite.search.tasks import Call
 from tests.courier.certificates import Authority
 from tests.courier.waiting import wait_until
@@ -116,6 +118,18 @@ def test_the_second_signal_ends_a_worker_at_once(tmp_path: Path) -> None:
         process.terminate()
         output_of(process)
         assert process.returncode == 128 + signal.SIGTERM
+
+
+def test_a_worker_from_outside_hears_that_a_search_has_ended(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(1) as thread:
+        result = thread.submit(
+            run, Tasks(Call(square, 3)), workers=0, folder=tmp_path, launcher="test_mt"
+        )
+        wait_until((tmp_path / JOIN_FILE).exists)
+        with worker(tmp_path / JOIN_FILE) as process:
+            assert "error" not in output_of(process)
+            assert process.returncode == 0
+        assert result.result(10).model.results == [9]
 
 
 # What goes wrong.
