@@ -346,6 +346,5 @@ class Worker:
         with self._lock:
             outcomes = list(self._outcomes.get(broker, ()))
         with contextlib.suppress(*LOST, courier.CallCancelledError, KeyError):
-            client = courier.with_timeout(self._presence.client(broker), self._timing.beat_s)
-            client.leave(self._me, outcomes)
+            self._client(broker, transfer_s(outcomes)).leave(self._me, outcomes)
             self._forget(broker, outcomes)
