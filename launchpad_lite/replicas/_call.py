@@ -1,0 +1,46 @@
+"""What a replica calls, and where: compared between replicas, so that none mixes up its calls."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from launchpad_lite.replicas.errors import CollectiveMismatchError
+
+
+class Call(NamedTuple):
+    """A collective that a replica takes part in.
+
+    Attributes:
+        number: How many it has called before, in this generation.
+        signature: What must be the same in all replicas: kind, label, types and shapes, for people
+            to read, as `all_reduce(sum) of loss: float32[64]`.
+        site: Where, as `train.py:41 in step_fn`. May differ.
+    """
+
+    number: int
+    signature: str
+    site: str = ""
+
+
+def check_same(calls: Sequence[Call]) -> None:
+    """Checks that all replicas make the same call.
+
+    Args:
+        calls: Of each replica, in order.
+
+    Raises:
+        CollectiveMismatchError: They do not. Names those that differ from most of the others.
+    """
+    kinds = [(call.number, call.signature) for call in calls]
+    if kinds.count(kinds[0]) == len(kinds):
+        return
+    most = max(kinds, key=kinds.count)
+    lines = [
+        f"  replica {rank}: {call.signature}, its call {call.number}"
+        + (f", at {call.site}" if call.site else "")
+        for rank, call in enumerate(calls)
+    ]
+    wrong = [str(rank) for rank, kind in enumerate(kinds) if kind != most]
+    raise CollectiveMismatchError(
+        f"replica {', '.join(wrong)} calls something else than the others; all replicas make the "
+        "same calls in the same order:\n" + "\n".join(lines)
+    )
