@@ -1,1 +1,29 @@
 """Replicas: write one replica, train on many. After TF-Replicator (arXiv 1902.00465)."""
+
+from launchpad_lite.replicas.errors import (
+    CollectiveMismatchError,
+    InputSplitError,
+    ReplicaError,
+    ReplicaLostError,
+    UnsupportedCollectiveError,
+)
+from launchpad_lite.replicas.replicators import (
+    InputReplication,
+    MultiGpuReplicator,
+    MultiWorkerReplicator,
+    NonReplicator,
+    Replicator,
+)
+
+__all__ = [
+    "CollectiveMismatchError",
+    "InputReplication",
+    "InputSplitError",
+    "MultiGpuReplicator",
+    "MultiWorkerReplicator",
+    "NonReplicator",
+    "Replicator",
+    "ReplicaError",
+    "ReplicaLostError",
+    "UnsupportedCollectiveError",
+]

@@ -1,0 +1,166 @@
+"""Collectives on nested values: the same calls, in the same order, in all replicas."""
+
+import sys
+import threading
+import time
+import types
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
+
+from launchpad_lite.replicas._call import Call
+from launchpad_lite.replicas._carrier import Carrier, Op
+from launchpad_lite.replicas._packing import Packed
+
+if TYPE_CHECKING:
+    import numpy as np
+
+T = TypeVar("T")
+
+_HERE = str(Path(__file__).parent)
+_OPS = get_args(Op)
+
+
+class Collectives:
+    """What replicas call together. Thread-safe: calls are made in the order of their begin.
+
+    Attributes:
+        rank: Which replica this is.
+        size: How many there are.
+        seconds: Time spent waiting for others and moving data, so far.
+    """
+
+    def __init__(self, carrier: Carrier) -> None:
+        """Makes them.
+
+        Args:
+            carrier: Moves the data; is closed with this.
+        """
+        self.rank, self.size = carrier.rank, carrier.size
+        self.seconds = 0.0
+        self._carrier = carrier
+        #: Held while a call gets its number and its place in the order.
+        self._lock = threading.RLock()
+        self._number = 0
+        #: Runs what goes on in the background; made when it is first needed.
+        self._background: ThreadPoolExecutor | None = None
+        #: The last call in the background.
+        self._last: Future[None] | None = None
+
+    def all_reduce(self, nest: Any, op: Op = "sum", label: str = "") -> Any:
+        """Returns a nested value in which each leaf is combined over the replicas.
+
+        Raises:
+            TypeError: A leaf cannot be combined.
+            ValueError: There is no such `op`.
+            CollectiveMismatchError: Replicas made different calls.
+            ReplicaLostError: One of them is lost.
+        """
+        if op not in _OPS:
+            raise ValueError(f"op is one of {', '.join(_OPS)}, not {op!r}")
+        packed = Packed(nest, op)
+
+        def reduce(call: Call) -> None:
+            for array in packed.arrays.values():
+                self._carrier.all_reduce(array, op, call)
+
+        self._now(reduce, f"all_reduce({op})", label, packed.text)
+        return packed.unpacked()
+
+    def all_gather(self, value: Any, label: str = "") -> list[Any]:
+        """Returns what each replica gave, by rank: any values that can be pickled.
+
+        Raises:
+            CollectiveMismatchError: Replicas made different calls.
+            ReplicaLostError: One of them is lost.
+        """
+        return self._now(
+            lambda call: list(self._carrier.all_gather(value, call)), "all_gather", label
+        )
+
+    def broadcast(self, nest: Any, source: int = 0, label: str = "") -> Any:
+        """Returns the nested value of one replica; that of the others has the same types and shapes.
+
+        Raises:
+            ValueError: There is no such replica.
+            TypeError: A leaf is no number and no array.
+            CollectiveMismatchError: Replicas made different calls.
+            ReplicaLostError: One of them is lost.
+        """
+        if not 0 <= source < self.size:
+            raise ValueError(f"source is a replica, 0 to {self.size - 1}, not {source}")
+        packed = Packed(nest)
+
+        def send(call: Call) -> None:
+            for array in packed.arrays.values():
+                self._carrier.broadcast(array, source, call)
+
+        self._now(send, f"broadcast from {source}", label, packed.text)
+        return packed.unpacked()
+
+    def barrier(self, label: str) -> None:
+        """Waits until all replicas are here."""
+        self.all_gather(None, label)
+
+    def buffer(self, nbytes: int) -> "np.ndarray[Any, Any]":
+        """Returns memory that `reduce_later` is fastest with; as `Carrier.buffer`."""
+        return self._carrier.buffer(nbytes)
+
+    def reduce_later(self, array: Any, op: Op, label: str) -> "Future[None]":
+        """Combines a flat array in place, in the background.
+
+        Returns:
+            When that is done, or has failed.
+        """
+        text = f"{array.dtype}[{len(array)}]"
+        with self._lock:
+            call = self._call(f"all_reduce({op})", label, text)
+            if self._background is None:
+                self._background = ThreadPoolExecutor(1, "replica-collectives")
+            self._last = self._background.submit(self._carrier.all_reduce, array, op, call)
+            return self._last
+
+    def abort(self, error: Exception) -> None:
+        """Has all calls raise this error. Thread-safe."""
+        self._carrier.abort(error)
+
+    def close(self) -> None:
+        """Ends the thread, and frees the memory of the carrier."""
+        if self._background is not None:
+            self._background.shutdown(cancel_futures=True)
+        self._carrier.close()
+
+    def _now(self, work: Callable[[Call], T], kind: str, label: str, text: str = "") -> T:
+        with self._lock:
+            call = self._call(kind, label, text)
+            begun_at = time.monotonic()
+            try:
+                if self._last is not None:
+                    self._last.exception()  # what goes on in the background comes first
+                    self._last = None
+                return work(call)
+            finally:
+                self.seconds += time.monotonic() - begun_at
+
+    def _call(self, kind: str, label: str, text: str) -> Call:
+        self._number += 1
+        signature = kind + (f" of {label}" if label else "") + (f": {text}" if text else "")
+        return Call(self._number, signature, _site())
+
+
+def _site() -> str:
+    """Returns where the code outside of this room is that makes a call."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_HERE):
+        frame = frame.f_back
+    if frame is None:  # in the backward pass of PyTorch
+        return ""
+    code = frame.f_code
+    return f"{code.co_filename}:{frame.f_lineno} in {code.co_name}"
+
+
+def split(items: Sequence[T], rank: int, size: int) -> Sequence[T]:
+    """Returns the part of a list that one of several replicas has: parts are as even as can be."""
+    begin, end = (len(items) * part // size for part in (rank, rank + 1))
+    return items[begin:end]

@@ -1,0 +1,71 @@
+"""Nested values: what their leaves are, and how they are taken apart and put together again.
+
+Leaves are arrays of numpy, tensors of PyTorch, arrays of JAX, and numbers. None of these packages is
+imported: a value of theirs can only be there if somebody has.
+"""
+
+import dataclasses
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+#: Types whose values are leaves without an array.
+_NUMBERS = (bool, int, float, complex)
+
+
+def kind(value: Any) -> str:
+    """Returns which kind of leaf it is: `numpy`, `torch`, `jax`, `number`, or empty if it is none."""
+    numpy, torch, jax = (sys.modules.get(name) for name in ("numpy", "torch", "jax"))
+    if numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic)):
+        return "numpy"
+    if torch is not None and isinstance(value, torch.Tensor):
+        return "torch"
+    if jax is not None and isinstance(value, jax.Array):
+        return "jax"
+    return "number" if isinstance(value, _NUMBERS) else ""
+
+
+def children(value: Any) -> "dict[str, Any] | None":
+    """Returns the parts of a nested value by the name to show; None: it has none, and is a leaf."""
+    if isinstance(value, Mapping):
+        return {f"[{key!r}]": part for key, part in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return {f".{name}": part for name, part in zip(value._fields, value, strict=True)}
+    if isinstance(value, (list, tuple)):
+        return {f"[{index}]": part for index, part in enumerate(value)}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [field.name for field in dataclasses.fields(value)]
+        return {f".{name}": getattr(value, name) for name in names}
+    return {} if value is None else None
+
+
+def leaves(nest: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields all leaves with the path to each, as `['loss'][0]`, in order."""
+    parts = children(nest)
+    if parts is None:
+        yield path, nest
+        return
+    for name, part in parts.items():
+        yield from leaves(part, path + name)
+
+
+def rebuilt(nest: Any, replace: Callable[[Any], Any]) -> Any:
+    """Returns it with other leaves; asks for them in the order of `leaves`."""
+    parts = children(nest)
+    if parts is None:
+        return replace(nest)
+    new = [rebuilt(part, replace) for part in parts.values()]
+    if isinstance(nest, Mapping):
+        return _mapping(nest, dict(zip(nest, new, strict=True)))
+    if isinstance(nest, tuple):
+        return type(nest)(*new) if hasattr(nest, "_fields") else tuple(new)
+    if isinstance(nest, list):
+        return new
+    if nest is None:
+        return None
+    names = [field.name for field in dataclasses.fields(nest)]
+    return dataclasses.replace(nest, **dict(zip(names, new, strict=True)))
+
+
+def _mapping(like: "Mapping[Any, Any]", items: "dict[Any, Any]") -> Any:
+    return items if type(like) is dict else type(like)(items)  # type: ignore[call-arg]

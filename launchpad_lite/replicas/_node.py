@@ -1,0 +1,247 @@
+"""The node of a replica: meets the others, runs the user's code, and begins again after a loss."""
+
+import contextlib
+import contextvars
+import functools
+import inspect
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import courier
+import launchpad_lite as lp
+from launchpad_lite.replicas._carrier import AloneCarrier, Carrier
+from launchpad_lite.replicas._collectives import Collectives
+from launchpad_lite.replicas._inputs import SharedPipeline
+from launchpad_lite.replicas._meeting import Generation, Lost, Meeting
+from launchpad_lite.replicas._state import Training
+from launchpad_lite.replicas.errors import ReplicaError, ReplicaLostError
+
+if TYPE_CHECKING:
+    from launchpad_lite.replicas.replicators import Replicator
+
+_LOGGER = logging.getLogger(__name__)
+
+#: What replicas call of each other: no class of a user may have such methods.
+PROTOCOL = ("replica_attend", "replica_leave", "replica_input", "replica_results")
+
+_LOST = courier.ServerLostError, courier.ServerUnreachableError, courier.CallTimeoutError
+#: Seconds until the meeting is tried again.
+_RETRY_S = 0.1
+
+
+class ReplicaNode:
+    """A replica as a node."""
+
+    def __init__(
+        self,
+        replicator: "Replicator",
+        rank: int,
+        replicas: Sequence[Any],
+        body: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        stays: bool,
+    ) -> None:
+        """Makes it.
+
+        Args:
+            replicator: What the user has chosen.
+            rank: Which replica it is.
+            replicas: Clients of all of them, by rank.
+            body: A function, or a class with `run`.
+            args: Its arguments, after the replicator.
+            kwargs: Its arguments by name.
+            stays: Whether it serves the results until the program stops.
+        """
+        self._replicator = replicator
+        self._rank = rank
+        self._replicas = replicas
+        self._body = functools.partial(_run, body, args=args, kwargs=kwargs, made=self._is_made)
+        self._name = lp.current_node().name
+        self._group = self._name.partition("[")[0]
+        self._stays = stays
+        self._training = Training()
+        self._results: Any = None
+        self._has_results = threading.Event()
+        #: The user's object, once there is one.
+        self._object: Any = None
+        self._has_object = threading.Event()
+        self._pipeline: tuple[int, SharedPipeline] | None = None
+        self._has_pipeline = threading.Condition()
+        if rank == 0:
+            meeting = Meeting(len(replicas))
+            self.replica_attend, self.replica_leave = meeting.attend, meeting.leave
+        if inspect.isclass(body):
+            for name in served_methods(body):
+                setattr(self, name, self._forwarding(name, getattr(body, name)))
+
+    def run(self) -> None:
+        """Runs the user's code until it has ended well in all replicas."""
+        while not lp.stop_event().is_set():
+            try:
+                self._live()
+            except _NotMetError:
+                lp.wait_for_stop(_RETRY_S)
+            except ReplicaLostError as error:
+                lost_at = time.monotonic()
+                if not lp.stop_event().is_set():
+                    _LOGGER.warning("%s: %s; waits for it", self._name, error)
+                self._replicator.lost_at = lost_at
+            else:
+                break
+        if self._stays:
+            lp.wait_for_stop()
+
+    def save(self, folder: Path) -> None:
+        """Writes the state of the training; only replica 0 has one to write."""
+        self._training.save(folder)
+
+    def restore(self, folder: Path) -> None:
+        """Reads it."""
+        self._training.restore(folder)
+
+    def replica_input(self, generation: int, position: int, part: int) -> tuple[bool, Any]:
+        """Returns a part of a batch of the pipeline of this worker."""
+        with self._has_pipeline:
+            self._has_pipeline.wait_for(
+                lambda: self._pipeline is not None and self._pipeline[0] >= generation
+            )
+            assert self._pipeline is not None
+            current, pipeline = self._pipeline
+        if current != generation:
+            raise ReplicaLostError("this generation has ended")
+        return pipeline.take(position, part)
+
+    def replica_results(self) -> Any:
+        """Returns what all replicas have returned, once they have."""
+        self._has_results.wait()
+        return self._results
+
+    def share(self, generation: int, pipeline: SharedPipeline) -> None:
+        """Serves a pipeline to the other replicas of this worker."""
+        with self._has_pipeline:
+            self._pipeline = generation, pipeline
+            self._has_pipeline.notify_all()
+
+    def _live(self) -> None:
+        """Takes part in one generation."""
+        with self._met() as (generation, collectives):
+            from launchpad_lite.replicas.replicators import Here  # this module is imported by it
+
+            here = Here(self._rank, collectives, self._training, generation.number, self._replicas)
+            here.share = functools.partial(self.share, generation.number)
+            self._training.step = 0
+            with self._replicator.being(here):
+                result = self._body(self._replicator)
+            self._results = collectives.all_gather(result, "what the replicas return")
+            self._has_results.set()
+            with contextlib.suppress(*_LOST):
+                self._replicas[0].replica_leave(self._rank)
+
+    @contextlib.contextmanager
+    def _met(self) -> Iterator[tuple[Generation, Collectives]]:
+        """Meets the other replicas in a block."""
+        stream = self._replicas[0].replica_attend(self._rank, self._info())
+        give_up = stream.close
+        lp.register_stop_handler(give_up)
+        try:
+            generation = next(iter(stream))
+            assert isinstance(generation, Generation)
+        except (*_LOST, courier.CallCancelledError, StopIteration) as error:
+            raise _NotMetError from error
+        finally:
+            lp.unregister_stop_handler(give_up)
+        collectives = Collectives(self._carrier(generation))
+        watcher = threading.Thread(
+            target=contextvars.copy_context().run,
+            args=(self._watch, stream, collectives),
+            name="replica-watch",
+            daemon=True,
+        )
+        watcher.start()
+        try:
+            yield generation, collectives
+        finally:
+            stream.close()
+            watcher.join()
+            collectives.close()
+
+    def _watch(self, stream: Any, collectives: Collectives) -> None:
+        """Ends all calls when a replica is lost."""
+        lost = 0
+        with contextlib.suppress(*_LOST, courier.CallCancelledError):
+            for event in stream:
+                if isinstance(event, Lost):
+                    lost = event.rank
+        collectives.abort(ReplicaLostError(f"{self._group}[{lost}] was lost"))
+
+    def _info(self) -> Any:
+        return None
+
+    def _carrier(self, generation: Generation) -> Carrier:
+        if len(self._replicas) == 1:
+            return AloneCarrier()
+        raise NotImplementedError
+
+    def _is_made(self, made: Any) -> None:
+        self._object = made
+        self._has_object.set()
+
+    def _forwarding(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns what calls a method of the user's object, once there is one."""
+
+        @functools.wraps(method)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self._has_object.wait()
+            return getattr(self._object, name)(*args, **kwargs)
+
+        if not inspect.iscoroutinefunction(method):
+            return call
+
+        @functools.wraps(method)
+        async def call_async(*args: Any, **kwargs: Any) -> Any:
+            import asyncio
+
+            await asyncio.to_thread(self._has_object.wait)
+            return await getattr(self._object, name)(*args, **kwargs)
+
+        return call_async
+
+
+class _NotMetError(Exception):
+    """The meeting broke up before it began."""
+
+
+def served_methods(body: type) -> list[str]:
+    """Returns the names of the methods of a class that other nodes may call.
+
+    Raises:
+        ValueError: One of them has a name that replicas use.
+    """
+    names = [name for name in dir(body) if not name.startswith("_") and name != "run"]
+    methods = [name for name in names if callable(getattr(body, name))]
+    if taken := [name for name in methods if name in dir(ReplicaNode)]:
+        raise ValueError(f"{body.__name__}.{taken[0]}: replicas have a method of this name")
+    return methods
+
+
+def _run(
+    body: Callable[..., Any],
+    replicator: "Replicator",
+    *,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    made: Callable[[Any], None],
+) -> Any:
+    value = body(replicator, *args, **kwargs)
+    if not inspect.isclass(body):
+        return value
+    made(value)
+    run = getattr(value, "run", None)
+    if run is None:
+        raise ReplicaError(f"{body.__name__} has no run(), which makes the steps")
+    return run()

@@ -1,0 +1,157 @@
+"""Leaves of nested values in flat arrays, one for each dtype, and back.
+
+Values of all packages travel as numpy arrays. Tensors and arrays on a CPU give and take their memory
+without another copy; those on a device are copied to the host first.
+"""
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from launchpad_lite.replicas import _nests
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+
+
+class Packed:
+    """The leaves of a nested value, packed.
+
+    Attributes:
+        arrays: One flat array for each dtype.
+        text: Path, dtype and shape of all leaves, for people, and to compare.
+    """
+
+    def __init__(self, nest: Any, op: str = "") -> None:
+        """Packs it.
+
+        Args:
+            nest: The value.
+            op: How it will be combined: the mean of integers is a float.
+
+        Raises:
+            TypeError: A leaf is no number and no array, or of a dtype that cannot be added.
+        """
+        import numpy as np
+
+        self._nest = nest
+        self._leaves = list(_nests.leaves(nest))
+        parts: dict[str, list[Any]] = {}
+        self._places: list[tuple[str, tuple[int, ...]]] = []
+        described = []
+        for path, leaf in self._leaves:
+            array = as_numpy(leaf, path)
+            if op == "mean" and array.dtype.kind in "iub":
+                array = array.astype(np.float64)
+            name = array.dtype.str
+            parts.setdefault(name, []).append(array.reshape(-1))
+            self._places.append((name, array.shape))
+            described.append(f"{path}{' ' if path else ''}{array.dtype}{list(array.shape)}")
+        self.arrays = {name: np.concatenate(flat) for name, flat in parts.items()}
+        self.text = _shortened(described)
+
+    def unpacked(self) -> Any:
+        """Returns the nested value with what is in the arrays now; leaves are as they were."""
+        offsets = dict.fromkeys(self.arrays, 0)
+        found = []
+        for (_, leaf), (name, shape) in zip(self._leaves, self._places, strict=True):
+            begin = offsets[name]
+            offsets[name] = end = begin + _size(shape)
+            found.append(like(leaf, self.arrays[name][begin:end].reshape(shape)))
+        replacements = iter(found)
+        return _nests.rebuilt(self._nest, lambda _: next(replacements))
+
+
+def _size(shape: Sequence[int]) -> int:
+    size = 1
+    for length in shape:
+        size *= length
+    return size
+
+
+def _shortened(described: Sequence[str]) -> str:
+    """Returns them joined: a few in words, and all in a digest."""
+    if len(described) <= 4:
+        return ", ".join(described)
+    import hashlib
+
+    digest = hashlib.sha256("\n".join(described).encode()).hexdigest()[:12]
+    return f"{', '.join(described[:3])}, .. ({len(described)} leaves, {digest})"
+
+
+def as_numpy(leaf: Any, path: str = "") -> "Array":
+    """Returns a leaf as an array of numpy; on a CPU it may share its memory.
+
+    Raises:
+        TypeError: It is no number and no array, or of a dtype that cannot be added.
+    """
+    import numpy as np
+
+    kind = _nests.kind(leaf)
+    if kind == "torch":
+        torch = sys.modules["torch"]
+        tensor = leaf.detach().cpu()
+        if tensor.dtype is torch.bfloat16:  # numpy has no such type
+            tensor = tensor.float()
+        array: Array | None = tensor.contiguous().numpy()
+    elif kind:
+        array = np.asarray(leaf)
+        if array.dtype.name == "bfloat16":
+            array = array.astype(np.float32)
+    else:
+        array = None
+    if array is None or array.dtype.kind not in "biufc":
+        what = type(leaf).__name__ if array is None else f"an array of {array.dtype}"
+        raise TypeError(
+            f"{path or 'the value'} is {what}: replicas combine numbers, and arrays of numbers "
+            "(numpy, PyTorch, JAX) in dicts, lists, tuples and dataclasses"
+        )
+    return array
+
+
+def like(leaf: Any, array: "Array") -> Any:
+    """Returns an array as the kind of leaf that another one is, on its device.
+
+    A mean of integers stays a float.
+    """
+    kind = _nests.kind(leaf)
+    if kind == "torch":
+        torch = sys.modules["torch"]
+        keeps = leaf.dtype.is_floating_point or leaf.dtype.is_complex or array.dtype.kind != "f"
+        tensor = torch.from_numpy(array)
+        return tensor.to(leaf.device, leaf.dtype) if keeps else tensor.to(leaf.device)
+    if kind == "jax":
+        jax = sys.modules["jax"]
+        keeps = leaf.dtype.kind not in "iub" or array.dtype.kind != "f"
+        return jax.device_put(
+            array.astype(leaf.dtype) if keeps else array, next(iter(leaf.devices()))
+        )
+    if kind == "number":
+        value = array.item()
+        return type(leaf)(value) if array.dtype.kind != "f" else value
+    return array[()] if array.ndim == 0 else array
+
+
+def combined(nests: Sequence[Any], op: str) -> Any:
+    """Returns nested values of the same structure, combined leaf by leaf.
+
+    Raises:
+        ValueError: Their structures differ.
+    """
+    import numpy as np
+
+    functions: dict[str, Any] = {
+        "sum": np.add.reduce,
+        "mean": np.mean,
+        "max": np.maximum.reduce,
+        "min": np.minimum.reduce,
+        "product": np.multiply.reduce,
+    }
+    packed = [Packed(nest, op) for nest in nests]
+    if differing := {each.text for each in packed} - {packed[0].text}:
+        raise ValueError(f"results differ in structure: {packed[0].text} and {min(differing)}")
+    for name, array in packed[0].arrays.items():
+        array[...] = functions[op](np.stack([each.arrays[name] for each in packed]), axis=0)
+    return packed[0].unpacked()

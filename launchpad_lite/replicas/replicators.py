@@ -1,0 +1,551 @@
+"""Replicators: how many replicas there are, where, and how they work together.
+
+After Table 1 of Buchlovsky et al., "TF-Replicator: Distributed Machine Learning for Researchers"
+(arXiv 1902.00465).
+"""
+
+import contextlib
+import dataclasses
+import enum
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import courier
+import launchpad_lite as lp
+from launchpad_lite.replicas import _devices, _inputs
+from launchpad_lite.replicas._carrier import AloneCarrier, Op
+from launchpad_lite.replicas._collectives import Collectives, split
+from launchpad_lite.replicas._node import ReplicaNode, served_methods
+from launchpad_lite.replicas._state import Training, check_can_be_kept, put_into, taken_from
+from launchpad_lite.replicas.errors import ReplicaError
+
+T = TypeVar("T")
+
+
+class InputReplication(enum.Enum):
+    """How many input pipelines there are."""
+
+    #: One for all replicas of a worker; each batch is divided among them.
+    PER_WORKER = "per_worker"
+    #: One for each replica.
+    PER_REPLICA = "per_replica"
+
+
+@dataclass
+class Here:
+    """What a replicator is in a replica that runs.
+
+    Attributes:
+        rank: Which replica it is.
+        collectives: What it calls together with the others.
+        training: How far it is.
+        generation: Which one.
+        replicas: Clients of all replicas' nodes.
+    """
+
+    rank: int
+    collectives: Collectives
+    training: Training
+    generation: int = 0
+    replicas: Sequence[Any] = ()
+    share: Callable[[_inputs.SharedPipeline], None] = lambda _: None
+    kept: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+class Replicator:
+    """Runs replicas. Choose one of its subclasses; all else stays the same.
+
+    In the function that is replicated, it stands for this replica. Not thread-safe there.
+
+    Attributes:
+        num_workers: How many groups of replicas that may share an input pipeline.
+        replicas_per_worker: How many replicas each of them has.
+        input_replication: How many input pipelines there are.
+        input_split_fn: Divides a batch among a number of replicas; by default along the first dimension.
+
+    Example:
+        def train(repl):
+            with repl.context():
+                model = Net()
+                optimizer = repl.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+            repl.keep(model=model, optimizer=optimizer)
+
+            def step_fn(batch):
+                images, labels = batch
+                loss = cross_entropy(model(images), labels)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                return loss.detach()
+
+            for losses in repl.run(step_fn, lambda replica_id: batches(replica_id), steps=100):
+                print(sum(losses) / repl.num_replicas)
+
+        replicas.MultiWorkerReplicator(num_workers=4).launch(train)
+    """
+
+    def __init__(
+        self,
+        num_workers: int,
+        replicas_per_worker: int,
+        devices_per_replica: int,
+        input_replication: InputReplication,
+        input_split_fn: Callable[[Any, int], Sequence[Any]],
+    ) -> None:
+        for name, number in (
+            ("workers", num_workers),
+            ("replicas", replicas_per_worker),
+            ("devices per replica", devices_per_replica),
+        ):
+            if number < 1:
+                raise ValueError(f"{type(self).__name__}: at least 1 of {name}, not {number}")
+        self.num_workers = num_workers
+        self.replicas_per_worker = replicas_per_worker
+        self.devices_per_replica = devices_per_replica
+        self.input_replication = input_replication
+        self.input_split_fn = input_split_fn
+        self._here: Here | None = None
+        self.lost_at: float | None = None
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.num_replicas} replicas)"
+
+    # Which replica this is.
+
+    @property
+    def num_replicas(self) -> int:
+        """How many replicas there are."""
+        return self.num_workers * self.replicas_per_worker
+
+    @property
+    def replica_id(self) -> int:
+        """Which replica this is, from 0."""
+        return self._me.rank
+
+    @property
+    def worker_id(self) -> int:
+        """Which worker this replica belongs to, from 0."""
+        return self._me.rank // self.replicas_per_worker
+
+    @property
+    def step(self) -> int:
+        """How many steps have been made, those before a restart included."""
+        return self._me.training.step
+
+    @property
+    def _me(self) -> Here:
+        if self._here is None:
+            raise ReplicaError(
+                f"{self!r} is used in the function that it replicates: repl.launch(train), or "
+                "repl.add_to(program, train)"
+            )
+        return self._here
+
+    @contextlib.contextmanager
+    def being(self, here: Here) -> Iterator[None]:
+        """Has it stand for one replica in a block. For the node."""
+        self._here = here
+        try:
+            yield
+        finally:
+            here.training.end()
+            self._here = None
+
+    # Devices.
+
+    def context(self) -> "contextlib.AbstractContextManager[Any]":
+        """Returns a block in which models and optimizers are made: on the replica's first device."""
+        return self.logical_device(0)
+
+    def logical_device(self, index: int) -> "contextlib.AbstractContextManager[Any]":
+        """Returns a block whose tensors and arrays are on one of the devices of this replica.
+
+        It gives the device: of PyTorch or of JAX, whichever is imported. Where there is no
+        accelerator, all are the CPU.
+
+        Raises:
+            ValueError: The replica has no such device.
+        """
+        if not 0 <= index < self.devices_per_replica:
+            raise ValueError(
+                f"logical_device({index}): replica {self.replica_id} has "
+                f"{self.devices_per_replica} device(s), from 0"
+            )
+        local = self._me.rank % self.replicas_per_worker * self.devices_per_replica + index
+        return _devices.on_device(local)
+
+    # What replicas call together.
+
+    def all_reduce(self, values: Any, op: Op = "sum", label: str = "") -> Any:
+        """Returns nested values, each leaf combined over the replicas.
+
+        All replicas make the same calls in the same order, with values of the same structure. Tensors
+        of PyTorch that need a gradient have one.
+
+        Args:
+            values: Arrays and numbers in dicts, lists, tuples and dataclasses.
+            op: `sum`, `mean`, `max`, `min` or `product`.
+            label: Names the call in errors.
+
+        Raises:
+            TypeError: A value is no number and no array.
+            CollectiveMismatchError: Replicas made different calls.
+        """
+        return self._me.collectives.all_reduce(values, op, label)
+
+    def all_sum(self, values: Any, label: str = "") -> Any:
+        """Returns nested values, summed over the replicas; as `all_reduce`."""
+        return self.all_reduce(values, "sum", label)
+
+    def all_gather(self, values: Any, label: str = "") -> list[Any]:
+        """Returns the values of all replicas, by replica; they may differ in structure and size.
+
+        Raises:
+            CollectiveMismatchError: Replicas made different calls.
+        """
+        return self._me.collectives.all_gather(values, label)
+
+    def broadcast(self, values: Any, source: int = 0, label: str = "") -> Any:
+        """Returns the nested values of one replica, whose structure all have.
+
+        Raises:
+            ValueError: There is no such replica.
+            CollectiveMismatchError: Replicas made different calls.
+        """
+        return self._me.collectives.broadcast(values, source, label)
+
+    def map_reduce(
+        self, function: Callable[[T], Any], items: Sequence[T], op: Op = "sum", label: str = ""
+    ) -> Any:
+        """Returns the combined results of a function for all items, which the replicas share.
+
+        Args:
+            function: Returns nested values of the same structure for each item.
+            items: The same ones in all replicas, at least one.
+            op: As for `all_reduce`.
+            label: Names the call in errors.
+
+        Raises:
+            ValueError: There is no item, or the results differ in structure.
+        """
+        gathered = self.map_gather(function, items, label)
+        if not gathered:
+            raise ValueError("map_reduce needs at least one item")
+        from launchpad_lite.replicas._packing import combined
+
+        return combined(gathered, op)
+
+    def map_gather(
+        self, function: Callable[[T], Any], items: Sequence[T], label: str = ""
+    ) -> list[Any]:
+        """Returns the results of a function for all items, in order; the replicas share the items.
+
+        Args:
+            function: Called for each item in one of the replicas.
+            items: The same ones in all replicas.
+            label: Names the call in errors.
+        """
+        mine = split(items, self.replica_id, self.num_replicas)
+        parts = self.all_gather([function(item) for item in mine], label or "map_gather")
+        return [result for part in parts for result in part]
+
+    # Training.
+
+    def keep(self, **things: Any) -> None:
+        """Says what the state of the training is, and makes it the same in all replicas.
+
+        After a restart, it becomes what it was at the newest checkpoint; else all get that of
+        replica 0. Checkpoints are kept by `checkpoints={"<label>": lp.Checkpoints(folder, period_s=60)}`
+        at the launch.
+
+        Args:
+            **things: What has `state_dict()` and `load_state_dict()`, as models and optimizers of
+                PyTorch have; dicts, lists, and arrays of numpy, which are changed in place.
+
+        Raises:
+            TypeError: A thing cannot be kept.
+        """
+        here = self._me
+        for name, thing in things.items():
+            check_can_be_kept(name, thing)
+        here.kept.update(things)
+        snapshot = here.training.snapshot
+        mine = None
+        if here.rank == 0:
+            mine = (0, {name: taken_from(thing) for name, thing in things.items()})
+            if snapshot is not None and things.keys() <= snapshot.kept.keys():
+                mine = snapshot.step, {name: snapshot.kept[name] for name in things}
+        names = f"keep({', '.join(things)})"
+        step, state = self._me.collectives.all_gather(mine, names)[0]
+        here.training.step = step
+        for name, thing in things.items():
+            if here.rank or snapshot is not None:
+                put_into(name, thing, state[name])
+
+    def run(
+        self,
+        step_fn: Callable[..., T],
+        input_fn: Callable[..., Any] | None = None,
+        *,
+        steps: int | None = None,
+    ) -> Iterator[list[T]]:
+        """Makes steps; yields after each of them what every replica has returned, by replica.
+
+        Ends after `steps`, when an input ends, or when the program stops: in all replicas after the
+        same step.
+
+        Args:
+            step_fn: One step of this replica: takes a batch, returns any value that can be pickled.
+            input_fn: Takes the index of the replica (of the worker, with `PER_WORKER`); returns an
+                iterable of batches, or a callable that returns the next one. One that takes `step`,
+                too, begins there; from others that many batches are dropped after a restart. None:
+                `step_fn` takes nothing.
+            steps: How many steps there will be, those before a restart included; None: until the
+                input ends.
+
+        Raises:
+            InputSplitError: A batch cannot be divided among the replicas of a worker.
+            CollectiveMismatchError: Replicas made different calls.
+        """
+        here = self._me
+        training = here.training
+        inputs = self._inputs(input_fn) if input_fn else None
+        training.begin(here.kept)
+        goes_on = all(here.collectives.all_gather(inputs is None or inputs.has_next(), "run"))
+        while goes_on and (steps is None or training.step < steps):
+            training.between_steps()
+            result = step_fn(inputs.next()) if inputs else step_fn()
+            mine = result, _goes_on(inputs)
+            try:
+                every = here.collectives.all_gather(mine, "the results of a step")
+            except (TypeError, AttributeError) as error:
+                raise TypeError(
+                    f"replica {here.rank}: step_fn returned what cannot be gathered: {error}"
+                ) from error
+            training.step += 1
+            yield [result for result, _ in every]
+            goes_on = all(each for _, each in every)
+        training.take()
+
+    def _inputs(self, input_fn: Callable[..., Any]) -> _inputs.Inputs:
+        here = self._me
+        shares = (
+            self.input_replication is InputReplication.PER_WORKER and self.replicas_per_worker > 1
+        )
+        index = self.worker_id if shares else here.rank
+        lead = self.worker_id * self.replicas_per_worker
+        if shares and here.rank != lead:
+            ends = here.collectives.all_gather(None, "input_fn")[lead]
+        else:
+            iterator, next_batch = _inputs.opened(input_fn, index, here.training.step)
+            ends = iterator is not None
+            if not shares:
+                return _inputs.from_pipeline(iterator, next_batch)
+            here.share(
+                _inputs.SharedPipeline(next_batch, self.replicas_per_worker, self.input_split_fn)
+            )
+            here.collectives.all_gather(ends, "input_fn")
+        node = here.replicas[lead]
+        positions = iter(range(sys.maxsize))
+
+        def take() -> tuple[bool, Any]:
+            part = here.rank - lead
+            found: tuple[bool, Any] = node.replica_input(here.generation, next(positions), part)
+            return found
+
+        return _inputs.Inputs(take, ends=ends)
+
+    # Starting.
+
+    def add_to(
+        self,
+        program: lp.Program,
+        body: Callable[..., Any],
+        *args: Any,
+        label: str = "replica",
+        **kwargs: Any,
+    ) -> lp.Handle[Any]:
+        """Adds the replicas to a program; returns a handle of replica 0, for its other nodes.
+
+        Args:
+            program: What to add them to.
+            body: A function, or a class with `run()`, which each replica calls with this replicator
+                and the arguments. Other nodes may call the other methods of the class.
+            *args: Its arguments; handles in them become clients.
+            label: The name of the group.
+            **kwargs: Its arguments by name.
+
+        Raises:
+            ValueError: The program has such a group, or a method has a name that replicas use.
+        """
+        return self._add_to(program, body, args, kwargs, label, stays=False)
+
+    def _add_to(
+        self,
+        program: lp.Program,
+        body: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        label: str,
+        *,
+        stays: bool,
+    ) -> lp.Handle[Any]:
+        if not callable(body):
+            raise TypeError(f"{self!r} replicates a function or a class, not {body!r}")
+        if isinstance(body, type):
+            served_methods(body)
+        if label in program.groups:
+            raise ValueError(f"the program has a group {label!r}; give another label=")
+        nodes = [lp.CourierNode(ReplicaNode) for _ in range(self.num_replicas)]
+        handles = [node.create_handle() for node in nodes]
+        with program.group(label):
+            for rank, node in enumerate(nodes):
+                node.configure(self, rank, handles, body, list(args), kwargs, stays)
+                program.add_node(node)
+        return handles[0]
+
+    def launch(
+        self,
+        body: Callable[..., Any],
+        *args: Any,
+        launcher: str = "local_mp",
+        label: str = "replica",
+        launch_options: "dict[str, Any] | None" = None,
+        **kwargs: Any,
+    ) -> list[Any]:
+        """Runs the replicas as a program of their own; returns what each of them has returned.
+
+        Args:
+            body: As for `add_to`.
+            *args: As for `add_to`.
+            launcher: Where they run, as for `lp.launch`.
+            label: The name of the group.
+            launch_options: Options of `lp.launch`: `restart`, `checkpoints`, `resources`, `hosts`, ..
+            **kwargs: As for `add_to`.
+
+        Raises:
+            NodeFailedError: A replica has failed for good.
+            ReplicaError: The program was stopped before the end.
+        """
+        program = lp.Program(getattr(body, "__name__", "replicas"))
+        handle = self._add_to(program, body, args, kwargs, label, stays=True)
+        running = lp.launch(program, launcher, **(launch_options or {}))
+        try:
+            return _results(running, courier.with_timeout(handle.dereference(), 5.0))
+        finally:
+            running.stop()
+
+
+def _results(running: lp.RunningProgram, node: Any) -> list[Any]:
+    while not running.join(0.0):
+        with contextlib.suppress(
+            courier.ServerLostError,
+            courier.ServerUnreachableError,
+            courier.CallTimeoutError,
+            courier.CallCancelledError,
+        ):
+            results: list[Any] = node.replica_results()
+            return results
+        running.join(0.1)
+    running.wait()  # raises why
+    raise ReplicaError("the replicas were stopped before their end")
+
+
+def _goes_on(inputs: _inputs.Inputs | None) -> bool:
+    try:
+        if lp.stop_event().is_set():
+            return False
+    except lp.NoProgramError:
+        pass
+    return inputs is None or inputs.has_next()
+
+
+class NonReplicator(Replicator):
+    """A single replica. It also works in a script that launches nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(1, 1, 1, InputReplication.PER_REPLICA, _inputs.split_leading)
+
+    @property
+    def _me(self) -> Here:
+        if self._here is None:
+            self._here = Here(0, Collectives(AloneCarrier()), Training())
+        return self._here
+
+
+class MultiGpuReplicator(Replicator):
+    """All devices of one worker: a replica for each of them, or for each few of them."""
+
+    def __init__(
+        self,
+        num_gpus: int | None = None,
+        num_gpus_per_replica: int = 1,
+        *,
+        input_replication: InputReplication = InputReplication.PER_WORKER,
+        input_split_fn: Callable[[Any, int], Sequence[Any]] = _inputs.split_leading,
+    ) -> None:
+        """Describes them.
+
+        Args:
+            num_gpus: How many devices; None: all that this process may see. Where there is none,
+                CPU devices take their place, one for each core.
+            num_gpus_per_replica: How many of them a replica has, as `logical_device`.
+            input_replication: How many input pipelines there are.
+            input_split_fn: Divides a batch among a number of replicas.
+
+        Raises:
+            ValueError: The devices cannot be divided evenly.
+        """
+        devices = _devices.count() if num_gpus is None else num_gpus
+        if num_gpus_per_replica < 1 or devices % num_gpus_per_replica:
+            raise ValueError(
+                f"MultiGpuReplicator: {devices} devices cannot be divided into replicas of "
+                f"{num_gpus_per_replica}"
+            )
+        super().__init__(
+            1,
+            devices // num_gpus_per_replica,
+            num_gpus_per_replica,
+            input_replication,
+            input_split_fn,
+        )
+
+
+class MultiWorkerReplicator(Replicator):
+    """Many workers, synchronous."""
+
+    def __init__(
+        self,
+        num_workers: int,
+        num_gpus_per_worker: int = 1,
+        num_gpus_per_replica: int = 1,
+        *,
+        input_replication: InputReplication = InputReplication.PER_WORKER,
+        input_split_fn: Callable[[Any, int], Sequence[Any]] = _inputs.split_leading,
+    ) -> None:
+        """Describes them.
+
+        Args:
+            num_workers: How many workers.
+            num_gpus_per_worker: How many devices each of them has; CPU devices where there is none.
+            num_gpus_per_replica: How many of them a replica has, as `logical_device`.
+            input_replication: How many input pipelines there are.
+            input_split_fn: Divides a batch among a number of replicas.
+
+        Raises:
+            ValueError: A number is too small, or the devices cannot be divided evenly.
+        """
+        if num_gpus_per_replica < 1 or num_gpus_per_worker % num_gpus_per_replica:
+            raise ValueError(
+                f"MultiWorkerReplicator: {num_gpus_per_worker} devices cannot be divided into "
+                f"replicas of {num_gpus_per_replica}"
+            )
+        super().__init__(
+            num_workers,
+            num_gpus_per_worker // num_gpus_per_replica,
+            num_gpus_per_replica,
+            input_replication,
+            input_split_fn,
+        )
