@@ -1,0 +1,66 @@
+"""Input pipelines of replicas."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from launchpad_lite import replicas
+from launchpad_lite.replicas._inputs import SharedPipeline, opened, split_leading
+
+
+def test_a_batch_is_divided_along_the_first_dimension() -> None:
+    batch = {"x": np.arange(8).reshape(4, 2), "y": [np.arange(4)]}
+    first, second = split_leading(batch, 2)
+    np.testing.assert_array_equal(first["x"], [[0, 1], [2, 3]])
+    np.testing.assert_array_equal(second["y"][0], [2, 3])
+
+
+def test_a_batch_that_cannot_be_divided_evenly_is_named() -> None:
+    with pytest.raises(replicas.InputSplitError, match=r"\['x'\] of the batch has 5 examples"):
+        split_leading({"x": np.zeros((5, 2))}, 2)
+
+
+def test_a_number_cannot_be_divided() -> None:
+    with pytest.raises(replicas.InputSplitError, match="no first dimension.*input_split_fn"):
+        split_leading([np.zeros(2), 3.0], 2)
+
+
+def test_each_replica_of_a_worker_gets_its_part_of_each_batch_until_the_end() -> None:
+    batches = iter([np.arange(4), np.arange(4) + 10])
+    pipeline = SharedPipeline(lambda: next(batches), 2, split_leading)
+    np.testing.assert_array_equal(pipeline.take(0, 1)[1], [2, 3])
+    np.testing.assert_array_equal(pipeline.take(1, 1)[1], [12, 13])
+    np.testing.assert_array_equal(pipeline.take(0, 0)[1], [0, 1])
+    assert pipeline.take(2, 1) == (False, None)
+    assert pipeline.take(2, 0) == (False, None)
+
+
+def test_a_split_function_that_returns_too_few_parts_is_an_error() -> None:
+    pipeline = SharedPipeline(lambda: 1, 3, lambda batch, parts: [batch])
+    with pytest.raises(replicas.InputSplitError, match="1 parts for 3 replicas"):
+        pipeline.take(0, 0)
+
+
+def test_a_pipeline_goes_on_where_the_training_was() -> None:
+    _, next_batch = opened(lambda index: range(10), 0, step=4)
+    assert next_batch() == 4
+
+
+def test_a_pipeline_that_takes_the_step_begins_there_by_itself() -> None:
+    def numbers(index: int, step: int) -> Iterator[int]:
+        return iter(range(100 * index + step, 1000))
+
+    _, next_batch = opened(numbers, 2, step=4)
+    assert next_batch() == 204
+
+
+def test_a_callable_is_asked_for_each_batch() -> None:
+    iterator, next_batch = opened(lambda index: lambda: index, 3, step=4)
+    assert iterator is None
+    assert next_batch() == 3
+
+
+def test_what_is_no_pipeline_is_refused() -> None:
+    with pytest.raises(TypeError, match="input_fn returned int: it returns an iterable"):
+        opened(lambda index: 5, 0, step=0)
