@@ -22,8 +22,8 @@ __all__ = [
     "MultiGpuReplicator",
     "MultiWorkerReplicator",
     "NonReplicator",
-    "Replicator",
     "ReplicaError",
     "ReplicaLostError",
+    "Replicator",
     "UnsupportedCollectiveError",
 ]

@@ -3,7 +3,6 @@
 import sys
 import threading
 import time
-import types
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +13,8 @@ from launchpad_lite.replicas._carrier import Carrier, Op
 from launchpad_lite.replicas._packing import Packed
 
 if TYPE_CHECKING:
+    import types
+
     import numpy as np
 
 T = TypeVar("T")

@@ -64,6 +64,9 @@ class ReplicaNode:
         self._name = lp.current_node().name
         self._group = self._name.partition("[")[0]
         self._stays = stays
+        self._losses = lp.restart_count()
+        self._lost_s = 0.0
+        self._lost_at: float | None = None
         self._training = Training()
         self._results: Any = None
         self._has_results = threading.Event()
@@ -87,10 +90,10 @@ class ReplicaNode:
             except _NotMetError:
                 lp.wait_for_stop(_RETRY_S)
             except ReplicaLostError as error:
-                lost_at = time.monotonic()
                 if not lp.stop_event().is_set():
                     _LOGGER.warning("%s: %s; waits for it", self._name, error)
-                self._replicator.lost_at = lost_at
+                self._losses += 1
+                self._lost_at = time.monotonic()
             else:
                 break
         if self._stays:
@@ -132,8 +135,19 @@ class ReplicaNode:
         with self._met() as (generation, collectives):
             from launchpad_lite.replicas.replicators import Here  # this module is imported by it
 
-            here = Here(self._rank, collectives, self._training, generation.number, self._replicas)
-            here.share = functools.partial(self.share, generation.number)
+            here = Here(
+                self._rank,
+                collectives,
+                self._training,
+                self._group,
+                generation.number,
+                self._replicas,
+                functools.partial(self.share, generation.number),
+            )
+            if self._lost_at is not None:
+                self._lost_s += time.monotonic() - self._lost_at
+                self._lost_at = None
+            here.report.losses, here.report.lost_s = self._losses, self._lost_s
             self._training.step = 0
             with self._replicator.being(here):
                 result = self._body(self._replicator)

@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import enum
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -18,6 +19,7 @@ from launchpad_lite.replicas import _devices, _inputs
 from launchpad_lite.replicas._carrier import AloneCarrier, Op
 from launchpad_lite.replicas._collectives import Collectives, split
 from launchpad_lite.replicas._node import ReplicaNode, served_methods
+from launchpad_lite.replicas._progress import Progress, Report, Share
 from launchpad_lite.replicas._state import Training, check_can_be_kept, put_into, taken_from
 from launchpad_lite.replicas.errors import ReplicaError
 
@@ -41,17 +43,23 @@ class Here:
         rank: Which replica it is.
         collectives: What it calls together with the others.
         training: How far it is.
+        label: The group of the replicas.
         generation: Which one.
         replicas: Clients of all replicas' nodes.
+        share: Serves a pipeline to the other replicas of the worker.
+        kept: What the user keeps, by name.
+        report: What the steps have cost.
     """
 
     rank: int
     collectives: Collectives
     training: Training
+    label: str = "replica"
     generation: int = 0
     replicas: Sequence[Any] = ()
     share: Callable[[_inputs.SharedPipeline], None] = lambda _: None
     kept: dict[str, Any] = dataclasses.field(default_factory=dict)
+    report: Report = dataclasses.field(default_factory=Report)
 
 
 class Replicator:
@@ -107,7 +115,6 @@ class Replicator:
         self.input_replication = input_replication
         self.input_split_fn = input_split_fn
         self._here: Here | None = None
-        self.lost_at: float | None = None
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.num_replicas} replicas)"
@@ -118,6 +125,12 @@ class Replicator:
     def num_replicas(self) -> int:
         """How many replicas there are."""
         return self.num_workers * self.replicas_per_worker
+
+    @property
+    def num_pipelines(self) -> int:
+        """How many input pipelines there are: how often `input_fn` is called, all in all."""
+        shares = self.input_replication is InputReplication.PER_WORKER
+        return self.num_workers if shares else self.num_replicas
 
     @property
     def replica_id(self) -> int:
@@ -133,6 +146,11 @@ class Replicator:
     def step(self) -> int:
         """How many steps have been made, those before a restart included."""
         return self._me.training.step
+
+    @property
+    def report(self) -> Report:
+        """What the steps have cost so far."""
+        return self._me.report
 
     @property
     def _me(self) -> Here:
@@ -290,6 +308,8 @@ class Replicator:
         input_fn: Callable[..., Any] | None = None,
         *,
         steps: int | None = None,
+        progress_s: float = 10.0,
+        tensorboard: str | None = None,
     ) -> Iterator[list[T]]:
         """Makes steps; yields after each of them what every replica has returned, by replica.
 
@@ -304,30 +324,57 @@ class Replicator:
                 `step_fn` takes nothing.
             steps: How many steps there will be, those before a restart included; None: until the
                 input ends.
+            progress_s: Seconds between two lines of progress, of replica 0.
+            tensorboard: A folder for TensorBoard: numbers in what `step_fn` returns, as means over the
+                replicas, and the speed.
 
         Raises:
             InputSplitError: A batch cannot be divided among the replicas of a worker.
             CollectiveMismatchError: Replicas made different calls.
         """
         here = self._me
-        training = here.training
         inputs = self._inputs(input_fn) if input_fn else None
-        training.begin(here.kept)
+        progress = Progress(here.label, steps, progress_s, tensorboard) if here.rank == 0 else None
+        here.training.begin(here.kept)
+        begun_at = time.monotonic() - here.report.seconds
         goes_on = all(here.collectives.all_gather(inputs is None or inputs.has_next(), "run"))
-        while goes_on and (steps is None or training.step < steps):
-            training.between_steps()
-            result = step_fn(inputs.next()) if inputs else step_fn()
-            mine = result, _goes_on(inputs)
-            try:
-                every = here.collectives.all_gather(mine, "the results of a step")
-            except (TypeError, AttributeError) as error:
-                raise TypeError(
-                    f"replica {here.rank}: step_fn returned what cannot be gathered: {error}"
-                ) from error
-            training.step += 1
-            yield [result for result, _ in every]
-            goes_on = all(each for _, each in every)
-        training.take()
+        try:
+            while goes_on and (steps is None or here.training.step < steps):
+                here.training.between_steps()
+                results, shares, goes_on = self._step(step_fn, inputs)
+                if progress is not None:
+                    progress.note(here.training.step, results, shares)
+                yield results
+                here.report.seconds = time.monotonic() - begun_at
+            here.training.take()
+        finally:
+            if progress is not None:
+                progress.close()
+
+    def _step(
+        self, step_fn: Callable[..., T], inputs: "_inputs.Inputs | None"
+    ) -> tuple[list[T], list[Share], bool]:
+        """Makes a step; returns what all have returned and done so far, and whether there is another."""
+        here = self._me
+        if inputs is None:
+            result = step_fn()
+        else:
+            batch = inputs.next()
+            here.report.examples += _inputs.examples_in(batch)
+            result = step_fn(batch)
+        share = Share(here.report.examples, here.collectives.seconds)
+        mine = result, share, _goes_on(inputs)
+        try:
+            every = here.collectives.all_gather(mine, "the results of a step")
+        except (TypeError, AttributeError) as error:
+            raise TypeError(
+                f"replica {here.rank}: step_fn returned what cannot be gathered: {error}"
+            ) from error
+        here.training.step += 1
+        here.report.steps += 1
+        here.report.waited_s = here.collectives.seconds
+        results, shares, go_on = zip(*every, strict=True)
+        return list(results), list(shares), all(go_on)
 
     def _inputs(self, input_fn: Callable[..., Any]) -> _inputs.Inputs:
         here = self._me

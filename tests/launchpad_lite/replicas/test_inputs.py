@@ -22,7 +22,7 @@ def test_a_batch_that_cannot_be_divided_evenly_is_named() -> None:
 
 
 def test_a_number_cannot_be_divided() -> None:
-    with pytest.raises(replicas.InputSplitError, match="no first dimension.*input_split_fn"):
+    with pytest.raises(replicas.InputSplitError, match=r"no first dimension.*input_split_fn"):
         split_leading([np.zeros(2), 3.0], 2)
 
 

@@ -1,0 +1,119 @@
+"""How fast a training is: as numbers, as a line of text, and for TensorBoard."""
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from launchpad_lite.replicas import _nests
+
+
+@dataclass
+class Report:
+    """What the steps of a training have cost, in this life of the replica.
+
+    Attributes:
+        steps: How many it has made.
+        examples: How many it has seen.
+        seconds: How long they took, with the code between them.
+        waited_s: Seconds of these for other replicas and for data between them.
+        losses: How often a replica was lost since the start.
+        lost_s: Seconds from losses until steps were made again.
+    """
+
+    steps: int = 0
+    examples: int = 0
+    seconds: float = 0.0
+    waited_s: float = 0.0
+    losses: int = 0
+    lost_s: float = 0.0
+
+
+class Share(NamedTuple):
+    """What one replica has done so far, as all know it."""
+
+    examples: int
+    waited_s: float
+
+
+class Progress:
+    """Shows how far a training is, on replica 0."""
+
+    def __init__(self, label: str, total: int | None, period_s: float, folder: str | None) -> None:
+        """Makes one.
+
+        Args:
+            label: Of the replicas.
+            total: How many steps there will be.
+            period_s: Seconds between two lines.
+            folder: Where scalars for TensorBoard go; None: nowhere.
+
+        Raises:
+            MissingExtraError: `folder` is given, and there is no `tensorboard`.
+        """
+        self._label = label
+        self._total = total
+        self._period_s = period_s
+        self._at = time.monotonic()
+        self._step: int | None = None
+        self._shares: Sequence[Share] = ()
+        self._writer = None if folder is None else _writer(folder)
+
+    def note(self, step: int, results: Sequence[Any], shares: Sequence[Share]) -> None:
+        """Takes note of a step, and shows something if it is time."""
+        if self._writer is not None:
+            for path, value in _means(results):
+                self._writer.add_scalar(path, value, step)
+        now = time.monotonic()
+        if self._step is None or now - self._at < self._period_s:
+            self._step = step if self._step is None else self._step
+            self._shares = self._shares or shares
+            return
+        seconds, steps = now - self._at, step - self._step
+        examples = sum(share.examples for share in shares) - sum(
+            share.examples for share in self._shares
+        )
+        waited = [
+            (share.waited_s - before.waited_s) / seconds
+            for share, before in zip(shares, self._shares, strict=True)
+        ]
+        of_total = "" if self._total is None else f" of {self._total:,}"
+        print(  # noqa: T201 - the progress of a training is what people look for
+            f"{self._label}: step {step:,}{of_total}, {steps / seconds:,.1f} steps/s, "
+            f"{examples / seconds:,.0f} examples/s, {min(waited):.0%} to {max(waited):.0%} of the "
+            "time in communication",
+            file=sys.stderr,
+        )
+        if self._writer is not None:
+            self._writer.add_scalar("steps_per_s", steps / seconds, step)
+            self._writer.add_scalar("examples_per_s", examples / seconds, step)
+        self._at, self._step, self._shares = now, step, shares
+
+    def close(self) -> None:
+        """Writes what is left."""
+        if self._writer is not None:
+            self._writer.close()
+
+
+def _means(results: Sequence[Any]) -> "list[tuple[str, float]]":
+    """Returns the numbers in results by path, as means over the replicas."""
+    found: dict[str, list[float]] = {}
+    for result in results:
+        for path, leaf in _nests.leaves(result):
+            if _nests.kind(leaf) and not getattr(leaf, "shape", ()):
+                name = path.replace("['", "/").replace("']", "").strip("/.") or "result"
+                found.setdefault(name, []).append(float(leaf))
+    return [(path, sum(values) / len(values)) for path, values in found.items()]
+
+
+def _writer(folder: str) -> Any:
+    import launchpad_lite as lp
+
+    try:
+        from tensorboard.summary import Writer
+    except ImportError:
+        raise lp.MissingExtraError(
+            "scalars for TensorBoard need its package: pip install tensorboard"
+        ) from None
+    return Writer(folder)
