@@ -1,5 +1,6 @@
 """Replicas: write one replica, train on many. After TF-Replicator (arXiv 1902.00465)."""
 
+from launchpad_lite.replicas._progress import Report
 from launchpad_lite.replicas.errors import (
     CollectiveMismatchError,
     InputSplitError,
@@ -25,5 +26,6 @@ __all__ = [
     "ReplicaError",
     "ReplicaLostError",
     "Replicator",
+    "Report",
     "UnsupportedCollectiveError",
 ]

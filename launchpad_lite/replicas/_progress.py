@@ -20,6 +20,10 @@ class Report:
         waited_s: Seconds of these for other replicas and for data between them.
         losses: How often a replica was lost since the start.
         lost_s: Seconds from losses until steps were made again.
+
+    Example:
+        report = repl.report
+        print(report.examples / report.seconds, "examples/s in this replica")
     """
 
     steps: int = 0

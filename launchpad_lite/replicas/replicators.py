@@ -510,7 +510,11 @@ def _goes_on(inputs: _inputs.Inputs | None) -> bool:
 
 
 class NonReplicator(Replicator):
-    """A single replica. It also works in a script that launches nothing."""
+    """A single replica. It also works in a script that launches nothing.
+
+    Example:
+        train(replicas.NonReplicator())
+    """
 
     def __init__(self) -> None:
         super().__init__(1, 1, 1, InputReplication.PER_REPLICA, _inputs.split_leading)
@@ -523,7 +527,12 @@ class NonReplicator(Replicator):
 
 
 class MultiGpuReplicator(Replicator):
-    """All devices of one worker: a replica for each of them, or for each few of them."""
+    """All devices of one worker: a replica for each of them, or for each few of them.
+
+    Example:
+        repl = replicas.MultiGpuReplicator(num_gpus=8, num_gpus_per_replica=2)
+        repl.launch(train)  # 4 replicas; `with repl.logical_device(1):` in each
+    """
 
     def __init__(
         self,
@@ -561,7 +570,12 @@ class MultiGpuReplicator(Replicator):
 
 
 class MultiWorkerReplicator(Replicator):
-    """Many workers, synchronous."""
+    """Many workers, synchronous.
+
+    Example:
+        repl = replicas.MultiWorkerReplicator(num_workers=4)
+        repl.launch(train, launcher="ssh", launch_options={"hosts": ["one", "two"]})
+    """
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("courier", "launchpad_lite", "launchers")
 #: Rooms of launchpad_lite that are built on top of nodes and calls.
-ROOMS = ("engines", "search")
+ROOMS = ("engines", "search", "replicas")
 
 # Heavy, or optional, or both: loaded where they are used, not by a research script that only
 # describes its program. grpc and protobuf also must not be loaded before workers are forked.

@@ -11,7 +11,7 @@ import pytest
 
 import courier
 import launchpad_lite as lp
-from launchpad_lite import engines, search, testing
+from launchpad_lite import engines, replicas, search, testing
 
 _ROOMS = {
     "lp": lp,
@@ -19,6 +19,7 @@ _ROOMS = {
     "testing": testing,
     "engines": engines,
     "search": search,
+    "replicas": replicas,
 }
 #: Of no use to users by themselves, or no object with a docstring.
 _WITHOUT = {courier.ExceptionReport, courier.PoolChoice, courier.Timing, lp.__version__}
