@@ -1,0 +1,466 @@
+"""Moves numpy arrays between replicas, over courier and shared memory. Needs no other package.
+
+Replicas of one machine that can open each other's memory are a *group*, and its first one is its
+chief, and their *leader* towards other groups. So a replica without such neighbours is a group of
+its own. Each call begins with a meeting of all replicas, which compares what they call. Where
+arrays are small, the meeting combines them as well.
+"""
+
+import functools
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+from launchpad_lite.replicas import _payload
+from launchpad_lite.replicas._call import Call, check_same
+from launchpad_lite.replicas._carrier import Carrier, Op
+from launchpad_lite.replicas._leaders import Courier, Leaders
+from launchpad_lite.replicas._mailbox import Box
+from launchpad_lite.replicas._operations import Operation
+from launchpad_lite.replicas._shared_arrays import Answer, SharedArrays
+from launchpad_lite.replicas._shared_memory import (
+    SLOT_BYTES,
+    OwnMemory,
+    Place,
+    Report,
+    SharedGroup,
+)
+from launchpad_lite.replicas.errors import (
+    CollectiveMismatchError,
+    ReplicaError,
+    ReplicaLostError,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+
+T = TypeVar("T")
+
+#: Up to this size the first leader combines the arrays of the groups; larger ones go round the ring.
+_STAR_BYTES = 1 << 16
+_DIGEST_BYTES = 16
+#: In what replicas meet for before they have groups.
+_PLACES, _OPENED = -2, -1
+
+
+class CourierCarrier(Carrier):
+    """See the module. Connects at its first call."""
+
+    def __init__(
+        self,
+        rank: int,
+        box: Box,
+        peers: Sequence[Any],
+        machines: Sequence[str],
+        generation: int = 0,
+    ) -> None:
+        """Makes it; sends nothing.
+
+        Args:
+            rank: Of this replica.
+            box: What its `Mailbox` fills.
+            peers: Clients of the mailboxes of all replicas, by rank. The own one is not used.
+            machines: Names of the machines of all replicas, by rank. Those of one machine have the
+                same.
+            generation: What other replicas send must be of the same.
+        """
+        self.rank = rank
+        self.size = len(peers)
+        self._machines = machines
+        self._box = box
+        self._courier = Courier(rank, generation, box, peers)
+        self._own = _own_memory()
+        self._error: Exception | None = None
+        self._is_connected = False
+        #: The groups, by their leaders; and the own one.
+        self._groups: dict[int, list[int]] = {}
+        self._members: list[int] = [rank]
+        self._is_one_group = True
+        self._group: SharedGroup | None = None
+        self._arrays: SharedArrays | None = None
+        #: If this is one of them, and there are others.
+        self._leaders: Leaders | None = None
+        box.begin(generation)
+
+    def all_reduce(self, array: Any, op: Op, call: Call) -> None:
+        """Combines the arrays of all replicas, in place.
+
+        Raises:
+            TypeError: The dtype cannot be combined so.
+            ValueError: There is no such operation, or the array is not as it must be.
+            CollectiveMismatchError: Replicas made different calls.
+            ReplicaLostError: One of them is lost.
+        """
+        _check(array)
+        operation = Operation(op, array.dtype, self.size)
+        what = f"all_reduce({op}) of {array.dtype.str}[{len(array)}]"
+        check = _Check(call, what)
+        self._run(lambda: self._all_reduce(array, operation, check))
+
+    def all_gather(self, value: Any, call: Call) -> Sequence[Any]:
+        """Returns what each replica gave, by rank. None is the very object that was given.
+
+        Raises:
+            Exception: What pickle raises for values that cannot be pickled.
+            CollectiveMismatchError: Replicas made different calls.
+            ReplicaLostError: One of them is lost.
+        """
+        payload = _payload.pack(value)
+        check = _Check(call, "all_gather")
+        payloads = self._run(lambda: self._gather(payload, lambda: self._meet(check)))
+        return [_payload.unpack(each) for each in payloads]
+
+    def broadcast(self, array: Any, source: int, call: Call) -> None:
+        """Gives all replicas the array of one of them, in place.
+
+        Raises:
+            ValueError: There is no such replica, or the array is not as it must be.
+            CollectiveMismatchError: Replicas made different calls.
+            ReplicaLostError: One of them is lost.
+        """
+        _check(array)
+        if not 0 <= source < self.size:
+            raise ValueError(f"no replica {source}: they are numbered from 0 to {self.size - 1}")
+        what = f"broadcast from {source} of {array.dtype.str}[{len(array)}]"
+        check = _Check(call, what)
+        self._run(lambda: self._broadcast(array, source, check))
+
+    def buffer(self, nbytes: int) -> "Array":
+        """Returns zeroed memory that the others of the machine can open."""
+        import numpy as np
+
+        return np.zeros(nbytes, np.uint8) if self._own is None else self._own.buffer(nbytes)
+
+    def abort(self, error: Exception) -> None:
+        """Has calls in flight, and all later ones, raise this error soon. Thread-safe."""
+        if self._error is None:
+            self._error = error
+        self._courier.interrupt(self._error)
+        if self._own is not None:
+            self._own.interrupt()
+
+    def close(self) -> None:
+        """Frees what it has. Buffers stay valid, but are shared no longer."""
+        if self._error is None:
+            self._error = ReplicaError(f"replica {self.rank}: its carrier was closed")
+        if self._group is not None:
+            self._group.close()
+        if self._own is not None:
+            self._own.close()
+
+    # Calls
+
+    def _run(self, work: Callable[[], T]) -> T:
+        if self._error is not None:
+            raise self._error
+        try:
+            if not self._is_connected:
+                self._connect()
+            if self._arrays is not None:
+                self._arrays.next_turn()
+            return work()
+        except CollectiveMismatchError:
+            raise  # all replicas do, so they may go on
+        except BaseException as error:
+            known = self._error
+            self._give_up(error)
+            if known is None:
+                raise
+            raise known from None
+
+    def _give_up(self, error: BaseException) -> None:
+        """Lets the others know, since they are not where this one is any more."""
+        if isinstance(error, ReplicaError):
+            self.abort(error)
+        else:
+            self.abort(ReplicaLostError(f"replica {self.rank} cannot go on: {error!r}"))
+        if self._group is not None:
+            self._group.give_up()
+
+    def _all_reduce(self, array: "Array", operation: Operation, check: "_Check") -> None:
+        is_last = self._is_one_group
+        if array.nbytes <= (SLOT_BYTES if is_last else _STAR_BYTES):
+            small = _Small(array, operation, self._arrays, len(self._members), last=is_last)
+            self._meet(check, small=small)
+            small.finish()
+            return
+        if self._arrays is None:
+            self._meet(check)
+        else:
+            enter = functools.partial(self._meet, check)
+            self._arrays.all_reduce(array, operation, enter, last=is_last)
+        if self._leaders is not None:
+            self._leaders.all_reduce(array, operation)
+        if not is_last:
+            self._spread(array)
+
+    def _broadcast(self, array: "Array", source: int, check: "_Check") -> None:
+        leader = next(leader for leader, ranks in self._groups.items() if source in ranks)
+        if self._arrays is not None and source in self._members:
+            enter = functools.partial(self._meet, check)
+            self._arrays.broadcast(array, self._members.index(source), enter)
+        else:
+            self._meet(check)
+        if self._leaders is not None:
+            self._leaders.broadcast(array, leader)
+        if source not in self._members:
+            self._spread(array)
+
+    def _spread(self, array: "Array") -> None:
+        """Gives the leader's array to its group."""
+        if self._arrays is not None:
+            self._arrays.next_turn()
+            self._arrays.broadcast(array, 0, self._meet_group)
+
+    def _gather(
+        self, payload: _payload.Payload, enter: Callable[[], object]
+    ) -> list[_payload.Payload]:
+        if self._arrays is None:
+            enter()
+            payloads: list[_payload.Payload] = [[part.copy() for part in payload]]
+        else:
+            self._arrays.offer(payload)
+            enter()
+            payloads = self._arrays.collect()
+        return payloads if self._is_one_group else self._gather_groups(payloads)
+
+    def _gather_groups(self, payloads: list[_payload.Payload]) -> list[_payload.Payload]:
+        everything: dict[int, list[_payload.Payload]] = {}
+        if self._leaders is not None:
+            everything = self._leaders.all_gather(payloads)
+        if self._arrays is not None:
+            self._arrays.next_turn()
+            self._arrays.offer(_payload.pack(everything))
+            self._arrays.meet()
+            everything = _payload.unpack(self._arrays.collect()[0])
+        by_rank = {
+            rank: payload
+            for leader, ranks in self._groups.items()
+            for rank, payload in zip(ranks, everything[leader], strict=True)
+        }
+        return [by_rank[rank] for rank in range(self.size)]
+
+    # Meetings
+
+    def _meet(
+        self, check: "_Check", place: tuple[int, int] = (0, 0), small: "_Small | None" = None
+    ) -> Answer:
+        """Meets all replicas.
+
+        Raises:
+            CollectiveMismatchError: They do not call the same.
+        """
+        report = Report(0, *place, check.digest)
+
+        def decide(reports: Sequence[Report]) -> Answer:
+            answer = _compare(reports)
+            if self._leaders is not None:
+                return self._meet_groups(self._leaders, answer, check.digest, small)
+            if small is not None and answer is not Answer.DIFFERENT:
+                small.combine()
+            return answer
+
+        if self._group is None:
+            answer = decide([report])
+        else:
+            answer = Answer(self._group.meet(report, decide))
+        if answer is Answer.DIFFERENT:
+            self._raise_mismatch(check)
+        return answer
+
+    def _meet_groups(
+        self, leaders: Leaders, answer: Answer, digest: bytes, small: "_Small | None"
+    ) -> Answer:
+        item: tuple[bytes | None, Array | None] = None, None
+        if answer is not Answer.DIFFERENT:
+            item = digest, None if small is None else small.combine()
+        is_same, result = leaders.meet(item, functools.partial(_join, small))
+        if not is_same:
+            return Answer.DIFFERENT
+        if small is not None:
+            small.accept(result)
+        return answer
+
+    def _meet_group(self, place: tuple[int, int]) -> Answer:
+        """Meets the replicas of the group, which call the same for sure."""
+        assert self._group is not None
+        return Answer(self._group.meet(Report(0, *place), _compare))
+
+    def _raise_mismatch(self, check: "_Check") -> NoReturn:
+        def enter() -> None:
+            if self._arrays is not None:
+                self._arrays.meet()
+
+        if self._arrays is not None:
+            self._arrays.next_turn()
+        payloads = self._gather(_payload.pack((check.call, check.what)), enter)
+        calls, facts = zip(*map(_payload.unpack, payloads), strict=True)
+        check_same(calls)
+        # What users are told of is the same, but not what they pass.
+        check_same(
+            [
+                call._replace(signature=f"{call.signature} ({what})")
+                for call, what in zip(calls, facts, strict=True)
+            ]
+        )
+        raise AssertionError(f"the calls were different, and now are not: {calls}")
+
+    # Connecting
+
+    def _connect(self) -> None:
+        """Finds out who shares memory with whom."""
+        places = self._meet_all(_PLACES, None if self._own is None else self._own.place)
+        group = self._open_group(places)
+        groups = divide(self._machines, self._meet_all(_OPENED, group is not None))
+        self._groups = {ranks[0]: ranks for ranks in groups}
+        self._members = next(ranks for ranks in groups if self.rank in ranks)
+        if group is not None and self._own is not None and len(self._members) > 1:
+            self._group, self._arrays = group, SharedArrays(self._own, group)
+        elif group is not None:
+            group.close()
+        self._is_one_group = len(groups) == 1
+        if not self._is_one_group and self._members[0] == self.rank:
+            leaders = sorted(self._groups)
+            ring = sorted(
+                leaders, key=lambda rank: (self._machines.index(self._machines[rank]), rank)
+            )
+            self._leaders = Leaders(self._courier, leaders, ring)
+        self._is_connected = True
+
+    def _meet_all(self, turn: int, item: Any) -> list[Any]:
+        """Returns what each replica gave, by rank."""
+        items: list[Any] = self._courier.meet(turn, 0, item, list, self.size)
+        return items
+
+    def _open_group(self, places: Sequence[Place | None]) -> SharedGroup | None:
+        """Opens the memory of all of this machine; None if that is not possible."""
+        machine = self._machines[self.rank]
+        ranks = [rank for rank, name in enumerate(self._machines) if name == machine]
+        near = [place for rank in ranks if (place := places[rank]) is not None]
+        if self._own is None or len(near) < len(ranks):
+            return None
+        try:
+            return SharedGroup(self._own, ranks, near, self.rank)
+        except OSError:
+            return None  # another container, or one that may not look at others
+
+
+class _Check:
+    """What is compared between replicas.
+
+    Attributes:
+        call: What users are told of.
+        what: What the carrier was given.
+        digest: Of both.
+    """
+
+    def __init__(self, call: Call, what: str) -> None:
+        self.call = call
+        self.what = what
+        text = f"{call.number} {call.signature}\n{what}"
+        self.digest = hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).digest()
+
+
+class _Small:
+    """An array that is combined while all meet."""
+
+    def __init__(
+        self,
+        array: "Array",
+        operation: Operation,
+        arrays: SharedArrays | None,
+        size: int,
+        *,
+        last: bool,
+    ) -> None:
+        """Offers the array to the group.
+
+        Args:
+            array: Of this replica.
+            operation: How.
+            arrays: Of the group, if there is one.
+            size: Of the group.
+            last: Whether these are all replicas.
+        """
+        self._array = array
+        self._operation = operation
+        self._last = last
+        self._parts = [array]
+        if arrays is not None:
+            arrays.offer_small(array)
+            self._parts = [arrays.small(index, array) for index in range(size)]
+
+    def combine(self) -> "Array":
+        """Combines the arrays of the group; returns the result. The chief does."""
+        self._operation.combine(self._parts, self._parts[0], last=self._last)
+        return self._parts[0]
+
+    def combine_groups(self, parts: "Sequence[Array]") -> "Array":
+        """Combines the results of all groups; returns the result. The first leader does."""
+        self._operation.combine(parts, parts[0], last=True)
+        return parts[0]
+
+    def accept(self, result: "Array") -> None:
+        """Gives the group the result."""
+        if result is not self._parts[0]:
+            self._parts[0][:] = result
+
+    def finish(self) -> None:
+        """Takes the result out of the memory of the group."""
+        if self._parts[0] is not self._array:
+            self._array[:] = self._parts[0]
+
+
+def divide(machines: Sequence[str], has_opened: Sequence[bool]) -> list[list[int]]:
+    """Returns the groups of replicas that share memory.
+
+    Args:
+        machines: Of each replica.
+        has_opened: Whether each could open the memory of all others on its machine. Where one could
+            not, none shares any.
+    """
+    apart = {machine for machine, is_open in zip(machines, has_opened, strict=True) if not is_open}
+    groups: dict[str | int, list[int]] = {}
+    for rank, machine in enumerate(machines):
+        groups.setdefault(rank if machine in apart else machine, []).append(rank)
+    return list(groups.values())
+
+
+def _own_memory() -> OwnMemory | None:
+    try:
+        return OwnMemory()
+    except OSError:
+        return None
+
+
+def _compare(reports: Sequence[Report]) -> Answer:
+    first = reports[0]
+    if any(report.digest != first.digest for report in reports):
+        return Answer.DIFFERENT
+    place = first.buffer, first.offset
+    if any((report.buffer, report.offset) != place for report in reports):
+        return Answer.MIXED
+    return Answer.PLACED if first.buffer else Answer.SAME
+
+
+def _join(
+    small: _Small | None, items: Sequence[tuple[bytes | None, "Array | None"]]
+) -> tuple[bool, "Array | None"]:
+    """Compares what the groups call, and combines their arrays."""
+    digests = {digest for digest, _ in items}
+    if len(digests) > 1 or None in digests:
+        return False, None
+    return True, None if small is None else small.combine_groups(
+        [part for _, part in items if part is not None]
+    )
+
+
+def _check(array: Any) -> None:
+    import numpy as np
+
+    if not isinstance(array, np.ndarray) or array.ndim != 1:
+        raise ValueError(f"expected a numpy array of one dimension, got {type(array).__qualname__}")
+    if not array.flags.c_contiguous or not array.flags.writeable:
+        raise ValueError("the array must be contiguous and writeable")

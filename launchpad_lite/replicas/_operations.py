@@ -1,0 +1,101 @@
+"""How numpy arrays are combined, and which cannot be."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from launchpad_lite.replicas._carrier import Op
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+
+_UFUNCS = {
+    "sum": "add",
+    "mean": "add",
+    "max": "maximum",
+    "min": "minimum",
+    "product": "multiply",
+}
+#: So much of each array is combined at a time: it stays in the caches of a core.
+_BLOCK_BYTES = 1 << 17
+
+
+class Operation:
+    """Combines arrays of one dtype."""
+
+    def __init__(self, op: Op, dtype: "np.dtype[Any]", size: int) -> None:
+        """Prepares it.
+
+        Args:
+            op: How.
+            dtype: Of what.
+            size: How many replicas there are.
+
+        Raises:
+            TypeError: Arrays of this dtype cannot be combined so.
+            ValueError: There is no such operation.
+        """
+        import numpy as np
+
+        if op not in _UFUNCS:
+            raise ValueError(f"{op!r} is no operation; there are: {', '.join(_UFUNCS)}")
+        if dtype.kind == "b" and op not in ("max", "min"):
+            raise TypeError(f"the {op} of booleans has no meaning here; convert them, or use max")
+        if dtype.kind in "iu" and op == "mean":
+            raise TypeError(f"the mean of {dtype} is no {dtype}; convert the values to float first")
+        if dtype.kind == "c" and op in ("max", "min"):
+            raise TypeError(f"complex numbers have no order, so there is no {op}")
+        if dtype.hasobject:
+            raise TypeError("arrays of Python objects cannot be combined; use all_gather")
+        self.join = getattr(np, _UFUNCS[op])
+        self._divisor = dtype.type(size) if op == "mean" else None
+
+    def finish(self, array: "Array") -> None:
+        """Makes the final result of what all replicas gave, in place."""
+        if self._divisor is not None:
+            array /= self._divisor
+
+    def combine(self, arrays: "Sequence[Array]", out: "Array", *, last: bool) -> None:
+        """Combines arrays in their order.
+
+        Args:
+            arrays: At least one; `out` may be the first, and must be no other.
+            out: Gets the result.
+            last: Whether these are of all replicas.
+        """
+        for begin, end in blocks(len(out), out.itemsize):
+            result = out[begin:end]
+            self._combine_block([array[begin:end] for array in arrays], result)
+            if last:
+                self.finish(result)
+
+    def combine_in_all(self, arrays: "Sequence[Array]", *, last: bool) -> None:
+        """Combines arrays in their order; each gets the result."""
+        for begin, end in blocks(len(arrays[0]), arrays[0].itemsize):
+            parts = [array[begin:end] for array in arrays]
+            self._combine_block(parts, parts[0])
+            if last:
+                self.finish(parts[0])
+            for part in parts[1:]:
+                part[:] = parts[0]
+
+    def _combine_block(self, parts: "Sequence[Array]", result: "Array") -> None:
+        if len(parts) == 1:
+            if result is not parts[0]:
+                result[:] = parts[0]
+            return
+        self.join(parts[0], parts[1], out=result)
+        for part in parts[2:]:
+            self.join(result, part, out=result)
+
+
+def blocks(length: int, itemsize: int, nbytes: int = _BLOCK_BYTES) -> list[tuple[int, int]]:
+    """Returns the bounds of the parts of an array, in items; none of an empty array."""
+    step = max(1, nbytes // itemsize)
+    return [(begin, min(begin + step, length)) for begin in range(0, length, step)]
+
+
+def share(length: int, index: int, size: int) -> tuple[int, int]:
+    """Returns the bounds of one of `size` parts that differ by one item at most."""
+    return length * index // size, length * (index + 1) // size

@@ -1,0 +1,218 @@
+"""What the replicas of one machine do with arrays, in the memory that they share.
+
+Nothing here compares what replicas call: the first meeting of each of these is one that the caller
+gives, and that does.
+"""
+
+import enum
+import struct
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from launchpad_lite.replicas import _payload
+from launchpad_lite.replicas._operations import Operation, blocks, share
+from launchpad_lite.replicas._shared_memory import (
+    CHUNK_BYTES,
+    SLOT_BYTES,
+    OwnMemory,
+    Report,
+    SharedGroup,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+
+#: Before a payload in a slot: the descriptor where it lies if not here, or -1; and its size.
+_HEAD = struct.Struct("<qq")
+_HEAD_BYTES = 64
+
+
+class Answer(enum.IntEnum):
+    """What comes of the first meeting of a call."""
+
+    #: All call the same.
+    SAME = 0
+    #: And their arrays lie at the same place of the same buffer.
+    PLACED = 1
+    #: And some arrays lie in buffers, but not all at the same place.
+    MIXED = 2
+    #: They do not call the same.
+    DIFFERENT = 3
+
+
+#: Meets all others; is told where the own array lies.
+Enter = Callable[[tuple[int, int]], Answer]
+
+
+class SharedArrays:
+    """The arrays of one group of replicas. For one thread."""
+
+    def __init__(self, own: OwnMemory, group: SharedGroup) -> None:
+        self._own = own
+        self._group = group
+        #: Counts slots that were used, and chunks: who fills one knows that none reads it.
+        self._turn = 0
+        self._number = 0
+
+    def next_turn(self) -> None:
+        """Begins a turn: each replica may offer one thing, then all meet, then all may look."""
+        self._turn += 1
+
+    def offer_small(self, array: "Array") -> None:
+        """Gives an array of at most SLOT_BYTES to the others."""
+        self._slot_as(self._group.index, array)[:] = array
+
+    def small(self, index: int, like: "Array") -> "Array":
+        """Returns what a replica has offered in this turn."""
+        return self._slot_as(index, like)
+
+    def offer(self, payload: _payload.Payload) -> None:
+        """Gives a value to the others."""
+        slot = self._group.slot(self._group.index, self._turn)
+        nbytes = _payload.written_bytes(payload)
+        if nbytes <= SLOT_BYTES - _HEAD_BYTES:
+            descriptor, memory = -1, slot[_HEAD_BYTES:]
+        else:
+            descriptor, memory = self._own.lend(nbytes)
+        _payload.write(payload, memory)
+        slot[: _HEAD.size] = memoryview(_HEAD.pack(descriptor, nbytes))
+
+    def collect(self) -> list[_payload.Payload]:
+        """Returns what all have offered in this turn; the memory belongs to the caller."""
+        heads = [
+            _HEAD.unpack(self._group.slot(index, self._turn)[: _HEAD.size].tobytes())
+            for index in range(len(self._group))
+        ]
+        payloads = [self._open(index, *head) for index, head in enumerate(heads)]
+        if any(descriptor >= 0 for descriptor, _ in heads):
+            self.meet()
+            self._own.take_back()
+        return payloads
+
+    def meet(self) -> None:
+        """Waits until all replicas of the group are here."""
+        self._group.meet(Report(0), lambda _: 0)
+
+    def all_reduce(self, array: "Array", operation: Operation, enter: Enter, *, last: bool) -> None:
+        """Combines the arrays of all, in place.
+
+        Args:
+            array: Of this replica.
+            operation: How.
+            enter: The first meeting.
+            last: Whether these are all replicas.
+        """
+        place = self._own.find(array)
+        parts = self._parts(array)
+        if not place[0]:
+            self._fill(0, parts[0])
+        answer = enter(place)
+        if answer is Answer.PLACED:
+            self._reduce_in_place(array, operation, place, last)
+        else:
+            self._reduce_in_chunks(parts, operation, last, answer is Answer.SAME)
+
+    def broadcast(self, array: "Array", source: int, enter: Enter) -> None:
+        """Gives all the array of one of them, in place.
+
+        Args:
+            array: Of this replica.
+            source: The index of that one.
+            enter: The first meeting.
+        """
+        is_source = source == self._group.index
+        if array.nbytes <= SLOT_BYTES:
+            if is_source:
+                self.offer_small(array)
+            enter((0, 0))
+            array[:] = self.small(source, array)
+            return
+        place = self._own.find(array)
+        parts = self._parts(array)
+        if is_source and not place[0]:
+            self._fill(0, parts[0])
+        answer = enter(place)
+        if answer is Answer.PLACED:
+            if not is_source:
+                array[:] = self._placed(source, place, array)
+            self.meet()  # the source may change it from now on
+            return
+        if answer is Answer.MIXED:
+            if is_source and place[0]:
+                self._fill(0, parts[0])
+            self.meet()
+        self._pass_chunks(parts, source)
+
+    def _slot_as(self, index: int, like: "Array") -> "Array":
+        return _as(self._group.slot(index, self._turn), like)
+
+    def _open(self, index: int, descriptor: int, nbytes: int) -> _payload.Payload:
+        import numpy as np
+
+        if descriptor < 0:
+            slot = self._group.slot(index, self._turn)
+            return _payload.read(slot[_HEAD_BYTES : _HEAD_BYTES + nbytes].copy())
+        memory = self._group.open(index, descriptor, nbytes)
+        return _payload.read(np.frombuffer(memory, np.uint8))
+
+    # Large arrays
+
+    def _parts(self, array: "Array") -> "list[Array]":
+        return [array[a:b] for a, b in blocks(len(array), array.itemsize, CHUNK_BYTES)]
+
+    def _chunk(self, index: int, step: int, like: "Array") -> "Array":
+        return _as(self._group.chunk(index, self._number + step), like)
+
+    def _fill(self, step: int, part: "Array") -> None:
+        self._chunk(self._group.index, step, part)[:] = part
+
+    def _reduce_in_chunks(
+        self, parts: "Sequence[Array]", operation: Operation, last: bool, has_begun: bool
+    ) -> None:
+        # At the same time one chunk is filled, the one before combined, the one before that read.
+        for step in range(0 if not has_begun else 1, len(parts) + 2):
+            if step >= 2:
+                parts[step - 2][:] = self._chunk(0, step - 2, parts[step - 2])
+            if step < len(parts):
+                self._fill(step, parts[step])
+            if 1 <= step <= len(parts):
+                self._combine(step - 1, parts[step - 1], operation, last)
+            if step <= len(parts):
+                self.meet()
+        self._number += len(parts)
+
+    def _combine(self, step: int, like: "Array", operation: Operation, last: bool) -> None:
+        """Combines this replica's share of a chunk, into that of the chief."""
+        begin, end = share(len(like), self._group.index, len(self._group))
+        arrays = [self._chunk(index, step, like)[begin:end] for index in range(len(self._group))]
+        operation.combine(arrays, arrays[0], last=last)
+
+    def _reduce_in_place(
+        self, array: "Array", operation: Operation, place: tuple[int, int], last: bool
+    ) -> None:
+        begin, end = share(len(array), self._group.index, len(self._group))
+        arrays = [self._placed(index, place, array)[begin:end] for index in range(len(self._group))]
+        operation.combine_in_all(arrays, last=last)
+        self.meet()
+
+    def _placed(self, index: int, place: tuple[int, int], like: "Array") -> "Array":
+        number, offset = place
+        return _as(self._group.buffer(index, number)[offset:], like)
+
+    def _pass_chunks(self, parts: "Sequence[Array]", source: int) -> None:
+        # The first chunk is there. While it is read, the next one is filled.
+        for step, part in enumerate(parts):
+            if source == self._group.index:
+                if step + 1 < len(parts):
+                    self._fill(step + 1, parts[step + 1])
+            else:
+                part[:] = self._chunk(source, step, part)
+            if step + 1 < len(parts):
+                self.meet()
+        self._number += len(parts)
+
+
+def _as(memory: "Array", like: "Array") -> "Array":
+    return memory[: like.nbytes].view(like.dtype)

@@ -1,0 +1,397 @@
+"""Memory that the replicas of one machine share, and how they wait for each other.
+
+Each replica has memory without a name (memfd), and a pipe: its *bell*. The others open both by
+`/proc/PID/fd/N`, which works for processes of the same user that see each other. Nothing is left
+of them when the processes are gone, however they end. No replica spins: there may be more of them
+than cores.
+
+One replica of a group is its *chief*: the others report to its bell, and it answers to theirs. Who
+reads what another one has written has heard its bell, directly or by the chief, so the kernel has
+ordered both.
+"""
+
+import contextlib
+import mmap
+import os
+import secrets
+import select
+import struct
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from launchpad_lite.replicas.errors import ReplicaLostError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+
+#: What a replica can give to all others between two of their meetings.
+SLOT_BYTES = 1 << 18
+#: Larger arrays pass in chunks of this size.
+CHUNK_BYTES = 1 << 20
+#: While some read the last result, others combine the present chunk, or fill the next one.
+CHUNKS = 3
+_SLOTS = 2
+
+_MARK_BYTES = 16
+#: Where a memory tells its buffers: the descriptor and the size of each.
+_BUFFER = struct.Struct("<qq")
+_TABLE_BYTES = 1 << 16
+_MAX_BUFFERS = _TABLE_BYTES // _BUFFER.size - 1
+_MEMORY_BYTES = _TABLE_BYTES + _SLOTS * SLOT_BYTES + CHUNKS * CHUNK_BYTES
+
+#: A report and its answer: who or how, which buffer, from which byte on, and what is called. Short
+#: enough that the kernel keeps it in one piece.
+MESSAGE = struct.Struct("<HxxIq16s")
+_READ_BYTES = 128 * MESSAGE.size
+#: In place of a rank or an answer: who sends this cannot go on.
+GIVEN_UP = 0xFFFF
+
+
+class Report(NamedTuple):
+    """What a replica tells its chief, or the chief all others.
+
+    Attributes:
+        code: The index of the sender; or the answer.
+        buffer: In which buffer the array lies, from 1 on; 0 means in none.
+        offset: Where it begins there.
+        digest: Of what is called.
+    """
+
+    code: int
+    buffer: int = 0
+    offset: int = 0
+    digest: bytes = b""
+
+
+class Place(NamedTuple):
+    """Where a replica's memory and its bell are: for other processes of the same machine.
+
+    Attributes:
+        pid: Its process.
+        memory: Descriptor of its memory there.
+        bell: Descriptor of the end of its bell to which others write.
+        mark: What the memory begins with, so that none takes another process for it.
+    """
+
+    pid: int
+    memory: int
+    bell: int
+    mark: bytes
+
+
+class OwnMemory:
+    """What one replica shares. `interrupt` is thread-safe."""
+
+    def __init__(self) -> None:
+        """Makes it.
+
+        Raises:
+            OSError: This system has no such memory.
+        """
+        if sys.platform != "linux":
+            raise OSError("memory is shared on Linux only")
+        self._descriptors = contextlib.ExitStack()
+        self._descriptor, self.memory = self._make(_MEMORY_BYTES)
+        self.bell, self._rung = self._keep(*os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK))
+        (self.interruption,) = self._keep(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
+        mark = secrets.token_bytes(_MARK_BYTES)
+        self.memory[:_MARK_BYTES] = mark
+        self.place = Place(os.getpid(), self._descriptor, self._rung, mark)
+        self._lent: int | None = None
+        #: Of each buffer, by the number that reports name: its first address, and its array.
+        self._buffers: list[tuple[int, Array]] = []
+
+    def buffer(self, nbytes: int) -> "Array":
+        """Returns zeroed memory that others can open."""
+        import numpy as np
+
+        if len(self._buffers) == _MAX_BUFFERS or nbytes == 0:
+            return np.zeros(nbytes, np.uint8)
+        descriptor, memory = self._make(nbytes)
+        array = np.frombuffer(memory, np.uint8)
+        self._buffers.append((_address(array), array))
+        at = len(self._buffers) * _BUFFER.size
+        self.memory[at : at + _BUFFER.size] = _BUFFER.pack(descriptor, nbytes)
+        return array
+
+    def find(self, array: "Array") -> tuple[int, int]:
+        """Returns in which buffer an array lies, from 1 on, and where; (0, 0) if in none."""
+        if self._buffers:
+            address = _address(array)
+            for number, (begin, buffer) in enumerate(self._buffers, 1):
+                if begin <= address and address + array.nbytes <= begin + len(buffer):
+                    return number, address - begin
+        return 0, 0
+
+    def own_buffer(self, number: int) -> "Array":
+        """Returns a buffer by its number."""
+        return self._buffers[number - 1][1]
+
+    def lend(self, nbytes: int) -> tuple[int, "Array"]:
+        """Returns the descriptor of memory, and the memory, until `take_back` or the next call."""
+        import numpy as np
+
+        self.take_back()
+        descriptor, memory = _make(nbytes)
+        self._lent = descriptor
+        return descriptor, np.frombuffer(memory, np.uint8)
+
+    def take_back(self) -> None:
+        """Closes the descriptor that was lent: all others have opened it, or never will."""
+        if self._lent is not None:
+            os.close(self._lent)
+            self._lent = None
+
+    def interrupt(self) -> None:
+        """Has `wait` of this replica end."""
+        with contextlib.suppress(OSError):  # closed
+            os.eventfd_write(self.interruption, 1)
+
+    def close(self) -> None:
+        """Closes all descriptors. Arrays stay valid."""
+        self.take_back()
+        self._descriptors.close()
+
+    def _make(self, nbytes: int) -> tuple[int, mmap.mmap]:
+        descriptor, memory = _make(nbytes)
+        self._keep(descriptor)
+        return descriptor, memory
+
+    def _keep(self, *descriptors: int) -> tuple[int, ...]:
+        for descriptor in descriptors:
+            self._descriptors.callback(os.close, descriptor)
+        return descriptors
+
+
+class SharedGroup:
+    """Replicas of one machine that see each other's memory. For one thread.
+
+    Attributes:
+        index: Which of them this is; 0 is the chief.
+        ranks: Of all of them.
+    """
+
+    def __init__(
+        self, own: OwnMemory, ranks: Sequence[int], places: Sequence[Place], rank: int
+    ) -> None:
+        """Opens what the others share.
+
+        Args:
+            own: What this replica shares.
+            ranks: Of the group, in order.
+            places: Of each of them.
+            rank: Of this replica.
+
+        Raises:
+            OSError: It cannot be opened.
+        """
+        self.ranks = ranks
+        self.index = ranks.index(rank)
+        self._own = own
+        self._places = places
+        self._descriptors = contextlib.ExitStack()
+        self._bells: dict[int, int] = {}
+        #: Of processes, to the index of the replica.
+        self._processes: dict[int, int] = {}
+        self._ended: set[int] = set()
+        self._buffers: dict[tuple[int, int], Array] = {}
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.close)
+            self._memories = [self._open(index) for index in range(len(ranks))]
+            undo.pop_all()
+        self._poll = select.poll()
+        for descriptor in (own.bell, own.interruption, *self._processes):
+            self._poll.register(descriptor, select.POLLIN)
+        self._slots = [
+            self._parts(_TABLE_BYTES, SLOT_BYTES, _SLOTS, each) for each in range(len(ranks))
+        ]
+        begin = _TABLE_BYTES + _SLOTS * SLOT_BYTES
+        self._chunks = [self._parts(begin, CHUNK_BYTES, CHUNKS, each) for each in range(len(ranks))]
+
+    def __len__(self) -> int:
+        return len(self.ranks)
+
+    def slot(self, index: int, turn: int) -> "Array":
+        """Returns a replica's slot in one turn, as bytes. Who fills it has left the turn before."""
+        return self._slots[index][turn % _SLOTS]
+
+    def chunk(self, index: int, number: int) -> "Array":
+        """Returns one of the chunks of a replica, as bytes."""
+        return self._chunks[index][number % CHUNKS]
+
+    def buffer(self, index: int, number: int) -> "Array":
+        """Returns a buffer of a replica, as bytes; that replica has reported its number."""
+        if index == self.index:
+            return self._own.own_buffer(number)
+        if (index, number) not in self._buffers:
+            self._buffers[index, number] = self._open_buffer(index, number)
+        return self._buffers[index, number]
+
+    def open(self, index: int, descriptor: int, nbytes: int) -> mmap.mmap:
+        """Returns memory of another replica; what is changed in it is changed here alone."""
+        return _map(self._places[index].pid, descriptor, nbytes, mmap.MAP_PRIVATE)
+
+    def meet(self, report: Report, decide: Callable[[Sequence[Report]], int]) -> int:
+        """Waits until all replicas of the group are here.
+
+        Args:
+            report: What this one says.
+            decide: From what all say to the answer; the chief runs it before any is let go.
+
+        Raises:
+            ReplicaLostError: One of them is lost, or cannot go on.
+            InterruptedError: `OwnMemory.interrupt` was called.
+        """
+        if self.index:
+            self._ring(0, report._replace(code=self.index))
+            return self._hear_answer()
+        answer = decide([report, *self._hear_reports()])
+        self._answer(answer)
+        return answer
+
+    def give_up(self) -> None:
+        """Tells the others that this replica does not go on. Never raises."""
+        for index in self._bells:
+            with contextlib.suppress(OSError):
+                self._ring(index, Report(GIVEN_UP, self.ranks[self.index]))
+
+    def close(self) -> None:
+        """Closes all descriptors. Arrays stay valid."""
+        self._descriptors.close()
+
+    def _parts(self, begin: int, nbytes: int, count: int, index: int) -> "list[Array]":
+        import numpy as np
+
+        memory = np.frombuffer(self._memories[index], np.uint8)
+        return [
+            memory[begin + each * nbytes : begin + (each + 1) * nbytes] for each in range(count)
+        ]
+
+    # Opening what others share
+
+    def _open(self, index: int) -> mmap.mmap:
+        if index == self.index:
+            return self._own.memory
+        place = self._places[index]
+        if 0 not in (index, self.index):
+            return _map_marked(place)  # neither is the chief
+        # Before all else: while this says that it lives, its process number is no other's.
+        process = os.pidfd_open(place.pid)
+        self._descriptors.callback(os.close, process)
+        memory = _map_marked(place)
+        self._bells[index] = _open(place.pid, place.bell, os.O_WRONLY | os.O_NONBLOCK, "pipe:")
+        self._descriptors.callback(os.close, self._bells[index])
+        if _has_ended(process):
+            raise ProcessLookupError(f"process {place.pid} has ended")
+        self._processes[process] = index
+        return memory
+
+    def _open_buffer(self, index: int, number: int) -> "Array":
+        import numpy as np
+
+        at = number * _BUFFER.size
+        descriptor, nbytes = _BUFFER.unpack(self._memories[index][at : at + _BUFFER.size])
+        memory = _map(self._places[index].pid, descriptor, nbytes, mmap.MAP_SHARED)
+        return np.frombuffer(memory, np.uint8)
+
+    # Waiting
+
+    def _ring(self, index: int, report: Report) -> None:
+        os.write(self._bells[index], MESSAGE.pack(*report))
+
+    def _hear_reports(self) -> list[Report]:
+        """Waits for the reports of all others; by index."""
+        reports: dict[int, Report] = {}
+        while len(reports) < len(self) - 1:
+            self._wait(missing=lambda index: index not in reports)
+            data = os.read(self._own.bell, _READ_BYTES)
+            for fields in MESSAGE.iter_unpack(data):
+                report = Report(*fields)
+                self._check(report)
+                reports[report.code] = report
+        return [reports[index] for index in range(1, len(self))]
+
+    def _hear_answer(self) -> int:
+        self._wait(missing=lambda _: True)
+        report = Report(*MESSAGE.unpack(os.read(self._own.bell, MESSAGE.size)))
+        self._check(report)
+        return report.code
+
+    def _answer(self, answer: int) -> None:
+        message = MESSAGE.pack(answer, 0, 0, b"")
+        for bell in self._bells.values():
+            os.write(bell, message)
+
+    def _check(self, report: Report) -> None:
+        if report.code == GIVEN_UP:
+            raise ReplicaLostError(f"replica {report.buffer} cannot go on")
+
+    def _wait(self, missing: Callable[[int], bool]) -> None:
+        """Waits until the own bell has rung.
+
+        Args:
+            missing: Whether a replica has not rung it yet.
+        """
+        while True:
+            lost = [index for index in self._ended if missing(index)]
+            ready = {descriptor for descriptor, _ in self._poll.poll(0 if lost else None)}
+            if self._own.bell in ready:
+                return  # first of all: who has rung it may have ended since
+            if self._own.interruption in ready:
+                raise InterruptedError
+            if lost:
+                pid, rank = self._places[lost[0]].pid, self.ranks[lost[0]]
+                raise ReplicaLostError(f"replica {rank}: its process {pid} has ended")
+            for process in ready & self._processes.keys():
+                self._ended.add(self._processes[process])
+                self._poll.unregister(process)
+
+
+def _has_ended(process: int) -> bool:
+    poll = select.poll()  # select.select takes no descriptor above 1023
+    poll.register(process, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def _make(nbytes: int) -> tuple[int, mmap.mmap]:
+    descriptor = os.memfd_create("launchpad-replica", os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(descriptor, nbytes)
+        return descriptor, mmap.mmap(descriptor, nbytes)
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def _map_marked(place: Place) -> mmap.mmap:
+    memory = _map(place.pid, place.memory, _MEMORY_BYTES, mmap.MAP_SHARED)
+    if memory[:_MARK_BYTES] != place.mark:
+        raise ProcessLookupError(f"process {place.pid} is another one here")
+    return memory
+
+
+def _map(pid: int, descriptor: int, nbytes: int, flags: int) -> mmap.mmap:
+    opened = _open(pid, descriptor, os.O_RDWR, "/memfd:")
+    try:
+        if os.fstat(opened).st_size < nbytes or os.fstat(opened).st_uid != os.geteuid():
+            raise ProcessLookupError(f"process {pid} is another one here")
+        return mmap.mmap(opened, nbytes, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    finally:
+        os.close(opened)
+
+
+def _open(pid: int, descriptor: int, flags: int, kind: str) -> int:
+    path = Path(f"/proc/{pid}/fd/{descriptor}")
+    # To open anything else might wait, or have effects.
+    if not str(path.readlink()).startswith(kind):
+        raise ProcessLookupError(f"process {pid} is another one here")
+    return os.open(path, flags | os.O_CLOEXEC)
+
+
+def _address(array: "Array") -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address

@@ -1,0 +1,342 @@
+"""Carriers: what all of them promise, and what is special about the one over courier."""
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from launchpad_lite.replicas._call import Call
+from launchpad_lite.replicas._carrier import Carrier
+from launchpad_lite.replicas.errors import CollectiveMismatchError, ReplicaLostError
+from tests.launchpad_lite.replicas.carriers import (
+    Makers,
+    apart,
+    courier_carriers,
+    one_machine,
+    processes,
+    run,
+    two_machines,
+)
+
+CARRIERS = {
+    "one_machine": courier_carriers(one_machine),
+    "apart": courier_carriers(apart),
+    "two_machines": courier_carriers(two_machines),
+}
+DEFINITIONS: dict[str, Any] = {
+    "sum": lambda arrays: np.sum(arrays, axis=0),
+    "mean": lambda arrays: np.mean(arrays, axis=0),
+    "max": lambda arrays: np.max(arrays, axis=0),
+    "min": lambda arrays: np.min(arrays, axis=0),
+    "product": lambda arrays: np.prod(arrays, axis=0),
+}
+DTYPES = {
+    "float16": DEFINITIONS.keys(),
+    "float32": DEFINITIONS.keys(),
+    "float64": DEFINITIONS.keys(),
+    "int8": ("sum", "max", "min", "product"),
+    "int64": ("sum", "max", "min", "product"),
+    "uint16": ("sum", "max", "min", "product"),
+    "bool": ("max", "min"),
+    "complex64": ("sum", "mean", "product"),
+}
+COMBINATIONS = [(dtype, op) for dtype, ops in DTYPES.items() for op in ops]
+LARGE = 1 << 19
+
+
+@pytest.fixture(params=CARRIERS)
+def make(request: pytest.FixtureRequest) -> Makers:
+    return CARRIERS[request.param]
+
+
+def arrays_of(dtype: str, length: int, size: int, seed: int = 0) -> list[Any]:
+    generator = np.random.default_rng(seed)
+    values = [generator.uniform(-2, 2, length) for _ in range(size)]
+    if dtype == "bool":
+        return [value > 0 for value in values]
+    if dtype == "complex64":
+        return [(value + 1j * value[::-1]).astype(dtype) for value in values]
+    return [value.astype(dtype) for value in values]
+
+
+def check_reduced(results: Sequence[Any], arrays: Sequence[Any], op: str) -> None:
+    """Checks results against the definition, and that they are the same bits."""
+    assert not [result for result in results if isinstance(result, Exception)]
+    expected = DEFINITIONS[op](np.stack(arrays)).astype(arrays[0].dtype)
+    if arrays[0].dtype.kind in "fc":
+        digits = 1e-2 if arrays[0].dtype == np.float16 else 1e-5
+        np.testing.assert_allclose(results[0], expected, rtol=digits, atol=digits)
+    else:
+        np.testing.assert_array_equal(results[0], expected)
+    assert len({result.tobytes() for result in results}) == 1
+
+
+def reduce_all(carriers: Sequence[Carrier], arrays: Sequence[Any], op: Any, number: int = 0) -> Any:
+    def reduce(carrier: Carrier) -> Any:
+        array = arrays[carrier.rank].copy()
+        carrier.all_reduce(array, op, Call(number, f"all_reduce({op})"))
+        return array
+
+    return run(carriers, reduce)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("length", [0, 1, 7, 3 * LARGE // 4 + 1])
+def test_the_sum_is_that_of_all_replicas(make: Makers, size: int, length: int) -> None:
+    arrays = arrays_of("float32", length, size)
+    with make(size) as carriers:
+        check_reduced(reduce_all(carriers, arrays, "sum"), arrays, "sum")
+
+
+@pytest.mark.parametrize("length", [5, 40_000])
+def test_every_operation_and_dtype(make: Makers, length: int) -> None:
+    with make(3) as carriers:
+        for number, (dtype, op) in enumerate(COMBINATIONS):
+            arrays = arrays_of(dtype, length, 3)
+            check_reduced(reduce_all(carriers, arrays, op, number), arrays, op)
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    name=st.sampled_from(list(CARRIERS)),
+    size=st.integers(2, 8),
+    calls=st.lists(
+        st.tuples(
+            st.sampled_from(COMBINATIONS),
+            st.one_of(st.integers(0, 300), st.integers(0, LARGE)),
+            st.integers(0, 99),
+            st.sampled_from(["plain", "buffer", "some in buffers", "broadcast", "gather"]),
+        ),
+        max_size=5,
+    ),
+)
+def test_calls_one_after_the_other(
+    name: str, size: int, calls: list[tuple[tuple[str, str], int, int, str]]
+) -> None:
+    def call_all(carrier: Carrier) -> list[Any]:
+        results = []
+        for number, ((dtype, op), length, seed, way) in enumerate(calls):
+            array = arrays_of(dtype, length, size, seed)[carrier.rank]
+            call = Call(number, way)
+            if way == "gather":
+                results.append(list(carrier.all_gather({"a": array[: carrier.rank]}, call)))
+                continue
+            memory = carrier.buffer(array.nbytes + 64)[64:].view(dtype)
+            memory[:] = array
+            if way == "buffer" or (way == "some in buffers" and carrier.rank % 2):
+                array = memory
+            if way == "broadcast":
+                carrier.broadcast(array, seed % size, call)
+            else:
+                carrier.all_reduce(array, op, call)  # type: ignore[arg-type] # one of them
+            results.append(array)
+        return results
+
+    with CARRIERS[name](size) as carriers:
+        results = run(carriers, call_all)
+    for result in results:
+        assert isinstance(result, list), result
+    for number, ((dtype, op), length, seed, way) in enumerate(calls):
+        given_arrays = arrays_of(dtype, length, size, seed)
+        got = [result[number] for result in results]
+        if way == "gather":
+            for each in got:
+                for rank, value in enumerate(each):
+                    np.testing.assert_array_equal(value["a"], given_arrays[rank][:rank])
+        elif way == "broadcast":
+            for each in got:
+                np.testing.assert_array_equal(each, given_arrays[seed % size])
+        else:
+            check_reduced(got, given_arrays, op)
+
+
+def test_values_of_any_size_are_gathered(make: Makers) -> None:
+    def gather(carrier: Carrier) -> Any:
+        mine = {"rank": carrier.rank, "data": np.full(carrier.rank * 200_000, carrier.rank)}
+        gathered = carrier.all_gather(mine, Call(0, "all_gather"))
+        mine["data"][:] = -1  # others must not see it
+        for value in gathered:
+            value["data"] += 1  # nor this
+        return [
+            (value["rank"], len(value["data"]), set(np.unique(value["data"]).tolist()))
+            for value in gathered
+        ]
+
+    with make(4) as carriers:
+        results = run(carriers, gather)
+    expected = [(rank, rank * 200_000, {rank + 1} if rank else set()) for rank in range(4)]
+    assert results == [expected] * 4
+
+
+@pytest.mark.parametrize("length", [0, 3, LARGE + 3])
+def test_any_replica_can_be_the_source(make: Makers, length: int) -> None:
+    def pass_around(carrier: Carrier) -> Any:
+        results = []
+        for source in range(5):
+            array = np.full(length, carrier.rank)
+            carrier.broadcast(array, source, Call(source, "broadcast"))
+            results.append(set(np.unique(array).tolist()))
+        return results
+
+    with make(5) as carriers:
+        results = run(carriers, pass_around)
+    assert results == [[{source} if length else set() for source in range(5)]] * 5
+
+
+def small(carrier: Carrier, call: Call) -> None:
+    carrier.all_reduce(np.ones(3, np.float32), "sum", call)
+
+
+def large(carrier: Carrier, call: Call) -> None:
+    carrier.all_reduce(np.ones(LARGE, np.float32), "sum", call)
+
+
+def gather(carrier: Carrier, call: Call) -> None:
+    carrier.all_gather("value", call)
+
+
+def broadcast(carrier: Carrier, call: Call) -> None:
+    carrier.broadcast(np.ones(3, np.float32), 1, call)
+
+
+def in_buffer(carrier: Carrier, call: Call) -> None:
+    carrier.all_reduce(carrier.buffer(LARGE), "sum", call)
+
+
+@pytest.mark.parametrize("other", [small, large, gather, broadcast, in_buffer])
+@pytest.mark.parametrize("most", [small, large, gather, broadcast])
+def test_different_calls_are_an_error_in_all_replicas(make: Makers, most: Any, other: Any) -> None:
+    def call(carrier: Carrier) -> None:
+        small(carrier, Call(0, "the same"))
+        function = other if carrier.rank == 2 else most
+        function(carrier, Call(1, function.__name__, f"train.py:{carrier.rank}"))
+
+    with make(4) as carriers:
+        results = run(carriers, call)
+        again = reduce_all(carriers, arrays_of("int64", 10, 4), "max", 2)
+    if most is other:
+        assert results == [None] * 4
+        return
+    assert {type(result) for result in results} == {CollectiveMismatchError}
+    assert len({str(result) for result in results}) == 1
+    assert "replica 2 calls something else than the others" in str(results[0])
+    assert f"replica 2: {other.__name__}, its call 1, at train.py:2" in str(results[0])
+    check_reduced(again, arrays_of("int64", 10, 4), "max")
+
+
+def test_different_arrays_are_an_error_even_if_the_signature_is_the_same(make: Makers) -> None:
+    def call(carrier: Carrier) -> None:
+        carrier.all_reduce(np.zeros(3 + carrier.rank // 2), "sum", Call(0, "gradients"))
+
+    with make(3) as carriers:
+        results = run(carriers, call)
+    assert {type(result) for result in results} == {CollectiveMismatchError}
+    assert "replica 2: gradients (all_reduce(sum) of <f8[4])" in str(results[0])
+
+
+@pytest.mark.parametrize("function", [small, large, gather, broadcast])
+def test_abort_ends_calls_soon(make: Makers, function: Any) -> None:
+    def call(carrier: Carrier) -> float:
+        small(carrier, Call(0, "the same"))
+        if carrier.rank == 1:
+            return 0.0  # never comes
+        timer = threading.Timer(0.1, carrier.abort, [ReplicaLostError("replica 1 is lost")])
+        timer.start()
+        with pytest.raises(ReplicaLostError):
+            function(carrier, Call(1, "all"))
+        took_s = time.monotonic() - began_at
+        timer.join()
+        with pytest.raises(ReplicaLostError):
+            function(carrier, Call(2, "later"))
+        return took_s
+
+    with make(3) as carriers:
+        began_at = time.monotonic()
+        results = run(carriers, call)
+    assert max(results) < 1.0, results
+
+
+def test_what_cannot_be_combined_is_refused(make: Makers) -> None:
+    with make(1) as (carrier,):
+        for array, op in (
+            (np.zeros(3, int), "mean"),
+            (np.zeros(3, bool), "sum"),
+            (np.zeros(3, complex), "max"),
+            (np.array([None]), "sum"),
+        ):
+            with pytest.raises(TypeError):
+                carrier.all_reduce(array, op, Call(0, "all_reduce"))  # type: ignore[arg-type] # as above
+        for array, op in (
+            (np.zeros(3), "median"),
+            (np.zeros((3, 3)), "sum"),
+            (np.zeros(9)[::2], "sum"),
+        ):
+            with pytest.raises(ValueError, match=r"operation|dimension|contiguous"):
+                carrier.all_reduce(array, op, Call(0, "all_reduce"))  # type: ignore[arg-type] # as above
+        with pytest.raises(ValueError, match="no replica 1"):
+            carrier.broadcast(np.zeros(3), 1, Call(0, "broadcast"))
+
+
+# Real processes
+
+
+def _all_kinds(carrier: Carrier) -> list[float]:
+    results = []
+    for number, length in enumerate([10, 2 * LARGE]):
+        array = np.full(length, carrier.rank + 1, np.float32)
+        carrier.all_reduce(array, "sum", Call(2 * number, "all_reduce"))
+        buffer = carrier.buffer(4 * length).view(np.float32)
+        buffer[:] = array
+        carrier.all_reduce(buffer, "mean", Call(2 * number + 1, "all_reduce"))
+        results += [float(array[-1]), float(buffer[0])]
+    gathered = carrier.all_gather(np.full(100_000 * carrier.rank, 1), Call(4, "all_gather"))
+    return [*results, *(float(each.sum()) for each in gathered)]
+
+
+@pytest.mark.parametrize("machines", [one_machine, apart, two_machines])
+def test_processes(machines: Any) -> None:
+    with processes(machines(4)) as replicas:
+        for replica in replicas:
+            replica.begin(_all_kinds)
+        results = [replica.result() for replica in replicas]
+    assert results == [[10.0] * 4 + [0.0, 1e5, 2e5, 3e5]] * 4
+
+
+def _first(carrier: Carrier) -> None:
+    small(carrier, Call(0, "first"))
+
+
+def _second(carrier: Carrier) -> None:
+    large(carrier, Call(1, "second"))
+
+
+@pytest.mark.parametrize("killed", [0, 2])
+def test_a_killed_neighbour_ends_the_calls_of_its_machine(killed: int) -> None:
+    with processes(one_machine(4)) as replicas:
+        for replica in replicas:
+            replica.begin(_first)
+        assert [replica.result() for replica in replicas] == [None] * 4
+        others = [replica for rank, replica in enumerate(replicas) if rank != killed]
+        for replica in others:
+            replica.begin(_second)
+        replicas[killed].process.kill()
+        results = [replica.result() for replica in others]
+    assert {type(result) for result in results} == {ReplicaLostError}
+    assert any(f"replica {killed}: its process" in str(result) for result in results)
+
+
+def test_a_killed_server_ends_the_calls_that_wait_for_it() -> None:
+    with processes(apart(3)) as replicas:
+        for replica in replicas:
+            replica.begin(_first)
+        assert [replica.result() for replica in replicas] == [None] * 3
+        for replica in replicas[1:]:
+            replica.begin(_second)
+        time.sleep(0.2)
+        replicas[0].process.kill()
+        results = [replica.result() for replica in replicas[1:]]
+    assert {type(result) for result in results} == {ReplicaLostError}
