@@ -1,5 +1,6 @@
 """Collectives on nested values: the same calls, in the same order, in all replicas."""
 
+import concurrent.futures
 import sys
 import threading
 import time
@@ -48,6 +49,9 @@ class Collectives:
         self._background: ThreadPoolExecutor | None = None
         #: The last call in the background.
         self._last: Future[None] | None = None
+        #: A call of another kind that is waited for, and why it is not waited for any more.
+        self._awaited: Any = None
+        self._error: Exception | None = None
 
     def all_reduce(self, nest: Any, op: Op = "sum", label: str = "") -> Any:
         """Returns a nested value in which each leaf is combined over the replicas.
@@ -124,7 +128,26 @@ class Collectives:
 
     def abort(self, error: Exception) -> None:
         """Has all calls raise this error. Thread-safe."""
+        self._error = error
+        if self._awaited is not None:
+            self._awaited.cancel()
         self._carrier.abort(error)
+
+    def result_of(self, call: Any) -> Any:
+        """Returns what another replica answers to a call, which `abort` ends, too.
+
+        Args:
+            call: A future.
+        """
+        self._awaited = call
+        if self._error is not None:
+            raise self._error
+        try:
+            return call.result()
+        except concurrent.futures.CancelledError:
+            if self._error is None:
+                raise
+            raise self._error from None
 
     def close(self) -> None:
         """Ends the thread, and frees the memory of the carrier."""

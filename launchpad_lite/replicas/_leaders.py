@@ -52,13 +52,13 @@ class Courier:
         if host == self.rank:
             answer = self._box.meet(self._generation, turn, host, item, (join, size))
         else:
-            meet = self._peers[host].futures.meet
+            meet = self._peers[host].futures.replica_meet
             answer = meet(self._generation, turn, self.rank, item)
         return self.wait(answer, host)
 
     def put(self, rank: int, key: Any, item: Any) -> "concurrent.futures.Future[None]":
         """Sends something to a replica. It must not change until the future is done."""
-        put: concurrent.futures.Future[None] = self._peers[rank].futures.put(
+        put: concurrent.futures.Future[None] = self._peers[rank].futures.replica_put(
             self._generation, key, item
         )
         return put

@@ -118,18 +118,18 @@ class Box:
 
 
 class Mailbox:
-    """What the node of a replica serves, for the carriers of the others."""
+    """What the node of a replica serves, beside methods of the user, for the carriers of the others."""
 
     def __init__(self, box: Box) -> None:
         self._box = box
 
-    def meet(
+    def replica_meet(
         self, generation: int, turn: int, index: int, item: Any
     ) -> "concurrent.futures.Future[Any]":
         """Takes part in a meeting at this replica. Holds no thread of the server."""
         return self._box.meet(generation, turn, index, item, None)
 
-    def put(self, generation: int, key: Any, item: Any) -> None:
+    def replica_put(self, generation: int, key: Any, item: Any) -> None:
         """Leaves something for this replica.
 
         Raises:

@@ -9,7 +9,7 @@ class Generation(NamedTuple):
     """Replicas that work together, until one of them is lost.
 
     Attributes:
-        number: Which one; counts from 1.
+        number: Which one; later ones have larger numbers.
         infos: What each replica has said of itself, by rank.
     """
 
@@ -40,17 +40,18 @@ class _Seat:
 class Meeting:
     """Begins a generation whenever all replicas are there. Runs on the event loop of its node."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, life: int = 0) -> None:
         """Makes one that nobody attends.
 
         Args:
             size: How many replicas there are.
+            life: How often replica 0 was started again: no number of an earlier life comes again.
         """
         self._size = size
-        self._number = 0
+        self._number = life << 32
         self._seats: dict[int, _Seat] = {}
 
-    async def attend(self, rank: int, info: Any) -> AsyncIterator["Generation | Lost"]:
+    async def attend(self, rank: int, info: Any) -> AsyncIterator[Lost | None]:
         """Takes part, as long as the stream is read.
 
         Args:
@@ -58,7 +59,7 @@ class Meeting:
             info: What the others are to know of it.
 
         Yields:
-            The generation, when all have come; then that it has ended, if it does.
+            None at once; then who was lost, if the generation ends.
         """
         before = self._seats.get(rank)
         if before is not None:
@@ -66,11 +67,15 @@ class Meeting:
         seat = self._seats[rank] = _Seat(info)
         try:
             self._begin_if_all_wait()
-            yield await seat.begun
+            yield None
             yield await seat.ended
         finally:
             if self._seats.get(rank) is seat:
                 self._end(seat, rank)
+
+    async def begin(self, rank: int) -> Generation:
+        """Returns the generation of somebody who attends, once all have come."""
+        return await asyncio.shield(self._seats[rank].begun)
 
     async def leave(self, rank: int) -> None:
         """Says that a replica is through, and its stream ends without a loss."""
@@ -96,5 +101,6 @@ class Meeting:
             return
         for other, its in list(self._seats.items()):
             if its.begun.done():  # they come again, to another seat
-                its.ended.set_result(Lost(rank))
+                if not its.ended.done():  # cancelled, where it is about to go as well
+                    its.ended.set_result(Lost(rank))
                 del self._seats[other]

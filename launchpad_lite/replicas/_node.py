@@ -5,6 +5,7 @@ import contextvars
 import functools
 import inspect
 import logging
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +16,9 @@ import courier
 import launchpad_lite as lp
 from launchpad_lite.replicas._carrier import AloneCarrier, Carrier
 from launchpad_lite.replicas._collectives import Collectives
+from launchpad_lite.replicas._courier_carrier import CourierCarrier
 from launchpad_lite.replicas._inputs import SharedPipeline
+from launchpad_lite.replicas._mailbox import Box, Mailbox
 from launchpad_lite.replicas._meeting import Generation, Lost, Meeting
 from launchpad_lite.replicas._state import Training
 from launchpad_lite.replicas.errors import ReplicaError, ReplicaLostError
@@ -24,9 +27,6 @@ if TYPE_CHECKING:
     from launchpad_lite.replicas.replicators import Replicator
 
 _LOGGER = logging.getLogger(__name__)
-
-#: What replicas call of each other: no class of a user may have such methods.
-PROTOCOL = ("replica_attend", "replica_leave", "replica_input", "replica_results")
 
 _LOST = courier.ServerLostError, courier.ServerUnreachableError, courier.CallTimeoutError
 #: Seconds until the meeting is tried again.
@@ -75,9 +75,13 @@ class ReplicaNode:
         self._has_object = threading.Event()
         self._pipeline: tuple[int, SharedPipeline] | None = None
         self._has_pipeline = threading.Condition()
+        self._box = Box()
+        mailbox = Mailbox(self._box)
+        self.replica_meet, self.replica_put = mailbox.replica_meet, mailbox.replica_put
         if rank == 0:
-            meeting = Meeting(len(replicas))
-            self.replica_attend, self.replica_leave = meeting.attend, meeting.leave
+            meeting = Meeting(len(replicas), lp.restart_count())
+            self.replica_attend, self.replica_begin = meeting.attend, meeting.begin
+            self.replica_leave = meeting.leave
         if inspect.isclass(body):
             for name in served_methods(body):
                 setattr(self, name, self._forwarding(name, getattr(body, name)))
@@ -159,30 +163,45 @@ class ReplicaNode:
     @contextlib.contextmanager
     def _met(self) -> Iterator[tuple[Generation, Collectives]]:
         """Meets the other replicas in a block."""
-        stream = self._replicas[0].replica_attend(self._rank, self._info())
-        give_up = stream.close
-        lp.register_stop_handler(give_up)
+        meeting = self._replicas[0]
+        stream = meeting.replica_attend(self._rank, _machine())
+        collectives = None
         try:
-            generation = next(iter(stream))
-            assert isinstance(generation, Generation)
-        except (*_LOST, courier.CallCancelledError, StopIteration) as error:
-            raise _NotMetError from error
-        finally:
-            lp.unregister_stop_handler(give_up)
-        collectives = Collectives(self._carrier(generation))
-        watcher = threading.Thread(
-            target=contextvars.copy_context().run,
-            args=(self._watch, stream, collectives),
-            name="replica-watch",
-            daemon=True,
-        )
-        watcher.start()
-        try:
+            generation = self._begun(stream, meeting)
+            collectives = Collectives(self._carrier(generation))
+            watcher = threading.Thread(
+                target=contextvars.copy_context().run,
+                args=(self._watch, stream, collectives),
+                name="replica-watch",
+                daemon=True,
+            )
+            watcher.start()
             yield generation, collectives
         finally:
             stream.close()
-            watcher.join()
-            collectives.close()
+            if collectives is not None:
+                watcher.join()
+                collectives.close()
+
+    def _begun(self, stream: Any, meeting: Any) -> Generation:
+        """Waits until all have come.
+
+        Raises:
+            _NotMetError: The program stops, or replica 0 was lost.
+        """
+        give_up = None
+        try:
+            next(stream)
+            call = meeting.futures.replica_begin(self._rank)
+            give_up = call.cancel
+            lp.register_stop_handler(give_up)
+            generation: Generation = call.result()
+        except (*_LOST, courier.CallCancelledError, StopIteration) as error:
+            raise _NotMetError from error
+        finally:
+            if give_up is not None:
+                lp.unregister_stop_handler(give_up)
+        return generation
 
     def _watch(self, stream: Any, collectives: Collectives) -> None:
         """Ends all calls when a replica is lost."""
@@ -193,13 +212,12 @@ class ReplicaNode:
                     lost = event.rank
         collectives.abort(ReplicaLostError(f"{self._group}[{lost}] was lost"))
 
-    def _info(self) -> Any:
-        return None
-
     def _carrier(self, generation: Generation) -> Carrier:
         if len(self._replicas) == 1:
             return AloneCarrier()
-        raise NotImplementedError
+        return CourierCarrier(
+            self._rank, self._box, self._replicas, generation.infos, generation.number
+        )
 
     def _is_made(self, made: Any) -> None:
         self._object = made
@@ -224,6 +242,14 @@ class ReplicaNode:
             return await getattr(self._object, name)(*args, **kwargs)
 
         return call_async
+
+
+def _machine() -> str:
+    """Returns what is the same for all processes of this machine, and of no other one."""
+    boot = ""
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{socket.gethostname()}/{boot}"
 
 
 class _NotMetError(Exception):

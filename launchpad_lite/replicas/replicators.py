@@ -399,7 +399,8 @@ class Replicator:
 
         def take() -> tuple[bool, Any]:
             part = here.rank - lead
-            found: tuple[bool, Any] = node.replica_input(here.generation, next(positions), part)
+            call = node.futures.replica_input(here.generation, next(positions), part)
+            found: tuple[bool, Any] = here.collectives.result_of(call)
             return found
 
         return _inputs.Inputs(take, ends=ends)

@@ -1,10 +1,31 @@
 """The meeting of replicas: generations begin when all are there, and end when one is lost."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from collections.abc import Awaitable, Callable
 
 from launchpad_lite.replicas._meeting import Generation, Lost, Meeting
+
+
+class Member:
+    """Somebody who attends a meeting."""
+
+    @classmethod
+    async def comes(cls, meeting: Meeting, rank: int) -> "Member":
+        member = cls()
+        stream = meeting.attend(rank, f"info {rank}")
+        assert await anext(stream) is None
+        member.begun = asyncio.ensure_future(meeting.begin(rank))
+        member.ended = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(0)
+        return member
+
+    begun: "asyncio.Future[Generation]"
+    ended: "asyncio.Future[Lost | None]"
+
+    async def goes(self) -> None:
+        """Stops reading its stream."""
+        self.ended.cancel()
+        await asyncio.wait([self.ended])
 
 
 def meet(size: int, story: Callable[[Meeting], Awaitable[None]]) -> None:
@@ -16,63 +37,54 @@ def meet(size: int, story: Callable[[Meeting], Awaitable[None]]) -> None:
     asyncio.run(run())
 
 
-async def attend(meeting: Meeting, *ranks: int) -> "list[tuple[AsyncIterator[Any], Any]]":
-    """Has replicas come; returns the stream of each, and the call that waits for the generation."""
-    streams = [meeting.attend(rank, f"info {rank}") for rank in ranks]
-    calls = [asyncio.ensure_future(anext(stream)) for stream in streams]
-    await asyncio.sleep(0)
-    return list(zip(streams, calls, strict=True))
-
-
 def test_a_generation_begins_when_all_are_there_and_knows_of_each() -> None:
     async def story(meeting: Meeting) -> None:
-        [(_, first)] = await attend(meeting, 1)
-        assert not first.done()
-        [(_, second)] = await attend(meeting, 0)
-        assert await first == await second == Generation(1, ("info 0", "info 1"))
+        first = await Member.comes(meeting, 1)
+        assert not first.begun.done()
+        second = await Member.comes(meeting, 0)
+        assert await first.begun == await second.begun == Generation(1, ("info 0", "info 1"))
 
     meet(2, story)
 
 
 def test_all_learn_of_a_loss_and_meet_again() -> None:
     async def story(meeting: Meeting) -> None:
-        members = await attend(meeting, 0, 1, 2)
-        for _, call in members:
-            await call
-        await members[1][0].aclose()
-        assert await anext(members[0][0]) == await anext(members[2][0]) == Lost(1)
-        for _, call in await attend(meeting, 0, 2, 1):
-            assert (await call).number == 2
+        members = [await Member.comes(meeting, rank) for rank in range(3)]
+        await members[2].begun
+        await members[1].goes()
+        assert await members[0].ended == await members[2].ended == Lost(1)
+        again = [await Member.comes(meeting, rank) for rank in (0, 2, 1)]
+        assert {(await member.begun).number for member in again} == {2}
 
     meet(3, story)
 
 
 def test_who_comes_again_takes_the_place_of_its_earlier_life() -> None:
     async def story(meeting: Meeting) -> None:
-        members = await attend(meeting, 0, 1)
-        for _, call in members:
-            await call
-        [(_, again)] = await attend(meeting, 1)  # its end was not noticed yet
-        assert await anext(members[0][0]) == Lost(1)
-        [(_, call)] = await attend(meeting, 0)
-        assert await call == await again == Generation(2, ("info 0", "info 1"))
-        await members[1][0].aclose()  # noticed now: nobody is lost by it
-        [(_, third)] = await attend(meeting, 0)
-        assert not third.done()
+        members = [await Member.comes(meeting, rank) for rank in (0, 1)]
+        again = await Member.comes(meeting, 1)  # its end was not noticed yet
+        assert await members[0].ended == Lost(1)
+        first = await Member.comes(meeting, 0)
+        assert await first.begun == await again.begun == Generation(2, ("info 0", "info 1"))
+        await members[1].goes()  # noticed now: nobody is lost by it
+        assert not first.ended.done()
 
     meet(2, story)
 
 
 def test_who_leaves_is_not_lost() -> None:
     async def story(meeting: Meeting) -> None:
-        members = await attend(meeting, 0, 1)
-        for _, call in members:
-            await call
+        members = [await Member.comes(meeting, rank) for rank in (0, 1)]
         await meeting.leave(1)
-        await members[1][0].aclose()
-        ended = asyncio.ensure_future(anext(members[0][0]))
-        await asyncio.sleep(0)
-        assert not ended.done()
-        ended.cancel()
+        await members[1].goes()
+        assert not members[0].ended.done()
 
     meet(2, story)
+
+
+def test_numbers_of_an_earlier_life_do_not_come_again() -> None:
+    async def first() -> int:
+        meeting = Meeting(1, life=1)
+        return (await (await Member.comes(meeting, 0)).begun).number
+
+    assert asyncio.run(first()) > 1 << 32

@@ -1,0 +1,259 @@
+"""Replicas as users write them, in programs."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import launchpad_lite as lp
+from launchpad_lite import replicas
+from launchpad_lite.testing import poll_until
+
+TARGET = np.array([1.0, -2.0, 3.0])
+
+
+def batches(size: int, index: int, step: int) -> Iterator[Any]:
+    """Yields inputs and targets: what is at a step depends on the step only."""
+    while True:
+        inputs = np.random.default_rng([step, index]).normal(size=(size, 3))
+        yield inputs, inputs @ TARGET
+        step += 1
+
+
+def fit(repl: replicas.Replicator, steps: int, size: int = 8) -> Any:
+    """Fits weights; returns them, and the number of results of the last step."""
+    weights = np.zeros(3)
+    repl.keep(weights=weights)
+
+    def step_fn(batch: Any) -> float:
+        inputs, targets = batch
+        errors = inputs @ weights - targets
+        weights[...] -= 0.1 * repl.all_reduce(inputs.T @ errors / len(errors), "mean")
+        return float((errors**2).mean())
+
+    for losses in repl.run(step_fn, lambda index, step: batches(size, index, step), steps=steps):
+        assert len(losses) == repl.num_replicas
+    return weights.tolist(), repl.step
+
+
+@pytest.mark.parametrize(
+    "repl",
+    [
+        replicas.NonReplicator(),
+        replicas.MultiGpuReplicator(num_gpus=2),
+        replicas.MultiWorkerReplicator(num_workers=3),
+        replicas.MultiWorkerReplicator(2, num_gpus_per_worker=2),
+        replicas.MultiWorkerReplicator(
+            2, 2, input_replication=replicas.InputReplication.PER_REPLICA
+        ),
+    ],
+    ids=str,
+)
+def test_replicas_learn_the_same(repl: replicas.Replicator) -> None:
+    results = repl.launch(fit, 60, launcher="test_mt")
+    assert len(results) == repl.num_replicas
+    weights, steps = results[0]
+    np.testing.assert_allclose(weights, TARGET, atol=0.05)
+    assert steps == 60
+    assert results == [results[0]] * repl.num_replicas
+
+
+def test_replicas_of_one_worker_with_a_whole_batch_learn_what_one_replica_learns() -> None:
+    alone = fit(replicas.NonReplicator(), 50)
+    many = replicas.MultiGpuReplicator(num_gpus=4).launch(fit, 50, launcher="test_mt")
+    np.testing.assert_allclose(many[0][0], alone[0], rtol=1e-9)
+
+
+def test_steps_end_for_all_when_one_input_ends() -> None:
+    def count(repl: replicas.Replicator) -> int:
+        return len(list(repl.run(lambda number: number, lambda index: range(3 + 2 * index))))
+
+    repl = replicas.MultiWorkerReplicator(2)
+    assert repl.launch(count, launcher="test_mt") == [3, 3]
+
+
+def test_results_of_all_replicas_come_after_each_step() -> None:
+    def collect(repl: replicas.Replicator) -> Any:
+        return list(repl.run(lambda: {"id": repl.replica_id, "step": repl.step}, steps=2))
+
+    [first, second] = replicas.MultiWorkerReplicator(2).launch(collect, launcher="test_mt")
+    assert first == second == [[{"id": i, "step": step} for i in (0, 1)] for step in (0, 1)]
+
+
+def test_items_are_shared_and_their_results_combined() -> None:
+    def work(repl: replicas.Replicator) -> Any:
+        done: list[int] = []
+
+        def square(number: int) -> Any:
+            done.append(number)
+            return {"square": number**2}
+
+        gathered = repl.map_gather(square, range(5))
+        return gathered, repl.map_reduce(square, range(5), "max"), done
+
+    for gathered, reduced, done in replicas.MultiWorkerReplicator(2).launch(
+        work, launcher="test_mt"
+    ):
+        assert gathered == [{"square": number**2} for number in range(5)]
+        assert reduced == {"square": 16}
+        assert done in ([0, 1] * 2, [2, 3, 4] * 2)
+
+
+def test_replicas_that_call_different_things_are_told_what_and_where() -> None:
+    def disagree(repl: replicas.Replicator) -> None:
+        if repl.replica_id == 1:
+            repl.broadcast(np.zeros(3), label="weights")
+        else:
+            repl.all_sum({"loss": 1.0})
+
+    with pytest.raises(lp.NodeFailedError) as caught:
+        replicas.MultiWorkerReplicator(3).launch(disagree, launcher="test_mt")
+    text = str(caught.value)
+    assert "replica 1 calls something else than the others" in text
+    assert "replica 0: all_reduce(sum): ['loss'] float64[], its call 1, at " in text
+    assert "replica 1: broadcast from 0 of weights: float64[3], its call 1, at " in text
+    assert "test_replicators.py" in text
+    assert "in disagree" in text
+
+
+def test_the_replica_that_fails_is_the_one_that_is_named() -> None:
+    def fail(repl: replicas.Replicator) -> None:
+        for _ in repl.run(lambda: 1, steps=5):
+            if repl.replica_id == 1 and repl.step == 3:
+                raise ValueError("the data of step 3 are bad")
+        lp.wait_for_stop()
+
+    with pytest.raises(lp.NodeFailedError, match=r"replica\[1\].*\n?.*the data of step 3"):
+        replicas.MultiWorkerReplicator(2).launch(fail, launcher="test_mt")
+
+
+class Learner:
+    """Counts steps; other nodes may ask for them."""
+
+    def __init__(self, repl: replicas.Replicator, start: int) -> None:
+        self.repl = repl
+        self.total = start
+
+    def run(self) -> None:
+        for results in self.repl.run(lambda: 1, steps=10):
+            self.total += sum(results)
+        lp.wait_for_stop()
+
+    def total_so_far(self) -> int:
+        return self.total
+
+
+class Asker:
+    def __init__(self, learner: Any, answers: Any) -> None:
+        self.learner = learner
+
+    def run(self) -> None:
+        poll_until(lambda: self.learner.total_so_far() == 120, 10)
+        lp.stop()
+
+
+def test_other_nodes_call_methods_of_a_class_that_is_replicated() -> None:
+    program = lp.Program("learning")
+    learner = replicas.MultiWorkerReplicator(2).add_to(program, Learner, 100, label="learner")
+    program.add_node(lp.CourierNode(Asker, learner, None), label="asker")
+    lp.launch(program, "test_mt").wait()
+
+
+def test_a_program_that_stops_ends_between_two_steps() -> None:
+    def forever(repl: replicas.Replicator) -> None:
+        for _ in repl.run(lambda: time.sleep(0.01)):
+            pass
+
+    program = lp.Program("endless")
+    handle = replicas.MultiWorkerReplicator(3).add_to(program, forever)
+    with lp.launch(program, "test_mt") as running:
+        handle.dereference()
+        time.sleep(0.3)
+        running.stop()
+        assert running.wait().outcome is lp.Outcome.STOPPED
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: replicas.MultiGpuReplicator(3, 2), "3 devices cannot be divided"),
+        (lambda: replicas.MultiWorkerReplicator(0), "at least 1 of workers, not 0"),
+        (lambda: replicas.MultiWorkerReplicator(1, 2, 3), "2 devices cannot be divided"),
+    ],
+)
+def test_numbers_that_do_not_fit_are_refused(make: Any, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        make()
+
+
+def test_a_replicator_outside_of_a_replica_says_how_to_use_it() -> None:
+    with pytest.raises(replicas.ReplicaError, match=r"repl.launch\(train\)"):
+        replicas.MultiWorkerReplicator(2).all_sum(1)
+
+
+def test_a_device_beyond_those_of_the_replica_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"logical_device\(1\): replica 0 has 1 device"):
+        replicas.NonReplicator().logical_device(1)
+
+
+def test_a_result_that_cannot_be_gathered_is_named() -> None:
+    repl = replicas.MultiWorkerReplicator(2)
+    with pytest.raises(lp.NodeFailedError, match="step_fn returned what cannot be gathered"):
+        repl.launch(lambda repl: list(repl.run(lambda: open(os.devnull), steps=1)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_replica_that_is_killed_costs_no_step_of_the_training(
+    tmp_path: Path, victim: int
+) -> None:
+    repl = replicas.MultiGpuReplicator(num_gpus=2)
+    program = lp.Program("killed")
+
+    def train(repl: replicas.Replicator) -> None:
+        weights, steps = fit_slowly(repl, tmp_path)
+        (tmp_path / f"done{repl.replica_id}").write_text(repr((weights, steps)))
+
+    repl.add_to(program, train)
+    checkpoints = {"replica": lp.Checkpoints(tmp_path / "checkpoints", period_s=0.1)}
+    kills = 0
+    with lp.launch(
+        program,
+        "test_mp",
+        restart=lp.RestartPolicy("on_failure", max_restarts=20, backoff_s=0.05),
+        checkpoints=checkpoints,
+    ) as running:
+        while not running.join(0.6):
+            pids = {node.name: node.pid for node in running.status() if node.pid}
+            pid = pids.get(f"replica[{victim}]")
+            if pid and kills < 3 and (tmp_path / "step").exists():
+                os.kill(pid, signal.SIGKILL)
+                kills += 1
+    assert kills == 3
+    expected = fit(replicas.NonReplicator(), 300)
+    for index in range(2):
+        weights, steps = eval((tmp_path / f"done{index}").read_text())  # noqa: S307
+        assert steps == 300
+        np.testing.assert_allclose(weights, expected[0], rtol=1e-9)
+
+
+def fit_slowly(repl: replicas.Replicator, folder: Path) -> Any:
+    weights = np.zeros(3)
+    repl.keep(weights=weights)
+
+    def step_fn(batch: Any) -> float:
+        inputs, targets = batch
+        errors = inputs @ weights - targets
+        weights[...] -= 0.1 * repl.all_reduce(inputs.T @ errors / len(errors), "mean")
+        time.sleep(0.01)
+        return float((errors**2).mean())
+
+    for _ in repl.run(step_fn, lambda index, step: batches(8, index, step), steps=300):
+        if repl.replica_id == 0:
+            (folder / "step").write_text(str(repl.step))
+    return weights.tolist(), repl.step
