@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, InvalidStateError
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,13 +69,13 @@ class ReplicaNode:
         self._lost_s = 0.0
         self._lost_at: float | None = None
         self._training = Training()
-        self._results: Any = None
-        self._has_results = threading.Event()
-        #: The user's object, once there is one.
+        self._results: Future[Any] = Future()
+        #: The user's object, once there is one; another one after each loss.
         self._object: Any = None
-        self._has_object = threading.Event()
-        self._pipeline: tuple[int, SharedPipeline] | None = None
-        self._has_pipeline = threading.Condition()
+        self._has_object: Future[None] = Future()
+        #: Of this worker, by generation, once there is one.
+        self._pipelines: dict[int, Future[SharedPipeline]] = {}
+        lp.register_stop_handler(self._refuse)
         self._box = Box()
         mailbox = Mailbox(self._box)
         self.replica_meet, self.replica_put = mailbox.replica_meet, mailbox.replica_put
@@ -113,26 +114,24 @@ class ReplicaNode:
 
     def replica_input(self, generation: int, position: int, part: int) -> tuple[bool, Any]:
         """Returns a part of a batch of the pipeline of this worker."""
-        with self._has_pipeline:
-            self._has_pipeline.wait_for(
-                lambda: self._pipeline is not None and self._pipeline[0] >= generation
-            )
-            assert self._pipeline is not None
-            current, pipeline = self._pipeline
-        if current != generation:
-            raise ReplicaLostError("this generation has ended")
+        pipeline = self._pipelines.setdefault(generation, Future()).result()
         return pipeline.take(position, part)
 
-    def replica_results(self) -> Any:
+    def replica_results(self) -> "Future[Any]":
         """Returns what all replicas have returned, once they have."""
-        self._has_results.wait()
         return self._results
 
     def share(self, generation: int, pipeline: SharedPipeline) -> None:
         """Serves a pipeline to the other replicas of this worker."""
-        with self._has_pipeline:
-            self._pipeline = generation, pipeline
-            self._has_pipeline.notify_all()
+        for past in [each for each in self._pipelines if each < generation]:
+            del self._pipelines[past]
+        self._pipelines.setdefault(generation, Future()).set_result(pipeline)
+
+    def _refuse(self) -> None:
+        """Has those who wait for something be told that it does not come."""
+        for awaited in (self._results, self._has_object, *self._pipelines.values()):
+            with contextlib.suppress(InvalidStateError):  # it is there
+                awaited.set_exception(ReplicaError(f"{self._name}: the program stops"))
 
     def _live(self) -> None:
         """Takes part in one generation."""
@@ -155,8 +154,9 @@ class ReplicaNode:
             self._training.step = 0
             with self._replicator.being(here):
                 result = self._body(self._replicator)
-            self._results = collectives.all_gather(result, "what the replicas return")
-            self._has_results.set()
+            results = collectives.all_gather(result, "what the replicas return")
+            with contextlib.suppress(InvalidStateError):  # the program stops
+                self._results.set_result(results)
             with contextlib.suppress(*_LOST):
                 self._replicas[0].replica_leave(self._rank)
 
@@ -221,14 +221,15 @@ class ReplicaNode:
 
     def _is_made(self, made: Any) -> None:
         self._object = made
-        self._has_object.set()
+        with contextlib.suppress(InvalidStateError):  # it was there before
+            self._has_object.set_result(None)
 
     def _forwarding(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         """Returns what calls a method of the user's object, once there is one."""
 
         @functools.wraps(method)
         def call(*args: Any, **kwargs: Any) -> Any:
-            self._has_object.wait()
+            self._has_object.result()
             return getattr(self._object, name)(*args, **kwargs)
 
         if not inspect.iscoroutinefunction(method):
@@ -238,7 +239,7 @@ class ReplicaNode:
         async def call_async(*args: Any, **kwargs: Any) -> Any:
             import asyncio
 
-            await asyncio.to_thread(self._has_object.wait)
+            await asyncio.wrap_future(self._has_object)
             return await getattr(self._object, name)(*args, **kwargs)
 
         return call_async

@@ -493,6 +493,7 @@ def _results(running: lp.RunningProgram, node: Any) -> list[Any]:
             courier.ServerUnreachableError,
             courier.CallTimeoutError,
             courier.CallCancelledError,
+            ReplicaError,  # it stops
         ):
             results: list[Any] = node.replica_results()
             return results
