@@ -19,6 +19,7 @@ from launchpad_lite.replicas._mailbox import Box
 from launchpad_lite.replicas._operations import Operation
 from launchpad_lite.replicas._shared_arrays import Answer, SharedArrays
 from launchpad_lite.replicas._shared_memory import (
+    DIGEST_BYTES,
     SLOT_BYTES,
     OwnMemory,
     Place,
@@ -40,7 +41,6 @@ T = TypeVar("T")
 
 #: Up to this size the first leader combines the arrays of the groups; larger ones go round the ring.
 _STAR_BYTES = 1 << 16
-_DIGEST_BYTES = 16
 #: In what replicas meet for before they have groups.
 _PLACES, _OPENED = -2, -1
 
@@ -360,7 +360,7 @@ class _Check:
         self.call = call
         self.what = what
         text = f"{call.number} {call.signature}\n{what}"
-        self.digest = hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).digest()
+        self.digest = hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES).digest()
 
 
 class _Small:

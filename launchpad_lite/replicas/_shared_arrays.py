@@ -85,7 +85,9 @@ class SharedArrays:
             _HEAD.unpack(self._group.slot(index, self._turn)[: _HEAD.size].tobytes())
             for index in range(len(self._group))
         ]
-        payloads = [self._open(index, *head) for index, head in enumerate(heads)]
+        payloads: list[_payload.Payload] = [
+            _payload.read(self._copy(index, *head)) for index, head in enumerate(heads)
+        ]
         if any(descriptor >= 0 for descriptor, _ in heads):
             self.meet()
             self._own.take_back()
@@ -148,14 +150,12 @@ class SharedArrays:
     def _slot_as(self, index: int, like: "Array") -> "Array":
         return _as(self._group.slot(index, self._turn), like)
 
-    def _open(self, index: int, descriptor: int, nbytes: int) -> _payload.Payload:
-        import numpy as np
-
-        if descriptor < 0:
-            slot = self._group.slot(index, self._turn)
-            return _payload.read(slot[_HEAD_BYTES : _HEAD_BYTES + nbytes].copy())
-        memory = self._group.open(index, descriptor, nbytes)
-        return _payload.read(np.frombuffer(memory, np.uint8))
+    def _copy(self, index: int, descriptor: int, nbytes: int) -> "Array":
+        if descriptor >= 0:
+            return self._group.copy_lent(index, descriptor, nbytes)
+        slot = self._group.slot(index, self._turn)
+        copy: Array = slot[_HEAD_BYTES : _HEAD_BYTES + nbytes].copy()
+        return copy
 
     # Large arrays
 

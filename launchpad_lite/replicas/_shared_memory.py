@@ -45,7 +45,8 @@ _MEMORY_BYTES = _TABLE_BYTES + _SLOTS * SLOT_BYTES + CHUNKS * CHUNK_BYTES
 
 #: A report and its answer: who or how, which buffer, from which byte on, and what is called. Short
 #: enough that the kernel keeps it in one piece.
-MESSAGE = struct.Struct("<HxxIq16s")
+DIGEST_BYTES = 16
+MESSAGE = struct.Struct(f"<HxxIq{DIGEST_BYTES}s")
 _READ_BYTES = 128 * MESSAGE.size
 #: In place of a rank or an answer: who sends this cannot go on.
 GIVEN_UP = 0xFFFF
@@ -64,7 +65,7 @@ class Report(NamedTuple):
     code: int
     buffer: int = 0
     offset: int = 0
-    digest: bytes = b""
+    digest: bytes = bytes(DIGEST_BYTES)
 
 
 class Place(NamedTuple):
@@ -231,9 +232,13 @@ class SharedGroup:
             self._buffers[index, number] = self._open_buffer(index, number)
         return self._buffers[index, number]
 
-    def open(self, index: int, descriptor: int, nbytes: int) -> mmap.mmap:
-        """Returns memory of another replica; what is changed in it is changed here alone."""
-        return _map(self._places[index].pid, descriptor, nbytes, mmap.MAP_PRIVATE)
+    def copy_lent(self, index: int, descriptor: int, nbytes: int) -> "Array":
+        """Returns what is in memory that a replica has lent: a mapping would cost a descriptor."""
+        import numpy as np
+
+        memory = _map(self._places[index].pid, descriptor, nbytes)
+        copy: Array = np.frombuffer(memory, np.uint8).copy()
+        return copy
 
     def meet(self, report: Report, decide: Callable[[Sequence[Report]], int]) -> int:
         """Waits until all replicas of the group are here.
@@ -295,7 +300,7 @@ class SharedGroup:
 
         at = number * _BUFFER.size
         descriptor, nbytes = _BUFFER.unpack(self._memories[index][at : at + _BUFFER.size])
-        memory = _map(self._places[index].pid, descriptor, nbytes, mmap.MAP_SHARED)
+        memory = _map(self._places[index].pid, descriptor, nbytes)
         return np.frombuffer(memory, np.uint8)
 
     # Waiting
@@ -368,18 +373,18 @@ def _make(nbytes: int) -> tuple[int, mmap.mmap]:
 
 
 def _map_marked(place: Place) -> mmap.mmap:
-    memory = _map(place.pid, place.memory, _MEMORY_BYTES, mmap.MAP_SHARED)
+    memory = _map(place.pid, place.memory, _MEMORY_BYTES)
     if memory[:_MARK_BYTES] != place.mark:
         raise ProcessLookupError(f"process {place.pid} is another one here")
     return memory
 
 
-def _map(pid: int, descriptor: int, nbytes: int, flags: int) -> mmap.mmap:
+def _map(pid: int, descriptor: int, nbytes: int) -> mmap.mmap:
     opened = _open(pid, descriptor, os.O_RDWR, "/memfd:")
     try:
         if os.fstat(opened).st_size < nbytes or os.fstat(opened).st_uid != os.geteuid():
             raise ProcessLookupError(f"process {pid} is another one here")
-        return mmap.mmap(opened, nbytes, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        return mmap.mmap(opened, nbytes)
     finally:
         os.close(opened)
 
