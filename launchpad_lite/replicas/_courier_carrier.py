@@ -387,8 +387,10 @@ class _Small:
         self._array = array
         self._operation = operation
         self._last = last
-        self._parts = [array]
-        if arrays is not None:
+        if arrays is None:
+            # Not the array itself: it may change while the result is still on its way to others.
+            self._parts = [array.copy()]
+        else:
             arrays.offer_small(array)
             self._parts = [arrays.small(index, array) for index in range(size)]
 
@@ -409,8 +411,7 @@ class _Small:
 
     def finish(self) -> None:
         """Takes the result out of the memory of the group."""
-        if self._parts[0] is not self._array:
-            self._array[:] = self._parts[0]
+        self._array[:] = self._parts[0]
 
 
 def divide(machines: Sequence[str], has_opened: Sequence[bool]) -> list[list[int]]:

@@ -154,6 +154,25 @@ def test_calls_one_after_the_other(
             check_reduced(got, given_arrays, op)
 
 
+@pytest.mark.parametrize("length", [3, LARGE // 2])
+def test_an_array_may_change_as_soon_as_the_call_returns(make: Makers, length: int) -> None:
+    def call(carrier: Carrier) -> set[float]:
+        array = np.zeros(length, np.float32)
+        sums = set()
+        for number in range(20):
+            array[:] = 1
+            carrier.all_reduce(array, "sum", Call(number, "all_reduce"))
+            sums |= {float(array[0]), float(array[-1])}
+            array[:] = 1
+            carrier.broadcast(array, number % 4, Call(number, "broadcast"))
+            sums |= {4 * float(array[0])}
+            array[:] = -1
+        return sums
+
+    with make(4) as carriers:
+        assert run(carriers, call) == [{4.0}] * 4
+
+
 def test_values_of_any_size_are_gathered(make: Makers) -> None:
     def gather(carrier: Carrier) -> Any:
         mine = {"rank": carrier.rank, "data": np.full(carrier.rank * 200_000, carrier.rank)}
