@@ -21,10 +21,12 @@ class Carrier(abc.ABC):
     Attributes:
         rank: Which replica this is.
         size: How many there are.
+        on_gpu: Whether `all_reduce` and `broadcast` take tensors on a GPU.
     """
 
     rank: int
     size: int
+    on_gpu: bool = False
 
     @abc.abstractmethod
     def all_reduce(self, array: Any, op: Op, call: Call) -> None:
@@ -82,6 +84,7 @@ class AloneCarrier(Carrier):
 
     rank = 0
     size = 1
+    on_gpu = True
 
     def all_reduce(self, array: Any, op: Op, call: Call) -> None:
         """Leaves the array as it is."""

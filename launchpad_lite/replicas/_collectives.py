@@ -30,6 +30,7 @@ class Collectives:
     Attributes:
         rank: Which replica this is.
         size: How many there are.
+        on_gpu: Whether `reduce_later` takes tensors on a GPU.
         seconds: Time spent waiting for others and moving data, so far.
     """
 
@@ -40,6 +41,7 @@ class Collectives:
             carrier: Moves the data; is closed with this.
         """
         self.rank, self.size = carrier.rank, carrier.size
+        self.on_gpu = carrier.on_gpu
         self.seconds = 0.0
         self._carrier = carrier
         #: Held while a call gets its number and its place in the order.

@@ -110,6 +110,7 @@ class TorchCarrier(Carrier):
         """
         self.rank = rank
         self.size = size
+        self.on_gpu = device is not None
         self._values = values
         self._host = host
         self._prefix = prefix

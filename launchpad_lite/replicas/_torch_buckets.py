@@ -1,0 +1,155 @@
+"""Flat memory for the gradients of many parameters, averaged over the replicas as one."""
+
+from collections.abc import Sequence
+from concurrent.futures import Future, wait
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from launchpad_lite.replicas._collectives import Collectives
+
+_FIRST_BYTES = 1 << 20  # so that the first mean begins soon
+
+
+class Bucket:
+    """Gradients of some parameters, next to each other.
+
+    Attributes:
+        parameters: Whose.
+        gradients: What `grad` of each is, if it has one: a view of the memory of this bucket.
+        missing: Indices of parameters whose gradient is not in the memory in this pass.
+    """
+
+    def __init__(self, collectives: "Collectives", parameters: Sequence[Any]) -> None:
+        """Makes the memory.
+
+        Args:
+            collectives: Of this replica.
+            parameters: Of one type, on one device.
+        """
+        import torch
+
+        self.parameters = parameters
+        self.missing: set[int] = set(range(len(parameters)))
+        self._future: Future[None] | None = None
+        first = parameters[0]
+        self._count = sum(parameter.numel() for parameter in parameters)
+        # The tail tells who has a gradient at all: its mean is above 0 if any replica has.
+        self._sent, self._array = _sent(collectives, first, self._count + len(parameters))
+        if self._sent.dtype == first.dtype and self._sent.device == first.device:
+            self._memory = self._sent[: self._count]
+        else:
+            self._memory = torch.zeros(self._count, dtype=first.dtype, device=first.device)
+        self.gradients = _views(self._memory, parameters)
+
+    def take(self, index: int) -> None:
+        """Has the gradient of a parameter be in the memory; there is one."""
+        parameter, mine = self.parameters[index], self.gradients[index]
+        gradient = parameter.grad
+        if gradient is not mine:
+            if gradient.is_sparse:
+                raise TypeError(
+                    f"a parameter of shape {list(parameter.shape)} has a sparse gradient, which "
+                    "wrap_optimizer cannot average; use Embedding(sparse=False)"
+                )
+            mine.copy_(gradient.detach())
+            parameter.grad = mine
+        self.missing.discard(index)
+
+    def launch(self, collectives: "Collectives", label: str) -> None:
+        """Begins to take the mean; takes what is missing."""
+        for index in list(self.missing):
+            if self.parameters[index].grad is not None:
+                self.take(index)
+            else:
+                self.gradients[index].zero_()
+        there = self._sent[self._count :]
+        there.fill_(1)
+        for index in self.missing:
+            there[index] = 0
+        if self._memory.data_ptr() != self._sent.data_ptr():
+            self._sent[: self._count].copy_(self._memory)
+        if self._sent.is_cuda:
+            _wait_for_gradients(self._sent.device)
+        self._future = collectives.reduce_later(self._array, "mean", label)
+
+    def wait(self) -> None:
+        """Waits for the mean, or for its failure."""
+        if self._future is not None:
+            wait([self._future])
+
+    def finish(self) -> None:
+        """Waits for the mean, which `grad` of all parameters is then."""
+        assert self._future is not None
+        self._future.result()
+        if self._memory.data_ptr() != self._sent.data_ptr():
+            self._memory.copy_(self._sent[: self._count])
+        if self.missing:
+            there = self._sent[self._count :].tolist()
+            for index in self.missing:
+                self.parameters[index].grad = self.gradients[index] if there[index] else None
+
+
+def make_buckets(
+    collectives: "Collectives", parameters: Sequence[Any], bucket_bytes: int
+) -> list[Bucket]:
+    """Returns buckets in the order in which a backward pass fills them, the last layer first.
+
+    Raises:
+        TypeError: A parameter is complex.
+    """
+    groups: list[list[Any]] = []
+    open_groups: dict[Any, list[Any]] = {}
+    for parameter in reversed(parameters):
+        if parameter.is_complex():
+            raise TypeError("wrap_optimizer cannot average complex parameters; keep two real ones")
+        kind = parameter.dtype, parameter.device
+        group = open_groups.setdefault(kind, [])
+        if not group:
+            groups.append(group)
+        group.append(parameter)
+        limit = bucket_bytes if len(groups) > 1 else min(bucket_bytes, _FIRST_BYTES)
+        if sum(each.numel() * each.element_size() for each in group) >= limit:
+            del open_groups[kind]
+    return [Bucket(collectives, group) for group in groups]
+
+
+def _sent(collectives: "Collectives", like: Any, count: int) -> tuple[Any, Any]:
+    """Returns memory for what is sent, as a tensor, and as what `reduce_later` takes."""
+    import numpy as np
+    import torch
+
+    if like.is_cuda and collectives.on_gpu:
+        tensor = torch.zeros(count, dtype=like.dtype, device=like.device)
+        return tensor, tensor
+    # numpy has no bfloat16, and sums in float16 lose too much.
+    dtype = np.float64 if like.dtype == torch.float64 else np.float32
+    array = collectives.buffer(count * np.dtype(dtype).itemsize).view(dtype)
+    return torch.from_numpy(array), array
+
+
+def _views(memory: Any, parameters: Sequence[Any]) -> list[Any]:
+    """Returns a part of the memory for each parameter, laid out as it is."""
+    views, begin = [], 0
+    for parameter in parameters:
+        part = memory[begin : begin + parameter.numel()]
+        begin += parameter.numel()
+        if _is_dense(parameter):
+            views.append(part.as_strided(parameter.shape, parameter.stride()))
+        else:
+            views.append(part.view(parameter.shape))
+    return views
+
+
+def _is_dense(parameter: Any) -> bool:
+    """Returns whether the elements lie next to each other, in whatever order of dimensions."""
+    steps = zip(parameter.shape, parameter.stride(), strict=True)
+    return bool(1 + sum((length - 1) * stride for length, stride in steps) == parameter.numel())
+
+
+def _wait_for_gradients(device: Any) -> None:
+    """Has the default stream, which the mean is taken after, wait for the stream of this thread."""
+    import torch
+
+    default, mine = torch.cuda.default_stream(device), torch.cuda.current_stream(device)
+    if default != mine:
+        default.wait_stream(mine)

@@ -1,0 +1,149 @@
+"""Collectives on nested values through whose tensors of PyTorch gradients flow.
+
+A sum over replicas counts in the loss of every replica, so its gradient is the sum of their gradients:
+what is trained is the sum of all losses; or their mean, where `wrap_optimizer` averages gradients.
+
+The backward pass makes a collective for each one of the forward pass. So each of them counts in the
+loss of all replicas or of none, and its tensors need a gradient in all replicas or in none.
+"""
+
+import functools
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from launchpad_lite.replicas import _nests
+from launchpad_lite.replicas._carrier import Op
+
+if TYPE_CHECKING:
+    from launchpad_lite.replicas._collectives import Collectives
+
+
+def needs_gradient(nest: Any) -> bool:
+    """Returns whether a gradient is wanted for a tensor in a nested value."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.is_grad_enabled():
+        return False
+    return any(tensor.requires_grad for tensor in _tensors(nest))
+
+
+def all_reduce(collectives: "Collectives", nest: Any, op: Op = "sum", label: str = "") -> Any:
+    """Returns nested values, each leaf combined over the replicas.
+
+    Raises:
+        ValueError: There is no gradient of this `op`.
+        CollectiveMismatchError: Replicas made different calls, here or in the backward pass.
+    """
+    if op not in ("sum", "mean"):
+        raise ValueError(
+            f"there is no gradient of all_reduce({op!r}); use sum or mean, or tensors without "
+            "gradient: tensor.detach()"
+        )
+    return _through(
+        _tensors(nest),
+        lambda: collectives.all_reduce(nest, op, label),
+        lambda gradients: _reduced(collectives, gradients, op, label),
+    )
+
+
+def all_gather(collectives: "Collectives", nest: Any, label: str = "") -> list[Any]:
+    """Returns the nested values of all replicas, by replica; each has at least one tensor.
+
+    Raises:
+        CollectiveMismatchError: Replicas made different calls, here or in the backward pass.
+    """
+    mine = slice(0, 0)
+
+    def gather() -> list[Any]:
+        nonlocal mine
+        device = _tensors(nest)[0].device
+        detached = _nests.rebuilt(nest, lambda leaf: leaf.detach() if _is_tensor(leaf) else leaf)
+        everyone = collectives.all_gather(detached, label)
+        begin = len(_tensors(everyone[: collectives.rank]))
+        mine = slice(begin, begin + len(_tensors(nest)))
+        # A copy of what was given: results share no memory with it.
+        everyone[collectives.rank] = _nests.rebuilt(
+            detached, lambda leaf: leaf.clone() if _is_tensor(leaf) else leaf
+        )
+        return [
+            _nests.rebuilt(each, lambda leaf: leaf.to(device) if _is_tensor(leaf) else leaf)
+            for each in everyone
+        ]
+
+    result: list[Any] = _through(
+        _tensors(nest),
+        gather,
+        lambda gradients: _reduced(collectives, gradients, "sum", label)[mine],
+    )
+    return result
+
+
+def broadcast(collectives: "Collectives", nest: Any, source: int = 0, label: str = "") -> Any:
+    """Returns the nested values of one replica, whose structure all have.
+
+    Raises:
+        ValueError: There is no such replica.
+        CollectiveMismatchError: Replicas made different calls, here or in the backward pass.
+    """
+
+    def backward(gradients: Sequence[Any]) -> list[Any]:
+        total = _reduced(collectives, gradients, "sum", label)
+        return total if collectives.rank == source else [None] * len(total)
+
+    return _through(_tensors(nest), lambda: collectives.broadcast(nest, source, label), backward)
+
+
+def _reduced(collectives: "Collectives", gradients: Sequence[Any], op: Op, label: str) -> list[Any]:
+    """Returns gradients, combined over the replicas; None for what is no floating-point number."""
+    real = [each.is_floating_point() or each.is_complex() for each in gradients]
+    given = [each for each, is_real in zip(gradients, real, strict=True) if is_real]
+    # Through this function again: a gradient may have a gradient.
+    found = iter(
+        all_reduce(collectives, given, op, f"gradient of {label}" if label else "gradient")
+    )
+    return [next(found) if is_real else None for is_real in real]
+
+
+def _through(
+    tensors: Sequence[Any],
+    forward: Callable[[], Any],
+    backward: Callable[[Sequence[Any]], Sequence[Any]],
+) -> Any:
+    """Returns what `forward` does; gradients of its tensors go to these ones by `backward`."""
+    kept: list[Any] = []
+    outputs = iter(_function().apply(forward, backward, kept, *tensors))
+    return _nests.rebuilt(kept[0], lambda leaf: next(outputs) if _is_tensor(leaf) else leaf)
+
+
+@functools.cache
+def _function() -> Any:
+    from torch.autograd import Function
+
+    class Through(Function):  # type: ignore[misc]  # mypy does not read torch
+        """A call that is made outside of autograd, and another one for its gradients."""
+
+        @staticmethod
+        def forward(
+            context: Any,
+            forward: Callable[[], Any],
+            backward: Callable[[Sequence[Any]], Sequence[Any]],
+            kept: list[Any],
+            *_: Any,
+        ) -> tuple[Any, ...]:
+            context.call = backward
+            kept.append(forward())
+            return tuple(_tensors(kept[0]))
+
+        @staticmethod
+        def backward(context: Any, *gradients: Any) -> tuple[Any, ...]:
+            return (None, None, None, *context.call(gradients))
+
+    return Through
+
+
+def _tensors(nest: Any) -> list[Any]:
+    return [leaf for _, leaf in _nests.leaves(nest) if _is_tensor(leaf)]
+
+
+def _is_tensor(leaf: Any) -> bool:
+    return _nests.kind(leaf) == "torch"

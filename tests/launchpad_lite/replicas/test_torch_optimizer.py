@@ -1,0 +1,662 @@
+"""Optimizers of PyTorch over replicas: as one process with the whole batch."""
+
+import contextlib
+import copy
+import io
+import pickle
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from launchpad_lite.replicas._carrier import AloneCarrier
+from launchpad_lite.replicas._collectives import Collectives
+from launchpad_lite.replicas._torch_optimizer import wrap_optimizer
+from launchpad_lite.replicas.errors import ReplicaError, ReplicaLostError
+from tests.engines import needs_torch
+from tests.launchpad_lite.replicas.torch_replicas import run_replicas
+
+if TYPE_CHECKING:
+    import torch
+
+pytestmark = needs_torch
+
+
+def noted(collectives: Collectives) -> list[str]:
+    """Returns a list of what is reduced in the background from now on."""
+    labels: list[str] = []
+    reduce_later = collectives.reduce_later
+
+    def note(array: Any, op: Any, label: str) -> Any:
+        labels.append(label)
+        return reduce_later(array, op, label)
+
+    collectives.reduce_later = note
+    return labels
+
+
+def network(seed: int = 0) -> "torch.nn.Module":
+    from torch import nn
+
+    model = nn.Sequential(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 1))
+    return drawn(model, seed)
+
+
+def drawn(model: Any, seed: int) -> Any:
+    """Returns it with random parameters; the generator of PyTorch is shared by all threads."""
+    import torch
+
+    rng = np.random.default_rng(seed)
+    with torch.no_grad():
+        for each in model.parameters():
+            each.copy_(torch.from_numpy(rng.uniform(-0.4, 0.4, each.shape)))
+    return model
+
+
+def batch(step: int, rows: int = 12) -> "tuple[torch.Tensor, torch.Tensor]":
+    import torch
+
+    rng = np.random.default_rng(step)
+    inputs = rng.standard_normal((rows, 5)).astype(np.float32)
+    return torch.from_numpy(inputs), torch.from_numpy(np.sin(inputs.sum(1, keepdims=True)))
+
+
+def loss_of(model: Any, step: int, rank: int = 0, size: int = 1) -> Any:
+    inputs, targets = batch(step)
+    rows = len(inputs) // size
+    mine = slice(rank * rows, (rank + 1) * rows)
+    return ((model(inputs[mine]) - targets[mine]) ** 2).mean()
+
+
+def parameters_of(model: Any) -> "np.ndarray[Any, Any]":
+    return np.concatenate([each.detach().numpy().ravel().copy() for each in model.parameters()])
+
+
+def gradients_of(model: Any) -> list[Any]:
+    gradients = [each.grad for each in model.parameters()]
+    return [None if each is None else each.clone().numpy() for each in gradients]
+
+
+def alone() -> Collectives:
+    return Collectives(AloneCarrier())
+
+
+def train(
+    collectives: Collectives, make: Callable[[Any], Any], steps: int = 100, **how: Any
+) -> Any:
+    model = network(collectives.rank)
+    optimizer = wrap_optimizer(collectives, make(model.parameters()), **how)
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss_of(model, step, collectives.rank, collectives.size).backward()
+        optimizer.step()
+    return parameters_of(model)
+
+
+def sgd(parameters: Any) -> Any:
+    import torch
+
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+
+
+def adam(parameters: Any) -> Any:
+    import torch
+
+    return torch.optim.Adam(parameters, lr=0.01)
+
+
+def rmsprop(parameters: Any) -> Any:
+    import torch
+
+    return torch.optim.RMSprop(parameters, lr=0.003)
+
+
+def lbfgs(parameters: Any) -> Any:
+    import torch
+
+    return torch.optim.LBFGS(parameters, lr=0.5, max_iter=4, line_search_fn="strong_wolfe")
+
+
+def assert_same(replicas: list[Any]) -> None:
+    for other in replicas[1:]:
+        assert other.tobytes() == replicas[0].tobytes()
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("make", [sgd, adam, rmsprop])
+def test_replicas_are_one_process_with_the_whole_batch(make: Any, size: int) -> None:
+    together = run_replicas(size, lambda collectives: train(collectives, make))
+    assert_same(together)
+    # RMSprop and Adam divide by roots of small means, which makes rounding errors larger.
+    np.testing.assert_allclose(together[0], train(alone(), make), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("how", [{"bucket_bytes": 64}, {"overlap": False}])
+def test_small_buckets_and_no_overlap_change_nothing(how: Any) -> None:
+    together = run_replicas(2, lambda collectives: train(collectives, sgd, 20, **how))
+    assert_same(together)
+    np.testing.assert_allclose(together[0], train(alone(), sgd, 20), rtol=1e-5, atol=1e-6)
+
+
+def test_parameters_and_buffers_become_those_of_replica_0() -> None:
+    import torch
+
+    def run(collectives: Collectives) -> Any:
+        model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+        model[1].running_mean.fill_(collectives.rank)
+        for parameter in model[0].parameters():
+            parameter.requires_grad_(False)
+        wrap_optimizer(collectives, sgd(model[1].parameters()), model=model)
+        return np.concatenate([parameters_of(model), model[1].running_mean.numpy()])
+
+    together = run_replicas(3, run)
+    assert_same(together)
+    assert together[2][-2:].tolist() == [0, 0]
+
+
+def test_gradients_after_a_backward_pass_are_means_in_the_memory_of_buckets() -> None:
+    def run(collectives: Collectives) -> Any:
+        model = network()
+        wrap_optimizer(collectives, sgd(model.parameters()))
+        loss_of(model, 0, collectives.rank, collectives.size).backward()
+        storages = {each.grad.untyped_storage().data_ptr() for each in model.parameters()}
+        assert len(storages) == 1
+        return gradients_of(model)
+
+    whole = network()
+    loss_of(whole, 0).backward()
+    for gradients in run_replicas(2, run):
+        for mine, expected in zip(gradients, gradients_of(whole), strict=True):
+            np.testing.assert_allclose(mine, expected, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("clear", ["zero_grad", "zeros", "model", "by hand"])
+@pytest.mark.parametrize("first", [True, False])
+def test_all_ways_to_clear_gradients(clear: str, first: bool) -> None:
+    def run(collectives: Collectives) -> Any:
+        model = network()
+        optimizer = wrap_optimizer(collectives, sgd(model.parameters()))
+
+        def cleared() -> None:
+            if clear == "by hand":
+                for parameter in model.parameters():
+                    parameter.grad = None
+            elif clear == "model":
+                model.zero_grad()
+            else:
+                optimizer.zero_grad(set_to_none=clear == "zero_grad")
+
+        for step in range(5):
+            if first:
+                cleared()
+            loss_of(model, step, collectives.rank, collectives.size).backward()
+            optimizer.step()
+            if not first:
+                cleared()
+        return parameters_of(model)
+
+    together = run_replicas(2, run)
+    assert_same(together)
+    np.testing.assert_allclose(together[0], train(alone(), sgd, 5), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("how", ["every pass", "no_sync", "only no_sync", "no overlap"])
+def test_gradients_of_several_backward_passes_add_up(how: str) -> None:
+    def run(collectives: Collectives) -> Any:
+        labels = noted(collectives)
+        model = network()
+        optimizer = wrap_optimizer(
+            collectives, sgd(model.parameters()), overlap=how != "no overlap"
+        )
+        for step in range(5):
+            optimizer.zero_grad()
+            for part in range(3):
+                paused = how == "only no_sync" or (how == "no_sync" and part < 2)
+                with optimizer.no_sync() if paused else contextlib.nullcontext():
+                    loss_of(model, 3 * step + part, collectives.rank, collectives.size).backward()
+            optimizer.step()
+        assert len(labels) == (15 if how == "every pass" else 5)
+        return parameters_of(model)
+
+    def run_alone() -> Any:
+        model = network()
+        optimizer = sgd(model.parameters())
+        for step in range(5):
+            optimizer.zero_grad()
+            for part in range(3):
+                loss_of(model, 3 * step + part).backward()
+            optimizer.step()
+        return parameters_of(model)
+
+    together = run_replicas(2, run)
+    assert_same(together)
+    np.testing.assert_allclose(together[0], run_alone(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_parameter_without_gradient_counts_as_zero_and_none_stays_none(overlap: bool) -> None:
+    import torch
+
+    def run(collectives: Collectives) -> Any:
+        used, sometimes, never = (torch.nn.Parameter(torch.ones(2)) for _ in range(3))
+        optimizer = wrap_optimizer(collectives, sgd([used, sometimes, never]), overlap=overlap)
+        found = []
+        for step in range(3):
+            optimizer.zero_grad()
+            loss = used.sum()
+            if collectives.rank == step:  # in step 2 in no replica
+                loss = loss + 4 * sometimes.sum()
+            loss.backward()
+            optimizer.synchronize()
+            assert never.grad is None
+            found.append(None if sometimes.grad is None else sometimes.grad.tolist())
+            optimizer.step()
+        return found
+
+    assert run_replicas(2, run) == [[[2.0, 2.0], [2.0, 2.0], None]] * 2
+
+
+def test_a_replica_whose_loss_reaches_no_parameter() -> None:
+    import torch
+
+    def run(collectives: Collectives) -> Any:
+        parameter = torch.nn.Parameter(torch.zeros(2))
+        optimizer = wrap_optimizer(collectives, torch.optim.SGD([parameter], lr=1.0))
+        for step in range(4):
+            optimizer.zero_grad()
+            if collectives.rank == step % 2:
+                parameter.sum().backward()
+            optimizer.step()
+        return parameter.tolist()
+
+    assert run_replicas(2, run) == [[-2.0, -2.0]] * 2
+
+
+def gan(collectives: Collectives, order: str = "clear first") -> Any:
+    """Trains two networks, each with its optimizer; returns parameters and what was reduced."""
+    import torch
+
+    labels = noted(collectives)
+    generator, critic = drawn(torch.nn.Linear(5, 5), 1), network()
+    optimizers = [
+        wrap_optimizer(collectives, sgd(critic.parameters()), label="critic"),
+        wrap_optimizer(collectives, sgd(generator.parameters()), label="generator"),
+    ]
+    rank, size = collectives.rank, collectives.size
+
+    def real_and_fake(step: int) -> Any:
+        inputs, _ = batch(step)
+        mine = inputs[rank * 12 // size : (rank + 1) * 12 // size]
+        return mine, generator(mine)
+
+    for step in range(10):
+        for which, optimizer in enumerate(optimizers):
+            real, fake = real_and_fake(step)
+            loss = critic(fake).mean() if which else critic(real).tanh().mean()
+            loss = loss if which else loss - critic(fake.detach()).tanh().mean()
+            if order == "clear first":
+                optimizer.zero_grad()
+            elif order == "clear all":
+                for each in optimizers:
+                    each.zero_grad()
+            loss.backward()
+            optimizer.step()
+            if order == "clear after":
+                for each in optimizers:
+                    each.zero_grad()
+    return np.concatenate([parameters_of(critic), parameters_of(generator)]), labels
+
+
+@pytest.mark.parametrize("order", ["clear first", "clear all", "clear after"])
+def test_two_optimizers_alternate_as_in_a_gan(order: str) -> None:
+    together = run_replicas(2, lambda collectives: gan(collectives, order))
+    assert_same([parameters for parameters, _ in together])
+    np.testing.assert_allclose(together[0][0], gan(alone(), order)[0], rtol=1e-4, atol=1e-5)
+
+
+def test_what_a_generator_leaves_in_its_critic_is_not_averaged() -> None:
+    labels = run_replicas(2, gan)[0][1]
+    expected = ["gradients of critic, bucket 0", "gradients of generator, bucket 0"]
+    assert labels == expected * 10
+
+
+@pytest.mark.parametrize("shared", ["all", "some"])
+def test_two_optimizers_of_the_same_parameters_share_buckets(shared: str) -> None:
+    def run(collectives: Collectives) -> Any:
+        labels = noted(collectives)
+        model = network()
+        parameters = list(model.parameters())
+        one = wrap_optimizer(collectives, sgd(parameters if shared == "all" else parameters[:4]))
+        other = wrap_optimizer(collectives, adam(parameters if shared == "all" else parameters[2:]))
+        for step in range(6):
+            optimizer = other if step % 2 else one
+            optimizer.zero_grad()
+            loss_of(model, step, collectives.rank, collectives.size).backward()
+            optimizer.step()
+            model.zero_grad()
+        if collectives.size > 1:
+            assert len(labels) == (6 if shared == "all" else 12)
+        return parameters_of(model)
+
+    together = run_replicas(2, run)
+    assert_same(together)
+    np.testing.assert_allclose(together[0], run(alone()), rtol=1e-4, atol=1e-5)
+
+
+def test_lbfgs_makes_the_same_decisions_in_all_replicas() -> None:
+    def run(collectives: Collectives) -> Any:
+        model = network()
+        optimizer = wrap_optimizer(collectives, lbfgs(model.parameters()))
+
+        def closure() -> Any:
+            optimizer.zero_grad()
+            loss = loss_of(model, 0, collectives.rank, collectives.size)
+            loss.backward()
+            return loss
+
+        losses = [float(optimizer.step(closure)) for _ in range(5)]
+        return np.append(parameters_of(model), losses)
+
+    together = run_replicas(3, run)
+    assert_same(together)
+    np.testing.assert_allclose(together[0], run(alone()), rtol=1e-2, atol=1e-3)
+
+
+def test_add_param_group_and_parameters_that_are_trained_later() -> None:
+    import torch
+
+    def run(collectives: Collectives) -> Any:
+        first, frozen, added = (torch.nn.Parameter(torch.ones(2)) for _ in range(3))
+        frozen.requires_grad_(False)
+        optimizer = wrap_optimizer(collectives, torch.optim.SGD([first, frozen], lr=1.0))
+        factor = collectives.rank + 1.0
+        (factor * first.sum()).backward()
+        optimizer.step()
+        frozen.requires_grad_(True)
+        with torch.no_grad():
+            added += collectives.rank
+        optimizer.add_param_group({"params": [added], "lr": 0.5})
+        for _ in range(2):
+            optimizer.zero_grad()
+            (factor * (first + frozen + added).sum()).backward()
+            torch.nn.utils.clip_grad_norm_([first, frozen, added], 1e9)
+            assert frozen.grad.tolist() == [1.5, 1.5]
+            optimizer.step()
+        return [first.tolist()[0], frozen.tolist()[0], added.tolist()[0]]
+
+    assert run_replicas(2, run) == [[-3.5, -2.0, -0.5]] * 2
+
+
+def test_schedulers_state_and_copies_know_an_ordinary_optimizer() -> None:
+    import torch
+
+    def run(collectives: Collectives) -> Any:
+        model = network()
+        optimizer = wrap_optimizer(collectives, sgd(model.parameters()))
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+        loss_of(model, 0, collectives.rank, collectives.size).backward()
+        optimizer.step()
+        scheduler.step()
+        assert type(optimizer) is torch.optim.SGD
+        plain = sgd(network().parameters())
+        plain.load_state_dict(optimizer.state_dict())
+        assert plain.state_dict().keys() == optimizer.state_dict().keys()
+        assert pickle.loads(pickle.dumps(optimizer)).param_groups[0]["lr"] == 0.025
+        assert copy.deepcopy(optimizer).param_groups[0]["lr"] == 0.025
+        file = io.BytesIO()
+        torch.save({"model": model, "optimizer": optimizer.state_dict()}, file)
+        optimizer.load_state_dict(plain.state_dict())
+        optimizer.zero_grad()
+        loss_of(model, 1, collectives.rank, collectives.size).backward()
+        optimizer.step()
+        return parameters_of(model)
+
+    assert_same(run_replicas(2, run))
+
+
+def test_clipping_sees_the_norm_of_the_mean() -> None:
+    import torch
+
+    def run(collectives: Collectives) -> float:
+        parameter = torch.nn.Parameter(torch.zeros(4))
+        wrap_optimizer(collectives, sgd([parameter]))
+        ((3.0 if collectives.rank else 1.0) * parameter.sum()).backward()
+        return float(torch.nn.utils.clip_grad_norm_([parameter], 1.0))
+
+    assert run_replicas(2, run) == [4.0, 4.0]
+
+
+def test_a_grad_scaler_skips_a_step_in_all_replicas() -> None:
+    import torch
+
+    def run(collectives: Collectives) -> Any:
+        parameter = torch.nn.Parameter(torch.ones(2))
+        optimizer = wrap_optimizer(collectives, torch.optim.SGD([parameter], lr=1.0))
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        for step in range(3):
+            optimizer.zero_grad()
+            factor = float("inf") if (collectives.rank, step) == (1, 1) else 0.25
+            scaler.scale(factor * parameter.sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        return [*parameter.tolist(), scaler.get_scale()]
+
+    assert run_replicas(2, run) == [[0.5, 0.5, 4.0]] * 2
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
+def test_other_types_of_parameters(dtype: str) -> None:
+    import torch
+
+    def run(collectives: Collectives) -> Any:
+        parameters = [
+            torch.nn.Parameter(torch.zeros(3, dtype=getattr(torch, name)))
+            for name in (dtype, "float32", dtype)
+        ]
+        optimizer = wrap_optimizer(collectives, torch.optim.SGD(parameters, lr=1.0))
+        for _ in range(2):
+            optimizer.zero_grad()
+            sum((collectives.rank + 1.0) * each.float().sum() for each in parameters[:2]).backward()
+            optimizer.step()
+        assert parameters[2].grad is None
+        assert parameters[0].grad.dtype == parameters[0].dtype
+        return [each.tolist()[0] for each in parameters]
+
+    assert run_replicas(2, run) == [[-3.0, -3.0, 0.0]] * 2
+
+
+def test_channels_last_and_transposed_parameters_keep_their_layout() -> None:
+    import torch
+
+    def run(collectives: Collectives) -> Any:
+        images = torch.arange(24.0).view(1, 2, 3, 4)
+        parameters = [
+            torch.nn.Parameter(images.contiguous(memory_format=torch.channels_last)),
+            torch.nn.Parameter(torch.arange(6.0).view(2, 3).t()),
+        ]
+        wrap_optimizer(collectives, sgd(parameters))
+        sum((each**2).sum() for each in parameters).backward()
+        for each in parameters:
+            assert each.grad.stride() == each.stride()
+        return [bool((each.grad == 2 * each).all()) for each in parameters]
+
+    assert run_replicas(2, run) == [[True, True]] * 2
+
+
+@contextlib.contextmanager
+def one_replica() -> Iterator[Any]:
+    import torch
+
+    yield wrap_optimizer(alone(), torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0))
+
+
+def test_what_cannot_be_wrapped() -> None:
+    import torch
+
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    with pytest.raises(TypeError, match="Optimizer is needed, not a int"):
+        wrap_optimizer(alone(), 3)
+    with one_replica() as optimizer, pytest.raises(ValueError, match="is wrapped already"):
+        wrap_optimizer(alone(), optimizer)
+    with pytest.raises(ValueError, match="outer needs every="):
+        wrap_optimizer(alone(), sgd([parameter]), outer=sgd)
+    with pytest.raises(ValueError, match="at least 1, not 0"):
+        wrap_optimizer(alone(), sgd([parameter]), every=0)
+
+
+def test_sparse_and_complex_gradients_are_errors() -> None:
+    import torch
+
+    def run(collectives: Collectives) -> None:
+        embedding = torch.nn.Embedding(4, 2, sparse=True)
+        wrap_optimizer(collectives, torch.optim.SGD(embedding.parameters(), lr=1.0))
+        with pytest.raises(TypeError, match="Embedding"):
+            embedding(torch.tensor([1])).sum().backward()
+        strange = torch.nn.Parameter(torch.zeros(2, dtype=torch.complex64))
+        with pytest.raises(TypeError, match="complex parameters"):
+            wrap_optimizer(collectives, torch.optim.SGD([strange], lr=1.0))
+
+    run_replicas(2, run)
+
+
+def checkpointed(collectives: Collectives, **how: Any) -> Any:
+    import torch
+    from torch.utils.checkpoint import checkpoint
+
+    layer = torch.nn.Linear(3, 3, bias=False)
+    torch.nn.init.eye_(layer.weight)
+    optimizer = wrap_optimizer(collectives, torch.optim.SGD(layer.parameters(), lr=1.0), **how)
+    inputs = torch.ones(1, 3, requires_grad=True)
+    once = checkpoint(layer, inputs, use_reentrant=True)
+    checkpoint(layer, once, use_reentrant=True).sum().backward()
+    optimizer.step()
+    return layer.weight.tolist()
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_reentrant_checkpoints(overlap: bool) -> None:
+    def run(collectives: Collectives) -> Any:
+        return checkpointed(collectives, overlap=overlap)
+
+    assert run_replicas(2, run) == [checkpointed(alone())] * 2
+
+
+def test_a_gradient_that_comes_twice_while_its_mean_is_taken_is_an_error() -> None:
+    import torch
+    from torch.utils.checkpoint import checkpoint
+
+    def run(collectives: Collectives) -> None:
+        layer, head = torch.nn.Linear(3, 3), torch.nn.Linear(3, 1)
+        wrap_optimizer(collectives, sgd([*layer.parameters(), *head.parameters()]))
+        once = checkpoint(layer, torch.ones(1, 3, requires_grad=True), use_reentrant=True)
+        loss = head(checkpoint(layer, once, use_reentrant=True)).sum()
+        with pytest.raises(ReplicaError, match="came twice in one backward pass"):
+            loss.backward()
+
+    run_replicas(2, run)
+
+
+def test_a_lost_replica_raises_in_the_backward_pass_and_in_the_step() -> None:
+    def run(collectives: Collectives) -> None:
+        model = network()
+        optimizer = wrap_optimizer(collectives, sgd(model.parameters()))
+        collectives.barrier("here")
+        collectives.abort(ReplicaLostError("replica 1 is lost"))
+        with pytest.raises(ReplicaLostError, match="replica 1 is lost"):
+            loss_of(model, 0).backward()
+        with pytest.raises(ReplicaLostError, match="replica 1 is lost"):
+            optimizer.step()
+
+    run_replicas(2, run)
+
+
+# With an outer optimizer.
+
+
+def reference_diloco(size: int, steps: int, every: int, outer_lr: float, momentum: float) -> Any:
+    """Trains a linear model by DiLoCo, in numpy: SGD inside, Nesterov momentum outside."""
+    shared, velocity = np.zeros(5), np.zeros(5)
+    mine = [shared.copy() for _ in range(size)]
+    for step in range(steps):
+        for rank in range(size):
+            inputs, targets = linear_batch(step, rank)
+            gradient = 2 * inputs.T @ (inputs @ mine[rank] - targets) / len(inputs)
+            mine[rank] -= 0.05 * gradient
+        if (step + 1) % every == 0:
+            difference = np.mean([shared - each for each in mine], axis=0)
+            velocity = momentum * velocity + difference
+            shared = shared - outer_lr * (difference + momentum * velocity)
+            mine = [shared.copy() for _ in range(size)]
+    return mine
+
+
+def linear_batch(step: int, rank: int) -> Any:
+    rng = np.random.default_rng([step, rank])
+    inputs = rng.standard_normal((8, 5))
+    return inputs, inputs @ np.arange(5.0)
+
+
+def train_linear(collectives: Collectives, steps: int, restore_at: int = 0, **how: Any) -> Any:
+    import torch
+
+    weights = torch.nn.Parameter(torch.full((5,), float(collectives.rank), dtype=torch.float64))
+    optimizer = wrap_optimizer(collectives, torch.optim.SGD([weights], lr=0.05), **how)
+    for step in range(steps):
+        if step == restore_at > 0:
+            saved = pickle.loads(pickle.dumps((weights.detach(), optimizer.state_dict())))
+            weights = torch.nn.Parameter(torch.zeros(5, dtype=torch.float64))
+            optimizer = wrap_optimizer(collectives, torch.optim.SGD([weights], lr=0.05), **how)
+            with torch.no_grad():
+                weights.copy_(saved[0])
+            optimizer.load_state_dict(saved[1])
+        inputs, targets = map(torch.from_numpy, linear_batch(step, collectives.rank))
+        optimizer.zero_grad()
+        ((inputs @ weights - targets) ** 2).mean().backward()
+        optimizer.step()
+    return weights.detach().numpy().copy(), optimizer
+
+
+def nesterov(parameters: Any) -> Any:
+    import torch
+
+    return torch.optim.SGD(parameters, lr=0.7, momentum=0.9, nesterov=True)
+
+
+@pytest.mark.parametrize("steps", [30, 33])
+@pytest.mark.parametrize("restore_at", [0, 12, 15])
+def test_diloco_is_the_reference(steps: int, restore_at: int) -> None:
+    found = run_replicas(
+        3,
+        lambda collectives: train_linear(collectives, steps, restore_at, every=6, outer=nesterov)[
+            0
+        ],
+    )
+    for mine, expected in zip(found, reference_diloco(3, steps, 6, 0.7, 0.9), strict=True):
+        np.testing.assert_allclose(mine, expected, rtol=1e-9)
+    if steps == 30:
+        assert_same(found)
+
+
+def test_local_sgd_is_the_mean_of_the_replicas() -> None:
+    found = run_replicas(2, lambda collectives: train_linear(collectives, 20, every=5)[0])
+    np.testing.assert_allclose(found[0], reference_diloco(2, 20, 5, 1.0, 0.0)[0], rtol=1e-9)
+    assert_same(found)
+
+
+def test_synchronize_makes_the_outer_step_before_its_time() -> None:
+    def run(collectives: Collectives) -> Any:
+        import torch
+
+        weights = torch.nn.Parameter(torch.zeros(2, dtype=torch.bfloat16))
+        optimizer = wrap_optimizer(collectives, torch.optim.SGD([weights], lr=1.0), every=10)
+        ((collectives.rank + 1.0) * weights.sum()).backward()
+        optimizer.step()
+        optimizer.synchronize()
+        optimizer.synchronize()  # nothing is left to do
+        assert isinstance(optimizer.outer, torch.optim.SGD)
+        with pytest.raises(ReplicaError, match="before wrap_optimizer"):
+            optimizer.add_param_group({"params": []})
+        return weights.tolist()
+
+    assert run_replicas(2, run) == [[-1.5, -1.5]] * 2
