@@ -21,11 +21,12 @@ class Call(NamedTuple):
     site: str = ""
 
 
-def check_same(calls: Sequence[Call]) -> None:
+def check_same(calls: Sequence[Call], first: int = 0) -> None:
     """Checks that all replicas make the same call.
 
     Args:
         calls: Of each replica, in order.
+        first: Which replica the first of them is of.
 
     Raises:
         CollectiveMismatchError: They do not. Names those that differ from most of the others.
@@ -37,9 +38,9 @@ def check_same(calls: Sequence[Call]) -> None:
     lines = [
         f"  replica {rank}: {call.signature}, its call {call.number}"
         + (f", at {call.site}" if call.site else "")
-        for rank, call in enumerate(calls)
+        for rank, call in enumerate(calls, first)
     ]
-    wrong = [str(rank) for rank, kind in enumerate(kinds) if kind != most]
+    wrong = [str(rank) for rank, kind in enumerate(kinds, first) if kind != most]
     raise CollectiveMismatchError(
         f"replica {', '.join(wrong)} calls something else than the others; all replicas make the "
         "same calls in the same order:\n" + "\n".join(lines)

@@ -22,11 +22,14 @@ class Carrier(abc.ABC):
         rank: Which replica this is.
         size: How many there are.
         on_gpu: Whether `all_reduce` and `broadcast` take tensors on a GPU.
+        aside: The kind of leaves, as `_nests.kind`, that `all_reduce` and `broadcast` take as they
+            are: a list of them in the place of a flat array, whose items they replace.
     """
 
     rank: int
     size: int
     on_gpu: bool = False
+    aside: str = ""
 
     @abc.abstractmethod
     def all_reduce(self, array: Any, op: Op, call: Call) -> None:

@@ -66,7 +66,7 @@ class Collectives:
         """
         if op not in _OPS:
             raise ValueError(f"op is one of {', '.join(_OPS)}, not {op!r}")
-        packed = Packed(nest, op)
+        packed = Packed(nest, op, self._carrier.aside)
 
         def reduce(call: Call) -> None:
             for array in packed.arrays.values():
@@ -97,7 +97,7 @@ class Collectives:
         """
         if not 0 <= source < self.size:
             raise ValueError(f"source is a replica, 0 to {self.size - 1}, not {source}")
-        packed = Packed(nest)
+        packed = Packed(nest, aside=self._carrier.aside)
 
         def send(call: Call) -> None:
             for array in packed.arrays.values():

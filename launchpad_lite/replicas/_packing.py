@@ -20,16 +20,17 @@ class Packed:
     """The leaves of a nested value, packed.
 
     Attributes:
-        arrays: One flat array for each dtype.
+        arrays: One flat array for each dtype; a list of the leaves that are not packed.
         text: Path, dtype and shape of all leaves, for people, and to compare.
     """
 
-    def __init__(self, nest: Any, op: str = "") -> None:
+    def __init__(self, nest: Any, op: str = "", aside: str = "") -> None:
         """Packs it.
 
         Args:
             nest: The value.
             op: How it will be combined: the mean of integers is a float.
+            aside: The kind of leaves that are not packed.
 
         Raises:
             TypeError: A leaf is no number and no array, or of a dtype that cannot be added.
@@ -42,14 +43,23 @@ class Packed:
         self._places: list[tuple[str, tuple[int, ...]]] = []
         described = []
         for path, leaf in self._leaves:
-            array = as_numpy(leaf, path)
-            if op == "mean" and array.dtype.kind in "iub":
-                array = array.astype(np.float64)
-            name = array.dtype.str
-            parts.setdefault(name, []).append(array.reshape(-1))
-            self._places.append((name, array.shape))
-            described.append(f"{path}{' ' if path else ''}{array.dtype}{list(array.shape)}")
-        self.arrays = {name: np.concatenate(flat) for name, flat in parts.items()}
+            check_not_traced(leaf)
+            if aside and _nests.kind(leaf) == aside:
+                parts.setdefault(aside, []).append(leaf)
+                self._places.append((aside, ()))
+                what = f"{aside} {leaf.dtype}{list(leaf.shape)}"
+            else:
+                array = as_numpy(leaf, path)
+                if op == "mean" and array.dtype.kind in "iub":
+                    array = array.astype(np.float64)
+                parts.setdefault(array.dtype.str, []).append(array.reshape(-1))
+                self._places.append((array.dtype.str, array.shape))
+                what = f"{array.dtype}{list(array.shape)}"
+            described.append(f"{path}{' ' if path else ''}{what}")
+        self._aside = aside
+        self.arrays: dict[str, Any] = {
+            name: flat if name == aside else np.concatenate(flat) for name, flat in parts.items()
+        }
         self.text = _shortened(described)
 
     def unpacked(self) -> Any:
@@ -59,7 +69,8 @@ class Packed:
         for (_, leaf), (name, shape) in zip(self._leaves, self._places, strict=True):
             begin = offsets[name]
             offsets[name] = end = begin + _size(shape)
-            found.append(like(leaf, self.arrays[name][begin:end].reshape(shape)))
+            part = self.arrays[name][begin:end]
+            found.append(part[0] if name == self._aside else like(leaf, part.reshape(shape)))
         replacements = iter(found)
         return _nests.rebuilt(self._nest, lambda _: next(replacements))
 
@@ -79,6 +90,22 @@ def _shortened(described: Sequence[str]) -> str:
 
     digest = hashlib.sha256("\n".join(described).encode()).hexdigest()[:12]
     return f"{', '.join(described[:3])}, .. ({len(described)} leaves, {digest})"
+
+
+def check_not_traced(leaf: Any) -> None:
+    """Checks that a leaf has a value, and is not what JAX passes through a function to compile it.
+
+    Raises:
+        TypeError: It has none.
+    """
+    jax = sys.modules.get("jax")
+    if jax is not None and isinstance(leaf, jax.core.Tracer):
+        raise TypeError(
+            "replicas exchange values in calls of Python, which JAX cannot compile: in a function "
+            "under jax.jit (or grad, vmap, scan) there are no values yet. Compile what computes the "
+            "gradients, and what applies the updates; between them, outside of jax.jit, call the "
+            "collective, or update() of an optimizer from wrap_optimizer"
+        )
 
 
 def as_numpy(leaf: Any, path: str = "") -> "Array":
@@ -125,9 +152,7 @@ def like(leaf: Any, array: "Array") -> Any:
     if kind == "jax":
         jax = sys.modules["jax"]
         keeps = leaf.dtype.kind not in "iub" or array.dtype.kind != "f"
-        return jax.device_put(
-            array.astype(leaf.dtype) if keeps else array, next(iter(leaf.devices()))
-        )
+        return jax.device_put(array.astype(leaf.dtype) if keeps else array, leaf.sharding)
     if kind == "number":
         value = array.item()
         return type(leaf)(value) if array.dtype.kind != "f" else value
