@@ -19,6 +19,7 @@ from launchpad_lite.replicas import _devices, _inputs
 from launchpad_lite.replicas._carrier import AloneCarrier, Op
 from launchpad_lite.replicas._collectives import Collectives, split
 from launchpad_lite.replicas._node import ReplicaNode, served_methods
+from launchpad_lite.replicas._optimizers import averaging
 from launchpad_lite.replicas._progress import Progress, Report, Share
 from launchpad_lite.replicas._state import Training, check_can_be_kept, put_into, taken_from
 from launchpad_lite.replicas.errors import ReplicaError
@@ -270,6 +271,27 @@ class Replicator:
         return [result for part in parts for result in part]
 
     # Training.
+
+    def wrap_optimizer(self, optimizer: Any, **options: Any) -> Any:
+        """Returns an optimizer of the same kind that averages gradients over the replicas first.
+
+        Args:
+            optimizer: Of PyTorch; or something with `update(gradients, ...)`, as in optax, or
+                `apply_gradients(gradients, ...)`; or a function of gradients. What is not of PyTorch
+                is called outside of `jax.jit`.
+            **options: Of optimizers of PyTorch.
+
+        Raises:
+            TypeError: It is no optimizer, or there is no such option.
+        """
+        torch = sys.modules.get("torch")
+        if torch is not None and isinstance(optimizer, torch.optim.Optimizer):
+            from launchpad_lite.replicas import _torch_optimizer
+
+            return _torch_optimizer.wrap(optimizer, self._me.collectives, **options)
+        if options:
+            raise TypeError(f"only optimizers of PyTorch have options: {', '.join(options)}")
+        return averaging(optimizer, lambda nest: self.all_reduce(nest, "mean", "gradients"))
 
     def keep(self, **things: Any) -> None:
         """Says what the state of the training is, and makes it the same in all replicas.

@@ -1,0 +1,73 @@
+"""Optimizers that get gradients as arguments, of optax or one's own: averaged over the replicas."""
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+#: The methods that take gradients.
+_METHODS = ("update", "apply_gradients")
+
+
+def averaging(optimizer: Any, mean: Callable[[Any], Any]) -> Any:
+    """Returns an optimizer that averages gradients first.
+
+    Args:
+        optimizer: Something with `update(gradients, ...)` or `apply_gradients(gradients, ...)`, as
+            of optax; or a function of gradients.
+        mean: Returns nested values, averaged over the replicas.
+
+    Raises:
+        TypeError: It is nothing of this kind.
+    """
+    methods = [name for name in _METHODS if callable(getattr(optimizer, name, None))]
+    if isinstance(optimizer, (type, Mapping, set)) or not (methods or callable(optimizer)):
+        raise TypeError(
+            "wrap_optimizer takes an optimizer of PyTorch, something with update(gradients, ...) or "
+            f"apply_gradients(gradients, ...), or a function of gradients; not {optimizer!r}"
+        )
+    if not methods:
+        return _of_means(optimizer, mean)
+    if hasattr(optimizer, "_replace"):  # a named tuple of functions, as in optax
+        return optimizer._replace(
+            **{name: _of_means(getattr(optimizer, name), mean) for name in methods}
+        )
+    return Averaging(optimizer, methods, mean)
+
+
+class Averaging:
+    """An optimizer, but that it averages gradients first. Attributes are those of the other."""
+
+    def __init__(self, optimizer: Any, methods: list[str], mean: Callable[[Any], Any]) -> None:
+        """Makes one.
+
+        Args:
+            optimizer: The other one.
+            methods: Names of those that take gradients.
+            mean: Returns nested values, averaged over the replicas.
+        """
+        changed = {name: _of_means(getattr(optimizer, name), mean) for name in methods}
+        vars(self).update(changed, _averaged=optimizer)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or "_averaged" not in vars(self):  # while it is unpickled
+            raise AttributeError(name)
+        return getattr(self._averaged, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._averaged, name, value)
+
+
+def _of_means(function: Callable[..., Any], mean: Callable[[Any], Any]) -> Callable[..., Any]:
+    """Returns a function of gradients that averages them first."""
+    first = next(iter(inspect.signature(function).parameters), "")
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if args:
+            args = mean(args[0]), *args[1:]
+        elif first in kwargs:
+            kwargs[first] = mean(kwargs[first])
+        return function(*args, **kwargs)
+
+    return call
