@@ -141,8 +141,8 @@ reverb: .venv-reverb/.ready ## Run the tests that need Reverb, on Python 3.11 (2
 
 reverb: export REVERB := required
 
-backends: .venv-backends/.ready ## Run the tests that need Dask, Spark with Java, or PyTorch (2 GB)
-	@echo "== Dask, Spark and PyTorch"
+backends: .venv-backends/.ready ## Run the tests that need Dask, Spark with Java, PyTorch or JAX (2 GB)
+	@echo "== Dask, Spark, PyTorch and JAX"
 	$(call run-tests,.venv-backends/bin/python,fast or slow,backends,$(BACKENDS_TESTS))
 
 backends: export BACKENDS := required
@@ -159,7 +159,7 @@ fuzz: $(READY) ## Fuzz courier for ten minutes, guided by coverage
 	$(call make-environment,3.11,,$(comma)reverb)
 
 .venv-backends/.ready: pyproject.toml
-	$(call make-environment,3.11,,$(comma)dask$(comma)spark$(comma)torch)
+	$(call make-environment,3.11,,$(comma)dask$(comma)jax$(comma)spark$(comma)torch)
 
 .venv-%/.ready: pyproject.toml tests/oldest-requirements.txt
 	$(call make-environment,$*,$(if $(filter $(OLDEST),$*),--constraint tests/oldest-requirements.txt))

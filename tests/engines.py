@@ -38,6 +38,12 @@ needs_torch = pytest.mark.skipif(
     reason="PyTorch is not installed (make backends)",
 )
 
+needs_jax = pytest.mark.skipif(
+    not (importlib.util.find_spec("jax") and importlib.util.find_spec("optax"))
+    and os.environ.get("BACKENDS") != "required",
+    reason="JAX and optax are not installed (make backends)",
+)
+
 needs_ssh_hosts = pytest.mark.skipif(
     not _ON_CI and not _root_has("sshd", "ip", "iptables"),
     reason="needs root, sshd, iproute2 and iptables",

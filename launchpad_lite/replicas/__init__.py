@@ -14,6 +14,7 @@ from launchpad_lite.replicas.replicators import (
     MultiWorkerReplicator,
     NonReplicator,
     Replicator,
+    TpuReplicator,
 )
 
 __all__ = [
@@ -27,5 +28,6 @@ __all__ = [
     "ReplicaLostError",
     "Replicator",
     "Report",
+    "TpuReplicator",
     "UnsupportedCollectiveError",
 ]

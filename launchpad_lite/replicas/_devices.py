@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import launchpad_lite as lp
+from launchpad_lite.replicas.errors import ReplicaError
+
 
 def count() -> int:
     """Returns how many devices there are here: GPUs, or cores where there is none."""
@@ -40,7 +43,47 @@ def on_device(index: int) -> Iterator[Any]:
             yield device
     elif jax is not None:
         devices = jax.local_devices()
-        with jax.default_device(devices[index % len(devices)]):
-            yield devices[index % len(devices)]
+        with on_device_of_jax(devices[index % len(devices)]) as device:
+            yield device
     else:
         yield None
+
+
+def of_jax(count: int) -> "list[Any]":
+    """Returns devices of JAX in this process: accelerators, or virtual CPU devices in their place.
+
+    Raises:
+        MissingExtraError: JAX is not installed.
+        ReplicaError: There are fewer.
+    """
+    try:
+        import jax
+    except ImportError:
+        raise lp.MissingExtraError(
+            "TpuReplicator needs JAX: pip install 'launchpad-lite[jax]'"
+        ) from None
+    if jax.config.jax_num_cpu_devices < count:
+        with contextlib.suppress(RuntimeError):  # JAX has its devices already
+            jax.config.update("jax_num_cpu_devices", count)
+    devices: list[Any] = jax.local_devices()
+    if len(devices) >= count:
+        return devices[:count]
+    platform = devices[0].platform
+    what = f"JAX has {len(devices)} {platform} device(s) in this process, and {count} are needed"
+    if platform != "cpu":
+        raise ReplicaError(
+            f"{what}: ask for fewer, or set JAX_PLATFORMS=cpu for virtual CPU devices"
+        )
+    raise ReplicaError(
+        f"{what}. It was used before the replicas began: by the script, or by an argument that is an "
+        f"array of JAX. Use it in the replicas only, or set JAX_NUM_CPU_DEVICES={count} before"
+    )
+
+
+@contextlib.contextmanager
+def on_device_of_jax(device: Any) -> Iterator[Any]:
+    """Has arrays be made on a device of JAX in a block; gives the device."""
+    import jax
+
+    with jax.default_device(device):
+        yield device

@@ -25,9 +25,12 @@ from launchpad_lite.replicas._state import Training
 from launchpad_lite.replicas.errors import ReplicaError, ReplicaLostError
 
 if TYPE_CHECKING:
-    from launchpad_lite.replicas.replicators import Replicator
+    from launchpad_lite.replicas.replicators import Here, Replicator
 
 _LOGGER = logging.getLogger(__name__)
+
+#: The label of the call that ends a generation.
+RESULTS = "what the replicas return"
 
 _LOST = courier.ServerLostError, courier.ServerUnreachableError, courier.CallTimeoutError
 #: Seconds until the meeting is tried again.
@@ -136,29 +139,39 @@ class ReplicaNode:
     def _live(self) -> None:
         """Takes part in one generation."""
         with self._met() as (generation, collectives):
-            from launchpad_lite.replicas.replicators import Here  # this module is imported by it
-
-            here = Here(
-                self._rank,
-                collectives,
-                self._training,
-                self._group,
-                generation.number,
-                self._replicas,
-                functools.partial(self.share, generation.number),
-            )
             if self._lost_at is not None:
                 self._lost_s += time.monotonic() - self._lost_at
                 self._lost_at = None
-            here.report.losses, here.report.lost_s = self._losses, self._lost_s
-            self._training.step = 0
-            with self._replicator.being(here):
-                result = self._body(self._replicator)
-            results = collectives.all_gather(result, "what the replicas return")
+            results = self._replicate(generation, collectives)
             with contextlib.suppress(InvalidStateError):  # the program stops
                 self._results.set_result(results)
             with contextlib.suppress(*_LOST):
                 self._replicas[0].replica_leave(self._rank)
+
+    def _replicate(self, generation: Generation, collectives: Collectives) -> list[Any]:
+        """Runs the user's code; returns what all replicas have returned."""
+        here = self._here(generation, collectives, self._training, self._replicas)
+        with self._replicator.being(here):
+            result = self._body(self._replicator)
+        return collectives.all_gather(result, RESULTS)
+
+    def _here(
+        self,
+        generation: Generation,
+        collectives: Collectives,
+        training: Training,
+        replicas: Sequence[Any],
+    ) -> "Here":
+        """Returns what a replicator needs to know in a replica; its steps are to begin."""
+        from launchpad_lite.replicas.replicators import Here  # this module is imported by it
+
+        share = functools.partial(self.share, generation.number)
+        training.step = 0
+        here = Here(
+            collectives.rank, collectives, training, self._group, generation.number, replicas, share
+        )
+        here.report.losses, here.report.lost_s = self._losses, self._lost_s
+        return here
 
     @contextlib.contextmanager
     def _met(self) -> Iterator[tuple[Generation, Collectives]]:

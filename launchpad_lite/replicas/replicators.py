@@ -18,6 +18,7 @@ import launchpad_lite as lp
 from launchpad_lite.replicas import _devices, _inputs
 from launchpad_lite.replicas._carrier import AloneCarrier, Op
 from launchpad_lite.replicas._collectives import Collectives, split
+from launchpad_lite.replicas._mesh_node import MeshNode
 from launchpad_lite.replicas._node import ReplicaNode, served_methods
 from launchpad_lite.replicas._optimizers import averaging
 from launchpad_lite.replicas._progress import Progress, Report, Share
@@ -120,6 +121,10 @@ class Replicator:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.num_replicas} replicas)"
 
+    #: What runs replicas, and how many each.
+    _node_type: type[ReplicaNode] = ReplicaNode
+    _replicas_per_node = 1
+
     # Which replica this is.
 
     @property
@@ -193,7 +198,11 @@ class Replicator:
                 f"{self.devices_per_replica} device(s), from 0"
             )
         local = self._me.rank % self.replicas_per_worker * self.devices_per_replica + index
-        return _devices.on_device(local)
+        return self._on_device(local)
+
+    def _on_device(self, index: int) -> "contextlib.AbstractContextManager[Any]":
+        """Returns a block on a device of this worker."""
+        return _devices.on_device(index)
 
     # What replicas call together.
 
@@ -468,7 +477,10 @@ class Replicator:
             served_methods(body)
         if label in program.groups:
             raise ValueError(f"the program has a group {label!r}; give another label=")
-        nodes = [lp.CourierNode(ReplicaNode) for _ in range(self.num_replicas)]
+        nodes = [
+            lp.CourierNode(self._node_type)
+            for _ in range(self.num_replicas // self._replicas_per_node)
+        ]
         handles = [node.create_handle() for node in nodes]
         with program.group(label):
             for rank, node in enumerate(nodes):
@@ -634,3 +646,56 @@ class MultiWorkerReplicator(Replicator):
             input_replication,
             input_split_fn,
         )
+
+
+class TpuReplicator(Replicator):
+    """The cores of TPUs, through JAX; virtual CPU devices of JAX where there is no TPU.
+
+    The replicas of a worker are threads of one process, and each has a device. Arrays of JAX are
+    combined from device to device; between workers, through their hosts.
+
+    Example:
+        repl = replicas.TpuReplicator(num_workers=1, num_tpu_cores_per_worker=8)
+        repl.launch(train)
+    """
+
+    _node_type = MeshNode
+
+    def __init__(
+        self,
+        num_workers: int = 1,
+        num_tpu_cores_per_worker: int = 8,
+        num_tpu_cores_per_replica: int = 1,
+        *,
+        input_replication: InputReplication = InputReplication.PER_WORKER,
+        input_split_fn: Callable[[Any, int], Sequence[Any]] = _inputs.split_leading,
+    ) -> None:
+        """Describes them.
+
+        Args:
+            num_workers: How many workers; not yet run on a TPU pod.
+            num_tpu_cores_per_worker: How many devices of JAX each of them has.
+            num_tpu_cores_per_replica: How many of them a replica has, as `logical_device`.
+            input_replication: How many input pipelines there are.
+            input_split_fn: Divides a batch among a number of replicas.
+
+        Raises:
+            ValueError: A number is too small, or the devices cannot be divided evenly.
+        """
+        if num_tpu_cores_per_replica < 1 or num_tpu_cores_per_worker % num_tpu_cores_per_replica:
+            raise ValueError(
+                f"TpuReplicator: {num_tpu_cores_per_worker} devices cannot be divided into replicas "
+                f"of {num_tpu_cores_per_replica}"
+            )
+        super().__init__(
+            num_workers,
+            num_tpu_cores_per_worker // num_tpu_cores_per_replica,
+            num_tpu_cores_per_replica,
+            input_replication,
+            input_split_fn,
+        )
+        self._replicas_per_node = self.replicas_per_worker
+
+    def _on_device(self, index: int) -> "contextlib.AbstractContextManager[Any]":
+        devices = _devices.of_jax(self.replicas_per_worker * self.devices_per_replica)
+        return _devices.on_device_of_jax(devices[index])

@@ -1,0 +1,171 @@
+"""What moves arrays of JAX between its devices in one process."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from launchpad_lite.replicas._call import Call
+from launchpad_lite.replicas._carrier import Carrier, Op
+from launchpad_lite.replicas._memory_carrier import Exchange, MemoryCarrier
+from launchpad_lite.replicas._packing import Packed
+
+
+class JaxMesh:
+    """Devices of JAX, one for each replica of this process."""
+
+    def __init__(self, devices: Sequence[Any]) -> None:
+        """Makes it.
+
+        Args:
+            devices: Of the replicas, in order.
+        """
+        import jax
+        import numpy as np
+
+        self.devices = list(devices)
+        self._mesh = jax.sharding.Mesh(np.array(self.devices), ("replicas",))
+        self._split = jax.sharding.PartitionSpec("replicas")
+        self._whole = jax.sharding.PartitionSpec()
+        self._functions: dict[Op, Callable[[list[Any]], list[Any]]] = {}
+
+    def reduced(self, given: Sequence[Sequence[Any]], op: Op) -> list[list[Any]]:
+        """Returns arrays combined over the devices, for each device on that device.
+
+        Args:
+            given: The arrays on each device, after a first dimension of length 1.
+            op: How they are combined.
+        """
+        import jax
+
+        sharding = jax.sharding.NamedSharding(self._mesh, self._split)
+        arrays = [
+            jax.make_array_from_single_device_arrays(
+                (len(parts), *parts[0].shape[1:]), sharding, list(parts)
+            )
+            for parts in zip(*given, strict=True)
+        ]
+        results = [
+            {shard.device: shard.data for shard in array.addressable_shards}
+            for array in self._function(op)(arrays)
+        ]
+        return [[on[device] for on in results] for device in self.devices]
+
+    def _function(self, op: Op) -> Callable[[list[Any]], list[Any]]:
+        if op not in self._functions:
+            import jax
+
+            def combine(leaves: list[Any]) -> list[Any]:
+                return [_combined(leaf[0], op) for leaf in leaves]
+
+            # Values are the same on all devices afterwards; JAX cannot prove it of products.
+            self._functions[op] = jax.jit(
+                jax.shard_map(
+                    combine,
+                    mesh=self._mesh,
+                    in_specs=self._split,
+                    out_specs=self._whole,
+                    check_vma=False,
+                )
+            )
+        return self._functions[op]
+
+
+def _combined(leaf: Any, op: Op) -> Any:
+    """Returns an array combined over the mesh, as numpy would combine it; in a compiled function."""
+    import jax
+    import jax.numpy as jnp
+
+    if leaf.dtype == bool and op != "mean":
+        any_or_all = jax.lax.pmax if op in ("sum", "max") else jax.lax.pmin
+        return any_or_all(leaf.astype(jnp.int8), "replicas").astype(bool)
+    if op == "mean":
+        is_whole = not jnp.issubdtype(leaf.dtype, jnp.inexact)
+        return jax.lax.pmean(leaf.astype(float) if is_whole else leaf, "replicas")
+    if op == "product":
+        return jnp.prod(jax.lax.all_gather(leaf, "replicas"), axis=0, dtype=leaf.dtype)
+    combine = {"sum": jax.lax.psum, "max": jax.lax.pmax, "min": jax.lax.pmin}[op]
+    return combine(leaf, "replicas")
+
+
+@functools.cache
+def _with_dimension() -> Callable[[list[Any]], list[Any]]:
+    """Returns a compiled function that gives arrays a first dimension of length 1."""
+    import jax
+
+    function: Callable[[list[Any]], list[Any]] = jax.jit(lambda leaves: [x[None] for x in leaves])
+    return function
+
+
+class JaxCarrier(MemoryCarrier):
+    """Between replicas that are threads of one process, each with a device of JAX.
+
+    Arrays of JAX go from device to device, and between processes through the host. All else is
+    combined in memory.
+    """
+
+    aside = "jax"
+
+    def __init__(
+        self, index: int, exchange: Exchange, mesh: JaxMesh, outer: Carrier | None = None
+    ) -> None:
+        """Makes that of one thread.
+
+        Args:
+            index: Which thread.
+            exchange: Of all of them.
+            mesh: Their devices.
+            outer: Between processes with as many threads each; None: there is one process.
+        """
+        super().__init__(index, exchange, outer)
+        self._mesh = mesh
+
+    def all_reduce(self, array: Any, op: Op, call: Call) -> None:
+        """Combines arrays of JAX on the devices; the order of additions is that of XLA."""
+        if not isinstance(array, list):
+            super().all_reduce(array, op, call)
+            return
+        import jax
+
+        def combine(given: list[Any]) -> list[list[Any]]:
+            results = self._mesh.reduced(given, op)
+            if self._outer.size == 1:
+                return results
+            return self._everywhere(results[0], lambda flat: self._outer.all_reduce(flat, op, call))
+
+        here = self._mesh.devices[self._index]
+        given = _with_dimension()(jax.device_put(array, here))
+        _put_back(array, self._meet(call, given, combine)[self._index])
+
+    def broadcast(self, array: Any, source: int, call: Call) -> None:
+        """Copies arrays of JAX from one device to the others."""
+        if not isinstance(array, list):
+            super().broadcast(array, source, call)
+            return
+        node, index = divmod(source, self._exchange.size)
+
+        def combine(given: list[Any]) -> list[list[Any]]:
+            return self._everywhere(
+                given[index], lambda flat: self._outer.broadcast(flat, node, call)
+            )
+
+        _put_back(array, self._meet(call, list(array), combine)[self._index])
+
+    def _everywhere(self, leaves: list[Any], exchange: Callable[[Any], None]) -> list[list[Any]]:
+        """Returns arrays on each device, after flat ones were exchanged with other processes."""
+        import jax
+
+        if self._outer.size > 1:
+            packed = Packed(leaves)
+            for flat in packed.arrays.values():
+                exchange(flat)
+            leaves = packed.unpacked()
+        return [jax.device_put(leaves, device) for device in self._mesh.devices]
+
+
+def _put_back(array: list[Any], results: list[Any]) -> None:
+    """Replaces arrays by results, on the devices of the former."""
+    import jax
+
+    array[:] = [
+        jax.device_put(result, leaf.sharding) for result, leaf in zip(results, array, strict=True)
+    ]

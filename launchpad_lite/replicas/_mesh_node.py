@@ -1,0 +1,108 @@
+"""A node with several replicas: threads, each with a device of JAX."""
+
+import contextvars
+import copy
+import functools
+import logging
+import threading
+from typing import Any
+
+from launchpad_lite.replicas import _devices
+from launchpad_lite.replicas._carrier import Carrier
+from launchpad_lite.replicas._collectives import Collectives
+from launchpad_lite.replicas._jax_carrier import JaxCarrier, JaxMesh
+from launchpad_lite.replicas._meeting import Generation
+from launchpad_lite.replicas._memory_carrier import Exchange
+from launchpad_lite.replicas._node import RESULTS, ReplicaNode
+from launchpad_lite.replicas._state import Training
+from launchpad_lite.replicas.errors import (
+    CollectiveMismatchError,
+    ReplicaError,
+    ReplicaLostError,
+)
+
+_LOGGER = logging.getLogger(__name__)
+#: Seconds between looks at whether this thread is to end.
+_LOOK_S = 0.2
+
+
+class MeshNode(ReplicaNode):
+    """All replicas of a worker as a node. To the other workers, it is one of their kind."""
+
+    def run(self) -> None:
+        """Runs the user's code in a thread for each replica."""
+        repl = self._replicator
+        count = repl.replicas_per_worker * repl.devices_per_replica
+        devices = _devices.of_jax(count)  # before the user's code starts JAX with fewer
+        if devices[0].platform != "tpu":
+            kind = "virtual CPU" if devices[0].platform == "cpu" else devices[0].platform
+            _LOGGER.warning(
+                "there is no TPU here; %d %s devices of JAX take its place", count, kind
+            )
+        self._devices = devices[:: repl.devices_per_replica]
+        super().run()
+
+    def _carrier(self, generation: Generation) -> Carrier:
+        self._outer = super()._carrier(generation)
+        return self._outer
+
+    def _replicate(self, generation: Generation, collectives: Collectives) -> list[Any]:  # noqa: ARG002
+        exchange, mesh = Exchange(len(self._devices)), JaxMesh(self._devices)
+        results: list[list[Any]] = []
+        errors: list[tuple[int, BaseException]] = []
+
+        def replicate(index: int) -> None:
+            carrier = JaxCarrier(index, exchange, mesh, self._outer)
+            try:
+                results.append(self._replicate_one(index, generation, carrier))
+            except BaseException as error:  # noqa: BLE001 - raised in the thread of the node
+                errors.append((carrier.rank, error))
+                lost = ReplicaLostError(f"replica {carrier.rank} of {self._group} has failed")
+                exchange.abort(lost)
+
+        threads = [
+            threading.Thread(
+                target=contextvars.copy_context().run,
+                args=(replicate, index),
+                name=f"replica-{index}",
+                daemon=True,
+            )
+            for index in range(exchange.size)
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            for thread in threads:
+                while thread.is_alive():
+                    thread.join(_LOOK_S)
+        finally:
+            exchange.abort(ReplicaLostError(f"{self._name} has ended"))
+        if errors:
+            _raise(self._group, *errors[0])
+        return results[0]
+
+    def _replicate_one(self, index: int, generation: Generation, carrier: Carrier) -> list[Any]:
+        """Runs the user's code for one of the replicas; returns what all have returned."""
+        collectives = Collectives(carrier)
+        repl = copy.copy(self._replicator)  # each thread has its own view
+        replicas = [node for node in self._replicas for _ in range(repl.replicas_per_worker)]
+        # Others serve methods and keep the training of the first one.
+        body = self._body if index == 0 else functools.partial(self._body, made=_ignore)
+        training = self._training if index == 0 else Training()
+        here = self._here(generation, collectives, training, replicas)
+        try:
+            with _devices.on_device_of_jax(self._devices[index]), repl.being(here):
+                result = body(repl)
+            return collectives.all_gather(result, RESULTS)
+        finally:
+            collectives.close()
+
+
+def _ignore(_: Any) -> None:
+    pass
+
+
+def _raise(group: str, rank: int, error: BaseException) -> None:
+    if isinstance(error, (CollectiveMismatchError, ReplicaLostError)):  # says itself of whom it is
+        raise error
+    raise ReplicaError(f"replica {rank} of {group}: {type(error).__name__}: {error}") from error
