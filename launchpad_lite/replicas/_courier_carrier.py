@@ -16,7 +16,7 @@ from launchpad_lite.replicas._call import Call, check_same
 from launchpad_lite.replicas._carrier import Carrier, Op
 from launchpad_lite.replicas._leaders import Courier, Leaders
 from launchpad_lite.replicas._mailbox import Box
-from launchpad_lite.replicas._operations import Operation
+from launchpad_lite.replicas._operations import Operation, check_flat
 from launchpad_lite.replicas._shared_arrays import Answer, SharedArrays
 from launchpad_lite.replicas._shared_memory import (
     DIGEST_BYTES,
@@ -93,7 +93,7 @@ class CourierCarrier(Carrier):
             CollectiveMismatchError: Replicas made different calls.
             ReplicaLostError: One of them is lost.
         """
-        _check(array)
+        check_flat(array)
         operation = Operation(op, array.dtype, self.size)
         what = f"all_reduce({op}) of {array.dtype.str}[{len(array)}]"
         check = _Check(call, what)
@@ -120,7 +120,7 @@ class CourierCarrier(Carrier):
             CollectiveMismatchError: Replicas made different calls.
             ReplicaLostError: One of them is lost.
         """
-        _check(array)
+        check_flat(array)
         if not 0 <= source < self.size:
             raise ValueError(f"no replica {source}: they are numbered from 0 to {self.size - 1}")
         what = f"broadcast from {source} of {array.dtype.str}[{len(array)}]"
@@ -456,12 +456,3 @@ def _join(
     return True, None if small is None else small.combine_groups(
         [part for _, part in items if part is not None]
     )
-
-
-def _check(array: Any) -> None:
-    import numpy as np
-
-    if not isinstance(array, np.ndarray) or array.ndim != 1:
-        raise ValueError(f"expected a numpy array of one dimension, got {type(array).__qualname__}")
-    if not array.flags.c_contiguous or not array.flags.writeable:
-        raise ValueError("the array must be contiguous and writeable")

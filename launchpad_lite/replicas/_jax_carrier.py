@@ -6,7 +6,8 @@ from typing import Any
 
 from launchpad_lite.replicas._call import Call
 from launchpad_lite.replicas._carrier import Carrier, Op
-from launchpad_lite.replicas._memory_carrier import Exchange, MemoryCarrier
+from launchpad_lite.replicas._memory_carrier import Exchange, MemoryCarrier, Turn
+from launchpad_lite.replicas._operations import Operation
 from launchpad_lite.replicas._packing import Packed
 
 
@@ -76,8 +77,7 @@ def _combined(leaf: Any, op: Op) -> Any:
     import jax.numpy as jnp
 
     if leaf.dtype == bool and op != "mean":
-        any_or_all = jax.lax.pmax if op in ("sum", "max") else jax.lax.pmin
-        return any_or_all(leaf.astype(jnp.int8), "replicas").astype(bool)
+        return _combined(leaf.astype(jnp.int8), op).astype(bool)
     if op == "mean":
         is_whole = not jnp.issubdtype(leaf.dtype, jnp.inexact)
         return jax.lax.pmean(leaf.astype(float) if is_whole else leaf, "replicas")
@@ -126,6 +126,9 @@ class JaxCarrier(MemoryCarrier):
             return
         import jax
 
+        for leaf in array:
+            _check_can_be_combined(leaf.dtype, op)
+
         def combine(given: list[Any]) -> list[list[Any]]:
             results = self._mesh.reduced(given, op)
             if self._outer.size == 1:
@@ -134,21 +137,24 @@ class JaxCarrier(MemoryCarrier):
 
         here = self._mesh.devices[self._index]
         given = _with_dimension()(jax.device_put(array, here))
-        _put_back(array, self._meet(call, given, combine)[self._index])
+        _put_back(array, self._meet(Turn(call, f"all_reduce({op})", given), combine)[self._index])
 
     def broadcast(self, array: Any, source: int, call: Call) -> None:
         """Copies arrays of JAX from one device to the others."""
         if not isinstance(array, list):
             super().broadcast(array, source, call)
             return
-        node, index = divmod(source, self._exchange.size)
+        node, index = self._place(source)
 
         def combine(given: list[Any]) -> list[list[Any]]:
             return self._everywhere(
                 given[index], lambda flat: self._outer.broadcast(flat, node, call)
             )
 
-        _put_back(array, self._meet(call, list(array), combine)[self._index])
+        _put_back(
+            array,
+            self._meet(Turn(call, f"broadcast from {source}", list(array)), combine)[self._index],
+        )
 
     def _everywhere(self, leaves: list[Any], exchange: Callable[[Any], None]) -> list[list[Any]]:
         """Returns arrays on each device, after flat ones were exchanged with other processes."""
@@ -160,6 +166,14 @@ class JaxCarrier(MemoryCarrier):
                 exchange(flat)
             leaves = packed.unpacked()
         return [jax.device_put(leaves, device) for device in self._mesh.devices]
+
+
+def _check_can_be_combined(dtype: Any, op: Op) -> None:
+    kind = getattr(dtype, "kind", "")
+    if not kind:
+        raise TypeError(f"arrays of {dtype} cannot be combined: they are no numbers")
+    if op != "mean" or kind not in "iub":
+        Operation(op, dtype, 1)  # raises what other carriers raise
 
 
 def _put_back(array: list[Any], results: list[Any]) -> None:

@@ -4,12 +4,11 @@ import copy
 import pickle
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
-
-import cloudpickle
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from launchpad_lite.replicas._call import Call, check_same
 from launchpad_lite.replicas._carrier import AloneCarrier, Carrier, Op
+from launchpad_lite.replicas._operations import Operation, check_flat
 
 if TYPE_CHECKING:
     import numpy as np
@@ -17,11 +16,25 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+class Turn(NamedTuple):
+    """What one thread calls, and gives.
+
+    Attributes:
+        call: What it calls.
+        what: What must be the same besides.
+        value: What it gives.
+    """
+
+    call: Call
+    what: str
+    value: Any
+
+
 class _Round:
     """One call of all threads."""
 
     def __init__(self) -> None:
-        self.given: dict[int, tuple[Call, Any]] = {}
+        self.turns: dict[int, Turn] = {}
         self.is_over = False
         self.result: Any = None
         self.error: Exception | None = None
@@ -45,15 +58,12 @@ class Exchange:
         self._round = _Round()
         self._end: Exception | None = None
 
-    def meet(
-        self, index: int, call: Call, value: Any, combine: Callable[[list[Any]], T], first: int = 0
-    ) -> T:
+    def meet(self, index: int, mine: "Turn", combine: Callable[[list[Any]], T], first: int) -> T:
         """Waits for the call of each thread; returns what one of them makes of their values.
 
         Args:
             index: Which thread this is.
-            call: What it calls.
-            value: What it gives.
+            mine: What it calls, and gives.
             combine: Takes the values of all threads, in order. They wait meanwhile.
             first: Which replica the first thread is.
 
@@ -64,8 +74,8 @@ class Exchange:
             if self._end is not None:
                 raise copy.copy(self._end)  # a traceback belongs to one thread
             its = self._round
-            its.given[index] = call, value
-            if len(its.given) == self.size:
+            its.turns[index] = mine
+            if len(its.turns) == self.size:
                 self._round = _Round()
                 _finish(its, combine, first)
                 self._changed.notify_all()
@@ -85,10 +95,17 @@ class Exchange:
 
 
 def _finish(its: _Round, combine: Callable[[list[Any]], Any], first: int) -> None:
-    calls, values = zip(*(its.given[index] for index in sorted(its.given)), strict=True)
+    turns = [its.turns[index] for index in sorted(its.turns)]
     try:
-        check_same(calls, first)
-        its.result = combine(list(values))
+        check_same([turn.call for turn in turns], first)
+        check_same(
+            [
+                turn.call._replace(signature=f"{turn.call.signature} ({turn.what})")
+                for turn in turns
+            ],
+            first,
+        )
+        its.result = combine([turn.value for turn in turns])
     except Exception as error:  # noqa: BLE001 - all threads raise it
         its.error = error
     its.is_over = True
@@ -114,32 +131,39 @@ class MemoryCarrier(Carrier):
 
     def all_reduce(self, array: Any, op: Op, call: Call) -> None:
         """Adds up in the order of the replicas."""
+        check_flat(array)
+        operation = Operation(op, array.dtype, self._exchange.size)
 
         def combine(arrays: list[Any]) -> Any:
-            total = _reduced(arrays, op)
+            total = arrays[0].copy()
+            operation.combine([total, *arrays[1:]], total, last=True)
             self._outer.all_reduce(total, op, call)
             return total
 
-        array[...] = self._meet(call, array, combine)
+        what = f"all_reduce({op}) of {array.dtype.str}[{len(array)}]"
+        array[...] = self._meet(Turn(call, what, array), combine)
 
     def all_gather(self, value: Any, call: Call) -> Sequence[Any]:
         """Returns copies: no two replicas share an object."""
 
-        def combine(parcels: list[bytes]) -> list[bytes]:
-            return [each for part in self._outer.all_gather(parcels, call) for each in part]
+        def combine(pickles: list[bytes]) -> list[bytes]:
+            return [each for part in self._outer.all_gather(pickles, call) for each in part]
 
-        return [pickle.loads(each) for each in self._meet(call, _parcel(value), combine)]
+        mine = Turn(call, "all_gather", pickle.dumps(value, protocol=5))
+        return [pickle.loads(each) for each in self._meet(mine, combine)]
 
     def broadcast(self, array: Any, source: int, call: Call) -> None:
         """Copies the array of one of them."""
-        node, index = divmod(source, self._exchange.size)
+        check_flat(array)
+        node, index = self._place(source)
 
         def combine(arrays: list[Any]) -> Any:
             sent = arrays[index].copy()  # its owner may change it while others still read
             self._outer.broadcast(sent, node, call)
             return sent
 
-        array[...] = self._meet(call, array, combine)
+        what = f"broadcast from {source} of {array.dtype.str}[{len(array)}]"
+        array[...] = self._meet(Turn(call, what, array), combine)
 
     def buffer(self, nbytes: int) -> "np.ndarray[Any, Any]":
         """Returns memory."""
@@ -155,26 +179,11 @@ class MemoryCarrier(Carrier):
     def close(self) -> None:
         """Does nothing: what is outside of this process belongs to its node."""
 
-    def _meet(self, call: Call, value: Any, combine: Callable[[list[Any]], T]) -> T:
-        return self._exchange.meet(self._index, call, value, combine, self._first)
+    def _place(self, source: int) -> tuple[int, int]:
+        """Returns the process and the thread of a replica."""
+        if not 0 <= source < self.size:
+            raise ValueError(f"no replica {source}: they are numbered from 0 to {self.size - 1}")
+        return divmod(source, self._exchange.size)
 
-
-def _reduced(arrays: list[Any], op: Op) -> Any:
-    import numpy as np
-
-    functions = {"max": np.maximum, "min": np.minimum, "product": np.multiply}
-    function = functions.get(op, np.add)
-    total = arrays[0].copy()
-    for each in arrays[1:]:
-        function(total, each, out=total)
-    if op == "mean":
-        total /= len(arrays)
-    return total
-
-
-def _parcel(value: Any) -> bytes:
-    try:
-        return pickle.dumps(value, protocol=5)
-    except (pickle.PicklingError, AttributeError, TypeError):
-        parcel: bytes = cloudpickle.dumps(value)  # of functions and classes inside of others
-        return parcel
+    def _meet(self, mine: Turn, combine: Callable[[list[Any]], T]) -> T:
+        return self._exchange.meet(self._index, mine, combine, self._first)

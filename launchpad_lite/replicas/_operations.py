@@ -90,6 +90,20 @@ class Operation:
             self.join(result, part, out=result)
 
 
+def check_flat(array: Any) -> None:
+    """Checks that an array is what carriers take.
+
+    Raises:
+        ValueError: It is not.
+    """
+    import numpy as np
+
+    if not isinstance(array, np.ndarray) or array.ndim != 1:
+        raise ValueError(f"expected a numpy array of one dimension, got {type(array).__qualname__}")
+    if not array.flags.c_contiguous or not array.flags.writeable:
+        raise ValueError("the array must be contiguous and writeable")
+
+
 def blocks(length: int, itemsize: int, nbytes: int = _BLOCK_BYTES) -> list[tuple[int, int]]:
     """Returns the bounds of the parts of an array, in items; none of an empty array."""
     step = max(1, nbytes // itemsize)

@@ -1,5 +1,6 @@
 """Carriers: what all of them promise, and what is special about the one over courier."""
 
+import contextlib
 import threading
 import time
 from collections.abc import Sequence
@@ -21,11 +22,13 @@ from tests.launchpad_lite.replicas.carriers import (
     run,
     two_machines,
 )
+from tests.launchpad_lite.replicas.together import in_memory
 
 CARRIERS = {
     "one_machine": courier_carriers(one_machine),
     "apart": courier_carriers(apart),
     "two_machines": courier_carriers(two_machines),
+    "threads": lambda size: contextlib.nullcontext(in_memory(size)),
 }
 DEFINITIONS: dict[str, Any] = {
     "sum": lambda arrays: np.sum(arrays, axis=0),

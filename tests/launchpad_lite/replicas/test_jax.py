@@ -57,22 +57,30 @@ def run_on_devices(size: int, story: Callable[[Any], Any], processes: int = 1) -
     return together(on_devices(size, processes), story, around)
 
 
+def run_in_memory(size: int, story: Callable[[Any], Any]) -> list[Any]:
+    """Runs a story in replicas whose arrays are copied to the host, as by all other replicators."""
+    return together(in_memory(size), story)
+
+
 # Collectives on devices
 
 
 @settings(deadline=None, max_examples=20)
 @given(
     st.sampled_from([(2, 1), (3, 1), (8, 1), (4, 2)]),
-    st.sampled_from(sorted(OPS)),
+    st.sampled_from(
+        [(op, dtype) for op in OPS for dtype in ("float32", "int32", "bfloat16")]
+        + [(op, "bool") for op in ("max", "min", "mean")]
+    ),
     st.sampled_from([(), (1,), (3, 2), (2, 0)]),
-    st.sampled_from(["float32", "int32", "bfloat16", "bool"]),
     st.integers(0, 99),
 )
 def test_all_reduce_is_what_numpy_says(
-    group: tuple[int, int], op: Any, shape: tuple[int, ...], dtype: str, seed: int
+    group: tuple[int, int], kind: tuple[Any, str], shape: tuple[int, ...], seed: int
 ) -> None:
     import jax.numpy as jnp
 
+    op, dtype = kind
     rng = np.random.default_rng(seed)
     each = rng.integers(-3, 4, size=(group[0], *shape))
 
@@ -85,8 +93,6 @@ def test_all_reduce_is_what_numpy_says(
     results = returned(run_on_devices(group[0], story, group[1]))
     values = np.asarray(each, bool if dtype == "bool" else float)
     expected = OPS[op](values, axis=0)
-    if dtype == "bool" and op != "mean":
-        expected = expected.astype(bool)
     for result in results:
         found = result["jax"]
         if op != "mean":
@@ -153,6 +159,22 @@ def test_an_array_with_and_without_jax_is_a_mismatch() -> None:
         assert isinstance(error, replicas.CollectiveMismatchError)
         assert "replica 0 calls something else" in str(error)
         assert "jax float32[2]" in str(error)
+
+
+@pytest.mark.parametrize("where", [on_devices, in_memory])
+def test_what_has_no_meaning_is_refused(where: Callable[[int], Carriers]) -> None:
+    import jax
+    import jax.numpy as jnp
+
+    def story(repl: replicas.Replicator) -> None:
+        with pytest.raises(TypeError, match="the sum of booleans"):
+            repl.all_sum(jnp.array(True))
+        with pytest.raises(TypeError, match="complex numbers have no order"):
+            repl.all_reduce(jnp.zeros(2, complex), "max")
+        with pytest.raises(TypeError, match=r"key"):
+            repl.all_sum(jax.random.key(1))
+
+    returned(together(where(2), story))
 
 
 # Arrays of JAX in other replicators
@@ -258,8 +280,8 @@ def trained(repl: replicas.Replicator, optimizer: Any) -> Net:
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "rmsprop"])
-@pytest.mark.parametrize("size", [2, 4])
-def test_replicas_get_the_parameters_of_one_process(name: str, size: int) -> None:
+@pytest.mark.parametrize(("size", "run"), [(4, run_on_devices), (2, run_in_memory)])
+def test_replicas_get_the_parameters_of_one_process(name: str, size: int, run: Any) -> None:
     import jax
     import optax
 
@@ -267,15 +289,11 @@ def test_replicas_get_the_parameters_of_one_process(name: str, size: int) -> Non
     optimizer = getattr(optax, name)(0.01, **options)
     optimizer = optimizer._replace(update=jax.jit(optimizer.update))  # after the mean
     alone = trained(replicas.NonReplicator(), optimizer)
-    for runs in (
-        run_on_devices(size, lambda repl: trained(repl, optimizer)),
-        together(in_memory(size), lambda repl: trained(repl, optimizer)),
-    ):
-        every = returned(runs)
-        for params in every:
-            for found, expected, first in zip(params, alone, every[0], strict=True):
-                np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
-                np.testing.assert_array_equal(found, first)
+    every = returned(run(size, lambda repl: trained(repl, optimizer)))
+    for params in every:
+        for found, expected, first in zip(params, alone, every[0], strict=True):
+            np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+            np.testing.assert_array_equal(found, first)  # bit by bit
 
 
 def test_batch_norm_over_replicas_is_that_of_the_whole_batch() -> None:

@@ -138,11 +138,3 @@ def test_what_cannot_be_gathered_is_named_with_its_replica() -> None:
 
     outcomes = together(in_memory(2), story)
     assert any("step_fn returned what cannot be gathered" in str(error) for error in outcomes)
-
-
-def test_local_functions_can_be_gathered() -> None:
-    def story(repl: replicas.Replicator) -> Any:
-        rank = repl.replica_id
-        return [function() for function in repl.all_gather(lambda: rank)]
-
-    assert returned(together(in_memory(2), story)) == [[0, 1], [0, 1]]
