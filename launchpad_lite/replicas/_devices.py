@@ -49,12 +49,11 @@ def on_device(index: int) -> Iterator[Any]:
         yield None
 
 
-def of_jax(count: int) -> "list[Any]":
-    """Returns devices of JAX in this process: accelerators, or virtual CPU devices in their place.
+def ask_jax_for(count: int) -> None:
+    """Has JAX make as many virtual CPU devices, if it has made none yet.
 
     Raises:
         MissingExtraError: JAX is not installed.
-        ReplicaError: There are fewer.
     """
     try:
         import jax
@@ -63,8 +62,20 @@ def of_jax(count: int) -> "list[Any]":
             "TpuReplicator needs JAX: pip install 'launchpad-lite[jax]'"
         ) from None
     if jax.config.jax_num_cpu_devices < count:
-        with contextlib.suppress(RuntimeError):  # JAX has its devices already
+        with contextlib.suppress(RuntimeError):  # it has its devices already
             jax.config.update("jax_num_cpu_devices", count)
+
+
+def of_jax(count: int) -> "list[Any]":
+    """Returns devices of JAX in this process: accelerators, or virtual CPU devices in their place.
+
+    Raises:
+        MissingExtraError: JAX is not installed.
+        ReplicaError: There are fewer.
+    """
+    ask_jax_for(count)
+    import jax
+
     devices: list[Any] = jax.local_devices()
     if len(devices) >= count:
         return devices[:count]
@@ -75,8 +86,8 @@ def of_jax(count: int) -> "list[Any]":
             f"{what}: ask for fewer, or set JAX_PLATFORMS=cpu for virtual CPU devices"
         )
     raise ReplicaError(
-        f"{what}. It was used before the replicas began: by the script, or by an argument that is an "
-        f"array of JAX. Use it in the replicas only, or set JAX_NUM_CPU_DEVICES={count} before"
+        f"{what}. It was used in this process before the replicas began. Use it in the replicas only, "
+        f"or set JAX_NUM_CPU_DEVICES={count} before"
     )
 
 

@@ -33,7 +33,7 @@ class MeshNode(ReplicaNode):
         """Runs the user's code in a thread for each replica."""
         repl = self._replicator
         count = repl.replicas_per_worker * repl.devices_per_replica
-        devices = _devices.of_jax(count)  # before the user's code starts JAX with fewer
+        devices = _devices.of_jax(count)
         if devices[0].platform != "tpu":
             kind = "virtual CPU" if devices[0].platform == "cpu" else devices[0].platform
             _LOGGER.warning(

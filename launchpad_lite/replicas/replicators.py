@@ -696,6 +696,14 @@ class TpuReplicator(Replicator):
         )
         self._replicas_per_node = self.replicas_per_worker
 
+    def __setstate__(self, state: "dict[str, Any]") -> None:
+        # Arrays of JAX may follow, in arguments and checkpoints: they have it make its devices.
+        vars(self).update(state)
+        _devices.ask_jax_for(self._num_devices)
+
+    @property
+    def _num_devices(self) -> int:
+        return self.replicas_per_worker * self.devices_per_replica
+
     def _on_device(self, index: int) -> "contextlib.AbstractContextManager[Any]":
-        devices = _devices.of_jax(self.replicas_per_worker * self.devices_per_replica)
-        return _devices.on_device_of_jax(devices[index])
+        return _devices.on_device_of_jax(_devices.of_jax(self._num_devices)[index])

@@ -426,6 +426,46 @@ if __name__ == "__main__":
     assert "replica 2 of learner: ValueError: bad luck" in result.stderr
 
 
+def test_a_restart_goes_on_with_arrays_of_arguments_and_checkpoints(run_script: Run) -> None:
+    result = run_script(
+        """
+import pathlib
+import launchpad_lite as lp
+from launchpad_lite import replicas
+
+def train(repl, first, folder):
+    import numpy as np
+    state = {"sum": first, "count": np.zeros(1)}
+    repl.keep(state=state)
+    start = repl.step
+    def step_fn():
+        if lp.restart_count() == 0 and repl.replica_id == 1 and list(folder.glob("*/*/*/state*")):
+            raise ValueError("bad luck")
+        state["sum"] += repl.all_sum(first * 0 + 1)
+        state["count"] += repl.all_sum(1)
+    goes_on = lambda index: iter(range(10_000_000 if lp.restart_count() == 0 else start + 10))
+    for _ in repl.run(lambda _: step_fn(), goes_on):
+        pass
+    assert start > 0
+    assert repl.step == start + 10
+    assert state["count"] == 2 * repl.step == state["sum"], state
+    return repl.report.losses
+
+if __name__ == "__main__":
+    import jax.numpy as jnp
+    folder = pathlib.Path("checkpoints").resolve()
+    repl = replicas.TpuReplicator(1, 2, input_replication=replicas.InputReplication.PER_REPLICA)
+    print(repl.launch(train, jnp.zeros(1), folder, launch_options={
+        "restart": {"replica": "on_failure"},
+        "checkpoints": {"replica": lp.Checkpoints(folder, period_s=0.3)},
+    }))
+"""
+    )
+    assert result.returncode == 0, result.stderr
+    assert "[1, 1]" in result.stdout
+    assert "replica 1 of replica: ValueError: bad luck" in result.stdout
+
+
 def test_jax_that_was_used_before_the_replicas_says_what_to_do(run_script: Run) -> None:
     result = run_script(
         """
