@@ -297,7 +297,7 @@ class Replicator:
         if torch is not None and isinstance(optimizer, torch.optim.Optimizer):
             from launchpad_lite.replicas import _torch_optimizer
 
-            return _torch_optimizer.wrap(optimizer, self._me.collectives, **options)
+            return _torch_optimizer.wrap_optimizer(self._me.collectives, optimizer, **options)
         if options:
             raise TypeError(f"only optimizers of PyTorch have options: {', '.join(options)}")
         return averaging(optimizer, lambda nest: self.all_reduce(nest, "mean", "gradients"))
@@ -652,7 +652,7 @@ class TpuReplicator(Replicator):
     """The cores of TPUs, through JAX; virtual CPU devices of JAX where there is no TPU.
 
     The replicas of a worker are threads of one process, and each has a device. Arrays of JAX are
-    combined from device to device; between workers, through their hosts.
+    combined from device to device; between workers, through their hosts. Not yet run on a TPU.
 
     Example:
         repl = replicas.TpuReplicator(num_workers=1, num_tpu_cores_per_worker=8)
@@ -673,7 +673,7 @@ class TpuReplicator(Replicator):
         """Describes them.
 
         Args:
-            num_workers: How many workers; not yet run on a TPU pod.
+            num_workers: How many workers.
             num_tpu_cores_per_worker: How many devices of JAX each of them has.
             num_tpu_cores_per_replica: How many of them a replica has, as `logical_device`.
             input_replication: How many input pipelines there are.

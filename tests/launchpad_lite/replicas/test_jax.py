@@ -355,19 +355,23 @@ def train(repl, scale):
 """
 
 
-def test_replicas_are_threads_with_devices_and_equal_parameters(run_script: Run) -> None:
+@pytest.mark.parametrize(("workers", "cores"), [(1, 8), (2, 4)])
+def test_replicas_are_threads_with_devices_and_equal_parameters(
+    run_script: Run, workers: int, cores: int
+) -> None:
     result = run_script(
         LEARNER
-        + """
+        + f"""
 if __name__ == "__main__":
-    print(replicas.TpuReplicator(1, 8, num_tpu_cores_per_replica=2).launch(train, 2.0))
+    repl = replicas.TpuReplicator({workers}, {cores}, num_tpu_cores_per_replica=2)
+    print(repl.launch(train, 2.0))
 """
     )
     assert result.returncode == 0, result.stderr
-    expected = [(rank, 2 * rank, [2.0, 2.0]) for rank in range(4)]
+    expected = [(rank, 2 * rank % cores, [2.0, 2.0]) for rank in range(4)]
     assert str(expected) in result.stdout
-    notice = "there is no TPU here; 8 virtual CPU devices of JAX take its place"
-    assert (result.stdout + result.stderr).count(notice) == 1
+    notice = f"there is no TPU here; {cores} virtual CPU devices of JAX take its place"
+    assert (result.stdout + result.stderr).count(notice) == workers
 
 
 def test_other_nodes_call_the_object_of_replica_0(run_script: Run) -> None:
