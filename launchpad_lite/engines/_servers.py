@@ -107,20 +107,20 @@ class Progress:
 class _Held:
     """One value. Replaced, never changed: readers may still get it."""
 
-    __slots__ = ("_sent", "_was_read", "value", "version")
+    __slots__ = ("_sent", "_visible", "_was_read", "value", "version")
 
-    def __init__(self, value: Any, version: int) -> None:
+    def __init__(self, value: Any, visible: Any, version: int) -> None:
         self.value = value
         self.version = version
-        self._sent = value
+        self._sent = self._visible = visible
         self._was_read = False
 
     def sent(self) -> Any:
         """Returns what a reader gets. To share a value takes time, and most have one reader only."""
         if not self._was_read:
             self._was_read = True
-        elif self._sent is self.value and getattr(self.value, "nbytes", 0) >= _LARGE_BYTES:
-            self._sent = courier.Shared(self.value)
+        elif self._sent is self._visible and getattr(self._sent, "nbytes", 0) >= _LARGE_BYTES:
+            self._sent = courier.Shared(self._visible)
         return self._sent
 
 
@@ -241,11 +241,16 @@ class Server:
         values: Mapping[Key, Any],
         applied: Mapping[str, tuple[int, int, int]] = MappingProxyType({}),
     ) -> None:
+        new = {}
+        for key, value in values.items():
+            held = self._held.get(key)
+            new[key] = self._hold(key, value, 0 if held is None else held.version + 1)
         with self._storing:
-            for key, value in values.items():
-                held = self._held.get(key)
-                self._held[key] = _Held(value, 0 if held is None else held.version + 1)
+            self._held.update(new)
             self._applied.update(applied)
+
+    def _hold(self, key: Key, value: Any, version: int) -> _Held:
+        return _Held(value, self._job.visible(key, value), version)
 
     def _check(self) -> None:
         # With checkpoints, there are no keys before they are in one.
@@ -285,7 +290,7 @@ class Server:
                 "another folder for the checkpoints"
             )
         for key, (value, version) in state["values"].items():
-            self._held[key] = _Held(value, version)
+            self._held[key] = self._hold(key, value, version)
         self._kept = set(self._held)
         self._applied = state["applied"]
         self._restore_more(state)

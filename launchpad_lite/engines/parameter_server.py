@@ -371,6 +371,19 @@ class ParameterServer:
         """
         return added(value, update)
 
+    def visible(self, key: Key, value: Any) -> Any:  # noqa: ARG002
+        """Returns what workers and `get` see of a value. By default the value.
+
+        So a server can keep more than travels, such as the state of an optimizer. Called on the server
+        of the key after each change of the value, before anybody can read it. May not call `get`,
+        `set`, `keys` and `worker_num`.
+
+        Args:
+            key: Whose value it is.
+            value: The value. Do not change it, and do not change later what this returns.
+        """
+        return value
+
     def stop(self) -> bool:
         """Returns whether all is done. Asked each time that a worker wants to go on."""
         return False

@@ -17,6 +17,7 @@ import pytest
 import courier
 import launchpad_lite as lp
 from launchpad_lite import engines
+from launchpad_lite.engines._keys import hash_of
 from launchpad_lite.engines._servers import Coordinator, Member, Server, UnknownMemberError
 from launchpad_lite.testing import Fault, Monkey, poll_until
 
@@ -113,6 +114,40 @@ def test_workers_get_what_is_scheduled_for_them_and_pull_decides_the_new_value()
     }
     assert (2, "", ("ps_worker[2]", "")) in told
     assert {count for count in told if isinstance(count, int)} <= {1, 2, 3, 4}
+
+
+class Momentum(Sum):
+    """A server keeps a number for each value that nobody else sees."""
+
+    def __init__(self, told: list[Any]) -> None:
+        super().__init__(steps=5)
+        self._told = told
+
+    def initial(self) -> Mapping[Any, Any]:
+        return {"a": (0.0, 0.0), 3: (0.0, 0.0)}
+
+    def push(self, worker: str, values: Mapping[Any, Any]) -> Mapping[Any, Any]:
+        self._told.extend(values.values())
+        return dict.fromkeys(values, 1.0)
+
+    def pull(self, key: Any, value: Any, update: Any) -> Any:
+        momentum = value[1] / 2 + update
+        return value[0] + momentum, momentum
+
+    def visible(self, key: Any, value: Any) -> Any:
+        return value[0]
+
+
+def test_workers_and_get_see_what_is_visible_of_a_value() -> None:
+    told: list[Any] = []
+    seen = run(Momentum(told), workers=1, servers=2)
+    assert seen.values["a"].value == seen.values[3].value == 1 + 1.5 + 1.75 + 1.875 + 1.9375
+    assert set(told) == {0.0, 1.0, 2.5, 4.25, 6.125}
+
+
+def test_whole_numbers_are_divided_among_the_servers_in_turn() -> None:
+    assert [hash_of(key) % 3 for key in range(5)] == [0, 1, 2, 0, 1]
+    assert hash_of(-1) % 3 == 2
 
 
 _SENT: collections.Counter[str] = collections.Counter()
