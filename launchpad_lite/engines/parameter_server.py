@@ -203,9 +203,12 @@ class _Worker:
     def _steps(self) -> Iterator[int]:
         finished: int | None = None
         while True:
-            presence = iter(
-                self._servers[0].stay(self._node, lp.restart_count(), self._member, finished)
-            )
+            try:
+                presence = iter(
+                    self._servers[0].stay(self._node, lp.restart_count(), self._member, finished)
+                )
+            except courier.ServerLostError:
+                continue  # the coordinator was started again
             try:
                 member, finished = next(presence)
                 self._member = member
