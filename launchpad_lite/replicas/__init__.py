@@ -1,6 +1,7 @@
 """Replicas: write one replica, train on many. After TF-Replicator (arXiv 1902.00465)."""
 
 from launchpad_lite.replicas._progress import Report
+from launchpad_lite.replicas.asynchronous import MultiWorkerAsyncReplicator
 from launchpad_lite.replicas.errors import (
     CollectiveMismatchError,
     InputSplitError,
@@ -22,6 +23,7 @@ __all__ = [
     "InputReplication",
     "InputSplitError",
     "MultiGpuReplicator",
+    "MultiWorkerAsyncReplicator",
     "MultiWorkerReplicator",
     "NonReplicator",
     "ReplicaError",

@@ -2,6 +2,7 @@
 
 import contextlib
 import contextvars
+import copy
 import functools
 import inspect
 import logging
@@ -61,7 +62,7 @@ class ReplicaNode:
             kwargs: Its arguments by name.
             stays: Whether it serves the results until the program stops.
         """
-        self._replicator = replicator
+        self._replicator = copy.copy(replicator)  # threads of one process share what was given
         self._rank = rank
         self._replicas = replicas
         self._body = functools.partial(_run, body, args=args, kwargs=kwargs, made=self._is_made)

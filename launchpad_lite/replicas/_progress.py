@@ -64,8 +64,17 @@ class Progress:
         self._shares: Sequence[Share] = ()
         self._writer = None if folder is None else _writer(folder)
 
-    def note(self, step: int, results: Sequence[Any], shares: Sequence[Share]) -> None:
-        """Takes note of a step, and shows something if it is time."""
+    def note(
+        self, step: int, results: Sequence[Any], shares: Sequence[Share], more: str = ""
+    ) -> None:
+        """Takes note of a step, and shows something if it is time.
+
+        Args:
+            step: How many were made.
+            results: Of the replicas.
+            shares: Of the replicas.
+            more: What else there is to show.
+        """
         if self._writer is not None:
             for path, value in _means(results):
                 self._writer.add_scalar(path, value, step)
@@ -86,7 +95,7 @@ class Progress:
         print(  # noqa: T201 - the progress of a training is what people look for
             f"{self._label}: step {step:,}{of_total}, {steps / seconds:,.1f} steps/s, "
             f"{examples / seconds:,.0f} examples/s, {min(waited):.0%} to {max(waited):.0%} of the "
-            "time in communication",
+            f"time in communication{more}",
             file=sys.stderr,
         )
         if self._writer is not None:

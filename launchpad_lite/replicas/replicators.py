@@ -281,13 +281,15 @@ class Replicator:
 
     # Training.
 
-    def wrap_optimizer(self, optimizer: Any, **options: Any) -> Any:
+    def wrap_optimizer(self, optimizer: Any, parameters: Any = None, **options: Any) -> Any:  # noqa: ARG002 - the parameters
         """Returns an optimizer of the same kind that averages gradients over the replicas first.
 
         Args:
             optimizer: Of PyTorch; or something with `update(gradients, ...)`, as in optax, or
                 `apply_gradients(gradients, ...)`; or a function of gradients. What is not of PyTorch
                 is called outside of `jax.jit`.
+            parameters: What `MultiWorkerAsyncReplicator` needs for what is not of PyTorch; others need
+                it not.
             **options: Of optimizers of PyTorch.
 
         Raises:
@@ -482,11 +484,16 @@ class Replicator:
             for _ in range(self.num_replicas // self._replicas_per_node)
         ]
         handles = [node.create_handle() for node in nodes]
+        more = self._add_more(program, label)
         with program.group(label):
             for rank, node in enumerate(nodes):
-                node.configure(self, rank, handles, body, list(args), kwargs, stays)
+                node.configure(self, rank, handles, body, list(args), kwargs, stays, *more)
                 program.add_node(node)
         return handles[0]
+
+    def _add_more(self, program: lp.Program, label: str) -> Sequence[Any]:  # noqa: ARG002
+        """Adds nodes beside the replicas; returns further arguments of a replica's node."""
+        return ()
 
     def launch(
         self,

@@ -1,0 +1,510 @@
+"""Optimizers whose parameters are on servers: what a replica has of them, and what the servers have.
+
+A replica reads the values, and sends gradients. A server applies these with the optimizer itself, so
+that momentum and the like are on the servers. Nothing here communicates.
+"""
+
+import abc
+import collections
+import contextlib
+import copy
+import dataclasses
+import pickle
+import sys
+import types
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, MutableSequence, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import cloudpickle
+
+from launchpad_lite.replicas import _nests
+from launchpad_lite.replicas._packing import as_numpy, like
+from launchpad_lite.replicas.errors import ReplicaError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+
+
+class Step(NamedTuple):
+    """A step of an optimizer.
+
+    Attributes:
+        gradients: Of the parameters in order; None: a parameter has none.
+        settings: Of the optimizer now, as its learning rate.
+    """
+
+    gradients: "Sequence[Array | None]"
+    settings: Any
+
+
+class Update(NamedTuple):
+    """What a replica sends after a step of its own.
+
+    Attributes:
+        version: Of the values from which it was computed.
+        steps: One, or what else `step_fn` made.
+    """
+
+    version: int
+    steps: Sequence[Step]
+
+
+class Seen(NamedTuple):
+    """What a replica sees of parameters.
+
+    Attributes:
+        arrays: Their values. Nobody changes them.
+        version: How often they were updated.
+        staleness: How many updates came between reading and updating: how often.
+    """
+
+    arrays: "Sequence[Array]"
+    version: int
+    staleness: "collections.Counter[int]"
+
+    @property
+    def nbytes(self) -> int:
+        """How large the values are."""
+        return sum(array.nbytes for array in self.arrays)
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """Parameters on a server. It is replaced, never changed: others may be reading it.
+
+    Attributes:
+        optimizer: Has the parameters and the state.
+        version: How often they were updated.
+        staleness: As for `Seen`.
+    """
+
+    optimizer: "ServerOptimizer"
+    version: int = 0
+    staleness: "collections.Counter[int]" = dataclasses.field(default_factory=collections.Counter)
+
+    def seen(self) -> Seen:
+        """Returns what replicas see."""
+        return Seen(self.optimizer.arrays(), self.version, self.staleness)
+
+    def updated(self, update: Update) -> "Part":
+        """Returns what an update makes of it."""
+        optimizer = self.optimizer.copy()
+        for step in update.steps:
+            optimizer.step(step)
+        # A server that was started again may be behind what a replica has read.
+        stale = max(0, self.version - update.version)
+        return Part(optimizer, self.version + 1, self.staleness + collections.Counter([stale]))
+
+
+class ServerOptimizer(abc.ABC):
+    """An optimizer with its parameters, on a server."""
+
+    @abc.abstractmethod
+    def copy(self) -> "ServerOptimizer":
+        """Returns one that changes by itself."""
+
+    @abc.abstractmethod
+    def step(self, step: Step) -> None:
+        """Changes the parameters."""
+
+    @abc.abstractmethod
+    def arrays(self) -> "list[Array]":
+        """Returns the parameters."""
+
+
+class RemoteOptimizer(abc.ABC):
+    """An optimizer of a replica, whose parameters are on servers. Not thread-safe.
+
+    Attributes:
+        keys: Of its parts.
+        staleness: How stale updates were, as far as was read.
+    """
+
+    def __init__(self, name: str, parts: Mapping[int, Sequence[Any]]) -> None:
+        """Makes one.
+
+        Args:
+            name: For people.
+            parts: Leaves, by the key of the part that they are in.
+        """
+        self._name = name
+        self._parts = parts
+        self._versions = dict.fromkeys(parts, 0)
+        self._seen: dict[int, Seen] = {}
+        #: Steps since the last read, by key.
+        self._steps: dict[int, list[Step]] = {key: [] for key in parts}
+        self.keys = list(parts)
+
+    @property
+    def staleness(self) -> "collections.Counter[int]":
+        """How many updates came between reading and updating: how often."""
+        return sum((seen.staleness for seen in self._seen.values()), collections.Counter())
+
+    def leaves(self) -> Iterator[Any]:
+        """Yields all parameters."""
+        for part in self._parts.values():
+            yield from part
+
+    @abc.abstractmethod
+    def first(self, key: int) -> Part:
+        """Returns the first value of a key: a copy of what is here."""
+
+    @abc.abstractmethod
+    def _load(self, key: int, arrays: "Sequence[Array]") -> None: ...
+
+    def load(self, key: int, seen: Seen) -> None:
+        """Takes over what a server has.
+
+        Raises:
+            ReplicaError: It has other parameters.
+        """
+        here = [tuple(leaf.shape) for leaf in self._parts[key]]
+        there = [array.shape for array in seen.arrays]
+        if here != there:
+            raise ReplicaError(
+                f"{self._name} has other parameters on the servers: of shapes {_text(there)}, not "
+                f"{_text(here)}; every replica makes the same model, and a checkpoint is of it"
+            )
+        self._load(key, seen.arrays)
+        self._seen[key] = seen
+        self._steps[key] = []
+
+    def updates(self) -> dict[int, Update]:
+        """Returns what the steps since the last read are, by key."""
+        return {
+            key: Update(self._seen[key].version, steps)
+            for key, steps in self._steps.items()
+            if steps
+        }
+
+
+def _text(shapes: Sequence[tuple[int, ...]]) -> str:
+    return ", ".join(map(str, shapes[:8])) + (f", .. ({len(shapes)})" if len(shapes) > 8 else "")
+
+
+def remote(optimizer: Any, parameters: Any, index: int, servers: int) -> "RemoteOptimizer":
+    """Returns what is in the place of an optimizer.
+
+    Args:
+        optimizer: Of PyTorch; or with `init(parameters)` and `update(gradients, state, parameters)`.
+        parameters: Those of one that is not of PyTorch.
+        index: Which optimizer of the replica it is.
+        servers: How many servers there are.
+
+    Raises:
+        TypeError: It is no optimizer, or the parameters are missing or cannot be changed.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(optimizer, torch.optim.Optimizer):
+        return TorchRemote(optimizer, index, servers)
+    name = type(optimizer).__name__
+    if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
+        raise TypeError(
+            f"wrap_optimizer takes an optimizer of PyTorch, or one with init(parameters) and "
+            f"update(gradients, state, parameters), not {name}"
+        )
+    if not isinstance(parameters, (MutableMapping, MutableSequence)):
+        raise TypeError(
+            f"wrap_optimizer({name}, parameters): the values of the servers are put into the "
+            f"parameters, a dict or list of arrays, not {type(parameters).__name__}"
+        )
+    return FunctionalRemote(optimizer, parameters, index * servers)
+
+
+# PyTorch.
+
+
+class TorchRemote(RemoteOptimizer):
+    """An optimizer of PyTorch. Its parameters are divided among the servers."""
+
+    def __init__(self, optimizer: Any, index: int, servers: int) -> None:
+        """Has `step` keep the gradients.
+
+        Args:
+            optimizer: The optimizer.
+            index: As for `remote`.
+            servers: As for `remote`.
+        """
+        self._optimizer = optimizer
+        #: By key, the indices of groups, and of parameters in them.
+        self._places = {
+            index * servers + part: places
+            for part, places in enumerate(_divided(optimizer.param_groups, servers))
+            if places
+        }
+        parts = {
+            key: [optimizer.param_groups[group]["params"][number] for group, number in places]
+            for key, places in self._places.items()
+        }
+        super().__init__(type(optimizer).__name__, parts)
+        optimizer.step = types.MethodType(self._replacement(), optimizer)
+        # As synchronous replicas have them.
+        optimizer.synchronize, optimizer.no_sync = _nothing, contextlib.nullcontext
+
+    def _replacement(self) -> Callable[..., Any]:
+        def step(_: Any, closure: "Callable[[], Any] | None" = None) -> Any:
+            """Keeps the gradients for the servers."""
+            import torch
+
+            loss = None
+            if closure is not None:
+                with torch.enable_grad():
+                    loss = closure()
+            self._keep()
+            return loss
+
+        return step
+
+    def _keep(self) -> None:
+        settings = [_without_parameters(group) for group in self._optimizer.param_groups]
+        for key, parameters in self._parts.items():
+            gradients = [_gradient(parameter) for parameter in parameters]
+            self._steps[key].append(Step(gradients, settings))
+
+    def first(self, key: int) -> Part:
+        """Returns the first value of a key: a copy of what is here."""
+        return Part(TorchServer(*_cut_out(self._optimizer, self._places[key])))
+
+    def _load(self, key: int, arrays: "Sequence[Array]") -> None:
+        for parameter, array in zip(self._parts[key], arrays, strict=True):
+            if parameter.device.type == "cpu":
+                _memory(parameter)[...] = array
+            else:  # not yet run on a machine that has one
+                parameter.data.copy_(_tensor(array, parameter))
+
+
+class TorchServer(ServerOptimizer):
+    """An optimizer of PyTorch, on a server."""
+
+    def __init__(self, optimizer: Any, groups: Sequence[int]) -> None:
+        """Takes over an optimizer.
+
+        Args:
+            optimizer: It has some of the parameters of that of the replicas, and no empty group.
+            groups: Which group of that each of its groups is.
+        """
+        self._optimizer = optimizer
+        self._groups = groups
+
+    def copy(self) -> "TorchServer":
+        """Returns one that changes by itself."""
+        # Not copy.deepcopy, which takes three times as long for many small parameters.
+        places = _places(self._optimizer.param_groups)
+        return TorchServer(_cut_out(self._optimizer, places)[0], self._groups)
+
+    def step(self, step: Step) -> None:
+        """Changes the parameters."""
+        for group, number in zip(self._optimizer.param_groups, self._groups, strict=True):
+            group.update(step.settings[number])
+        for parameter, gradient in zip(self._parameters(), step.gradients, strict=True):
+            parameter.grad = None if gradient is None else _tensor(gradient, parameter)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+
+    def arrays(self) -> "list[Array]":
+        """Returns the parameters."""
+        return [_memory(parameter) for parameter in self._parameters()]
+
+    def _parameters(self) -> Iterator[Any]:
+        for group in self._optimizer.param_groups:
+            yield from group["params"]
+
+
+def _places(groups: Sequence[Any]) -> list[tuple[int, int]]:
+    """Returns the indices of groups, and of parameters in them, of all parameters."""
+    return [
+        (group, number) for group, its in enumerate(groups) for number in range(len(its["params"]))
+    ]
+
+
+def _divided(groups: Sequence[Any], parts: int) -> list[list[tuple[int, int]]]:
+    """Returns which parameters are in which part: about as many numbers are in each."""
+    places = _places(groups)
+    sizes = {(group, number): groups[group]["params"][number].numel() for group, number in places}
+    divided: list[list[tuple[int, int]]] = [[] for _ in range(parts)]
+    loads = [0] * parts
+    for place in sorted(places, key=lambda place: -sizes[place]):
+        part = loads.index(min(loads))
+        divided[part].append(place)
+        loads[part] += sizes[place]
+    return [sorted(part) for part in divided]
+
+
+def _cut_out(optimizer: Any, places: Sequence[tuple[int, int]]) -> tuple[Any, list[int]]:
+    """Returns a copy of an optimizer with some of its parameters, on the CPU; and its groups."""
+    import torch
+
+    def copied(value: Any) -> Any:
+        is_tensor = isinstance(value, torch.Tensor)
+        return value.detach().cpu().clone() if is_tensor else copy.deepcopy(value)
+
+    state = dict(optimizer.__getstate__())
+    groups: dict[int, Any] = {}
+    states: collections.defaultdict[Any, Any] = collections.defaultdict(dict)
+    for group, number in places:
+        its = optimizer.param_groups[group]
+        parameter = its["params"][number]
+        new = copied(parameter).requires_grad_()
+        groups.setdefault(group, {**_without_parameters(its), "params": []})["params"].append(new)
+        if parameter in optimizer.state:
+            its_state = optimizer.state[parameter]
+            states[new] = {name: copied(value) for name, value in its_state.items()}
+    state.update(param_groups=list(groups.values()), state=states)
+    new_optimizer = object.__new__(type(optimizer))
+    new_optimizer.__setstate__(state)
+    return new_optimizer, list(groups)
+
+
+def _without_parameters(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in group.items() if name != "params"}
+
+
+def _memory(tensor: Any) -> "Array":
+    """Returns the memory of a tensor on the CPU as an array, of integers if numpy lacks the type."""
+    import torch
+
+    tensor = tensor.detach()
+    array: Array = (tensor.view(torch.int16) if tensor.dtype is torch.bfloat16 else tensor).numpy()
+    return array
+
+
+def _tensor(array: "Array", parameter: Any) -> Any:
+    """Returns an array as a tensor of the type of a parameter: the reverse of `_memory`."""
+    import torch
+
+    tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
+    return tensor.view(parameter.dtype) if parameter.dtype is torch.bfloat16 else tensor
+
+
+def _gradient(parameter: Any) -> "Array | None":
+    gradient = parameter.grad
+    if gradient is None:
+        return None
+    if gradient.is_sparse:
+        gradient = gradient.to_dense()
+    # A copy: the next backward pass may add to it.
+    return _memory(gradient.detach().cpu().clone())
+
+
+def _nothing() -> None:
+    pass
+
+
+# Optimizers that are functions: optax, and what users write.
+
+
+class FunctionalRemote(RemoteOptimizer):
+    """An optimizer with `init` and `update`. One server has all its parameters."""
+
+    def __init__(self, optimizer: Any, parameters: Any, key: int) -> None:
+        """Makes it.
+
+        Args:
+            optimizer: The optimizer.
+            parameters: What the values of the servers are put into.
+            key: Of its part.
+        """
+        self._optimizer = optimizer
+        self._parameters = parameters
+        leaves = [leaf for _, leaf in _nests.leaves(parameters)]
+        super().__init__(type(optimizer).__name__, {key: [as_numpy(leaf) for leaf in leaves]})
+
+    def init(self, parameters: Any) -> Any:  # noqa: ARG002 - as the optimizer has it
+        """Returns no state: the servers have it."""
+        return ()
+
+    def update(self, gradients: Any, state: Any = (), parameters: Any = None) -> Any:  # noqa: ARG002
+        """Keeps gradients for the servers.
+
+        Args:
+            gradients: Nested as the parameters.
+            state: What `init` or `update` has returned.
+            parameters: As the optimizer has it.
+
+        Returns:
+            Zeros, which may be added to the parameters, and the state.
+
+        Raises:
+            ValueError: The gradients are not as the parameters are.
+        """
+        import numpy as np
+
+        (key,) = self.keys
+        arrays = [as_numpy(leaf, path) for path, leaf in _nests.leaves(gradients)]
+        here = [leaf.shape for leaf in self._parts[key]]
+        if here != (given := [array.shape for array in arrays]):
+            raise ValueError(
+                f"{self._name}: gradients of shapes {_text(given)} for parameters of shapes "
+                f"{_text(here)}"
+            )
+        self._steps[key].append(Step([array.copy() for array in arrays], None))
+        zeros = iter([np.zeros_like(array) for array in arrays])
+        return _nests.rebuilt(gradients, lambda leaf: like(leaf, next(zeros))), state
+
+    def first(self, key: int) -> Part:  # noqa: ARG002 - there is one
+        """Returns the first value of a key: a copy of what is here."""
+        parameters = _nests.rebuilt(self._parameters, lambda leaf: as_numpy(leaf).copy())
+        return Part(FunctionalServer(self._optimizer, parameters, self._optimizer.init(parameters)))
+
+    def _load(self, key: int, arrays: "Sequence[Array]") -> None:  # noqa: ARG002
+        _put(self._parameters, iter(arrays))
+
+
+def _put(nest: Any, arrays: "Iterator[Array]") -> Any:
+    """Puts arrays into the dicts, lists and arrays of a nest; returns what it is now."""
+    if isinstance(nest, (MutableMapping, MutableSequence)):
+        for key in nest if isinstance(nest, MutableMapping) else range(len(nest)):
+            nest[key] = _put(nest[key], arrays)
+        return nest
+    if _nests.children(nest) is not None:  # a tuple, say: it cannot be changed
+        return _nests.rebuilt(nest, lambda leaf: _put(leaf, arrays))
+    array = next(arrays)
+    if _nests.kind(nest) == "numpy" and nest.shape and nest.flags.writeable:
+        nest[...] = array
+        return nest
+    return like(nest, array.copy())
+
+
+class FunctionalServer(ServerOptimizer):
+    """An optimizer with `init` and `update`, on a server."""
+
+    def __init__(self, optimizer: Any, parameters: Any, state: Any) -> None:
+        """Takes it over.
+
+        Args:
+            optimizer: The optimizer.
+            parameters: Nested arrays.
+            state: What it keeps.
+        """
+        self._optimizer = optimizer
+        self._parameters = parameters
+        self._state = state
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Those of optax are local functions, which a plain pickle cannot have.
+        return {**self.__dict__, "_optimizer": cloudpickle.dumps(self._optimizer)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _optimizer=pickle.loads(state["_optimizer"]))
+
+    def copy(self) -> "FunctionalServer":
+        """Returns one that changes by itself."""
+        return FunctionalServer(self._optimizer, self._parameters, self._state)
+
+    def step(self, step: Step) -> None:
+        """Changes the parameters: replaces each of them."""
+        import numpy as np
+
+        given = iter(step.gradients)
+        gradients = _nests.rebuilt(self._parameters, lambda _: next(given))
+        updates, self._state = self._optimizer.update(gradients, self._state, self._parameters)
+        changes = (as_numpy(leaf) for _, leaf in _nests.leaves(updates))
+        self._parameters = _nests.rebuilt(
+            self._parameters, lambda leaf: np.asarray(leaf + next(changes), leaf.dtype)
+        )
+
+    def arrays(self) -> "list[Array]":
+        """Returns the parameters."""
+        return [leaf for _, leaf in _nests.leaves(self._parameters)]

@@ -1,0 +1,511 @@
+"""Asynchronous replicas: parameters are on servers, and no replica waits for others.
+
+The standard architecture of Li et al., "Scaling Distributed Machine Learning with the Parameter
+Server" (OSDI 2014), by the engine of `launchpad_lite.engines`.
+"""
+
+import collections
+import contextlib
+import copy
+import dataclasses
+import functools
+import operator
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import InvalidStateError
+from dataclasses import dataclass
+from typing import Any, NamedTuple, NoReturn, TypeVar
+
+import launchpad_lite as lp
+from launchpad_lite import engines
+from launchpad_lite.engines.barriers import check_barrier
+from launchpad_lite.replicas import _inputs
+from launchpad_lite.replicas._carrier import AloneCarrier
+from launchpad_lite.replicas._collectives import Collectives
+from launchpad_lite.replicas._node import ReplicaNode
+from launchpad_lite.replicas._progress import Progress, Share
+from launchpad_lite.replicas._remote_optimizers import FunctionalRemote, RemoteOptimizer, remote
+from launchpad_lite.replicas._state import check_can_be_kept, put_into, taken_from
+from launchpad_lite.replicas.errors import ReplicaLostError, UnsupportedCollectiveError
+from launchpad_lite.replicas.replicators import Here, InputReplication, Replicator
+
+T = TypeVar("T")
+
+#: The key of what replicas have done. Whole numbers are keys of parameters.
+_DONE = "done"
+#: Seconds until a replica looks again for what another one is to set.
+_POLL_S = 0.05
+
+
+class _Done(NamedTuple):
+    """What one replica has done, those of its lives before included."""
+
+    steps: int
+    examples: int
+    waited_s: float
+
+
+_NOTHING = _Done(0, 0, 0.0)
+
+
+class _Servers(engines.ParameterServer):
+    """What the servers do."""
+
+    def __init__(self, barrier: engines.Barrier) -> None:
+        self.barrier = barrier
+
+    def initial(self) -> Mapping[Any, Any]:
+        return {_DONE: {}}
+
+    def schedule(self, workers: Sequence[str]) -> Mapping[str, Sequence[Any]]:
+        keys = [key for key in self.keys() if key == _DONE or isinstance(key, int)]
+        return dict.fromkeys(workers, keys)
+
+    def push(self, worker: str, values: Mapping[Any, Any]) -> Mapping[Any, Any]:
+        raise NotImplementedError("replicas take part with another push")
+
+    def pull(self, key: Any, value: Any, update: Any) -> Any:
+        if key != _DONE:
+            return value.updated(update)
+        rank, more = update
+        before = value.get(rank, _NOTHING)
+        return {**value, rank: _Done(*map(operator.add, before, more))}
+
+    def visible(self, key: Any, value: Any) -> Any:
+        return value.seen() if isinstance(key, int) else value
+
+
+class _Pushing(engines.ParameterServer):
+    """What a replica does as a worker."""
+
+    def __init__(self, push: Callable[[Mapping[Any, Any]], Mapping[Any, Any]]) -> None:
+        self._push = push
+
+    def push(self, worker: str, values: Mapping[Any, Any]) -> Mapping[Any, Any]:  # noqa: ARG002
+        return self._push(values)
+
+
+@dataclass(kw_only=True)
+class _Here(Here):
+    """What the replicator is in a replica that runs.
+
+    Attributes:
+        ps: The servers.
+        optimizers: In the order in which they were wrapped.
+        done: What each replica has done, as far as was read.
+    """
+
+    ps: engines.ParameterServerClient
+    optimizers: list[RemoteOptimizer] = dataclasses.field(default_factory=list)
+    done: Mapping[int, _Done] = dataclasses.field(default_factory=dict)
+
+    @property
+    def made(self) -> int:
+        """How many steps all replicas have made."""
+        return sum(done.steps for done in self.done.values())
+
+    def share_of(self, rank: int) -> Share:
+        """Returns what a replica has done, for the progress."""
+        done = self.done.get(rank, _NOTHING)
+        return Share(done.examples, done.waited_s)
+
+    def take_over(self, values: Mapping[Any, Any]) -> None:
+        """Takes over what the servers have."""
+        self.done = values[_DONE]
+        self.training.step = self.done.get(self.rank, _NOTHING).steps
+        for optimizer in self.optimizers:
+            for key in optimizer.keys:
+                optimizer.load(key, values[key])
+
+    def read(self) -> None:
+        """Reads all that the servers have or will have."""
+        keys = [_DONE, *(key for optimizer in self.optimizers for key in optimizer.keys)]
+        self.take_over({key: _awaited(self.ps, key) for key in keys})
+
+    def staleness(self) -> "collections.Counter[int]":
+        """Returns how many updates came between reading and updating: how often."""
+        stale = (optimizer.staleness for optimizer in self.optimizers)
+        return sum(stale, collections.Counter())
+
+
+class _AsyncReplicaNode(ReplicaNode):
+    """A replica as a node, which meets no others."""
+
+    def __init__(
+        self,
+        replicator: "MultiWorkerAsyncReplicator",
+        rank: int,
+        replicas: Sequence[Any],
+        body: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        stays: bool,
+        ps: engines.ParameterServerClient,
+    ) -> None:
+        """Makes it; as `ReplicaNode`.
+
+        Args:
+            replicator: As there.
+            rank: As there.
+            replicas: As there.
+            body: As there.
+            args: As there.
+            kwargs: As there.
+            stays: As there.
+            ps: The servers.
+        """
+        super().__init__(replicator, rank, replicas, body, args, kwargs, stays)
+        self._ps = ps
+
+    def _live(self) -> None:
+        here = _Here(
+            rank=self._rank,
+            collectives=Collectives(AloneCarrier()),
+            training=self._training,
+            label=self._group,
+            ps=self._ps,
+        )
+        here.report.losses = lp.restart_count()
+        with self._replicator.being(here):
+            result = self._body(self._replicator)
+        if self._stays:
+            self._ps.set(("result", self._rank), result)
+        if self._stays and self._rank == 0:
+            ranks = range(len(self._replicas))
+            results = [_awaited(self._ps, ("result", rank)) for rank in ranks]
+            with contextlib.suppress(InvalidStateError):  # the program stops
+                self._results.set_result(results)
+
+
+def _awaited(ps: engines.ParameterServerClient, key: Any) -> Any:
+    """Returns the value of a key that a replica has set or will set.
+
+    Raises:
+        ReplicaLostError: The program stops.
+    """
+    while True:
+        try:
+            return ps.get(key).value
+        except engines.UnknownKeyError:
+            lp.heartbeat()  # who waits for others is not hung
+            if lp.wait_for_stop(_POLL_S):
+                raise ReplicaLostError("the program stops") from None
+
+
+class MultiWorkerAsyncReplicator(Replicator):
+    """Many workers, asynchronous: parameters are on servers, and nobody waits for others.
+
+    Each step begins with the newest parameters of the servers. `step` of an optimizer keeps the
+    gradients; once `step_fn` has returned, they go to the servers, which apply them with the
+    optimizer itself. So its state, momentum for instance, is there, and what `state_dict()` of an
+    optimizer has here is without it. Settings of parameter groups, as the learning rate, go with the
+    gradients. Gradients may be computed from parameters that others have changed meanwhile;
+    `staleness` says how often.
+
+    The servers are the group `<label>_server` of the program. `checkpoints={"<label>_server":
+    lp.Checkpoints(folder, period_s=60)}` keeps the parameters, the state of the optimizers, and how
+    many steps were made. A replica that is lost holds nobody up. With
+    `restart={"<label>": "on_failure"}` it comes back, and goes on with the newest parameters. What else
+    it has, as its averages for batch normalisation, is its own: `checkpoints={"<label>": ...}`
+    keeps what `keep` names.
+
+    It has no collectives: they would wait for others.
+
+    Attributes:
+        barrier: When a replica may begin its next step.
+        servers: How many servers there are.
+
+    Example:
+        repl = replicas.MultiWorkerAsyncReplicator(num_workers=8, barrier=engines.PSP(2))
+        accuracies = repl.launch(train)
+    """
+
+    _node_type = _AsyncReplicaNode
+
+    def __init__(
+        self, num_workers: int, *, barrier: "engines.Barrier | None" = None, servers: int = 1
+    ) -> None:
+        """Describes them.
+
+        Args:
+            num_workers: How many workers. Each is one replica, with one device and its own input.
+            barrier: When a replica may begin its next step, as `engines.BSP()`, `engines.SSP(4)` or
+                `engines.PSP(2)`; by default `engines.ASP()`: at once.
+            servers: Among how many the parameters are divided: those of an optimizer of PyTorch
+                evenly, those of other optimizers as a whole. With more than one, an optimizer that
+                looks at all parameters at the same time sees only those of its server.
+
+        Raises:
+            ValueError: A number is too small.
+            TypeError: The barrier is none.
+        """
+        super().__init__(num_workers, 1, 1, InputReplication.PER_REPLICA, _inputs.split_leading)
+        if servers < 1:
+            raise ValueError(f"{type(self).__name__}: at least 1 of servers, not {servers}")
+        self.barrier = engines.ASP() if barrier is None else barrier
+        check_barrier(self.barrier)
+        self.servers = servers
+
+    @property
+    def _me(self) -> _Here:
+        here = super()._me
+        assert isinstance(here, _Here)
+        return here
+
+    @property
+    def step(self) -> int:
+        """How many steps replicas have made on average, as this replica has read."""
+        return self._me.made // self.num_replicas
+
+    def staleness(self) -> "collections.Counter[int]":
+        """Returns how stale the updates were that the servers have applied, as this replica has read.
+
+        How many updates of the same parameters came between reading these and updating them: how
+        often that was so. Each optimizer counts, on each server. All replicas are in it.
+
+        Example:
+            repl.staleness()  # Counter({3: 812, 2: 95, 4: 90, 31: 3})
+        """
+        return self._me.staleness()
+
+    # What users set up.
+
+    def wrap_optimizer(self, optimizer: Any, parameters: Any = None, **options: Any) -> Any:
+        """Returns an optimizer whose `step` has the servers update the parameters.
+
+        All replicas wrap the same optimizers in the same order.
+
+        Args:
+            optimizer: Of PyTorch; the same object is returned. Or one with `init(parameters)` and
+                `update(gradients, state, parameters)`, as those of optax are, which returns updates
+                to be added to the parameters, and the state. In the replica, `update` keeps the
+                gradients, and returns zeros.
+            parameters: For optimizers that are not of PyTorch: a dict or list of arrays, nested
+                perhaps. Before each step, the newest values are put into it.
+            **options: As for other replicators, without `every` and `outer`. They say how gradients
+                are averaged, which they are not here.
+
+        Raises:
+            TypeError: It is no optimizer, the parameters are missing, or the options are other ones.
+            ValueError: Another optimizer has one of its parameters.
+        """
+        if more := sorted(options.keys() - {"model", "overlap", "bucket_bytes", "label"}):
+            raise TypeError(f"{type(self).__name__} has no option {', '.join(more)} of optimizers")
+        optimizers = self._me.optimizers
+        wrapped = remote(optimizer, parameters, len(optimizers), self.servers)
+        known = {id(leaf) for each in optimizers for leaf in each.leaves()}
+        if not known.isdisjoint(map(id, wrapped.leaves())):
+            raise ValueError(f"{type(optimizer).__name__} has parameters of another optimizer")
+        optimizers.append(wrapped)
+        return wrapped if isinstance(wrapped, FunctionalRemote) else optimizer
+
+    def keep(self, **things: Any) -> None:
+        """Says what the state of this replica is; it begins with that of replica 0.
+
+        After a restart, it becomes what it was at the newest checkpoint of this replica, if there are
+        any. The parameters of wrapped optimizers are those of the servers, whatever is kept here.
+
+        Args:
+            **things: As for all replicators.
+
+        Raises:
+            TypeError: A thing cannot be kept.
+        """
+        here = self._me
+        for name, thing in things.items():
+            check_can_be_kept(name, thing)
+        here.kept.update(things)
+        key = ("kept", *things)
+        taken = {name: taken_from(thing) for name, thing in things.items()}
+        self._set_first(key, functools.partial(copy.deepcopy, taken))
+        state = _awaited(here.ps, key)
+        if here.training.snapshot is not None:
+            state = {**state, **here.training.snapshot.kept}
+        for name, thing in things.items():
+            put_into(name, thing, copy.deepcopy(state[name]))
+
+    def _set_first(self, key: Any, value: Callable[[], Any]) -> None:
+        """Sets a value in replica 0, if there is none."""
+        if self._me.rank == 0:
+            known = self._me.ps.keys()
+            if key not in known:
+                self._me.ps.set(key, value())
+
+    # Training.
+
+    def run(
+        self,
+        step_fn: Callable[..., T],
+        input_fn: "Callable[..., Any] | None" = None,
+        *,
+        steps: "int | None" = None,
+        progress_s: float = 10.0,
+        tensorboard: "str | None" = None,
+    ) -> Iterator[list[T]]:
+        """Makes steps; yields after each of them a list with what this replica has returned.
+
+        The list has one item, because nothing is gathered. Ends when all replicas together have made
+        the steps, when the input of this replica ends, or when the program stops. Between two steps
+        parameters are as they were at the begin of the last one; at the end, they are the newest.
+
+        Args:
+            step_fn: One step of this replica: takes a batch, returns any value. Several optimizers may
+                step in it, also several times; parameters change when it has returned.
+            input_fn: Takes the index of the replica; else as for all replicators. The `step` that it
+                may take is how many this replica has made.
+            steps: How many steps there will be of each replica on average, those before a restart
+                included; None: until the input ends. Who is fast makes more of them. Steps in
+                flight at the end are made, too: less than one of each replica.
+            progress_s: Seconds between two lines of progress, of replica 0.
+            tensorboard: A folder for TensorBoard, for replica 0: numbers in what `step_fn` returns
+                there, and the speed.
+
+        Raises:
+            ReplicaError: The servers have parameters of another model.
+            UpdateError: The servers could not apply an update.
+        """
+        here = self._me
+        for optimizer in here.optimizers:
+            for key in optimizer.keys:
+                self._set_first(key, functools.partial(optimizer.first, key))
+        here.read()
+        inputs = self._inputs(input_fn) if input_fn else None
+        here.training.begin(here.kept)
+        limit = None if steps is None else steps * self.num_replicas
+        stepping = _Stepping(here, step_fn, inputs, limit)
+        progress = Progress(here.label, steps, progress_s, tensorboard) if here.rank == 0 else None
+        try:
+            for result in stepping.steps():
+                if progress is not None:
+                    shares = [here.share_of(rank) for rank in range(self.num_replicas)]
+                    progress.note(self.step, [result], shares, _text(here.staleness()))
+                yield [result]
+        finally:
+            if progress is not None:
+                progress.close()
+        if not lp.stop_event().is_set():
+            here.read()
+        here.training.take()
+
+    # What it does not have.
+
+    def all_reduce(self, *_: Any, **__: Any) -> NoReturn:
+        """Raises UnsupportedCollectiveError."""
+        self._refuse("all_reduce")
+
+    def all_sum(self, *_: Any, **__: Any) -> NoReturn:
+        """Raises UnsupportedCollectiveError."""
+        self._refuse("all_sum")
+
+    def all_gather(self, *_: Any, **__: Any) -> NoReturn:
+        """Raises UnsupportedCollectiveError."""
+        self._refuse("all_gather")
+
+    def broadcast(self, *_: Any, **__: Any) -> NoReturn:
+        """Raises UnsupportedCollectiveError."""
+        self._refuse("broadcast")
+
+    def map_reduce(self, *_: Any, **__: Any) -> NoReturn:
+        """Raises UnsupportedCollectiveError."""
+        self._refuse("map_reduce")
+
+    def map_gather(self, *_: Any, **__: Any) -> NoReturn:
+        """Raises UnsupportedCollectiveError."""
+        self._refuse("map_gather")
+
+    def _refuse(self, name: str) -> NoReturn:
+        raise UnsupportedCollectiveError(
+            f"replica {self._me.rank}: {type(self).__name__} has no {name}, because its replicas do "
+            "not wait for each other; MultiWorkerReplicator has it"
+        )
+
+    # Starting.
+
+    def _add_more(self, program: lp.Program, label: str) -> Sequence[Any]:
+        servers = _Servers(self.barrier)
+        return [
+            servers.add_to(program, workers=0, servers=self.servers, label=label, progress_s=None)
+        ]
+
+
+class _Stepping:
+    """The steps of one `run`."""
+
+    def __init__(
+        self,
+        here: _Here,
+        step_fn: Callable[..., Any],
+        inputs: "_inputs.Inputs | None",
+        limit: "int | None",
+    ) -> None:
+        self._here = here
+        self._step_fn = step_fn
+        self._inputs = inputs
+        #: How many steps all replicas make; None: no limit.
+        self._limit = limit
+        self._has_ended = False
+        self._result: Any = None
+        #: Seconds for the servers, as far as they do not know; and since when more is added.
+        self._waited_s = 0.0
+        self._waits_since = 0.0
+
+    def steps(self) -> Iterator[Any]:
+        """Makes them; yields what the function returns."""
+        report, began_at = self._here.report, time.monotonic() - self._here.report.seconds
+        if not self._goes_on():
+            return
+        self._waits_since = time.monotonic()
+        for _ in self._here.ps.work(_Pushing(self._push)):
+            if self._has_ended:
+                return
+            report.steps += 1
+            self._note_wait()
+            yield self._result
+            report.seconds = time.monotonic() - began_at
+            if not self._goes_on():
+                return
+            self._waits_since = time.monotonic()
+
+    def _note_wait(self) -> None:
+        waited_s = time.monotonic() - self._waits_since
+        self._waited_s += waited_s
+        self._here.report.waited_s += waited_s
+
+    def _goes_on(self) -> bool:
+        if lp.stop_event().is_set():
+            return False
+        return self._inputs is None or self._inputs.has_next()
+
+    def _push(self, values: Mapping[Any, Any]) -> Mapping[Any, Any]:
+        here = self._here
+        here.take_over(values)
+        is_enough = self._limit is not None and here.made >= self._limit
+        # Asked again: a step is repeated, with the next batch, when a server was lost in it.
+        if is_enough or not self._goes_on():
+            self._has_ended = True
+            return {}
+        here.training.between_steps()
+        self._note_wait()
+        done = _Done(1, self._call(), self._waited_s)
+        self._waited_s, self._waits_since = 0.0, time.monotonic()
+        updates = [optimizer.updates() for optimizer in here.optimizers]
+        return {_DONE: (here.rank, done), **{key: each[key] for each in updates for key in each}}
+
+    def _call(self) -> int:
+        """Calls the function; returns how many examples it got."""
+        if self._inputs is None:
+            self._result = self._step_fn()
+            return 0
+        batch = self._inputs.next()
+        examples = _inputs.examples_in(batch)
+        self._here.report.examples += examples
+        self._result = self._step_fn(batch)
+        return examples
+
+
+def _text(staleness: "collections.Counter[int]") -> str:
+    """Returns how stale updates were, for a line of progress."""
+    if not staleness:
+        return ""
+    mean = sum(stale * count for stale, count in staleness.items()) / staleness.total()
+    return f", updates {mean:.1f} stale on average, {max(staleness)} at most"
