@@ -5,6 +5,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from examples.gan.program import Settings, drawn_labels, train
 from examples.gan.scoring import Score, score
 from launchpad_lite import replicas
@@ -57,8 +59,9 @@ def draw_grid(images: Any, path: Path) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5, 5), layout="constrained")
-    # Image 10 i + k is the i-th of digit k.
-    grid = images[:100].reshape(10, 10, 8, 8).transpose(0, 2, 1, 3).reshape(80, 80)
+    # Image 10 i + k is the i-th of digit k. White pixels keep them apart.
+    apart = np.pad(images[:100, 0], ((0, 0), (1, 1), (1, 1)), constant_values=-1)
+    grid = apart.reshape(10, 10, 10, 10).transpose(0, 2, 1, 3).reshape(100, 100)
     axes = figure.add_subplot()
     axes.imshow(grid, cmap="gray_r", vmin=-1, vmax=1)
     axes.axis("off")

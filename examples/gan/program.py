@@ -33,11 +33,11 @@ class Settings:
         seed: Of the first weights, the noise, and the order of the images.
     """
 
-    steps: int = 800
+    steps: int = 600
     batch: int = 64
     generator_rate: float = 1e-3
     discriminator_rate: float = 2e-3
-    sample_period: int = 200
+    sample_period: int = 150
     seed: int = 0
 
 
