@@ -23,6 +23,8 @@ from launchpad_lite.testing import poll_until
         ("actor_learner", {"max_seconds": float("nan")}, "some time"),
         ("actor_learner", {"target": 501}, "500 at most, never 501"),
         ("actor_learner", {"seed": -1}, "0 or more, not -1"),
+        ("control_agent", {"num_actors": 0}, "at least one actor, one replica"),
+        ("control_agent", {"num_replicas": 3}, "3 replicas cannot share a batch of 128 evenly"),
         ("evolution_strategies", {"num_evaluators": 0}, "at least one evaluator"),
         ("evolution_strategies", {"function": "cube"}, "there are: sphere, rosenbrock, rastrigin"),
         ("evolution_strategies", {"dimension": 1}, "at least 2 dimensions"),
@@ -72,6 +74,7 @@ def test_a_regression_needs_as_many_samples_as_weights() -> None:
     ("example", "flags", "words"),
     [
         ("actor_learner", ["--actors=0"], "at least one actor"),
+        ("control_agent", ["--replicas=0"], "at least one actor, one replica"),
         ("evolution_strategies", ["--chaos=1", "--launcher=local_mt"], "--chaos kills processes"),
         ("inference_server", ["--actors=0"], "inference_server needs at least one actor, not 0"),
         ("parameter_server", ["--requesters=0"], "needs at least one requester, not 0"),

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from examples.control_agent.acting import NStep, act
+from examples.control_agent.program import Settings, make_program
 from examples.control_agent.replay import Replay
 from launchpad_lite.testing import poll_until
 from tests.engines import needs_torch
@@ -137,3 +138,17 @@ def test_the_script_learns_with_any_number_of_replicas(replicas: int, tmp_path: 
     assert result["curve"][0][2] < -800
     assert result["ratio"] == pytest.approx(64, rel=0.2)
     assert (tmp_path / "learning_curve.svg").exists()
+
+
+@needs_torch
+@pytest.mark.slow
+@pytest.mark.parametrize("min_size", [500, 10**9])
+def test_a_stop_from_outside_ends_nobody_by_force(launch_program: Any, min_size: int) -> None:
+    program = make_program(1, 2, Settings(target=0.0, min_size=min_size))
+    running = launch_program(program, "test_mp", notice_s=30)
+    replay = running.client("replay")
+    # They learn, or wait for the first batch.
+    poll_until(lambda: replay.counts()[0 if min_size > 500 else 1] > 1000, 60)
+    result = running.stop()
+    assert not result.killed
+    assert not result.failures
