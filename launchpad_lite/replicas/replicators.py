@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import courier
 import launchpad_lite as lp
-from launchpad_lite.replicas import _devices, _inputs
+from launchpad_lite.replicas import _devices, _inputs, _torch_functions
 from launchpad_lite.replicas._carrier import AloneCarrier, Op
 from launchpad_lite.replicas._collectives import Collectives, split
 from launchpad_lite.replicas._mesh_node import MeshNode
@@ -221,6 +221,8 @@ class Replicator:
             TypeError: A value is no number and no array.
             CollectiveMismatchError: Replicas made different calls.
         """
+        if _torch_functions.needs_gradient(values):
+            return _torch_functions.all_reduce(self._me.collectives, values, op, label)
         return self._me.collectives.all_reduce(values, op, label)
 
     def all_sum(self, values: Any, label: str = "") -> Any:
@@ -233,6 +235,8 @@ class Replicator:
         Raises:
             CollectiveMismatchError: Replicas made different calls.
         """
+        if _torch_functions.needs_gradient(values):
+            return _torch_functions.all_gather(self._me.collectives, values, label)
         return self._me.collectives.all_gather(values, label)
 
     def broadcast(self, values: Any, source: int = 0, label: str = "") -> Any:
@@ -242,6 +246,8 @@ class Replicator:
             ValueError: There is no such replica.
             CollectiveMismatchError: Replicas made different calls.
         """
+        if _torch_functions.needs_gradient(values):
+            return _torch_functions.broadcast(self._me.collectives, values, source, label)
         return self._me.collectives.broadcast(values, source, label)
 
     def map_reduce(
