@@ -292,7 +292,7 @@ def test_replicas_get_the_parameters_of_one_process(name: str, size: int, run: A
     every = returned(run(size, lambda repl: trained(repl, optimizer)))
     for params in every:
         for found, expected, first in zip(params, alone, every[0], strict=True):
-            np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=2e-6)
             np.testing.assert_array_equal(found, first)  # bit by bit
 
 
@@ -309,7 +309,7 @@ def test_batch_norm_over_replicas_is_that_of_the_whole_batch() -> None:
 
     expected = (batch - batch.mean(0)) / np.sqrt(batch.var(0) + 1e-5)
     found = np.concatenate(returned(run_on_devices(4, story)))
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=2e-6)
 
 
 # TpuReplicator in a program
