@@ -31,6 +31,7 @@ class Collectives:
         rank: Which replica this is.
         size: How many there are.
         on_gpu: Whether `reduce_later` takes tensors on a GPU.
+        averages: What takes means of gradients by these, and lives as long.
         seconds: Time spent waiting for others and moving data, so far.
     """
 
@@ -42,6 +43,7 @@ class Collectives:
         """
         self.rank, self.size = carrier.rank, carrier.size
         self.on_gpu = carrier.on_gpu
+        self.averages: list[Any] = []
         self.seconds = 0.0
         self._carrier = carrier
         #: Held while a call gets its number and its place in the order.

@@ -15,11 +15,13 @@ import pickle
 import socket
 import stat
 import struct
+import time
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import courier
 from launchpad_lite.replicas._call import Call, check_same
 from launchpad_lite.replicas._carrier import Carrier, Op
 from launchpad_lite.replicas.errors import ReplicaLostError
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 # That a replica is lost is noticed elsewhere; one that is only slow may be waited for.
 _FOREVER = timedelta(days=365)
 _CONNECT = timedelta(seconds=60)
+_CLOSE_S = 10.0
 _POLL_S = 1.0  # how long a call for a key waits on replica 0
 _DIGEST_BYTES = 16
 _IN_BAND_BYTES = 1 << 16  # smaller arrays are not worth a message of their own
@@ -330,12 +333,23 @@ class TorchCarrier(Carrier):
             self._nccl.abort()
 
     def close(self) -> None:
-        """Frees what it has, unless a call that was aborted still holds it."""
-        if self._work is None or self._work.is_completed():
-            self._work = self._gloo = self._nccl = None
-        else:
+        """Frees what it has, once the other replicas close theirs, or after some seconds."""
+        if self._gloo is not None and self._error is None:
+            with contextlib.suppress(courier.CourierError):  # replica 0 is gone: all have ended
+                self._wait_for_others()
+        if self._work is not None and not self._work.is_completed():
             # Its destructor would wait for the call, for ever, also at the end of the process.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._gloo))
+        self._work = self._gloo = self._nccl = None
+
+    def _wait_for_others(self) -> None:
+        """Lets others end their last call, in which gloo fails if a connection is closed."""
+        self._values.set(f"{self._prefix}closed/{self.rank}", b"")
+        until = time.monotonic() + _CLOSE_S
+        for rank in range(self.size):
+            while self._values.get(f"{self._prefix}closed/{rank}", _POLL_S) is None:
+                if self._error is not None or time.monotonic() > until:
+                    return
 
 
 def _take_large(large: "list[np.ndarray[Any, Any]]", buffer: pickle.PickleBuffer) -> bool:

@@ -17,11 +17,6 @@ if TYPE_CHECKING:
 
 BUCKET_BYTES = 25 << 20
 
-#: Of each replica: what has buckets for parameters, of which each is in one bucket only.
-_AVERAGES: "weakref.WeakKeyDictionary[Collectives, list[weakref.ref[_Average]]]" = (
-    weakref.WeakKeyDictionary()
-)
-
 
 def wrap_optimizer(
     collectives: "Collectives",
@@ -146,11 +141,12 @@ class _Average:
         self._is_mean = False  # all gradients are, now
         self._is_used = False  # `step` has used them, and nobody has cleared them
         self._paused = 0
-        self._peers = _AVERAGES.setdefault(collectives, [])
         #: This, and those in whose buckets some of its parameters are.
         self._together = [self]
         self._add_new()
-        self._peers.append(weakref.ref(self))
+        # Kept though the user drops the optimizer: when it is collected differs from replica to
+        # replica, and what is averaged must not.
+        collectives.averages.append(self)
         self._change_optimizer()
 
     def _change_optimizer(self) -> None:
@@ -282,9 +278,8 @@ class _Average:
         if self._collectives.size == 1:
             return
         mine = {id(each): each for each in _parameters(self._optimizer) if each.requires_grad}
-        for reference in self._peers:
-            peer = reference()
-            if peer and peer not in self._together and mine.keys() & peer._places.keys():
+        for peer in self._collectives.averages:
+            if peer not in self._together and mine.keys() & peer._places.keys():
                 self._together.append(peer)
         known = set().union(*[each._places for each in self._together])
         new = [parameter for key, parameter in mine.items() if key not in known]
@@ -296,7 +291,8 @@ class _Average:
         self._listen(new)
 
     def _listen(self, parameters: Iterable[Any]) -> None:
-        me = weakref.ref(self)  # the hooks stay as long as the parameters
+        # A weak reference: PyTorch keeps hooks where Python does not collect cycles.
+        me = weakref.ref(self)
 
         def on_gradient(parameter: Any) -> None:
             average = me()

@@ -1,7 +1,9 @@
 """Process groups of PyTorch carry arrays between replicas, in threads and in processes."""
 
 import multiprocessing
+import os
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -117,18 +119,31 @@ def test_abort_ends_calls_in_flight(absent: int) -> None:
         lost = ReplicaLostError("gone")
         if carrier.rank == absent:
             others_wait.wait(10)
+            carrier.abort(lost)
             return None
         timer = threading.Timer(0.1, carrier.abort, [lost])
         timer.start()
-        with pytest.raises(ReplicaLostError, match="gone"):
+        with pytest.raises(ReplicaLostError):  # the first to abort closes the connections of all
             carrier.all_gather(None, CALL)
+        timer.join()
         with pytest.raises(ReplicaLostError, match="gone"):
             carrier.all_reduce(np.zeros(3), "sum", CALL)
         others_wait.wait(10)
-        timer.join()
         return None
 
     run_carriers(3, run)
+
+
+def test_who_closes_first_waits_until_the_others_have_ended_their_calls() -> None:
+    def run(carrier: TorchCarrier) -> Any:
+        carrier.all_gather(None, CALL)
+        begun_at = time.monotonic()
+        if carrier.rank == 1:
+            time.sleep(0.5)  # is busy
+        carrier.close()
+        return time.monotonic() - begun_at
+
+    assert all(seconds > 0.4 for seconds in run_carriers(2, run))
 
 
 def test_abort_ends_the_wait_for_a_replica_that_does_not_come() -> None:
@@ -151,7 +166,9 @@ def _sum_in_process(address: str, rank: int, size: int, results: Any) -> None:
     carrier.all_reduce(array, "sum", CALL)
     results.put(array[-1])
     if rank == size - 1:
-        return  # is gone
+        results.close()
+        results.join_thread()
+        os._exit(0)  # is gone
     try:
         carrier.all_reduce(array, "sum", CALL)
     except ReplicaLostError as error:

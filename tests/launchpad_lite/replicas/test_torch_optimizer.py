@@ -2,8 +2,10 @@
 
 import contextlib
 import copy
+import gc
 import io
 import pickle
+import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -413,6 +415,28 @@ def test_schedulers_state_and_copies_know_an_ordinary_optimizer() -> None:
         return parameters_of(model)
 
     assert_same(run_replicas(2, run))
+
+
+def test_an_optimizer_that_nobody_keeps_works_as_long_as_the_collectives() -> None:
+    import torch
+
+    def run(collectives: Collectives) -> Any:
+        parameter = torch.nn.Parameter(torch.zeros(1))
+        wrap_optimizer(collectives, sgd([parameter]))
+        gc.collect()
+        ((collectives.rank + 1.0) * parameter).sum().backward()
+        return parameter.grad.item()
+
+    assert run_replicas(2, run) == [1.5, 1.5]
+
+    # And no longer.
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    collectives = Collectives(AloneCarrier())
+    wrap_optimizer(collectives, sgd([parameter]))
+    gone = weakref.ref(parameter)
+    del parameter, collectives
+    gc.collect()
+    assert gone() is None
 
 
 def test_clipping_sees_the_norm_of_the_mean() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import courier
 from launchpad_lite.replicas._collectives import Collectives
 from launchpad_lite.replicas._torch_carrier import KeyValues, TorchCarrier
+from launchpad_lite.replicas.errors import ReplicaLostError
 
 
 def run_carriers(size: int, function: Callable[[TorchCarrier], Any]) -> list[Any]:
@@ -24,10 +25,12 @@ def run_carriers(size: int, function: Callable[[TorchCarrier], Any]) -> list[Any
             try:
                 carriers[rank].connect()
                 results[rank] = function(carriers[rank])
+                carriers[rank].close()
             except Exception as error:  # noqa: BLE001  # raised below
                 errors.append(error)
                 for carrier in carriers:
                     carrier.abort(error)
+                carriers[rank].close()
 
         threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(size)]
         for thread in threads:
@@ -35,12 +38,10 @@ def run_carriers(size: int, function: Callable[[TorchCarrier], Any]) -> list[Any
         for thread in threads:
             thread.join(60)
             assert not thread.is_alive()
-        for carrier in carriers:
-            carrier.close()
         for client in clients:
             courier.close(client)
     if errors:
-        raise errors[0]
+        raise min(errors, key=lambda error: isinstance(error, ReplicaLostError))  # the cause
     return results
 
 
@@ -54,6 +55,9 @@ def run_replicas(
         mine = () if inputs is None else (inputs[carrier.rank],)
         try:
             return function(collectives, *mine)
+        except Exception as error:
+            collectives.abort(error)  # so that this does not wait for the others
+            raise
         finally:
             collectives.close()
 
