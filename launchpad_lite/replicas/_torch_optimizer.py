@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 BUCKET_BYTES = 25 << 20
 
 
-def wrap_optimizer(
-    collectives: "Collectives",
+def wrap(
     optimizer: Any,
+    collectives: "Collectives",
     *,
     model: Any = None,
     overlap: bool = True,
@@ -50,8 +50,8 @@ def wrap_optimizer(
     2311.08105), which is `optimizer.outer`. `synchronize()` does it before that.
 
     Args:
-        collectives: Of this replica.
         optimizer: Any `torch.optim.Optimizer`.
+        collectives: Of this replica.
         model: Its other parameters, and its buffers, become those of replica 0, too.
         overlap: Whether to take means in the backward pass; else in `step()`, or `synchronize()`.
             False is needed where parts of the model run in some replicas only while its backward pass

@@ -8,7 +8,7 @@ import pytest
 from launchpad_lite.replicas import _torch_functions as functions
 from launchpad_lite.replicas._carrier import AloneCarrier
 from launchpad_lite.replicas._collectives import Collectives
-from launchpad_lite.replicas._torch_optimizer import wrap_optimizer
+from launchpad_lite.replicas._torch_optimizer import wrap
 from tests.engines import needs_torch
 from tests.launchpad_lite.replicas.torch_replicas import run_replicas
 
@@ -162,7 +162,7 @@ def test_batch_norm_by_all_sum_is_that_of_the_whole_batch(size: int) -> None:
         mine = slice(*(12 * part // size for part in (collectives.rank, collectives.rank + 1)))
         inputs = data[mine].clone().requires_grad_()
         parameters = layers()
-        wrap_optimizer(collectives, torch.optim.SGD(parameters, lr=1.0), bucket_bytes=64)
+        wrap(torch.optim.SGD(parameters, lr=1.0), collectives, bucket_bytes=64)
         outputs = outputs_of(
             parameters, inputs, lambda part: functions.all_reduce(collectives, part)
         )

@@ -14,7 +14,7 @@ import pytest
 
 from launchpad_lite.replicas._carrier import AloneCarrier
 from launchpad_lite.replicas._collectives import Collectives
-from launchpad_lite.replicas._torch_optimizer import wrap_optimizer
+from launchpad_lite.replicas._torch_optimizer import wrap
 from launchpad_lite.replicas.errors import ReplicaError, ReplicaLostError
 from tests.engines import needs_torch
 from tests.launchpad_lite.replicas.torch_replicas import run_replicas
@@ -88,7 +88,7 @@ def train(
     collectives: Collectives, make: Callable[[Any], Any], steps: int = 100, **how: Any
 ) -> Any:
     model = network(collectives.rank)
-    optimizer = wrap_optimizer(collectives, make(model.parameters()), **how)
+    optimizer = wrap(make(model.parameters()), collectives, **how)
     for step in range(steps):
         optimizer.zero_grad()
         loss_of(model, step, collectives.rank, collectives.size).backward()
@@ -149,7 +149,7 @@ def test_parameters_and_buffers_become_those_of_replica_0() -> None:
         model[1].running_mean.fill_(collectives.rank)
         for parameter in model[0].parameters():
             parameter.requires_grad_(False)
-        wrap_optimizer(collectives, sgd(model[1].parameters()), model=model)
+        wrap(sgd(model[1].parameters()), collectives, model=model)
         return np.concatenate([parameters_of(model), model[1].running_mean.numpy()])
 
     together = run_replicas(3, run)
@@ -160,7 +160,7 @@ def test_parameters_and_buffers_become_those_of_replica_0() -> None:
 def test_gradients_after_a_backward_pass_are_means_in_the_memory_of_buckets() -> None:
     def run(collectives: Collectives) -> Any:
         model = network()
-        wrap_optimizer(collectives, sgd(model.parameters()))
+        wrap(sgd(model.parameters()), collectives)
         loss_of(model, 0, collectives.rank, collectives.size).backward()
         storages = {each.grad.untyped_storage().data_ptr() for each in model.parameters()}
         assert len(storages) == 1
@@ -178,7 +178,7 @@ def test_gradients_after_a_backward_pass_are_means_in_the_memory_of_buckets() ->
 def test_all_ways_to_clear_gradients(clear: str, first: bool) -> None:
     def run(collectives: Collectives) -> Any:
         model = network()
-        optimizer = wrap_optimizer(collectives, sgd(model.parameters()))
+        optimizer = wrap(sgd(model.parameters()), collectives)
 
         def cleared() -> None:
             if clear == "by hand":
@@ -208,9 +208,7 @@ def test_gradients_of_several_backward_passes_add_up(how: str) -> None:
     def run(collectives: Collectives) -> Any:
         labels = noted(collectives)
         model = network()
-        optimizer = wrap_optimizer(
-            collectives, sgd(model.parameters()), overlap=how != "no overlap"
-        )
+        optimizer = wrap(sgd(model.parameters()), collectives, overlap=how != "no overlap")
         for step in range(5):
             optimizer.zero_grad()
             for part in range(3):
@@ -242,7 +240,7 @@ def test_a_parameter_without_gradient_counts_as_zero_and_none_stays_none(overlap
 
     def run(collectives: Collectives) -> Any:
         used, sometimes, never = (torch.nn.Parameter(torch.ones(2)) for _ in range(3))
-        optimizer = wrap_optimizer(collectives, sgd([used, sometimes, never]), overlap=overlap)
+        optimizer = wrap(sgd([used, sometimes, never]), collectives, overlap=overlap)
         found = []
         for step in range(3):
             optimizer.zero_grad()
@@ -264,7 +262,7 @@ def test_a_replica_whose_loss_reaches_no_parameter() -> None:
 
     def run(collectives: Collectives) -> Any:
         parameter = torch.nn.Parameter(torch.zeros(2))
-        optimizer = wrap_optimizer(collectives, torch.optim.SGD([parameter], lr=1.0))
+        optimizer = wrap(torch.optim.SGD([parameter], lr=1.0), collectives)
         for step in range(4):
             optimizer.zero_grad()
             if collectives.rank == step % 2:
@@ -282,8 +280,8 @@ def gan(collectives: Collectives, order: str = "clear first") -> Any:
     labels = noted(collectives)
     generator, critic = drawn(torch.nn.Linear(5, 5), 1), network()
     optimizers = [
-        wrap_optimizer(collectives, sgd(critic.parameters()), label="critic"),
-        wrap_optimizer(collectives, sgd(generator.parameters()), label="generator"),
+        wrap(sgd(critic.parameters()), collectives, label="critic"),
+        wrap(sgd(generator.parameters()), collectives, label="generator"),
     ]
     rank, size = collectives.rank, collectives.size
 
@@ -329,8 +327,8 @@ def test_two_optimizers_of_the_same_parameters_share_buckets(shared: str) -> Non
         labels = noted(collectives)
         model = network()
         parameters = list(model.parameters())
-        one = wrap_optimizer(collectives, sgd(parameters if shared == "all" else parameters[:4]))
-        other = wrap_optimizer(collectives, adam(parameters if shared == "all" else parameters[2:]))
+        one = wrap(sgd(parameters if shared == "all" else parameters[:4]), collectives)
+        other = wrap(adam(parameters if shared == "all" else parameters[2:]), collectives)
         for step in range(6):
             optimizer = other if step % 2 else one
             optimizer.zero_grad()
@@ -349,7 +347,7 @@ def test_two_optimizers_of_the_same_parameters_share_buckets(shared: str) -> Non
 def test_lbfgs_makes_the_same_decisions_in_all_replicas() -> None:
     def run(collectives: Collectives) -> Any:
         model = network()
-        optimizer = wrap_optimizer(collectives, lbfgs(model.parameters()))
+        optimizer = wrap(lbfgs(model.parameters()), collectives)
 
         def closure() -> Any:
             optimizer.zero_grad()
@@ -371,7 +369,7 @@ def test_add_param_group_and_parameters_that_are_trained_later() -> None:
     def run(collectives: Collectives) -> Any:
         first, frozen, added = (torch.nn.Parameter(torch.ones(2)) for _ in range(3))
         frozen.requires_grad_(False)
-        optimizer = wrap_optimizer(collectives, torch.optim.SGD([first, frozen], lr=1.0))
+        optimizer = wrap(torch.optim.SGD([first, frozen], lr=1.0), collectives)
         factor = collectives.rank + 1.0
         (factor * first.sum()).backward()
         optimizer.step()
@@ -395,7 +393,7 @@ def test_schedulers_state_and_copies_know_an_ordinary_optimizer() -> None:
 
     def run(collectives: Collectives) -> Any:
         model = network()
-        optimizer = wrap_optimizer(collectives, sgd(model.parameters()))
+        optimizer = wrap(sgd(model.parameters()), collectives)
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
         loss_of(model, 0, collectives.rank, collectives.size).backward()
         optimizer.step()
@@ -422,7 +420,7 @@ def test_an_optimizer_that_nobody_keeps_works_as_long_as_the_collectives() -> No
 
     def run(collectives: Collectives) -> Any:
         parameter = torch.nn.Parameter(torch.zeros(1))
-        wrap_optimizer(collectives, sgd([parameter]))
+        wrap(sgd([parameter]), collectives)
         gc.collect()
         ((collectives.rank + 1.0) * parameter).sum().backward()
         return parameter.grad.item()
@@ -432,7 +430,7 @@ def test_an_optimizer_that_nobody_keeps_works_as_long_as_the_collectives() -> No
     # And no longer.
     parameter = torch.nn.Parameter(torch.zeros(1))
     collectives = Collectives(AloneCarrier())
-    wrap_optimizer(collectives, sgd([parameter]))
+    wrap(sgd([parameter]), collectives)
     gone = weakref.ref(parameter)
     del parameter, collectives
     gc.collect()
@@ -444,7 +442,7 @@ def test_clipping_sees_the_norm_of_the_mean() -> None:
 
     def run(collectives: Collectives) -> float:
         parameter = torch.nn.Parameter(torch.zeros(4))
-        wrap_optimizer(collectives, sgd([parameter]))
+        wrap(sgd([parameter]), collectives)
         ((3.0 if collectives.rank else 1.0) * parameter.sum()).backward()
         return float(torch.nn.utils.clip_grad_norm_([parameter], 1.0))
 
@@ -456,7 +454,7 @@ def test_a_grad_scaler_skips_a_step_in_all_replicas() -> None:
 
     def run(collectives: Collectives) -> Any:
         parameter = torch.nn.Parameter(torch.ones(2))
-        optimizer = wrap_optimizer(collectives, torch.optim.SGD([parameter], lr=1.0))
+        optimizer = wrap(torch.optim.SGD([parameter], lr=1.0), collectives)
         scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
         for step in range(3):
             optimizer.zero_grad()
@@ -478,7 +476,7 @@ def test_other_types_of_parameters(dtype: str) -> None:
             torch.nn.Parameter(torch.zeros(3, dtype=getattr(torch, name)))
             for name in (dtype, "float32", dtype)
         ]
-        optimizer = wrap_optimizer(collectives, torch.optim.SGD(parameters, lr=1.0))
+        optimizer = wrap(torch.optim.SGD(parameters, lr=1.0), collectives)
         for _ in range(2):
             optimizer.zero_grad()
             sum((collectives.rank + 1.0) * each.float().sum() for each in parameters[:2]).backward()
@@ -499,7 +497,7 @@ def test_channels_last_and_transposed_parameters_keep_their_layout() -> None:
             torch.nn.Parameter(images.contiguous(memory_format=torch.channels_last)),
             torch.nn.Parameter(torch.arange(6.0).view(2, 3).t()),
         ]
-        wrap_optimizer(collectives, sgd(parameters))
+        wrap(sgd(parameters), collectives)
         sum((each**2).sum() for each in parameters).backward()
         for each in parameters:
             assert each.grad.stride() == each.stride()
@@ -512,7 +510,7 @@ def test_channels_last_and_transposed_parameters_keep_their_layout() -> None:
 def one_replica() -> Iterator[Any]:
     import torch
 
-    yield wrap_optimizer(alone(), torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0))
+    yield wrap(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0), alone())
 
 
 def test_what_cannot_be_wrapped() -> None:
@@ -520,13 +518,13 @@ def test_what_cannot_be_wrapped() -> None:
 
     parameter = torch.nn.Parameter(torch.zeros(2))
     with pytest.raises(TypeError, match="Optimizer is needed, not a int"):
-        wrap_optimizer(alone(), 3)
+        wrap(3, alone())
     with one_replica() as optimizer, pytest.raises(ValueError, match="is wrapped already"):
-        wrap_optimizer(alone(), optimizer)
+        wrap(optimizer, alone())
     with pytest.raises(ValueError, match="outer needs every="):
-        wrap_optimizer(alone(), sgd([parameter]), outer=sgd)
+        wrap(sgd([parameter]), alone(), outer=sgd)
     with pytest.raises(ValueError, match="at least 1, not 0"):
-        wrap_optimizer(alone(), sgd([parameter]), every=0)
+        wrap(sgd([parameter]), alone(), every=0)
 
 
 def test_sparse_and_complex_gradients_are_errors() -> None:
@@ -534,12 +532,12 @@ def test_sparse_and_complex_gradients_are_errors() -> None:
 
     def run(collectives: Collectives) -> None:
         embedding = torch.nn.Embedding(4, 2, sparse=True)
-        wrap_optimizer(collectives, torch.optim.SGD(embedding.parameters(), lr=1.0))
+        wrap(torch.optim.SGD(embedding.parameters(), lr=1.0), collectives)
         with pytest.raises(TypeError, match="Embedding"):
             embedding(torch.tensor([1])).sum().backward()
         strange = torch.nn.Parameter(torch.zeros(2, dtype=torch.complex64))
         with pytest.raises(TypeError, match="complex parameters"):
-            wrap_optimizer(collectives, torch.optim.SGD([strange], lr=1.0))
+            wrap(torch.optim.SGD([strange], lr=1.0), collectives)
 
     run_replicas(2, run)
 
@@ -550,7 +548,7 @@ def checkpointed(collectives: Collectives, **how: Any) -> Any:
 
     layer = torch.nn.Linear(3, 3, bias=False)
     torch.nn.init.eye_(layer.weight)
-    optimizer = wrap_optimizer(collectives, torch.optim.SGD(layer.parameters(), lr=1.0), **how)
+    optimizer = wrap(torch.optim.SGD(layer.parameters(), lr=1.0), collectives, **how)
     inputs = torch.ones(1, 3, requires_grad=True)
     once = checkpoint(layer, inputs, use_reentrant=True)
     checkpoint(layer, once, use_reentrant=True).sum().backward()
@@ -572,7 +570,7 @@ def test_a_gradient_that_comes_twice_while_its_mean_is_taken_is_an_error() -> No
 
     def run(collectives: Collectives) -> None:
         layer, head = torch.nn.Linear(3, 3), torch.nn.Linear(3, 1)
-        wrap_optimizer(collectives, sgd([*layer.parameters(), *head.parameters()]))
+        wrap(sgd([*layer.parameters(), *head.parameters()]), collectives)
         once = checkpoint(layer, torch.ones(1, 3, requires_grad=True), use_reentrant=True)
         loss = head(checkpoint(layer, once, use_reentrant=True)).sum()
         with pytest.raises(ReplicaError, match="came twice in one backward pass"):
@@ -584,7 +582,7 @@ def test_a_gradient_that_comes_twice_while_its_mean_is_taken_is_an_error() -> No
 def test_a_lost_replica_raises_in_the_backward_pass_and_in_the_step() -> None:
     def run(collectives: Collectives) -> None:
         model = network()
-        optimizer = wrap_optimizer(collectives, sgd(model.parameters()))
+        optimizer = wrap(sgd(model.parameters()), collectives)
         collectives.barrier("here")
         collectives.abort(ReplicaLostError("replica 1 is lost"))
         with pytest.raises(ReplicaLostError, match="replica 1 is lost"):
@@ -625,12 +623,12 @@ def train_linear(collectives: Collectives, steps: int, restore_at: int = 0, **ho
     import torch
 
     weights = torch.nn.Parameter(torch.full((5,), float(collectives.rank), dtype=torch.float64))
-    optimizer = wrap_optimizer(collectives, torch.optim.SGD([weights], lr=0.05), **how)
+    optimizer = wrap(torch.optim.SGD([weights], lr=0.05), collectives, **how)
     for step in range(steps):
         if step == restore_at > 0:
             saved = pickle.loads(pickle.dumps((weights.detach(), optimizer.state_dict())))
             weights = torch.nn.Parameter(torch.zeros(5, dtype=torch.float64))
-            optimizer = wrap_optimizer(collectives, torch.optim.SGD([weights], lr=0.05), **how)
+            optimizer = wrap(torch.optim.SGD([weights], lr=0.05), collectives, **how)
             with torch.no_grad():
                 weights.copy_(saved[0])
             optimizer.load_state_dict(saved[1])
@@ -673,7 +671,7 @@ def test_synchronize_makes_the_outer_step_before_its_time() -> None:
         import torch
 
         weights = torch.nn.Parameter(torch.zeros(2, dtype=torch.bfloat16))
-        optimizer = wrap_optimizer(collectives, torch.optim.SGD([weights], lr=1.0), every=10)
+        optimizer = wrap(torch.optim.SGD([weights], lr=1.0), collectives, every=10)
         ((collectives.rank + 1.0) * weights.sum()).backward()
         optimizer.step()
         optimizer.synchronize()
