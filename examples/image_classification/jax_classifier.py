@@ -77,7 +77,7 @@ def scores_of(params: Any, images: Any, statistics: Any) -> "tuple[Any, Any]":
     return features.mean((2, 3)) @ params["weights"] + params["bias"], seen
 
 
-@jax.jit
+@jax.jit  # type: ignore[untyped-decorator]  # mypy does not read jax
 def _gradients(params: Any, images: Any, labels: Any) -> Any:
     def loss_of(params: Any) -> Any:
         scores, statistics = scores_of(params, images, None)

@@ -3,6 +3,7 @@
 import argparse
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import launchpad_lite as lp
 from examples.image_classification.program import Settings, train
 from launchpad_lite import replicas
 
-REPLICATORS = {
+REPLICATORS: dict[str, Callable[[int], replicas.Replicator]] = {
     "none": lambda _: replicas.NonReplicator(),
     "multi_gpu": lambda number: replicas.MultiGpuReplicator(num_gpus=number),
     "multi_worker": lambda number: replicas.MultiWorkerReplicator(num_workers=number),
@@ -112,7 +113,7 @@ class Alone:
 
 def speed(results: list[dict[str, Any]], batch: int) -> float:
     """Returns how many images per second all replicas together have seen."""
-    return sum(batch * len(result["losses"]) / result["seconds"] for result in results)
+    return float(sum(batch * len(result["losses"]) / result["seconds"] for result in results))
 
 
 if __name__ == "__main__":

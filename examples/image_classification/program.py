@@ -85,11 +85,7 @@ def train(repl: replicas.Replicator, settings: Settings) -> dict[str, Any]:
         repl: The replicator, in a replica.
         settings: How to train.
     """
-    if isinstance(repl, replicas.TpuReplicator):
-        from examples.image_classification.jax_classifier import Classifier
-    else:
-        from examples.image_classification.torch_classifier import Classifier
-    classifier = Classifier(repl, settings.seed)
+    classifier = make_classifier(repl, settings.seed)
     repl.keep(**classifier.state)
 
     pipelines = repl.num_pipelines
@@ -98,7 +94,7 @@ def train(repl: replicas.Replicator, settings: Settings) -> dict[str, Any]:
     def input_fn(index: int, step: int) -> Iterator[tuple[Any, Any]]:
         return batches(settings, size, index, step)
 
-    def step_fn(batch: tuple[Any, Any]) -> float:
+    def step_fn(batch: tuple[Any, Any]) -> Any:
         return classifier.step(*batch, settings.rate_at(repl.step))
 
     steps = settings.epochs * settings.steps_per_epoch
@@ -106,3 +102,14 @@ def train(repl: replicas.Replicator, settings: Settings) -> dict[str, Any]:
     _, _, images, labels = digits()
     accuracy = float((classifier.predict(images) == labels).mean())
     return {"accuracy": accuracy, "losses": curve, "seconds": repl.report.seconds}
+
+
+def make_classifier(repl: replicas.Replicator, seed: int) -> Any:
+    """Returns the network, in JAX for devices of JAX, in PyTorch for all others."""
+    if isinstance(repl, replicas.TpuReplicator):
+        from examples.image_classification import jax_classifier
+
+        return jax_classifier.Classifier(repl, seed)
+    from examples.image_classification import torch_classifier
+
+    return torch_classifier.Classifier(repl, seed)

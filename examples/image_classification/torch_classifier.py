@@ -9,7 +9,7 @@ from torch.nn import functional
 from launchpad_lite import replicas
 
 
-class Block(nn.Module):
+class Block(nn.Module):  # type: ignore[misc]  # mypy does not read torch
     """Two convolutions, and what went into them."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
@@ -70,7 +70,7 @@ class Classifier:
         self._optimizer.zero_grad()
         loss.backward()
         self._optimizer.step()
-        return loss.item()
+        return float(loss)
 
     def predict(self, images: Any) -> Any:
         """Returns the digit on each image, as an array of numpy."""

@@ -389,7 +389,7 @@ class _Small:
         self._last = last
         if arrays is None:
             # Not the array itself: it may change while the result is still on its way to others.
-            self._parts = [array.copy()]
+            self._parts: list[Array] = [array.copy()]
         else:
             arrays.offer_small(array)
             self._parts = [arrays.small(index, array) for index in range(size)]

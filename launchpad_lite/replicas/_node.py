@@ -19,6 +19,7 @@ import launchpad_lite as lp
 from launchpad_lite.replicas._carrier import AloneCarrier, Carrier
 from launchpad_lite.replicas._collectives import Collectives
 from launchpad_lite.replicas._courier_carrier import CourierCarrier
+from launchpad_lite.replicas._gpu_carrier import GpuCarrier
 from launchpad_lite.replicas._inputs import SharedPipeline
 from launchpad_lite.replicas._mailbox import Box, Mailbox
 from launchpad_lite.replicas._meeting import Generation, Lost, Meeting
@@ -229,9 +230,10 @@ class ReplicaNode:
     def _carrier(self, generation: Generation) -> Carrier:
         if len(self._replicas) == 1:
             return AloneCarrier()
-        return CourierCarrier(
+        carrier = CourierCarrier(
             self._rank, self._box, self._replicas, generation.infos, generation.number
         )
+        return GpuCarrier(carrier, self._replicas[0].address.rpartition(":")[0])
 
     def _is_made(self, made: Any) -> None:
         self._object = made

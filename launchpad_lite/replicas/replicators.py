@@ -305,7 +305,7 @@ class Replicator:
         if torch is not None and isinstance(optimizer, torch.optim.Optimizer):
             from launchpad_lite.replicas import _torch_optimizer
 
-            return _torch_optimizer.wrap_optimizer(self._me.collectives, optimizer, **options)
+            return _torch_optimizer.wrap(optimizer, self._me.collectives, **options)
         if options:
             raise TypeError(f"only optimizers of PyTorch have options: {', '.join(options)}")
         return averaging(optimizer, lambda nest: self.all_reduce(nest, "mean", "gradients"))

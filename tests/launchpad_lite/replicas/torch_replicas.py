@@ -1,64 +1,35 @@
-"""Replicas in threads, over process groups of PyTorch."""
+"""Replicas in threads, which exchange tensors in memory."""
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import courier
+from launchpad_lite.replicas._carrier import Carrier
 from launchpad_lite.replicas._collectives import Collectives
-from launchpad_lite.replicas._torch_carrier import KeyValues, TorchCarrier
 from launchpad_lite.replicas.errors import ReplicaLostError
-
-
-def run_carriers(size: int, function: Callable[[TorchCarrier], Any]) -> list[Any]:
-    """Returns what a function returns for the carrier of each replica; all run at the same time."""
-    results: list[Any] = [None] * size
-    errors: list[Exception] = []
-    with courier.Server(KeyValues()) as server:
-        clients = [courier.Client(server.address) for _ in range(size)]
-        carriers = [
-            TorchCarrier(client, rank, size, host="127.0.0.1")
-            for rank, client in enumerate(clients)
-        ]
-
-        def run(rank: int) -> None:
-            try:
-                carriers[rank].connect()
-                results[rank] = function(carriers[rank])
-                carriers[rank].close()
-            except Exception as error:  # noqa: BLE001  # raised below
-                errors.append(error)
-                for carrier in carriers:
-                    carrier.abort(error)
-                carriers[rank].close()
-
-        threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(size)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-            assert not thread.is_alive()
-        for client in clients:
-            courier.close(client)
-    if errors:
-        raise min(errors, key=lambda error: isinstance(error, ReplicaLostError))  # the cause
-    return results
+from tests.launchpad_lite.replicas.carriers import run
+from tests.launchpad_lite.replicas.together import in_memory
 
 
 def run_replicas(
     size: int, function: Callable[..., Any], inputs: Sequence[Any] | None = None
 ) -> list[Any]:
     """Returns what a function returns in each replica, for its collectives and its input, if any."""
+    carriers = in_memory(size)
 
-    def run(carrier: TorchCarrier) -> Any:
+    def replicate(carrier: Carrier) -> Any:
         collectives = Collectives(carrier)
         mine = () if inputs is None else (inputs[carrier.rank],)
         try:
             return function(collectives, *mine)
         except Exception as error:
-            collectives.abort(error)  # so that this does not wait for the others
+            for other in carriers:
+                other.abort(ReplicaLostError(str(error)))
             raise
         finally:
             collectives.close()
 
-    return run_carriers(size, run)
+    results = run(carriers, replicate, timeout_s=100.0)
+    errors = [result for result in results if isinstance(result, Exception)]
+    if errors:
+        raise min(errors, key=lambda error: isinstance(error, ReplicaLostError))
+    return results

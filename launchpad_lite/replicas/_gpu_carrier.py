@@ -1,0 +1,141 @@
+"""Combines tensors on GPUs where they are, by NCCL; all else goes by another carrier.
+
+Written against the interface of torch.distributed. Its tests run it with gloo on CPU tensors; it has
+not run on a GPU yet.
+"""
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from launchpad_lite.replicas._call import Call
+from launchpad_lite.replicas._carrier import Carrier, Op
+
+if TYPE_CHECKING:
+    import numpy as np
+
+#: That a replica is lost is noticed elsewhere; one that is only slow may be waited for.
+_FOREVER = timedelta(days=365)
+_LOOK_S = 1.0
+
+
+class GpuCarrier(Carrier):
+    """See the module.
+
+    Only memory of tensors goes through NCCL, which does not know the program's secret. That replicas
+    make the same calls is compared, and objects are sent, by the other carrier.
+    """
+
+    on_gpu = True
+
+    def __init__(self, other: Carrier, host: str, device: str = "cuda") -> None:
+        """Makes it; it connects at the first call with a tensor on a GPU.
+
+        Args:
+            other: Carries all else.
+            host: Where the other replicas reach replica 0.
+            device: The type of the tensors it is for; `cpu` for tests, which then go by gloo.
+        """
+        self.rank, self.size = other.rank, other.size
+        self._other = other
+        self._host = host
+        self._device = device
+        self._group: Any = None
+        self._error: Exception | None = None
+
+    def all_reduce(self, array: Any, op: Op, call: Call) -> None:
+        """Combines arrays in place; see `Carrier`."""
+        if not self._is_for(array):
+            self._other.all_reduce(array, op, call)
+            return
+        from torch.distributed import AllreduceOptions, ReduceOp
+
+        self._agree(call)
+        options = AllreduceOptions()
+        options.timeout = _FOREVER
+        names = {"mean": "SUM"}  # gloo has no mean
+        options.reduceOp = getattr(ReduceOp, names.get(op, op.upper()))
+        self._finish(self._connected().allreduce([array], options))
+        if op == "mean":
+            array.div_(self.size)
+
+    def broadcast(self, array: Any, source: int, call: Call) -> None:
+        """Gives all the array of one; see `Carrier`."""
+        if not self._is_for(array):
+            self._other.broadcast(array, source, call)
+            return
+        from torch.distributed import BroadcastOptions
+
+        self._agree(call)
+        options = BroadcastOptions()
+        options.timeout = _FOREVER
+        options.rootRank = source
+        self._finish(self._connected().broadcast([array], options))
+
+    def all_gather(self, value: Any, call: Call) -> Sequence[Any]:
+        """Returns what each replica gave; see `Carrier`."""
+        return self._other.all_gather(value, call)
+
+    def buffer(self, nbytes: int) -> "np.ndarray[Any, Any]":
+        """Returns memory of the host; see `Carrier`."""
+        return self._other.buffer(nbytes)
+
+    def abort(self, error: Exception) -> None:
+        """Has calls raise this error; see `Carrier`."""
+        self._error = self._error or error
+        self._other.abort(error)
+        if self._group is not None and hasattr(self._group, "abort"):
+            self._group.abort()
+
+    def close(self) -> None:
+        """Frees what it has."""
+        self._group = None
+        self._other.close()
+
+    def _is_for(self, array: Any) -> bool:
+        device = getattr(array, "device", None)  # arrays of numpy have none, or a text
+        return getattr(device, "type", None) == self._device
+
+    def _agree(self, call: Call) -> None:
+        """Checks that all replicas make this call: NCCL would wait for ever, or add other numbers."""
+        self._other.all_gather(None, call)
+
+    def _connected(self) -> Any:
+        if self._group is None:
+            self._group = self._connect()
+        return self._group
+
+    def _connect(self) -> Any:
+        """Connects all replicas. The port is one that is free on the machine of replica 0."""
+        from torch.distributed import PrefixStore, TCPStore
+
+        port, store = None, None
+        if self.rank == 0:
+            store = TCPStore(self._host, 0, is_master=True, wait_for_workers=False)
+            port = store.port
+        ports = self._other.all_gather(port, Call(0, "connect GPUs"))
+        if store is None:
+            store = TCPStore(self._host, ports[0], is_master=False)
+        return self._make_group(PrefixStore("replicas", store))
+
+    def _make_group(self, store: Any) -> Any:
+        from torch.distributed import distributed_c10d as c10d
+
+        if self._device == "cpu":
+            return c10d.ProcessGroupGloo(store, self.rank, self.size, timedelta(seconds=60))
+        options = c10d.ProcessGroupNCCL.Options()
+        options._timeout = _FOREVER
+        return c10d.ProcessGroupNCCL(store, self.rank, self.size, options)
+
+    def _finish(self, work: Any) -> None:
+        """Waits until a call is over."""
+        try:
+            while not work.is_completed():
+                try:
+                    work.wait(timedelta(seconds=_LOOK_S))
+                except RuntimeError:
+                    if work.is_completed() or self._error is not None:
+                        raise
+            work.wait()
+        except RuntimeError as error:
+            raise self._error or error from error

@@ -1,0 +1,77 @@
+"""Tensors on a device, with CPU tensors and gloo in the place of GPUs and NCCL."""
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from launchpad_lite.replicas import CollectiveMismatchError, ReplicaLostError
+from launchpad_lite.replicas._call import Call
+from launchpad_lite.replicas._gpu_carrier import GpuCarrier
+from tests.engines import needs_torch
+from tests.launchpad_lite.replicas.carriers import run
+from tests.launchpad_lite.replicas.together import in_memory
+
+pytestmark = [needs_torch, pytest.mark.slow]
+
+
+def gpu_carriers(size: int) -> list[GpuCarrier]:
+    return [GpuCarrier(carrier, "127.0.0.1", device="cpu") for carrier in in_memory(size)]
+
+
+@pytest.mark.parametrize("op", ["sum", "mean", "max", "min", "product"])
+def test_tensors_are_combined_where_they_are(op: str) -> None:
+    import torch
+
+    def reduce(carrier: Any) -> Any:
+        tensor = torch.arange(3, dtype=torch.float32) + carrier.rank + 1
+        carrier.all_reduce(tensor, op, Call(1, "reduce"))
+        return tensor.tolist()
+
+    values = np.arange(3) + np.array([[1], [2], [3]])
+    definition = {"product": "prod"}.get(op, op)
+    expected = getattr(np, definition)(values, axis=0).tolist()
+    assert run(gpu_carriers(3), reduce) == [expected] * 3
+
+
+def test_all_else_goes_the_other_way() -> None:
+    import torch
+
+    def exchange(carrier: Any) -> Any:
+        tensor, array = torch.full((2,), carrier.rank), np.full(2, carrier.rank)
+        carrier.broadcast(tensor, 1, Call(1, "tensor"))
+        carrier.broadcast(array, 1, Call(2, "array"))
+        carrier.all_reduce(array, "sum", Call(3, "sum"))
+        return tensor.tolist(), array.tolist(), carrier.all_gather(carrier.rank, Call(4, "ranks"))
+
+    assert run(gpu_carriers(2), exchange) == [([1, 1], [2, 2], [0, 1])] * 2
+
+
+def test_different_calls_are_told_before_tensors_move() -> None:
+    import torch
+
+    def differ(carrier: Any) -> None:
+        carrier.all_reduce(torch.zeros(2 + carrier.rank), "sum", Call(1, f"[{2 + carrier.rank}]"))
+
+    errors = run(gpu_carriers(2), differ)
+    assert [type(error) for error in errors] == [CollectiveMismatchError] * 2
+
+
+def test_a_call_in_flight_can_be_aborted() -> None:
+    import torch
+
+    carriers = gpu_carriers(2)
+
+    def reduce(carrier: Any) -> None:
+        carrier.all_reduce(torch.zeros(2), "sum", Call(1, "both"))
+        if carrier.rank == 0:
+            carrier.all_reduce(torch.zeros(2), "sum", Call(2, "one"))
+        else:
+            threading.Timer(
+                0.1, carriers[0].abort, [ReplicaLostError("replica 1 was lost")]
+            ).start()
+
+    error, none = run(carriers, reduce)
+    assert isinstance(error, ReplicaLostError)
+    assert none is None
