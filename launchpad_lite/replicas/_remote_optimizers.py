@@ -432,7 +432,7 @@ class FunctionalRemote(RemoteOptimizer):
         import numpy as np
 
         (key,) = self.keys
-        arrays = [as_numpy(leaf, path) for path, leaf in _nests.leaves(gradients)]
+        arrays = _in_order(self._parameters, gradients)
         here = [leaf.shape for leaf in self._parts[key]]
         if here != (given := [array.shape for array in arrays]):
             raise ValueError(
@@ -440,8 +440,8 @@ class FunctionalRemote(RemoteOptimizer):
                 f"{_text(here)}"
             )
         self._steps[key].append(Step([array.copy() for array in arrays], None))
-        zeros = iter([np.zeros_like(array) for array in arrays])
-        return _nests.rebuilt(gradients, lambda leaf: like(leaf, next(zeros))), state
+        zeros = _nests.rebuilt(gradients, lambda leaf: like(leaf, np.zeros_like(as_numpy(leaf))))
+        return zeros, state
 
     def first(self, key: int) -> Part:  # noqa: ARG002 - there is one
         """Returns the first value of a key: a copy of what is here."""
@@ -450,6 +450,22 @@ class FunctionalRemote(RemoteOptimizer):
 
     def _load(self, key: int, arrays: "Sequence[Array]") -> None:  # noqa: ARG002
         _put(self._parameters, iter(arrays))
+
+
+def _in_order(nest: Any, other: Any) -> "list[Array]":
+    """Returns the leaves of a nest in the order of another one: JAX sorts the keys of dicts.
+
+    Raises:
+        ValueError: It has other leaves.
+    """
+    found = dict(_nests.leaves(other))
+    paths = [path for path, _ in _nests.leaves(nest)]
+    if found.keys() != set(paths):
+        raise ValueError(
+            f"gradients and updates are nested as the parameters are: {', '.join(paths)}; not "
+            f"{', '.join(found)}"
+        )
+    return [as_numpy(found[path], path) for path in paths]
 
 
 def _put(nest: Any, arrays: "Iterator[Array]") -> Any:
@@ -500,7 +516,7 @@ class FunctionalServer(ServerOptimizer):
         given = iter(step.gradients)
         gradients = _nests.rebuilt(self._parameters, lambda _: next(given))
         updates, self._state = self._optimizer.update(gradients, self._state, self._parameters)
-        changes = (as_numpy(leaf) for _, leaf in _nests.leaves(updates))
+        changes = iter(_in_order(self._parameters, updates))
         self._parameters = _nests.rebuilt(
             self._parameters, lambda leaf: np.asarray(leaf + next(changes), leaf.dtype)
         )

@@ -63,9 +63,9 @@ def regress(
             time.sleep(slow_s * (8 if repl.replica_id == 0 else 1))
         features, targets = batch
         errors = features @ parameters["weights"] + parameters["bias"] - targets
-        gradients = {
-            "weights": 2 * features.T @ errors / len(errors),
+        gradients = {  # in another order, as JAX gives them
             "bias": np.array([2 * errors.mean()]),
+            "weights": 2 * features.T @ errors / len(errors),
         }
         updates, state = optimizer.update(gradients, state, parameters)
         for name in parameters:
@@ -202,7 +202,12 @@ def wrap_wrongly(repl: Any, what: str) -> None:
         repl.wrap_optimizer(object())
     if what == "no parameters":
         repl.wrap_optimizer(Momentum())
-    repl.wrap_optimizer(Momentum(), parameters).update({"x": np.zeros(3)})
+    if what == "options":
+        repl.wrap_optimizer(Momentum(), parameters, every=2)
+    optimizer = repl.wrap_optimizer(Momentum(), parameters)
+    if what == "shared":
+        repl.wrap_optimizer(Momentum(), {"y": parameters["x"]})
+    optimizer.update({"x": np.zeros(3)} if what == "shapes" else {"y": np.zeros(2)})
 
 
 @pytest.mark.parametrize(
@@ -210,7 +215,10 @@ def wrap_wrongly(repl: Any, what: str) -> None:
     [
         ("no optimizer", "takes an optimizer of PyTorch, or one with init"),
         ("no parameters", "a dict or list of arrays, not NoneType"),
-        ("gradients", r"gradients of shapes \(3,\) for parameters of shapes \(2,\)"),
+        ("options", "has no option every of optimizers"),
+        ("shared", "Momentum has parameters of another optimizer"),
+        ("names", r"are nested as the parameters are: \['x'\]; not \['y'\]"),
+        ("shapes", r"gradients of shapes \(3,\) for parameters of shapes \(2,\)"),
     ],
 )
 def test_what_is_wrapped_is_checked(what: str, message: str) -> None:
