@@ -70,7 +70,7 @@ class Classifier:
         self._optimizer.zero_grad()
         loss.backward()
         self._optimizer.step()
-        return float(loss)
+        return float(loss.detach())
 
     def predict(self, images: Any) -> Any:
         """Returns the digit on each image, as an array of numpy."""
