@@ -298,7 +298,7 @@ def make_program(
 
     Raises:
         ValueError: A number is too small, or the replicas cannot share a batch evenly.
-        ImportError: Gymnasium is not installed.
+        ImportError: Gymnasium or PyTorch is not installed.
     """
     if num_actors < 1 or num_replicas < 1 or settings.episodes < 1:
         raise ValueError("control_agent needs at least one actor, one replica and one episode")
@@ -307,6 +307,7 @@ def make_program(
     # Of what nodes import inside of functions, launchers ask hosts and images for that which this
     # process has loaded: so who lacks it is refused before anything starts.
     import gymnasium  # noqa: F401 - for its being loaded
+    import torch  # noqa: F401
 
     program = lp.Program("control_agent")
     ratio = settings.samples_per_insert
