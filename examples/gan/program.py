@@ -16,6 +16,8 @@ from launchpad_lite import replicas
 NOISE_SIZE = 32
 #: Images that are drawn for a score.
 SAMPLES = 2000
+#: By how much the network that draws moves to the generator in a step.
+AVERAGE_RATE = 0.02
 
 Batch = dict[str, "np.ndarray[Any, Any]"]
 
@@ -90,7 +92,8 @@ def train(repl: replicas.Replicator, settings: Settings) -> dict[str, Any]:
     torch.set_num_threads(1)  # the replicas share the cores
     torch.manual_seed(settings.seed)
     with repl.context() as device:
-        generator = Generator(repl, NOISE_SIZE)
+        generator, averaged = Generator(repl, NOISE_SIZE), Generator(repl, NOISE_SIZE)
+        averaged.load_state_dict(generator.state_dict())
         discriminator = Discriminator()
         generator_optimizer = repl.wrap_optimizer(
             torch.optim.Adam(generator.parameters(), settings.generator_rate, (0.0, 0.9))
@@ -100,6 +103,7 @@ def train(repl: replicas.Replicator, settings: Settings) -> dict[str, Any]:
         )
     repl.keep(
         generator=generator,
+        averaged=averaged,
         discriminator=discriminator,
         generator_optimizer=generator_optimizer,
         discriminator_optimizer=discriminator_optimizer,
@@ -126,9 +130,14 @@ def train(repl: replicas.Replicator, settings: Settings) -> dict[str, Any]:
 
     drawn: dict[int, Any] = {}
     for _ in repl.run(step_fn, input_fn, steps=settings.steps):
+        # The generator oscillates; its mean over the last steps draws better.
+        for mean, newest in zip(
+            averaged.state_dict().values(), generator.state_dict().values(), strict=True
+        ):
+            mean.lerp_(newest, AVERAGE_RATE)
         is_due = repl.step % settings.sample_period == 0 or repl.step == settings.steps
         if is_due and repl.replica_id == 0:
-            drawn[repl.step] = draw_digits(generator)
+            drawn[repl.step] = draw_digits(averaged)
     return {"drawn": drawn, "seconds": repl.report.seconds}
 
 
@@ -137,13 +146,12 @@ def draw_digits(generator: Any) -> Any:
     import torch
 
     noise = np.random.default_rng(0).normal(size=(SAMPLES, NOISE_SIZE)).astype(np.float32)
-    generator.eval()
+    generator.eval()  # no statistics of this batch: the other replicas do not draw
     device = next(generator.parameters()).device
     with torch.no_grad():
         images = generator(
             torch.as_tensor(noise, device=device), torch.as_tensor(drawn_labels(), device=device)
         )
-    generator.train()
     return images.cpu().numpy()
 
 

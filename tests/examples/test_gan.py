@@ -114,15 +114,15 @@ def test_the_discriminator_has_a_spectral_norm_of_one() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [1, 2])
 def test_the_script_draws_digits_that_a_classifier_reads(number: int, tmp_path: Path) -> None:
-    arguments = (f"--replicas={number}", "--steps=300", f"--output={tmp_path}")
+    arguments = (f"--replicas={number}", "--steps=400", f"--output={tmp_path}")
     done = run_example("gan", *arguments)
     assert done.returncode == 0, done.stderr
     last = done.stdout.splitlines()[-1].split()
-    assert last[:3] == [str(number), str(64 * number), "300"]
+    assert last[:3] == [str(number), str(64 * number), "400"]
     inception, frechet, right = float(last[3]), float(last[4]), float(last[5].rstrip("%"))
     # Uniform noise: 3.2, 540, 10 %.
-    assert inception > 5.5
-    assert frechet < 80
-    assert right > 40
+    assert inception > 6
+    assert frechet < 60
+    assert right > 60
     assert (tmp_path / f"digits-{number}.png").exists()
     assert (tmp_path / "scores.svg").exists()
