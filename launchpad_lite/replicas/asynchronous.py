@@ -109,6 +109,10 @@ class _Here(Here):
         done = self.done.get(rank, _NOTHING)
         return Share(done.examples, done.waited_s)
 
+    def keys(self) -> list[Any]:
+        """Returns what a step needs of the servers."""
+        return [_DONE, *(key for optimizer in self.optimizers for key in optimizer.keys)]
+
     def take_over(self, values: Mapping[Any, Any]) -> None:
         """Takes over what the servers have."""
         self.done = values[_DONE]
@@ -119,8 +123,7 @@ class _Here(Here):
 
     def read(self) -> None:
         """Reads all that the servers have or will have."""
-        keys = [_DONE, *(key for optimizer in self.optimizers for key in optimizer.keys)]
-        self.take_over({key: _awaited(self.ps, key) for key in keys})
+        self.take_over({key: _awaited(self.ps, key) for key in self.keys()})
 
     def staleness(self) -> "collections.Counter[int]":
         """Returns how many updates came between reading and updating: how often."""
@@ -444,6 +447,7 @@ class _Stepping:
         #: How many steps all replicas make; None: no limit.
         self._limit = limit
         self._has_ended = False
+        self._has_result = False
         self._result: Any = None
         #: Seconds for the servers, as far as they do not know; and since when more is added.
         self._waited_s = 0.0
@@ -458,6 +462,8 @@ class _Stepping:
         for _ in self._here.ps.work(_Pushing(self._push)):
             if self._has_ended:
                 return
+            if not self._has_result:
+                continue
             report.steps += 1
             self._note_wait()
             yield self._result
@@ -478,6 +484,10 @@ class _Stepping:
 
     def _push(self, values: Mapping[Any, Any]) -> Mapping[Any, Any]:
         here = self._here
+        self._has_result = values.keys() >= set(here.keys())
+        if not self._has_result:  # replica 0 sets them, and their names become known last
+            lp.wait_for_stop(_POLL_S)
+            return {}
         here.take_over(values)
         is_enough = self._limit is not None and here.made >= self._limit
         # Asked again: a step is repeated, with the next batch, when a server was lost in it.

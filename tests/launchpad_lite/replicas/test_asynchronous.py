@@ -183,6 +183,28 @@ def test_replicas_begin_as_replica_0_and_end_with_their_inputs() -> None:
         assert yielded == [[each] for each in seen]
 
 
+class Slow(Momentum):
+    """Takes long to be in a checkpoint."""
+
+    def __getstate__(self) -> Any:
+        time.sleep(0.1)
+        return self.__dict__
+
+
+def begin_early(repl: Any) -> float:
+    parameters = {"x": np.zeros(1)}
+    optimizer = repl.wrap_optimizer(Slow(), parameters)
+    for _ in repl.run(lambda: optimizer.update({"x": np.ones(1)}), steps=2):
+        pass
+    return parameters["x"].item()
+
+
+def test_a_replica_waits_until_the_keys_of_replica_0_are_known(tmp_path: Path) -> None:
+    options = {"checkpoints": {"replica_server": lp.Checkpoints(tmp_path)}}
+    repl = replicas.MultiWorkerAsyncReplicator(2)
+    assert all(x < 0 for x in repl.launch(begin_early, launcher="test_mt", launch_options=options))
+
+
 def differ(repl: Any) -> None:
     parameters = {"x": np.zeros(2 + repl.replica_id)}
     optimizer = repl.wrap_optimizer(Momentum(), parameters)
