@@ -126,11 +126,9 @@ def test_a_projected_distribution_keeps_its_mean_and_stays_on_the_atoms() -> Non
 
 @needs_torch
 @pytest.mark.slow
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_the_script_learns_with_any_number_of_replicas(replicas: int, tmp_path: Path) -> None:
+def test_the_script_learns_with_a_learner_of_two_replicas(tmp_path: Path) -> None:
     # A policy that has not learned has a mean return of about -1200.
-    arguments = (f"--replicas={replicas}", "--target=-500", f"--output={tmp_path}")
-    done = run_example("control_agent", *arguments)
+    done = run_example("control_agent", "--replicas=2", "--target=-500", f"--output={tmp_path}")
     assert done.returncode == 0, done.stderr
     result = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))
     assert result["solved"]
