@@ -56,29 +56,24 @@ class Operation:
         if self._divisor is not None:
             array /= self._divisor
 
-    def combine(self, arrays: "Sequence[Array]", out: "Array", *, last: bool) -> None:
+    def combine(
+        self, arrays: "Sequence[Array]", out: "Array", *, last: bool, copies: "Sequence[Array]" = ()
+    ) -> None:
         """Combines arrays in their order.
 
         Args:
             arrays: At least one; `out` may be the first, and must be no other.
             out: Gets the result.
             last: Whether these are of all replicas.
+            copies: Get the result, too; they may be among the arrays.
         """
         for begin, end in blocks(len(out), out.itemsize):
             result = out[begin:end]
             self._combine_block([array[begin:end] for array in arrays], result)
             if last:
                 self.finish(result)
-
-    def combine_in_all(self, arrays: "Sequence[Array]", *, last: bool) -> None:
-        """Combines arrays in their order; each gets the result."""
-        for begin, end in blocks(len(arrays[0]), arrays[0].itemsize):
-            parts = [array[begin:end] for array in arrays]
-            self._combine_block(parts, parts[0])
-            if last:
-                self.finish(parts[0])
-            for part in parts[1:]:
-                part[:] = parts[0]
+            for copy in copies:
+                copy[begin:end] = result
 
     def _combine_block(self, parts: "Sequence[Array]", result: "Array") -> None:
         if len(parts) == 1:

@@ -109,7 +109,7 @@ class SharedArrays:
         place = self._own.find(array)
         parts = self._parts(array)
         if not place[0]:
-            self._fill(0, parts[0])
+            self._give(0, parts[0])
         answer = enter(place)
         if answer is Answer.PLACED:
             self._reduce_in_place(array, operation, place, last)
@@ -172,29 +172,45 @@ class SharedArrays:
         self, parts: "Sequence[Array]", operation: Operation, last: bool, has_begun: bool
     ) -> None:
         # At the same time one chunk is filled, the one before combined, the one before that read.
-        for step in range(0 if not has_begun else 1, len(parts) + 2):
+        for step in range(1 if has_begun else 0, len(parts) + 2):
             if step >= 2:
-                parts[step - 2][:] = self._chunk(0, step - 2, parts[step - 2])
+                for part, chunk in self._shares_of_others(step - 2, parts[step - 2], 0):
+                    part[:] = chunk
             if step < len(parts):
-                self._fill(step, parts[step])
+                self._give(step, parts[step])
             if 1 <= step <= len(parts):
                 self._combine(step - 1, parts[step - 1], operation, last)
             if step <= len(parts):
                 self.meet()
         self._number += len(parts)
 
-    def _combine(self, step: int, like: "Array", operation: Operation, last: bool) -> None:
-        """Combines this replica's share of a chunk, into that of the chief."""
-        begin, end = share(len(like), self._group.index, len(self._group))
-        arrays = [self._chunk(index, step, like)[begin:end] for index in range(len(self._group))]
-        operation.combine(arrays, arrays[0], last=last)
+    def _give(self, step: int, part: "Array") -> None:
+        """Fills a chunk with what others combine."""
+        for own, chunk in self._shares_of_others(step, part, self._group.index):
+            chunk[:] = own
+
+    def _shares_of_others(
+        self, step: int, part: "Array", index: int
+    ) -> "list[tuple[Array, Array]]":
+        """Returns what the other replicas combine, in an array and in the chunk of one."""
+        chunk = self._chunk(index, step, part)
+        begin, end = share(len(part), self._group.index, len(self._group))
+        return [(part[:begin], chunk[:begin]), (part[end:], chunk[end:])]
+
+    def _combine(self, step: int, part: "Array", operation: Operation, last: bool) -> None:
+        """Combines this replica's share of a chunk, into that of the chief and the own array."""
+        begin, end = share(len(part), self._group.index, len(self._group))
+        arrays = [self._chunk(index, step, part)[begin:end] for index in range(len(self._group))]
+        out, own = arrays[0], part[begin:end]
+        arrays[self._group.index] = own
+        operation.combine(arrays, out, last=last, copies=[own])
 
     def _reduce_in_place(
         self, array: "Array", operation: Operation, place: tuple[int, int], last: bool
     ) -> None:
         begin, end = share(len(array), self._group.index, len(self._group))
         arrays = [self._placed(index, place, array)[begin:end] for index in range(len(self._group))]
-        operation.combine_in_all(arrays, last=last)
+        operation.combine(arrays, arrays[0], last=last, copies=arrays[1:])
         self.meet()
 
     def _placed(self, index: int, place: tuple[int, int], like: "Array") -> "Array":
