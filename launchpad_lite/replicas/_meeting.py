@@ -1,6 +1,7 @@
 """Where replicas find each other, and learn that one of them is lost: on replica 0."""
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator
 from typing import Any, NamedTuple
 
@@ -10,21 +11,25 @@ class Generation(NamedTuple):
 
     Attributes:
         number: Which one; later ones have larger numbers.
-        infos: What each replica has said of itself, by rank.
+        members: Which replicas take part, in order.
+        infos: What each of them has said of itself.
     """
 
     number: int
+    members: tuple[int, ...]
     infos: tuple[Any, ...]
 
 
-class Lost(NamedTuple):
+class Ended(NamedTuple):
     """The end of a generation.
 
     Attributes:
-        rank: Who was lost first.
+        rank: Whose loss has ended it, or whose return.
+        is_back: Whether it was lost before, and has come back.
     """
 
     rank: int
+    is_back: bool = False
 
 
 class _Seat:
@@ -34,24 +39,30 @@ class _Seat:
         loop = asyncio.get_running_loop()
         self.info = info
         self.begun: asyncio.Future[Generation] = loop.create_future()
-        self.ended: asyncio.Future[Lost] = loop.create_future()
+        self.ended: asyncio.Future[Ended] = loop.create_future()
 
 
 class Meeting:
     """Begins a generation whenever all replicas are there. Runs on the event loop of its node."""
 
-    def __init__(self, size: int, life: int = 0) -> None:
+    def __init__(
+        self, size: int, life: int = 0, least: int | None = None, patience_s: float = 0.0
+    ) -> None:
         """Makes one that nobody attends.
 
         Args:
             size: How many replicas there are.
             life: How often replica 0 was started again: no number of an earlier life comes again.
+            least: How many are enough after a loss; all by default.
+            patience_s: Seconds for which the others are waited for even then.
         """
         self._size = size
-        self._number = life << 32
+        self._first = self._number = life << 32
+        self._least = least or size
+        self._patience_s = patience_s
         self._seats: dict[int, _Seat] = {}
 
-    async def attend(self, rank: int, info: Any) -> AsyncIterator[Lost | None]:
+    async def attend(self, rank: int, info: Any) -> AsyncIterator[Ended | None]:
         """Takes part, as long as the stream is read.
 
         Args:
@@ -59,14 +70,15 @@ class Meeting:
             info: What the others are to know of it.
 
         Yields:
-            None at once; then who was lost, if the generation ends.
+            None at once; then why the generation ends, if it does.
         """
         before = self._seats.get(rank)
         if before is not None:
             self._end(before, rank)
+        self._end_generation(Ended(rank, is_back=True))  # one without it
         seat = self._seats[rank] = _Seat(info)
         try:
-            self._begin_if_all_wait()
+            self._begin()
             yield None
             yield await seat.ended
         finally:
@@ -81,26 +93,33 @@ class Meeting:
         """Says that a replica is through, and its stream ends without a loss."""
         self._seats.pop(rank, None)
 
-    def _begin_if_all_wait(self) -> None:
-        waiting = [
-            self._seats[rank]
-            for rank in range(self._size)
-            if rank in self._seats and not self._seats[rank].begun.done()
-        ]
-        if len(waiting) == self._size:
+    def _begin(self, *, are_enough: bool = False) -> None:
+        """Begins a generation if all wait for it, or all who are there, and they are enough."""
+        waiting = {
+            rank: seat for rank, seat in sorted(self._seats.items()) if not seat.begun.done()
+        }
+        is_enough = len(waiting) >= self._least and 0 in waiting  # which has the snapshot
+        if len(waiting) == self._size or (are_enough and is_enough):
             self._number += 1
-            generation = Generation(self._number, tuple(seat.info for seat in waiting))
-            for seat in waiting:
+            infos = tuple(seat.info for seat in waiting.values())
+            generation = Generation(self._number, tuple(waiting), infos)
+            for seat in waiting.values():
                 seat.begun.set_result(generation)
+        elif not are_enough and is_enough and self._number > self._first:
+            loop = asyncio.get_running_loop()
+            loop.call_later(self._patience_s, functools.partial(self._begin, are_enough=True))
 
     def _end(self, seat: _Seat, rank: int) -> None:
         """Ends the generation of somebody who is gone, or its wait for one."""
         self._seats = {other: its for other, its in self._seats.items() if its is not seat}
-        if not seat.begun.done():
+        if seat.begun.done():
+            self._end_generation(Ended(rank))
+        else:
             seat.begun.cancel()
-            return
-        for other, its in list(self._seats.items()):
-            if its.begun.done():  # they come again, to another seat
-                if not its.ended.done():  # cancelled, where it is about to go as well
-                    its.ended.set_result(Lost(rank))
-                del self._seats[other]
+
+    def _end_generation(self, why: Ended) -> None:
+        for rank, seat in list(self._seats.items()):
+            if seat.begun.done():  # they come again, to another seat
+                if not seat.ended.done():  # cancelled, where it is about to go as well
+                    seat.ended.set_result(why)
+                del self._seats[rank]

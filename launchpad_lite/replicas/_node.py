@@ -22,7 +22,7 @@ from launchpad_lite.replicas._courier_carrier import CourierCarrier
 from launchpad_lite.replicas._gpu_carrier import GpuCarrier
 from launchpad_lite.replicas._inputs import SharedPipeline
 from launchpad_lite.replicas._mailbox import Box, Mailbox
-from launchpad_lite.replicas._meeting import Generation, Lost, Meeting
+from launchpad_lite.replicas._meeting import Ended, Generation, Meeting
 from launchpad_lite.replicas._state import Training
 from launchpad_lite.replicas.errors import ReplicaError, ReplicaLostError
 
@@ -85,7 +85,9 @@ class ReplicaNode:
         mailbox = Mailbox(self._box)
         self.replica_meet, self.replica_put = mailbox.replica_meet, mailbox.replica_put
         if rank == 0:
-            meeting = Meeting(len(replicas), lp.restart_count())
+            meeting = Meeting(
+                len(replicas), lp.restart_count(), replicator.min_replicas, replicator.patience_s
+            )
             self.replica_attend, self.replica_begin = meeting.attend, meeting.begin
             self.replica_leave = meeting.leave
         if inspect.isclass(body):
@@ -101,7 +103,7 @@ class ReplicaNode:
                 lp.wait_for_stop(_RETRY_S)
             except ReplicaLostError as error:
                 if not lp.stop_event().is_set():
-                    _LOGGER.warning("%s: %s; waits for it", self._name, error)
+                    _LOGGER.warning("%s: %s; all begin again", self._name, error)
                 self._losses += 1
                 self._lost_at = time.monotonic()
             else:
@@ -152,7 +154,8 @@ class ReplicaNode:
 
     def _replicate(self, generation: Generation, collectives: Collectives) -> list[Any]:
         """Runs the user's code; returns what all replicas have returned."""
-        here = self._here(generation, collectives, self._training, self._replicas)
+        here = self._here(generation, collectives, self._training, self._members(generation))
+        here.size = collectives.size
         with self._replicator.being(here):
             result = self._body(self._replicator)
         return collectives.all_gather(result, RESULTS)
@@ -220,18 +223,26 @@ class ReplicaNode:
 
     def _watch(self, stream: Any, collectives: Collectives) -> None:
         """Ends all calls when a replica is lost."""
-        lost = 0
+        why = Ended(0)
         with contextlib.suppress(*_LOST, courier.CallCancelledError):
             for event in stream:
-                if isinstance(event, Lost):
-                    lost = event.rank
-        collectives.abort(ReplicaLostError(f"{self._group}[{lost}] was lost"))
+                why = event
+        what = "has come back" if why.is_back else "was lost"
+        collectives.abort(ReplicaLostError(f"{self._group}[{why.rank}] {what}"))
+
+    def _members(self, generation: Generation) -> Sequence[Any]:
+        """Returns clients of those who take part."""
+        return [self._replicas[rank] for rank in generation.members]
 
     def _carrier(self, generation: Generation) -> Carrier:
-        if len(self._replicas) == 1:
+        if len(generation.members) == 1:
             return AloneCarrier()
         carrier = CourierCarrier(
-            self._rank, self._box, self._replicas, generation.infos, generation.number
+            generation.members.index(self._rank),
+            self._box,
+            self._members(generation),
+            generation.infos,
+            generation.number,
         )
         return GpuCarrier(carrier, self._replicas[0].address.rpartition(":")[0])
 

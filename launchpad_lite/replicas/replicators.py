@@ -51,6 +51,7 @@ class Here:
         share: Serves a pipeline to the other replicas of the worker.
         kept: What the user keeps, by name.
         report: What the steps have cost.
+        size: How many replicas work together; None: as many as were planned.
     """
 
     rank: int
@@ -62,6 +63,7 @@ class Here:
     share: Callable[[_inputs.SharedPipeline], None] = lambda _: None
     kept: dict[str, Any] = dataclasses.field(default_factory=dict)
     report: Report = dataclasses.field(default_factory=Report)
+    size: int | None = None
 
 
 class Replicator:
@@ -121,6 +123,9 @@ class Replicator:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.num_replicas} replicas)"
 
+    #: How many replicas go on after a loss (None: all), when they have waited so long for the rest.
+    min_replicas: int | None = None
+    patience_s: float = 0.0
     #: What runs replicas, and how many each.
     _node_type: type[ReplicaNode] = ReplicaNode
     _replicas_per_node = 1
@@ -129,14 +134,15 @@ class Replicator:
 
     @property
     def num_replicas(self) -> int:
-        """How many replicas there are."""
-        return self.num_workers * self.replicas_per_worker
+        """How many replicas there are; in a replica, how many work together now."""
+        planned = self.num_workers * self.replicas_per_worker
+        return planned if self._here is None else self._here.size or planned
 
     @property
     def num_pipelines(self) -> int:
         """How many input pipelines there are: how often `input_fn` is called, all in all."""
         shares = self.input_replication is InputReplication.PER_WORKER
-        return self.num_workers if shares else self.num_replicas
+        return self.num_replicas // (self.replicas_per_worker if shares else 1)
 
     @property
     def replica_id(self) -> int:
@@ -634,6 +640,8 @@ class MultiWorkerReplicator(Replicator):
         *,
         input_replication: InputReplication = InputReplication.PER_WORKER,
         input_split_fn: Callable[[Any, int], Sequence[Any]] = _inputs.split_leading,
+        min_workers: int | None = None,
+        patience_s: float = 30.0,
     ) -> None:
         """Describes them.
 
@@ -643,9 +651,14 @@ class MultiWorkerReplicator(Replicator):
             num_gpus_per_replica: How many of them a replica has, as `logical_device`.
             input_replication: How many input pipelines there are.
             input_split_fn: Divides a batch among a number of replicas.
+            min_workers: After a loss, so many go on, if the others are not back in time; means are
+                then over fewer replicas, whose numbers are 0, 1, .. again. When one comes back, it
+                takes part again. Replica 0 is always waited for. By default all are.
+            patience_s: Seconds until those who are there go on.
 
         Raises:
-            ValueError: A number is too small, or the devices cannot be divided evenly.
+            ValueError: A number is too small, the devices cannot be divided evenly, or workers that
+                may be missing have several replicas.
         """
         if num_gpus_per_replica < 1 or num_gpus_per_worker % num_gpus_per_replica:
             raise ValueError(
@@ -659,6 +672,13 @@ class MultiWorkerReplicator(Replicator):
             input_replication,
             input_split_fn,
         )
+        if min_workers is not None:
+            if not 1 <= min_workers <= num_workers or self.replicas_per_worker > 1:
+                raise ValueError(
+                    f"MultiWorkerReplicator: min_workers is 1 to {num_workers}, for workers of one "
+                    f"replica, not {min_workers} for workers of {self.replicas_per_worker}"
+                )
+            self.min_replicas, self.patience_s = min_workers, patience_s
 
 
 class TpuReplicator(Replicator):

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from launchpad_lite.replicas._meeting import Generation, Lost, Meeting
+from launchpad_lite.replicas._meeting import Ended, Generation, Meeting
 
 
 class Member:
@@ -20,7 +20,7 @@ class Member:
         return member
 
     begun: "asyncio.Future[Generation]"
-    ended: "asyncio.Future[Lost | None]"
+    ended: "asyncio.Future[Ended | None]"
 
     async def goes(self) -> None:
         """Stops reading its stream."""
@@ -42,7 +42,9 @@ def test_a_generation_begins_when_all_are_there_and_knows_of_each() -> None:
         first = await Member.comes(meeting, 1)
         assert not first.begun.done()
         second = await Member.comes(meeting, 0)
-        assert await first.begun == await second.begun == Generation(1, ("info 0", "info 1"))
+        assert (
+            await first.begun == await second.begun == Generation(1, (0, 1), ("info 0", "info 1"))
+        )
 
     meet(2, story)
 
@@ -52,7 +54,7 @@ def test_all_learn_of_a_loss_and_meet_again() -> None:
         members = [await Member.comes(meeting, rank) for rank in range(3)]
         await members[2].begun
         await members[1].goes()
-        assert await members[0].ended == await members[2].ended == Lost(1)
+        assert await members[0].ended == await members[2].ended == Ended(1)
         again = [await Member.comes(meeting, rank) for rank in (0, 2, 1)]
         assert {(await member.begun).number for member in again} == {2}
 
@@ -63,9 +65,9 @@ def test_who_comes_again_takes_the_place_of_its_earlier_life() -> None:
     async def story(meeting: Meeting) -> None:
         members = [await Member.comes(meeting, rank) for rank in (0, 1)]
         again = await Member.comes(meeting, 1)  # its end was not noticed yet
-        assert await members[0].ended == Lost(1)
+        assert await members[0].ended == Ended(1)
         first = await Member.comes(meeting, 0)
-        assert await first.begun == await again.begun == Generation(2, ("info 0", "info 1"))
+        assert await first.begun == await again.begun == Generation(2, (0, 1), ("info 0", "info 1"))
         await members[1].goes()  # noticed now: nobody is lost by it
         assert not first.ended.done()
 
@@ -88,3 +90,34 @@ def test_numbers_of_an_earlier_life_do_not_come_again() -> None:
         return (await (await Member.comes(meeting, 0)).begun).number
 
     assert asyncio.run(first()) > 1 << 32
+
+
+def test_those_who_are_enough_go_on_until_the_lost_one_is_back() -> None:
+    async def story() -> None:
+        meeting = Meeting(3, least=2, patience_s=0.01)
+        members = [await Member.comes(meeting, rank) for rank in range(3)]
+        await members[1].goes()
+        rest = [await Member.comes(meeting, rank) for rank in (2, 0)]
+        assert await rest[0].begun == Generation(2, (0, 2), ("info 0", "info 2"))
+        await Member.comes(meeting, 1)
+        assert await rest[0].ended == await rest[1].ended == Ended(1, is_back=True)
+        again = [await Member.comes(meeting, rank) for rank in (0, 2)]
+        assert (await again[0].begun).members == (0, 1, 2)
+
+    asyncio.run(asyncio.wait_for(story(), 5))
+
+
+def test_fewer_never_begin_before_all_were_there_nor_without_the_first() -> None:
+    async def story() -> None:
+        meeting = Meeting(3, least=2, patience_s=0.0)
+        members = [await Member.comes(meeting, rank) for rank in (0, 1)]
+        await asyncio.sleep(0.01)
+        assert not members[0].begun.done()
+        last = await Member.comes(meeting, 2)
+        await last.begun
+        await members[0].goes()
+        rest = [await Member.comes(meeting, rank) for rank in (1, 2)]
+        await asyncio.sleep(0.01)
+        assert not rest[0].begun.done()
+
+    asyncio.run(asyncio.wait_for(story(), 5))

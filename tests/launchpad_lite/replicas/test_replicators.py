@@ -185,6 +185,8 @@ def test_a_program_that_stops_ends_between_two_steps() -> None:
         (lambda: replicas.MultiGpuReplicator(3, 2), "3 devices cannot be divided"),
         (lambda: replicas.MultiWorkerReplicator(0), "at least 1 of workers, not 0"),
         (lambda: replicas.MultiWorkerReplicator(1, 2, 3), "2 devices cannot be divided"),
+        (lambda: replicas.MultiWorkerReplicator(2, min_workers=3), "min_workers is 1 to 2"),
+        (lambda: replicas.MultiWorkerReplicator(2, 2, min_workers=1), "workers of one replica"),
     ],
 )
 def test_numbers_that_do_not_fit_are_refused(make: Any, text: str) -> None:
@@ -258,3 +260,28 @@ def fit_slowly(repl: replicas.Replicator, folder: Path) -> Any:
         if repl.replica_id == 0:
             (folder / "step").write_text(str(repl.step))
     return weights.tolist(), repl.step
+
+
+@pytest.mark.slow
+def test_fewer_replicas_go_on_while_a_lost_one_is_away(tmp_path: Path) -> None:
+    def count(repl: replicas.Replicator) -> None:
+        repl.keep(steps=[])
+        for results in repl.run(lambda: time.sleep(0.01)):
+            if repl.replica_id == 0:
+                with (tmp_path / "sizes").open("a") as sizes:
+                    sizes.write(f"{len(results)}")
+
+    def sizes() -> str:
+        return (tmp_path / "sizes").read_text() if (tmp_path / "sizes").exists() else ""
+
+    repl = replicas.MultiWorkerReplicator(3, min_workers=2, patience_s=0.1)
+    program = lp.Program("elastic")
+    repl.add_to(program, count)
+    again = lp.RestartPolicy("on_failure", backoff_s=2.0)
+    with lp.launch(program, "test_mp", restart=again) as running:
+        poll_until(lambda: "3" in sizes(), 20)
+        [pid] = [node.pid for node in running.status() if node.name == "replica[1]"]
+        os.kill(pid or 0, signal.SIGKILL)
+        poll_until(lambda: sizes().endswith("2"), 20)
+        poll_until(lambda: sizes().endswith("3"), 20)
+    assert {*sizes()} == {"2", "3"}
