@@ -98,6 +98,13 @@ class Replicator:
         replicas.MultiWorkerReplicator(num_workers=4).launch(train)
     """
 
+    #: How many replicas go on after a loss (None: all), when they have waited so long for the rest.
+    min_replicas: int | None = None
+    patience_s: float = 0.0
+    #: What runs replicas, and how many each.
+    _node_type: type[ReplicaNode] = ReplicaNode
+    _replicas_per_node = 1
+
     def __init__(
         self,
         num_workers: int,
@@ -123,12 +130,11 @@ class Replicator:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.num_replicas} replicas)"
 
-    #: How many replicas go on after a loss (None: all), when they have waited so long for the rest.
-    min_replicas: int | None = None
-    patience_s: float = 0.0
-    #: What runs replicas, and how many each.
-    _node_type: type[ReplicaNode] = ReplicaNode
-    _replicas_per_node = 1
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_here": None}  # which replica it is does not travel
+
+    def __deepcopy__(self, memo: Any) -> "Replicator":
+        return self  # models that call it may be copied
 
     # Which replica this is.
 

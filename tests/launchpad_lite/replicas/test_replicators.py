@@ -1,6 +1,8 @@
 """Replicas as users write them, in programs."""
 
+import copy
 import os
+import pickle
 import signal
 import threading
 import time
@@ -197,6 +199,13 @@ def test_numbers_that_do_not_fit_are_refused(make: Any, text: str) -> None:
 def test_a_replicator_outside_of_a_replica_says_how_to_use_it() -> None:
     with pytest.raises(replicas.ReplicaError, match=r"repl.launch\(train\)"):
         replicas.MultiWorkerReplicator(2).all_sum(1)
+
+
+def test_models_that_call_a_replicator_may_be_copied_and_saved() -> None:
+    repl = replicas.NonReplicator()
+    repl.all_sum(1)
+    assert copy.deepcopy({"model": repl})["model"] is repl
+    assert pickle.loads(pickle.dumps(repl)).num_replicas == 1
 
 
 def test_a_device_beyond_those_of_the_replica_is_refused() -> None:
