@@ -8,6 +8,7 @@ import abc
 import contextlib
 import json
 import os
+import random
 import re
 import signal
 import subprocess
@@ -21,6 +22,7 @@ from typing import Any, TypeVar
 
 import psutil
 
+from launchers._kubernetes.names import Names
 from launchpad_lite.testing import poll_until
 from tests.beds.kubernetes.cluster import IMAGE, KubernetesCluster
 from tests.beds.slurm import SlurmCluster
@@ -332,6 +334,31 @@ class Command:
     def note(self, what: str) -> None:
         """Shows how long something took, from the fault on; `pytest -s` shows it."""
         print(f"\n{what} after {time.monotonic() - self.struck_at:.1f} s", end="")
+
+    def kill_at_random(self, *groups: str, kills: int, seed: int = 1) -> list[str]:
+        """Kills processes of nodes, each once it is at work; returns which, once all are back."""
+        chance = random.Random(seed)
+        killed: list[str] = []
+
+        def at_work() -> list[str]:
+            return [
+                node
+                for node, (state, _, restarts, pid, *_) in self.status().items()
+                if node.startswith(groups)
+                and state in ("running", "serving")
+                and pid
+                and restarts == killed.count(node)
+            ]
+
+        for _ in range(kills):
+            time.sleep(chance.uniform(0.2, 1.2))
+            poll_until(at_work, 60)
+            victim = chance.choice(at_work())
+            self.desk.kill_worker(self, victim)
+            killed.append(victim)
+        for node in set(killed):
+            self.await_restart(node, restarts=killed.count(node))
+        return killed
 
     def send(self, signum: signal.Signals) -> None:
         self.strike()
@@ -706,7 +733,8 @@ def _is_of(pod: dict[str, Any], node: str) -> bool:
     if node == "supervisor":
         return bool(labels.get("launchpad-lite/role") == node)
     group, replica = node.rstrip("]").split("[")
-    is_group = labels.get("launchpad-lite/group") == group
+    slug = Names.of("", [group], "counting").slug(group)
+    is_group = labels.get("launchpad-lite/group") == slug
     return is_group and str(pod["spec"]["hostname"]).endswith(f"-{replica}")
 
 

@@ -2,7 +2,6 @@
 
 import collections
 import json
-import random
 import re
 import time
 
@@ -10,7 +9,7 @@ import pytest
 
 from launchpad_lite.testing import poll_until
 from tests.engines import needs_ssh_hosts
-from tests.launchers.host_engines import CHECKOUT, Command, SshDesk
+from tests.launchers.host_engines import CHECKOUT, SshDesk
 
 pytestmark = [needs_ssh_hosts, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -109,32 +108,6 @@ def make_program(_):
 """
 
 
-def _kill_at_random(ssh: SshDesk, run: Command, group: str) -> list[str]:
-    """Kills processes of a group on their hosts, each once it is at work."""
-    chance = random.Random(1)
-    killed: list[str] = []
-
-    def at_work() -> list[str]:
-        return [
-            node
-            for node, (state, _, restarts, pid, *_) in run.status().items()
-            if node.startswith(group)
-            and state in ("running", "serving")
-            and pid
-            and restarts == killed.count(node)
-        ]
-
-    for _ in range(_KILLS):
-        time.sleep(chance.uniform(0.5, 1.5))
-        poll_until(at_work, 60)
-        victim = chance.choice(at_work())
-        ssh.kill_worker(run, victim)
-        killed.append(victim)
-    for node in set(killed):
-        run.await_restart(node, restarts=killed.count(node))
-    return killed
-
-
 @pytest.mark.parametrize(
     ("source", "group"),
     [
@@ -150,7 +123,7 @@ def test_no_update_is_applied_twice_when_nodes_are_killed_on_their_hosts(
     options = {"checkpoints": [str(ssh.there / "state"), 0.2]} if "ps_" in group else {}
     run = ssh.launch(_UPDATES, source, restart=100, placement=None, **options)
     poll_until(lambda: list(ssh.shared.glob("*.log")), 60)
-    killed = _kill_at_random(ssh, run, group)
+    killed = run.kill_at_random(group, kills=_KILLS)
     time.sleep(1)
     run.finish()
     values = run.told("values").values()
@@ -171,7 +144,7 @@ def test_each_item_counts_once_when_workers_of_map_reduce_are_killed_on_their_ho
 ) -> None:
     run = ssh.launch(_MAP_REDUCE, restart=100, placement=None)
     poll_until(lambda: run.told("jobs"), 60)
-    killed = _kill_at_random(ssh, run, "map_reduce")
+    killed = run.kill_at_random("map_reduce", kills=_KILLS)
     known = len(run.told("jobs"))
     poll_until(lambda: len(run.told("jobs")) > known + 1, 60)
     run.finish()

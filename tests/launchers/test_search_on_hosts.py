@@ -1,17 +1,15 @@
-"""Searches on hosts, over real ssh: nodes are killed at random, and brokers are cut off from each other."""
+"""Searches on hosts and in pods: nodes are killed at random, and brokers are cut off from each other."""
 
 import collections
-import contextlib
-import random
 import time
 
 import pytest
 
 from launchpad_lite.testing import poll_until
-from tests.engines import needs_ssh_hosts
-from tests.launchers.host_engines import Command, SshDesk
+from tests.engines import needs_kubernetes, needs_slurm, needs_ssh_hosts
+from tests.launchers.host_engines import Command, Desk, SshDesk
 
-pytestmark = [needs_ssh_hosts, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 _LEASE_S = 2.0
 _SEARCH = """
@@ -67,9 +65,9 @@ _POLICY = {"when": "on_failure", "max_restarts": 1000, "max_backoff_s": 0.5}
 _GROUPS = ("search_worker", "search_broker", "search_name_server", "search_model")
 
 
-def _runs(ssh: SshDesk) -> list[list[str]]:
+def _runs(desk: Desk) -> list[list[str]]:
     """Returns the number and the worker of each run so far."""
-    log = ssh.shared / "runs"
+    log = desk.shared / "runs"
     return [line.split() for line in log.read_text().splitlines()] if log.exists() else []
 
 
@@ -80,39 +78,34 @@ def _check_told(run: Command) -> int:
     return int(asked)
 
 
-def _at_work(run: Command, group: str) -> list[str]:
-    return [
-        node
-        for node, (state, _, _, pid, *_) in run.status().items()
-        if node.startswith(group) and pid and state in ("running", "serving")
-    ]
-
-
-def test_each_task_is_told_once_when_nodes_are_killed_on_their_hosts(ssh: SshDesk) -> None:
-    total = 600
-    run = ssh.launch(
+@pytest.mark.parametrize(
+    ("engine", "kills"),
+    [
+        pytest.param("ssh", 16, marks=needs_ssh_hosts, id="ssh"),
+        pytest.param("slurm", 16, marks=needs_slurm, id="slurm"),
+        # A pod takes seconds to come back.
+        pytest.param("kubernetes", 10, marks=needs_kubernetes, id="kubernetes"),
+    ],
+)
+def test_each_task_is_told_once_when_nodes_are_killed_where_they_run(
+    request: pytest.FixtureRequest, engine: str, kills: int
+) -> None:
+    desk: Desk = request.getfixturevalue(engine)
+    run = desk.launch(
         _SEARCH,
         restart=dict.fromkeys(_GROUPS, _POLICY),
         placement=None,
-        checkpoints=[str(ssh.there / "state"), 0.5],
-        how={"tasks": total, "task_s": 0.05, "workers": 4},
+        checkpoints=[str(desk.there / "state"), 0.5],
+        how={"tasks": 1_000_000, "task_s": 0.05, "workers": 4},
     )
-    poll_until(lambda: len(_runs(ssh)) > 20, 60)
-    chance = random.Random(4)
-    killed: collections.Counter[str] = collections.Counter()
-    while run.process.poll() is None:
-        group = chance.choice(_GROUPS)
-        if killed.total() < 20 and (nodes := _at_work(run, group)):
-            with contextlib.suppress(RuntimeError):  # it has ended meanwhile
-                ssh.kill_worker(run, chance.choice(nodes))
-                killed[group] += 1
-        time.sleep(chance.uniform(0.2, 0.8))
-    run.check()
-    assert _check_told(run) == total
-    assert killed.total() >= 8
-    print(f"{dict(killed)} killed, {len(_runs(ssh))} runs of {total} tasks")
+    poll_until(lambda: len(_runs(desk)) > 20, 90)
+    killed = run.kill_at_random(*_GROUPS, kills=kills, seed=4)
+    run.finish()
+    groups = collections.Counter(node.partition("[")[0] for node in killed)
+    print(f"{dict(groups)} killed, {len(_runs(desk))} runs of {_check_told(run)} tasks")
 
 
+@needs_ssh_hosts
 def test_brokers_that_cannot_reach_each_other_for_a_while_help_again_afterwards(
     ssh: SshDesk,
 ) -> None:
