@@ -1,13 +1,15 @@
 """Searches on hosts and in pods: nodes are killed at random, and brokers are cut off from each other."""
 
 import collections
+import shutil
+import sys
 import time
 
 import pytest
 
 from launchpad_lite.testing import poll_until
 from tests.engines import needs_kubernetes, needs_slurm, needs_ssh_hosts
-from tests.launchers.host_engines import Command, Desk, SshDesk
+from tests.launchers.host_engines import CHECKOUT, Command, Desk, SlurmDesk, SshDesk
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -21,7 +23,7 @@ TIMING = search.Timing(lease_s=2.0, beat_s=0.4, silence_s=2.0, patience_s=2.0, p
 
 def work(number):
     with (SHARED / "runs").open("a") as runs:
-        runs.write(f"{number} {lp.current_node().name}\\n")
+        runs.write(f"{number} {os.environ.get('GUEST') or lp.current_node().name}\\n")
     time.sleep(HOW["task_s"])
     return number
 
@@ -103,6 +105,53 @@ def test_each_task_is_told_once_when_nodes_are_killed_where_they_run(
     run.finish()
     groups = collections.Counter(node.partition("[")[0] for node in killed)
     print(f"{dict(groups)} killed, {len(_runs(desk))} runs of {_check_told(run)} tasks")
+
+
+def _requeue(slurm: SlurmDesk, *jobs: str) -> None:
+    """Has Slurm end jobs as when it pre-empts them, and start them again at once."""
+    slurm.slurm("scontrol", "requeue", ",".join(jobs))
+    for job in jobs:
+        state = ("squeue", "-h", "-j", job, "-o", "%T")
+        poll_until(lambda state=state: "PENDING" in slurm.slurm(*state), 60)
+        poll_until(lambda job=job: not any(f"[{job}." in each for each in slurm.hosts.leftovers()))
+        # In the second of its end Slurm would take the new run for the old one.
+        slurm.slurm("scontrol", "update", f"JobId={job}", "StartTime=now+2")
+
+
+@needs_slurm
+def test_a_search_and_workers_in_jobs_of_their_own_go_on_when_slurm_preempts_them(
+    slurm: SlurmDesk,
+) -> None:
+    run = slurm.launch(
+        _SEARCH,
+        restart=dict.fromkeys(_GROUPS, _POLICY),
+        placement=None,
+        nodes=2,
+        requeue=True,
+        checkpoints=[str(slurm.there / "state"), 0.5],
+        how={"tasks": 1_000_000, "task_s": 0.05, "workers": 1},
+    )
+    poll_until(lambda: _runs(slurm), 60)
+    for package in ("courier", "launchers", "launchpad_lite"):  # of this checkout hosts see nothing
+        shutil.copytree(CHECKOUT / package, slurm.folder / package)
+    command = f"{sys.executable} -m launchpad_lite.search worker {slurm.there}/brokers/join.json"
+    submit = ("sbatch", "--parsable", "--requeue", f"--wrap={command}")
+    guests = ("guest0", "guest1")
+    jobs = [slurm.slurm(*submit, f"--export=ALL,GUEST={guest}").strip() for guest in guests]
+
+    def await_runs(*workers: str) -> None:
+        begun = len(_runs(slurm))
+        poll_until(lambda: {worker for _, worker in _runs(slurm)[begun:]} >= set(workers), 60)
+
+    await_runs(*guests)
+    _requeue(slurm, *jobs)
+    await_runs(*guests)
+    _requeue(slurm, run.job)
+    await_runs("search_worker[0]")
+    _requeue(slurm, *jobs)  # they know the first start of the search only
+    await_runs("search_worker[0]", *guests)
+    run.finish()
+    print(f"{len(_runs(slurm))} runs of {_check_told(run)} tasks")
 
 
 @needs_ssh_hosts
