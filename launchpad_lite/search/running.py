@@ -300,7 +300,7 @@ def run(
     table = Table(getattr(model, "total", total) if total is None else total) if is_shown else None
     running = lp.launch(program, launcher, restart=restart, **options)
     try:
-        result = _follow(running, courier.with_timeout(handle.dereference(), 60.0), table)
+        result = _follow(running, handle, table)
     finally:
         running.stop()
     if kept is not None:
@@ -308,14 +308,26 @@ def run(
     return result
 
 
-def _follow(running: lp.RunningProgram, node: Any, table: Table | None) -> Result:
+def _client(handle: lp.Handle[ModelNode]) -> Any:
+    return courier.with_timeout(handle.dereference(), 60.0)
+
+
+def _follow(
+    running: lp.RunningProgram, handle: lp.Handle[ModelNode], table: Table | None
+) -> Result:
     """Shows how far a search is; returns what it has found."""
+    node = _client(handle)
     try:
         while not running.join(0.0):
             try:
                 status: Status = node.wait(_SHOW_S)
-            except (*LOST, courier.CallCancelledError):
+            except LOST:
                 running.join(_SHOW_S)  # the model is started again, or the program ends
+                continue
+            except courier.CallCancelledError:
+                # The program ends; or its job in Slurm has started again, with a new secret.
+                if not running.join(_SHOW_S):
+                    node = _client(handle)
                 continue
             if table is not None:
                 table.show(status)

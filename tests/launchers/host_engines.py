@@ -475,7 +475,8 @@ class Desk(abc.ABC):
         """Runs a script: `PROGRAM`, what is given, and `MAIN` unless it launches by itself."""
         text = "".join(map(textwrap.dedent, (base, *source)))
         impatient = _IMPATIENT if how and "timing" in how else ""
-        script = self.write(text + impatient + ("" if "lp.launch(" in text else MAIN))
+        launches = "lp.launch(" in text or "search.run(" in text
+        script = self.write(text + impatient + ("" if launches else MAIN))
         for name in ("status", "result", "shared/notes"):
             (self.folder / name).unlink(missing_ok=True)
         return self.run(sys.executable, str(script), how=how, **options)

@@ -63,6 +63,20 @@ def make_program(_):
     )
     return program
 """
+_RUN = """
+if __name__ == "__main__":
+    result = search.run(
+        Numbers(),
+        workers=HOW["workers"],
+        brokers=2,
+        launcher=LAUNCHER,
+        folder=SHARED / "brokers",
+        timing=TIMING,
+        resources={"search_worker": {"cpu": 1, "ram": 0.2}},
+        **OPTIONS,
+    )
+    tell(SHARED, "told", [result.model.asked, result.model.told])
+"""
 _POLICY = {"when": "on_failure", "max_restarts": 1000, "max_backoff_s": 0.5}
 _GROUPS = ("search_worker", "search_broker", "search_name_server", "search_model")
 
@@ -124,11 +138,10 @@ def test_a_search_and_workers_in_jobs_of_their_own_go_on_when_slurm_preempts_the
 ) -> None:
     run = slurm.launch(
         _SEARCH,
-        restart=dict.fromkeys(_GROUPS, _POLICY),
+        _RUN,
         placement=None,
         nodes=2,
         requeue=True,
-        checkpoints=[str(slurm.there / "state"), 0.5],
         how={"tasks": 1_000_000, "task_s": 0.05, "workers": 1},
     )
     poll_until(lambda: _runs(slurm), 60)
