@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+import launchpad_lite as lp
 from launchpad_lite import replicas
 
 
@@ -102,6 +103,19 @@ def train(repl: replicas.Replicator, settings: Settings) -> dict[str, Any]:
     _, _, images, labels = digits()
     accuracy = float((classifier.predict(images) == labels).mean())
     return {"accuracy": accuracy, "losses": curve, "seconds": repl.report.seconds}
+
+
+def report(repl: replicas.Replicator, settings: Settings) -> None:
+    """Trains one replica, and prints how well the network reads."""
+    result = train(repl, settings)
+    print(f"reads {result['accuracy']:.1%} of the test images right")
+
+
+def make_program() -> lp.Program:
+    """Returns two replicas that train the network, and print what they have reached."""
+    program = lp.Program("image_classification")
+    replicas.MultiWorkerReplicator(2).add_to(program, report, Settings(), label="classifier")
+    return program
 
 
 def make_classifier(repl: replicas.Replicator, seed: int) -> Any:
