@@ -236,7 +236,7 @@ class SharedGroup:
         """Returns what is in memory that a replica has lent: a mapping would cost a descriptor."""
         import numpy as np
 
-        memory = _map(self._places[index].pid, descriptor, nbytes)
+        memory = self._map_of(index, descriptor, nbytes)
         copy: Array = np.frombuffer(memory, np.uint8).copy()
         return copy
 
@@ -261,7 +261,7 @@ class SharedGroup:
     def give_up(self) -> None:
         """Tells the others that this replica does not go on. Never raises."""
         for index in self._bells:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # errors of replicas that are lost, too
                 self._ring(index, Report(GIVEN_UP, self.ranks[self.index]))
 
     def close(self) -> None:
@@ -300,13 +300,25 @@ class SharedGroup:
 
         at = number * _BUFFER.size
         descriptor, nbytes = _BUFFER.unpack(self._memories[index][at : at + _BUFFER.size])
-        memory = _map(self._places[index].pid, descriptor, nbytes)
-        return np.frombuffer(memory, np.uint8)
+        return np.frombuffer(self._map_of(index, descriptor, nbytes), np.uint8)
+
+    def _map_of(self, index: int, descriptor: int, nbytes: int) -> mmap.mmap:
+        try:
+            return _map(self._places[index].pid, descriptor, nbytes)
+        except (FileNotFoundError, ProcessLookupError) as error:
+            raise self._lost(index) from error
 
     # Waiting
 
     def _ring(self, index: int, report: Report) -> None:
-        os.write(self._bells[index], MESSAGE.pack(*report))
+        try:
+            os.write(self._bells[index], MESSAGE.pack(*report))
+        except BrokenPipeError as error:  # it ended since the last meeting
+            raise self._lost(index) from error
+
+    def _lost(self, index: int) -> ReplicaLostError:
+        pid = self._places[index].pid
+        return ReplicaLostError(f"replica {self.ranks[index]}: its process {pid} has ended")
 
     def _hear_reports(self) -> list[Report]:
         """Waits for the reports of all others; by index."""
@@ -327,9 +339,8 @@ class SharedGroup:
         return report.code
 
     def _answer(self, answer: int) -> None:
-        message = MESSAGE.pack(answer, 0, 0, b"")
-        for bell in self._bells.values():
-            os.write(bell, message)
+        for index in self._bells:
+            self._ring(index, Report(answer))
 
     def _check(self, report: Report) -> None:
         if report.code == GIVEN_UP:
@@ -349,8 +360,7 @@ class SharedGroup:
             if self._own.interruption in ready:
                 raise InterruptedError
             if lost:
-                pid, rank = self._places[lost[0]].pid, self.ranks[lost[0]]
-                raise ReplicaLostError(f"replica {rank}: its process {pid} has ended")
+                raise self._lost(lost[0])
             for process in ready & self._processes.keys():
                 self._ended.add(self._processes[process])
                 self._poll.unregister(process)

@@ -351,6 +351,21 @@ def test_a_killed_neighbour_ends_the_calls_of_its_machine(killed: int) -> None:
     assert any(f"replica {killed}: its process" in str(result) for result in results)
 
 
+@pytest.mark.parametrize("killed", [0, 2])
+def test_a_neighbour_that_was_killed_before_the_call_is_lost(killed: int) -> None:
+    with processes(one_machine(3)) as replicas:
+        for replica in replicas:
+            replica.begin(_first)
+        assert [replica.result() for replica in replicas] == [None] * 3
+        replicas[killed].process.kill()
+        replicas[killed].process.join()
+        others = [replica for rank, replica in enumerate(replicas) if rank != killed]
+        for replica in others:
+            replica.begin(_second)
+        results = [replica.result() for replica in others]
+    assert {type(result) for result in results} == {ReplicaLostError}
+
+
 def test_a_killed_server_ends_the_calls_that_wait_for_it() -> None:
     with processes(apart(3)) as replicas:
         for replica in replicas:
