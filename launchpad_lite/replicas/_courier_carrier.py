@@ -312,14 +312,15 @@ class CourierCarrier(Carrier):
     def _connect(self) -> None:
         """Finds out who shares memory with whom."""
         places = self._meet_all(_PLACES, None if self._own is None else self._own.place)
-        group = self._open_group(places)
-        groups = divide(self._machines, self._meet_all(_OPENED, group is not None))
+        self._group = self._open_group(places)
+        groups = divide(self._machines, self._meet_all(_OPENED, self._group is not None))
         self._groups = {ranks[0]: ranks for ranks in groups}
         self._members = next(ranks for ranks in groups if self.rank in ranks)
-        if group is not None and self._own is not None and len(self._members) > 1:
-            self._group, self._arrays = group, SharedArrays(self._own, group)
-        elif group is not None:
-            group.close()
+        if self._group is not None and self._own is not None and len(self._members) > 1:
+            self._arrays = SharedArrays(self._own, self._group)
+        elif self._group is not None:
+            self._group.close()
+            self._group = None
         self._is_one_group = len(groups) == 1
         if not self._is_one_group and self._members[0] == self.rank:
             leaders = sorted(self._groups)
