@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import CancelledError, Future, InvalidStateError
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +34,7 @@ _LOGGER = logging.getLogger(__name__)
 #: The label of the call that ends a generation.
 RESULTS = "what the replicas return"
 
-_LOST = courier.ServerLostError, courier.ServerUnreachableError, courier.CallTimeoutError
+LOST = courier.ServerLostError, courier.ServerUnreachableError, courier.CallTimeoutError
 #: Seconds until the meeting is tried again.
 _RETRY_S = 0.1
 
@@ -78,6 +78,8 @@ class ReplicaNode:
         #: The user's object, once there is one; another one after each loss.
         self._object: Any = None
         self._has_object: Future[None] = Future()
+        #: Calls for the results, by replica: answered when it is through.
+        self._asked: dict[int, Any] = {}
         #: Of this worker, by generation, once there is one.
         self._pipelines: dict[int, Future[SharedPipeline]] = {}
         lp.register_stop_handler(self._refuse)
@@ -96,7 +98,7 @@ class ReplicaNode:
 
     def run(self) -> None:
         """Runs the user's code until it has ended well in all replicas."""
-        while not lp.stop_event().is_set():
+        while not (lp.stop_event().is_set() or self._results.done()):
             try:
                 self._live()
             except _NotMetError:
@@ -106,8 +108,6 @@ class ReplicaNode:
                     _LOGGER.warning("%s: %s; all begin again", self._name, error)
                 self._losses += 1
                 self._lost_at = time.monotonic()
-            else:
-                break
         if self._stays:
             lp.wait_for_stop()
 
@@ -125,7 +125,7 @@ class ReplicaNode:
         return pipeline.take(position, part)
 
     def replica_results(self) -> "Future[Any]":
-        """Returns what all replicas have returned, once they have."""
+        """Returns what all replicas have returned, once this one knows it."""
         return self._results
 
     def share(self, generation: int, pipeline: SharedPipeline) -> None:
@@ -142,15 +142,40 @@ class ReplicaNode:
 
     def _live(self) -> None:
         """Takes part in one generation."""
+        if self._losses:
+            self._ask_for_end()
         with self._met() as (generation, collectives):
             if self._lost_at is not None:
                 self._lost_s += time.monotonic() - self._lost_at
                 self._lost_at = None
-            results = self._replicate(generation, collectives)
-            with contextlib.suppress(InvalidStateError):  # the program stops
-                self._results.set_result(results)
-            with contextlib.suppress(*_LOST):
+            self._end(self._replicate(generation, collectives))
+            with contextlib.suppress(*LOST):
                 self._replicas[0].replica_leave(self._rank)
+
+    def _ask_for_end(self) -> None:
+        """Has this node end when another one is through: those who are do not meet again.
+
+        So it is when this replica was lost at the very end, after the results were exchanged.
+        """
+        for rank, node in enumerate(self._replicas):
+            if rank != self._rank and (rank not in self._asked or self._asked[rank].done()):
+                self._asked[rank] = node.futures.replica_results()
+                self._asked[rank].add_done_callback(self._take_over_end)
+
+    def _take_over_end(self, answer: Any) -> None:
+        try:
+            results = answer.result()
+        except courier.ServerUnreachableError:
+            results = []  # it has ended for good, so nobody asks for them
+        except (courier.CourierError, ReplicaError, CancelledError):
+            return  # it is lost, or the program stops
+        self._end(results)
+
+    def _end(self, results: Any) -> None:
+        with contextlib.suppress(InvalidStateError):  # it has ended, or the program stops
+            self._results.set_result(results)
+        for answer in list(self._asked.values()):
+            answer.cancel()
 
     def _replicate(self, generation: Generation, collectives: Collectives) -> list[Any]:
         """Runs the user's code; returns what all replicas have returned."""
@@ -182,7 +207,10 @@ class ReplicaNode:
     def _met(self) -> Iterator[tuple[Generation, Collectives]]:
         """Meets the other replicas in a block."""
         meeting = self._replicas[0]
-        stream = meeting.replica_attend(self._rank, _machine())
+        try:
+            stream = meeting.replica_attend(self._rank, _machine())
+        except LOST as error:
+            raise _NotMetError from error
         collectives = None
         try:
             generation = self._begun(stream, meeting)
@@ -205,26 +233,21 @@ class ReplicaNode:
         """Waits until all have come.
 
         Raises:
-            _NotMetError: The program stops, or replica 0 was lost.
+            _NotMetError: Replica 0 was lost, others are through, or the program stops.
         """
-        give_up = None
         try:
             next(stream)
             call = meeting.futures.replica_begin(self._rank)
-            give_up = call.cancel
-            lp.register_stop_handler(give_up)
+            self._results.add_done_callback(lambda _: call.cancel())  # at the stop, too
             generation: Generation = call.result()
-        except (*_LOST, courier.CallCancelledError, StopIteration) as error:
+        except (*LOST, courier.CallCancelledError, StopIteration) as error:
             raise _NotMetError from error
-        finally:
-            if give_up is not None:
-                lp.unregister_stop_handler(give_up)
         return generation
 
     def _watch(self, stream: Any, collectives: Collectives) -> None:
         """Ends all calls when a replica is lost."""
         why = Ended(0)
-        with contextlib.suppress(*_LOST, courier.CallCancelledError):
+        with contextlib.suppress(*LOST, courier.CallCancelledError):
             for event in stream:
                 why = event
         what = "has come back" if why.is_back else "was lost"

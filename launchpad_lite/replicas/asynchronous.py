@@ -12,21 +12,25 @@ import functools
 import operator
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import InvalidStateError
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
+import courier
 import launchpad_lite as lp
 from launchpad_lite import engines
 from launchpad_lite.engines.barriers import check_barrier
 from launchpad_lite.replicas import _inputs
 from launchpad_lite.replicas._carrier import AloneCarrier
 from launchpad_lite.replicas._collectives import Collectives
-from launchpad_lite.replicas._node import ReplicaNode
+from launchpad_lite.replicas._node import LOST, ReplicaNode
 from launchpad_lite.replicas._progress import Progress, Share
 from launchpad_lite.replicas._remote_optimizers import FunctionalRemote, RemoteOptimizer, remote
 from launchpad_lite.replicas._state import check_can_be_kept, put_into, taken_from
-from launchpad_lite.replicas.errors import ReplicaLostError, UnsupportedCollectiveError
+from launchpad_lite.replicas.errors import (
+    ReplicaError,
+    ReplicaLostError,
+    UnsupportedCollectiveError,
+)
 from launchpad_lite.replicas.replicators import Here, InputReplication, Replicator
 
 T = TypeVar("T")
@@ -35,6 +39,8 @@ T = TypeVar("T")
 _DONE = "done"
 #: Seconds until a replica looks again for what another one is to set.
 _POLL_S = 0.05
+#: Seconds until a replica that waits for the result of another one shows that it is not hung.
+_LOOK_S = 1.0
 
 
 class _Done(NamedTuple):
@@ -171,13 +177,26 @@ class _AsyncReplicaNode(ReplicaNode):
         here.report.losses = lp.restart_count()
         with self._replicator.being(here):
             result = self._body(self._replicator)
-        if self._stays:
-            self._ps.set(("result", self._rank), result)
         if self._stays and self._rank == 0:
-            ranks = range(len(self._replicas))
-            results = [_awaited(self._ps, ("result", rank)) for rank in ranks]
-            with contextlib.suppress(InvalidStateError):  # the program stops
-                self._results.set_result(results)
+            self._end([result, *map(_result_of, self._replicas[1:])])
+        else:
+            self._end(result)
+
+
+def _result_of(replica: Any) -> Any:
+    """Returns what another replica has returned or will return.
+
+    Raises:
+        ReplicaLostError: The program stops.
+    """
+    # Not from the servers: their checkpoints may have results of an earlier program.
+    patient = courier.with_timeout(replica, _LOOK_S)
+    while not lp.stop_event().is_set():
+        lp.heartbeat()  # who waits for others is not hung
+        with contextlib.suppress(*LOST, ReplicaError):  # that it stops
+            return patient.replica_results()
+        lp.wait_for_stop(_POLL_S)
+    raise ReplicaLostError("the program stops")
 
 
 def _awaited(ps: engines.ParameterServerClient, key: Any) -> Any:

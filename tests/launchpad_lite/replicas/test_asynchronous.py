@@ -205,6 +205,19 @@ def test_a_replica_waits_until_the_keys_of_replica_0_are_known(tmp_path: Path) -
     assert all(x < 0 for x in repl.launch(begin_early, launcher="test_mt", launch_options=options))
 
 
+def say(repl: Any, what: str) -> str:
+    if repl.replica_id:
+        lp.wait_for_stop(0.2)  # so long, there is none but that of the program before
+    return what
+
+
+def test_results_are_those_of_this_program_not_of_its_checkpoint(tmp_path: Path) -> None:
+    options = {"checkpoints": {"replica_server": lp.Checkpoints(tmp_path)}}
+    repl = replicas.MultiWorkerAsyncReplicator(2)
+    for what in ("before", "now"):
+        assert repl.launch(say, what, launcher="test_mt", launch_options=options) == [what] * 2
+
+
 def differ(repl: Any) -> None:
     parameters = {"x": np.zeros(2 + repl.replica_id)}
     optimizer = repl.wrap_optimizer(Momentum(), parameters)

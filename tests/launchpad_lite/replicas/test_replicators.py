@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 
 import launchpad_lite as lp
 from launchpad_lite import replicas
+from launchpad_lite.replicas._node import ReplicaNode
 from launchpad_lite.testing import poll_until
 
 TARGET = np.array([1.0, -2.0, 3.0])
@@ -133,6 +135,59 @@ def test_the_replica_that_fails_is_the_one_that_is_named() -> None:
 
     with pytest.raises(lp.NodeFailedError, match=r"replica\[1\].*\n?.*the data of step 3"):
         replicas.MultiWorkerReplicator(2).launch(fail, launcher="test_mt")
+
+
+class FirstEndsBadly(ReplicaNode):
+    """When all have ended, one of the replicas fails, and tells nobody of the results."""
+
+    victim = 0
+
+    def run(self) -> None:
+        stays, self._stays = self._stays, False
+        super().run()
+        if self._is_unlucky():
+            raise OSError("the disk is full")
+        if stays:
+            lp.wait_for_stop()
+
+    def replica_results(self) -> Any:
+        return Future() if self._is_unlucky() else super().replica_results()
+
+    def _is_unlucky(self) -> bool:
+        return self._rank == self.victim and lp.restart_count() == 0
+
+
+class LastEndsBadly(FirstEndsBadly):
+    victim = 2
+
+
+class FirstUnlucky(replicas.MultiWorkerReplicator):
+    _node_type = FirstEndsBadly
+
+
+class LastUnlucky(replicas.MultiWorkerReplicator):
+    _node_type = LastEndsBadly
+
+
+def two_steps(repl: replicas.Replicator) -> int:
+    return len(list(repl.run(lambda: 1, steps=2)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [FirstUnlucky, LastUnlucky])
+def test_a_replica_that_is_lost_when_all_have_ended_ends_as_well(make: Any) -> None:
+    program = lp.Program("ends")
+    make(3).add_to(program, two_steps)
+    with lp.launch(program, "test_mp", restart="on_failure") as running:
+        assert running.join(20)
+        assert running.wait().outcome is lp.Outcome.COMPLETED
+
+
+@pytest.mark.slow
+def test_results_that_the_first_replica_has_lost_come_from_another_one() -> None:
+    again = {"restart": "on_failure"}
+    results = FirstUnlucky(3).launch(two_steps, launcher="test_mp", launch_options=again)
+    assert results == [2] * 3
 
 
 class Learner:
