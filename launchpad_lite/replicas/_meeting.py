@@ -5,6 +5,8 @@ import functools
 from collections.abc import AsyncIterator
 from typing import Any, NamedTuple
 
+from launchpad_lite.replicas.errors import ReplicaLostError
+
 
 class Generation(NamedTuple):
     """Replicas that work together, until one of them is lost.
@@ -86,15 +88,26 @@ class Meeting:
                 self._end(seat, rank)
 
     async def begin(self, rank: int) -> Generation:
-        """Returns the generation of somebody who attends, once all have come."""
+        """Returns the generation of somebody who attends, once all have come.
+
+        Raises:
+            ReplicaLostError: It does not attend any more: this is another life of replica 0, say.
+        """
+        if rank not in self._seats:
+            raise ReplicaLostError(f"replica {rank} does not attend")
         return await asyncio.shield(self._seats[rank].begun)
 
     async def leave(self, rank: int) -> None:
         """Says that a replica is through, and its stream ends without a loss."""
         self._seats.pop(rank, None)
 
-    def _begin(self, *, are_enough: bool = False) -> None:
-        """Begins a generation if all wait for it, or all who are there, and they are enough."""
+    def _begin(self, *, after: int | None = None) -> None:
+        """Begins a generation if all wait for it; or, after some time, those who are enough.
+
+        Args:
+            after: Which generation was the last one when that time began; None: it did not.
+        """
+        are_enough = after == self._number
         waiting = {
             rank: seat for rank, seat in sorted(self._seats.items()) if not seat.begun.done()
         }
@@ -105,9 +118,9 @@ class Meeting:
             generation = Generation(self._number, tuple(waiting), infos)
             for seat in waiting.values():
                 seat.begun.set_result(generation)
-        elif not are_enough and is_enough and self._number > self._first:
-            loop = asyncio.get_running_loop()
-            loop.call_later(self._patience_s, functools.partial(self._begin, are_enough=True))
+        elif after is None and is_enough and self._number > self._first:
+            begin = functools.partial(self._begin, after=self._number)
+            asyncio.get_running_loop().call_later(self._patience_s, begin)
 
     def _end(self, seat: _Seat, rank: int) -> None:
         """Ends the generation of somebody who is gone, or its wait for one."""

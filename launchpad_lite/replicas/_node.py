@@ -240,14 +240,14 @@ class ReplicaNode:
             call = meeting.futures.replica_begin(self._rank)
             self._results.add_done_callback(lambda _: call.cancel())  # at the stop, too
             generation: Generation = call.result()
-        except (*LOST, courier.CallCancelledError, StopIteration) as error:
+        except (*LOST, courier.CallCancelledError, StopIteration, ReplicaLostError) as error:
             raise _NotMetError from error
         return generation
 
     def _watch(self, stream: Any, collectives: Collectives) -> None:
         """Ends all calls when a replica is lost."""
         why = Ended(0)
-        with contextlib.suppress(*LOST, courier.CallCancelledError):
+        with contextlib.suppress(courier.CourierError):
             for event in stream:
                 why = event
         what = "has come back" if why.is_back else "was lost"

@@ -3,6 +3,9 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
+import pytest
+
+from launchpad_lite.replicas import ReplicaLostError
 from launchpad_lite.replicas._meeting import Ended, Generation, Meeting
 
 
@@ -105,6 +108,28 @@ def test_those_who_are_enough_go_on_until_the_lost_one_is_back() -> None:
         assert (await again[0].begun).members == (0, 1, 2)
 
     asyncio.run(asyncio.wait_for(story(), 5))
+
+
+def test_the_time_to_wait_for_others_begins_again_with_each_loss() -> None:
+    async def story() -> None:
+        meeting = Meeting(2, least=1, patience_s=0.2)
+        first, second = [await Member.comes(meeting, rank) for rank in range(2)]
+        await second.goes()
+        await Member.comes(meeting, 0)
+        await asyncio.sleep(0.1)
+        await (second := await Member.comes(meeting, 1)).begun
+        await second.goes()
+        first = await Member.comes(meeting, 0)
+        await asyncio.sleep(0.15)  # the time after the loss before this one is over
+        assert not first.begun.done()
+        assert (await first.begun).members == (0,)
+
+    asyncio.run(asyncio.wait_for(story(), 5))
+
+
+def test_who_does_not_attend_is_told_so() -> None:
+    with pytest.raises(ReplicaLostError, match="replica 1 does not attend"):
+        asyncio.run(Meeting(2).begin(1))
 
 
 def test_fewer_never_begin_before_all_were_there_nor_without_the_first() -> None:
