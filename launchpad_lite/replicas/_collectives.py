@@ -9,6 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
+import courier
 from launchpad_lite.replicas._call import Call
 from launchpad_lite.replicas._carrier import Carrier, Op
 from launchpad_lite.replicas._packing import Packed
@@ -22,6 +23,8 @@ T = TypeVar("T")
 
 _HERE = str(Path(__file__).parent)
 _OPS = get_args(Op)
+#: Seconds after which the loss of another replica is known to all.
+_NEWS_S = 5.0
 
 
 class Collectives:
@@ -56,6 +59,7 @@ class Collectives:
         #: A call of another kind that is waited for, and why it is not waited for any more.
         self._awaited: Any = None
         self._error: Exception | None = None
+        self._is_aborted = threading.Event()
 
     def all_reduce(self, nest: Any, op: Op = "sum", label: str = "") -> Any:
         """Returns a nested value in which each leaf is combined over the replicas.
@@ -133,6 +137,7 @@ class Collectives:
     def abort(self, error: Exception) -> None:
         """Has all calls raise this error. Thread-safe."""
         self._error = error
+        self._is_aborted.set()
         if self._awaited is not None:
             self._awaited.cancel()
         self._carrier.abort(error)
@@ -142,6 +147,9 @@ class Collectives:
 
         Args:
             call: A future.
+
+        Raises:
+            ReplicaLostError: It is lost.
         """
         self._awaited = call
         if self._error is not None:
@@ -150,6 +158,11 @@ class Collectives:
             return call.result()
         except concurrent.futures.CancelledError:
             if self._error is None:
+                raise
+            raise self._error from None
+        except courier.ServerLostError:
+            # Of that replica, and then this generation ends soon, or of what its answer needs.
+            if not self._is_aborted.wait(_NEWS_S) or self._error is None:
                 raise
             raise self._error from None
 

@@ -1,11 +1,18 @@
 """Input pipelines of replicas."""
 
+import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import Any
 
 import numpy as np
 import pytest
 
+import courier
 from launchpad_lite import replicas
+from launchpad_lite.replicas import ReplicaLostError
+from launchpad_lite.replicas._carrier import AloneCarrier
+from launchpad_lite.replicas._collectives import Collectives
 from launchpad_lite.replicas._inputs import SharedPipeline, opened, split_leading
 
 
@@ -64,3 +71,13 @@ def test_a_callable_is_asked_for_each_batch() -> None:
 def test_what_is_no_pipeline_is_refused() -> None:
     with pytest.raises(TypeError, match="input_fn returned int: it returns an iterable"):
         opened(lambda index: 5, 0, step=0)
+
+
+def test_a_replica_that_waits_for_the_input_of_a_lost_one_learns_of_the_loss() -> None:
+    collectives, answer = Collectives(AloneCarrier()), Future[Any]()
+    answer.set_exception(courier.ServerLostError("no answer came"))
+    timer = threading.Timer(0.05, collectives.abort, [ReplicaLostError("replica[0] was lost")])
+    timer.start()
+    with pytest.raises(ReplicaLostError, match="was lost"):
+        collectives.result_of(answer)
+    timer.join()
