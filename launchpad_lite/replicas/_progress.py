@@ -79,9 +79,10 @@ class Progress:
             for path, value in _means(results):
                 self._writer.add_scalar(path, value, step)
         now = time.monotonic()
-        if self._step is None or now - self._at < self._period_s:
-            self._step = step if self._step is None else self._step
-            self._shares = self._shares or shares
+        if self._step is None:  # the first one also compiled and connected
+            self._at, self._step, self._shares = now, step, shares
+            return
+        if now - self._at < self._period_s:
             return
         seconds, steps = now - self._at, step - self._step
         examples = sum(share.examples for share in shares) - sum(
