@@ -1,9 +1,10 @@
 """The state of a training: what users keep, taken between two steps and put back."""
 
+import copy
 import io
 import pickle
 import threading
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,7 +40,7 @@ def put_into(name: str, thing: Any, value: Any) -> None:
     elif isinstance(thing, MutableMapping):
         thing.clear()
         thing.update(value)
-    elif _nests.kind(thing) == "numpy" and getattr(thing, "shape", None) == value.shape:
+    elif _nests.kind(thing) == "numpy" and thing.shape == getattr(value, "shape", None):
         thing[...] = value
     elif isinstance(thing, list):
         thing[:] = value
@@ -55,7 +56,7 @@ def check_can_be_kept(name: str, thing: Any) -> None:
     """
     has_state = hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")
     if not has_state and not isinstance(thing, (MutableMapping, list)):
-        if _nests.kind(thing) != "numpy":
+        if _nests.kind(thing) != "numpy" or not hasattr(thing, "__setitem__"):  # as scalars
             raise TypeError(
                 f"{name}: a {type(thing).__name__} cannot be kept: give something with state_dict() "
                 "and load_state_dict(), a dict, a list, or an array of numpy"
@@ -74,6 +75,31 @@ class Training:
         #: Whether code of the user makes steps, so that a new snapshot will come.
         self._is_running = False
         self._kept: Mapping[str, Any] = {}
+
+    def newest(self, names: Sequence[str], *, is_first: bool) -> Snapshot | None:
+        """Returns a copy of what things were at the newest snapshot; None if they begin now.
+
+        Args:
+            names: Of the things.
+            is_first: Whether none was kept before in this generation. Later ones may have come to
+                be kept only after the snapshot.
+
+        Raises:
+            ReplicaError: It has not all of them.
+        """
+        if self.snapshot is None or not self.snapshot.kept:
+            return None
+        kept = self.snapshot.kept
+        missing = [name for name in names if name not in kept]
+        if not missing:
+            wanted = {name: kept[name] for name in names}
+            return Snapshot(self.snapshot.step, copy.deepcopy(wanted))
+        if len(missing) == len(names) and not is_first:
+            return None
+        raise ReplicaError(
+            f"the newest checkpoint has no {', '.join(missing)}, but {', '.join(kept)}; keep things by "
+            "the same names, or begin with another folder for checkpoints"
+        )
 
     def begin(self, kept: Mapping[str, Any]) -> None:
         """Notes what is kept; steps begin."""
@@ -95,9 +121,9 @@ class Training:
     def take(self) -> None:
         """Takes a snapshot, which later changes of what is kept do not change."""
         kept = {name: taken_from(thing) for name, thing in self._kept.items()}
-        copy = pickle.loads(pickle.dumps(kept, protocol=5))
+        copied = pickle.loads(pickle.dumps(kept, protocol=5))
         with self._changed:
-            self.snapshot = Snapshot(self.step, copy)
+            self.snapshot = Snapshot(self.step, copied)
             self._wanted.clear()
             self._changed.notify_all()
 

@@ -403,6 +403,7 @@ class MultiWorkerAsyncReplicator(Replicator):
                     progress.note(self.step, [result], shares, _text(here.staleness()))
                 yield [result]
         finally:
+            here.training.end()
             if progress is not None:
                 progress.close()
         if not lp.stop_event().is_set():

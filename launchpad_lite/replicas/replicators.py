@@ -7,6 +7,7 @@ After Table 1 of Buchlovsky et al., "TF-Replicator: Distributed Machine Learning
 import contextlib
 import dataclasses
 import enum
+import pickle
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +23,13 @@ from launchpad_lite.replicas._mesh_node import MeshNode
 from launchpad_lite.replicas._node import ReplicaNode, served_methods
 from launchpad_lite.replicas._optimizers import averaging
 from launchpad_lite.replicas._progress import Progress, Report, Share
-from launchpad_lite.replicas._state import Training, check_can_be_kept, put_into, taken_from
+from launchpad_lite.replicas._state import (
+    Snapshot,
+    Training,
+    check_can_be_kept,
+    put_into,
+    taken_from,
+)
 from launchpad_lite.replicas.errors import ReplicaError
 
 T = TypeVar("T")
@@ -335,22 +342,21 @@ class Replicator:
 
         Raises:
             TypeError: A thing cannot be kept.
+            ReplicaError: The checkpoint has not all of them.
         """
         here = self._me
         for name, thing in things.items():
             check_can_be_kept(name, thing)
-        here.kept.update(things)
-        snapshot = here.training.snapshot
-        mine = None
+        found, mine = None, None
         if here.rank == 0:
-            mine = (0, {name: taken_from(thing) for name, thing in things.items()})
-            if snapshot is not None and things.keys() <= snapshot.kept.keys():
-                mine = snapshot.step, {name: snapshot.kept[name] for name in things}
+            found = here.training.newest(list(things), is_first=not here.kept)
+            taken = {name: taken_from(thing) for name, thing in things.items()}
+            mine = found or Snapshot(here.training.step, taken)
+        here.kept.update(things)
         names = f"keep({', '.join(things)})"
-        step, state = self._me.collectives.all_gather(mine, names)[0]
-        here.training.step = step
+        here.training.step, state = self._me.collectives.all_gather(mine, names)[0]
         for name, thing in things.items():
-            if here.rank or snapshot is not None:
+            if here.rank or found:
                 put_into(name, thing, state[name])
 
     def run(
@@ -386,7 +392,7 @@ class Replicator:
         here = self._me
         inputs = self._inputs(input_fn) if input_fn else None
         progress = Progress(here.label, steps, progress_s, tensorboard) if here.rank == 0 else None
-        here.training.begin(here.kept)
+        here.training.begin(here.kept if here.rank == 0 else {})  # others begin as replica 0
         begun_at = time.monotonic() - here.report.seconds
         goes_on = all(here.collectives.all_gather(inputs is None or inputs.has_next(), "run"))
         try:
@@ -399,6 +405,7 @@ class Replicator:
                 here.report.seconds = time.monotonic() - begun_at
             here.training.take()
         finally:
+            here.training.end()
             if progress is not None:
                 progress.close()
 
@@ -417,7 +424,7 @@ class Replicator:
         mine = result, share, _goes_on(inputs)
         try:
             every = here.collectives.all_gather(mine, "the results of a step")
-        except (TypeError, AttributeError) as error:
+        except (TypeError, AttributeError, pickle.PicklingError) as error:
             raise TypeError(
                 f"replica {here.rank}: step_fn returned what cannot be gathered: {error}"
             ) from error
