@@ -124,7 +124,7 @@ class Collectives:
         """Combines a flat array in place, in the background.
 
         Returns:
-            When that is done, or has failed.
+            When that is done, or has failed; for `finish`.
         """
         text = f"{array.dtype}[{len(array)}]"
         with self._lock:
@@ -133,6 +133,19 @@ class Collectives:
                 self._background = ThreadPoolExecutor(1, "replica-collectives")
             self._last = self._background.submit(self._carrier.all_reduce, array, op, call)
             return self._last
+
+    def finish(self, later: "Future[None]") -> None:
+        """Waits for what goes on in the background.
+
+        Raises:
+            CollectiveMismatchError: Replicas made different calls.
+            ReplicaLostError: One of them is lost.
+        """
+        begun_at = time.monotonic()
+        try:
+            later.result()
+        finally:
+            self.seconds += time.monotonic() - begun_at
 
     def abort(self, error: Exception) -> None:
         """Has all calls raise this error. Thread-safe."""

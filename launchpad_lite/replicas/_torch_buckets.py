@@ -28,6 +28,7 @@ class Bucket:
         """
         import torch
 
+        self._collectives = collectives
         self.parameters = parameters
         self.missing: set[int] = set(range(len(parameters)))
         self._future: Future[None] | None = None
@@ -55,7 +56,7 @@ class Bucket:
             parameter.grad = mine
         self.missing.discard(index)
 
-    def launch(self, collectives: "Collectives", label: str) -> None:
+    def launch(self, label: str) -> None:
         """Begins to take the mean; takes what is missing."""
         for index in list(self.missing):
             if self.parameters[index].grad is not None:
@@ -70,7 +71,7 @@ class Bucket:
             self._sent[: self._count].copy_(self._memory)
         if self._sent.is_cuda:
             _wait_for_gradients(self._sent.device)
-        self._future = collectives.reduce_later(self._array, "mean", label)
+        self._future = self._collectives.reduce_later(self._array, "mean", label)
 
     def wait(self) -> None:
         """Waits for the mean, or for its failure."""
@@ -80,7 +81,7 @@ class Bucket:
     def finish(self) -> None:
         """Waits for the mean, which `grad` of all parameters is then."""
         assert self._future is not None
-        self._future.result()
+        self._collectives.finish(self._future)
         if self._memory.data_ptr() != self._sent.data_ptr():
             self._memory.copy_(self._sent[: self._count])
         if self.missing:

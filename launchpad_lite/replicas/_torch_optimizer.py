@@ -263,7 +263,7 @@ class _Average:
     def _launch(self) -> None:
         number = self._launched
         label = f"gradients of {self._label}, bucket {number}"
-        self._buckets[number].launch(self._collectives, label)
+        self._buckets[number].launch(label)
         self._launched += 1
 
     def _abandon_pass(self) -> None:
@@ -315,7 +315,6 @@ class _Outer:
         bucket_bytes: int,
         label: str,
     ) -> None:
-        self._collectives = collectives
         self._every = every
         self._label = label
         self._steps = 0  # since the last mean
@@ -363,7 +362,7 @@ class _Outer:
     def _average(self) -> None:
         for number, bucket in enumerate(self._buckets):
             bucket.missing = set(range(len(bucket.parameters)))
-            bucket.launch(self._collectives, f"outer step of {self._label}, bucket {number}")
+            bucket.launch(f"outer step of {self._label}, bucket {number}")
         for bucket in self._buckets:
             bucket.finish()
 

@@ -5,6 +5,8 @@ import copy
 import gc
 import io
 import pickle
+import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -435,6 +437,23 @@ def test_an_optimizer_that_nobody_keeps_works_as_long_as_the_collectives() -> No
     del parameter, collectives
     gc.collect()
     assert gone() is None
+
+
+def test_waiting_for_gradients_of_others_is_time_in_communication() -> None:
+    waits = threading.Barrier(2)
+
+    def train(collectives: Collectives) -> float:
+        model = network()
+        optimizer = wrap(sgd(model.parameters()), collectives)
+        before = collectives.seconds
+        waits.wait()
+        if collectives.rank:
+            time.sleep(0.1)
+        loss_of(model, 0).backward()
+        optimizer.step()
+        return collectives.seconds - before
+
+    assert run_replicas(2, train)[0] > 0.08
 
 
 def test_clipping_sees_the_norm_of_the_mean() -> None:
