@@ -578,7 +578,7 @@ def _goes_on(inputs: _inputs.Inputs | None) -> bool:
 
 
 class NonReplicator(Replicator):
-    """A single replica. It also works in a script that launches nothing.
+    """A single replica. It also works in a script that launches nothing: make one for each training.
 
     Example:
         train(replicas.NonReplicator())
