@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -276,38 +277,36 @@ def test_a_result_that_cannot_be_gathered_is_named(step_fn: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("victim", [0, 1])
-def test_a_replica_that_is_killed_costs_no_step_of_the_training(
-    tmp_path: Path, victim: int
+@pytest.mark.parametrize("victims", [[0], [1], [0, 1, 2, 3]], ids=["first", "second", "any"])
+def test_replicas_that_are_killed_cost_no_step_of_the_training(
+    tmp_path: Path, victims: list[int]
 ) -> None:
-    repl = replicas.MultiGpuReplicator(num_gpus=2)
+    count = max(2, len(victims))
     program = lp.Program("killed")
 
     def train(repl: replicas.Replicator) -> None:
-        weights, steps = fit_slowly(repl, tmp_path)
-        (tmp_path / f"done{repl.replica_id}").write_text(repr((weights, steps)))
+        result = fit_slowly(repl, tmp_path)
+        (tmp_path / f"done{repl.replica_id}").write_text(repr(result))
 
-    repl.add_to(program, train)
-    checkpoints = {"replica": lp.Checkpoints(tmp_path / "checkpoints", period_s=0.1)}
-    kills = 0
+    replicas.MultiGpuReplicator(count).add_to(program, train)
+    random = Random(1)
+    kills, kills_wanted = 0, 3 if len(victims) == 1 else 8
     with lp.launch(
         program,
         "test_mp",
-        restart=lp.RestartPolicy("on_failure", max_restarts=20, backoff_s=0.05),
-        checkpoints=checkpoints,
+        restart=lp.RestartPolicy("on_failure", max_restarts=1000, backoff_s=0.05, window_s=1.0),
+        checkpoints={"replica": lp.Checkpoints(tmp_path / "checkpoints", period_s=0.1)},
     ) as running:
-        while not running.join(0.6):
+        while not running.join(random.uniform(0.2, 1.0)):
             pids = {node.name: node.pid for node in running.status() if node.pid}
-            pid = pids.get(f"replica[{victim}]")
-            if pid and kills < 3 and (tmp_path / "step").exists():
+            pid = pids.get(f"replica[{random.choice(victims)}]")
+            if pid and kills < kills_wanted and (tmp_path / "step").exists():
                 os.kill(pid, signal.SIGKILL)
                 kills += 1
-    assert kills == 3
-    expected = fit(replicas.NonReplicator(), 300)
-    for index in range(2):
-        weights, steps = eval((tmp_path / f"done{index}").read_text())
-        assert steps == 300
-        np.testing.assert_allclose(weights, expected[0], rtol=1e-9)
+    assert kills >= kills_wanted // 2  # the training may have ended before
+    expected = replicas.MultiGpuReplicator(count).launch(fit, 300, launcher="test_mt")
+    for index in range(count):
+        assert eval((tmp_path / f"done{index}").read_text()) == expected[index]
 
 
 def fit_slowly(repl: replicas.Replicator, folder: Path) -> Any:
