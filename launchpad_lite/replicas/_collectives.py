@@ -166,6 +166,7 @@ class Collectives:
         """
         self._awaited = call
         if self._error is not None:
+            call.cancel()
             raise self._error
         try:
             return call.result()
