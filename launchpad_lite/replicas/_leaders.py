@@ -61,6 +61,7 @@ class Courier:
         put: concurrent.futures.Future[None] = self._peers[rank].futures.replica_put(
             self._generation, key, item
         )
+        put.add_done_callback(_read)  # after an error nobody waits for it
         return put
 
     def take(self, key: Any) -> Any:
@@ -196,6 +197,11 @@ class _Sending:
         """Waits until all has arrived."""
         while self._futures:
             self._courier.wait(self._futures.popleft(), self._rank)
+
+
+def _read(future: "concurrent.futures.Future[None]") -> None:
+    if not future.cancelled():
+        future.exception()
 
 
 def _chunks(part: "Array") -> "Iterator[Array]":
