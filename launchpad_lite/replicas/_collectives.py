@@ -1,6 +1,8 @@
 """Collectives on nested values: the same calls, in the same order, in all replicas."""
 
 import concurrent.futures
+import os
+import pickle
 import sys
 import threading
 import time
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _HERE = str(Path(__file__).parent)
+_PACKAGE = str(Path(__file__).parents[1]) + os.sep
 _OPS = get_args(Op)
 #: Seconds after which the loss of another replica is known to all.
 _NEWS_S = 5.0
@@ -85,12 +88,20 @@ class Collectives:
         """Returns what each replica gave, by rank: any values that can be pickled.
 
         Raises:
+            TypeError: The value cannot be pickled.
             CollectiveMismatchError: Replicas made different calls.
             ReplicaLostError: One of them is lost.
         """
-        return self._now(
-            lambda call: list(self._carrier.all_gather(value, call)), "all_gather", label
-        )
+
+        def gather(call: Call) -> list[Any]:
+            try:
+                return list(self._carrier.all_gather(value, call))
+            except (TypeError, AttributeError, pickle.PicklingError) as error:
+                raise TypeError(
+                    f"replica {self.rank}: {label or 'a value'} cannot be gathered: {error}"
+                ) from error
+
+        return self._now(gather, "all_gather", label)
 
     def broadcast(self, nest: Any, source: int = 0, label: str = "") -> Any:
         """Returns the nested value of one replica; that of the others has the same types and shapes.
@@ -205,11 +216,12 @@ class Collectives:
 
 
 def _site() -> str:
-    """Returns where the code outside of this room is that makes a call."""
+    """Returns where the code of the user is that makes a call; empty if it is none of the user."""
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_HERE):
         frame = frame.f_back
-    if frame is None:  # in the backward pass of PyTorch
+    # In the backward pass of PyTorch there is none; and nodes gather what functions return.
+    if frame is None or frame.f_code.co_filename.startswith(_PACKAGE):
         return ""
     code = frame.f_code
     return f"{code.co_filename}:{frame.f_lineno} in {code.co_name}"

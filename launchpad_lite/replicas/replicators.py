@@ -7,7 +7,6 @@ After Table 1 of Buchlovsky et al., "TF-Replicator: Distributed Machine Learning
 import contextlib
 import dataclasses
 import enum
-import pickle
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -252,6 +251,7 @@ class Replicator:
         """Returns the values of all replicas, by replica; they may differ in structure and size.
 
         Raises:
+            TypeError: They cannot be pickled.
             CollectiveMismatchError: Replicas made different calls.
         """
         if _torch_functions.needs_gradient(values):
@@ -422,12 +422,7 @@ class Replicator:
             result = step_fn(batch)
         share = Share(here.report.examples, here.collectives.seconds)
         mine = result, share, _goes_on(inputs)
-        try:
-            every = here.collectives.all_gather(mine, "the results of a step")
-        except (TypeError, AttributeError, pickle.PicklingError) as error:
-            raise TypeError(
-                f"replica {here.rank}: step_fn returned what cannot be gathered: {error}"
-            ) from error
+        every = here.collectives.all_gather(mine, "what step_fn returns")
         here.training.step += 1
         here.report.steps += 1
         here.report.waited_s = here.collectives.seconds

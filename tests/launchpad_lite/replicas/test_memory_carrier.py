@@ -137,4 +137,4 @@ def test_what_cannot_be_gathered_is_named_with_its_replica() -> None:
         return list(repl.run(lambda: (each for each in ()), steps=1))
 
     outcomes = together(in_memory(2), story)
-    assert any("step_fn returned what cannot be gathered" in str(error) for error in outcomes)
+    assert any("what step_fn returns cannot be gathered" in str(error) for error in outcomes)

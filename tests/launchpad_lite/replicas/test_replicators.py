@@ -272,8 +272,10 @@ def test_a_device_beyond_those_of_the_replica_is_refused() -> None:
 @pytest.mark.parametrize("step_fn", [threading.Lock, lambda: type("Local", (), {})])
 def test_a_result_that_cannot_be_gathered_is_named(step_fn: Any) -> None:
     repl = replicas.MultiWorkerReplicator(2)
-    with pytest.raises(lp.NodeFailedError, match="step_fn returned what cannot be gathered"):
+    with pytest.raises(lp.NodeFailedError, match="what step_fn returns cannot be gathered"):
         repl.launch(lambda repl: list(repl.run(step_fn, steps=1)), launcher="test_mt")
+    with pytest.raises(lp.NodeFailedError, match="what the replicas return cannot be gathered"):
+        repl.launch(lambda _: step_fn(), launcher="test_mt")
 
 
 @pytest.mark.slow
