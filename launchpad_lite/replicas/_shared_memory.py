@@ -261,7 +261,7 @@ class SharedGroup:
     def give_up(self) -> None:
         """Tells the others that this replica does not go on. Never raises."""
         for index in self._bells:
-            with contextlib.suppress(OSError):  # errors of replicas that are lost, too
+            with contextlib.suppress(OSError, ReplicaLostError):  # those who are lost hear nothing
                 self._ring(index, Report(GIVEN_UP, self.ranks[self.index]))
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ class CollectiveMismatchError(ReplicaError):
     """
 
 
-class ReplicaLostError(ReplicaError, ConnectionError):
+class ReplicaLostError(ReplicaError):
     """A replica has ended or cannot be reached, so what it takes part in cannot go on."""
 
 
