@@ -85,6 +85,7 @@ def _classifier() -> tuple[Any, Any]:
     import torch
     from torch import nn
 
+    torch.set_num_threads(1)  # with batches so small, more would wait for each other
     images, labels = map(torch.as_tensor, digits())
     with torch.random.fork_rng():
         torch.manual_seed(0)

@@ -48,6 +48,7 @@ class Classifier:
     """A network and how it learns, in one replica."""
 
     def __init__(self, repl: replicas.Replicator, seed: int) -> None:
+        torch.set_num_threads(1)  # the replicas share the cores
         torch.manual_seed(seed)
         with repl.context() as self._device:
             self._model = network()
