@@ -63,6 +63,7 @@ class Meeting:
         self._least = least or size
         self._patience_s = patience_s
         self._seats: dict[int, _Seat] = {}
+        self._has_gone = asyncio.Event()
 
     async def attend(self, rank: int, info: Any) -> AsyncIterator[Ended | None]:
         """Takes part, as long as the stream is read.
@@ -98,8 +99,15 @@ class Meeting:
         return await asyncio.shield(self._seats[rank].begun)
 
     async def leave(self, rank: int) -> None:
-        """Says that a replica is through, and its stream ends without a loss."""
+        """Says that a replica is through, and its stream ends without a loss.
+
+        Returns to replica 0 when nobody attends any more: until then, it serves the others.
+        """
         self._seats.pop(rank, None)
+        self._has_gone.set()
+        while rank == 0 and self._seats:
+            self._has_gone.clear()
+            await self._has_gone.wait()
 
     def _begin(self, *, after: int | None = None) -> None:
         """Begins a generation if all wait for it; or, after some time, those who are enough.
@@ -125,6 +133,7 @@ class Meeting:
     def _end(self, seat: _Seat, rank: int) -> None:
         """Ends the generation of somebody who is gone, or its wait for one."""
         self._seats = {other: its for other, its in self._seats.items() if its is not seat}
+        self._has_gone.set()
         if seat.begun.done():
             self._end_generation(Ended(rank))
         else:

@@ -87,6 +87,19 @@ def test_who_leaves_is_not_lost() -> None:
     meet(2, story)
 
 
+def test_replica_0_leaves_when_all_others_have_left_or_are_lost() -> None:
+    async def story(meeting: Meeting) -> None:
+        members = [await Member.comes(meeting, rank) for rank in range(3)]
+        leaving = asyncio.ensure_future(meeting.leave(0))
+        await meeting.leave(1)
+        await asyncio.sleep(0)
+        assert not leaving.done()
+        await members[2].goes()
+        await leaving
+
+    meet(3, story)
+
+
 def test_numbers_of_an_earlier_life_do_not_come_again() -> None:
     async def first() -> int:
         meeting = Meeting(1, life=1)
