@@ -2,6 +2,7 @@
 
 import enum
 import os
+import socket
 import threading
 import time
 import weakref
@@ -81,8 +82,9 @@ class Server:
         """Prepares a server; it binds its port and serves from `start` on.
 
         Args:
-            obj: Its public methods are served; None serves only what is bound later. A
-                `courier.Cache` answers for another server instead.
+            obj: Its public methods are served; None serves only what is bound later, and so does a
+                text: a name, which servers of the original Launchpad begin with. A `courier.Cache`
+                answers for another server instead.
             host: Where to listen.
             port: 0 takes a free one.
             secret: Clients must hold the same. Needed beyond loopback. Without secret and `tls`,
@@ -147,13 +149,14 @@ class Server:
             CacheDispatcher(obj) if isinstance(obj, Cache) else Dispatcher(serial=serial)
         )
         self.dispatcher.tasks.limit = thread_pool_size + queue_size
-        if obj is not None and not isinstance(obj, Cache):
+        if obj is not None and not isinstance(obj, str | Cache):
             for name, method in exposed_methods(obj, hidden).items():
                 self.dispatcher.bind(name, method)
         self.handlers = HandlerPool("courier-handler", thread_pool_size, queue_size)
         self.costs = MethodCosts()
         self._lock = threading.Lock()
         self._stage = _Stage.NEW
+        self._listener: socket.socket | None = None
         self._host: Host | None = None
         self._grpc: GrpcDoor | None = None
         #: Calls from this process, which pass no socket.
@@ -181,21 +184,22 @@ class Server:
 
     @property
     def port(self) -> int:
-        """Where it listens.
+        """Where it listens, or will: a free port is taken when it is asked for, or at the start.
 
         Raises:
-            ServerStateError: Not started yet, and no port was chosen.
+            AddressInUseError: The host is not of this machine.
         """
         if not self._has_port:
-            raise ServerStateError("the server has no port before start()")
+            with self._lock:
+                self._listen()
         return self._port
 
     @property
     def address(self) -> str:
-        """`host:port` for clients.
+        """`host:port` for clients; before the start as well, which their first calls wait for.
 
         Raises:
-            ServerStateError: Not started yet, and no port was chosen.
+            AddressInUseError: The host is not of this machine.
         """
         return join_address(self._advertised_host, self.port)
 
@@ -214,8 +218,7 @@ class Server:
         with self._lock:
             if self._stage is not _Stage.NEW:
                 raise ServerStateError(f"the server is already {self._stage.value}")
-            listener = listen(self._host_name, self._port, share_port=self._share_port)
-            self._port, self._has_port = listener.getsockname()[1], True
+            listener = self._listen()
             self._grpc = GrpcDoor(self.dispatcher, self.handlers, self.secret, self._tls)
             self._host = Host(
                 self.dispatcher,
@@ -233,6 +236,12 @@ class Server:
             self._stage = _Stage.STARTED
         if self.in_process is not InProcess.WIRE:
             announce(self.address, self)
+
+    def _listen(self) -> socket.socket:
+        if self._listener is None:
+            self._listener = listen(self._host_name, self._port, share_port=self._share_port)
+            self._port, self._has_port = self._listener.getsockname()[1], True
+        return self._listener
 
     def stop(self, grace_s: float = 5.0) -> list[str]:
         """Takes no more calls, lets running ones end, then cancels them. Safe to call twice.
@@ -355,6 +364,10 @@ class Server:
 
     def __exit__(self, *exc: object) -> None:
         self.stop()
+
+    # The same as the original Launchpad spells it, whose programs get servers by
+    # `set_courier_server` and start and stop them.
+    Bind, Unbind, Start, Stop, Join, SetIsHealthy = bind, unbind, start, stop, join, set_healthy
 
 
 _servers: "weakref.WeakSet[Server]" = weakref.WeakSet()

@@ -1,10 +1,7 @@
 """Spellings of the original Launchpad that its programs rely on, and only those."""
 
 import enum
-from collections.abc import Callable
 from typing import Any
-
-from courier import Server
 
 
 class LaunchType(enum.Enum):
@@ -51,54 +48,3 @@ def is_local_launch_or_test(launch_type: LaunchType | str) -> bool:
         assert lp.is_local_launch_or_test("test_mp")
     """
     return LaunchType(launch_type) in LaunchType
-
-
-class LaunchpadServer:
-    """A `courier.Server` under the method names of the original.
-
-    Given to `set_courier_server`, whose objects start and stop it themselves.
-    """
-
-    def __init__(self, server: Server) -> None:
-        self.server = server
-
-    @property
-    def address(self) -> str:
-        """`host:port`."""
-        return self.server.address
-
-    @property
-    def port(self) -> int:
-        """Where it listens."""
-        return self.server.port
-
-    @property
-    def has_started(self) -> bool:
-        """Whether it serves now."""
-        return self.server.has_started
-
-    def Bind(self, name: str, method: Callable[..., Any]) -> None:  # noqa: N802
-        """As `courier.Server.bind`."""
-        self.server.bind(name, method)
-
-    def Unbind(self, name: str) -> None:  # noqa: N802
-        """As `courier.Server.unbind`."""
-        self.server.unbind(name)
-
-    def Start(self) -> None:  # noqa: N802
-        """As `courier.Server.start`."""
-        self.server.start()
-
-    def Stop(self) -> None:  # noqa: N802
-        """As `courier.Server.stop`."""
-        self.server.stop()
-
-    def Join(self) -> None:  # noqa: N802
-        """As `courier.Server.join`."""
-        self.server.join()
-
-    def SetIsHealthy(self, healthy: bool) -> None:  # noqa: N802
-        """As `courier.Server.set_healthy`."""
-        self.server.set_healthy(healthy)
-
-    start, stop, join, bind, unbind = Start, Stop, Join, Bind, Unbind

@@ -7,7 +7,6 @@ from typing import Any, Generic, NoReturn, TypeVar, cast
 
 import courier
 from launchpad_lite._address import Address
-from launchpad_lite._compat import LaunchpadServer
 from launchpad_lite._runtime import NodeRuntime, keep_client
 from launchpad_lite._state import check_state_methods, may_have_state
 from launchpad_lite.nodes.base import (
@@ -272,7 +271,7 @@ class CourierWork:
         server = runtime.make_server(self.address, instance, hidden=hidden, **self.server_options)
         take_server = getattr(instance, "set_courier_server", None)
         if callable(take_server):
-            take_server(LaunchpadServer(server))
+            take_server(server)
         else:
             server.start()
         grace_s = runtime.grace_s()

@@ -15,6 +15,7 @@ import pytest
 
 import courier
 from courier import _server
+from courier.python import client as original_client, py_server
 from tests.courier.by_hand import OPENING
 from tests.courier.conftest import Script, Serve, our_threads
 from tests.courier.served import Node
@@ -343,9 +344,24 @@ def test_a_taken_port_is_named(serve: Serve) -> None:
     second.stop()
 
 
+def test_the_address_is_known_before_the_start_which_calls_wait_for() -> None:
+    server = py_server.Server(
+        "a name", in_process="wire"
+    )  # as programs of the original Launchpad begin
+    server.Bind("double", lambda x: 2 * x)
+    future = original_client.Client(server.address).futures.double(21)
+    with pytest.raises(TimeoutError):
+        future.result(0.05)
+    server.Start()
+    assert future.result(20) == 42
+    server.Unbind("double")
+    server.Stop()
+    server.Join()
+
+
 def test_a_server_says_when_it_is_used_at_the_wrong_time() -> None:
     server = courier.Server(print)
-    for early in (server.stop, server.join, lambda: server.set_healthy(True), lambda: server.port):
+    for early in (server.stop, server.join, lambda: server.set_healthy(True)):
         with pytest.raises(courier.ServerStateError):
             early()
     with server:

@@ -1,0 +1,1 @@
+"""Modules that programs of the original Launchpad import."""
