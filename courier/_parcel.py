@@ -7,9 +7,11 @@ value. Nothing here knows how bytes travel.
 """
 
 import contextlib
+import functools
 import hashlib
 import io
 import mmap
+import operator
 import pickle
 import sys
 import types
@@ -121,11 +123,29 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if isinstance(obj, types.CodeType):
             make, args = self.dispatch_table[types.CodeType](obj)
             return _code, (obj.co_filename, make, args)
+        if isinstance(obj, functools._lru_cache_wrapper) and not _is_found_by_name(obj):
+            return _cached, (obj.__wrapped__, obj.cache_parameters())
         return super().reducer_override(obj)
 
 
 def _code(file: str, make: Callable[..., types.CodeType], args: tuple[Any, ...]) -> types.CodeType:
     return make(*args).replace(co_filename=file)
+
+
+def _cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
+    """Makes a function with an empty cache."""
+    return functools.lru_cache(**parameters)(function)
+
+
+def _is_found_by_name(function: Any) -> bool:
+    """Returns whether another process finds the same under its name."""
+    if function.__module__ in {"__main__", *cloudpickle.list_registry_pickle_by_value()}:
+        return False
+    try:
+        found = operator.attrgetter(function.__qualname__)(sys.modules[function.__module__])
+    except (AttributeError, KeyError):
+        return False
+    return found is function
 
 
 def _raw(buffer: pickle.PickleBuffer) -> memoryview:

@@ -141,7 +141,9 @@ class _Freezer(Pickler):
             # Loading it constructs the object, in whose arguments handles have become clients.
             return construct, (obj.constructor, obj.args, obj.kwargs)
         reduced = super().reducer_override(obj)
-        if isinstance(reduced, tuple) and (name := name_in_script(obj)) is not None:
+        if not isinstance(reduced, tuple) or len(reduced) < 6:
+            return reduced  # nothing that has a place in the script
+        if (name := name_in_script(obj)) is not None:
             *made, state, items, pairs, set_state = reduced
             return *made, (set_state, state, name), items, pairs, set_state_and_keep
         return reduced
