@@ -24,6 +24,7 @@ from launchpad_lite._events import (
     StopAsked,
     StopReceived,
 )
+from launchpad_lite._exit import leave_behind
 from launchpad_lite._forcing import ForcedExit
 from launchpad_lite._runtime import NodeRuntime
 from launchpad_lite._stacks import describe_threads
@@ -180,6 +181,11 @@ class _ThreadNode:
         self.runtime.clients.close(f"{self.runtime.name} is ended by force")
         self.runtime.forcing.force()
 
+    def leave_behind(self) -> None:
+        """Lets the interpreter exit although the node's code runs."""
+        assert self._runner is not None
+        leave_behind(self._runner)
+
     def stack(self) -> str:
         """Returns where the user's code is."""
         return describe_threads(self.threads())
@@ -285,6 +291,7 @@ class _ThreadHost:
         for node in self._nodes.values():
             if node.is_alive:  # given up, or the supervisor failed
                 node.force()
+                node.leave_behind()
         for thread in self._threads:
             if not thread.is_alive():
                 thread.join()

@@ -18,6 +18,10 @@ _uncollected: list[RunningProgram] = []
 # A forked child has launched none of them.
 os.register_at_fork(after_in_child=_uncollected.clear)
 _excepthooks: list[Callable[..., object]] = []
+#: Set when the script ends with an error.
+_script_failed = threading.Event()
+#: Threads of nodes that did not end with their program.
+_left_behind: list[threading.Thread] = []
 #: Seconds in which a program may end that was launched at the end of a script.
 _SOON_S = 1.0
 
@@ -27,8 +31,11 @@ def report_at_exit(running: RunningProgram) -> None:
     _uncollected[:] = [program for program in _uncollected if not program.collected]
     _uncollected.append(running)
     if not _excepthooks:  # the first launch
-        # Before the interpreter waits for threads, as those that supervise programs.
-        threading._register_atexit(_begin_to_wait)  # type: ignore[attr-defined]
+        # What is registered last is called first, and nothing can be registered then: nodes that are
+        # threads could use no executor while the script waits for them.
+        import concurrent.futures.thread  # noqa: F401
+
+        threading._register_atexit(_wait_at_exit)  # type: ignore[attr-defined]
     if len(_uncollected) == 1 and sys.excepthook is not _tell_of_error:
         _excepthooks.append(sys.excepthook)
         sys.excepthook = _tell_of_error
@@ -36,8 +43,15 @@ def report_at_exit(running: RunningProgram) -> None:
         _wait_when_the_script_returns()
 
 
+def leave_behind(thread: threading.Thread) -> None:
+    """Makes the interpreter exit even if a thread of a node still runs then."""
+    _left_behind[:] = [each for each in _left_behind if each.is_alive()]
+    _left_behind.append(thread)
+
+
 def _tell_of_error(kind: type[BaseException], error: BaseException, traceback: Any) -> None:
     """Prints, after the traceback of a script, that its program continues."""
+    _script_failed.set()
     _excepthooks[-1](kind, error, traceback)
     names = [repr(each.plan.program) for each in _uncollected if each.result is None]
     if names and isinstance(error, Exception) and not is_interactive():
@@ -45,11 +59,17 @@ def _tell_of_error(kind: type[BaseException], error: BaseException, traceback: A
         print(text, file=sys.stderr)  # noqa: T201 - as the traceback
 
 
+def _wait_at_exit() -> None:
+    _begin_to_wait()
+    for program in _uncollected:
+        program.join()
+
+
 def _begin_to_wait() -> None:
-    """Ends programs with the prompt that launched them; says why a script does not end by itself."""
+    """Ends programs with the prompt, or the test, that launched them; says why a script does not end by itself."""
     running = [program for program in _uncollected if program.result is None]
     for program in running:
-        if is_interactive():
+        if program.ends_with_script or is_interactive():
             program.request_stop("the interpreter exits")
         elif not program.join(_SOON_S) and _only_serves(program):
             text = f"launchpad: the nodes of {program.plan.program!r} only serve; Ctrl-C stops them"
@@ -69,12 +89,17 @@ def _exit_as_programs_ended() -> None:
 
     Threads that supervise programs are awaited before atexit functions run, so all have ended.
     """
-    results = [program.result for program in _uncollected if not program.collected]
+    left = any(thread.is_alive() for thread in _left_behind)
+    # How the script ends by itself is not known here; programs that it has waited for tell.
+    results = [each.result for each in _uncollected if left or not each.collected]
     failed = [program for program in _uncollected if not program.collected and _failed(program)]
     for program in failed:
         print(f"\n{program.failure()}", file=sys.stderr)  # noqa: T201 - the script's last words
-    code = max((result.exit_code for result in results if result is not None), default=0)
-    if code:
+    codes = [result.exit_code for result in results if result is not None]
+    code = max(codes, default=0) or int(left and _script_failed.is_set())
+    # A thread that no force has ended may use what waits for it when the interpreter clears up, as
+    # Reverb's writers do.
+    if code or left:
         sys.stdout.flush()
         sys.stderr.flush()
         # Exceptions in atexit functions do not change the exit code; this was registered first,
@@ -105,9 +130,7 @@ def _wait_when_the_script_returns() -> None:
     def wait(code: CodeType, offset: int, value: object) -> None:  # noqa: ARG001
         monitoring.set_local_events(tool, script, 0)
         monitoring.free_tool_id(tool)
-        _begin_to_wait()
-        for program in _uncollected:
-            program.join()
+        _wait_at_exit()
 
     monitoring.register_callback(tool, monitoring.events.PY_RETURN, wait)
     monitoring.set_local_events(tool, script, monitoring.events.PY_RETURN)

@@ -138,6 +138,8 @@ class RunningProgram(abc.ABC):
         self.plan = plan
         #: Whether the script knows how the program ended.
         self.collected = False
+        #: Whether it is stopped at the end of the script, which otherwise waits for it.
+        self.ends_with_script = False
         self._interrupts = 0
         #: When this process launched it.
         self._began_at = time.monotonic()

@@ -122,3 +122,52 @@ def test_a_node_that_crashes_while_it_writes_down_its_stacks_is_not_blamed(tmp_p
         assert "ValueError: the cause" in ended.stderr
         assert "Segmentation fault" in script.log("other[0]").decode()
         assert "SIGSEGV" not in ended.stderr
+
+
+@pytest.mark.parametrize(("last", "code"), [("", 0), ("raise KeyError(1)", 1)])
+def test_a_thread_that_cannot_be_ended_does_not_hold_up_the_exit(
+    tmp_path: Path, last: str, code: int
+) -> None:
+    source = f"""
+        import atexit, threading
+        import launchpad_lite as lp
+
+        class Flushes:
+            def __del__(self):
+                threading.Event().wait()
+
+        kept = Flushes()  # what the interpreter clears up in the end
+        stuck = threading.Lock()
+        stuck.acquire()
+
+        program = lp.Program("stuck")
+        program.add_node(lp.PyNode(stuck.acquire), label="stuck")
+        running = lp.launch(program, "local_mt", notice_s=0.1)
+        atexit.register(print, "last words")
+        running.stop()
+        {last}
+    """
+    with Script(tmp_path, source) as script:
+        ended = script.run(timeout_s=30)
+    assert (ended.code, ended.stdout) == (code, "last words\n"), ended.stderr
+    assert ("KeyError" in ended.stderr) == bool(last)
+
+
+def test_threads_may_use_executors_after_the_script_has_returned(tmp_path: Path) -> None:
+    source = """
+        import time
+        import launchpad_lite as lp
+
+        def work():
+            time.sleep(0.5)  # meanwhile the script returns
+            from concurrent.futures import ThreadPoolExecutor
+            with ThreadPoolExecutor(1) as executor:
+                print(executor.submit(len, "abc").result())
+
+        program = lp.Program("executors")
+        program.add_node(lp.PyNode(work), label="works")
+        lp.launch(program, "local_mt")
+    """
+    with Script(tmp_path, source) as script:
+        ended = script.run(timeout_s=30)
+    assert (ended.code, ended.stdout) == (0, "3\n"), ended.stderr
