@@ -26,6 +26,7 @@ from launchpad_lite._policies import Liveness
 from launchpad_lite._result import CONSEQUENCES
 from launchpad_lite._state import NodeCheckpoints, NodeState
 from launchpad_lite._stop_handlers import STOP_HANDLERS, StopHandler, StopHandlers
+from launchpad_lite._thread_errors import tell_shortly
 from launchpad_lite.errors import NoProgramError
 
 _LOGGER = logging.getLogger(__name__)
@@ -412,6 +413,7 @@ class NodeRuntime:
         """Makes this the runtime of the current thread and of what it calls."""
         token = _current.set(self)
         enter_table(self.table)
+        tell_shortly(_is_stopping)
         with _active_lock:
             _active.append(self)
         try:
@@ -436,6 +438,11 @@ _current: contextvars.ContextVar[NodeRuntime | None] = contextvars.ContextVar(
 #: Nodes that run in this process. A worker process has one; the thread launcher has many.
 _active: list[NodeRuntime] = []
 _active_lock = threading.Lock()
+
+
+def _is_stopping() -> bool:
+    with _active_lock:
+        return all(runtime.is_asked for runtime in _active)
 
 
 def keep_client(client: courier.Client, table: AddressTable) -> None:

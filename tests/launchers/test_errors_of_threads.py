@@ -128,3 +128,45 @@ def test_a_launch_says_what_to_do_where_the_system_gives_no_thread(
     with pytest.raises(lp.LaunchError, match="ulimit -u"):
         lp.launch(_program(), launch_type=launch_type)
     poll_until(lambda: not set(psutil.Process().children(recursive=True)) - before)
+
+
+class CallsFromThread:
+    """Calls all the time from a thread of its own, which nobody stops."""
+
+    def __init__(self, other: Any) -> None:
+        self._other = other
+
+    def run(self) -> None:
+        threading.Thread(target=self._call, name="prefetches", daemon=True).start()
+        self._other.wait_for_calls(10)
+        lp.stop()
+
+    def _call(self) -> None:
+        while True:
+            self._other.call()
+
+
+class Called:
+    def __init__(self) -> None:
+        self._calls = 0
+
+    def call(self) -> None:
+        self._calls += 1
+
+    def wait_for_calls(self, number: int) -> None:
+        poll_until(lambda: self._calls >= number)
+
+
+@pytest.mark.parametrize("launcher", ["test_mt", "test_mp"])
+def test_a_thread_whose_calls_the_stop_ends_is_told_in_one_line(
+    launch_program: Any, launcher: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    program = lp.Program("threads")
+    called = program.add_node(lp.CourierNode(Called), label="called")
+    program.add_node(lp.CourierNode(CallsFromThread, called), label="calls")
+    running = launch_program(program, launcher)
+    running.wait()
+    told = capfd.readouterr().err + "".join(
+        line.decode() for _, line in running.running.output() if line
+    )
+    assert "Traceback" not in told
