@@ -55,7 +55,7 @@ export PYTHONDONTWRITEBYTECODE :=
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PRECIOUS: .venv-%/.ready
-.PHONY: help demo docs test fast beds quarter everything everything-main backends reverb chaos fuzz lint types protos \
+.PHONY: help demo docs test fast beds quarter everything everything-main backends reverb acme chaos fuzz lint types protos \
   image benchmark benchmark-peers clean
 
 help: ## Show this list
@@ -110,7 +110,8 @@ fast-%: .venv-%/.ready ## Run the fast tests on another Python: make fast-3.12
 beds: $(READY) ## Run a few tests on real host engines: SSH, Slurm, pods (as root)
 	$(call run-tests,$(BIN)/python,bed,beds)
 
-# Dask and Spark, Reverb, the documentation and the newest Python take their turns with the quarters.
+# Dask and Spark, Reverb, Acme and the documentation, and the newest Python take their turns with the
+# quarters.
 quarter: $(READY) ## Run a quarter of the slow tests: make quarter QUARTER=0
 	@echo "== Slow tests, quarter $(QUARTER) of 0 to 3"
 	$(call run-tests,$(BIN)/python,slow,quarter-$(QUARTER),--quarter=$(QUARTER))
@@ -122,6 +123,7 @@ ifeq ($(QUARTER),1)
 endif
 ifeq ($(QUARTER),2)
 	@$(MAKE) --no-print-directory docs
+	@$(MAKE) --no-print-directory acme
 endif
 ifeq ($(QUARTER),3)
 	@$(MAKE) --no-print-directory fast-$(NEWEST)
@@ -129,7 +131,7 @@ endif
 
 everything: lint types ## Run all tests on all Pythons; sums them up in .cache/everything.xml
 	@rm -rf $(RESULTS)
-	@$(MAKE) --no-print-directory --keep-going everything-main backends reverb fast-3.10 fast-3.12 fast-3.13; \
+	@$(MAKE) --no-print-directory --keep-going everything-main backends reverb acme fast-3.10 fast-3.12 fast-3.13; \
 	  code=$$?; $(BIN)/python -m tests.summary $(RESULTS) .cache/everything.xml && exit $$code
 
 everything-main: $(READY)
@@ -149,6 +151,12 @@ backends: .venv-backends/.ready ## Run the tests that need Dask, Spark with Java
 
 backends: export BACKENDS := required
 
+acme: .venv-acme/.ready ## Run an agent of Acme, with what it needs, on Python 3.10 (2 GB)
+	@echo "== Acme"
+	$(call run-tests,.venv-acme/bin/python,slow,acme,tests/examples/test_acme.py)
+
+acme: export ACME := required
+
 chaos: $(READY) ## Run the tests that take minutes: chaos and soak
 	$(BIN)/python -m pytest -m long -o faulthandler_timeout=0
 
@@ -159,6 +167,14 @@ fuzz: $(READY) ## Fuzz courier for ten minutes, guided by coverage
 
 .venv-reverb/.ready: pyproject.toml
 	$(call make-environment,3.11,,$(comma)reverb)
+
+.venv-acme/.ready: pyproject.toml examples/acme/requirements.txt
+	@python=$$(.ci/find-python 3.10) || { echo "This machine has no Python 3.10" >&2; exit 1; }; \
+	  test -x $(@D)/bin/python || $$python -m venv $(@D)
+	$(@D)/bin/python -m pip install -qq --editable '.[testing]' --requirement examples/acme/requirements.txt \
+	  hypothesis pytest-timeout pytest-xdist 'pytest<9.2'
+	$(@D)/bin/python -m pip install -qq --no-deps dm-acme==0.4.0
+	@touch $@
 
 .venv-backends/.ready: pyproject.toml
 	$(call make-environment,3.11,,$(comma)dask$(comma)jax$(comma)spark$(comma)torch)

@@ -41,6 +41,8 @@ _OURS = ("courier", "launchers", "launchpad_lite")
 _DEPENDENCIES = ("absl-py", "cloudpickle", "psutil")
 #: Folders that stand for "installed", also in environments other than the one that runs.
 _INSTALLED = frozenset(("site-packages", "dist-packages"))
+#: Travels even if installed: launchpad-lite-compat, which is small, and part of our wheel as well.
+_COMPAT = "launchpad"
 _STDLIB = tuple(
     f"{folder}{os.sep}"
     for folder in (
@@ -391,6 +393,7 @@ class _Search:
         is_installed = not _INSTALLED.isdisjoint(path.parts)
         if not is_installed and str(path).startswith(_STDLIB):
             return None
+        is_installed &= name.partition(".")[0] != _COMPAT
         return _Module(path, folders, is_installed) if path.is_file() else None
 
     def _spec(self, name: str) -> importlib.machinery.ModuleSpec | None:

@@ -31,7 +31,13 @@ from launchpad_lite._run_commands import COMMANDS as COMMANDS_OF_RUNS, ask_attac
 from launchpad_lite._script import importing
 from launchpad_lite._settings import nearest
 from launchpad_lite._version import __version__
-from launchpad_lite.errors import LaunchError, LaunchpadError, NodeFailedError, ProgramPathError
+from launchpad_lite.errors import (
+    LaunchError,
+    LaunchpadError,
+    MissingExtraError,
+    NodeFailedError,
+    ProgramPathError,
+)
 from launchpad_lite.launching import (
     Launcher,
     LaunchOptions,
@@ -68,6 +74,10 @@ label or label[replica]:
 The same for programs that outlive their launcher: name the launcher and the run (--launcher=slurm: the
 number of the job or the folder of the run; --launcher=kubernetes: the name of the run).
 
+A script of the original Launchpad, which says `import launchpad`, runs without a change:
+
+  --compat SCRIPT [ARGUMENT ...]
+
 PROGRAM --help shows its arguments; --version shows that of this package.
 
 options:
@@ -82,6 +92,7 @@ _UNIONS = (types.UnionType, typing.Union)
 #: Arguments of `launch` that the command line gives.
 _NOT_OF_MAIN = {"programs", "launcher", "launch_type", "launcher_options"}
 _COMMANDS = ("run", "plan", "render", "emit")
+_COMPAT = "--compat"
 #: How a command line ends that cannot be understood; as argparse does.
 _USAGE_ERROR = 2
 
@@ -150,6 +161,8 @@ def _run(arguments: list[str]) -> int:
     if not arguments or arguments[0] in (*HELP, "help"):
         print(_usage())  # noqa: T201
         return 0 if arguments else _USAGE_ERROR
+    if _COMPAT in arguments:
+        _run_original(arguments)
     _, *rest = parse_known(["launch", *arguments])
     if _is_answered(rest):
         return 0
@@ -166,6 +179,32 @@ def _run(arguments: list[str]) -> int:
             return 0
         program = make_program(found, path, rest, options)
     return _do(command, program, launcher, output, {})
+
+
+def _run_original(arguments: Sequence[str]) -> NoReturn:
+    """Becomes a script that finds the package `launchpad` of launchpad-lite-compat.
+
+    Raises:
+        LaunchpadError: No script is named, or the package is not there.
+    """
+    place = arguments.index(_COMPAT)
+    before, script = arguments[:place], arguments[place + 1 : place + 2]
+    if not script or not Path(script[0]).is_file():
+        raise ProgramPathError(f"{_COMPAT} is followed by a script; {' '.join(script)!r} is none")
+    environment = dict(os.environ)
+    if importlib.util.find_spec("launchpad") is None:
+        package = Path(__file__).parent
+        # In a wheel, and beside the package in a copy of the repository.
+        places = (package / "compat", package.parent / "compat")
+        folder = next((each for each in places if (each / "launchpad").is_dir()), None)
+        if folder is None:
+            raise MissingExtraError(
+                "there is no package launchpad here: pip install launchpad-lite-compat"
+            )
+        paths = [str(folder), *filter(None, [environment.get("PYTHONPATH")])]
+        environment["PYTHONPATH"] = os.pathsep.join(paths)
+    command = [sys.executable, *script, *before, *arguments[place + 2 :]]
+    os.execve(sys.executable, command, environment)  # noqa: S606 - needs no shell
 
 
 def _run_script(

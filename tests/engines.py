@@ -22,6 +22,11 @@ needs_reverb = pytest.mark.skipif(
     reason="dm-reverb is not installed (make reverb); there is none for Python 3.12 and newer",
 )
 
+needs_acme = pytest.mark.skipif(
+    importlib.util.find_spec("acme") is None and os.environ.get("ACME") != "required",
+    reason="Acme is not installed (make acme)",
+)
+
 needs_dask = pytest.mark.skipif(
     importlib.util.find_spec("distributed") is None and os.environ.get("BACKENDS") != "required",
     reason="Dask is not installed (make backends)",

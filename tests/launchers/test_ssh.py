@@ -610,3 +610,42 @@ def test_thirty_hosts(tmp_path: Path) -> None:
         )
         hosts = [where.split()[0] for where in called(run.check(280)).values()]
         assert len(set(hosts)) == 30
+
+
+def test_a_script_of_the_original_runs_on_hosts_without_a_change(ssh: SshDesk) -> None:
+    script = ssh.folder / "original.py"
+    script.write_text(
+        textwrap.dedent("""
+            import uuid
+            import launchpad as lp
+
+            class Names:
+                def __init__(self):
+                    self._name = uuid.uuid4()
+
+                def name(self):
+                    return self._name
+
+            class Own(lp.CourierNode):
+                def run(self):
+                    print("own run of", lp.context.get_context().launch_type.value, flush=True)
+                    super().run()
+
+            class Asks:
+                def __init__(self, others):
+                    self._others = others
+
+                def run(self):
+                    print(len({other.name() for other in self._others}), "are there", flush=True)
+                    lp.stop()
+
+            program = lp.Program("original")
+            with program.group("names"):
+                others = [program.add_node(Own(Names)) for _ in range(2)]
+            program.add_node(lp.CourierNode(Asks, others), label="asks")
+            lp.launch(program, launch_type=lp.LaunchType.LOCAL_MULTI_THREADING)
+        """)
+    )
+    said = ssh.command_line("--hosts=h1,h2", "--compat", str(script)).check()
+    assert "2 are there" in said
+    assert said.count("own run of local_mp") == 2

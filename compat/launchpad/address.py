@@ -1,0 +1,91 @@
+"""Addresses that are drawn before anybody listens at them."""
+
+import abc
+import os
+import socket
+from typing import Any
+
+import launchpad_lite as lp
+
+
+class Address(lp.Address):
+    """A placeholder for where a service will listen.
+
+    A launch fills it in; so does `bind`, for whoever resolves addresses without launching.
+    """
+
+    __slots__ = ("_fixed", "_owner")
+
+    def __init__(self, name: str | None = None) -> None:
+        super().__init__("unnamed" if name is None else name)
+        self._fixed: str | None = None
+        self._owner: object = None
+
+    def bind(self, builder: Any) -> None:
+        """Fills it in with what `builder.build()` returns; launchers give their own tables."""
+        if isinstance(builder, AbstractAddressBuilder):
+            self._fixed = builder.build()
+        else:
+            super().bind(builder)
+
+    def resolve(self) -> str:
+        """Returns `host:port`.
+
+        Raises:
+            UnresolvedAddressError: A RuntimeError: nobody has filled it in.
+        """
+        return self._fixed if self._fixed is not None else super().resolve()
+
+    def assign(self, node: Any) -> None:
+        """Makes it one of a node's addresses.
+
+        Raises:
+            ValueError: Another node has it.
+        """
+        if self._owner not in (None, node):
+            raise ValueError(f"{self!r} belongs to {self._owner!r} already")
+        if self._owner is None:
+            self._owner = node
+            node.own_addresses.append(self)
+
+    def __getstate__(self) -> Any:
+        return super().__getstate__(), self._fixed
+
+    def __setstate__(self, state: Any) -> None:
+        known, self._fixed = state
+        super().__setstate__(known)
+        self._owner = None
+
+
+class AbstractAddressBuilder(abc.ABC):
+    """Makes the address of a service."""
+
+    @abc.abstractmethod
+    def build(self) -> str:
+        """Returns `host:port`."""
+
+
+class SimpleLocalAddressBuilder(AbstractAddressBuilder):
+    """An address on this machine, with a port that is free now."""
+
+    def __init__(self) -> None:
+        with socket.create_server(("localhost", 0)) as free:
+            self._address = f"localhost:{free.getsockname()[1]}"
+
+    def build(self) -> str:
+        """Returns `host:port`; always the same."""
+        return self._address
+
+
+def get_port_from_address(address: str) -> int:
+    """Returns the port; one with a name is the number in the environment variable `LP_PORT_<name>`.
+
+    Raises:
+        ValueError: There is no port, or the variable is not set.
+    """
+    port = address.rpartition(":")[2]
+    if not port.isdigit():
+        port = os.environ.get(f"LP_PORT_{port}", port)
+    if not port.isdigit():
+        raise ValueError(f"no port in {address!r}, and LP_PORT_{port} is not set")
+    return int(port)

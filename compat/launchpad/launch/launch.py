@@ -1,0 +1,164 @@
+"""`launch`, as the original has it, on every launcher of launchpad-lite."""
+
+import inspect
+import logging
+import os
+import unittest
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import launchpad_lite as lp
+from launchpad.context import LaunchType
+from launchpad.flags import FLAGS
+from launchpad.launch import serialization, terminals
+from launchpad.launch.worker_manager import WorkerManager
+from launchpad_lite._flags import parse_script_arguments
+from launchpad_lite.launching import Launcher, get_launcher
+
+_LOGGER = logging.getLogger(__name__)
+
+#: Where the output of nodes goes: `<folder>/<label>/<i>`.
+LOGGING_DIR_VARIABLE = "LAUNCHPAD_LOGGING_DIR"
+
+#: Launchers of the original by type: that of launchpad-lite. Threads share their arguments with the
+#: script; with tests, too, as far as these are known to be fit for processes.
+_LAUNCHERS = {
+    LaunchType.LOCAL_MULTI_THREADING: "local_mt",
+    LaunchType.LOCAL_MULTI_PROCESSING: "local_mp",
+    LaunchType.TEST_MULTI_THREADING: "local_mt",
+    LaunchType.TEST_MULTI_PROCESSING: "test_mp",
+}
+_THREADS = (LaunchType.LOCAL_MULTI_THREADING, LaunchType.TEST_MULTI_THREADING)
+_TESTS = (LaunchType.TEST_MULTI_THREADING, LaunchType.TEST_MULTI_PROCESSING)
+
+
+def launch(
+    programs: lp.Program | Sequence[lp.Program],
+    launch_type: LaunchType | str | None = None,
+    xm_resources: object = None,
+    local_resources: Mapping[str, lp.PythonProcess] | None = None,
+    test_case: unittest.TestCase | None = None,
+    terminal: str | None = None,
+    *,
+    serialize_py_nodes: bool | None = None,
+    controller_xm_requirements: object = None,
+) -> WorkerManager:
+    """Starts a program and returns at once. The script waits for its end, unless it is a test.
+
+    Args:
+        programs: What to run; of several, the first.
+        launch_type: How; by default what `--lp_launch_type` says, and `local_mt` without it.
+            `--launcher` on the command line counts more than both, so that a script which cannot be
+            changed runs anywhere: `--launcher=ssh --hosts=h1,h2`.
+        xm_resources: Refused: there is no XManager.
+        local_resources: What processes of nodes are started with, by group.
+        test_case: The program ends with this test, which fails if a node has. Without it, programs of
+            test types end with the test that is found on the stack, or else with the script.
+        terminal: Where the output of processes goes: see `launchpad.launch.terminals`.
+        serialize_py_nodes: Whether nodes that are threads must be fit for processes; by default in
+            tests only.
+        controller_xm_requirements: Refused, as `xm_resources`.
+
+    Raises:
+        ProgramError: The program has mistakes.
+        RuntimeError: A node cannot be pickled, and must.
+        ValueError: An argument cannot be.
+    """
+    parse_script_arguments()
+    for name, given in {
+        "xm_resources": xm_resources,
+        "controller_xm_requirements": controller_xm_requirements,
+    }.items():
+        if given is not None:
+            raise ValueError(
+                f"{name}= is for XManager, which launchpad-lite does not use. Pass None, and launch with "
+                "--launcher=kubernetes to run in pods"
+            )
+    program = _first(programs)
+    launcher, kind = _choose(launch_type)
+    if kind in _THREADS and (kind in _TESTS if serialize_py_nodes is None else serialize_py_nodes):
+        serialization.check_program(program)
+    if kind is LaunchType.LOCAL_MULTI_PROCESSING and launcher is not None:
+        terminal = terminals.choose(terminal)
+        if terminal is not None:  # nothing is to be shown here
+            launcher = _named(get_launcher("test_mp"), kind)
+    folder = os.environ.get(LOGGING_DIR_VARIABLE)
+    running = lp.launch(
+        program,
+        launcher,
+        local_resources=_known(program, local_resources),
+        log_dir=folder or None,
+    )
+    manager = WorkerManager(running, shares_memory=kind in _THREADS)
+    if folder and kind not in _THREADS:
+        _link_logs(running, Path(folder))
+    if terminal is not None and kind is LaunchType.LOCAL_MULTI_PROCESSING:
+        terminals.show(terminal, running)
+    if test_case is None and kind in _TESTS:
+        running.ends_with_script = True
+        test_case = _test_on_the_stack()
+    if test_case is not None:
+        test_case.addCleanup(manager.cleanup_after_test, test_case)
+    return manager
+
+
+def _first(programs: lp.Program | Sequence[lp.Program]) -> lp.Program:
+    if isinstance(programs, lp.Program):
+        return programs
+    program, *others = programs
+    if others:
+        _LOGGER.warning(
+            "launch was given %d programs; only the first, %r, runs", len(programs), program.name
+        )
+    return program
+
+
+def _choose(launch_type: LaunchType | str | None) -> tuple[Launcher | None, LaunchType | None]:
+    """Returns a launcher and its type in the original; None twice: what `--launcher` says."""
+    if FLAGS["launcher"].value:
+        return None, None
+    kind = LaunchType(launch_type or FLAGS.lp_launch_type)
+    if kind not in _LAUNCHERS:
+        raise ValueError(
+            f"launch type {kind.value!r} is not there: use --launcher=kubernetes (or slurm, ssh), with "
+            "launchpad-lite's docs/kubernetes.md"
+        )
+    return _named(get_launcher(_LAUNCHERS[kind]), kind), kind
+
+
+def _named(launcher: Launcher, kind: LaunchType) -> Launcher:
+    launcher.name = kind.value
+    return launcher
+
+
+def _known(
+    program: lp.Program, resources: Mapping[str, lp.PythonProcess] | None
+) -> dict[str, lp.PythonProcess]:
+    """Returns what there is a group for, as the original; says what has none."""
+    for label, process in (resources or {}).items():
+        if not isinstance(process, lp.PythonProcess):
+            raise ValueError(f"local_resources[{label!r}] must be a PythonProcess, not {process!r}")
+        if label not in program.groups:
+            _LOGGER.warning(
+                "local_resources[%r] has no effect: the groups are %s", label, [*program.groups]
+            )
+    return {label: each for label, each in (resources or {}).items() if label in program.groups}
+
+
+def _link_logs(running: lp.RunningProgram, folder: Path) -> None:
+    for node in running.plan.executables:
+        (folder / node.label).mkdir(parents=True, exist_ok=True)
+        link = folder / node.label / str(node.replica)
+        link.unlink(missing_ok=True)
+        link.symlink_to(f"{node.replica}.log")
+
+
+def _test_on_the_stack() -> unittest.TestCase | None:
+    """Returns the test case that a method of launches."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, unittest.TestCase):
+            return owner
+        frame = frame.f_back
+    return None

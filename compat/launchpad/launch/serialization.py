@@ -1,0 +1,42 @@
+"""Whether nodes are fit for processes."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import launchpad_lite as lp
+from launchpad_lite._freeze import UnfreezableError, freeze
+from launchpad_lite._resources import Resources
+from launchpad_lite.nodes.base import PlanContext
+
+__all__ = ["check_nodes_are_serializable", "check_program", "enable_lru_cache_pickling_once"]
+
+
+def check_program(program: lp.Program) -> None:
+    """Checks all nodes of a program.
+
+    Raises:
+        RuntimeError: One cannot be pickled; the message tells what in it.
+    """
+    for label, nodes in program.groups.items():
+        check_nodes_are_serializable(label, nodes)
+
+
+def check_nodes_are_serializable(label: str, nodes: Sequence[lp.Node[Any]]) -> None:
+    """Checks the nodes of a group.
+
+    Raises:
+        RuntimeError: One cannot be pickled; the message tells what in it.
+    """
+    for replica, node in enumerate(nodes):
+        try:
+            for task in node.to_executables(PlanContext("local_mp", label, replica, Resources())):
+                freeze(task.work)
+        except UnfreezableError as error:
+            raise RuntimeError(
+                f"{label}[{replica}]: {error}. Or pass serialize_py_nodes=False to launch, if it only "
+                "ever runs in threads"
+            ) from error
+
+
+def enable_lru_cache_pickling_once() -> None:
+    """Does nothing: functions of `functools.lru_cache` travel."""

@@ -1,0 +1,120 @@
+"""What `launch` returns: a running program, with the methods of the original's `WorkerManager`."""
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import launchpad_lite as lp
+from launchpad.stopping import stop_event, wait_for_stop
+
+__all__ = ["WorkerManager", "stop_all", "stop_event", "wait_for_stop"]
+
+_LOOK_S = 0.05
+
+
+class WorkerManager:
+    """A launched program. Thread-safe.
+
+    Attributes:
+        running: The same as launchpad-lite has it.
+    """
+
+    def __init__(self, running: lp.RunningProgram, *, shares_memory: bool) -> None:
+        self.running = running
+        self._shares_memory = shares_memory
+        _managers[:] = [each for each in _managers if each.running.result is None]
+        _managers.append(self)
+
+    def wait(
+        self,
+        labels_to_wait_for: Sequence[str] | None = None,
+        raise_error: bool = True,
+        return_on_first_completed: bool = False,
+    ) -> None:
+        """Waits until nodes have ended, or the program.
+
+        Args:
+            labels_to_wait_for: Their groups; None means all.
+            raise_error: Whether a failure of any node is raised.
+            return_on_first_completed: Whether one node that has ended will do.
+
+        Raises:
+            ValueError: There is no such group.
+            Exception: What a node raised, if nodes are threads; otherwise a RuntimeError that tells it.
+            KeyboardInterrupt: SIGINT ended the program.
+            SystemExit: Another signal did.
+        """
+        groups = {each.label for each in self.running.plan.executables}
+        if missing := sorted(set(labels_to_wait_for or ()) - groups):
+            raise ValueError(f"no group {missing[0]!r} to wait for; there are {sorted(groups)}")
+        waited = groups if labels_to_wait_for is None else set(labels_to_wait_for)
+        some = return_on_first_completed or waited < groups
+        while not self.running.join(_LOOK_S if some else None):
+            ended = [
+                node.state == "ended"
+                for node in self.running.status()
+                if node.name.rpartition("[")[0] in waited
+            ]
+            if all(ended) or (return_on_first_completed and any(ended)):
+                return
+        if raise_error:
+            self._raise()
+
+    def join(self) -> None:
+        """Waits for the end of the program; raises as `wait`."""
+        self.wait()
+
+    def stop_and_wait(self) -> None:
+        """Ends the program and waits for that. Raises nothing of it."""
+        self.running.request_stop("stop_and_wait() was called")
+        self.wait(raise_error=False)
+        self.running.collected = True
+
+    def stop_event(self) -> threading.Event:
+        """As `launchpad.stop_event`, for nodes."""
+        return stop_event()
+
+    def wait_for_stop(self, timeout_secs: float | None = None) -> bool:
+        """As `launchpad.wait_for_stop`, for nodes."""
+        return wait_for_stop(timeout_secs)
+
+    def check_for_thread_worker_exception(self) -> None:
+        """Raises what `wait` raises, if the program has failed."""
+        if self.running.result is not None:
+            self._raise()
+
+    def cleanup_after_test(self, test_case: Any = None) -> None:  # noqa: ARG002 - raising fails it
+        """Ends the program and waits for that; raises what failed, if nobody has seen it yet."""
+        self.running.request_stop("its test has ended")
+        self.running.join()
+        if not self.running.collected:
+            self._raise()
+
+    def _raise(self) -> None:
+        result = self.running.result
+        assert result is not None
+        report = result.failures[0].report if result.outcome is lp.Outcome.FAILED else None
+        error = report.rebuild() if report is not None and self._shares_memory else None
+        if error is None:
+            self.running.wait()
+        else:
+            self.running.collected = True
+            raise error from self.running.failure()
+
+
+#: What this process has launched and may run still. Scripts need not keep what `launch` returns.
+_managers: list[WorkerManager] = []
+
+
+def stop_all(reason: str) -> None:
+    """Asks all programs that this process has launched to end."""
+    for manager in _managers:
+        manager.running.request_stop(reason)
+
+
+def end_tests() -> None:
+    """Ends programs of test types, and waits for that; raises what failed, if nobody has seen it yet."""
+    for manager in list(_managers):
+        if manager.running.ends_with_script:
+            _managers.remove(manager)
+            manager.cleanup_after_test()

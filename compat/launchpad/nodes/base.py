@@ -1,0 +1,171 @@
+"""What nodes of the original have besides those of launchpad-lite."""
+
+import contextvars
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import launchpad_lite as lp
+from launchpad.address import Address
+from launchpad.context import LaunchContext, LaunchType, set_context
+from launchpad_lite import Handle, Node
+from launchpad_lite.nodes.base import PlanContext, Task, Work
+
+if TYPE_CHECKING:
+    from launchpad_lite.nodes.courier import CourierWork
+    from launchpad_lite.nodes.python import ClassWork
+
+__all__ = ["Handle", "Node", "OriginalClassNode", "OriginalNode", "RunningNode", "running_node"]
+
+
+@dataclass(frozen=True)
+class RunningNode:
+    """A node that runs here.
+
+    Attributes:
+        runtime: Its `NodeRuntime`.
+        addresses: Where it may listen.
+    """
+
+    runtime: Any
+    addresses: Sequence[lp.Address]
+
+    def address_at(self, port: int) -> lp.Address | None:
+        """Returns the address with a port; None if it has none."""
+        for address in self.addresses:
+            if address.resolve().endswith(f":{port}"):
+                return address
+        return None
+
+
+_running: contextvars.ContextVar[RunningNode | None] = contextvars.ContextVar(
+    "launchpad_running_node", default=None
+)
+
+
+def running_node() -> RunningNode | None:
+    """Returns the calling node; None outside of nodes."""
+    return _running.get()
+
+
+class OriginalNode(Node[Any]):
+    """A mixin: the node's code finds a launch context, and the node may allocate addresses."""
+
+    @property
+    def own_addresses(self) -> list[Address]:
+        """Those that were allocated."""
+        own: list[Address] = vars(self).setdefault("_own_addresses", [])
+        return own
+
+    def allocate_address(self, address: Address) -> None:
+        """Makes an address one of this node's.
+
+        Raises:
+            ValueError: Another node has it.
+        """
+        address.assign(self)
+
+    @property
+    def addresses(self) -> Sequence[lp.Address]:
+        """Where the node will listen."""
+        return (*super().addresses, *self.own_addresses)
+
+    def to_executables(self, context: PlanContext) -> Sequence[Task]:
+        """Returns the tasks of the node, with a launch context around each."""
+        return [
+            dataclasses.replace(
+                task,
+                work=_InContext(self.wrapped(task.work), context.launcher, tuple(self.addresses)),
+                addresses=tuple(self.addresses),
+            )
+            for task in super().to_executables(context)  # type: ignore[safe-super] # of the kind
+        ]
+
+    def wrapped(self, work: Work) -> Work:
+        """Returns what is to be done in place of `work`."""
+        return work
+
+
+class OriginalClassNode(OriginalNode):
+    """A mixin for nodes that construct an object: subclasses may override what happens then.
+
+    In the worker, `run` is called of a copy of the node, whose attributes have the original's names.
+    """
+
+    _constructor: Any
+    _args: Any
+    _kwargs: Any
+    #: Does what the node does if nothing is overridden.
+    _default_work: "CourierWork | ClassWork"
+
+    @property
+    def _should_run(self) -> bool:
+        return self._default_work.run_enabled
+
+    def _construct_instance(self) -> Any:
+        """Returns the object; it is constructed once."""
+        if "_instance" not in vars(self):
+            self._instance = self._constructor(*self._args, **self._kwargs)
+            if (node := running_node()) is not None:
+                runs = self._should_run and callable(getattr(self._instance, "run", None))
+                node.runtime.constructed(runs=runs)
+        return self._instance
+
+    def run(self) -> None:
+        """Constructs the object, serves it if others can call it, and runs it."""
+        work = dataclasses.replace(
+            self._default_work, constructor=self._construct_instance, args=(), kwargs={}
+        )
+        node = running_node()
+        assert node is not None
+        work(node.runtime)
+
+    def wrapped(self, work: Work) -> Work:
+        """Returns what is to be done in place of `work`: what a subclass overrides, if it does."""
+        overridden = [
+            name
+            for name in ("run", "_construct_instance")
+            if getattr(type(self), name) is not getattr(OriginalClassNode, name)
+        ]
+        return (
+            _Overridden(type(self), {**vars(self), "_default_work": work}) if overridden else work
+        )
+
+
+@dataclass(frozen=True)
+class _Overridden:
+    """Runs a node that overrides what nodes of its kind do."""
+
+    kind: type[OriginalClassNode]
+    attributes: Mapping[str, Any]
+
+    def __call__(self, runtime: Any) -> None:  # noqa: ARG002 - who needs it asks `running_node`
+        node = object.__new__(self.kind)
+        vars(node).update(self.attributes)
+        node.run()
+
+    def parts(self) -> Mapping[str, object]:
+        return {f"attribute {name!r}": value for name, value in self.attributes.items()}
+
+
+@dataclass(frozen=True)
+class _InContext:
+    """Does something where `launchpad.context.get_context()` finds how the node was launched."""
+
+    work: Work
+    launcher: str
+    addresses: Sequence[lp.Address]
+
+    def __call__(self, runtime: Any) -> None:
+        known = self.launcher in {each.value for each in LaunchType}
+        context = LaunchContext()
+        context.initialize(
+            LaunchType(self.launcher) if known else LaunchType.LOCAL_MULTI_PROCESSING, None, lp.stop
+        )
+        set_context(context)
+        _running.set(RunningNode(runtime, self.addresses))
+        self.work(runtime)
+
+    def parts(self) -> Mapping[str, object]:
+        return self.work.parts()

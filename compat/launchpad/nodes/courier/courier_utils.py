@@ -1,0 +1,35 @@
+"""Servers for objects."""
+
+from typing import Any
+
+import courier
+from courier import batched_handler
+from launchpad.nodes.base import running_node
+
+__all__ = ["batched_handler", "make_courier_server"]
+
+
+def make_courier_server(
+    instance: Any, *courier_args: Any, port: int | None = None, **courier_kwargs: Any
+) -> courier.Server:
+    """Returns a server of an object's public methods, not started.
+
+    In a node, at the port of one of its addresses, it is the server that handles of the node reach.
+
+    Args:
+        instance: The object.
+        *courier_args: A name, which has no effect, and then the port.
+        port: Where to listen; None takes a free one.
+        **courier_kwargs: See `courier.Server`.
+    """
+    if len(courier_args) > 1:
+        port = courier_args[1]
+    port = port or 0
+    hidden = ("set_courier_server",)
+    node = running_node()
+    if node is not None and (address := node.address_at(port)) is not None:
+        server: courier.Server = node.runtime.make_server(
+            address, instance, hidden=hidden, **courier_kwargs
+        )
+        return server
+    return courier.Server(instance, port=port, hidden=hidden, **courier_kwargs)

@@ -1,0 +1,17 @@
+"""The end of a program: as launchpad-lite has it, from every thread of a node."""
+
+from launchpad_lite import (
+    register_stop_handler,
+    stop,
+    stop_event,
+    unregister_stop_handler,
+    wait_for_stop,
+)
+
+__all__ = [
+    "register_stop_handler",
+    "stop",
+    "stop_event",
+    "unregister_stop_handler",
+    "wait_for_stop",
+]

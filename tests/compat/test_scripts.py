@@ -1,0 +1,115 @@
+"""Scripts and suites of the original Launchpad, run as their users run them."""
+
+import os
+import sys
+from pathlib import Path
+
+from tests.launchers.scripts import Script
+
+_ROOT = Path(__file__).resolve().parents[2]
+_INSTALLED = {"PYTHONPATH": f"{_ROOT}{os.pathsep}{_ROOT / 'compat'}"}
+
+_FLAGGED = """
+    import functools
+
+    from absl import app, flags
+    import launchpad as lp
+
+    FLAGS = flags.FLAGS
+    flags.DEFINE_integer("number", 3, "How many.")
+
+    @functools.lru_cache(maxsize=None)
+    def fibonacci(n):
+        return n if n < 2 else fibonacci(n - 1) + fibonacci(n - 2)
+
+    class Server:
+        def compute(self, n):
+            return fibonacci(n)
+
+    class Client:
+        def __init__(self, servers, function):
+            self._servers = servers
+            self._function = function
+
+        def run(self):
+            futures = [each.futures.compute(self._function(10)) for each in self._servers]
+            found = [future.result() for future in futures]
+            print(found, lp.context.get_context().launch_type.value, flush=True)
+            lp.stop()
+
+    def main(_):
+        program = lp.Program("flagged")
+        with program.group("server"):
+            servers = [program.add_node(lp.CourierNode(Server)) for _ in range(FLAGS.number)]
+        program.add_node(lp.CourierNode(Client, servers, fibonacci), label="client")
+        lp.launch(program, xm_resources=None)
+
+    if __name__ == "__main__":
+        app.run(main)
+"""
+
+
+def test_a_script_runs_without_a_change_and_without_an_installation(tmp_path: Path) -> None:
+    command = (sys.executable, "-m", "launchpad_lite.launch")
+    with Script(tmp_path, _FLAGGED) as script:
+        for options, kind in ((), "local_mt"), (("--lp_launch_type=local_mp",), "local_mp"):
+            ended = script.run(
+                "--compat", str(script.path), *options, "--number=2", command=command
+            )
+            assert ended.code == 0, ended.stderr
+            assert f"[139583862445, 139583862445] {kind}\n" in ended.stdout
+        ended = script.run("--compat", "nothing.py", command=command)
+        assert ended.code == 2
+        assert "--compat is followed by a script" in ended.stderr
+
+
+def test_a_program_of_a_test_type_ends_with_its_script(tmp_path: Path) -> None:
+    source = """
+        import launchpad as lp
+
+        program = lp.Program("unstopped")
+        program.add_node(lp.PyNode(lp.wait_for_stop), label="stays")
+        lp.launch(program, "test_mt")
+        print("launched")
+    """
+    with Script(tmp_path, source) as script:
+        ended = script.run(env=_INSTALLED, timeout_s=30)
+    assert (ended.code, ended.stdout) == (0, "launched\n")
+
+
+def test_a_program_of_a_test_type_ends_with_the_test_of_pytest(tmp_path: Path) -> None:
+    source = """
+        import launchpad as lp
+
+        launched = []
+
+        def fail():
+            raise LookupError("nothing here")
+
+        def launch(function):
+            program = lp.Program("unstopped")
+            program.add_node(lp.PyNode(function), label="node")
+            launched.append(lp.launch(program, launch_type="test_mt"))
+
+        def test_one():
+            launch(lp.wait_for_stop)
+
+        def test_two():
+            assert launched[0].running.result is not None
+            launch(fail)
+    """
+    command = (sys.executable, "-m", "pytest", "-p", "launchpad._pytest_plugin", "-q")
+    with Script(tmp_path, source, "test_it.py") as script:
+        ended = script.run(str(script.path), command=command, env=_INSTALLED)
+    assert "2 passed, 1 error" in ended.stdout, ended.stdout
+    assert "LookupError: nothing here" in ended.stdout
+
+
+def test_it_does_not_mix_with_the_original(tmp_path: Path) -> None:
+    known = tmp_path / "dm_launchpad-0.5.2.dist-info"
+    known.mkdir()
+    (known / "METADATA").write_text("Metadata-Version: 2.1\nName: dm-launchpad\nVersion: 0.5.2\n")
+    with Script(tmp_path, "import launchpad") as script:
+        ended = script.run(env=_INSTALLED)
+    assert ended.code == 1
+    assert "dm-launchpad 0.5.2 is installed beside launchpad-lite-compat" in ended.stderr
