@@ -172,6 +172,24 @@ def test_wait_raises_what_a_node_raised(launch_type: str, error: type[Exception]
     worker_manager.end_tests()  # and nobody is told twice
 
 
+class FailsLate:
+    def run(self) -> None:
+        lp.stop()
+        lp.wait_for_stop()
+        raise LookupError("too late")
+
+
+def test_an_error_after_the_stop_is_told_and_does_not_count(
+    launch_type: str, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    program = lp.Program("late")
+    program.add_node(lp.CourierNode(FailsLate), label="late")
+    manager = lp.launch(program, launch_type)
+    manager.wait()
+    output = b"".join(line for _, line in manager.running.output()).decode()
+    assert "LookupError: too late" in caplog.text + capfd.readouterr().err + output
+
+
 def test_one_can_wait_for_groups_for_the_first_and_for_the_stop(launch_type: str) -> None:
     manager = lp.launch(program_of(ends=end, stays=stay), launch_type)
     manager.wait(["ends"])

@@ -2,6 +2,7 @@
 
 import contextvars
 import dataclasses
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,8 @@ from launchpad.address import Address
 from launchpad.context import LaunchContext, LaunchType, set_context
 from launchpad_lite import Handle, Node
 from launchpad_lite.nodes.base import PlanContext, Task, Work
+
+_LOGGER = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from launchpad_lite.nodes.courier import CourierWork
@@ -165,7 +168,15 @@ class _InContext:
         )
         set_context(context)
         _running.set(RunningNode(runtime, self.addresses))
-        self.work(runtime)
+        try:
+            self.work(runtime)
+        except Exception as error:
+            # As in the original. Its programs raise SystemExit in their threads when they stop, at any
+            # step, of which code written in C makes other errors.
+            if not runtime.is_asked or runtime.leaves_in_order(error):
+                raise
+            text = "%s: an error that came after the stop, and so does not count"
+            _LOGGER.warning(text, runtime.name, exc_info=True)
 
     def parts(self) -> Mapping[str, object]:
         return self.work.parts()
