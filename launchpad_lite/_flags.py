@@ -21,7 +21,7 @@ _OTHER_PARSERS = frozenset({"argparse", "click", "docopt", "fire", "getopt", "op
 LAUNCHER = flags.DEFINE_string(
     "launcher", None, "Where the program runs: local_mp (the default), local_mt, ..."
 )
-LAUNCH_TYPE = flags.DEFINE_string(
+flags.DEFINE_string(
     "lp_launch_type", None, "The same under its old name: local_mp, local_mt, test_mp, test_mt."
 )
 TERMINATION_NOTICE_SECS = flags.DEFINE_float(
@@ -43,14 +43,15 @@ CHECKPOINTS = flags.DEFINE_string(
 SEED = flags.DEFINE_integer("lp_seed", None, "Of the program: nodes get their own from it.")
 LOG_DIR = flags.DEFINE_string("lp_log_dir", None, "Folder for the output of nodes.")
 
-_HOSTS = flags.DEFINE_string(
+flags.DEFINE_string(
     "hosts",
     None,
     "Hosts, for launchers that use several: h1,h2:gpu=2,user@h3, or a TOML file.",
     # A common word: a program may have a flag of this name, which then is the program's.
     allow_override=True,
 )
-_OWN_HOSTS = flags.FLAGS["hosts"]
+#: Flags of these names may be others: the program's, or those of the original Launchpad.
+_OWN = {name: flags.FLAGS[name] for name in ("hosts", "lp_launch_type")}
 
 DEFAULT_LAUNCHER = "local_mp"
 
@@ -132,12 +133,17 @@ def given_or_flag(argument: str, given: Any, flag: "flags.FlagHolder[Any]", valu
 
 def chosen_launcher() -> str:
     """Returns the launcher that the command line asks for."""
-    return LAUNCHER.value or LAUNCH_TYPE.value or DEFAULT_LAUNCHER
+    return LAUNCHER.value or _own_value("lp_launch_type") or DEFAULT_LAUNCHER
 
 
 def chosen_hosts() -> str | None:
     """Returns the hosts that the command line names."""
-    return _HOSTS.value if flags.FLAGS["hosts"] is _OWN_HOSTS else None
+    return _own_value("hosts")
+
+
+def _own_value(name: str) -> str | None:
+    flag = flags.FLAGS[name]
+    return flag.value if flag is _OWN[name] else None
 
 
 def chosen_restart() -> str | dict[str, str] | None:

@@ -2,8 +2,8 @@
 """Writes the message classes of each `.proto` below `protos/` into the package that uses them.
 
 The generated code is checked in: users need no protoc, and reviewers see what a change does.
-The generator is pinned to the oldest supported line, because protobuf loads code that is older
-than itself but not code that is newer. It lives in an environment of its own (`.venv-protos`),
+The generator is pinned to an old one, because protobuf promises to load code that is older than
+itself only; what this one writes loads with the oldest that we support, too. It lives in an environment of its own (`.venv-protos`),
 away from the newer protobuf that the tests use.
 
 Only messages are generated: courier registers generic gRPC handlers and needs no stubs.

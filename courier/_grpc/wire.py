@@ -123,5 +123,5 @@ def parse(kind: type[M], data: bytes) -> M:
     """
     try:
         return kind.FromString(data)
-    except DecodeError as error:
+    except (DecodeError, SystemError) as error:  # the latter is how protobuf 3.20 says it
         raise ProtocolError(f"not a {kind.__name__} message") from error

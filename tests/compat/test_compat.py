@@ -203,7 +203,7 @@ def test_one_can_wait_for_groups_for_the_first_and_for_the_stop(launch_type: str
 
 def test_a_failure_that_nobody_waits_for_fails_the_test(launch_type: str) -> None:
     def test(case: unittest.TestCase) -> None:
-        lp.launch(program_of(fails=fail), launch_type, test_case=case)
+        lp.launch(program_of(fails=fail), launch_type, test_case=case).running.join()
 
     (error,) = run_as_test(test).errors
     assert "LookupError: nothing here" in error[1]

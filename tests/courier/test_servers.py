@@ -350,7 +350,7 @@ def test_the_address_is_known_before_the_start_which_calls_wait_for() -> None:
     )  # as programs of the original Launchpad begin
     server.Bind("double", lambda x: 2 * x)
     future = original_client.Client(server.address).futures.double(21)
-    with pytest.raises(TimeoutError):
+    with pytest.raises(concurrent.futures.TimeoutError):
         future.result(0.05)
     server.Start()
     assert future.result(20) == 42

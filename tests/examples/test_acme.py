@@ -25,7 +25,7 @@ def test_an_agent_of_acme_learns_without_a_change(tmp_path: Path, launch_type: s
         process = script.start(
             f"--lp_launch_type={launch_type}", "--steps=3000", command=command, env=environment
         )
-        _, stderr = process.communicate(timeout=240)
+        stdout, stderr = process.communicate(timeout=240)
         script.assert_gone()
     assert process.returncode == 0, stderr
-    assert "CallCancelledError" not in stderr
+    assert "CallCancelledError" not in stdout + stderr

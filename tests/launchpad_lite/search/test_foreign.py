@@ -1,6 +1,7 @@
 """Workers in other languages: they speak gRPC, and take tasks of their kind beside others."""
 
 import contextlib
+import fcntl
 import json
 import os
 import shutil
@@ -256,15 +257,17 @@ def _needs_node() -> None:
     assert not missing, f"CI runs a worker in JavaScript: install {missing}"
     wanted = (_EXAMPLE / "package.json").read_text()
     ready = _PACKAGES / "ready.json"  # what was installed; written last
-    if ready.exists() and ready.read_text() == wanted:
-        return
     _PACKAGES.mkdir(parents=True, exist_ok=True)
-    shutil.copy(_EXAMPLE / "package.json", _PACKAGES)
-    options = ["--no-audit", "--no-fund", "--no-package-lock", "--ignore-scripts"]
-    command = ["npm", "install", *options, "--prefix", str(_PACKAGES)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    ready.write_text(wanted)
+    with (_PACKAGES / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # tests that run at the same time want the same
+        if ready.exists() and ready.read_text() == wanted:
+            return
+        shutil.copy(_EXAMPLE / "package.json", _PACKAGES)
+        options = ["--no-audit", "--no-fund", "--no-package-lock", "--ignore-scripts"]
+        command = ["npm", "install", *options, "--prefix", str(_PACKAGES)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        ready.write_text(wanted)
 
 
 @contextlib.contextmanager

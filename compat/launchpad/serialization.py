@@ -1,0 +1,8 @@
+"""Whether nodes are fit for processes, under another path of the original."""
+
+from launchpad.launch.serialization import (
+    check_nodes_are_serializable,
+    enable_lru_cache_pickling_once,
+)
+
+__all__ = ["check_nodes_are_serializable", "enable_lru_cache_pickling_once"]
