@@ -127,6 +127,7 @@ def test_a_killed_client_leaves_no_memory_and_its_handlers_hear_of_it(
     holder = Holder()
     server, client = serve(holder, in_process="wire", client={"call_timeout": 30})
     assert client.alive() == "yes"
+    before = segments()  # other tests in this process may have left some
     with nothing_left(slack_bytes=2 * _BYTES):
         for turn in range(1, 3):
             victim = script(_CLIENT, server.address)
@@ -138,7 +139,8 @@ def test_a_killed_client_leaves_no_memory_and_its_handlers_hear_of_it(
             wait_until(lambda turn=turn: holder.let_go == 3 * turn)
             wait_until(lambda turn=turn: holder.closed == turn)
             assert client.alive() == "yes"
-            wait_until(lambda: not segments())
+            gc.collect()  # what was on its way is held by exceptions and their tracebacks
+            wait_until(lambda: len(segments()) <= len(before))
     wait_until(lambda: server.handlers.is_idle)
 
 
