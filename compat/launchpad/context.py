@@ -59,7 +59,7 @@ class LaunchContext:
 
     @property
     def launch_config(self) -> Any:
-        """What `local_resources` said for the group of the node."""
+        """Always None: how processes are started is no concern of the code in them."""
         return self._get()[1]
 
     @property

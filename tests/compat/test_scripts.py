@@ -1,9 +1,15 @@
 """Scripts and suites of the original Launchpad, run as their users run them."""
 
 import os
+import shutil
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from launchpad_lite.testing import poll_until
 from tests.launchers.scripts import Script
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -103,6 +109,44 @@ def test_a_program_of_a_test_type_ends_with_the_test_of_pytest(tmp_path: Path) -
         ended = script.run(str(script.path), command=command, env=_INSTALLED)
     assert "2 passed, 1 error" in ended.stdout, ended.stdout
     assert "LookupError: nothing here" in ended.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    shutil.which("tmux") is None and os.environ.get("CI") != "true", reason="there is no tmux here"
+)
+def test_each_node_has_a_window_of_tmux_while_the_program_runs(tmp_path: Path) -> None:
+    source = """
+        import launchpad as lp
+
+        def speak(number):
+            print("word", number, flush=True)
+            lp.wait_for_stop()
+
+        program = lp.Program("windows")
+        with program.group("speaks"):
+            for number in range(2):
+                program.add_node(lp.PyNode(speak, number))
+        lp.launch(program, "local_mp", terminal="tmux_session")
+    """
+    environment = {**_INSTALLED, "TMUX_TMPDIR": str(tmp_path)}
+
+    def tmux(*arguments: str) -> str:
+        command = ["tmux", *arguments]
+        return subprocess.run(
+            command, env={**os.environ, **environment}, capture_output=True, text=True
+        ).stdout
+
+    with Script(tmp_path, source) as script:
+        script.start(env=environment)
+        for number in range(2):
+            window = f"=launchpad:speaks/{number}"
+            poll_until(lambda: f"word {number}" in tmux("capture-pane", "-p", "-t", window))  # noqa: B023
+        assert script.process is not None
+        script.process.send_signal(signal.SIGINT)
+        stdout, _ = script.process.communicate(timeout=30)
+        assert "word" not in stdout
+        poll_until(lambda: not tmux("list-sessions"))
 
 
 def test_it_does_not_mix_with_the_original(tmp_path: Path) -> None:
