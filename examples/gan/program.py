@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+import launchpad_lite as lp
 from launchpad_lite import replicas
 
 NOISE_SIZE = 32
@@ -158,3 +159,26 @@ def draw_digits(generator: Any) -> Any:
 def drawn_labels() -> Any:
     """Returns which digits `draw_digits` draws, shape (`SAMPLES`,)."""
     return np.arange(SAMPLES) % 10
+
+
+def report(repl: replicas.Replicator, settings: Settings) -> None:
+    """Trains one replica; the first prints how good the digits are that it draws."""
+    from examples.gan.scoring import score
+
+    result = train(repl, settings)
+    if repl.replica_id == 0:
+        found = score(result["drawn"][settings.steps], drawn_labels())
+        print(f"draws digits: Frechet distance {found.frechet:.2f}, {found.right:.1%} right")
+
+
+def make_program(num_replicas: int = 2, steps: int = Settings.steps) -> lp.Program:
+    """Returns replicas that train the networks together, and print what they have reached.
+
+    Args:
+        num_replicas: How many.
+        steps: How long they train.
+    """
+    program = lp.Program("gan")
+    repl = replicas.MultiWorkerReplicator(num_replicas)
+    repl.add_to(program, report, Settings(steps), label="gan")
+    return program
