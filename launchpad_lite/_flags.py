@@ -43,15 +43,14 @@ CHECKPOINTS = flags.DEFINE_string(
 SEED = flags.DEFINE_integer("lp_seed", None, "Of the program: nodes get their own from it.")
 LOG_DIR = flags.DEFINE_string("lp_log_dir", None, "Folder for the output of nodes.")
 
-flags.DEFINE_string(
+_HOSTS = flags.DEFINE_string(
     "hosts",
     None,
     "Hosts, for launchers that use several: h1,h2:gpu=2,user@h3, or a TOML file.",
     # A common word: a program may have a flag of this name, which then is the program's.
     allow_override=True,
 )
-#: Flags of these names may be others: the program's, or those of the original Launchpad.
-_OWN = {name: flags.FLAGS[name] for name in ("hosts", "lp_launch_type")}
+_OWN_HOSTS = flags.FLAGS["hosts"]
 
 DEFAULT_LAUNCHER = "local_mp"
 
@@ -133,17 +132,15 @@ def given_or_flag(argument: str, given: Any, flag: "flags.FlagHolder[Any]", valu
 
 def chosen_launcher() -> str:
     """Returns the launcher that the command line asks for."""
-    return LAUNCHER.value or _own_value("lp_launch_type") or DEFAULT_LAUNCHER
+    kind = flags.FLAGS["lp_launch_type"]
+    # Where programs of the original run, it is theirs, which has a value by default.
+    named = None if kind.using_default_value else kind.value
+    return LAUNCHER.value or named or DEFAULT_LAUNCHER
 
 
 def chosen_hosts() -> str | None:
     """Returns the hosts that the command line names."""
-    return _own_value("hosts")
-
-
-def _own_value(name: str) -> str | None:
-    flag = flags.FLAGS[name]
-    return flag.value if flag is _OWN[name] else None
+    return _HOSTS.value if flags.FLAGS["hosts"] is _OWN_HOSTS else None
 
 
 def chosen_restart() -> str | dict[str, str] | None:

@@ -227,10 +227,11 @@ def test_ten_programs_in_one_process(launch_type: str) -> None:
 
 
 def test_the_flag_has_a_value_and_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    flag = flags.FLAGS["lp_launch_type"]
+    monkeypatch.setattr(flag, "value", flag.default)  # another test may have parsed a command line
     assert flags.FLAGS.lp_launch_type == lp.LAUNCH_TYPE.value == "local_mt"
-    monkeypatch.setattr(flags.FLAGS["lp_launch_type"], "value", "test_mt")
+    monkeypatch.setattr(flag, "value", "test_mt")
     manager = lp.launch(program_of(stays=stay))
-    manager.wait_for_stop  # noqa: B018 - exists
     assert manager.running.ends_with_script
     worker_manager.end_tests()
     assert manager.running.result is not None
