@@ -417,6 +417,7 @@ class SupervisedProgram(RunningProgram):
             return Tick()
 
     def _note(self, event: Event, life: ProgramLife, host: Host) -> None:
+        self.has_failures = life.has_failures  # before the state of a node tells that it has ended
         if isinstance(event, Constructed):
             if event.attempt == self._attempts[event.node]:
                 self._states[event.node] = "running" if event.runs else "serving"

@@ -241,6 +241,11 @@ class ProgramLife:
         return self._phase is _Phase.STOPPING
 
     @property
+    def has_failures(self) -> bool:
+        """Whether a node has failed, and is not restarted."""
+        return bool(self._failures)
+
+    @property
     def deadline(self) -> float | None:
         """When to send a `Tick` if nothing happens before; None: never."""
         watches = self._has_limits and not self.stopping

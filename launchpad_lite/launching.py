@@ -140,6 +140,8 @@ class RunningProgram(abc.ABC):
         self.collected = False
         #: Whether it is stopped at the end of the script, which otherwise waits for it.
         self.ends_with_script = False
+        #: Whether a node has failed, which ends the program; with clusters only known when it has ended.
+        self.has_failures = False
         self._interrupts = 0
         #: When this process launched it.
         self._began_at = time.monotonic()

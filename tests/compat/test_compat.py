@@ -172,6 +172,17 @@ def test_wait_raises_what_a_node_raised(launch_type: str, error: type[Exception]
     worker_manager.end_tests()  # and nobody is told twice
 
 
+@pytest.mark.parametrize(
+    "options", [{"labels_to_wait_for": ["fails"]}, {"return_on_first_completed": True}]
+)
+def test_one_who_waits_for_a_node_hears_of_its_failure(
+    launch_type: str, options: dict[str, Any]
+) -> None:
+    manager = lp.launch(program_of(fails=fail, stays=stay), launch_type)
+    with pytest.raises((LookupError, RuntimeError), match="nothing here"):
+        manager.wait(**options)
+
+
 class FailsLate:
     def run(self) -> None:
         lp.stop()

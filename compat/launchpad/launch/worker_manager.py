@@ -55,7 +55,8 @@ class WorkerManager:
                 for node in self.running.status()
                 if node.name.rpartition("[")[0] in waited
             ]
-            if all(ended) or (return_on_first_completed and any(ended)):
+            is_enough = all(ended) or (return_on_first_completed and any(ended))
+            if is_enough and not self.running.has_failures:
                 return
         if raise_error:
             self._raise()
