@@ -6,7 +6,7 @@ import sys
 import threading
 from collections.abc import Callable
 from types import CodeType
-from typing import Any
+from typing import Any, NoReturn
 
 from launchpad_lite._interrupts import is_interactive
 from launchpad_lite._result import Outcome
@@ -22,6 +22,8 @@ _excepthooks: list[Callable[..., object]] = []
 _script_failed = threading.Event()
 #: Threads of nodes that did not end with their program.
 _left_behind: list[threading.Thread] = []
+#: What the script gave to `sys.exit` last, since a thread was left behind.
+_asked_code = [0]
 #: Seconds in which a program may end that was launched at the end of a script.
 _SOON_S = 1.0
 
@@ -47,6 +49,20 @@ def leave_behind(thread: threading.Thread) -> None:
     """Makes the interpreter exit even if a thread of a node still runs then."""
     _left_behind[:] = [each for each in _left_behind if each.is_alive()]
     _left_behind.append(thread)
+    if sys.exit is not _exit:
+        sys.exit = _exit
+
+
+def _exit(status: Any = None, /) -> NoReturn:
+    """Does what `sys.exit` does; the code is to be known when the interpreter cannot clear up."""
+    if threading.current_thread() is threading.main_thread():
+        note_exit_code(0 if status is None else status if isinstance(status, int) else 1)
+    raise SystemExit(status)
+
+
+def note_exit_code(code: int) -> None:
+    """Takes note of the code that the script ends with, as far as is known."""
+    _asked_code[0] = code
 
 
 def _tell_of_error(kind: type[BaseException], error: BaseException, traceback: Any) -> None:
@@ -90,13 +106,15 @@ def _exit_as_programs_ended() -> None:
     Threads that supervise programs are awaited before atexit functions run, so all have ended.
     """
     left = any(thread.is_alive() for thread in _left_behind)
-    # How the script ends by itself is not known here; programs that it has waited for tell.
+    # How the script ends by itself is known in part only; programs that it has waited for tell, too.
     results = [each.result for each in _uncollected if left or not each.collected]
     failed = [program for program in _uncollected if not program.collected and _failed(program)]
     for program in failed:
         print(f"\n{program.failure()}", file=sys.stderr)  # noqa: T201 - the script's last words
     codes = [result.exit_code for result in results if result is not None]
-    code = max(codes, default=0) or int(left and _script_failed.is_set())
+    code = max(codes, default=0)
+    if left and not code:
+        code = int(_script_failed.is_set()) or _asked_code[0]
     # A thread that no force has ended may use what waits for it when the interpreter clears up, as
     # Reverb's writers do.
     if code or left:

@@ -111,6 +111,31 @@ def test_a_program_of_a_test_type_ends_with_the_test_of_pytest(tmp_path: Path) -
     assert "LookupError: nothing here" in ended.stdout
 
 
+def test_tests_fail_although_a_thread_of_a_node_is_stuck(tmp_path: Path) -> None:
+    source = """
+        import threading
+        from absl import flags
+        import launchpad as lp
+
+        flags.FLAGS["lp_termination_notice_secs"].value = 0.1
+        stuck = threading.Lock()
+        stuck.acquire()
+
+        def test_one():
+            program = lp.Program("stuck")
+            program.add_node(lp.PyNode(stuck.acquire), label="stuck")
+            lp.launch(program, launch_type="test_mt", serialize_py_nodes=False)
+
+        def test_two():
+            raise LookupError("nothing here")
+    """
+    command = (sys.executable, "-m", "pytest", "-p", "launchpad._pytest_plugin", "-q")
+    with Script(tmp_path, source, "test_it.py") as script:
+        ended = script.run(str(script.path), command=command, env=_INSTALLED)
+    assert "1 failed, 1 passed" in ended.stdout, ended.stdout
+    assert ended.code == 1
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(
     shutil.which("tmux") is None and os.environ.get("CI") != "true", reason="there is no tmux here"
