@@ -111,6 +111,58 @@ def test_a_program_of_a_test_type_ends_with_the_test_of_pytest(tmp_path: Path) -
     assert "LookupError: nothing here" in ended.stdout
 
 
+def test_a_program_of_a_fixture_ends_with_the_fixture(tmp_path: Path) -> None:
+    source = """
+        import unittest
+        import pytest
+        import launchpad as lp
+
+        launched = []
+
+        class Counter:
+            def __init__(self):
+                self._count = 0
+
+            def count(self):
+                self._count += 1
+                return self._count
+
+        def launch():
+            program = lp.Program("counter")
+            handle = program.add_node(lp.CourierNode(Counter), label="counter")
+            launched.append(lp.launch(program, launch_type="test_mt"))
+            return handle.dereference()
+
+        class TestOne(unittest.TestCase):
+            @classmethod
+            def setUpClass(cls):
+                cls.counter = launch()
+
+            def test_one(self):
+                assert self.counter.count() == 1
+
+            def test_two(self):
+                assert self.counter.count() == 2
+
+        @pytest.fixture(scope="module")
+        def counter():
+            assert launched[0].running.result is not None
+            yield launch()
+            assert launched[1].running.result is None
+
+        def test_one(counter):
+            assert counter.count() == 1
+
+        def test_two(counter):
+            assert counter.count() == 2
+    """
+    command = (sys.executable, "-m", "pytest", "-p", "launchpad._pytest_plugin", "-q")
+    with Script(tmp_path, source, "test_it.py") as script:
+        ended = script.run(str(script.path), command=command, env=_INSTALLED)
+    assert "4 passed" in ended.stdout, ended.stdout
+    assert ended.code == 0, ended.stderr
+
+
 def test_tests_fail_although_a_thread_of_a_node_is_stuck(tmp_path: Path) -> None:
     source = """
         import threading

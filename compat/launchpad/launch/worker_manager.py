@@ -1,7 +1,8 @@
 """What `launch` returns: a running program, with the methods of the original's `WorkerManager`."""
 
+import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import launchpad_lite as lp
@@ -22,6 +23,8 @@ class WorkerManager:
     def __init__(self, running: lp.RunningProgram, *, shares_memory: bool) -> None:
         self.running = running
         self._shares_memory = shares_memory
+        #: Whether somebody ends it who is not the script.
+        self.is_taken = False
         _managers[:] = [each for each in _managers if each.running.result is None]
         _managers.append(self)
 
@@ -113,9 +116,20 @@ def stop_all(reason: str) -> None:
         manager.running.request_stop(reason)
 
 
-def end_tests() -> None:
-    """Ends programs of test types, and waits for that; raises what failed, if nobody has seen it yet."""
-    for manager in list(_managers):
-        if manager.running.ends_with_script:
-            _managers.remove(manager)
-            manager.cleanup_after_test()
+def take_tests() -> list[WorkerManager]:
+    """Returns programs of test types that are not taken yet; who takes them ends them."""
+    taken = [each for each in _managers if each.running.ends_with_script and not each.is_taken]
+    for manager in taken:
+        manager.is_taken = True
+    return taken
+
+
+def end_tests(managers: Iterable[WorkerManager] | None = None) -> None:
+    """Ends programs, and waits for that; raises what failed, if nobody has seen it yet.
+
+    Args:
+        managers: Which; None means those that `take_tests` returns.
+    """
+    with contextlib.ExitStack() as endings:  # of all, also if one raises
+        for manager in take_tests() if managers is None else managers:
+            endings.callback(manager.cleanup_after_test)
