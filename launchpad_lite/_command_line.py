@@ -192,17 +192,18 @@ def _run_original(arguments: Sequence[str]) -> NoReturn:
     if not script or not Path(script[0]).is_file():
         raise ProgramPathError(f"{_COMPAT} is followed by a script; {' '.join(script)!r} is none")
     environment = dict(os.environ)
-    if importlib.util.find_spec("launchpad") is None:
-        package = Path(__file__).parent
-        # In a wheel, and beside the package in a copy of the repository.
-        places = (package / "compat", package.parent / "compat")
-        folder = next((each for each in places if (each / "launchpad").is_dir()), None)
-        if folder is None:
-            raise MissingExtraError(
-                "there is no package launchpad here: pip install launchpad-lite-compat"
-            )
+    package = Path(__file__).parent
+    # In a wheel, and beside the package in a copy of the repository.
+    places = (package / "compat", package.parent / "compat")
+    folder = next((each for each in places if (each / "launchpad").is_dir()), None)
+    # First, so that no original is run in its place: ours says that both are installed.
+    if folder is not None:
         paths = [str(folder), *filter(None, [environment.get("PYTHONPATH")])]
         environment["PYTHONPATH"] = os.pathsep.join(paths)
+    elif importlib.util.find_spec("launchpad") is None:
+        raise MissingExtraError(
+            "there is no package launchpad here: pip install launchpad-lite-compat"
+        )
     command = [sys.executable, *script, *before, *arguments[place + 2 :]]
     os.execve(sys.executable, command, environment)  # noqa: S606 - needs no shell
 

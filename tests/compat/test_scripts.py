@@ -230,7 +230,18 @@ def test_it_does_not_mix_with_the_original(tmp_path: Path) -> None:
     known = tmp_path / "dm_launchpad-0.5.2.dist-info"
     known.mkdir()
     (known / "METADATA").write_text("Metadata-Version: 2.1\nName: dm-launchpad\nVersion: 0.5.2\n")
-    with Script(tmp_path, "import launchpad") as script:
-        ended = script.run(env=_INSTALLED)
-    assert ended.code == 1
-    assert "dm-launchpad 0.5.2 is installed beside launchpad-lite-compat" in ended.stderr
+    original = tmp_path / "launchpad"
+    original.mkdir()
+    (original / "__init__.py").touch()
+    command = (sys.executable, "-m", "launchpad_lite.launch", "--compat")
+    folder = tmp_path / "scripts"
+    folder.mkdir()
+    with Script(folder, "import launchpad") as script:
+        for start, paths in (
+            ((sys.executable,), [_ROOT, _ROOT / "compat", tmp_path]),
+            (command, [_ROOT, tmp_path]),
+        ):
+            environment = {"PYTHONPATH": os.pathsep.join(map(str, paths))}
+            ended = script.run(str(script.path), command=start, env=environment)
+            assert ended.code == 1
+            assert "dm-launchpad 0.5.2 is installed beside launchpad-lite-compat" in ended.stderr
