@@ -3,7 +3,10 @@
 import importlib
 import inspect
 import operator
+import queue
 import re
+import sys
+import textwrap
 import threading
 import time
 import unittest
@@ -377,6 +380,39 @@ def test_a_period_for_checkpoints_needs_no_folder() -> None:
     node = lp.ReverbNode(list, checkpoint_time_delta_minutes=5)
     assert node._checkpoint_ctor is not None
     assert lp.ReverbNode(list)._checkpoint_ctor is None
+
+
+def test_tables_of_reverb_are_made_where_there_is_a_context(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: unittest.TestCase
+) -> None:
+    source = """
+        class checkpointers:
+            CheckpointerBase = object
+
+        class Server:
+            def __init__(self, tables, port, checkpointer):
+                pass
+
+            def localhost_client(self):
+                pass
+
+            def stop(self):
+                pass
+    """
+    (tmp_path / "reverb.py").write_text(textwrap.dedent(source))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "reverb", raising=False)
+    found: queue.SimpleQueue[lp.LaunchType] = queue.SimpleQueue()
+
+    def make_tables() -> list[Any]:
+        found.put(lp.context.get_context().launch_type)
+        return []
+
+    program = lp.Program("replay")
+    program.add_node(lp.ReverbNode(make_tables), label="replay")
+    lp.launch(program, "test_mt", test_case=case, serialize_py_nodes=False)
+    assert found.get(timeout=5) is lp.LaunchType.TEST_MULTI_THREADING
+    del sys.modules["reverb"]
 
 
 def _table() -> list[tuple[str, list[str]]]:

@@ -4,12 +4,13 @@ from collections.abc import Callable
 from typing import Any
 
 import launchpad_lite as lp
+from launchpad.nodes.base import OriginalNode
 from launchpad_lite.nodes.reverb import ReverbHandle
 
 __all__ = ["ReverbHandle", "ReverbNode"]
 
 
-class ReverbNode(lp.ReverbNode):
+class ReverbNode(OriginalNode, lp.ReverbNode):
     """As that of launchpad-lite; with a period for checkpoints and no folder, Reverb takes one of its own."""
 
     def __init__(
