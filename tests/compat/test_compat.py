@@ -146,6 +146,14 @@ def test_a_subclass_of_courier_node_may_override_run(
         assert told(recorder, 1) == [["before", "Greets", True]]
 
 
+@pytest.mark.parametrize("kind", [CourierNode, lp.PyClassNode])
+def test_whether_a_node_runs_its_object_is_known_before_the_launch(kind: Any) -> None:
+    node = kind(Greets, None)
+    assert node._should_run
+    node.disable_run()
+    assert not node._should_run
+
+
 def fail() -> None:
     raise LookupError("nothing here")
 

@@ -99,12 +99,13 @@ class OriginalClassNode(OriginalNode):
     _constructor: Any
     _args: Any
     _kwargs: Any
+    _run: bool
     #: Does what the node does if nothing is overridden.
     _default_work: "CourierWork | ClassWork"
 
     @property
     def _should_run(self) -> bool:
-        return self._default_work.run_enabled
+        return self._run
 
     def _construct_instance(self) -> Any:
         """Returns the object; it is constructed once."""
