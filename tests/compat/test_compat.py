@@ -450,3 +450,5 @@ def test_the_modules_of_the_original_are_there() -> None:
         importlib.import_module(f"launchpad{name}" if name.startswith(".") else name)
     for name in ("LaunchType", "LAUNCH_TYPE", "CourierClient", "nodes", "flags"):
         assert hasattr(lp, name)
+    for name in ("stop_event", "wait_for_stop", "register_stop_handler", "unregister_stop_handler"):
+        assert getattr(worker_manager, name) is getattr(lp, name)

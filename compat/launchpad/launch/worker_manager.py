@@ -6,9 +6,21 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import launchpad_lite as lp
-from launchpad.stopping import stop_event, wait_for_stop
+from launchpad.stopping import (
+    register_stop_handler,
+    stop_event,
+    unregister_stop_handler,
+    wait_for_stop,
+)
 
-__all__ = ["WorkerManager", "stop_all", "stop_event", "wait_for_stop"]
+__all__ = [
+    "WorkerManager",
+    "register_stop_handler",
+    "stop_all",
+    "stop_event",
+    "unregister_stop_handler",
+    "wait_for_stop",
+]
 
 _LOOK_S = 0.05
 
