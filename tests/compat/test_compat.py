@@ -279,6 +279,14 @@ def test_nodes_of_tests_must_be_fit_for_processes_unless_the_test_says_otherwise
     assert done.is_set()
 
 
+def test_mistakes_are_named_with_their_node(launch_type: str) -> None:
+    program = lp.Program("mistakes")
+    program.add_node(lp.CourierNode(Recorder, 1), label="one")
+    program.add_node(lp.CourierNode(Recorder, 2), label="two")
+    with pytest.raises(ValueError, match=r"(?s)one\[0\].*two\[0\].*too many"):
+        lp.launch(program, launch_type)
+
+
 def test_groups_that_do_not_exist_are_named_in_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     process = local_multi_processing.PythonProcess(env={"A": "1"})
     lp.launch(program_of(ends=end), "test_mp", local_resources={"actor": process}).wait()

