@@ -95,7 +95,7 @@ def pack(value: Any) -> Parcel:
         try:
             data = pickle.dumps(value, protocol=5, buffer_callback=stays_inside)
             # A reference to __main__ would mean another module in the other process.
-            by_value = b"__main__" in data or bool(cloudpickle.list_registry_pickle_by_value())
+            by_value = b"__main__" in data or bool(_by_value())
             if not by_value and not buffers:
                 return Parcel(data)
         except Exception:  # noqa: BLE001 - any object may fail in any way; cloudpickle judges
@@ -137,9 +137,16 @@ def _cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
     return functools.lru_cache(**parameters)(function)
 
 
+def _by_value() -> set[str]:
+    """Returns the modules whose code the user wants to travel, with all that is in them."""
+    found: set[str] = cloudpickle.list_registry_pickle_by_value()
+    return found
+
+
 def _is_found_by_name(function: Any) -> bool:
     """Returns whether another process finds the same under its name."""
-    if function.__module__ in {"__main__", *cloudpickle.list_registry_pickle_by_value()}:
+    module = f"{function.__module__}."
+    if any(module.startswith(f"{each}.") for each in ("__main__", *_by_value())):
         return False
     try:
         found = operator.attrgetter(function.__qualname__)(sys.modules[function.__module__])

@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import importlib.util
 import inspect
+import itertools
 import os
 import signal
 import sys
@@ -161,7 +162,8 @@ def _run(arguments: list[str]) -> int:
     if not arguments or arguments[0] in (*HELP, "help"):
         print(_usage())  # noqa: T201
         return 0 if arguments else _USAGE_ERROR
-    if _COMPAT in arguments:
+    before = itertools.takewhile(lambda each: each.startswith("-"), arguments)
+    if _COMPAT in before:  # behind a program, it is that program's
         _run_original(arguments)
     _, *rest = parse_known(["launch", *arguments])
     if _is_answered(rest):

@@ -442,7 +442,7 @@ _active_lock = threading.Lock()
 
 def _is_stopping() -> bool:
     with _active_lock:
-        return all(runtime.is_asked for runtime in _active)
+        return bool(_active) and all(runtime.is_asked for runtime in _active)
 
 
 def keep_client(client: courier.Client, table: AddressTable) -> None:

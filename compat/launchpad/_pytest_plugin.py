@@ -1,7 +1,4 @@
-"""The pytest plug-in: programs of test types, which nobody has stopped, end with their test or fixture.
-
-They never hide that tests have failed.
-"""
+"""The pytest plug-in: programs of test types, which nobody has stopped, end with their test or fixture."""
 
 import sys
 from collections.abc import Iterator
@@ -29,10 +26,3 @@ def pytest_runtest_teardown() -> None:
     """Ends them; what has failed in them fails the test."""
     if (module := sys.modules.get(_MODULE)) is not None:
         module.end_tests()
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Lets pytest exit with its code even if a thread of a node is stuck."""
-    if (module := sys.modules.get("launchpad_lite._exit")) is not None:
-        module.note_exit_code(int(session.exitstatus))

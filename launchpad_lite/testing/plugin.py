@@ -1,5 +1,6 @@
-"""The pytest plug-in: the fixture `launch_program`."""
+"""The pytest plug-in: the fixture `launch_program`, and the exit code of pytest."""
 
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -27,3 +28,10 @@ def launch_program(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Progra
         pytest.fail(f"the test did not ask how its program ended: {failure}", pytrace=False)
     if leftovers:
         pytest.fail(f"the test left something behind:\n{leftovers}", pytrace=False)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Lets pytest exit with its code even if a thread of a node is stuck."""
+    if (module := sys.modules.get("launchpad_lite._exit")) is not None:
+        module.note_exit_code(int(session.exitstatus))

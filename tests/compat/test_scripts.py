@@ -163,6 +163,7 @@ def test_a_program_of_a_fixture_ends_with_the_fixture(tmp_path: Path) -> None:
     assert ended.code == 0, ended.stderr
 
 
+@pytest.mark.slow
 def test_tests_fail_although_a_thread_of_a_node_is_stuck(tmp_path: Path) -> None:
     source = """
         import threading
