@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -207,7 +208,9 @@ def test_each_node_has_a_window_of_tmux_while_the_program_runs(tmp_path: Path) -
                 program.add_node(lp.PyNode(speak, number))
         lp.launch(program, "local_mp", terminal="tmux_session")
     """
-    environment = {**_INSTALLED, "TMUX_TMPDIR": str(tmp_path)}
+    # The path of a socket has to be short.
+    short = tempfile.TemporaryDirectory(dir="/tmp")
+    environment = {**_INSTALLED, "TMUX_TMPDIR": short.name}
 
     def tmux(*arguments: str) -> str:
         command = ["tmux", *arguments]
@@ -215,7 +218,7 @@ def test_each_node_has_a_window_of_tmux_while_the_program_runs(tmp_path: Path) -
             command, env={**os.environ, **environment}, capture_output=True, text=True
         ).stdout
 
-    with Script(tmp_path, source) as script:
+    with short, Script(tmp_path, source) as script:
         script.start(env=environment)
         for number in range(2):
             window = f"=launchpad:speaks/{number}"
