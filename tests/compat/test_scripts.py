@@ -172,13 +172,18 @@ def test_tests_fail_although_a_thread_of_a_node_is_stuck(tmp_path: Path) -> None
         import launchpad as lp
 
         flags.FLAGS["lp_termination_notice_secs"].value = 0.1
-        stuck = threading.Lock()
+        begun, stuck = threading.Event(), threading.Lock()
         stuck.acquire()
+
+        def get_stuck():
+            begun.set()
+            stuck.acquire()
 
         def test_one():
             program = lp.Program("stuck")
-            program.add_node(lp.PyNode(stuck.acquire), label="stuck")
+            program.add_node(lp.PyNode(get_stuck), label="stuck")
             lp.launch(program, launch_type="test_mt", serialize_py_nodes=False)
+            begun.wait()
 
         def test_two():
             raise LookupError("nothing here")

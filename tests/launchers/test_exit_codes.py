@@ -124,6 +124,7 @@ def test_a_node_that_crashes_while_it_writes_down_its_stacks_is_not_blamed(tmp_p
         assert "SIGSEGV" not in ended.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("last", "code"), [("", 0), ("raise KeyError(1)", 1), ("sys.exit(3)", 3)])
 def test_a_thread_that_cannot_be_ended_does_not_hold_up_the_exit(
     tmp_path: Path, last: str, code: int
@@ -137,12 +138,17 @@ def test_a_thread_that_cannot_be_ended_does_not_hold_up_the_exit(
                 threading.Event().wait()
 
         kept = Flushes()  # what the interpreter clears up in the end
-        stuck = threading.Lock()
+        begun, stuck = threading.Event(), threading.Lock()
         stuck.acquire()
 
+        def get_stuck():
+            begun.set()
+            stuck.acquire()
+
         program = lp.Program("stuck")
-        program.add_node(lp.PyNode(stuck.acquire), label="stuck")
+        program.add_node(lp.PyNode(get_stuck), label="stuck")
         running = lp.launch(program, "local_mt", notice_s=0.1)
+        begun.wait()
         atexit.register(print, "last words")
         running.stop()
         {last}
