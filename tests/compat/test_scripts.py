@@ -104,6 +104,7 @@ def test_a_program_of_a_test_type_ends_with_the_test_of_pytest(tmp_path: Path) -
         def test_two():
             assert launched[0].running.result is not None
             launch(fail)
+            launched[1].running.join()
     """
     command = (sys.executable, "-m", "pytest", "-p", "launchpad._pytest_plugin", "-q")
     with Script(tmp_path, source, "test_it.py") as script:
