@@ -14,7 +14,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.timeout(300)
 @needs_acme
 @pytest.mark.parametrize("launch_type", ["local_mt", "local_mp"])
-def test_an_agent_of_acme_learns_without_a_change(tmp_path: Path, launch_type: str) -> None:
+def test_an_agent_of_acme_runs_without_a_change(tmp_path: Path, launch_type: str) -> None:
     command = (sys.executable, str(_ROOT / "examples" / "acme" / "launch.py"))
     environment = {
         "HOME": str(tmp_path),  # Acme's own checkpoints go to ~/acme
