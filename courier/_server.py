@@ -138,7 +138,6 @@ class Server:
         self._host_name = host
         self._advertised_host = advertised_host or host
         self._port = port
-        self._has_port = bool(port)
         self._share_port = share_port
         self._tls = tls
         self._keepalive_s = keepalive_s
@@ -189,7 +188,7 @@ class Server:
         Raises:
             AddressInUseError: The host is not of this machine.
         """
-        if not self._has_port:
+        if not self._port:
             with self._lock:
                 self._listen()
         return self._port
@@ -240,7 +239,7 @@ class Server:
     def _listen(self) -> socket.socket:
         if self._listener is None:
             self._listener = listen(self._host_name, self._port, share_port=self._share_port)
-            self._port, self._has_port = self._listener.getsockname()[1], True
+            self._port = self._listener.getsockname()[1]
         return self._listener
 
     def stop(self, grace_s: float = 5.0) -> list[str]:

@@ -141,9 +141,9 @@ class _Freezer(Pickler):
             # Loading it constructs the object, in whose arguments handles have become clients.
             return construct, (obj.constructor, obj.args, obj.kwargs)
         reduced = super().reducer_override(obj)
-        if not isinstance(reduced, tuple) or len(reduced) < 6:
-            return reduced  # nothing that has a place in the script
-        if (name := name_in_script(obj)) is not None:
+        # Classes and functions have six parts; what has fewer needs no place in the script.
+        is_whole = isinstance(reduced, tuple) and len(reduced) == 6
+        if is_whole and (name := name_in_script(obj)) is not None:
             *made, state, items, pairs, set_state = reduced
             return *made, (set_state, state, name), items, pairs, set_state_and_keep
         return reduced

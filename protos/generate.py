@@ -3,8 +3,8 @@
 
 The generated code is checked in: users need no protoc, and reviewers see what a change does.
 The generator is pinned to an old one, because protobuf promises to load code that is older than
-itself only; what this one writes loads with the oldest that we support, too. It lives in an environment of its own (`.venv-protos`),
-away from the newer protobuf that the tests use.
+itself only; what this one writes loads with the oldest that we support, too. It lives in an
+environment of its own (`.venv-protos`), away from the newer protobuf that the tests use.
 
 Only messages are generated: courier registers generic gRPC handlers and needs no stubs.
 

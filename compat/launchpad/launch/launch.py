@@ -78,7 +78,7 @@ def launch(
     launcher, kind = _choose(launch_type)
     if kind in _THREADS and (kind in _TESTS if serialize_py_nodes is None else serialize_py_nodes):
         serialization.check_program(program)
-    if kind is LaunchType.LOCAL_MULTI_PROCESSING and launcher is not None:
+    if kind is LaunchType.LOCAL_MULTI_PROCESSING:
         terminal = terminals.choose(terminal)
         if terminal is not None:  # nothing is to be shown here
             launcher = _named(get_launcher("test_mp"), kind)
@@ -135,14 +135,17 @@ def _known(
     program: lp.Program, resources: Mapping[str, lp.PythonProcess] | None
 ) -> dict[str, lp.PythonProcess]:
     """Returns what there is a group for, as the original; says what has none."""
+    known = {}
     for label, process in (resources or {}).items():
         if not isinstance(process, lp.PythonProcess):
             raise ValueError(f"local_resources[{label!r}] must be a PythonProcess, not {process!r}")
-        if label not in program.groups:
+        if label in program.groups:
+            known[label] = process
+        else:
             _LOGGER.warning(
                 "local_resources[%r] has no effect: the groups are %s", label, [*program.groups]
             )
-    return {label: each for label, each in (resources or {}).items() if label in program.groups}
+    return known
 
 
 def _link_logs(running: lp.RunningProgram, folder: Path) -> None:

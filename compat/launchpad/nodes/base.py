@@ -127,14 +127,10 @@ class OriginalClassNode(OriginalNode):
 
     def wrapped(self, work: Work) -> Work:
         """Returns what is to be done in place of `work`: what a subclass overrides, if it does."""
-        overridden = [
-            name
-            for name in ("run", "_construct_instance")
-            if getattr(type(self), name) is not getattr(OriginalClassNode, name)
-        ]
-        return (
-            _Overridden(type(self), {**vars(self), "_default_work": work}) if overridden else work
-        )
+        kind, plain = type(self), OriginalClassNode
+        if kind.run is plain.run and kind._construct_instance is plain._construct_instance:
+            return work
+        return _Overridden(kind, {**vars(self), "_default_work": work})
 
 
 @dataclass(frozen=True)
