@@ -74,10 +74,15 @@ $(READY): pyproject.toml
 	$(BIN)/python -m pip install -qq --editable '.[dev]'
 	@touch $@
 
-# The Python $(1) in a folder of its own; $(2): options of pip; $(3): more extras
-define make-environment
+# The Python $(1) in a folder of its own
+define make-venv
 @python=$$(.ci/find-python $(1)) || { echo "This machine has no Python $(1)" >&2; exit 1; }; \
   test -x $(@D)/bin/python || $$python -m venv $(@D)
+endef
+
+# The same with what tests need; $(2): options of pip; $(3): more extras
+define make-environment
+$(call make-venv,$(1))
 $(@D)/bin/python -m pip install -qq $(2) --editable '.[dev$(3)]'
 @touch $@
 endef
@@ -169,8 +174,7 @@ fuzz: $(READY) ## Fuzz courier for ten minutes, guided by coverage
 	$(call make-environment,3.11,,$(comma)reverb)
 
 .venv-acme/.ready: pyproject.toml examples/acme/requirements.txt
-	@python=$$(.ci/find-python 3.10) || { echo "This machine has no Python 3.10" >&2; exit 1; }; \
-	  test -x $(@D)/bin/python || $$python -m venv $(@D)
+	$(call make-venv,3.10)
 	$(@D)/bin/python -m pip install -qq --editable '.[testing]' --requirement examples/acme/requirements.txt \
 	  hypothesis pytest-timeout pytest-xdist 'pytest<9.2'
 	$(@D)/bin/python -m pip install -qq --no-deps dm-acme==0.4.0

@@ -8,7 +8,6 @@ import re
 import sys
 import textwrap
 import threading
-import time
 import unittest
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +21,7 @@ from launchpad.launch import serialization, terminals, worker_manager
 from launchpad.nodes.courier import courier_utils
 from launchpad.nodes.courier.node import CourierNode
 from launchpad.nodes.python import local_multi_processing
+from launchpad_lite.testing import poll_until
 
 TYPES = ("test_mt", "test_mp")
 
@@ -74,11 +74,8 @@ def recorded(program: lp.Program) -> Any:
 def told(node: Any, count: int) -> list[Any]:
     """Waits until a recorder was told some things; returns them."""
     client = node.create_handle().dereference()
-    give_up_at = time.monotonic() + 30
-    while len(found := client.told()) < count:
-        assert time.monotonic() < give_up_at, found
-        time.sleep(0.01)
-    return list(found)
+    poll_until(lambda: len(client.told()) >= count)
+    return list(client.told())
 
 
 class AsksContext:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from launchpad_lite.testing import poll_until
-from tests.launchers.scripts import Script
+from tests.launchers.scripts import Ended, Script
 
 _ROOT = Path(__file__).resolve().parents[2]
 _INSTALLED = {"PYTHONPATH": f"{_ROOT}{os.pathsep}{_ROOT / 'compat'}"}
@@ -54,6 +54,13 @@ _FLAGGED = """
     if __name__ == "__main__":
         app.run(main)
 """
+
+
+def run_pytest(folder: Path, source: str) -> Ended:
+    """Runs tests as those do who have installed the package."""
+    command = (sys.executable, "-m", "pytest", "-p", "launchpad._pytest_plugin", "-q")
+    with Script(folder, source, "test_it.py") as script:
+        return script.run(str(script.path), command=command, env=_INSTALLED)
 
 
 def test_a_script_runs_without_a_change_and_without_an_installation(tmp_path: Path) -> None:
@@ -106,9 +113,7 @@ def test_a_program_of_a_test_type_ends_with_the_test_of_pytest(tmp_path: Path) -
             launch(fail)
             launched[1].running.join()
     """
-    command = (sys.executable, "-m", "pytest", "-p", "launchpad._pytest_plugin", "-q")
-    with Script(tmp_path, source, "test_it.py") as script:
-        ended = script.run(str(script.path), command=command, env=_INSTALLED)
+    ended = run_pytest(tmp_path, source)
     assert "2 passed, 1 error" in ended.stdout, ended.stdout
     assert "LookupError: nothing here" in ended.stdout
 
@@ -158,9 +163,7 @@ def test_a_program_of_a_fixture_ends_with_the_fixture(tmp_path: Path) -> None:
         def test_two(counter):
             assert counter.count() == 2
     """
-    command = (sys.executable, "-m", "pytest", "-p", "launchpad._pytest_plugin", "-q")
-    with Script(tmp_path, source, "test_it.py") as script:
-        ended = script.run(str(script.path), command=command, env=_INSTALLED)
+    ended = run_pytest(tmp_path, source)
     assert "4 passed" in ended.stdout, ended.stdout
     assert ended.code == 0, ended.stderr
 
@@ -189,9 +192,7 @@ def test_tests_fail_although_a_thread_of_a_node_is_stuck(tmp_path: Path) -> None
         def test_two():
             raise LookupError("nothing here")
     """
-    command = (sys.executable, "-m", "pytest", "-p", "launchpad._pytest_plugin", "-q")
-    with Script(tmp_path, source, "test_it.py") as script:
-        ended = script.run(str(script.path), command=command, env=_INSTALLED)
+    ended = run_pytest(tmp_path, source)
     assert "1 failed, 1 passed" in ended.stdout, ended.stdout
     assert ended.code == 1
 
