@@ -14,29 +14,21 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from courier._context import CallContext, enter_call
-from courier._dispatch import (
+from courier._dispatch import Dispatcher
+from courier._frozen import Frozen
+from courier._lane import PendingCall
+from courier._outcomes import (
     Answer,
-    Dispatcher,
     End,
     Failure,
+    Given,
+    Item,
     Items,
     Later,
     Outcome,
-    SharedValue,
+    Refusal,
     Value,
-    pack_result,
-)
-from courier._exceptions import ExceptionReport
-from courier._frozen import Frozen
-from courier._lane import (
-    Given,
-    PendingCall,
-    Raised,
-    Refused,
-    ReplyStream,
-    Returned,
-    Streams,
-    value_of,
+    packed,
 )
 from courier._parcel import Parcel, pack, writable_copy
 from courier._shared import MIN_BYTES, freeze
@@ -119,7 +111,7 @@ class Cache:
         #: Methods that are generators.
         self._streams: set[str] = set()
 
-    def answer(self, method: str, arguments: Parcel, call: CallContext) -> Outcome:
+    def answer(self, method: str, arguments: Parcel, call: CallContext) -> Answer | Later:
         """Answers a call. Never raises, and never waits."""
         if method in self._streams:
             later = Later()
@@ -167,7 +159,7 @@ class Cache:
         try:
             pending = self._send(entry.method, entry.arguments, is_wanted=is_wanted)
         except BaseException as error:  # noqa: BLE001 - those who wait get it
-            self._take(key, entry, asked_at, _failure(error))
+            self._take(key, entry, asked_at, Failure.of(error))
             return
         pending.when_done(
             lambda done: self._take(key, entry, asked_at, self._answer_of(done, entry.method))
@@ -183,14 +175,14 @@ class Cache:
 
     def _answer_of(self, pending: PendingCall, method: str) -> Answer:
         try:
-            reply = pending.wait()
-            if isinstance(reply, Streams):
+            outcome = pending.wait()
+            if isinstance(outcome, Items):
                 self._streams.add(method)
-                return _Relay(reply.stream, self._connection, method)
+                return _Relay(outcome, self._connection, method)
             self._streams.discard(method)
-            return _read(reply, self._connection.options.where, method)
+            return _passed_on(outcome, self._connection.options.where, method)
         except BaseException as error:  # noqa: BLE001 - those who wait get it
-            return _failure(error)
+            return Failure.of(error)
 
     def _take(self, key: _Key, entry: "_Entry", asked_at: float, outcome: Answer) -> None:
         frozen: Frozen | None = None
@@ -200,7 +192,7 @@ class Cache:
                 parcel, frozen = self._copy(outcome.parcel)
                 outcome = Value(parcel)
             except BaseException as error:  # noqa: BLE001 - no memory: those who wait get it
-                outcome = _failure(error)
+                outcome = Failure.of(error)
         with self._lock:
             now = self._clock()
             is_fresh = not isinstance(outcome, Value) or now - asked_at <= self._stale_s
@@ -236,7 +228,7 @@ class Cache:
                 # Not here: this thread reads what the other server sends, and must not wait for it.
                 self._connection.run_aside(lambda: self._ask(key, entry, now, is_wanted=True))
             except BaseException as error:  # noqa: BLE001 - no thread: those who wait get it
-                self._take(key, entry, now, _failure(error))
+                self._take(key, entry, now, Failure.of(error))
 
     def _copy(self, parcel: Parcel) -> tuple[Parcel, Frozen | None]:
         views = [memoryview(buffer).cast("B") for buffer in parcel.buffers]
@@ -253,13 +245,13 @@ class Cache:
         try:
             self._connection.run_aside(lambda: self._forward(caller, entry.method, entry.arguments))
         except BaseException as error:  # noqa: BLE001 - no thread: who waits gets it
-            caller.settle(_failure(error))
+            caller.settle(Failure.of(error))
 
     def _forward(self, caller: "_Caller", method: str, arguments: Parcel) -> None:
         try:
             pending = self._send(method, arguments, is_wanted=True)
         except BaseException as error:  # noqa: BLE001 - who waits gets it
-            caller.settle(_failure(error))
+            caller.settle(Failure.of(error))
             return
         pending.when_done(lambda done: caller.settle(self._answer_of(done, method)))
         _hurry(pending)
@@ -362,8 +354,8 @@ class _Entry:
 class _Relay(Items):
     """The items of the other server's generator, as the bytes they came in."""
 
-    def __init__(self, stream: ReplyStream, connection: "Connection", method: str) -> None:
-        self._stream = stream
+    def __init__(self, items: Items, connection: "Connection", method: str) -> None:
+        self._items = items
         self._connection = connection
         self._method = method
         self._call: CallContext | None = None
@@ -374,25 +366,25 @@ class _Relay(Items):
         self._call = call
         call.on_end(self._leave)
 
-    def next_item(self) -> Answer | End:
+    def next_item(self) -> Item:
         """Waits for the next one."""
         self._steps = True
         try:
             if self._call is not None and self._call.cancelled:
                 return End()
-            reply = self._stream.next_reply()
-            if reply is None:
-                return End()
-            return _read(reply, self._connection.options.where, self._method)
+            item = self._items.next_item()
+            if isinstance(item, End):
+                return item
+            return _passed_on(item, self._connection.options.where, self._method)
         except BaseException as error:  # noqa: BLE001 - the caller gets it, the server lives on
-            return _failure(error)
+            return Failure.of(error)
         finally:
             self._steps = False
 
     def close(self) -> None:
         """Ends the generator, also one of which nothing was read. Never raises."""
         try:
-            self._stream.close()
+            self._items.close()
         except BaseException:  # noqa: BLE001 - the server lives on
             _log.exception("%s: a generator cannot be closed", self._method)
 
@@ -414,7 +406,7 @@ class CacheDispatcher(Dispatcher):
         """Returns none: it has the methods of its target, which may not be up yet."""
         return []
 
-    def run(self, method: str, arguments: Parcel, call: CallContext) -> Outcome:
+    def run(self, method: str, arguments: Parcel, call: CallContext) -> Answer | Later:
         """Answers from the cache, or later."""
         if method in self._methods:
             return super().run(method, arguments, call)
@@ -422,14 +414,14 @@ class CacheDispatcher(Dispatcher):
 
     def run_shared(
         self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], call: CallContext
-    ) -> Outcome | SharedValue:
+    ) -> Outcome | Later:
         """Returns the reply itself: cached bytes are not shared memory."""
         if method in self._methods:
             return super().run_shared(method, args, kwargs, call)
         try:
             return self.run(method, pack((args, kwargs)), call)
         except SerializationError as error:
-            return _failure(error)
+            return Failure.of(error)
 
 
 def _hurry(pending: PendingCall) -> None:
@@ -444,13 +436,10 @@ def _max_descriptors() -> int:
     return 1 << 16 if limit == resource.RLIM_INFINITY else limit // 4
 
 
-def _read(reply: Returned | Given | Raised | Refused, where: str, method: str) -> Answer:
-    if isinstance(reply, Returned):
-        return Value(reply.parcel)
-    if isinstance(reply, Raised):
-        return Failure(reply.report)
-    return pack_result(value_of(reply, where, method))
-
-
-def _failure(error: BaseException) -> Failure:
-    return Failure(ExceptionReport.of(error))
+def _passed_on(
+    outcome: Value | Given | Failure | Refusal, where: str, method: str
+) -> Value | Failure | Refusal:
+    """Returns what the cache's callers get; raises what kept the other server from answering."""
+    if isinstance(outcome, Value | Failure):
+        return outcome
+    return packed(outcome.result(where, method))

@@ -1,28 +1,18 @@
 """What stands behind a client: its lane, its options, and what survives a fork."""
 
-import asyncio
 import os
 import threading
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from courier._abandoned import clear_up, leave
+from courier._abandoned import clear_up
 from courier._address import place
 from courier._context import is_in_call
 from courier._dispatch import LIST_METHODS, describe_unknown
-from courier._lane import (
-    Lane,
-    LaneOptions,
-    PendingCall,
-    Returned,
-    Streams,
-    iterate,
-    open_lane,
-    result_of,
-    value_of,
-)
+from courier._lane import Lane, LaneOptions, PendingCall, open_lane
+from courier._outcomes import RemoteIterator
 from courier._parcel import Parcel
 from courier._pool import HandlerPool
 from courier._secret import Secret
@@ -304,13 +294,7 @@ class Connection:
 
     def finish(self, pending: PendingCall, method: str) -> Any:
         """Waits for a call and returns or raises its outcome."""
-        reply = pending.wait()
-        if type(reply) is Returned:
-            return result_of(reply, self.options.where, method)
-        if isinstance(reply, Streams):
-            items = iterate(reply.stream, self.options.where, method)
-            return RemoteIterator(items, reply.stream.close)
-        return value_of(reply, self.options.where, method)
+        return pending.wait().result(self.options.where, method)
 
     def lacks(self, method: str) -> bool:
         """Returns whether the server is known not to have a method.
@@ -445,41 +429,3 @@ def _survive_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_survive_fork)
-
-
-class RemoteIterator(Iterator[Any]):
-    """The items of a remote generator, one by one, as they come.
-
-    The generator runs ahead of its reader by about 1 MiB, a thousand items at most.
-    Not thread-safe. Ends the generator when closed or no longer referenced.
-    """
-
-    def __init__(self, items: Iterator[Any], close: Callable[[], None]) -> None:
-        self._items = items
-        self._close = close
-        self._is_over = False
-
-    def __next__(self) -> Any:
-        try:
-            return next(self._items)
-        except BaseException:
-            self._is_over = True
-            self._close()
-            raise
-
-    def close(self) -> None:
-        """Ends the generator early."""
-        self._close()
-
-    def __del__(self) -> None:
-        if not self._is_over:
-            leave(self._close)
-
-    async def __aiter__(self) -> AsyncIterator[Any]:
-        end = object()
-        try:
-            while (item := await asyncio.to_thread(next, self._items, end)) is not end:
-                yield item
-        finally:
-            # Also wakes the thread that waits for an item when this task was cancelled.
-            self._close()

@@ -10,13 +10,25 @@ import logging
 import threading
 import types
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from courier._context import CallContext, enter_call
-from courier._exceptions import ExceptionReport
 from courier._idempotence import is_idempotent
-from courier._parcel import Parcel, pack, unpack
+from courier._kinds import Kind
+from courier._outcomes import (
+    Answer,
+    End,
+    Failure,
+    Given,
+    Item,
+    Items,
+    Later,
+    Outcome,
+    Refusal,
+    Step,
+    packed,
+)
+from courier._parcel import Parcel, unpack
 from courier._pool import HandlerPool
 from courier._services import grpc_paths
 from courier._shared import unwrapped
@@ -29,58 +41,10 @@ _log = logging.getLogger(__name__)
 LIST_METHODS = "__courier_methods__"
 #: More names would make each connection slower to begin.
 _MOST_LISTED = 1000
+_BAD_ARGUMENTS = Kind.BAD_ARGUMENTS
 
 
-@dataclass(slots=True)
-class Value:
-    """The method returned this."""
-
-    parcel: Parcel
-
-
-@dataclass(slots=True)
-class SharedValue:
-    """The method returned this, and the caller gets the object itself."""
-
-    value: Any
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """The method raised this."""
-
-    report: ExceptionReport
-
-
-@dataclass(frozen=True, slots=True)
-class Unpicklable:
-    """The method ran, but its result cannot be pickled."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class BadArguments:
-    """The arguments cannot be unpickled; nothing was run."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class UnknownMethod:
-    """There is no such method; nothing was run."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class End:
-    """A generator has no more items."""
-
-
-class Items:
-    """The method is a generator; `next_item` takes one step. One step at a time."""
-
+class _Generator(Items):
     def __init__(
         self,
         iterator: Generator[Any, Any, Any],
@@ -91,14 +55,10 @@ class Items:
         self._context = context
         self._give = give
 
-    def next_item(self) -> "Answer | End":
-        """Runs the generator up to its next item."""
-        outcome: Answer | End = self._context.run(self._step)
+    def next_item(self) -> Item:
+        """Runs the generator up to its next item. Never raises."""
+        outcome: Item = self._context.run(self._step)
         return outcome
-
-    def begin(self, handlers: HandlerPool, then: Callable[["Step[Any]"], object]) -> None:
-        """Takes one step in a thread of the pool, and calls back with its outcome."""
-        handlers.submit(self.next_item).add_done_callback(then)
 
     def _step(self) -> Any:
         try:
@@ -106,11 +66,11 @@ class Items:
         except StopIteration:
             return End()
         except BaseException as error:  # noqa: BLE001 - the caller gets it, the server lives on
-            return Failure(ExceptionReport.of(error, skip_frames=1))
+            return Failure.of(error, skip_frames=1)
         try:
             return self._give(item)
         except BaseException as error:  # noqa: BLE001 - as above
-            return Failure(ExceptionReport.of(error, skip_frames=1))
+            return Failure.of(error, skip_frames=1)
 
     def close(self) -> None:
         """Ends the generator early, so that its `finally` blocks run. Never raises.
@@ -123,94 +83,36 @@ class Items:
             _log.exception("a generator failed when its reader had left")
 
 
-class AsyncItems(Items):
+class _AsyncGenerator(Items):
     """The method is an async generator. Its steps hold no thread."""
+
+    is_async = True
 
     def __init__(self, steps: Steps) -> None:
         self._steps = steps
 
-    def next_item(self) -> "Answer | End":
+    def next_item(self) -> Item:
         """Runs the generator up to its next item, and waits for that."""
-        step: Step[Any] = Step()
+        step: Step[Item] = Step()
         self._steps.ask(step)
-        return _end_or(step.result())
+        return step.result()
 
     def begin(self, handlers: HandlerPool, then: Callable[["Step[Any]"], object]) -> None:  # noqa: ARG002
         """Takes one step, and calls back in the thread of the loop."""
-        asked: Step[Any] = Step()
-        step: Step[Any] = Step()
+        step: Step[Item] = Step()
         step.add_done_callback(then)
-        asked.add_done_callback(lambda done: step.set_result(_end_or(done.result())))
-        self._steps.ask(asked)
+        self._steps.ask(step)
 
     def close(self) -> None:
         """Ends the generator early. Never raises, and does not wait for its `finally` blocks."""
         self._steps.close()
 
 
-class SerialItems(AsyncItems):
-    """As `AsyncItems`, but that a step counts as a handler that runs."""
+class _SerialGenerator(_AsyncGenerator):
+    """As `_AsyncGenerator`, but that a step counts as a handler that runs."""
 
+    is_async = False
     begin = Items.begin
-
-
-def _end_or(outcome: Any) -> "Answer | End":
-    if outcome is None:
-        return End()
-    return Failure(outcome) if isinstance(outcome, ExceptionReport) else outcome
-
-
-Step = concurrent.futures.Future
-Answer = Value | Failure | Unpicklable | BadArguments | UnknownMethod | Items
-
-
-class Later:
-    """What comes of a method is not known yet, and no thread waits for it. Thread-safe.
-
-    It is for one who asks, by `then`.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._outcome: Answer | None = None
-        self._callback: Callable[[Answer], None] | None = None
-
-    @classmethod
-    def of(cls, future: "concurrent.futures.Future[Any]", give: Callable[[Any], Answer]) -> "Later":
-        """Waits for a future that a method has returned."""
-        later = cls()
-        future.add_done_callback(lambda done: later.settle(_outcome_of(done, give)))
-        return later
-
-    def settle(self, outcome: Answer) -> None:
-        """Reports what came of it; once."""
-        with self._lock:
-            self._outcome = outcome
-            callback = self._callback
-        if callback is not None:
-            callback(outcome)
-
-    def then(self, callback: Callable[[Answer], None]) -> None:
-        """Calls back with the outcome: here and now, or later in the thread that brings it."""
-        with self._lock:
-            self._callback = callback
-            outcome = self._outcome
-        if outcome is not None:
-            callback(outcome)
-
-
-def _outcome_of(future: "concurrent.futures.Future[Any]", give: Callable[[Any], Answer]) -> Answer:
-    try:
-        # Not raised here: it may be that of many futures, and would grow a traceback for each.
-        error = future.exception()
-        if error is None:
-            return give(future.result())
-    except BaseException as failure:  # noqa: BLE001 - the caller gets it, the server lives on
-        error = failure
-    return Failure(ExceptionReport.of(error, skip_frames=1))
-
-
-Outcome = Answer | Later
 
 
 class Dispatcher:
@@ -274,7 +176,7 @@ class Dispatcher:
         with self._lock:
             return sorted(self._idempotent)
 
-    def run(self, method: str, arguments: Parcel, call: CallContext) -> Outcome:
+    def run(self, method: str, arguments: Parcel, call: CallContext) -> Answer | Later:
         """Runs a method in the current thread. Never raises.
 
         The handler sees the context variables of the thread that made the
@@ -282,37 +184,37 @@ class Dispatcher:
         """
         function = self._find(method)
         if function is None:
-            return UnknownMethod(self._describe_unknown(method))
+            return self._refuse_unknown(method)
         try:
             args, kwargs = unpack(arguments)
         except SerializationError as error:
-            return BadArguments(f"{method}: {error}")
+            return Refusal(_BAD_ARGUMENTS, f"{method}: {error}")
         except (TypeError, ValueError):
-            return BadArguments(f"{method}: they are not a tuple and a dict")
+            return Refusal(_BAD_ARGUMENTS, f"{method}: they are not a tuple and a dict")
         except KeyboardInterrupt:  # raised by code of theirs: a Ctrl-C hits the main thread only
-            return BadArguments(f"{method}: KeyboardInterrupt")
+            return Refusal(_BAD_ARGUMENTS, f"{method}: KeyboardInterrupt")
         context = self._context.copy()
-        outcome: Outcome = context.run(
-            self._run_method, function, args, kwargs, call, context, pack_result
+        outcome: Answer | Later = context.run(
+            self._run_method, function, args, kwargs, call, context, packed
         )
         return outcome
 
     def run_shared(
         self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], call: CallContext
-    ) -> Outcome | SharedValue:
+    ) -> Outcome | Later:
         """As `run`, for callers of the same process that share objects with the method."""
         function = self._find(method)
         if function is None:
-            return UnknownMethod(self._describe_unknown(method))
+            return self._refuse_unknown(method)
         # The other side of a call receives the value itself, here too.
         try:
             args = tuple(map(unwrapped, args))
             kwargs = {name: unwrapped(value) for name, value in kwargs.items()}
         except BaseException as error:  # noqa: BLE001 - as in `_run_method`
-            return Failure(ExceptionReport.of(error, skip_frames=1))
+            return Failure.of(error, skip_frames=1)
         context = self._context.copy()
-        outcome: Outcome | SharedValue = context.run(
-            self._run_method, function, args, kwargs, call, context, _share_result
+        outcome: Outcome | Later = context.run(
+            self._run_method, function, args, kwargs, call, context, _give
         )
         return outcome
 
@@ -330,15 +232,15 @@ class Dispatcher:
             result = function(*args, **kwargs)
             kind = type(result)
             if kind is types.GeneratorType:
-                return Items(result, context, give)
+                return _Generator(result, context, give)
             if kind is types.CoroutineType or kind is types.AsyncGeneratorType:
                 return self._run_async(result, call, context, give)
             # To look at a result, or to pickle it, runs code of its class.
             if isinstance(result, concurrent.futures.Future):
-                return Later.of(result, give)
+                return _later_of(result, give)
             return give(result)
         except BaseException as error:  # noqa: BLE001 - the caller gets it, the server lives on
-            return Failure(ExceptionReport.of(error, skip_frames=1))
+            return Failure.of(error, skip_frames=1)
 
     def _run_async(
         self,
@@ -349,7 +251,7 @@ class Dispatcher:
     ) -> Any:
         if type(result) is types.AsyncGeneratorType:
             steps = Steps(result, context, give, self.tasks, call)
-            return SerialItems(steps) if self._serial else AsyncItems(steps)
+            return _SerialGenerator(steps) if self._serial else _AsyncGenerator(steps)
         try:
             future = self.tasks.submit(answer(result, give), context, call)
         except BaseException:
@@ -366,8 +268,8 @@ class Dispatcher:
         # No lock: a dict gives one of its values or none, whatever others do to it.
         return self.names if method == LIST_METHODS else self._methods.get(method)
 
-    def _describe_unknown(self, method: str) -> str:
-        return describe_unknown(method, self.names())
+    def _refuse_unknown(self, method: str) -> Refusal:
+        return Refusal(Kind.UNKNOWN_METHOD, describe_unknown(method, self.names()))
 
 
 def describe_unknown(method: str, names: Sequence[str]) -> str:
@@ -384,16 +286,25 @@ def describe_unknown(method: str, names: Sequence[str]) -> str:
 
 def _answer_of(future: "concurrent.futures.Future[Any]") -> Answer:
     error = future.exception()
-    outcome = future.result() if error is None else ExceptionReport.of(error)
-    return Failure(outcome) if isinstance(outcome, ExceptionReport) else outcome
+    return future.result() if error is None else Failure.of(error)
 
 
-def _share_result(result: Any) -> SharedValue:
-    return SharedValue(unwrapped(result))
+def _give(result: Any) -> Given:
+    return Given(unwrapped(result))
 
 
-def pack_result(result: Any) -> Value | Unpicklable:
+def _later_of(future: "concurrent.futures.Future[Any]", give: Callable[[Any], Answer]) -> Later:
+    later = Later()
+    future.add_done_callback(lambda done: later.settle(_outcome_of(done, give)))
+    return later
+
+
+def _outcome_of(future: "concurrent.futures.Future[Any]", give: Callable[[Any], Answer]) -> Answer:
     try:
-        return Value(pack(result))
-    except SerializationError as error:
-        return Unpicklable(f"a result of type {type(result).__qualname__}: {error}")
+        # Not raised here: it may be that of many futures, and would grow a traceback for each.
+        error = future.exception()
+        if error is None:
+            return give(future.result())
+    except BaseException as failure:  # noqa: BLE001 - the caller gets it, the server lives on
+        error = failure
+    return Failure.of(error, skip_frames=1)

@@ -5,17 +5,16 @@ A client asks a `Lane` to carry calls and knows nothing else about transport.
 bytes travel (see `courier._engine.dialing`).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from courier._address import place
-from courier._exceptions import ExceptionReport
-from courier._parcel import Parcel, unpack
+from courier._outcomes import Outcome
+from courier._parcel import Parcel
 from courier._secret import Secret
 from courier._timing import DEFAULT, Timing
 from courier._tls import TlsCredentials
-from courier.errors import SerializationError, UnknownMethodError
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,65 +37,6 @@ class LaneOptions:
         return place(self.address, self.name)
 
 
-@dataclass(slots=True)
-class Returned:
-    """The method returned this."""
-
-    parcel: Parcel
-
-
-@dataclass(slots=True)
-class Given:
-    """The method returned this very object, in the same process."""
-
-    value: object
-
-
-@dataclass(frozen=True, slots=True)
-class Raised:
-    """The method raised this."""
-
-    report: ExceptionReport
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """The server could not run the method, or not send what it returned."""
-
-    kind: type[UnknownMethodError] | type[SerializationError]
-    text: str
-
-
-def cannot_send(text: str) -> Refused:
-    """Reports that a method ran, but its result cannot be pickled."""
-    return Refused(SerializationError, f"the method ran, but cannot send {text}")
-
-
-def cannot_unpickle(text: str) -> Refused:
-    """Reports that the arguments cannot be unpickled, so nothing ran."""
-    return Refused(SerializationError, f"cannot unpickle the arguments of {text}")
-
-
-class ReplyStream(Protocol):
-    """The items of a remote generator. Used by one thread at a time."""
-
-    def next_reply(self) -> "Returned | Given | Raised | Refused | None":
-        """Waits for the next item; None at the end. Raises CourierError."""
-
-    def close(self) -> None:
-        """Ends the generator early. Safe to call twice, and from any thread."""
-
-
-@dataclass(frozen=True, slots=True)
-class Streams:
-    """The method is a generator."""
-
-    stream: ReplyStream
-
-
-Reply = Returned | Given | Raised | Refused | Streams
-
-
 class PendingCall(Protocol):
     """A call on its way. Thread-safe."""
 
@@ -108,7 +48,7 @@ class PendingCall(Protocol):
     def is_settled(self) -> bool:
         """Whether it has ended."""
 
-    def wait(self) -> Reply:
+    def wait(self) -> Outcome:
         """Waits for the answer; a KeyboardInterrupt cancels the call. Raises CourierError."""
 
     def wait_until(self, deadline: float | None) -> bool:
@@ -182,37 +122,3 @@ def open_lane(options: LaneOptions) -> Lane:
     from courier._local import LocalLane  # which knows this room
 
     return LocalLane(options)
-
-
-def result_of(reply: Returned, where: str, method: str) -> object:
-    """Returns what a method returned.
-
-    Raises:
-        SerializationError: It cannot be unpickled here.
-    """
-    try:
-        return unpack(reply.parcel)
-    except SerializationError as error:
-        raise SerializationError(
-            f"{where}: {method} answered, but its result cannot be unpickled here: {error}"
-        ) from error.__cause__
-
-
-def value_of(reply: Returned | Given | Raised | Refused, where: str, method: str) -> object:
-    """Returns what a method returned, or raises what it raised."""
-    if isinstance(reply, Returned):
-        return result_of(reply, where, method)
-    if isinstance(reply, Given):
-        return reply.value
-    if isinstance(reply, Raised):
-        raise reply.report.rebuild(where)
-    raise reply.kind(f"{where}: {method}: {reply.text}")
-
-
-def iterate(stream: ReplyStream, where: str, method: str) -> Iterator[object]:
-    """Yields the items of a remote generator; ends it when the iterator is closed."""
-    try:
-        while (reply := stream.next_reply()) is not None:
-            yield value_of(reply, where, method)
-    finally:
-        stream.close()

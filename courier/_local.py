@@ -15,24 +15,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Protocol
 
-from courier import _clock, _dispatch as outcomes
+from courier import _clock
 from courier._context import CallContext
 from courier._costs import MethodCosts
-from courier._dispatch import Dispatcher, Items, Later
+from courier._dispatch import Dispatcher
 from courier._engine.lane import WireLane
-from courier._lane import (
-    Given,
-    Lane,
-    LaneOptions,
-    PendingCall,
-    Raised,
-    Refused,
-    Reply,
-    Returned,
-    Streams,
-    cannot_send,
-    cannot_unpickle,
-)
+from courier._lane import Lane, LaneOptions, PendingCall
+from courier._outcomes import BUSY, End, Given, Item, Items, Later, Outcome, Value
 from courier._parcel import Parcel, pack, unpack, unshared
 from courier._pool import HandlerPool
 from courier._secret import Secret
@@ -40,9 +29,7 @@ from courier.errors import (
     CallCancelledError,
     CallTimeoutError,
     CourierError,
-    ServerBusyError,
     ServerLostError,
-    UnknownMethodError,
 )
 
 
@@ -240,7 +227,7 @@ class LocalCall:
         self._stream: _LocalStream | None = None
         #: Whether the method has returned, but not all of its answer is there.
         self._is_open = False
-        self._outcome: Reply | Exception | None = None
+        self._outcome: Outcome | Exception | None = None
         self._callback: Callable[[PendingCall], None] | None = None
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, blocking: bool) -> bool:
@@ -272,11 +259,7 @@ class LocalCall:
         self._done = threading.Event()
         if not server.handlers.try_submit(run):
             server.end(self)
-            self._settle(
-                ServerBusyError(
-                    f"{self.where}: all handlers are busy and the queue is full; nothing was run"
-                )
-            )
+            self._settle(BUSY.error(self.where))
         elif not blocking:
             self.is_shared = True
             self.hurry()
@@ -287,7 +270,7 @@ class LocalCall:
             return
         server, context = self._server, self._context
         began = time.perf_counter()
-        outcome: outcomes.Outcome | outcomes.SharedValue
+        outcome: Outcome | Later
         if arguments is not None:
             outcome = server.dispatcher.run(self._method, arguments, context)
         else:
@@ -295,14 +278,14 @@ class LocalCall:
         server.costs.learn(self._method, time.perf_counter() - began)
         self._take(outcome)
 
-    def _take(self, outcome: outcomes.Outcome | outcomes.SharedValue) -> None:
+    def _take(self, outcome: Outcome | Later) -> None:
         if isinstance(outcome, Items):
             self._is_open = True
             self._context.continue_as_generator()
             stream = self._stream = _LocalStream(
                 self._server, self, outcome, self._context, self.where, self._deadline
             )
-            if not self._settle(Streams(stream)):
+            if not self._settle(stream):
                 stream.close()
         elif isinstance(outcome, Later):
             self._is_open = True
@@ -313,16 +296,16 @@ class LocalCall:
                 self._server.end(self)
         else:
             self._context.answered()
-            self._settle(_reply(outcome))
+            self._settle(_own(outcome))
 
-    def _take_late(self, outcome: outcomes.Outcome) -> None:
+    def _take_late(self, outcome: Outcome) -> None:
         self._take(outcome)
         if self._stream is None:
             self._server.end(self)
 
     # What a client sees
 
-    def wait(self) -> Reply:
+    def wait(self) -> Outcome:
         try:
             done = self.wait_until(self._deadline)
         except BaseException:
@@ -384,7 +367,7 @@ class LocalCall:
             self._server.end(self)
         return settled
 
-    def _settle(self, outcome: Reply | Exception) -> bool:
+    def _settle(self, outcome: Outcome | Exception) -> bool:
         late = self._deadline is not None and time.monotonic() >= self._deadline
         if late and not isinstance(outcome, Exception):
             # The method saw the end of its time, too, and may have answered because of that.
@@ -403,7 +386,7 @@ class LocalCall:
         return True
 
 
-class _LocalStream:
+class _LocalStream(Items):
     """The items of a generator within this process; each step runs when its reader asks."""
 
     def __init__(
@@ -427,13 +410,13 @@ class _LocalStream:
         self._error: CourierError | None = None
         self._over = False
 
-    def next_reply(self) -> Returned | Given | Raised | Refused | None:
+    def next_item(self) -> Item:
         with self._changed:
             if self._error is not None and not self._over:
                 self._end()
                 raise self._error
             if self._over:
-                return None
+                return End()
             self._runs, self._outcome = True, None
         self._items.begin(self._server.handlers, self._take)
         with self._changed:
@@ -446,14 +429,10 @@ class _LocalStream:
             if self._error is not None:
                 self._end()
                 raise self._error
-            outcome = self._outcome
-            if isinstance(outcome, outcomes.End):
+            if not isinstance(self._outcome, Value | Given):
                 self._end()
-                return None
-            reply = _reply(outcome)
-            if not isinstance(reply, Returned | Given):
-                self._end()
-            return reply
+            item: Item = _own(self._outcome)
+            return item
 
     def _take(self, step: Any) -> None:
         with self._changed:
@@ -492,18 +471,9 @@ class _LocalStream:
         self._server.end(self._call)
 
 
-def _reply(outcome: Any) -> Returned | Given | Raised | Refused:
-    if isinstance(outcome, outcomes.Value):
-        return Returned(unshared(outcome.parcel))
-    if isinstance(outcome, outcomes.SharedValue):
-        return Given(outcome.value)
-    if isinstance(outcome, outcomes.Failure):
-        return Raised(outcome.report)
-    if isinstance(outcome, outcomes.Unpicklable):
-        return cannot_send(outcome.text)
-    if isinstance(outcome, outcomes.BadArguments):
-        return cannot_unpickle(outcome.text)
-    return Refused(UnknownMethodError, outcome.text)
+def _own(outcome: Any) -> Any:
+    """Returns an outcome that shares no memory with what the method returned, unless it was given."""
+    return Value(unshared(outcome.parcel)) if isinstance(outcome, Value) else outcome
 
 
 def _is_plain_thread() -> bool:

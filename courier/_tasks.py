@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any
 
 from courier._context import CallContext
-from courier._exceptions import ExceptionReport
+from courier._outcomes import End, Failure, Step
 from courier.errors import CallCancelledError, ServerBusyError
 
 _log = logging.getLogger(__name__)
@@ -288,7 +288,7 @@ async def _cancel_all() -> None:
 
 
 async def answer(coroutine: Coroutine[Any, Any, Any], give: Callable[[Any], Any]) -> Any:
-    """Awaits what a method returned; returns what `give` makes of it, or a report of its error."""
+    """Awaits what a method returned; returns the outcome, which `give` makes of a result."""
     try:
         return give(await coroutine)
     except asyncio.CancelledError:
@@ -296,7 +296,7 @@ async def answer(coroutine: Coroutine[Any, Any, Any], give: Callable[[Any], Any]
     except BaseException as error:
         if is_own_end(error):
             raise
-        return ExceptionReport.of(error, skip_frames=1)
+        return Failure.of(error, skip_frames=1)
 
 
 class Steps:
@@ -313,26 +313,26 @@ class Steps:
         self._generator = generator
         self._give = give
         self._tasks = tasks
-        self._asked: asyncio.Queue[Future[Any]] = asyncio.Queue()
+        self._asked: asyncio.Queue[Step[Any]] = asyncio.Queue()
         self._is_over = False
-        self._step: Future[Any] | None = None
+        self._step: Step[Any] | None = None
         #: Ends when the generator is to; the call itself may have been answered long before.
         self._task = CallContext(call.method, call.peer, None)
         tasks.submit(self._run(), context, self._task).add_done_callback(self._end)
         call.on_leave(self.close)
 
-    def ask(self, step: "Future[Any]") -> None:
-        """Asks for the next item: `step` gets it, None at the end, or a report of an error."""
+    def ask(self, step: "Step[Any]") -> None:
+        """Asks for the next item, which `step` gets."""
         if not self._tasks.call_soon(self._ask, step):
-            step.set_result(None)
+            step.set_result(End())
 
     def close(self) -> None:
         """Ends the generator early; it cleans up on the loop. Does not wait for that."""
         self._task.end()
 
-    def _ask(self, step: "Future[Any]") -> None:
+    def _ask(self, step: "Step[Any]") -> None:
         if self._is_over:
-            step.set_result(None)
+            step.set_result(End())
         else:
             self._asked.put_nowait(step)
 
@@ -344,7 +344,7 @@ class Steps:
                 outcome = await self._next()
                 self._step = None
                 step.set_result(outcome)
-                if outcome is None or isinstance(outcome, ExceptionReport):
+                if isinstance(outcome, End | Failure):
                     return
         finally:
             try:
@@ -356,19 +356,19 @@ class Steps:
         try:
             item = await anext(self._generator)
         except StopAsyncIteration:
-            return None
+            return End()
         except asyncio.CancelledError as error:
             if self._task.cancelled:
                 raise
-            return ExceptionReport.of(error, skip_frames=1)
+            return Failure.of(error, skip_frames=1)
         except BaseException as error:
             if is_own_end(error):
                 raise
-            return ExceptionReport.of(error, skip_frames=1)
+            return Failure.of(error, skip_frames=1)
         try:
             return self._give(item)
         except BaseException as error:  # noqa: BLE001 - as above
-            return ExceptionReport.of(error, skip_frames=1)
+            return Failure.of(error, skip_frames=1)
 
     def _end(self, done: "Future[Any]") -> None:
         done.exception()
@@ -378,4 +378,4 @@ class Steps:
         while not self._asked.empty():
             steps.append(self._asked.get_nowait())
         for step in steps:
-            step.set_result(None)
+            step.set_result(End())

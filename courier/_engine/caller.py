@@ -4,13 +4,12 @@ import logging
 import threading
 from typing import TYPE_CHECKING
 
-from courier import _dispatch as outcomes
 from courier._context import CallContext
-from courier._dispatch import Answer, AsyncItems, Items, Later, Outcome
-from courier._engine import reports
 from courier._engine.channel import Channel
-from courier._engine.frames import COMPRESSED, Frame, Kind, item_weight
+from courier._engine.frames import COMPRESSED, Frame, item_weight
 from courier._engine.watching import READ, WRITE
+from courier._kinds import Kind
+from courier._outcomes import Answer, Failure, Item, Items, Later, Refusal, Step, Value
 from courier._parcel import Parcel
 from courier.errors import CourierError, ProtocolError
 
@@ -24,7 +23,6 @@ _MAX_UNSENT_BYTES = 16 << 20
 _SEND_SOON_BYTES = 1 << 16
 # Plain numbers: comparing with a member of an enumeration takes longer.
 _CALLS = (int(Kind.CALL), int(Kind.TIMED_CALL))
-_VALUE = int(Kind.VALUE)
 
 _log = logging.getLogger(__name__)
 
@@ -106,7 +104,9 @@ class Caller:
 
     # Answering
 
-    def answer(self, number: int, call: CallContext, outcome: Outcome, *, at_once: bool) -> None:
+    def answer(
+        self, number: int, call: CallContext, outcome: Answer | Later, *, at_once: bool
+    ) -> None:
         """Sends what came of a call.
 
         Args:
@@ -115,10 +115,9 @@ class Caller:
             outcome: What came of it.
             at_once: Otherwise a later call flushes soon.
         """
-        if type(outcome) is outcomes.Value:
-            self.refuse(number, call, _VALUE, outcome.parcel, at_once=at_once)
-            return
-        if isinstance(outcome, Items):
+        if type(outcome) is Value:
+            self._finish(number, call, outcome, at_once=at_once)
+        elif isinstance(outcome, Items):
             call.continue_as_generator()
             stream = _Stream(self, number, call, outcome, self._host)
             with self._lock:
@@ -128,17 +127,14 @@ class Caller:
             if gone:
                 outcome.close()
                 return
-            self._channel.post(Kind.GENERATOR, number)
-            self.flush()
+            self.send_item(number, outcome.kind, outcome.parcel)
             stream.grant(0)
-            return
-        if isinstance(outcome, Later):
+        elif isinstance(outcome, Later):
             outcome.then(lambda settled: self._settle(number, call, settled))
-            return
-        kind, parcel = reports.describe(outcome)
-        self.refuse(number, call, kind, parcel, at_once=at_once)
+        else:
+            self._finish(number, call, outcome, at_once=at_once)
 
-    def _settle(self, number: int, call: CallContext, outcome: Outcome) -> None:
+    def _settle(self, number: int, call: CallContext, outcome: Answer) -> None:
         """Answers a call that was kept for later, from whatever thread."""
         self._settling.add(number)
         try:
@@ -148,29 +144,34 @@ class Caller:
         finally:
             self._settling.discard(number)
 
-    def refuse(
-        self, number: int, call: CallContext, kind: int, parcel: Parcel, *, at_once: bool
+    def _finish(
+        self,
+        number: int,
+        call: CallContext,
+        outcome: Value | Failure | Refusal,
+        *,
+        at_once: bool,
     ) -> None:
-        """Sends the only or last frame of a call."""
+        """Sends the only frame of a call."""
         call.answered()
         if self._calls.pop(number, None) is None or self._gone:
             return  # the caller has given up
         channel = self._channel
         if at_once:
             try:
-                done = channel.send(kind, number, parcel, b"")
+                done = channel.send(outcome.kind, number, outcome.parcel, b"")
             except OSError:
                 channel.shut()  # the poller sees the same and clears up
                 return
             if not done or self._watched != READ:
                 self.flush()
             return
-        channel.post(kind, number, parcel)
+        channel.post(outcome.kind, number, outcome.parcel)
         if channel.unsent_bytes >= _SEND_SOON_BYTES:
             self.flush()
 
-    def send_item(self, number: int, kind: Kind, parcel: Parcel) -> None:
-        """Sends an item of a generator."""
+    def send_item(self, number: int, kind: int, parcel: Parcel) -> None:
+        """Sends a frame of a generator: that it is one, an item, or its end."""
         self._channel.post(kind, number, parcel)
         self.flush()
 
@@ -300,9 +301,8 @@ class _Stream:
         self._caller.give_up()
 
     def _advance(self) -> None:
-        waits = type(self._items) is AsyncItems
         while not self._over:
-            if waits:
+            if self._items.is_async:
                 # No thread of the pool waits for its item.
                 self._host.begin_step(self._items, self._take_late)
                 return
@@ -311,7 +311,7 @@ class _Stream:
                 return
         self._close()
 
-    def _take_late(self, step: "outcomes.Step[Answer | outcomes.End]") -> None:
+    def _take_late(self, step: "Step[Item]") -> None:
         try:
             if self._take(step.result()):
                 self._advance()
@@ -320,14 +320,14 @@ class _Stream:
         except BaseException:  # noqa: BLE001 - the reader gets the error
             self._fail()
 
-    def _take(self, outcome: Answer | outcomes.End) -> bool:
+    def _take(self, item: Item) -> bool:
         """Sends an item; returns whether the next is to come, or the end, by the same thread."""
-        kind, parcel = reports.describe(outcome)
-        self._caller.send_item(self._number, kind, parcel)
+        parcel = item.parcel
+        self._caller.send_item(self._number, item.kind, parcel)
         yields = self._host.is_wanted
         with self._lock:
             self._ahead += item_weight(parcel)
-            if not isinstance(outcome, outcomes.Value):
+            if not isinstance(item, Value):
                 self._over = True
             if not self._over and (self._ahead > _AHEAD_BYTES or yields):
                 # From here on another thread may go on, or close.

@@ -7,25 +7,22 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from courier._engine import reports
-from courier._engine.frames import COMPRESSED, Frame, Kind, call_meta, compressed, item_weight
+from courier._engine.frames import COMPRESSED, Frame, call_meta, compressed, item_weight
 from courier._engine.link import Link, open_gate
-from courier._lane import PendingCall, Raised, Refused, Reply, Returned, Streams
+from courier._kinds import Kind
+from courier._lane import PendingCall
+from courier._outcomes import BUSY, STOPPING, End, Item, Items, Outcome, Value, read
 from courier._parcel import Parcel
 from courier.errors import (
     CallCancelledError,
     CallTimeoutError,
     CourierError,
     ProtocolError,
-    ServerBusyError,
     ServerLostError,
 )
 
 if TYPE_CHECKING:
     from courier._engine.lane import WireLane
-
-# A plain number: comparing with a member of an enumeration takes longer.
-_VALUE = int(Kind.VALUE)
 
 #: Times a call to an idempotent method is sent again when its connection broke. It may be what
 #: killed its server, and must not do so to each one that comes after it.
@@ -75,7 +72,7 @@ class WireCall:
         self.is_ready = True
         #: Above 0 the call may have run.
         self._repeats = 0
-        self._outcome: Reply | Exception | None = None
+        self._outcome: Outcome | Exception | None = None
         self._callback: Callable[[PendingCall], None] | None = None
 
     @property
@@ -85,7 +82,7 @@ class WireCall:
 
     # What a client sees
 
-    def wait(self) -> Reply:
+    def wait(self) -> Outcome:
         outcome = self._outcome
         if outcome is None:
             try:
@@ -100,7 +97,7 @@ class WireCall:
             raise outcome
         return outcome
 
-    def _wait(self) -> Reply | Exception:
+    def _wait(self) -> Outcome | Exception:
         link = self.link
         if link is not None and self.deadline is None:
             link.wait(self, None)
@@ -178,28 +175,24 @@ class WireCall:
             # The handler saw the end of its time, too, and may have answered because of that.
             self.expire()
             return
-        if kind == _VALUE:
-            self.settle(Returned(frame.parcel))
+        if kind == Value.kind:
+            self.settle(Value(frame.parcel))
             return
         try:
-            if kind == Kind.GENERATOR:
+            if kind == Items.kind:
                 assert link is not None
                 stream = WireStream(self, link, self.number)
-                if not self.settle(Streams(stream), keep_open=True):
+                if not self.settle(stream, keep_open=True):
                     stream.close()
-            elif kind == Kind.STOPPING:
+            elif kind == STOPPING.kind:
                 # It did not run, so that the next server may have it.
                 if link is not None:
                     link.forget(self.number)
                 self.take_back("the server stops")
-            elif kind == Kind.BUSY:
-                self.settle(
-                    ServerBusyError(
-                        f"{self.where}: all handlers are busy and the queue is full; nothing was run"
-                    )
-                )
+            elif kind == BUSY.kind:
+                self.settle(BUSY.error(self.where))
             else:
-                self.settle(reports.read(frame))
+                self.settle(read(kind, frame.parcel))
         except CourierError as error:
             self.settle(type(error)(f"{self.where}: {error}"))
 
@@ -270,7 +263,7 @@ class WireCall:
             link.post(Kind.CANCEL, number, Parcel(b""))
         return True
 
-    def settle(self, outcome: Reply | Exception, *, keep_open: bool = False) -> bool:
+    def settle(self, outcome: Outcome | Exception, *, keep_open: bool = False) -> bool:
         """Ends the call, if it has not ended; returns whether this did."""
         with _settling:
             was_settled = self._outcome is not None
@@ -309,8 +302,8 @@ def _survive_fork() -> None:
 os.register_at_fork(after_in_child=_survive_fork)
 
 
-class WireStream:
-    """The items of a generator. Implements `courier._lane.ReplyStream` and `Exchange`."""
+class WireStream(Items):
+    """The items of a generator on a server. Implements `courier._engine.link.Exchange`."""
 
     is_shared = True
 
@@ -329,9 +322,9 @@ class WireStream:
     def is_ready(self) -> bool:
         return bool(self._frames) or self._error is not None or self._over
 
-    def next_reply(self) -> Returned | Raised | Refused | None:
+    def next_item(self) -> Item:
         if self._over:
-            return None
+            return End()
         while not self._frames:
             if self._error is not None:
                 self._over = True
@@ -342,23 +335,20 @@ class WireStream:
             if self.deadline is not None and time.monotonic() >= self.deadline:
                 self.expire()
         frame = self._frames.popleft()
-        if frame.kind == Kind.END:
+        if frame.kind == End.kind:
             self._finish()
-            return None
-        if frame.kind == Kind.STOPPING:
-            self._finish()
-            raise ServerLostError(f"{self._call.where}: the server stops")
-        taken = item_weight(frame.parcel)
+            return End()
         try:
-            reply = reports.read(frame)
+            item = read(frame.kind, frame.parcel)
         except CourierError as error:
             self.close()
             raise type(error)(f"{self._call.where}: {error}") from None
-        if isinstance(reply, Returned):
+        if isinstance(item, Value):
+            taken = item_weight(item.parcel)
             self._link.post(Kind.MORE, self.number, Parcel(taken.to_bytes(8, "little")))
         else:
             self._finish()
-        return reply
+        return item
 
     def _finish(self) -> None:
         self._over = True
@@ -379,7 +369,7 @@ class WireStream:
             open_gate(gate)
 
     def accept(self, frame: Frame) -> None:
-        if frame.kind < Kind.VALUE:
+        if frame.kind < Value.kind:
             self._error = ProtocolError(f"{self._call.where}: an item of unknown kind {frame.kind}")
         self._frames.append(frame)
         self._wake()

@@ -13,7 +13,6 @@ All numbers are little-endian. Frames come only after the handshake has proved t
 wrong in one is a ProtocolError, and ends the connection.
 """
 
-import enum
 import hmac
 import pickle
 import struct
@@ -22,6 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
+from courier._kinds import Kind
 from courier._parcel import Parcel, WritableBuffer, allocate, writable_copy
 from courier.errors import AuthenticationError, ProtocolError, UnknownMethodError
 
@@ -43,25 +43,6 @@ _ROOM_BYTES = 1 << 16
 SMALL_BYTES = 1 << 15
 
 Chunk = bytes | bytearray | memoryview
-
-
-class Kind(enum.IntEnum):
-    """What a frame says. The client sends those below 16, the server the others."""
-
-    CALL = 1
-    TIMED_CALL = 2
-    CANCEL = 3  # the caller has given this call up
-    MORE = 4  # the pickle: what the items that were taken weigh, see `item_weight`
-    VALUE = 16
-    FAILURE = 17
-    UNKNOWN_METHOD = 18
-    UNPICKLABLE = 19
-    BAD_ARGUMENTS = 20
-    BUSY = 21
-    STOPPING = 22  # this call was not run: the server ends
-    GENERATOR = 23  # items follow under the number of the call
-    END = 24
-    GOODBYE = 25  # no new calls here: the server ends
 
 
 #: Set in the kind of a call whose arguments were compressed; see `compressed`.

@@ -18,23 +18,24 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from courier import _frozen
 from courier._address import join_address
 from courier._context import CallContext
 from courier._costs import MethodCosts
-from courier._dispatch import Answer, BadArguments, Dispatcher, End, Items, Outcome, Step
-from courier._engine import reports
+from courier._dispatch import Dispatcher
 from courier._engine.caller import Caller
 from courier._engine.channel import Channel
-from courier._engine.frames import Kind, decompressed
+from courier._engine.frames import decompressed
 from courier._engine.handshake import NAME_BYTES, Introduction
 from courier._engine.listening import BACKLOG
 from courier._engine.place import ABSTRACT, host_name, is_own_user, keep_alive, peer_of
 from courier._engine.switch_interval import SWITCH_INTERVAL
 from courier._engine.unproven import PATIENCE_S, UnprovenPeer, Way
 from courier._engine.watching import READ, make_watcher
+from courier._kinds import Kind
+from courier._outcomes import BUSY, STOPPING, Answer, Items, Later, Refusal, Step
 from courier._parcel import Parcel
 from courier._pool import HandlerPool
 from courier._secret import Secret
@@ -285,7 +286,7 @@ class Host:
     ) -> None:
         """Runs a call and sends its answer. For the poller."""
         if self._stopping:
-            caller.refuse(number, call, Kind.STOPPING, Parcel(b""), at_once=True)
+            caller.answer(number, call, STOPPING, at_once=True)
             return
         work = _Work(caller, number, call, arguments, is_compressed)
         if not is_compressed and self._costs.is_fast(call.method):
@@ -295,21 +296,21 @@ class Host:
 
     def _run_aside(self, work: _Work) -> None:
         if self._handlers.try_submit(lambda: self._run_in_pool(work)) is None:
-            work.caller.refuse(work.number, work.call, Kind.BUSY, Parcel(b""), at_once=True)
+            work.caller.answer(work.number, work.call, BUSY, at_once=True)
 
     def _run_in_pool(self, work: _Work) -> None:
         call, caller = work.call, work.caller
         try:
             if call.cancelled:
-                cancelled = reports.text("cancelled")
-                caller.refuse(work.number, call, Kind.BAD_ARGUMENTS, cancelled, at_once=True)
+                cancelled = Refusal(Kind.BAD_ARGUMENTS, "cancelled")
+                caller.answer(work.number, call, cancelled, at_once=True)
                 return
             began = time.perf_counter()
-            outcome: Outcome
+            outcome: Answer | Later
             try:
                 arguments = decompressed(work.arguments) if work.is_compressed else work.arguments
             except ProtocolError as error:
-                outcome = BadArguments(f"{call.method}: {error}")
+                outcome = Refusal(Kind.BAD_ARGUMENTS, f"{call.method}: {error}")
             else:
                 outcome = self._dispatcher.run(call.method, arguments, call)
             # Gone before the answer goes: memory that the client lent us is its own again.
@@ -324,7 +325,7 @@ class Host:
         if self._handlers.submit(step).cancelled():
             step()
 
-    def begin_step(self, items: Items, then: Callable[[Step[Answer | End]], object]) -> None:
+    def begin_step(self, items: Items, then: Callable[[Step[Any]], object]) -> None:
         """Makes a generator take a step that may hold no thread of the pool."""
         items.begin(self._handlers, then)
 

@@ -20,13 +20,11 @@ from typing import Any, TypeVar
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from courier import _dispatch as outcomes
 from courier._context import CallContext
-from courier._dispatch import Answer, Dispatcher, Items, Later
+from courier._dispatch import Dispatcher
 from courier._engine.host import Host
 from courier._engine.place import ABSTRACT
 from courier._engine.relay import Relay
-from courier._engine.reports import shortened
 from courier._engine.unproven import Way
 from courier._grpc.sessions import SEAL_KEY, Sessions
 from courier._grpc.wire import (
@@ -41,6 +39,18 @@ from courier._grpc.wire import (
     receive,
     sealed,
     send,
+)
+from courier._kinds import Kind
+from courier._outcomes import (
+    Answer,
+    End,
+    Failure,
+    Given,
+    Items,
+    Later,
+    Refusal,
+    Value,
+    shortened,
 )
 from courier._parcel import Parcel
 from courier._pool import HandlerPool
@@ -352,9 +362,9 @@ class FrontDoor:
         )
         if isinstance(outcome, Later):
             outcome = await _settled(outcome)
-        if isinstance(outcome, outcomes.SharedValue) and isinstance(outcome.value, bytes):
+        if isinstance(outcome, Given) and isinstance(outcome.value, bytes):
             return outcome.value
-        if isinstance(outcome, outcomes.Failure):
+        if isinstance(outcome, Failure):
             raise _FailedError(_sendable(f"{outcome.report.type_name}: {outcome.report.message}"))
         if isinstance(outcome, Items):
             self._close(outcome)
@@ -486,33 +496,24 @@ async def _settled(outcome: Later) -> Answer:
     return await asyncio.wrap_future(settled)
 
 
-def _describe_outcome(outcome: Answer | outcomes.End) -> Reply:
-    kinds = pb.ReplyHead
-    if isinstance(outcome, outcomes.Value):
-        return kinds(kind=kinds.VALUE, parcel=describe(outcome.parcel)), outcome.parcel
-    if isinstance(outcome, outcomes.Failure):
-        return _describe_failure(outcome)
-    if isinstance(outcome, outcomes.End):
-        return kinds(kind=kinds.END), None
-    if isinstance(outcome, outcomes.Unpicklable):
-        return kinds(kind=kinds.UNPICKLABLE, text=_sendable(outcome.text)), None
-    if isinstance(outcome, outcomes.BadArguments):
-        return kinds(kind=kinds.BAD_ARGUMENTS, text=_sendable(outcome.text)), None
-    assert isinstance(outcome, outcomes.UnknownMethod)  # generators have been looked for
-    return kinds(kind=kinds.UNKNOWN_METHOD, text=outcome.text), None
-
-
-def _describe_failure(outcome: outcomes.Failure) -> Reply:
-    report = outcome.report
-    reply = pb.ReplyHead(
-        kind=pb.ReplyHead.FAILURE,
-        type_name=report.type_name,
-        text=_sendable(report.message),
-        traceback=_sendable(report.traceback),
-    )
-    if report.parcel is not None:
-        reply.parcel.CopyFrom(describe(report.parcel))
-    return reply, report.parcel
+def _describe_outcome(outcome: Answer | End) -> Reply:
+    """Returns a reply whose kind has the name that it has in frames."""
+    kind = Kind(outcome.kind).name
+    if isinstance(outcome, Value):
+        return pb.ReplyHead(kind=kind, parcel=describe(outcome.parcel)), outcome.parcel
+    if isinstance(outcome, Failure):
+        report = outcome.report
+        reply = pb.ReplyHead(
+            kind=kind,
+            type_name=report.type_name,
+            text=_sendable(report.message),
+            traceback=_sendable(report.traceback),
+        )
+        if report.parcel is not None:
+            reply.parcel.CopyFrom(describe(report.parcel))
+        return reply, report.parcel
+    text = _sendable(outcome.text) if isinstance(outcome, Refusal) else ""
+    return pb.ReplyHead(kind=kind, text=text), None
 
 
 def _sendable(text: str) -> str:

@@ -14,7 +14,7 @@ import sys
 import time
 import traceback
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +22,14 @@ import atheris
 
 with atheris.instrument_imports(include=["courier"]):
     import courier
+    from courier import _outcomes
     from courier._context import CallContext
-    from courier._dispatch import End, Items, UnknownMethod, Value
-    from courier._engine import frames as protocol, reports
+    from courier._engine import frames as protocol
     from courier._engine.caller import Caller
     from courier._engine.calls import WireCall
     from courier._engine.carrier import UnixCarrier
     from courier._engine.channel import Channel
-    from courier._engine.frames import FrameReader, Kind, Region, Seals, decompressed, encode
+    from courier._engine.frames import FrameReader, Region, Seals, decompressed, encode
     from courier._engine.handshake import (
         HELLO_BYTES,
         LENGTH,
@@ -48,7 +48,9 @@ with atheris.instrument_imports(include=["courier"]):
     from courier._engine.lane import WireLane
     from courier._engine.link import Link
     from courier._engine.unproven import UnprovenPeer, Way
+    from courier._kinds import Kind
     from courier._lane import LaneOptions
+    from courier._outcomes import End, Items, Refusal, Value
     from courier._parcel import Parcel
 
 KEY = courier.Secret(bytes(range(32)))
@@ -184,7 +186,8 @@ class Reception:
         elif call.method == "items":
             caller.answer(number, call, _items(), at_once=True)
         elif call.method != "later":
-            caller.answer(number, call, UnknownMethod(call.method), at_once=True)
+            refusal = Refusal(Kind.UNKNOWN_METHOD, call.method)
+            caller.answer(number, call, refusal, at_once=True)
 
     def run_step(self, step: Callable[[], None]) -> None:
         self._steps.append(step)
@@ -286,18 +289,12 @@ def link(given: Any) -> None:
     for call in calls:
         assert call.is_settled, "a call that nobody answers any more"
         with contextlib.suppress(courier.CourierError):
-            reply = call.wait()
-            stream = getattr(reply, "stream", None)
-            for _ in _all_of(stream):
-                pass
+            outcome = call.wait()
+            if isinstance(outcome, Items):
+                while not isinstance(outcome.next_item(), End):
+                    pass
+                outcome.close()
     assert channel.is_closed
-
-
-def _all_of(stream: Any) -> Iterator[object]:
-    if stream is not None:
-        while (item := stream.next_reply()) is not None:
-            yield item
-        stream.close()
 
 
 def _no_pickle(data: object, **_: object) -> object:
@@ -312,7 +309,7 @@ def main() -> None:
     findings.mkdir(parents=True, exist_ok=True)
     # What is fuzzed must not become code.
     harmless: Any = types.SimpleNamespace(loads=_no_pickle, dumps=pickle.dumps)
-    for module in (reports, protocol):
+    for module in (_outcomes, protocol):
         vars(module)["pickle"] = harmless
     seen: set[str] = set()
 

@@ -12,8 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 import courier
 from courier import _cache
 from courier._context import CallContext
-from courier._dispatch import Answer, Failure, Later, Value
-from courier._lane import PendingCall, Raised, Reply, Returned
+from courier._outcomes import Answer, Failure, Later, Value
 from courier._parcel import Parcel, pack, unpack
 from tests.courier.conftest import Connect, Serve
 from tests.courier.test_cache import Clock, FaultError, Room
@@ -63,10 +62,10 @@ class FakePending:
     def __init__(self, key: int, asked_at: float) -> None:
         self.key = key
         self.asked_at = asked_at
-        self.reply: Reply | None = None
-        self.callback: Callable[[PendingCall], None] | None = None
+        self.reply: Answer | None = None
+        self.callback: Callable[[Any], None] | None = None
 
-    def wait(self) -> Reply:
+    def wait(self) -> Answer:
         assert self.reply is not None
         return self.reply
 
@@ -184,11 +183,11 @@ class Machine(RuleBasedStateMachine):
     def _answer(self, index: int, size: int | None) -> None:
         pending = self.world.pending.pop(index)
         if size is None:
-            pending.reply = Raised(courier.ExceptionReport.of(FaultError()))
+            pending.reply = Failure.of(FaultError())
         else:
             # Made when it was asked for: the worst that a target can do.
             value = (pending.key, pending.asked_at, "x" * size)
-            pending.reply = Returned(pack(value))
+            pending.reply = Value(pack(value))
         assert pending.callback is not None
         pending.callback(pending)
 
