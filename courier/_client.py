@@ -13,9 +13,10 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 from typing import Any, ParamSpec, TypeVar, cast
 
 from courier._address import split_address
-from courier._connection import ClientOptions, Connection
+from courier._connection import Connection
 from courier._dispatch import LIST_METHODS
 from courier._future import Callback, CallFuture
+from courier._options import ClientOptions
 from courier._outcomes import RemoteIterator
 from courier._remote import Remote
 from courier._secret import Secret

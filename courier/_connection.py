@@ -4,20 +4,18 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from courier._abandoned import clear_up
-from courier._address import place
 from courier._context import is_in_call
 from courier._dispatch import LIST_METHODS, describe_unknown
-from courier._lane import Lane, LaneOptions, PendingCall, open_lane
+from courier._lane import Lane, PendingCall
+from courier._local import LocalLane
+from courier._options import ClientOptions
 from courier._outcomes import RemoteIterator
 from courier._parcel import Parcel
 from courier._pool import HandlerPool
-from courier._secret import Secret
-from courier._timing import DEFAULT, Timing
-from courier._tls import TlsCredentials
 from courier.errors import CallCancelledError, SerializationError, UnknownMethodError
 
 #: Callbacks of futures that may run, or block, at the same time.
@@ -27,29 +25,6 @@ _CALLBACK_IDLE_S = 0.5
 #: A completion, or a mistyped name, waits no longer for a server.
 _ASK_S = 0.5
 _CLOSED = "the client is closed; make a new one"
-
-
-@dataclass(frozen=True, slots=True)
-class ClientOptions:
-    """How a client was made; everything that its pickle keeps."""
-
-    address: str
-    secret: Secret | None
-    timeout_s: float | None
-    wait_for_ready: bool
-    compress: bool
-    tls: TlsCredentials | None
-    keepalive_s: float
-    timing: Timing = DEFAULT
-    #: What errors and repr call the server; empty if it has only an address.
-    name: str = ""
-    #: Of which class the served object is, for repr; empty if that is not known.
-    serves: str = ""
-
-    @property
-    def where(self) -> str:
-        """The server, for messages."""
-        return place(self.address, self.name)
 
 
 class Connection:
@@ -89,19 +64,7 @@ class Connection:
         with self._lock:
             self._check_open()
             if self._lane is None:
-                options = self.options
-                self._lane = open_lane(
-                    LaneOptions(
-                        options.address,
-                        options.secret,
-                        options.wait_for_ready,
-                        options.compress,
-                        options.tls,
-                        options.keepalive_s,
-                        options.timing,
-                        options.name,
-                    )
-                )
+                self._lane = LocalLane(self.options)
             return self._lane
 
     def _check_open(self) -> None:

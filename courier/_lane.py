@@ -1,40 +1,15 @@
-"""The wall behind which bytes travel.
+"""The interface of a transport.
 
 A client asks a `Lane` to carry calls and knows nothing else about transport.
-`open_lane` chooses: the same process, or the engine, which in turn chooses how
-bytes travel (see `courier._engine.dialing`).
+`courier._local` chooses: the same process, or the engine, which in turn chooses
+how bytes travel (see `courier._engine.dialing`).
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Protocol
 
-from courier._address import place
 from courier._outcomes import Outcome
 from courier._parcel import Parcel
-from courier._secret import Secret
-from courier._timing import DEFAULT, Timing
-from courier._tls import TlsCredentials
-
-
-@dataclass(frozen=True, slots=True)
-class LaneOptions:
-    """What a lane must know about its connection."""
-
-    address: str
-    secret: Secret | None
-    wait_for_ready: bool
-    compress: bool
-    tls: TlsCredentials | None
-    keepalive_s: float
-    timing: Timing = DEFAULT
-    #: What messages call the server, besides its address.
-    name: str = ""
-
-    @property
-    def where(self) -> str:
-        """The server, for messages."""
-        return place(self.address, self.name)
 
 
 class PendingCall(Protocol):
@@ -115,10 +90,3 @@ class Lane(Protocol):
 
     def drop(self) -> None:
         """Forgets its connection in a forked child; the parent continues with it."""
-
-
-def open_lane(options: LaneOptions) -> Lane:
-    """Chooses the lane for a connection."""
-    from courier._local import LocalLane  # which knows this room
-
-    return LocalLane(options)

@@ -20,7 +20,8 @@ from courier._context import CallContext
 from courier._costs import MethodCosts
 from courier._dispatch import Dispatcher
 from courier._engine.lane import WireLane
-from courier._lane import Lane, LaneOptions, PendingCall
+from courier._lane import Lane, PendingCall
+from courier._options import ClientOptions
 from courier._outcomes import BUSY, End, Given, Item, Items, Later, Outcome, Value
 from courier._parcel import Parcel, pack, unpack, unshared
 from courier._pool import HandlerPool
@@ -90,7 +91,7 @@ os.register_at_fork(after_in_child=_servers.clear)
 class LocalLane:
     """Implements `courier._lane.Lane`: here if the server is here, otherwise by the engine."""
 
-    def __init__(self, options: LaneOptions) -> None:
+    def __init__(self, options: ClientOptions) -> None:
         self._options = options
         self._lock = threading.Lock()
         self._wire: Lane | None = None

@@ -4,15 +4,12 @@ import os
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING
 
 from courier import _frozen
 from courier._abandoned import clear_up, wakers
+from courier._engine.link import Link
 from courier._engine.watching import HANG_UP, READ, Watcher, make_watcher
 from courier._surviving import surviving
-
-if TYPE_CHECKING:
-    from courier._engine.link import Link
 
 #: How soon it checks whether a caller reads the answers by itself.
 _TICK_S = 0.001
@@ -44,7 +41,7 @@ class BackgroundReader:
 
     # Called by clients
 
-    def admit(self, link: "Link") -> None:
+    def admit(self, link: Link) -> None:
         """From now on notices when the server of this link leaves."""
         with self._lock:
             if self._watcher is None:
@@ -60,7 +57,7 @@ class BackgroundReader:
                 # Not before: one that the system refused must not count.
                 self._thread = thread
 
-    def dismiss(self, link: "Link", descriptor: int) -> None:
+    def dismiss(self, link: Link, descriptor: int) -> None:
         """Forgets a link that has ended; before its descriptor is closed."""
         with self._lock:
             self._attended.pop(link, None)
@@ -70,7 +67,7 @@ class BackgroundReader:
                     self._watcher.forget(descriptor)
         self.wake()
 
-    def attend(self, link: "Link", *, soon: bool) -> None:
+    def attend(self, link: Link, *, soon: bool) -> None:
         """Makes sure that the open calls of a link are answered even if no thread waits for them.
 
         Args:
@@ -87,7 +84,7 @@ class BackgroundReader:
         if self._asleep:
             self.wake()
 
-    def _find(self, descriptor: int) -> "Link | None":
+    def _find(self, descriptor: int) -> Link | None:
         reference = self._links.get(descriptor)
         return None if reference is None else reference()
 
@@ -101,7 +98,7 @@ class BackgroundReader:
         if self._watcher is not None:
             self._watcher.wake()
 
-    def watch(self, link: "Link") -> None:
+    def watch(self, link: Link) -> None:
         """Reads when something comes, if calls are open; otherwise notices the end only."""
         if self._watcher is not None:
             events = READ | HANG_UP if link.needs_attention else HANG_UP
@@ -154,7 +151,7 @@ class BackgroundReader:
             except Exception as error:  # noqa: BLE001 - the others go on
                 self._lose(link, error)
 
-    def _lose(self, link: "Link", error: Exception) -> None:
+    def _lose(self, link: Link, error: Exception) -> None:
         """Gives up a link that goes wrong, so that its calls end."""
         with surviving(_WHO):
             link.fail(f"{type(error).__name__}: {error}")
@@ -183,7 +180,7 @@ class BackgroundReader:
                 pause = wanted if pause is None else min(pause, wanted)
         return pause
 
-    def _look_at(self, link: "Link", leads: int, now: float) -> float | None:
+    def _look_at(self, link: Link, leads: int, now: float) -> float | None:
         """Checks a link; returns when to check again, None if that is not needed any more."""
         deadline = link.expire(now)
         link.flush()
@@ -199,7 +196,7 @@ class BackgroundReader:
                 self._attended[link] = link.leads
         return _TICK_S if leads < 0 else _LED_TICK_S
 
-    def _release(self, link: "Link") -> None:
+    def _release(self, link: Link) -> None:
         with self._lock:
             link.attended = False
             self._attended.pop(link, None)

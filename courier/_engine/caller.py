@@ -2,7 +2,8 @@
 
 import logging
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from courier._context import CallContext
 from courier._engine.channel import Channel
@@ -12,9 +13,6 @@ from courier._kinds import Kind
 from courier._outcomes import Answer, Failure, Item, Items, Later, Refusal, Step, Value
 from courier._parcel import Parcel
 from courier.errors import CourierError, ProtocolError
-
-if TYPE_CHECKING:
-    from courier._engine.host import Host
 
 #: A generator runs ahead of its reader by items of this weight, and by one item at least.
 _AHEAD_BYTES = 1 << 20
@@ -27,10 +25,35 @@ _CALLS = (int(Kind.CALL), int(Kind.TIMED_CALL))
 _log = logging.getLogger(__name__)
 
 
+class Runner(Protocol):
+    """What a caller must know of its host; see `courier._engine.host`."""
+
+    @property
+    def is_wanted(self) -> bool: ...
+
+    def run(
+        self,
+        caller: "Caller",
+        number: int,
+        call: CallContext,
+        arguments: Parcel,
+        *,
+        is_compressed: bool,
+    ) -> None: ...
+
+    def run_step(self, step: Callable[[], None]) -> None: ...
+
+    def begin_step(self, items: Items, then: Callable[[Step[Any]], object]) -> None: ...
+
+    def watch(self, caller: "Caller", events: int) -> None: ...
+
+    def forget(self, caller: "Caller") -> None: ...
+
+
 class Caller:
     """One connection with its calls. The poller reads; any thread answers."""
 
-    def __init__(self, host: "Host", channel: Channel) -> None:
+    def __init__(self, host: Runner, channel: Channel) -> None:
         self._host = host
         self._channel = channel
         self.peer = channel.carrier.peer
@@ -253,7 +276,7 @@ class _Stream:
     """
 
     def __init__(
-        self, caller: Caller, number: int, call: CallContext, items: Items, host: "Host"
+        self, caller: Caller, number: int, call: CallContext, items: Items, host: Runner
     ) -> None:
         self._caller = caller
         self._number = number

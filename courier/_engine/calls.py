@@ -5,12 +5,13 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from courier._engine.frames import COMPRESSED, Frame, call_meta, compressed, item_weight
 from courier._engine.link import Link, open_gate
 from courier._kinds import Kind
 from courier._lane import PendingCall
+from courier._options import ClientOptions
 from courier._outcomes import BUSY, STOPPING, End, Item, Items, Outcome, Value, read
 from courier._parcel import Parcel
 from courier.errors import (
@@ -21,12 +22,24 @@ from courier.errors import (
     ServerLostError,
 )
 
-if TYPE_CHECKING:
-    from courier._engine.lane import WireLane
-
 #: Times a call to an idempotent method is sent again when its connection broke. It may be what
 #: killed its server, and must not do so to each one that comes after it.
 _MAX_REPEATS = 3
+
+
+class Sender(Protocol):
+    """What a call must know of its lane; see `courier._engine.lane`."""
+
+    options: ClientOptions
+    compresses: bool
+
+    def hurry(self, call: "WireCall") -> None: ...
+
+    def resubmit(self, call: "WireCall", reason: str, *, unsent: bool = False) -> None: ...
+
+    def wait_for_link(self, call: "WireCall", deadline: float | None) -> None: ...
+
+    def forget(self, call: "WireCall") -> None: ...
 
 
 class WireCall:
@@ -51,7 +64,7 @@ class WireCall:
 
     def __init__(
         self,
-        lane: "WireLane",
+        lane: Sender,
         method: str,
         arguments: Parcel,
         timeout_s: float | None,

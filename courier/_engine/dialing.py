@@ -29,7 +29,7 @@ from courier._engine.handshake import (
 )
 from courier._engine.place import host_name, is_own_user, keep_alive
 from courier._engine.watching import READ, poll_once
-from courier._lane import LaneOptions
+from courier._options import ClientOptions
 from courier.errors import (
     AuthenticationError,
     CourierError,
@@ -58,7 +58,7 @@ class Dialled:
     introduction: Introduction
 
 
-def dial(options: LaneOptions, timeout_s: float | None, *, over_grpc: bool = False) -> Dialled:
+def dial(options: ClientOptions, timeout_s: float | None, *, over_grpc: bool = False) -> Dialled:
     """Connects once.
 
     Args:
@@ -85,7 +85,7 @@ def dial(options: LaneOptions, timeout_s: float | None, *, over_grpc: bool = Fal
         return _dial_over_grpc(options, min(limit_s, timing.grpc_attempt_s), error)
 
 
-def _dial_directly(options: LaneOptions, limit_s: float) -> Dialled:
+def _dial_directly(options: ClientOptions, limit_s: float) -> Dialled:
     give_up_at = time.monotonic() + limit_s
     host, port = split_address(options.address)
     try:
@@ -153,7 +153,7 @@ def _receive(carrier: SocketCarrier, count: int, give_up_at: float) -> bytes:
 
 
 def _dial_local(
-    options: LaneOptions, introduction: Introduction, give_up_at: float
+    options: ClientOptions, introduction: Introduction, give_up_at: float
 ) -> Dialled | None:
     """Connects by the unix socket of a server on this machine, if there is a way."""
     if not introduction.local or not introduction.host or introduction.host != host_name():
@@ -180,12 +180,12 @@ def _dial_local(
     return Dialled(_channel(options, carrier, keys), confirmed)
 
 
-def _has_proof(options: LaneOptions) -> bool:
+def _has_proof(options: ClientOptions) -> bool:
     """Returns whether a server can prove more than that it runs as our user."""
     return options.secret is not None or options.tls is not None
 
 
-def _want_proof(options: LaneOptions) -> None:
+def _want_proof(options: ClientOptions) -> None:
     """Makes sure that what a server says elsewhere than by its unix socket can be trusted.
 
     Raises:
@@ -198,7 +198,7 @@ def _want_proof(options: LaneOptions) -> None:
         )
 
 
-def _dial_over_grpc(options: LaneOptions, limit_s: float, first: CourierError) -> Dialled:
+def _dial_over_grpc(options: ClientOptions, limit_s: float, first: CourierError) -> Dialled:
     """Tries a gRPC stream, because something refused to speak with us directly."""
     give_up_at = time.monotonic() + limit_s
     # gRPC itself would take long to find out that the peer does not speak it.
@@ -231,7 +231,7 @@ def _dial_over_grpc(options: LaneOptions, limit_s: float, first: CourierError) -
         return Dialled(_channel(options, carrier, keys), introduction)
 
 
-def _speaks_http2(options: LaneOptions, limit_s: float) -> bool:
+def _speaks_http2(options: ClientOptions, limit_s: float) -> bool:
     host, port = split_address(options.address)
     try:
         with connect(host, port, limit_s) as sock:
@@ -243,12 +243,12 @@ def _speaks_http2(options: LaneOptions, limit_s: float) -> bool:
     return answer[3:4] == _EMPTY_SETTINGS[3:4]
 
 
-def _channel(options: LaneOptions, carrier: SocketCarrier, keys: SessionKeys) -> Channel:
+def _channel(options: ClientOptions, carrier: SocketCarrier, keys: SessionKeys) -> Channel:
     return Channel(carrier, receive_key=keys.replies, send_key=keys.requests, timing=options.timing)
 
 
 @contextlib.contextmanager
-def _failures(options: LaneOptions) -> Iterator[None]:
+def _failures(options: ClientOptions) -> Iterator[None]:
     """Turns what may go wrong while one connects into what a caller sees."""
     where = options.where
     try:

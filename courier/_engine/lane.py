@@ -11,7 +11,8 @@ from courier._engine.background_reader import BACKGROUND_READER
 from courier._engine.calls import WireCall
 from courier._engine.dialing import SpeechlessError, dial
 from courier._engine.link import Link, seconds_until
-from courier._lane import LaneOptions, PendingCall
+from courier._lane import PendingCall
+from courier._options import ClientOptions
 from courier._parcel import Parcel, pack
 from courier.errors import (
     CallCancelledError,
@@ -34,7 +35,7 @@ _MAX_SPEECHLESS = 5
 class WireLane:
     """Implements `courier._lane.Lane` with connections to another process. Thread-safe."""
 
-    def __init__(self, options: LaneOptions) -> None:
+    def __init__(self, options: ClientOptions) -> None:
         self.options = options
         self.methods: frozenset[str] | None = None
         #: Whether what is sent is compressed.
@@ -180,6 +181,7 @@ class WireLane:
                         dialled.channel,
                         frozenset(dialled.introduction.idempotent),
                         _weakly(self),
+                        BACKGROUND_READER,
                     ),
                     own,
                 )

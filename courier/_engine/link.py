@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from courier._engine.background_reader import BACKGROUND_READER
 from courier._engine.channel import Channel, NothingSentError, try_to_take
 from courier._engine.frames import Frame
 from courier._engine.watching import READ, WRITE, poll_once
@@ -71,11 +70,25 @@ class Exchange(Protocol):
         """Is called when it was given up."""
 
 
+class Reader(Protocol):
+    """Reads links on which no thread waits; see `courier._engine.background_reader`."""
+
+    def watch(self, link: "Link") -> None:
+        """Reads when something comes, if calls are open; otherwise notices the end only."""
+
+    def dismiss(self, link: "Link", descriptor: int) -> None:
+        """Forgets a link that has ended; before its descriptor is closed."""
+
+
 class Link:
     """One connection to a server that has proved itself. Thread-safe."""
 
     def __init__(
-        self, channel: Channel, idempotent: frozenset[str], on_end: Callable[["Link"], None]
+        self,
+        channel: Channel,
+        idempotent: frozenset[str],
+        on_end: Callable[["Link"], None],
+        reader: Reader,
     ) -> None:
         """Takes over a connection.
 
@@ -83,10 +96,12 @@ class Link:
             channel: The connection.
             idempotent: Methods that the server says to be harmless when they run twice.
             on_end: Called once when no new calls can begin here.
+            reader: Reads it while no thread waits.
         """
         self._channel = channel
         self.idempotent = idempotent
         self._on_end = on_end
+        self._reader = reader
         self._numbers = itertools.count(1)
         self._open: dict[int, Exchange] = {}
         #: Those of them whose first frame is just being sent: only their senders know whether it was.
@@ -301,7 +316,7 @@ class Link:
             self._close_if_lost()
         elif self.passed_over:
             self.passed_over = False
-            BACKGROUND_READER.watch(self)
+            self._reader.watch(self)
         if self._followers:
             self.hand_on()
 
@@ -423,7 +438,7 @@ class Link:
         if self._lost is not None and self._lead.acquire(blocking=False):
             try:
                 if not self._channel.is_closed:
-                    BACKGROUND_READER.dismiss(self, self.fileno())
+                    self._reader.dismiss(self, self.fileno())
                     self._channel.close()
             finally:
                 self._lead.release()

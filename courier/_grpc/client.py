@@ -13,14 +13,14 @@ from typing import Any
 import grpc
 
 from courier._grpc.wire import COMMON_OPTIONS, PIECE_BYTES, SERVICE, grpc_target
-from courier._lane import LaneOptions
+from courier._options import ClientOptions
 from courier.errors import ServerUnreachableError
 
 #: Pieces that wait for the stream; then the engine's socket fills up, and the engine waits.
 _MAX_WAITING = 8
 
 
-def open_stream(options: LaneOptions, timeout_s: float) -> socket.socket:
+def open_stream(options: ClientOptions, timeout_s: float) -> socket.socket:
     """Opens a stream to a server; returns the socket that leads to it.
 
     Raises:

@@ -36,7 +36,7 @@ from courier._engine.handshake import (
 )
 from courier._engine.place import host_name
 from courier._grpc.client import open_stream
-from courier._lane import LaneOptions
+from courier._options import ClientOptions
 from courier._parcel import Parcel
 from courier.errors import AuthenticationError
 
@@ -88,9 +88,7 @@ def connected(address: str, unix: str = "") -> socket.socket:
 
 def connected_by_grpc(address: str) -> socket.socket:
     """Connects to a server by a stream of gRPC, without TLS."""
-    options = LaneOptions(
-        address, None, wait_for_ready=False, compress=False, tls=None, keepalive_s=20.0
-    )
+    options = ClientOptions(address, None, None, False, False, None, 20.0)
     return open_stream(options, 20.0)
 
 

@@ -25,6 +25,7 @@ with atheris.instrument_imports(include=["courier"]):
     from courier import _outcomes
     from courier._context import CallContext
     from courier._engine import frames as protocol
+    from courier._engine.background_reader import BACKGROUND_READER
     from courier._engine.caller import Caller
     from courier._engine.calls import WireCall
     from courier._engine.carrier import UnixCarrier
@@ -49,7 +50,7 @@ with atheris.instrument_imports(include=["courier"]):
     from courier._engine.link import Link
     from courier._engine.unproven import UnprovenPeer, Way
     from courier._kinds import Kind
-    from courier._lane import LaneOptions
+    from courier._options import ClientOptions
     from courier._outcomes import End, Items, Refusal, Value
     from courier._parcel import Parcel
 
@@ -270,12 +271,8 @@ def link(given: Any) -> None:
     """A client whose server has proved itself, and then says anything."""
     ours, theirs = socket.socketpair()
     channel = Channel(UnixCarrier(ours, "x"), bytes(32), bytes(32))
-    lane = WireLane(
-        LaneOptions(
-            "127.0.0.1:1", KEY, wait_for_ready=False, compress=False, tls=None, keepalive_s=20.0
-        )
-    )
-    connected = Link(channel, frozenset({"value"}), lambda _: None)
+    lane = WireLane(ClientOptions("127.0.0.1:1", KEY, None, False, False, None, 20.0))
+    connected = Link(channel, frozenset({"value"}), lambda _: None, BACKGROUND_READER)
     calls = [
         WireCall(lane, "value" if n else "other", Parcel(b""), None, is_shared=n == 2)
         for n in range(3)
