@@ -7,6 +7,7 @@ on a client is a function (`close`, `list_methods`, `wait_until_ready`).
 import asyncio
 import concurrent.futures
 import datetime as dt
+import functools
 import math
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator
@@ -34,48 +35,58 @@ Timeout = float | dt.timedelta | None
 class _View:
     """One way to call the methods of an object; each attribute is a method."""
 
-    __slots__ = ("_connection", "_origin")
+    __slots__ = ("__dict__", "__weakref__", "_connection")
 
-    def __init__(self, connection: Connection, origin: "Client | None" = None) -> None:
-        self._connection = connection
-        #: The client that this was made of. It stays while this is used: code that knows clients
-        #: weakly, to tell them something, knows that one.
-        self._origin = origin
+    _connection: Connection
+    #: Calls a method of this name, with these arguments.
+    _call: Callable[..., Any]
 
-    def _call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        raise NotImplementedError
+    def __init__(self, connection: Connection) -> None:
+        object.__setattr__(self, "_connection", connection)
 
     def __getattr__(self, name: str) -> "RemoteMethod":
         if name.startswith("_"):
             raise AttributeError(f"{name!r} is private and cannot be called from afar")
         connection = self._connection
-        lane = connection._lane
-        # Each call comes by here, so what is known is looked at first.
-        if (lane is None or name not in (lane.methods or ())) and connection.lacks(name):
+        method = RemoteMethod(type(self)._call, connection, name)
+        if connection.lists(name):
+            # The next call finds it at once. It knows the connection only, not this view, which
+            # would live until the next garbage collection.
+            self.__dict__[name] = method
+        elif connection.lacks(name):
             raise connection.unknown(name)
-        return RemoteMethod(self, name)
+        return method
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"{name!r} cannot be set: a client has only the methods of its object")
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *self._connection.methods()})
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._call("__call__", args, kwargs)
+        return type(self)._call(self._connection, "__call__", *args, **kwargs)
 
 
-class RemoteMethod:
+class RemoteMethod(functools.partial[Any]):
     """A method of a remote object, called in the way of the view it came from."""
 
-    __slots__ = ("__name__", "_view")
+    __slots__ = ()
 
-    def __init__(self, view: _View, name: str) -> None:
-        self._view = view
-        self.__name__ = name
+    @property
+    def connection(self) -> Connection:
+        """What it is called by."""
+        return self.args[0]  # type: ignore[no-any-return]
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._view._call(self.__name__, args, kwargs)
+    @property
+    def __name__(self) -> str:
+        return self.args[1]  # type: ignore[no-any-return]
 
     def __repr__(self) -> str:
-        return f"<method {self.__name__} of {self._view._connection.options.where}>"
+        return f"<method {self.__name__} of {self.connection.options.where}>"
+
+
+def _call_later(connection: Connection, method: str, /, *args: Any, **kwargs: Any) -> CallFuture:
+    return CallFuture(connection, connection.submit(method, args, kwargs, blocking=False), method)
 
 
 class _Futures(_View):
@@ -83,11 +94,7 @@ class _Futures(_View):
 
     __slots__ = ()
 
-    def _call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallFuture:
-        pending = self._connection.submit(method, args, kwargs, blocking=False)
-        future = CallFuture(self._connection, pending, method)
-        future.origin = self._origin
-        return future
+    _call = staticmethod(_call_later)
 
 
 class _AioCall(Coroutine[Any, Any, Any]):
@@ -124,18 +131,23 @@ class _AioCall(Coroutine[Any, Any, Any]):
             items.close()
 
 
+async def _answer_to(
+    connection: Connection, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    future = _AioFuture(connection, connection.submit(method, args, kwargs), method)
+    return await asyncio.wrap_future(future)
+
+
+def _call_aio(connection: Connection, method: str, /, *args: Any, **kwargs: Any) -> _AioCall:
+    return _AioCall(_answer_to(connection, method, args, kwargs), method)
+
+
 class _Aio(_View):
     """`client.aio`: calls can be awaited; those of generators can be read by `async for`."""
 
     __slots__ = ()
 
-    def _call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _AioCall:
-        return _AioCall(self._answer(method, args, kwargs), method)
-
-    async def _answer(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        pending = self._connection.submit(method, args, kwargs)
-        future = _AioFuture(self._connection, pending, method)
-        return await asyncio.wrap_future(future)
+    _call = staticmethod(_call_aio)
 
 
 class _AioFuture(CallFuture):
@@ -184,7 +196,9 @@ class Client(_View, Remote[Any]):
         total = client.add(1, 2)
     """
 
-    __slots__ = ("__weakref__",)
+    __slots__ = ()
+
+    _call = staticmethod(Connection.call)
 
     def __init__(
         self,
@@ -249,21 +263,18 @@ class Client(_View, Remote[Any]):
         """Where the server listens: `host:port`."""
         return self._connection.options.address
 
-    @property
+    @functools.cached_property
     def futures(self) -> Any:
         """The same methods, each returning a `concurrent.futures.Future`."""
-        return _Futures(self._connection, self)
+        return _Futures(self._connection)
 
-    @property
+    @functools.cached_property
     def aio(self) -> Any:
         """The same methods, each a coroutine, which begins when it is awaited or made a task.
 
         Of a generator, `async for item in client.aio.m()` reads the items.
         """
-        return _Aio(self._connection, self)
-
-    def _call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return self._connection.finish(self._connection.submit(method, args, kwargs), method)
+        return _Aio(self._connection)
 
     def __reduce__(self) -> tuple[Callable[[ClientOptions], "Client"], tuple[ClientOptions]]:
         return client_from_options, (self._connection.options,)
@@ -279,9 +290,9 @@ def client_from_options(options: ClientOptions) -> Client:
     return _client_of(Connection(options))
 
 
-def _client_of(connection: Connection, origin: Client | None = None) -> Client:
+def _client_of(connection: Connection) -> Client:
     client = Client.__new__(Client)
-    _View.__init__(client, connection, origin)
+    _View.__init__(client, connection)
     return client
 
 
@@ -304,11 +315,21 @@ def timeout_seconds(timeout: Timeout) -> float | None:
 
 
 def connection_of(client: object) -> Connection:
-    """Returns what stands behind a client.
+    """Returns what stands behind a client, and behind all that is made of it.
+
+    It lives as long as the client, a view or a method of it, or a future is used. Functions that
+    take a client take it as well. For code that tells clients something and does not keep them.
 
     Raises:
         TypeError: `client` is no courier client.
+
+    Example:
+        clients = weakref.WeakSet([courier.connection_of(client)])
+        for connection in clients:
+            courier.stop_waiting(connection)
     """
+    if isinstance(client, Connection):
+        return client
     if not isinstance(client, Client):
         raise TypeError(f"expected a courier client, got {type(client).__qualname__}")
     return client._connection
@@ -492,7 +513,7 @@ def with_timeout(client: R, timeout_s: Timeout) -> R:
     """
     connection = connection_of(client)
     view = connection.with_timeout(timeout_seconds(timeout_s))
-    copy = _client_of(view, cast("Client", client))
+    copy = _client_of(view)
     if connection.draining:
         stop_calling(copy)
     return cast("R", copy)
@@ -533,10 +554,8 @@ def submit(
         future = courier.submit(learner.step, 0.1)
         loss = future.result()
     """
-    view, name = _parts_of(method)
-    future = _Futures(view._connection, view._origin or cast("Client", view))._call(
-        name, args, kwargs
-    )
+    connection, name = _parts_of(method)
+    future = _call_later(connection, name, *args, **kwargs)
     return cast("concurrent.futures.Future[R]", future)
 
 
@@ -552,14 +571,14 @@ async def call_aio(method: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs)
         async def step():
             return await courier.call_aio(learner.step, 0.1)
     """
-    view, name = _parts_of(method)
-    return cast("R", await _Aio(view._connection)._call(name, args, kwargs))
+    connection, name = _parts_of(method)
+    return cast("R", await _answer_to(connection, name, args, kwargs))
 
 
-def _parts_of(method: Callable[..., Any]) -> tuple[_View, str]:
+def _parts_of(method: Callable[..., Any]) -> tuple[Connection, str]:
     if not isinstance(method, RemoteMethod):
         raise TypeError(f"expected a method of a courier client, got {method!r}")
-    return method._view, method.__name__
+    return method.connection, method.__name__
 
 
 def as_remote(client: T) -> Remote[T]:

@@ -185,6 +185,10 @@ class Connection:
         """Names a method of this server, for messages."""
         return f"{self.options.where}: {method}"
 
+    def call(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
+        """Sends a call, waits for it, and returns or raises its outcome."""
+        return self.finish(self.submit(method, args, kwargs), method)
+
     def submit(
         self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, blocking: bool = True
     ) -> PendingCall:
@@ -208,9 +212,7 @@ class Connection:
                 method, args, kwargs, self.options.timeout_s, blocking=blocking
             )
         except SerializationError as error:
-            raise SerializationError(
-                f"the arguments of {method!r} cannot be pickled: {error}"
-            ) from error.__cause__
+            raise _cannot_send(method, error) from error.__cause__
 
     def attempt(
         self,
@@ -240,9 +242,7 @@ class Connection:
                 method, args, kwargs, timeout_s, blocking=blocking
             )
         except SerializationError as error:
-            raise SerializationError(
-                f"the arguments of {method!r} cannot be pickled: {error}"
-            ) from error.__cause__
+            raise _cannot_send(method, error) from error.__cause__
 
     def forward(self, method: str, arguments: Parcel) -> PendingCall:
         """Sends a call whose arguments are packed already; no thread waits for it here.
@@ -259,11 +259,15 @@ class Connection:
         """Waits for a call and returns or raises its outcome."""
         return pending.wait().result(self.options.where, method)
 
+    def lists(self, method: str) -> bool:
+        """Returns whether the server has listed a method."""
+        return method in (self._known_methods() or ())
+
     def lacks(self, method: str) -> bool:
         """Returns whether the server is known not to have a method.
 
-        Costs nothing for methods that the server has listed. For others it is asked, because it may have
-        more by now. If it has listed none, or does not answer soon, nothing is known.
+        It is asked, because it may have more than it has listed. If it has listed none, or does not
+        answer soon, nothing is known.
         """
         known = self._known_methods()
         if known is None or method in known:
@@ -296,6 +300,10 @@ class Connection:
         """Runs what may block in a thread of its own, or here if the system gives none."""
         if self._callbacks.submit(task).cancelled():
             task()
+
+
+def _cannot_send(method: str, error: SerializationError) -> SerializationError:
+    return SerializationError(f"the arguments of {method!r} cannot be pickled: {error}")
 
 
 class _TimedView(Connection):

@@ -30,8 +30,6 @@ class CallFuture(concurrent.futures.Future[Any]):
     #: Logs its failure unless it is read; None if there is nothing to log.
     _unread: "_Unread | None" = None
     _is_read = False
-    #: The client that made the call. It stays until the call has ended.
-    origin: object = None
 
     def __init__(self, connection: Connection, pending: PendingCall, method: str) -> None:
         super().__init__()

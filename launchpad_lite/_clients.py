@@ -14,9 +14,10 @@ class Clients:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        #: Each with the address that it is to have: it may be on its way there in another thread.
-        self._clients: weakref.WeakKeyDictionary[courier.Client, str] = weakref.WeakKeyDictionary()
-        self._done: list[Callable[[courier.Client], None]] = []
+        #: What stands behind each, with the address that it is to have: it may be on its way there
+        #: in another thread.
+        self._clients: weakref.WeakKeyDictionary[object, str] = weakref.WeakKeyDictionary()
+        self._done: list[Callable[[object], None]] = []
         #: Addresses whose servers have ended.
         self._ended: set[str] = set()
         #: Where servers are now by where they were: followed once, not from entry to entry, because
@@ -25,14 +26,15 @@ class Clients:
 
     def keep(self, client: courier.Client) -> None:
         """Adds a client; what was done to the others is done to it, too."""
+        connection = courier.connection_of(client)
         with self._lock:
-            self._clients[client] = self._moved.get(client.address, client.address)
+            self._clients[connection] = self._moved.get(client.address, client.address)
             done = list(self._done)
-        self._follow(client)
+        self._follow(connection)
         for do in done:
-            do(client)
+            do(connection)
 
-    def do(self, what: Callable[[courier.Client], None]) -> None:
+    def do(self, what: Callable[[object], None]) -> None:
         """Does something to all clients and, as soon as they come, to later ones."""
         with self._lock:
             if what not in self._done:
@@ -69,7 +71,7 @@ class Clients:
             self._ended |= set(endpoints)
         self.do(self._stop_waiting_if_ended)
 
-    def _stop_waiting_if_ended(self, client: courier.Client) -> None:
+    def _stop_waiting_if_ended(self, client: object) -> None:
         with self._lock:
             has_ended = self._clients.get(client) in self._ended
         if has_ended:
@@ -109,12 +111,10 @@ class Clients:
         for client in clients:
             self._follow(client)
 
-    def _follow(self, client: courier.Client) -> None:
+    def _follow(self, client: object) -> None:
         # Not under the lock, because calls that fail thereby may make clients. So two threads may
         # do this at a time, and the last of them must find all done.
-        while True:
-            with self._lock:
-                address = self._clients[client]
-            if client.address == address:
-                return
+        address = ""
+        while address != (wanted := self._clients[client]):
+            address = wanted
             courier.move(client, address)
