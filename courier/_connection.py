@@ -13,8 +13,8 @@ from courier._dispatch import LIST_METHODS, describe_unknown
 from courier._lane import Lane, PendingCall
 from courier._local import LocalLane
 from courier._options import ClientOptions
-from courier._outcomes import RemoteIterator
-from courier._parcel import Parcel
+from courier._outcomes import RemoteIterator, unreadable
+from courier._parcel import Parcel, unpack
 from courier._pool import HandlerPool
 from courier.errors import CallCancelledError, SerializationError, UnknownMethodError
 
@@ -186,8 +186,21 @@ class Connection:
         return f"{self.options.where}: {method}"
 
     def call(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
-        """Sends a call, waits for it, and returns or raises its outcome."""
-        return self.finish(self.submit(method, args, kwargs), method)
+        """Sends a call, waits for it, and returns or raises its outcome; as `submit` and `finish`."""
+        lane = self._lane
+        if lane is None or self.draining or self.options.timeout_s is not None:
+            return self.finish(self.submit(method, args, kwargs), method)
+        clear_up()
+        try:
+            answer = lane.ask(method, args, kwargs)
+        except SerializationError as error:
+            raise _cannot_send(method, error) from error.__cause__
+        if not isinstance(answer, Parcel):
+            return self.finish(answer, method)
+        try:
+            return unpack(answer)
+        except SerializationError as error:
+            raise unreadable(self.where(method), error) from error.__cause__
 
     def submit(
         self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, blocking: bool = True

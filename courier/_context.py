@@ -29,29 +29,21 @@ class CallContext:
                     self.step(key)
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_deadline",
-        "_event",
-        "_gone",
-        "_is_generator",
-        "_on_end",
-        "_on_leave",
-        "method",
-        "peer",
-    )
+    # What most calls never have is not set for each of them.
+    _deadline: float | None = None
+    _gone = False
+    #: Made when a handler waits.
+    _event: threading.Event | None = None
+    _is_generator = False
+    _on_end: Callable[[], None] | None = None
+    _on_leave: Callable[[], None] | None = None
 
     def __init__(self, method: str, peer: str, timeout_s: float | None) -> None:
         self.method = method
         #: Where the call comes from, for people to read.
         self.peer = peer
-        self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        self._gone = False
-        #: Made when a handler waits: most calls are over before that.
-        self._event: threading.Event | None = None
-        self._is_generator = False
-        self._on_end: Callable[[], None] | None = None
-        self._on_leave: Callable[[], None] | None = None
+        if timeout_s is not None:
+            self._deadline = time.monotonic() + timeout_s
 
     def time_remaining(self) -> float | None:
         """Returns the seconds until the caller gives up, at least 0; None means never."""

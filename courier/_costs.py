@@ -22,4 +22,5 @@ class MethodCosts:
     def learn(self, method: str, took_s: float) -> None:
         """Takes note of one run; an exponential average with a limit."""
         cost = self._costs.get(method, _UNKNOWN_S)
-        self._costs[method] = cost + _WEIGHT * (min(took_s, _SLOWEST_S) - cost)
+        took_s = min(_SLOWEST_S, took_s)
+        self._costs[method] = cost + _WEIGHT * (took_s - cost)

@@ -68,6 +68,18 @@ class Lane(Protocol):
             SerializationError: The arguments cannot be pickled.
         """
 
+    def ask(
+        self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Parcel | PendingCall:
+        """Sends a call for a caller who waits at once and for ever; the quickest way.
+
+        Returns:
+            What the method returned, if that came at once, in this thread. Otherwise as `submit`.
+
+        Raises:
+            SerializationError: The arguments cannot be pickled.
+        """
+
     def forward(self, method: str, arguments: Parcel, timeout_s: float | None) -> PendingCall:
         """As `submit`, of arguments that are packed already, for a caller who does not wait."""
 

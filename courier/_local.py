@@ -143,6 +143,14 @@ class LocalLane:
         wire = self._wire or self._open_wire()
         return wire.submit(method, args, kwargs, timeout_s, blocking=blocking)
 
+    def ask(
+        self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Parcel | PendingCall:
+        wire = self._wire
+        if wire is None or _servers:
+            return self.submit(method, args, kwargs, None, blocking=True)
+        return wire.ask(method, args, kwargs)
+
     def forward(self, method: str, arguments: Parcel, timeout_s: float | None) -> PendingCall:
         if _find(self._options.address, self._options.secret) is not None:
             args, kwargs = unpack(unshared(arguments))

@@ -49,9 +49,12 @@ class Value:
         try:
             return unpack(self.parcel)
         except SerializationError as error:
-            raise SerializationError(
-                f"{where}: {method} answered, but its result cannot be unpickled here: {error}"
-            ) from error.__cause__
+            raise unreadable(f"{where}: {method}", error) from error.__cause__
+
+
+def unreadable(call: str, error: SerializationError) -> SerializationError:
+    """Returns what the caller gets if what a method returned cannot be unpickled."""
+    return SerializationError(f"{call} answered, but its result cannot be unpickled here: {error}")
 
 
 @dataclass(slots=True)

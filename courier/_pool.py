@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from threading import get_ident
 from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -95,13 +96,13 @@ class HandlerPool:
                 or len(self._busy) + len(self._lent_threads) >= self._size
             ):
                 return False
-            self._lent_threads.append(threading.get_ident())
+            self._lent_threads.append(get_ident())
             return True
 
     def leave(self) -> None:
         """Undoes `enter`."""
         with self._lock:
-            self._lent_threads.remove(threading.get_ident())
+            self._lent_threads.remove(get_ident())
             self._ended += 1
             if self._tasks or self._stopped:
                 self._changed.notify_all()

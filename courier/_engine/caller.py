@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from courier._context import CallContext
 from courier._engine.channel import Channel
-from courier._engine.frames import COMPRESSED, Frame, item_weight
+from courier._engine.frames import COMPRESSED, Frame, item_weight, method_of, whole
 from courier._engine.watching import READ, WRITE
 from courier._kinds import Kind
 from courier._outcomes import Answer, Failure, Item, Items, Later, Refusal, Step, Value
@@ -20,7 +20,8 @@ _AHEAD_BYTES = 1 << 20
 _MAX_UNSENT_BYTES = 16 << 20
 _SEND_SOON_BYTES = 1 << 16
 # Plain numbers: comparing with a member of an enumeration takes longer.
-_CALLS = (int(Kind.CALL), int(Kind.TIMED_CALL))
+_CALL = int(Kind.CALL)
+_CALLS = (_CALL, int(Kind.TIMED_CALL))
 
 _log = logging.getLogger(__name__)
 
@@ -38,7 +39,8 @@ class Runner(Protocol):
         call: CallContext,
         arguments: Parcel,
         *,
-        is_compressed: bool,
+        is_compressed: bool = False,
+        is_alone: bool = False,
     ) -> None: ...
 
     def run_step(self, step: Callable[[], None]) -> None: ...
@@ -82,33 +84,34 @@ class Caller:
         try:
             if events & WRITE:
                 self.flush()
-            if events & ~WRITE:
-                self._read()
+            channel = self._channel
+            carrier = channel.carrier
+            while events & ~WRITE:
+                came = channel.receive(wait=False)
+                if isinstance(came, tuple) and came[0] == _CALL and not carrier.hides_arrivals:
+                    _, number, meta, arguments = came
+                    call = self._calls[number] = CallContext(method_of(meta), self.peer, None)
+                    self._host.run(self, number, call, Parcel(arguments), is_alone=True)
+                    return  # if the method took long, another thread reads by now
+                if came is None:
+                    self.hang_up()
+                    return
+                for frame in [whole(came)] if isinstance(came, tuple) else came:
+                    self._take(frame)
+                channel.check()
+                if not carrier.hides_arrivals:
+                    return
         except BlockingIOError:
             return
         except (OSError, CourierError):
             self.hang_up()
-
-    def _read(self) -> None:
-        channel = self._channel
-        while True:
-            frames = channel.receive(wait=False)
-            if frames is None:
-                self.hang_up()
-                return
-            for frame in frames:
-                self._take(frame)
-            channel.check()
-            if not channel.carrier.hides_arrivals:
-                return
 
     def _take(self, frame: Frame) -> None:
         kind, number = frame.kind, frame.call
         plain = kind & ~COMPRESSED
         if plain in _CALLS:
             method, timeout_s = frame.method()
-            call = CallContext(method, self.peer, timeout_s)
-            self._calls[number] = call
+            call = self._calls[number] = CallContext(method, self.peer, timeout_s)
             self._host.run(self, number, call, frame.parcel, is_compressed=kind != plain)
         elif kind == Kind.CANCEL:
             with self._lock:
@@ -139,7 +142,9 @@ class Caller:
             at_once: Otherwise a later call flushes soon.
         """
         if type(outcome) is Value:
-            self._finish(number, call, outcome, at_once=at_once)
+            self._finish(number, call, outcome, at_once)
+        elif isinstance(outcome, Later):
+            outcome.then(lambda settled: self._settle(number, call, settled))
         elif isinstance(outcome, Items):
             call.continue_as_generator()
             stream = _Stream(self, number, call, outcome, self._host)
@@ -152,31 +157,14 @@ class Caller:
                 return
             self.send_item(number, outcome.kind, outcome.parcel)
             stream.grant(0)
-        elif isinstance(outcome, Later):
-            outcome.then(lambda settled: self._settle(number, call, settled))
         else:
-            self._finish(number, call, outcome, at_once=at_once)
-
-    def _settle(self, number: int, call: CallContext, outcome: Answer) -> None:
-        """Answers a call that was kept for later, from whatever thread."""
-        self._settling.add(number)
-        try:
-            self.answer(number, call, outcome, at_once=True)
-        except BaseException:  # noqa: BLE001 - the waiting caller gets the error
-            self.give_up()
-        finally:
-            self._settling.discard(number)
+            self._finish(number, call, outcome, at_once)
 
     def _finish(
-        self,
-        number: int,
-        call: CallContext,
-        outcome: Value | Failure | Refusal,
-        *,
-        at_once: bool,
+        self, number: int, call: CallContext, outcome: Value | Failure | Refusal, at_once: bool
     ) -> None:
         """Sends the only frame of a call."""
-        call.answered()
+        call.end()
         if self._calls.pop(number, None) is None or self._gone:
             return  # the caller has given up
         channel = self._channel
@@ -192,6 +180,16 @@ class Caller:
         channel.post(outcome.kind, number, outcome.parcel)
         if channel.unsent_bytes >= _SEND_SOON_BYTES:
             self.flush()
+
+    def _settle(self, number: int, call: CallContext, outcome: Answer) -> None:
+        """Answers a call that was kept for later, from whatever thread."""
+        self._settling.add(number)
+        try:
+            self.answer(number, call, outcome, at_once=True)
+        except BaseException:  # noqa: BLE001 - the waiting caller gets the error
+            self.give_up()
+        finally:
+            self._settling.discard(number)
 
     def send_item(self, number: int, kind: int, parcel: Parcel) -> None:
         """Sends a frame of a generator: that it is one, an item, or its end."""

@@ -45,22 +45,17 @@ class Sender(Protocol):
 class WireCall:
     """One call. Implements `courier._lane.PendingCall` and `courier._engine.link.Exchange`."""
 
-    __slots__ = (
-        "__weakref__",
-        "_arguments",
-        "_callback",
-        "_lane",
-        "_method",
-        "_outcome",
-        "_repeats",
-        "_timeout_s",
-        "deadline",
-        "gates",
-        "is_ready",
-        "is_shared",
-        "link",
-        "number",
-    )
+    # Not set for each call, which takes longer.
+    #: The connection it was sent over; None while there is none.
+    link: Link | None = None
+    number = 0
+    #: Whether there is no more to wait for on its link.
+    is_ready = True
+    deadline: float | None = None
+    #: Above 0 the call may have run.
+    _repeats = 0
+    _outcome: Outcome | Exception | None = None
+    _callback: Callable[[PendingCall], None] | None = None
 
     def __init__(
         self,
@@ -75,18 +70,10 @@ class WireCall:
         self._method = method
         self._arguments: Parcel | None = arguments
         self._timeout_s = timeout_s
-        self.deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        if timeout_s is not None:
+            self.deadline = time.monotonic() + timeout_s
         self.gates: list[threading.Lock] = []
         self.is_shared = is_shared
-        #: The connection it was sent over; None while there is none.
-        self.link: Link | None = None
-        self.number = 0
-        #: Whether there is no more to wait for on its link.
-        self.is_ready = True
-        #: Above 0 the call may have run.
-        self._repeats = 0
-        self._outcome: Outcome | Exception | None = None
-        self._callback: Callable[[PendingCall], None] | None = None
 
     @property
     def where(self) -> str:

@@ -13,6 +13,7 @@ from courier._engine.frames import (
     FrameReader,
     Layout,
     Seals,
+    SmallFrame,
     encode,
     encode_small,
 )
@@ -90,15 +91,15 @@ class Channel:
             with self._queue_lock:
                 self._put_small(encode_small(kind, call, meta, data, self._seals))
             return
-        layout: Layout | None = None
-        descriptors: Sequence[int] = ()
-        if parcel.buffers and self._pool is not None:
-            placed = self._pool.place(parcel)
-            if placed is not None:
-                layout, descriptors = placed
+        layout, descriptors = self._place(parcel)
         with self._queue_lock:  # frames are sent in the order of their seals
             chunks = encode(kind, call, parcel, meta=meta, layout=layout, seals=self._seals)
             self._put(chunks, descriptors)
+
+    def _place(self, parcel: Parcel) -> tuple[Layout | None, Sequence[int]]:
+        """Puts large buffers into shared memory; returns where, and descriptors of that."""
+        placed = self._pool.place(parcel) if parcel.buffers and self._pool is not None else None
+        return (None, ()) if placed is None else placed
 
     def send(self, kind: int, call: int, parcel: Parcel, meta: bytes) -> bool:
         """Posts a frame and flushes.
@@ -110,15 +111,28 @@ class Channel:
             NothingSentError: The connection broke before any byte of this frame was taken.
             OSError: The connection broke.
         """
-        data = parcel.pickle
-        if parcel.buffers or len(data) > SMALL_BYTES:
-            if self.is_closed:
-                raise NothingSentError("the connection is closed")
+        if not parcel.buffers and len(parcel.pickle) <= SMALL_BYTES:
+            return self._send_small(kind, call, meta, parcel.pickle)
+        if self.is_closed:
+            raise NothingSentError("the connection is closed")
+        if self._seals is not None or self._sending.locked():
             self.post(kind, call, parcel, meta=meta)
             return self.flush()
+        layout, descriptors = self._place(parcel)
+        chunks = encode(kind, call, parcel, meta=meta, layout=layout)
+        if not self._pass_queue(chunks, descriptors):
+            with self._queue_lock:
+                self._put(chunks, descriptors)
+        return not self.is_pending or self.flush()
+
+    def _send_small(self, kind: int, call: int, meta: bytes, data: Chunk) -> bool:
+        sending = self._sending
+        if self._seals is None and not sending.locked():
+            if self._pass_queue((encode_small(kind, call, meta, data),)):
+                return not self.is_pending or self.flush()
         turn: list[bool] = []
         try:
-            try_to_take(self._sending, turn)
+            try_to_take(sending, turn)
             with self._queue_lock:  # frames are sent in the order of their seals
                 if self.is_closed:
                     raise NothingSentError("the connection is closed")
@@ -127,30 +141,48 @@ class Channel:
                 if not is_next:
                     self._put_small(chunk)
             if is_next:
-                self._send_directly(chunk)
+                self._send_directly((chunk,))
         finally:
             if turn and turn[0]:
-                self._sending.release()
+                sending.release()
         # Also behind a frame that went: another thread may have found `_sending` taken just before.
         return self.flush()
 
-    def _send_directly(self, chunk: bytes) -> None:
+    def _pass_queue(self, chunks: Sequence[Chunk], descriptors: Sequence[int] = ()) -> bool:
+        """Sends a frame without a seal at once, if nothing waits; returns whether it did."""
+        # A thread that was quicker holds it no longer than a system call or two.
+        with self._sending:
+            if self.is_pending or self.is_closed or len(chunks) > MAX_CHUNKS:
+                return False
+            self._send_directly(chunks, descriptors)
+            return True
+
+    def _send_directly(self, chunks: Sequence[Chunk], descriptors: Sequence[int] = ()) -> None:
         """Sends a frame past the queue, which is empty, as far as it goes."""
         try:
-            sent = self.carrier.send((chunk,))
+            sent = self.carrier.send(chunks, descriptors)
         except BlockingIOError:
             sent = 0
         except OSError as error:
+            _close_all(descriptors)
             raise NothingSentError(str(error)) from error
         except BaseException:
             self.carrier.shut()  # how much went is not known
+            _close_all(descriptors)
             raise
         self._is_held_back = self.carrier.holds_back
-        if sent < len(chunk):
+        if sent and descriptors:
+            _close_all(descriptors)
+            descriptors = ()
+        if sent == len(chunks[0]) and len(chunks) == 1:
+            return  # as most frames
+        rest = _without(chunks, sent)
+        if rest:
             with self._queue_lock:
                 # Others may have put theirs behind it meanwhile.
-                self._chunks.appendleft((memoryview(chunk)[sent:], ()))
-                self.unsent_bytes += len(chunk) - sent
+                self._chunks.extendleft([(chunk, ()) for chunk in reversed(rest[1:])])
+                self._chunks.appendleft((rest[0], descriptors))
+                self.unsent_bytes += sum(map(len, rest))
 
     def _put_small(self, chunk: bytes) -> None:
         if self.is_closed:
@@ -251,8 +283,10 @@ class Channel:
                     return
                 sent -= len(chunk)
 
-    def receive(self, *, wait: bool) -> list[Frame] | None:
+    def receive(self, *, wait: bool) -> SmallFrame | list[Frame] | None:
         """Receives what is there; returns the frames that are complete.
+
+        A frame that came alone, small and without buffers, as nearly all do, is a tuple.
 
         Returns:
             None at the end of the connection.
@@ -265,8 +299,10 @@ class Channel:
             AuthenticationError: A frame is not the peer's; the same.
         """
         reader = self._reader
-        count = self.carrier.receive(reader.room(), wait=wait)
-        return reader.filled(count) if count else None
+        count = self.carrier.receive(reader.room, wait=wait)
+        if not count:
+            return None
+        return reader.small(count) or reader.filled(count)
 
     def check(self) -> None:
         """Raises what is wrong behind the frames that were received last; see `receive`."""
@@ -298,6 +334,16 @@ class Channel:
         if self._map is not None:
             self._map.close()
         self.carrier.close()
+
+
+def _without(chunks: Sequence[Chunk], sent: int) -> list[Chunk]:
+    """Returns what is left of chunks when so many bytes of them were sent."""
+    rest: list[Chunk] = []
+    for chunk in chunks:
+        if sent < len(chunk):
+            rest.append(memoryview(chunk)[sent:] if sent else chunk)
+        sent = max(0, sent - len(chunk))
+    return rest
 
 
 def _close_all(descriptors: Sequence[int]) -> None:

@@ -38,12 +38,15 @@ _MAX_NAME_BYTES = 1 << 15
 _MAX_BUFFERS = 1 << 24
 _MAX_BYTES = 1 << 56
 #: What fits in here is received in one go; longer parts go straight to where they belong.
-_ROOM_BYTES = 1 << 16
+_ROOM_BYTES = 1 << 17
 #: Frames up to this size are copied into one piece: cheaper than to gather them.
 SMALL_BYTES = 1 << 15
 
 Chunk = bytes | bytearray | memoryview
 
+
+# A plain number: comparing with a member of an enumeration takes longer.
+_CALL = int(Kind.CALL)
 
 #: Set in the kind of a call whose arguments were compressed; see `compressed`.
 COMPRESSED = 0x80
@@ -110,9 +113,35 @@ class Frame:
             if self.kind & ~COMPRESSED == Kind.TIMED_CALL:
                 (timeout_s,) = _TIMEOUT.unpack_from(name)
                 name = name[_TIMEOUT.size :]
-            return name.decode("utf-8", "surrogatepass"), timeout_s
-        except (struct.error, UnicodeDecodeError) as error:
-            raise ProtocolError("a call without a proper method") from error
+        except struct.error as error:
+            raise _no_method() from error
+        return method_of(name), timeout_s
+
+
+#: A small frame without buffers: its kind, call, meta and pickle.
+SmallFrame = tuple[int, int, bytes, bytearray]
+
+
+def whole(small: SmallFrame) -> Frame:
+    """Returns a small frame as all others are."""
+    kind, call, meta, data = small
+    return Frame(kind, call, meta, Parcel(data))
+
+
+def method_of(name: bytes) -> str:
+    """Returns the method that a call names.
+
+    Raises:
+        ProtocolError: It is no name.
+    """
+    try:
+        return name.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError as error:
+        raise _no_method() from error
+
+
+def _no_method() -> ProtocolError:
+    return ProtocolError("a call without a proper method")
 
 
 class Seals:
@@ -215,7 +244,7 @@ def call_meta(method: str, timeout_s: float | None) -> tuple[int, bytes]:
     if timeout_s is None:
         known = _metas.get(method)
         if known is not None:
-            return Kind.CALL, known
+            return _CALL, known
     name = method.encode("utf-8", "surrogatepass")
     if len(name) > _MAX_NAME_BYTES:
         raise UnknownMethodError(f"no method has a name of {len(name):,} bytes")
@@ -250,7 +279,7 @@ Mapper = Callable[[Sequence[Region]], Sequence[memoryview]]
 class FrameReader:
     """Puts frames together from a stream of bytes.
 
-    Receive into `room()`, then say how much came by `filled()`, which returns the frames that are
+    Receive into `room`, then say how much came by `filled()`, which returns the frames that are
     complete. Not thread-safe. After an error it is of no more use.
     """
 
@@ -271,13 +300,25 @@ class FrameReader:
         #: A frame whose parts are longer than the room.
         self._long: _LongFrame | None = None
         self._failure: ProtocolError | AuthenticationError | None = None
+        #: Where the next bytes belong; never empty.
+        self.room = self._view
+        #: Whether nothing has come that was not taken, and frames have no seals.
+        self._is_clear = seals is None
 
-    def room(self) -> memoryview:
-        """Returns where the next bytes belong; never empty."""
-        if self._long is not None:
-            return self._long.room()
-        end = self._end
-        return self._view[end:] if end else self._view
+    def small(self, count: int) -> SmallFrame | None:
+        """Takes note of `count` bytes in the room, if they are one small frame; returns that.
+
+        Nearly all are: this takes the least time. Otherwise it does nothing.
+        """
+        if not self._is_clear or count < _HEADER_BYTES:
+            return None
+        memory = self._memory
+        kind, regions, meta_bytes, buffers, call, pickle_bytes = _unpack_header(memory)
+        middle = _HEADER_BYTES + meta_bytes
+        if middle + pickle_bytes != count or buffers or regions:
+            return None
+        meta = bytes(memory[_HEADER_BYTES:middle]) if meta_bytes else b""
+        return kind, call, meta, memory[middle:count]
 
     def filled(self, count: int) -> list[Frame]:
         """Takes note of `count` bytes in the room; returns the frames that are complete.
@@ -288,14 +329,6 @@ class FrameReader:
             AuthenticationError: A seal is wrong; the same.
         """
         self.check()
-        if self._end == 0 and self._long is None and self._seals is None and count >= _HEADER_BYTES:
-            # One small frame, and nothing before or behind it: by far the most frequent.
-            view = self._view
-            kind, regions, meta_bytes, buffers, call, pickle_bytes = _unpack_header(view)
-            middle = _HEADER_BYTES + meta_bytes
-            if not (buffers or regions) and middle + pickle_bytes == count:
-                meta = bytes(view[_HEADER_BYTES:middle]) if meta_bytes else b""
-                return [Frame(kind, call, meta, Parcel(bytes(view[middle:count])))]
         frames: list[Frame] = []
         try:
             self._take_all(count, frames)
@@ -305,6 +338,8 @@ class FrameReader:
             self._failure = error
             self._long = None
             self._start = self._end = 0
+        self.room = self._view[self._end :] if self._long is None else self._long.room()
+        self._is_clear = not (self._end or self._long or self._seals or self._failure)
         return frames
 
     def check(self) -> None:
@@ -337,6 +372,12 @@ class FrameReader:
                     frames.append(Frame(kind, call, meta, Parcel(bytes(view[middle:after]))))
                     start = after + seal_bytes
                     continue
+            elif not regions and seals is None:
+                found = self._in_room(start, kind, meta_bytes, buffers, call, pickle_bytes)
+                if found is not None:
+                    frames.append(found[0])
+                    start = found[1]
+                    continue
             self._start = start
             frame = self._next(regions, meta_bytes, buffers, pickle_bytes)
             if frame is None:
@@ -347,6 +388,26 @@ class FrameReader:
             self._start = start
         if self._long is None:
             self._make_room()
+
+    def _in_room(
+        self, start: int, kind: int, meta_bytes: int, buffers: int, call: int, pickle_bytes: int
+    ) -> tuple[Frame, int] | None:
+        """Returns a frame with its inline buffers, if all of it is in the room, and where it ends."""
+        names = start + _HEADER_BYTES
+        places = names + meta_bytes
+        data = places + _PAIR.size * buffers
+        at = data + pickle_bytes
+        if at > self._end:
+            return None
+        memory = self._memory
+        parts: list[bytearray] = []
+        for size, where in _PAIR.iter_unpack(memory[places:data]):
+            if where or size > self._end - at:
+                return None
+            parts.append(memory[at : at + size])
+            at += size
+        parcel = Parcel(memory[data : data + pickle_bytes], parts)
+        return Frame(kind, call, bytes(memory[names:places]), parcel), at
 
     def _make_room(self) -> None:
         start, end = self._start, self._end

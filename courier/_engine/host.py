@@ -18,6 +18,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from time import monotonic, perf_counter
 from typing import Any, Protocol
 
 from courier import _frozen
@@ -283,16 +284,26 @@ class Host:
         arguments: Parcel,
         *,
         is_compressed: bool = False,
+        is_alone: bool = False,
     ) -> None:
-        """Runs a call and sends its answer. For the poller."""
+        """Runs a call and sends its answer. For the poller.
+
+        Args:
+            caller: Who calls.
+            number: Of the call.
+            call: The call.
+            arguments: Its arguments.
+            is_compressed: Whether they are.
+            is_alone: Whether the poller has nothing more to do before it looks again who it is.
+        """
         if self._stopping:
             caller.answer(number, call, STOPPING, at_once=True)
-            return
-        work = _Work(caller, number, call, arguments, is_compressed)
-        if not is_compressed and self._costs.is_fast(call.method):
-            self._work.append(work)
+        elif is_compressed or not self._costs.is_fast(call.method):
+            self._run_aside(_Work(caller, number, call, arguments, is_compressed))
+        elif is_alone and not self._work:
+            self._run_here(caller, number, call, arguments)
         else:
-            self._run_aside(work)
+            self._work.append(_Work(caller, number, call, arguments, is_compressed))
 
     def _run_aside(self, work: _Work) -> None:
         if self._handlers.try_submit(lambda: self._run_in_pool(work)) is None:
@@ -305,7 +316,7 @@ class Host:
                 cancelled = Refusal(Kind.BAD_ARGUMENTS, "cancelled")
                 caller.answer(work.number, call, cancelled, at_once=True)
                 return
-            began = time.perf_counter()
+            began = perf_counter()
             outcome: Answer | Later
             try:
                 arguments = decompressed(work.arguments) if work.is_compressed else work.arguments
@@ -316,7 +327,7 @@ class Host:
             # Gone before the answer goes: memory that the client lent us is its own again.
             arguments = work.arguments = _NOTHING
             caller.answer(work.number, call, outcome, at_once=True)
-            self._costs.learn(call.method, time.perf_counter() - began)
+            self._costs.learn(call.method, perf_counter() - began)
         except BaseException:  # noqa: BLE001 - the waiting caller gets the error
             caller.give_up()
 
@@ -347,27 +358,30 @@ class Host:
 
     def _poll(self) -> None:
         me = threading.current_thread()
-        tidied_at = time.monotonic()
+        tidy_s = self.timing.tidy_s
+        tidied_at = monotonic()
         while self._poller is me and not self._over:
             try:
                 if self._work:
-                    self._run_work(me)
+                    self._run_work()
                     continue
                 if self._dirty:
                     self._flush()
-                if self._ready:
+                if not self._ready:
+                    self._ready.extend(self._watcher.poll(tidy_s))
+                if self._ready and not self._over:
                     self._react(*self._ready.popleft())
-                    continue
-                self._ready.extend(self._watcher.poll(self.timing.tidy_s))
+                    if self._ready or self._work:
+                        continue
             except Exception:  # noqa: BLE001 - one bad connection must not end all others
                 _log.exception("a courier server met an error of its own")
-            is_late = time.monotonic() - tidied_at > self.timing.tidy_s
+            is_late = monotonic() - tidied_at > self.timing.tidy_s
             if self._stopping or is_late:
                 with surviving("the poller of a courier server"):
                     if self._stopping:
                         self._reject_all()
                     if is_late:
-                        tidied_at = time.monotonic()
+                        tidied_at = monotonic()
                         self._tidy()
 
     def _react(self, descriptor: int, events: int) -> None:
@@ -386,36 +400,42 @@ class Host:
         for caller in dirty:
             caller.flush()
 
-    def _run_work(self, me: threading.Thread) -> None:
+    def _run_work(self) -> None:
         work = self._work.popleft()
+        # Not kept here meanwhile: memory that the client lent us is its own again before the answer.
+        arguments, work.arguments = work.arguments, _NOTHING
+        self._run_here(work.caller, work.number, work.call, arguments)
+
+    def _run_here(self, caller: Caller, number: int, call: CallContext, arguments: Parcel) -> None:
+        """Runs a method by the poller itself, unless the threads of the pool are all taken."""
         handlers = self._handlers
         if not handlers.enter():
-            self._run_aside(work)
+            self._run_aside(_Work(caller, number, call, arguments, is_compressed=False))
             return
-        call, caller = work.call, work.caller
-        self._busy_since = began = time.perf_counter()
+        me = self._poller
+        self._busy_since = began = perf_counter()
         if self._watch_sleeps:
             self._wake_watch()
         try:
-            outcome = self._dispatcher.run(call.method, work.arguments, call)
-            work.arguments = _NOTHING
+            outcome = self._dispatcher.run(call.method, arguments, call)
+            del arguments
             with self._turn:
                 mine = self._poller is me
                 if mine:
                     self._busy_since = 0.0
             # The answers of calls that came together go together.
             at_once = not (mine and self._work)
-            caller.answer(work.number, call, outcome, at_once=at_once)
+            caller.answer(number, call, outcome, at_once=at_once)
             if not at_once:
                 self._dirty[caller] = None
-            self._costs.learn(call.method, time.perf_counter() - began)
+            self._costs.learn(call.method, perf_counter() - began)
         except BaseException:  # noqa: BLE001 - the waiting caller gets the error
             caller.give_up()
         finally:
             handlers.leave()
 
     def _tidy(self) -> None:
-        now = time.monotonic()
+        now = monotonic()
         with self._lock:
             late = [g for g in self._unproven.values() if now - g.came_at > PATIENCE_S]
         for unproven in late:
@@ -440,10 +460,10 @@ class Host:
         self._watch_wakes.set()
 
     def _watch_poller(self) -> None:
-        calm_since = time.perf_counter()
+        calm_since = perf_counter()
         while not self._over:
             time.sleep(_OVERDUE_S)
-            now = time.perf_counter()
+            now = perf_counter()
             since = self._busy_since
             if since:
                 calm_since = now
@@ -457,7 +477,7 @@ class Host:
                 if not self._busy_since and not self._over:
                     self._watch_wakes.wait()
                 self._watch_sleeps = False
-                calm_since = time.perf_counter()
+                calm_since = perf_counter()
 
     def _replace_poller(self, now: float) -> None:
         with self._turn:

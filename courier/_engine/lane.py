@@ -63,6 +63,23 @@ class WireLane:
     ) -> PendingCall:
         return self._send(method, pack((args, kwargs)), timeout_s, blocking=blocking)
 
+    def ask(
+        self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Parcel | PendingCall:
+        arguments = pack((args, kwargs))
+        link = self._link
+        if link is not None and not self.compresses:
+            answer = link.ask(self, method, arguments)
+            if answer is not None:
+                return answer
+        return self._send(method, arguments, None, blocking=True)
+
+    def open_call(self, method: str, arguments: Parcel, link: Link, number: int) -> WireCall:
+        """Returns a call that a link has sent and that was not answered at once."""
+        call = WireCall(self, method, arguments, None, is_shared=False)
+        call.link, call.number, call.is_ready = link, number, False
+        return call
+
     def forward(self, method: str, arguments: Parcel, timeout_s: float | None) -> PendingCall:
         return self._send(method, arguments, timeout_s, blocking=False)
 

@@ -16,13 +16,16 @@ What must hold, and was found the hard way by those before us:
 import contextlib
 import itertools
 import threading
-import time
 from collections.abc import Callable
-from typing import Protocol
+from threading import get_ident
+from time import monotonic
+from typing import Protocol, TypeVar
 
 from courier._engine.channel import Channel, NothingSentError, try_to_take
-from courier._engine.frames import Frame
+from courier._engine.frames import Frame, SmallFrame, call_meta, whole
 from courier._engine.watching import READ, WRITE, poll_once
+from courier._kinds import Kind
+from courier._outcomes import Value
 from courier._parcel import Parcel
 from courier.errors import CourierError, ServerLostError
 
@@ -80,6 +83,16 @@ class Reader(Protocol):
         """Forgets a link that has ended; before its descriptor is closed."""
 
 
+E_co = TypeVar("E_co", bound=Exchange, covariant=True)
+
+
+class Asker(Protocol[E_co]):
+    """Who asks by a link."""
+
+    def open_call(self, method: str, arguments: Parcel, link: "Link", number: int) -> E_co:
+        """Returns the exchange of a call that was sent and that was not answered at once."""
+
+
 class Link:
     """One connection to a server that has proved itself. Thread-safe."""
 
@@ -121,7 +134,7 @@ class Link:
         #: Whether the background reader found that another one leads, and must be called again.
         self.passed_over = False
         self._ended = False
-        self._used_at = time.monotonic()
+        self._used_at = monotonic()
         self._lost: ServerLostError | None = None
         #: What calls end with since the client was closed.
         self._closed_with: CourierError | None = None
@@ -148,13 +161,76 @@ class Link:
     def refresh(self) -> bool:
         """Looks, after a rest, whether the server has left; returns whether calls can begin."""
         if not self._open:
-            now = time.monotonic()
+            now = monotonic()
             if now - self._used_at > _REST_S:
                 self.read_now()
             self._used_at = now
         return not self._ended
 
     # Sending
+
+    def ask(self, asker: Asker[E_co], method: str, arguments: Parcel) -> Parcel | E_co | None:
+        """Sends a call and reads its answer, if nobody else uses the connection.
+
+        What is answered while its caller waits needs no entry in a table that others look at.
+
+        Returns:
+            What the method returned. If something else came, the exchange, which is open as after
+            `begin`. None if nothing was sent.
+        """
+        channel = self._channel
+        number = 0
+        exchange: E_co | None = None
+        leads: list[bool] = []
+        try:
+            try_to_take(self._lead, leads)
+            if not leads[0] or self._open or channel.unsent_bytes:
+                return None
+            self._leader = get_ident()
+            self.leads += 1
+            now = monotonic()
+            if now - self._used_at > _REST_S:
+                self._read_all()
+            self._used_at = now
+            if self._ended:
+                return None
+            kind, meta = call_meta(method, None)
+            number = next(self._numbers)
+            came: SmallFrame | list[Frame] | None = []
+            if channel.send(kind, number, arguments, meta):
+                came = channel.receive(wait=True)
+                if not channel.carrier.hides_arrivals:
+                    if isinstance(came, tuple):
+                        if came[0] == Value.kind and came[1] == number:
+                            return Parcel(came[3])
+                    elif came and len(came) == 1:
+                        (frame,) = came
+                        if frame.kind == Value.kind and frame.call == number:
+                            channel.check()
+                            return frame.parcel
+            exchange = self._open[number] = asker.open_call(method, arguments, self, number)
+            self._take(came)
+            if channel.carrier.hides_arrivals:
+                self._read_all()
+        except NothingSentError:
+            return None  # `begin` finds out what that means
+        except (OSError, CourierError) as error:
+            if not number:
+                raise
+            if exchange is None:
+                exchange = self._open[number] = asker.open_call(method, arguments, self, number)
+            self.fail(f"the connection broke: {error}")
+        except BaseException:
+            if number:
+                self._break_off()
+                self.post(Kind.CANCEL, number, Parcel(b""))
+            raise
+        finally:
+            if leads and leads[0]:
+                self._resign()
+        if self._lost is not None:  # perhaps by another thread, which did not know of the call
+            self._settle_lost(number)
+        return exchange
 
     def begin(
         self, exchange: Exchange, kind: int, meta: bytes, parcel: Parcel, *, at_once: bool
@@ -247,14 +323,14 @@ class Link:
         try:
             try_to_take(self._lead, leads)
             if leads[0]:
-                self._leader = threading.get_ident()
+                self._leader = get_ident()
                 self.leads += 1
                 self._read_until_ready(exchange, deadline)
         finally:
             if leads and leads[0]:
                 self._resign()
         if not leads[0]:
-            if self._leader == threading.get_ident():
+            if self._leader == get_ident():
                 self._lead_again(exchange, deadline)
             else:
                 self._follow(exchange, deadline)
@@ -276,18 +352,18 @@ class Link:
                 self._read(wait=False)
             elif exchange.is_shared:
                 # A leader cannot be woken, so it checks by itself whether its call was given up.
-                soon = time.monotonic() + _LOOK_S
+                soon = monotonic() + _LOOK_S
                 if self._poll(READ, soon if deadline is None else min(soon, deadline)):
                     self._read(wait=False)
             elif deadline is None:
                 self._read(wait=True)
             elif self._poll(READ, deadline):
                 self._read(wait=False)
-            if deadline is not None and time.monotonic() >= deadline:
+            if deadline is not None and monotonic() >= deadline:
                 return
 
     def _poll(self, events: int, deadline: float | None) -> bool:
-        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        left = None if deadline is None else max(0.0, deadline - monotonic())
         return poll_once(self.fileno(), events, left)
 
     def _follow(self, exchange: Exchange, deadline: float | None) -> None:
@@ -341,13 +417,16 @@ class Link:
         try:
             try_to_take(self._lead, leads)
             if leads[0]:
-                self._leader = threading.get_ident()
-                while self._lost is None and self._read(wait=False):
-                    pass
+                self._leader = get_ident()
+                self._read_all()
         finally:
             if leads and leads[0]:
                 self._resign()
         return leads[0]
+
+    def _read_all(self) -> None:
+        while self._lost is None and self._read(wait=False):
+            pass
 
     def _read(self, *, wait: bool) -> bool:
         """Receives once and hands out the frames; returns whether something came."""
@@ -356,22 +435,10 @@ class Link:
         try:
             while True:
                 frames = channel.receive(wait=wait)
-                if frames is None:
-                    self.fail("the server closed the connection")
-                    return False
                 came = True
-                exchanges = self._open
-                self._hands_out = True
-                for frame in frames:
-                    exchange = exchanges.get(frame.call)
-                    if exchange is not None:
-                        exchange.accept(frame)
-                    elif frame.call == 0:
-                        self._end()
-                self._hands_out = False
-                channel.check()
-                if not channel.carrier.hides_arrivals:
-                    return True
+                self._take(frames)
+                if frames is None or not channel.carrier.hides_arrivals:
+                    return frames is not None
                 wait = False
         except BlockingIOError:
             return came
@@ -379,11 +446,32 @@ class Link:
             self.fail(f"the connection broke: {error}")
             return False
         except BaseException:
-            self._hands_out = False
-            # A Ctrl-C while nothing came does no harm; later, frames may be half taken.
-            if self._channel.carrier.arrived:
-                self.fail("the thread that read from the connection was interrupted")
+            self._break_off()
             raise
+
+    def _take(self, came: SmallFrame | list[Frame] | None) -> None:
+        """Hands out frames that came; None is the end of the connection."""
+        if came is None:
+            self.fail("the server closed the connection")
+            return
+        frames = [whole(came)] if isinstance(came, tuple) else came
+        self._hands_out = True
+        exchanges = self._open
+        for frame in frames:
+            exchange = exchanges.get(frame.call)
+            if exchange is not None:
+                exchange.accept(frame)
+            elif frame.call == 0:
+                self._end()
+        self._hands_out = False
+        self._channel.check()
+
+    def _break_off(self) -> None:
+        """Is called when the reading thread was interrupted."""
+        self._hands_out = False
+        # A Ctrl-C while nothing came does no harm; later, frames may be half taken.
+        if self._channel.carrier.arrived:
+            self.fail("the thread that read from the connection was interrupted")
 
     # The end
 
@@ -475,7 +563,7 @@ def seconds_until(deadline: float | None) -> float:
     """Returns what is left until a monotonic time, as a lock wants it; -1 is for ever."""
     if deadline is None:
         return -1
-    return min(max(0.0, deadline - time.monotonic()), _LONGEST_S)
+    return min(max(0.0, deadline - monotonic()), _LONGEST_S)
 
 
 def open_gate(gate: threading.Lock) -> None:

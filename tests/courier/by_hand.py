@@ -125,7 +125,7 @@ class _Side:
     def read(self) -> Frame:
         """Waits for a frame; raises HungUpError at the end."""
         while not self._waiting:
-            room = self._reader.room()
+            room = self._reader.room
             piece = self._receive_some(min(len(room), 1 << 16))
             room[: len(piece)] = piece
             self._waiting += self._reader.filled(len(piece))

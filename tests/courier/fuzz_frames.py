@@ -95,7 +95,7 @@ def frames(given: Any) -> None:
     came = 0
     try:
         while data:
-            room = reader.room()
+            room = reader.room
             assert len(room), "no room: it would wait for ever"
             count = min(len(room), len(data), size)
             room[:count] = data[:count]

@@ -49,7 +49,7 @@ def feed(reader: FrameReader, pieces: Iterable[bytes]) -> Iterator[Frame]:
     for piece in pieces:
         left = memoryview(piece)
         while left:
-            room = reader.room()
+            room = reader.room
             assert len(room), "a reader that has no room waits for ever"
             count = min(len(room), len(left))
             room[:count] = left[:count]

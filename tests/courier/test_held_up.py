@@ -279,8 +279,8 @@ def test_a_frame_that_is_posted_while_another_leaves_is_not_left_behind(
     )
     send_directly = ours._send_directly
 
-    def send_and_be_overtaken(chunk: bytes) -> object:
-        result: object = send_directly(chunk)  # type: ignore[func-returns-value]
+    def send_and_be_overtaken(*what: Any) -> object:
+        result: object = send_directly(*what)  # type: ignore[func-returns-value]
         # It finds that somebody sends, and leaves its frame to them.
         other = threading.Thread(target=ours.send, args=(Kind.VALUE, 2, Parcel(b"2"), b""))
         other.start()
