@@ -42,7 +42,7 @@ def report_at_exit(running: RunningProgram) -> None:
         _excepthooks.append(sys.excepthook)
         sys.excepthook = _tell_of_error
     if sys.version_info[:2] == (3, 12):
-        _wait_when_the_script_returns()
+        _wait_when_the_script_ends()
 
 
 def leave_behind(thread: threading.Thread) -> None:
@@ -129,11 +129,11 @@ def _failed(program: RunningProgram) -> bool:
     return program.result is not None and program.result.outcome is Outcome.FAILED
 
 
-def _wait_when_the_script_returns() -> None:
+def _wait_when_the_script_ends() -> None:
     """Waits for programs a moment before the interpreter begins to end.
 
-    Python 3.12 alone starts no thread any more once the script has returned, even while it waits
-    for those that run (python/cpython#113964 and others); programs go on then, and need threads.
+    Python 3.12 alone starts no thread any more once the script is over, even while it waits for
+    those that run (python/cpython#113964 and others); programs go on then, and need threads.
     """
     if threading.current_thread() is not threading.main_thread() or is_interactive():
         return
@@ -146,12 +146,35 @@ def _wait_when_the_script_returns() -> None:
     script = _outermost_code()
 
     def wait(code: CodeType, offset: int, value: object) -> None:  # noqa: ARG001
+        if code is not script:
+            return
+        monitoring.set_events(tool, 0)
         monitoring.set_local_events(tool, script, 0)
         monitoring.free_tool_id(tool)
+        if isinstance(value, BaseException) and not isinstance(value, SystemExit):
+            _wait_after_the_traceback()
+            return
+        if isinstance(value, SystemExit) and not isinstance(value.code, int | None):
+            # The interpreter would print it only after the wait.
+            print(value.code, file=sys.stderr)  # noqa: T201 - what sys.exit was given
+            value.code = 1
         _wait_at_exit()
 
     monitoring.register_callback(tool, monitoring.events.PY_RETURN, wait)
     monitoring.set_local_events(tool, script, monitoring.events.PY_RETURN)
+    # Of sys.exit and errors. There is no such event of one code only.
+    monitoring.register_callback(tool, monitoring.events.PY_UNWIND, wait)
+    monitoring.set_events(tool, monitoring.events.PY_UNWIND)
+
+
+def _wait_after_the_traceback() -> None:
+    tell = sys.excepthook
+
+    def tell_and_wait(*error: Any) -> None:
+        tell(*error)
+        _wait_at_exit()
+
+    sys.excepthook = tell_and_wait
 
 
 def _outermost_code() -> CodeType:

@@ -159,21 +159,38 @@ def test_a_thread_that_cannot_be_ended_does_not_hold_up_the_exit(
     assert ("KeyError" in ended.stderr) == ("KeyError" in last)
 
 
-def test_threads_may_use_executors_after_the_script_has_returned(tmp_path: Path) -> None:
-    source = """
-        import time
+@pytest.mark.parametrize(
+    ("last", "code", "words"),
+    [
+        ("", 0, ""),
+        ("sys.exit('bye')", 1, "bye\n"),
+        ("raise KeyError(1)", 1, "waiting for 'executors'. Ctrl-C stops it\n"),
+    ],
+)
+def test_threads_may_use_executors_after_the_end_of_the_script(
+    tmp_path: Path, last: str, code: int, words: str
+) -> None:
+    source = f"""
+        import sys, threading, traceback
         import launchpad_lite as lp
+        from launchpad_lite.testing import poll_until
+
+        def script_is_over():
+            frame = sys._current_frames()[threading.main_thread().ident]
+            return any(each.name == "_wait_at_exit" for each in traceback.extract_stack(frame))
 
         def work():
-            time.sleep(0.5)  # meanwhile the script returns
+            poll_until(script_is_over)
             from concurrent.futures import ThreadPoolExecutor
             with ThreadPoolExecutor(1) as executor:
-                print(executor.submit(len, "abc").result())
+                print(executor.submit(len, "abc").result(), file=sys.stderr)
 
         program = lp.Program("executors")
         program.add_node(lp.PyNode(work), label="works")
         lp.launch(program, "local_mt")
+        {last}
     """
     with Script(tmp_path, source) as script:
         ended = script.run(timeout_s=30)
-    assert (ended.code, ended.stdout) == (0, "3\n"), ended.stderr
+    assert ended.code == code
+    assert ended.stderr.endswith(f"{words}3\n")
