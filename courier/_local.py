@@ -7,7 +7,6 @@ its nodes move apart; sharing hands over the objects themselves.
 import asyncio
 import enum
 import os
-import sys
 import threading
 import time
 import weakref
@@ -21,6 +20,7 @@ from courier._costs import MethodCosts
 from courier._dispatch import Dispatcher
 from courier._engine.lane import WireLane
 from courier._lane import Lane, PendingCall
+from courier._modules import loaded_module
 from courier._options import ClientOptions
 from courier._outcomes import BUSY, End, Given, Item, Items, Later, Outcome, Value
 from courier._parcel import Parcel, pack, unpack, unshared
@@ -496,5 +496,5 @@ def _is_plain_thread() -> bool:
         return False
     if asyncio._get_running_loop() is not None:
         return False
-    torch = sys.modules.get("torch")
+    torch = loaded_module("torch")
     return torch is None or (torch.is_grad_enabled() and not torch.is_inference_mode_enabled())

@@ -11,7 +11,6 @@ import contextlib
 import functools
 import io
 import pickle
-import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from typing import Any
 
 from absl import flags
 
+from courier._modules import loaded_module
 from courier._parcel import Pickler
 from launchpad_lite._deferred import Deferred, construct
 from launchpad_lite._script import name_in_script, set_state_and_keep
@@ -240,7 +240,7 @@ def _children(obj: object) -> Iterator[tuple[_Step, object]]:
 
 def _is_array_of_objects(obj: object) -> bool:
     # Only who has loaded numpy has arrays of it.
-    numpy = sys.modules.get("numpy")
+    numpy = loaded_module("numpy")
     return numpy is not None and isinstance(obj, numpy.ndarray) and bool(obj.dtype.hasobject)
 
 

@@ -17,6 +17,8 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 
+from courier._modules import loaded_module
+
 
 @dataclass(frozen=True)
 class Script:
@@ -137,7 +139,7 @@ def importing(who: str) -> Iterator[None]:
 def importer() -> str | None:
     """Returns who imports the user's code here for what it defines; None: it may launch programs."""
     # What multiprocessing itself asks, for the same reason.
-    process = sys.modules.get("multiprocessing.process")
+    process = loaded_module("multiprocessing.process")
     if process is not None and getattr(process.current_process(), "_inheriting", False):
         return "a process that multiprocessing started"
     return _importer.get()

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from courier._modules import loaded_module
 from launchpad_lite._address import Address, AddressTable
 from launchpad_lite._devices import VISIBLE_DEVICES, visible_devices
 from launchpad_lite._interrupts import interrupt
@@ -57,6 +58,7 @@ __all__ = [
     "RunningProgram",
     "get_launcher",
     "installed_launchers",
+    "loaded_module",
     "visible_devices",
 ]
 

@@ -2,12 +2,12 @@
 
 import contextlib
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import launchpad_lite as lp
+from launchpad_lite.launching import loaded_module
 from launchpad_lite.replicas.errors import ReplicaError
 
 
@@ -17,7 +17,7 @@ def count() -> int:
 
 
 def _gpus() -> int:
-    torch = sys.modules.get("torch")
+    torch = loaded_module("torch")
     if torch is not None:
         return int(torch.cuda.device_count())
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -34,7 +34,7 @@ def on_device(index: int) -> Iterator[Any]:
 
     Without PyTorch and JAX there is none, and the block gives None.
     """
-    torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
+    torch, jax = loaded_module("torch"), loaded_module("jax")
     if torch is not None:
         # With GPUs: not yet run on a machine that has some.
         name = f"cuda:{index % torch.cuda.device_count()}" if torch.cuda.is_available() else "cpu"

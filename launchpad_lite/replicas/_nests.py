@@ -5,9 +5,10 @@ imported: a value of theirs can only be there if somebody has.
 """
 
 import dataclasses
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+
+from launchpad_lite.launching import loaded_module
 
 #: Types whose values are leaves without an array.
 _NUMBERS = (bool, int, float, complex)
@@ -15,7 +16,7 @@ _NUMBERS = (bool, int, float, complex)
 
 def kind(value: Any) -> str:
     """Returns which kind of leaf it is: `numpy`, `torch`, `jax`, `number`, or empty if it is none."""
-    numpy, torch, jax = (sys.modules.get(name) for name in ("numpy", "torch", "jax"))
+    numpy, torch, jax = (loaded_module(name) for name in ("numpy", "torch", "jax"))
     if numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic)):
         return "numpy"
     if torch is not None and isinstance(value, torch.Tensor):

@@ -4,10 +4,10 @@ Values of all packages travel as numpy arrays. Tensors and arrays on a CPU give 
 without another copy; those on a device are copied to the host first.
 """
 
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from launchpad_lite.launching import loaded_module
 from launchpad_lite.replicas import _nests
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def check_not_traced(leaf: Any) -> None:
     Raises:
         TypeError: It has none.
     """
-    jax = sys.modules.get("jax")
+    jax = loaded_module("jax")
     if jax is not None and isinstance(leaf, jax.core.Tracer):
         raise TypeError(
             "replicas exchange values in calls of Python, which JAX cannot compile: in a function "
@@ -118,7 +118,7 @@ def as_numpy(leaf: Any, path: str = "") -> "Array":
 
     kind = _nests.kind(leaf)
     if kind == "torch":
-        torch = sys.modules["torch"]
+        torch = loaded_module("torch")
         tensor = leaf.detach().cpu()
         if tensor.dtype is torch.bfloat16:  # numpy has no such type
             tensor = tensor.float()
@@ -145,12 +145,12 @@ def like(leaf: Any, array: "Array") -> Any:
     """
     kind = _nests.kind(leaf)
     if kind == "torch":
-        torch = sys.modules["torch"]
+        torch = loaded_module("torch")
         keeps = leaf.dtype.is_floating_point or leaf.dtype.is_complex or array.dtype.kind != "f"
         tensor = torch.from_numpy(array)
         return tensor.to(leaf.device, leaf.dtype) if keeps else tensor.to(leaf.device)
     if kind == "jax":
-        jax = sys.modules["jax"]
+        jax = loaded_module("jax")
         keeps = leaf.dtype.kind not in "iub" or array.dtype.kind != "f"
         return jax.device_put(array.astype(leaf.dtype) if keeps else array, leaf.sharding)
     if kind == "number":

@@ -10,13 +10,13 @@ import contextlib
 import copy
 import dataclasses
 import pickle
-import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, MutableSequence, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cloudpickle
 
+from launchpad_lite.launching import loaded_module
 from launchpad_lite.replicas import _nests
 from launchpad_lite.replicas._packing import as_numpy, like
 from launchpad_lite.replicas.errors import ReplicaError
@@ -196,7 +196,7 @@ def remote(optimizer: Any, parameters: Any, index: int, servers: int) -> "Remote
     Raises:
         TypeError: It is no optimizer, or the parameters are missing or cannot be changed.
     """
-    torch = sys.modules.get("torch")
+    torch = loaded_module("torch")
     if torch is not None and isinstance(optimizer, torch.optim.Optimizer):
         return TorchRemote(optimizer, index, servers)
     name = type(optimizer).__name__

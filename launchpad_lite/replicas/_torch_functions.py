@@ -8,10 +8,10 @@ loss of all replicas or of none, and its tensors need a gradient in all replicas
 """
 
 import functools
-import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from launchpad_lite.launching import loaded_module
 from launchpad_lite.replicas import _nests
 from launchpad_lite.replicas._carrier import Op
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def needs_gradient(nest: Any) -> bool:
     """Returns whether a gradient is wanted for a tensor in a nested value."""
-    torch = sys.modules.get("torch")
+    torch = loaded_module("torch")
     if torch is None or not torch.is_grad_enabled():
         return False
     return any(tensor.requires_grad for tensor in _tensors(nest))

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import courier
 import launchpad_lite as lp
+from launchpad_lite.launching import loaded_module
 from launchpad_lite.replicas import _devices, _inputs, _torch_functions
 from launchpad_lite.replicas._carrier import AloneCarrier, Op
 from launchpad_lite.replicas._collectives import Collectives, split
@@ -320,7 +321,7 @@ class Replicator:
         Raises:
             TypeError: It is no optimizer, or there is no such option.
         """
-        torch = sys.modules.get("torch")
+        torch = loaded_module("torch")
         if torch is not None and isinstance(optimizer, torch.optim.Optimizer):
             from launchpad_lite.replicas import _torch_optimizer
 

@@ -2,9 +2,13 @@
 
 import asyncio
 import concurrent.futures
+import importlib
+import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -98,12 +102,34 @@ def test_a_fast_method_runs_in_the_thread_of_a_caller_who_waits(
     serve: Serve, node: Node, mode: str
 ) -> None:
     _, client = serve(node, in_process=mode)
+    _in_thread(lambda: _wait_until_it_runs_here(client))
 
-    def runs_here() -> bool:
-        return bool(client.apply(threading.get_ident) == threading.get_ident())
 
+def _wait_until_it_runs_here(client: Any) -> None:
     # A run that the system interrupts is not fast, so that the next may be elsewhere again.
-    _in_thread(lambda: wait_until(runs_here))
+    wait_until(lambda: bool(client.apply(threading.get_ident) == threading.get_ident()))
+
+
+def test_a_fast_method_answers_while_another_thread_loads_torch(
+    serve: Serve, node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, client = serve(node, in_process="share")
+    test = SimpleNamespace(is_loading=threading.Event(), goes_on=threading.Event())
+    monkeypatch.setitem(sys.modules, "the_test", test)
+    (tmp_path / "torch.py").write_text(
+        "import the_test; the_test.is_loading.set(); the_test.goes_on.wait()"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "torch", None)  # is to be as it was after the test
+    del sys.modules["torch"]
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        loading = pool.submit(importlib.import_module, "torch")
+        try:
+            assert test.is_loading.wait(_PATIENCE_S)
+            _in_thread(lambda: _wait_until_it_runs_here(client))
+        finally:
+            test.goes_on.set()
+        loading.result(_PATIENCE_S)
 
 
 def _thread_name() -> str:
