@@ -1,5 +1,6 @@
 """Replicas in threads, which exchange tensors in memory."""
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -8,6 +9,11 @@ from launchpad_lite.replicas._collectives import Collectives
 from launchpad_lite.replicas.errors import ReplicaLostError
 from tests.launchpad_lite.replicas.carriers import run
 from tests.launchpad_lite.replicas.together import in_memory
+
+# The first optimizer of a process loads it. With PyTorch itself, that takes longer than a fast test
+# may, whichever test is the first.
+with contextlib.suppress(ImportError):
+    import torch._dynamo  # noqa: F401
 
 
 def run_replicas(
