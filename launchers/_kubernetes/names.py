@@ -77,6 +77,11 @@ class Names:
         return f"{self.run}-supervisor-0" if self.jobset else self.run
 
     @property
+    def root_kind(self) -> str:
+        """Kind of the object that owns all others; its name is `run`."""
+        return "JobSet" if self.jobset else "Job"
+
+    @property
     def trust(self) -> str:
         """Name of the Secret that all pods have."""
         return f"{self.run}-trust"

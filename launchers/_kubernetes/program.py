@@ -347,6 +347,7 @@ class KubernetesProgram(RunningProgram):
             self._start("pods", lambda: self._mirror("Pod", f"{RUN_LABEL}={self.names.run}"))
             self._start("jobs", lambda: self._mirror("Job", f"{RUN_LABEL}={self.names.run}"))
             self._start("events", lambda: self._mirror("Event", "", "type=Warning"))
+            self._start("root", self._look_for_root)
             if self._is_launch:
                 self._start("beat", self._show_life)
             try:
@@ -716,10 +717,10 @@ class KubernetesProgram(RunningProgram):
             elif left != [] and self._clock() >= limit:
                 break
         if failure is not None and not self._root_deleted and failure.status in (401, 403):
-            kind = "jobset" if self.names.jobset else "job"
             return (
                 f"; the run could not be removed: {failure}. The cluster does so after `ttl_s`, or "
-                f"a user who may: kubectl delete {kind} {self.names.run} -n {self._api.namespace}"
+                f"a user who may: kubectl delete {self.names.root_kind.lower()} {self.names.run} "
+                f"-n {self._api.namespace}"
             )
         if failure is not None:
             return (
@@ -750,7 +751,7 @@ class KubernetesProgram(RunningProgram):
     def _delete_root(self) -> None:
         """Deletes all objects; by force, pods as well, once that is what is wanted."""
         if not self._root_deleted:
-            self._delete("JobSet" if self.names.jobset else "Job", self.names.run)
+            self._delete(self.names.root_kind, self.names.run)
             self._root_deleted = True
         if self._is_killed and not self._pods_killed:
             for pod in self._list("Pod"):
@@ -896,6 +897,18 @@ class KubernetesProgram(RunningProgram):
             if kind != "Event":  # they only make messages better
                 raise
             _LOGGER.info("no events of the run %s: %s", self.names.run, error)
+
+    def _look_for_root(self) -> None:
+        """Notices that the run was deleted before a watch has shown its supervisor's Job."""
+        name = self.names.supervisor_job
+        while not self._cancellation.wait(self._timing.look_s):
+            if name in self._sight.jobs:
+                return
+            with contextlib.suppress(ApiError):  # it is asked again
+                if self._api.get(self.names.root_kind, self.names.run) is None:
+                    job = {"kind": "Job", "metadata": {"name": name}}
+                    self._events.put(_Changed("DELETED", job))
+                    return
 
     def _follow_log(self, pod: Json) -> None:
         """Passes on records of a supervisor until it has ended, and shows what nodes print."""

@@ -444,10 +444,10 @@ class Lab:
         program.await_up()
         return program, supervisor
 
-    def detach(self) -> DetachedProgram:
+    def detach(self, *, jobset: bool = False) -> DetachedProgram:
         """Returns a run whose launch has left."""
         plan = _plan(moves=False)
-        names = Names.of("demo", plan.groups())
+        names = Names.of("demo", plan.groups(), jobset=jobset)
         api = self._connect()
         _create(api, names, plan, 2.0)
         return DetachedProgram(plan, LaunchOptions(2.0), api, names)

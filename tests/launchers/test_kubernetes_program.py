@@ -684,6 +684,16 @@ def test_a_run_that_somebody_deletes_is_interrupted(lab: Lab, cluster: Pretended
     assert cluster.left() == []
 
 
+@pytest.mark.parametrize("jobset", [False, True])
+def test_a_run_that_somebody_deletes_before_it_is_watched_is_interrupted(
+    lab: Lab, cluster: PretendedCluster, jobset: bool
+) -> None:
+    program = lab.detach(jobset=jobset)
+    cluster.store.delete("jobsets" if jobset else "jobs", NAMESPACE, program.names.run)
+    poll_until(lambda: cluster.left() == [])
+    assert is_terminated(lab.attach(program))
+
+
 @pytest.mark.parametrize("moves", [False, True])
 def test_a_run_that_the_cluster_ends_after_its_longest_time_says_so(
     lab: Lab, cluster: PretendedCluster, moves: bool
