@@ -12,7 +12,7 @@ import ssl
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from courier._engine.frames import Chunk
@@ -25,9 +25,9 @@ _DESCRIPTOR_BYTES = array.array("i").itemsize
 _TLS_PIECE_BYTES = 1 << 18
 _TLS_HANDSHAKE_BYTES = 1 << 12
 # Plain numbers, because to combine members of an enumeration takes as long as the system call.
-_DONTWAIT = int(socket.MSG_DONTWAIT)
+DONTWAIT = int(socket.MSG_DONTWAIT)
 _CLOEXEC = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
-_CLOEXEC_DONTWAIT = _CLOEXEC | _DONTWAIT
+_CLOEXEC_DONTWAIT = _CLOEXEC | DONTWAIT
 
 
 class Carrier(Protocol):
@@ -41,6 +41,8 @@ class Carrier(Protocol):
     peer: str
     #: Empty if an exception that broke off `receive` came before anything had arrived.
     arrived: list[Any]
+    #: `send` of the socket, if bytes go there as they are and nothing is held back.
+    send_now: Callable[[Chunk, int], int] | None
 
     def fileno(self) -> int:
         """The descriptor to poll."""
@@ -83,6 +85,7 @@ class SocketCarrier:
     """TCP, or what stands in for it."""
 
     passes_descriptors = False
+    send_now: Callable[[Chunk, int], int] | None = None
 
     def __init__(self, sock: socket.socket, peer: str, *, is_exposed: bool) -> None:
         sock.setblocking(True)
@@ -103,14 +106,14 @@ class SocketCarrier:
         arrived.clear()
         # Not a plain call: a Ctrl-C that comes with the data would lose their number. Inside of
         # extend() nothing is interrupted but the wait itself.
-        arrived.extend(map(self._receive_into, (room,), (0,), (0 if wait else _DONTWAIT,)))
+        arrived.extend(map(self._receive_into, (room,), (0,), (0 if wait else DONTWAIT,)))
         return arrived[0]  # type: ignore[no-any-return]
 
     def send(self, chunks: Sequence[Chunk], descriptors: Sequence[int] = ()) -> int:
         assert not descriptors
         if len(chunks) == 1:
-            return self._send(chunks[0], _DONTWAIT)
-        return self._socket.sendmsg(chunks, (), _DONTWAIT)
+            return self._send(chunks[0], DONTWAIT)
+        return self._socket.sendmsg(chunks, (), DONTWAIT)
 
     # Not properties: looking them up is part of every call.
     hides_arrivals = False
@@ -134,6 +137,7 @@ class UnixCarrier(SocketCarrier):
 
     def __init__(self, sock: socket.socket, peer: str) -> None:
         super().__init__(sock, peer, is_exposed=False)
+        self.send_now = sock.send
         self._receive_message = sock.recvmsg_into
         self._ancillary_bytes = socket.CMSG_SPACE(_MAX_DESCRIPTORS * _DESCRIPTOR_BYTES)
         self._descriptors: list[int] = []
@@ -158,10 +162,10 @@ class UnixCarrier(SocketCarrier):
     def send(self, chunks: Sequence[Chunk], descriptors: Sequence[int] = ()) -> int:
         if not descriptors:
             if len(chunks) == 1:
-                return self._send(chunks[0], _DONTWAIT)
-            return self._socket.sendmsg(chunks, (), _DONTWAIT)
+                return self._send(chunks[0], DONTWAIT)
+            return self._socket.sendmsg(chunks, (), DONTWAIT)
         rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))
-        return self._socket.sendmsg(chunks, (rights,), _DONTWAIT)
+        return self._socket.sendmsg(chunks, (rights,), DONTWAIT)
 
     def take_descriptors(self) -> list[int]:
         taken, self._descriptors = self._descriptors, []
@@ -308,7 +312,7 @@ class TlsCarrier(SocketCarrier):
         """Sends what goes and keeps the rest."""
         try:
             while ciphertext:
-                sent = self._send(ciphertext, _DONTWAIT)
+                sent = self._send(ciphertext, DONTWAIT)
                 if sent == len(ciphertext):
                     ciphertext = b""
                 else:

@@ -5,7 +5,7 @@ import os
 import threading
 from collections.abc import Sequence
 
-from courier._engine.carrier import MAX_CHUNKS, Carrier
+from courier._engine.carrier import DONTWAIT, MAX_CHUNKS, Carrier
 from courier._engine.frames import (
     SMALL_BYTES,
     Chunk,
@@ -16,6 +16,7 @@ from courier._engine.frames import (
     SmallFrame,
     encode,
     encode_small,
+    pack_header,
 )
 from courier._engine.segments import SegmentMap, SegmentPool
 from courier._frozen import AVAILABLE
@@ -64,6 +65,7 @@ class Channel:
             Seals(receive_key) if carrier.is_exposed else None,
         )
         self._seals = Seals(send_key) if carrier.is_exposed else None
+        self._send_now = carrier.send_now
         #: Guards what waits to be sent.
         self._queue_lock = threading.Lock()
         #: Held by the one thread that sends; the others leave their frames to it.
@@ -111,28 +113,35 @@ class Channel:
             NothingSentError: The connection broke before any byte of this frame was taken.
             OSError: The connection broke.
         """
-        if not parcel.buffers and len(parcel.pickle) <= SMALL_BYTES:
-            return self._send_small(kind, call, meta, parcel.pickle)
-        if self.is_closed:
-            raise NothingSentError("the connection is closed")
-        if self._seals is not None or self._sending.locked():
-            self.post(kind, call, parcel, meta=meta)
-            return self.flush()
-        layout, descriptors = self._place(parcel)
-        chunks = encode(kind, call, parcel, meta=meta, layout=layout)
-        if not self._pass_queue(chunks, descriptors):
-            with self._queue_lock:
-                self._put(chunks, descriptors)
-        return not self.is_pending or self.flush()
+        data = parcel.pickle
+        if parcel.buffers or len(data) > SMALL_BYTES:
+            return self._send_large(kind, call, parcel, meta)
+        sending = self._sending
+        if self._send_now is None or sending.locked():
+            return self._send_small(kind, call, meta, data)
+        # What nearly all calls do is done here: each function on the way would take as long as a
+        # third of the system call. A thread that was quicker holds the lock for an instant only.
+        with sending:
+            if self.unsent_bytes or self.is_closed:
+                sent = 0
+            else:
+                frame = pack_header(kind, 0, len(meta), 0, call, len(data)) + meta + data
+                try:
+                    sent = self._send_now(frame, DONTWAIT)
+                except BaseException as error:  # noqa: BLE001 - raised there
+                    sent = self._find_nothing_sent(error)
+                if sent < len(frame):
+                    self._keep((frame,), sent)
+                    sent = len(frame)
+        if not sent:
+            return self._send_small(kind, call, meta, data)
+        # Another thread may have found the lock taken, and left its frames.
+        return not self.unsent_bytes or self.flush()
 
     def _send_small(self, kind: int, call: int, meta: bytes, data: Chunk) -> bool:
-        sending = self._sending
-        if self._seals is None and not sending.locked():
-            if self._pass_queue((encode_small(kind, call, meta, data),)):
-                return not self.is_pending or self.flush()
         turn: list[bool] = []
         try:
-            try_to_take(sending, turn)
+            try_to_take(self._sending, turn)
             with self._queue_lock:  # frames are sent in the order of their seals
                 if self.is_closed:
                     raise NothingSentError("the connection is closed")
@@ -144,45 +153,65 @@ class Channel:
                 self._send_directly((chunk,))
         finally:
             if turn and turn[0]:
-                sending.release()
-        # Also behind a frame that went: another thread may have found `_sending` taken just before.
-        return self.flush()
+                self._sending.release()
+        return self.flush()  # also behind a frame that went, as above
 
-    def _pass_queue(self, chunks: Sequence[Chunk], descriptors: Sequence[int] = ()) -> bool:
-        """Sends a frame without a seal at once, if nothing waits; returns whether it did."""
-        # A thread that was quicker holds it no longer than a system call or two.
+    def _send_large(self, kind: int, call: int, parcel: Parcel, meta: bytes) -> bool:
+        if self.is_closed:
+            raise NothingSentError("the connection is closed")
+        if self._seals is not None or self._sending.locked():
+            self.post(kind, call, parcel, meta=meta)
+            return self.flush()
+        layout, descriptors = self._place(parcel)
+        chunks = encode(kind, call, parcel, meta=meta, layout=layout)
         with self._sending:
-            if self.is_pending or self.is_closed or len(chunks) > MAX_CHUNKS:
-                return False
-            self._send_directly(chunks, descriptors)
-            return True
+            is_next = not (self.is_pending or self.is_closed) and len(chunks) <= MAX_CHUNKS
+            if is_next:
+                self._send_directly(chunks, descriptors)
+        if not is_next:
+            with self._queue_lock:
+                self._put(chunks, descriptors)
+        return self.flush()
 
     def _send_directly(self, chunks: Sequence[Chunk], descriptors: Sequence[int] = ()) -> None:
         """Sends a frame past the queue, which is empty, as far as it goes."""
         try:
             sent = self.carrier.send(chunks, descriptors)
-        except BlockingIOError:
-            sent = 0
-        except OSError as error:
-            _close_all(descriptors)
-            raise NothingSentError(str(error)) from error
-        except BaseException:
-            self.carrier.shut()  # how much went is not known
-            _close_all(descriptors)
-            raise
+        except BaseException as error:  # noqa: BLE001 - raised there
+            sent = self._find_nothing_sent(error, descriptors)
         self._is_held_back = self.carrier.holds_back
-        if sent and descriptors:
+        if sent:
             _close_all(descriptors)
             descriptors = ()
-        if sent == len(chunks[0]) and len(chunks) == 1:
-            return  # as most frames
-        rest = _without(chunks, sent)
+        self._keep(chunks, sent, descriptors)
+
+    def _find_nothing_sent(self, error: BaseException, descriptors: Sequence[int] = ()) -> int:
+        """Returns 0 if the connection is full.
+
+        Raises:
+            NothingSentError: It broke.
+        """
+        if isinstance(error, BlockingIOError):
+            return 0
+        _close_all(descriptors)
+        if isinstance(error, OSError):
+            raise NothingSentError(str(error)) from error
+        self.carrier.shut()  # a Ctrl-C: how much went is not known
+        raise error
+
+    def _keep(self, chunks: Sequence[Chunk], sent: int, descriptors: Sequence[int] = ()) -> None:
+        """Puts what was not sent of a frame at the head of the queue."""
+        rest: list[tuple[Chunk, Sequence[int]]] = []
+        for chunk in chunks:
+            if sent < len(chunk):
+                rest.append((memoryview(chunk)[sent:], descriptors))
+                descriptors = ()
+            sent = max(0, sent - len(chunk))
         if rest:
             with self._queue_lock:
                 # Others may have put theirs behind it meanwhile.
-                self._chunks.extendleft([(chunk, ()) for chunk in reversed(rest[1:])])
-                self._chunks.appendleft((rest[0], descriptors))
-                self.unsent_bytes += sum(map(len, rest))
+                self._chunks.extendleft(reversed(rest))
+                self.unsent_bytes += sum(len(chunk) for chunk, _ in rest)
 
     def _put_small(self, chunk: bytes) -> None:
         if self.is_closed:
@@ -334,16 +363,6 @@ class Channel:
         if self._map is not None:
             self._map.close()
         self.carrier.close()
-
-
-def _without(chunks: Sequence[Chunk], sent: int) -> list[Chunk]:
-    """Returns what is left of chunks when so many bytes of them were sent."""
-    rest: list[Chunk] = []
-    for chunk in chunks:
-        if sent < len(chunk):
-            rest.append(memoryview(chunk)[sent:] if sent else chunk)
-        sent = max(0, sent - len(chunk))
-    return rest
 
 
 def _close_all(descriptors: Sequence[int]) -> None:

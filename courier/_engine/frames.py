@@ -26,7 +26,7 @@ from courier._parcel import Parcel, WritableBuffer, allocate, writable_copy
 from courier.errors import AuthenticationError, ProtocolError, UnknownMethodError
 
 _HEADER = struct.Struct("<BBHIQQ")
-_pack_header = _HEADER.pack
+pack_header = _HEADER.pack
 _unpack_header = _HEADER.unpack_from
 _HEADER_BYTES = _HEADER.size
 _PAIR = struct.Struct("<QQ")
@@ -193,7 +193,7 @@ def encode(
         return [encode_small(kind, call, meta, data, seals)]
     regions = layout.regions if layout is not None else ()
     places = layout.places if layout is not None else (None,) * len(buffers)
-    parts = [_pack_header(kind, len(regions), len(meta), len(buffers), call, len(data)), meta]
+    parts = [pack_header(kind, len(regions), len(meta), len(buffers), call, len(data)), meta]
     parts += [
         _PAIR.pack(region.number | (_NEW if region.is_new else 0), region.size)
         for region in regions
@@ -264,7 +264,7 @@ def encode_small(
     kind: int, call: int, meta: bytes, data: Chunk, seals: Seals | None = None
 ) -> bytes:
     """Returns a frame without buffers in one piece; what most frames are."""
-    frame = _pack_header(kind, 0, len(meta), 0, call, len(data)) + meta + data
+    frame = pack_header(kind, 0, len(meta), 0, call, len(data)) + meta + data
     return frame if seals is None else frame + seals.next(frame)
 
 

@@ -359,7 +359,7 @@ class Host:
     def _poll(self) -> None:
         me = threading.current_thread()
         tidy_s = self.timing.tidy_s
-        tidied_at = monotonic()
+        tidies_at = monotonic() + tidy_s
         while self._poller is me and not self._over:
             try:
                 if self._work:
@@ -375,13 +375,12 @@ class Host:
                         continue
             except Exception:  # noqa: BLE001 - one bad connection must not end all others
                 _log.exception("a courier server met an error of its own")
-            is_late = monotonic() - tidied_at > self.timing.tidy_s
-            if self._stopping or is_late:
+            if self._stopping or monotonic() > tidies_at:
                 with surviving("the poller of a courier server"):
                     if self._stopping:
                         self._reject_all()
-                    if is_late:
-                        tidied_at = monotonic()
+                    if monotonic() > tidies_at:
+                        tidies_at = monotonic() + tidy_s
                         self._tidy()
 
     def _react(self, descriptor: int, events: int) -> None:

@@ -277,17 +277,17 @@ def test_a_frame_that_is_posted_while_another_leaves_is_not_left_behind(
         Channel(UnixCarrier(end, "the test"), receive_key=bytes(32), send_key=bytes(32))
         for end in socket.socketpair()
     )
-    send_directly = ours._send_directly
+    send_now: Any = ours._send_now
 
     def send_and_be_overtaken(*what: Any) -> object:
-        result: object = send_directly(*what)  # type: ignore[func-returns-value]
+        result: object = send_now(*what)
         # It finds that somebody sends, and leaves its frame to them.
         other = threading.Thread(target=ours.send, args=(Kind.VALUE, 2, Parcel(b"2"), b""))
         other.start()
         other.join()
         return result
 
-    monkeypatch.setattr(ours, "_send_directly", send_and_be_overtaken)
+    monkeypatch.setattr(ours, "_send_now", send_and_be_overtaken)
     with contextlib.closing(ours), contextlib.closing(theirs):
         assert ours.send(Kind.VALUE, 1, Parcel(b"1"), b"")
         frames = list(theirs.receive(wait=False) or ())
