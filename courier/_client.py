@@ -4,7 +4,6 @@ A client has no methods of its own that could hide one of the object: what acts
 on a client is a function (`close`, `list_methods`, `wait_until_ready`).
 """
 
-import asyncio
 import concurrent.futures
 import datetime as dt
 import functools
@@ -135,6 +134,8 @@ async def _answer_to(
     connection: Connection, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     future = _AioFuture(connection, connection.submit(method, args, kwargs), method)
+    import asyncio
+
     return await asyncio.wrap_future(future)
 
 

@@ -4,7 +4,6 @@ gRPC is loaded, and its server started, when the first of them connects: most se
 and would pay for it with start time and memory. All of it runs in one thread.
 """
 
-import asyncio
 import contextlib
 import logging
 import os
@@ -14,13 +13,15 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from courier._dispatch import Dispatcher
-from courier._engine.relay import Relay
 from courier._pool import HandlerPool
 from courier._secret import Secret
 from courier._tls import TlsCredentials
 
 if TYPE_CHECKING:
+    import asyncio
+
     from courier._engine.host import Host
+    from courier._engine.relay import Relay
     from courier._grpc.server import FrontDoor
 
 #: Connections that wait for the event loop; more come than it can take.
@@ -53,11 +54,12 @@ class GrpcDoor:
         #: Takes the streams of our own clients that came through gRPC.
         self.engine: Host | None = None
         self._lock = threading.Lock()
-        self._relay = Relay(is_tls=tls is not None)
+        #: The loop, its thread and what runs there, from the first connection on.
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        self._relay: Relay
         #: Set when one of those below has changed.
-        self._changed = asyncio.Event()
+        self._changed: asyncio.Event
         self._healthy = True
         self._stopping = False
         self._grace_s = 0.0
@@ -87,7 +89,13 @@ class GrpcDoor:
             self._coming -= 1
         self._relay.take(sock, data, peer)
 
-    def _begin(self) -> asyncio.AbstractEventLoop:
+    def _begin(self) -> "asyncio.AbstractEventLoop":
+        import asyncio
+
+        from courier._engine.relay import Relay
+
+        self._relay = Relay(is_tls=self._tls is not None)
+        self._changed = asyncio.Event()
         loop = asyncio.new_event_loop()
         loop.set_exception_handler(_report)
         thread = threading.Thread(target=self._run, args=(loop,), name="courier-grpc", daemon=True)
@@ -99,7 +107,7 @@ class GrpcDoor:
         self._loop, self._thread = loop, thread
         return loop
 
-    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _run(self, loop: "asyncio.AbstractEventLoop") -> None:
         try:
             loop.run_until_complete(self._serve())
         except Exception:  # noqa: BLE001 - all others go on
@@ -112,6 +120,8 @@ class GrpcDoor:
             loop.close()
 
     async def _end_all(self) -> None:
+        import asyncio
+
         await self._relay.stop()
         # Of calls that were cancelled some may not have noticed yet; gRPC tells them.
         if tasks := asyncio.all_tasks() - {asyncio.current_task()}:
@@ -121,6 +131,8 @@ class GrpcDoor:
             await asyncio.gather(*late, return_exceptions=True)
 
     async def _serve(self) -> None:
+        import asyncio
+
         while (door := self._make_door()) is None:
             await asyncio.sleep(_RETRY_S)  # connections that arrived wait as well
             if self._stopping:
@@ -164,7 +176,8 @@ class GrpcDoor:
 
     def survive_fork(self) -> None:
         """Closes, in a forked child, what belongs to the parent."""
-        self._relay.survive_fork()
+        if self._loop is not None:
+            self._relay.survive_fork()
 
     @property
     def is_idle(self) -> bool:
@@ -216,7 +229,7 @@ def _for_this_process_only() -> Iterator[None]:
 _server_process = 0
 
 
-def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+def _report(loop: "asyncio.AbstractEventLoop", context: dict[str, Any]) -> None:
     # gRPC wakes all event loops of the process at once, and one of them takes what there is.
     if not isinstance(context.get("exception"), BlockingIOError):
         loop.default_exception_handler(context)

@@ -4,7 +4,6 @@ What is copied is packed and unpacked as on any other way, so that a program beh
 its nodes move apart; sharing hands over the objects themselves.
 """
 
-import asyncio
 import enum
 import os
 import threading
@@ -494,7 +493,9 @@ def _is_plain_thread() -> bool:
     """
     if threading.current_thread() is threading.main_thread():
         return False
-    if asyncio._get_running_loop() is not None:
+    # What was never imported runs no loop.
+    running_loop = getattr(sys.modules.get("asyncio"), "_get_running_loop", None)
+    if running_loop is not None and running_loop() is not None:
         return False
     torch = loaded_module("torch")
     return torch is None or (torch.is_grad_enabled() and not torch.is_inference_mode_enabled())

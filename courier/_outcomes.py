@@ -4,7 +4,6 @@ A transport between the two sends the `kind` and the `parcel` of an outcome. If 
 `PendingCall.wait` raises an error in its place. Nothing here runs methods or knows transports.
 """
 
-import asyncio
 import concurrent.futures
 import pickle
 import threading
@@ -228,6 +227,8 @@ class RemoteIterator(Iterator[Any]):
             leave(self._close)
 
     async def __aiter__(self) -> AsyncIterator[Any]:
+        import asyncio
+
         end = object()
         try:
             while (item := await asyncio.to_thread(next, self._items, end)) is not end:

@@ -7,7 +7,7 @@ seals each message so that another process cannot replay a proof.
 
 import hashlib
 import hmac
-import secrets as _random
+import os
 import weakref
 from collections.abc import Callable
 
@@ -53,7 +53,7 @@ class Secret:
     @classmethod
     def generate(cls) -> "Secret":
         """Makes a new random secret."""
-        return cls(_random.token_bytes(32))
+        return cls(os.urandom(32))
 
     def reveal(self) -> bytes:
         """Returns the key, for handing it to a member through a private channel."""
@@ -88,7 +88,7 @@ def _find_held(name: str) -> Secret:
 
 def make_nonce() -> bytes:
     """Returns random bytes that are used once."""
-    return _random.token_bytes(_NONCE_BYTES)
+    return os.urandom(_NONCE_BYTES)
 
 
 class SessionKey:

@@ -4,7 +4,6 @@ It runs in a thread of its own, which starts with the first task; or, while `run
 of that.
 """
 
-import asyncio
 import concurrent.futures
 import contextlib
 import contextvars
@@ -12,11 +11,15 @@ import logging
 import sys
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from courier._context import CallContext
 from courier._outcomes import End, Failure, Step
 from courier.errors import CallCancelledError, ServerBusyError
+
+# Imported by what runs with the first async method: most servers have none.
+if TYPE_CHECKING:
+    import asyncio
 
 _log = logging.getLogger(__name__)
 
@@ -121,6 +124,8 @@ class Tasks:
             return loop.run_until_complete(main)
         except BaseException:
             if not main.done():
+                import asyncio
+
                 main.cancel()
                 loop.run_until_complete(asyncio.wait([main], timeout=_CLEANUP_S))
             if main.done() and not main.cancelled():
@@ -149,10 +154,10 @@ class Tasks:
             thread.join(timeout_s)
         return [thread.name] if thread.is_alive() else []
 
-    def _ready_loop(self) -> asyncio.AbstractEventLoop:
+    def _ready_loop(self) -> "asyncio.AbstractEventLoop":
         """Returns the loop, which runs or is going to. Under the lock."""
         if self._loop is None:
-            self._loop = asyncio.new_event_loop()
+            self._loop = _new_loop()
         if self._thread is None and not self._is_driven:
             try:
                 self._start_thread(self._loop)
@@ -162,12 +167,12 @@ class Tasks:
                 ) from None
         return self._loop
 
-    def _start_thread(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _start_thread(self, loop: "asyncio.AbstractEventLoop") -> None:
         thread = threading.Thread(target=self._work, args=(loop,), name=_THREAD, daemon=True)
         thread.start()
         self._thread = thread
 
-    def _work(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _work(self, loop: "asyncio.AbstractEventLoop") -> None:
         while True:
             try:
                 loop.run_forever()
@@ -177,12 +182,12 @@ class Tasks:
         if self._has_ended:
             _finish(loop)
 
-    def _take_over(self) -> asyncio.AbstractEventLoop:
+    def _take_over(self) -> "asyncio.AbstractEventLoop":
         with self._lock:
             if self._has_ended or self._is_driven:
                 raise RuntimeError("this event loop has ended, or runs something else")
             if self._loop is None:
-                self._loop = asyncio.new_event_loop()
+                self._loop = _new_loop()
             loop, thread, self._thread = self._loop, self._thread, None
             self._is_driven = True
         if thread is not None:
@@ -190,7 +195,7 @@ class Tasks:
             thread.join()
         return loop
 
-    def _give_back(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _give_back(self, loop: "asyncio.AbstractEventLoop") -> None:
         # Calls may run still, and others may come until the server stops.
         with self._lock:
             self._is_driven = False
@@ -199,6 +204,12 @@ class Tasks:
                     self._start_thread(loop)
                     return
         _finish(loop)
+
+
+def _new_loop() -> "asyncio.AbstractEventLoop":
+    import asyncio
+
+    return asyncio.new_event_loop()
 
 
 class _Task:
@@ -219,6 +230,8 @@ class _Task:
         self.future: Future[Any] = Future()
 
     def begin(self) -> None:
+        import asyncio
+
         # In a copy of the context: who submits it may be in there still.
         create = asyncio.get_running_loop().create_task
         self._task = self._context.copy().run(create, self._coroutine)
@@ -251,7 +264,7 @@ class _Task:
 class _Ticks:
     """Makes a loop do something now and then."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: "asyncio.AbstractEventLoop") -> None:
         self._loop = loop
         self._tick()
 
@@ -268,7 +281,7 @@ def is_own_end(error: BaseException) -> bool:
     return getattr(error, "is_forced", False) is True
 
 
-def _finish(loop: asyncio.AbstractEventLoop) -> None:
+def _finish(loop: "asyncio.AbstractEventLoop") -> None:
     try:
         loop.run_until_complete(_cancel_all())
         loop.run_until_complete(loop.shutdown_asyncgens())
@@ -280,6 +293,8 @@ def _finish(loop: asyncio.AbstractEventLoop) -> None:
 
 
 async def _cancel_all() -> None:
+    import asyncio
+
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     for task in tasks:
         task.cancel()
@@ -289,6 +304,8 @@ async def _cancel_all() -> None:
 
 async def answer(coroutine: Coroutine[Any, Any, Any], give: Callable[[Any], Any]) -> Any:
     """Awaits what a method returned; returns the outcome, which `give` makes of a result."""
+    import asyncio
+
     try:
         return give(await coroutine)
     except asyncio.CancelledError:
@@ -310,6 +327,8 @@ class Steps:
         tasks: Tasks,
         call: CallContext,
     ) -> None:
+        import asyncio
+
         self._generator = generator
         self._give = give
         self._tasks = tasks
@@ -353,6 +372,8 @@ class Steps:
                 _log.exception("a generator failed when its reader had left")
 
     async def _next(self) -> Any:
+        import asyncio
+
         try:
             item = await anext(self._generator)
         except StopAsyncIteration:

@@ -2,15 +2,16 @@
 
 import contextlib
 import os
-import ssl
-import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from courier.errors import AuthenticationError
+
+if TYPE_CHECKING:
+    import ssl  # at run time only where there is TLS
 
 #: Seconds until a connection is given up whose other machine is silent.
 KEEPALIVE_S = 20.0
@@ -55,26 +56,28 @@ class TlsCredentials:
         self._contexts: dict[bool, ssl.SSLContext] = {}
         try:
             self.client_context()
-        except (ssl.SSLError, OSError, ValueError) as error:
+        except (OSError, ValueError) as error:  # that of `ssl` is an OSError
             raise ValueError(f"these certificates cannot be used: {error}") from error
         _held[id(self)] = self
 
-    def client_context(self) -> ssl.SSLContext:
+    def client_context(self) -> "ssl.SSLContext":
         """Returns what a client needs."""
         return self._context(server=False)
 
-    def server_context(self) -> ssl.SSLContext:
+    def server_context(self) -> "ssl.SSLContext":
         """Returns what a server needs."""
         return self._context(server=True)
 
-    def _context(self, *, server: bool) -> ssl.SSLContext:
+    def _context(self, *, server: bool) -> "ssl.SSLContext":
         with self._lock:
             context = self._contexts.get(server)
             if context is None:
                 context = self._contexts[server] = self._make_context(server=server)
             return context
 
-    def _make_context(self, *, server: bool) -> ssl.SSLContext:
+    def _make_context(self, *, server: bool) -> "ssl.SSLContext":
+        import ssl
+
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         # The authority is the program's own: a peer with a certificate of it belongs to it,
@@ -127,6 +130,8 @@ def _as_file(data: bytes) -> Iterator[str]:
         descriptor = os.memfd_create("courier-tls")
         path = f"/proc/self/fd/{descriptor}"
     else:
+        import tempfile
+
         descriptor, path = tempfile.mkstemp()
     try:
         os.write(descriptor, data)

@@ -8,15 +8,17 @@ import array
 import contextlib
 import os
 import socket
-import ssl
 import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from courier._engine.frames import Chunk
 from courier._engine.watching import READ, poll_once
+
+if TYPE_CHECKING:
+    import ssl  # at run time only where there is TLS
 
 #: To be sent by one system call; the kernel takes at most 1,024.
 MAX_CHUNKS = 64
@@ -185,8 +187,10 @@ class TlsCarrier(SocketCarrier):
     """
 
     def __init__(
-        self, sock: socket.socket, peer: str, context: ssl.SSLContext, *, server: bool
+        self, sock: socket.socket, peer: str, context: "ssl.SSLContext", *, server: bool
     ) -> None:
+        import ssl
+
         super().__init__(sock, peer, is_exposed=False)
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
@@ -223,6 +227,8 @@ class TlsCarrier(SocketCarrier):
             ssl.SSLError: One side could not prove itself.
             OSError: The connection broke.
         """
+        import ssl
+
         while True:
             try:
                 self._tls.do_handshake()
@@ -266,6 +272,8 @@ class TlsCarrier(SocketCarrier):
 
     def _decrypt(self, room: memoryview) -> int:
         """Decrypts what has come, one record after the other; returns how many bytes."""
+        import ssl
+
         tls, incoming = self._tls, self._incoming
         received = 0
         is_more = True

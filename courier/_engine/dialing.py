@@ -7,10 +7,10 @@ lets only gRPC through, the frames go over a gRPC stream.
 
 import contextlib
 import socket
-import ssl
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from courier._address import split_address
 from courier._connecting import connect
@@ -36,6 +36,9 @@ from courier.errors import (
     ProtocolError,
     ServerUnreachableError,
 )
+
+if TYPE_CHECKING:
+    import ssl
 
 #: A frame of HTTP/2 without content, which both sides begin with (RFC 9113, section 6.5).
 _EMPTY_SETTINGS = b"\0\0\0\4\0\0\0\0\0"
@@ -257,19 +260,22 @@ def _failures(options: ClientOptions) -> Iterator[None]:
         raise type(error)(f"{where}: {error}") from None
     except TimeoutError as error:
         raise ServerUnreachableError(f"{where}: no server introduces itself in time") from error
-    except ssl.SSLError as error:
-        raise AuthenticationError(
-            f"{where}: TLS failed ({_reason(error)}); both sides need certificates of "
-            "the same authority"
-        ) from error
     except AuthenticationError as error:
         raise AuthenticationError(f"{where}: {error}") from None
     except ProtocolError as error:
         raise type(error)(f"{where}: {error}") from None
     except OSError as error:
+        if options.tls is not None:
+            import ssl
+
+            if isinstance(error, ssl.SSLError):
+                raise AuthenticationError(
+                    f"{where}: TLS failed ({_reason(error)}); both sides need certificates of "
+                    "the same authority"
+                ) from error
         raise SpeechlessError(f"{where}: the server hangs up ({error})") from error
 
 
-def _reason(error: ssl.SSLError) -> str:
+def _reason(error: "ssl.SSLError") -> str:
     # Of a certificate, this says what is wrong with it.
     return str(getattr(error, "verify_message", "") or error.reason or error)

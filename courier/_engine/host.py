@@ -13,13 +13,12 @@ import logging
 import os
 import resource
 import socket
-import ssl
 import threading
 import time
 import weakref
 from collections.abc import Callable
 from time import monotonic, perf_counter
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from courier import _frozen
 from courier._address import join_address
@@ -43,6 +42,9 @@ from courier._secret import Secret
 from courier._surviving import surviving
 from courier._timing import Timing
 from courier.errors import ProtocolError
+
+if TYPE_CHECKING:
+    import ssl
 
 #: A handler that runs longer in the poller loses it its place.
 _OVERDUE_S = 0.002
@@ -97,7 +99,7 @@ class Host:
         handlers: HandlerPool,
         costs: MethodCosts,
         secret: Secret | None,
-        tls_context: ssl.SSLContext | None,
+        tls_context: "ssl.SSLContext | None",
         *,
         listener: socket.socket,
         redirect: Redirect,

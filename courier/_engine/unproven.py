@@ -3,11 +3,10 @@
 import contextlib
 import enum
 import socket
-import ssl
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from courier._engine.carrier import SocketCarrier, TlsCarrier, UnixCarrier
 from courier._engine.channel import Channel
@@ -29,6 +28,9 @@ from courier._secret import Secret
 from courier._timing import Timing
 from courier.errors import AuthenticationError, ProtocolError
 
+if TYPE_CHECKING:
+    import ssl
+
 #: Seconds after which a peer that has not proved itself is rejected.
 PATIENCE_S = 10.0
 #: With what TLS begins.
@@ -47,7 +49,7 @@ class Reception(Protocol):
     """Decides what becomes of unproven peers."""
 
     secret: Secret | None
-    tls_context: ssl.SSLContext | None
+    tls_context: "ssl.SSLContext | None"
     timing: Timing
 
     @property
