@@ -4,7 +4,7 @@ import contextlib
 import socket
 from collections.abc import Iterable
 
-from launchpad_lite.launching import Address
+from launchpad_lite._address import Address
 
 LOOPBACK = "127.0.0.1"
 

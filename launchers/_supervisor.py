@@ -18,7 +18,6 @@ from launchers._console import show_rest, tell, warn
 from launchers._run_folder import closing_line, make_run_folder
 from launchers._stop_notices import MAX_NAMED, StopNotices
 from launchers.host.usage import Usage
-from launchpad_lite._checkpoints import CheckpointStore
 from launchpad_lite._crash import write_crash_report
 from launchpad_lite._events import (
     Action,
@@ -325,6 +324,8 @@ class SupervisedProgram(RunningProgram):
         """Tidies the folders of checkpoints, names slow nodes, writes down what is known of a failure."""
         for executable in self.plan.executables:
             if (kept := executable.checkpoints) is not None:
+                from launchpad_lite._checkpoints import CheckpointStore
+
                 CheckpointStore(kept.folder, kept.keep).discard_incomplete()
         for why, nodes in _by_summary(result.cut_short).items():
             text = "%s: a call of %s failed while the program stopped (%s)"

@@ -6,15 +6,17 @@ import sys
 import threading
 from collections.abc import Callable
 from types import CodeType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from launchpad_lite._interrupts import is_interactive
 from launchpad_lite._result import Outcome
 from launchpad_lite.errors import LaunchError
-from launchpad_lite.launching import RunningProgram
+
+if TYPE_CHECKING:
+    from launchpad_lite.launching import RunningProgram
 
 #: Programs that may not have been waited for; held for the report at exit.
-_uncollected: list[RunningProgram] = []
+_uncollected: "list[RunningProgram]" = []
 # A forked child has launched none of them.
 os.register_at_fork(after_in_child=_uncollected.clear)
 _excepthooks: list[Callable[..., object]] = []
@@ -28,7 +30,7 @@ _asked_code = [0]
 _SOON_S = 1.0
 
 
-def report_at_exit(running: RunningProgram) -> None:
+def report_at_exit(running: "RunningProgram") -> None:
     """Makes the interpreter exit with the program's code, unless the script waits for it before."""
     _uncollected[:] = [program for program in _uncollected if not program.collected]
     _uncollected.append(running)
@@ -92,7 +94,7 @@ def _begin_to_wait() -> None:
             print(text, file=sys.stderr)  # noqa: T201 - the script is over
 
 
-def _only_serves(program: RunningProgram) -> bool:
+def _only_serves(program: "RunningProgram") -> bool:
     try:
         return all(node.state == "serving" for node in program.status())
     except LaunchError:  # a cluster that does not answer just now: it is only a hint
@@ -125,7 +127,7 @@ def _exit_as_programs_ended() -> None:
         os._exit(code)
 
 
-def _failed(program: RunningProgram) -> bool:
+def _failed(program: "RunningProgram") -> bool:
     return program.result is not None and program.result.outcome is Outcome.FAILED
 
 

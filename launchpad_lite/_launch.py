@@ -275,6 +275,8 @@ def find_launcher(choice: LauncherChoice, options: Mapping[str, Any]) -> Launche
 
 def _check_options(name: str, options: Mapping[str, Any]) -> None:
     """Raises the error of options that neither `launch` nor the launcher takes."""
+    if not options:
+        return
     taken = options_of(name)
     if any(each.kind is each.VAR_KEYWORD for each in taken.values()):
         return

@@ -7,7 +7,6 @@ added to. What lies between the first two is gone when there was more.
 import contextlib
 import math
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -31,6 +30,8 @@ def folder_of_runs() -> Path:
     # Not XDG_RUNTIME_DIR: it is in memory, which logs would fill, and ends with the session.
     if state := os.environ.get("XDG_STATE_HOME"):
         return Path(state, "launchpad_lite")
+    import tempfile
+
     return Path(tempfile.gettempdir(), f"launchpad_lite-{user_name()}")
 
 

@@ -16,9 +16,10 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from launchpad_lite._checkpoints import CheckpointStore
+if TYPE_CHECKING:
+    from launchpad_lite._checkpoints import CheckpointStore
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -47,6 +48,12 @@ class NodeCheckpoints:
         return dataclasses.replace(self, folder=folder, required=False)
 
 
+def _store_of(checkpoints: NodeCheckpoints) -> "CheckpointStore":
+    from launchpad_lite._checkpoints import CheckpointStore
+
+    return CheckpointStore(checkpoints.folder, checkpoints.keep)
+
+
 class NodeState:
     """Saves and restores the object of one node. Thread-safe."""
 
@@ -59,7 +66,7 @@ class NodeState:
         """
         self._node = node
         self._checkpoints = checkpoints
-        self._store = CheckpointStore(checkpoints.folder, checkpoints.keep) if checkpoints else None
+        self._store = None if checkpoints is None else _store_of(checkpoints)
         self._write: Callable[[Path], object] | None = None
         self._node_ended = threading.Event()
 

@@ -32,18 +32,14 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 # Imported here so that every forked worker has it.
 import courier._engine.lane  # noqa: F401
 from launchers._ports import PortReservations, PortTakenError
 from launchers.host.grant import Grant
-from launchers.host.interpreter import begin_anew
 from launchers.host.link import OVERSLEPT_S, SIGNS_PER_SILENCE, Frame, FrameDecoder, Outbox
-from launchers.host.machine import Machine
 from launchers.host.memory import count_memory_kills
-from launchers.host.pod import MAY_COME_BACK
-from launchers.host.probe import Doorbell, Target, candidate_addresses, reach
 from launchers.host.relay import RELAYED, Relay
 from launchers.host.stacks import (
     STACKS_SIGNAL,
@@ -55,10 +51,12 @@ from launchers.host.stacks import (
 from launchers.host.sweep import MARK, adopt_orphans, end_children, fork_under_warden, is_exiting
 from launchers.host.usage import UsageMeter
 from launchers.host.worker import leave, prepare_output, run_worker
-from launchpad_lite._checkpoints import CheckpointStore
+from launchpad_lite._address import Address
 from launchpad_lite._log_file import LogFile
 from launchpad_lite._private_files import make_folder
-from launchpad_lite.launching import Address
+
+if TYPE_CHECKING:
+    from launchers.host.probe import Doorbell
 
 #: When the launcher is gone: seconds workers have between the request and the end by force.
 _ORPHAN_NOTICE_S = 1.0
@@ -199,7 +197,11 @@ class Agent:
         self._in_pod = in_pod
         self._pod_log = _PodLog(2) if in_pod else None
         #: How its process ends; unless it is asked to quit, it may be started again.
-        self.exit_code = MAY_COME_BACK if in_pod else 0
+        self.exit_code = 0
+        if in_pod:
+            from launchers.host.pod import MAY_COME_BACK
+
+            self.exit_code = MAY_COME_BACK
         self._pid = os.getpid()
         self._silence_s = silence_s
         self._last_read_at = self._sent_at = time.monotonic()
@@ -353,6 +355,9 @@ class Agent:
 
     def _survey(self, frame: Frame) -> None:
         """Reports what this machine has, and where others may reach it."""
+        from launchers.host.machine import Machine
+        from launchers.host.probe import Doorbell, candidate_addresses
+
         self._doorbell = Doorbell(frame["word"])
         self._selector.register(self._doorbell, selectors.EVENT_READ, self._doorbell.answer)
         self._ports = PortReservations(frame["listen_host"])
@@ -365,6 +370,8 @@ class Agent:
         self._out.put(Frame("surveyed", found))
 
     def _probe(self, frame: Frame) -> None:
+        from launchers.host.probe import Target, reach
+
         targets = [
             Target(each["name"], tuple(each["addresses"]), each["port"], each["word"])
             for each in frame["targets"]
@@ -589,6 +596,8 @@ class Agent:
             grant = Grant.decode(frame["grant"])
             grant.apply()
             if grant.needs_interpreter:
+                from launchers.host.interpreter import begin_anew
+
                 begin_anew(grant.interpreter, frame.body, control.fileno(), stacks_fd)
             write_stacks_on_signal(stacks_fd)
             code = run_worker(frame.body, control.fileno(), stacks_fd)
@@ -730,6 +739,8 @@ class Agent:
         self._tell_skipped(worker)
         del self._workers[worker.name]
         if worker.checkpoints is not None:
+            from launchpad_lite._checkpoints import CheckpointStore
+
             CheckpointStore(worker.checkpoints, 1).discard_incomplete()
         if stacks := read_stacks(worker.stacks_fd):
             self._say(worker, "stacks", body=stacks)

@@ -2,10 +2,9 @@
 
 import contextlib
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
-
-import psutil
 
 _CGROUPS = Path("/sys/fs/cgroup")
 
@@ -49,7 +48,7 @@ def _count(file: Path) -> int | None:
 
 def memory_bytes() -> int:
     """Returns how much main memory the processes of this control group may have."""
-    limits = [psutil.virtual_memory().total]
+    limits = [_machine_bytes()]
     for group, is_unified in _own_groups():
         if not is_unified:
             limits += _limit(group / "memory.limit_in_bytes")
@@ -59,6 +58,15 @@ def memory_bytes() -> int:
             if folder.is_relative_to(_CGROUPS):
                 limits += _limit(folder / "memory.max")
     return min(limits)
+
+
+def _machine_bytes() -> int:
+    if sys.platform != "linux":
+        import psutil
+
+        return psutil.virtual_memory().total
+    # The same, many times faster than the import.
+    return int(Path("/proc/meminfo").read_text().split(maxsplit=2)[1]) << 10
 
 
 def _limit(file: Path) -> list[int]:

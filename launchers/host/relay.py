@@ -15,7 +15,6 @@ not hold up what else uses the link.
 import contextlib
 import errno
 import os
-import secrets
 import selectors
 import socket
 from collections.abc import Callable, Sequence
@@ -83,7 +82,7 @@ class Relay:
     def _accept(self, listener: socket.socket, host: str, port: int) -> None:
         with contextlib.suppress(OSError):
             sock, _ = listener.accept()
-            key = secrets.token_hex(8)
+            key = os.urandom(8).hex()
             self._send(Frame("relay_open", {"key": key, "host": host, "port": port}))
             self._add(key, sock)
 

@@ -12,7 +12,6 @@ import contextlib
 import faulthandler
 import os
 import signal
-import tempfile
 
 from launchpad_lite._stacks import describe_threads
 
@@ -31,6 +30,8 @@ def open_stacks() -> int:
     """
     if hasattr(os, "memfd_create"):
         return os.memfd_create("launchpad-stacks")
+    import tempfile
+
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
 

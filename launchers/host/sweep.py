@@ -16,8 +16,6 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import psutil
-
 #: In the environment of the agent and so of all that it starts: tells what is ours.
 MARK = "LAUNCHPAD_LITE_PROGRAM"
 #: Seconds for which processes are looked for that come while others are ended.
@@ -55,6 +53,8 @@ def end_marked(mark: str, *, spare: tuple[int, ...] = ()) -> None:
 
 def _marked(mark: str) -> Iterator[int]:
     if sys.platform != "linux":
+        import psutil
+
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error, OSError):
                 if process.environ().get(MARK) == mark:

@@ -2,9 +2,10 @@
 
 import contextlib
 from collections.abc import Mapping
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
-import psutil
+if TYPE_CHECKING:
+    import psutil
 
 _MIB = 1 << 20
 
@@ -32,6 +33,8 @@ class UsageMeter:
         Args:
             pids: Their processes.
         """
+        import psutil
+
         known = {pid: process for pid, process in self._processes.items() if pid in pids.values()}
         self._processes = known
         usage: dict[str, Usage] = {}

@@ -20,6 +20,7 @@ from courier._surviving import surviving
 from launchers._ports import LOOPBACK
 from launchers.host.link import Frame, FrameDecoder, read_some, write_all
 from launchers.host.stacks import write_stacks
+from launchpad_lite._address import AddressTable
 from launchpad_lite._flag_values import FlagSnapshot
 from launchpad_lite._forcing import ForcedExit
 from launchpad_lite._freeze import FrozenWork
@@ -27,7 +28,6 @@ from launchpad_lite._runtime import NodeRuntime, NodeSetup
 from launchpad_lite._script import Script
 from launchpad_lite._stacks import describe_threads
 from launchpad_lite._worker import run_node
-from launchpad_lite.launching import AddressTable
 from launchpad_lite.nodes.base import Work
 
 _LISTENER = "the thread that reads what is asked of the node"

@@ -33,6 +33,17 @@ LAZY_MODULES = (
     "torch",
 )
 
+# What a process that launches needs; the agent, and with it each worker, starts without.
+LAUNCHING_MODULES = (
+    "importlib.metadata",
+    "launchpad_lite._checkpoints",
+    "launchpad_lite._launch",
+    "launchpad_lite._plan",
+    "launchpad_lite.launching",
+    "psutil",
+    "subprocess",
+)
+
 # Spelling aids that an `__init__` may import without exporting them.
 NOT_EXPORTS = {"annotations", "TYPE_CHECKING"}
 
@@ -46,14 +57,23 @@ def test_imports_respect_the_contracts() -> None:
 
 
 def test_importing_the_packages_loads_nothing_heavy() -> None:
-    script = f"import json, sys, {', '.join(PACKAGES)}; print(json.dumps(sorted(sys.modules)))"
+    heavy = _loaded_by(*PACKAGES).intersection(LAZY_MODULES)
+    assert not heavy, f"import these inside the functions that use them: {sorted(heavy)}"
+
+
+def test_agents_load_nothing_that_only_launching_needs() -> None:
+    needless = _loaded_by("launchers.host.agent").intersection(LAZY_MODULES + LAUNCHING_MODULES)
+    assert not needless, f"import these inside the functions that use them: {sorted(needless)}"
+
+
+def _loaded_by(*modules: str) -> set[str]:
+    """Returns what is loaded when these are imported."""
+    script = f"import json, sys, {', '.join(modules)}; print(json.dumps(sorted(sys.modules)))"
     imported = subprocess.run(
         [sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, cwd=ROOT
     )
     assert imported.returncode == 0, imported.stderr
-    loaded = set(json.loads(imported.stdout))
-    heavy = loaded.intersection(LAZY_MODULES)
-    assert not heavy, f"import these inside the functions that use them: {sorted(heavy)}"
+    return set(json.loads(imported.stdout))
 
 
 @pytest.mark.parametrize("name", PACKAGES)
