@@ -77,19 +77,17 @@ class Failed:
 
 
 @dataclass(frozen=True)
-class Healthy:
+class _Sign:
+    node: str
+    attempt: int
+
+
+class Healthy(_Sign):
     """A node has answered a health check."""
 
-    node: str
-    attempt: int
 
-
-@dataclass(frozen=True)
-class Heartbeat:
+class Heartbeat(_Sign):
     """A node has called `lp.heartbeat()`."""
-
-    node: str
-    attempt: int
 
 
 @dataclass(frozen=True)
@@ -118,7 +116,6 @@ class StopAsked:
     signum: int | None = None
 
 
-@dataclass(frozen=True)
 class KillAsked:
     """The program is asked to end at once."""
 
@@ -141,7 +138,6 @@ class HostLost:
     attempts: Mapping[str, int] | None = None
 
 
-@dataclass(frozen=True)
 class Tick:
     """Time has passed."""
 
@@ -198,45 +194,32 @@ class Start:
 
 
 @dataclass(frozen=True)
-class RequestStop:
+class _NodeAction:
+    node: str
+
+
+class RequestStop(_NodeAction):
     """Ask a node to end."""
 
-    node: str
 
-
-@dataclass(frozen=True)
-class LetGo:
+class LetGo(_NodeAction):
     """Let a node stop to serve that has done its work; while all stop, `RequestStop` does that."""
 
-    node: str
 
-
-@dataclass(frozen=True)
-class EndCalls:
+class EndCalls(_NodeAction):
     """Refuse the new calls of a node that was asked to end and does not look at that."""
 
-    node: str
 
-
-@dataclass(frozen=True)
-class DumpStacks:
+class DumpStacks(_NodeAction):
     """Make a worker write down where its threads are."""
 
-    node: str
 
-
-@dataclass(frozen=True)
-class Terminate:
+class Terminate(_NodeAction):
     """Send a worker SIGTERM."""
 
-    node: str
 
-
-@dataclass(frozen=True)
-class Kill:
+class Kill(_NodeAction):
     """Send a worker, and all it started, SIGKILL."""
-
-    node: str
 
 
 @dataclass(frozen=True)
