@@ -4,13 +4,9 @@ from collections.abc import Sequence
 
 from courier import Secret
 from launchers._allotment import allot
-from launchers._console import Console
-from launchers._payloads import payloads
 from launchers._ports import endpoint
-from launchers._run_folder import make_run_folder
-from launchers._supervisor import SupervisedProgram
+from launchers.host.agent_link import start_agent_here
 from launchers.host.machine import Machine
-from launchers.host.remote import AgentHost, start_agent_here
 from launchpad_lite._timing import DEFAULT, Timing
 from launchpad_lite.errors import LaunchError
 from launchpad_lite.launching import (
@@ -59,8 +55,16 @@ class ProcessLauncher(Launcher):
         allotment = allot(plan.executables, Machine.here())
         if allotment.mistakes:  # the machine has changed since it was planned
             raise LaunchError(f"program {plan.program!r}: {'; '.join(allotment.mistakes)}")
+        link = start_agent_here("localhost")
+        # Loaded while the agent comes up.
+        from launchers._console import Console
+        from launchers._payloads import payloads
+        from launchers._run_folder import make_run_folder
+        from launchers._supervisor import SupervisedProgram
+        from launchers.host.remote import AgentHost
+
         console = Console() if self.shows_output and not options.quiet else None
-        host = AgentHost("localhost", start_agent_here("localhost"), console)
+        host = AgentHost("localhost", link, console)
         try:
             reserved = host.reserve(plan.addresses)
             endpoints = {key: endpoint(port) for key, port in reserved.items()}

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from launchers.host import boot
+from launchers.host.agent_link import AgentLink
 from launchers.host.link import SIGNS_PER_SILENCE, Frame, FrameReader, Reach, write_all
-from launchers.host.remote import AgentLink
 from launchers.host.sweep import MARK
 from launchers.host.timing import DEFAULT, Timing
 from launchpad_lite.errors import LaunchError

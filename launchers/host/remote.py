@@ -4,34 +4,28 @@ import contextlib
 import dataclasses
 import logging
 import math
-import os
 import pickle
 import queue
 import signal
 import subprocess
-import sys
 import threading
 import time
-import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launchers._console import Output, warn
 from launchers._logs import NodeLogs, log_path
 from launchers._supervisor import SupervisedProgram
+from launchers.host.agent_link import AgentLink
 from launchers.host.grant import Grant
 from launchers.host.link import (
     OVERSLEPT_S,
     SIGNS_PER_SILENCE,
     Frame,
-    FrameReader,
-    Reach,
     write_all,
 )
 from launchers.host.relay import RELAYED
-from launchers.host.sweep import FORCE_SIGNAL, MARK, end_marked
 from launchers.host.usage import Usage
 from launchers.host.worker import Payload
 from launchpad_lite._events import (
@@ -76,84 +70,10 @@ _LOOK_S = 0.1
 _NEVER = -1
 #: What ssh ends with when the connection is the trouble.
 _LINK_BROKE = 255
-# With -c, the working directory stands in sys.path: nothing but built-in modules may be imported
-# before it is gone, or a json.py of the user's would be. What follows takes its time, and a launcher
-# that has gone by now wants nothing of it.
-_BOOT = """\
-import sys
-sys.path[:] = eval(sys.argv.pop())
-launcher = int(sys.argv.pop())
-import os
-if os.getppid() != launcher:
-    sys.exit()
-from launchers.host.agent import main
-main(launcher)
-"""
 
 
 class EndingError(LaunchError):
     """Something was not done, because the program was asked to end."""
-
-
-@dataclass(frozen=True)
-class AgentLink:
-    """How the launcher reaches an agent.
-
-    Attributes:
-        process: Its input and output are the agent's; it ends with the agent.
-        frames: What comes from there.
-        silence_s: Seconds after which an agent that says nothing is taken for lost.
-        via: Command that reaches the host, and ends when its connection does; "" for this machine.
-        keeps_logs: Whether the agent keeps the output of nodes in files that are the launcher's too.
-        tidy: Called after an agent that could not clean up.
-        force: Has the agent end by force, and all that it leaves; None where only the agent itself is there.
-        explain: Says what was complained of on the way, if anything.
-        release: Called at the very end.
-        failure_code: How the agent ends if a node of it has failed, where that is looked at.
-    """
-
-    process: Reach
-    frames: FrameReader
-    silence_s: float = math.inf
-    via: str = ""
-    keeps_logs: bool = True
-    tidy: Callable[[], None] = lambda: None
-    force: Callable[[], None] | None = None
-    explain: Callable[[], str] = lambda: ""
-    release: Callable[[], None] = lambda: None
-    failure_code: int = 0
-
-
-def start_agent_here(name: str) -> AgentLink:
-    """Starts the agent of this machine; it comes up while the caller continues.
-
-    Raises:
-        LaunchError: It cannot be started.
-    """
-    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    path = repr([str(folder) for folder in sys.path])
-    command = [sys.executable, *flags, "-c", _BOOT, str(os.getpid()), path]
-    mark = uuid.uuid4().hex
-    try:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, MARK: mark},
-            # Ctrl-C in the terminal is for the launcher, which stops the program in order.
-            start_new_session=True,
-            bufsize=0,
-        )
-    except OSError as error:
-        raise LaunchError(f"cannot start the agent of {name}: {error}") from error
-    assert process.stdout is not None
-    frames = FrameReader(process.stdout.fileno())
-    return AgentLink(
-        process,
-        frames,
-        tidy=lambda: end_marked(mark),
-        force=lambda: process.send_signal(FORCE_SIGNAL),
-    )
 
 
 class AgentHost:

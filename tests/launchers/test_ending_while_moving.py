@@ -9,7 +9,8 @@ import launchpad_lite as lp
 from courier import Secret
 from launchers._fleet import Fleet
 from launchers._supervisor import SupervisedProgram
-from launchers.host.remote import AgentHost, start_agent_here
+from launchers.host.agent_link import start_agent_here
+from launchers.host.remote import AgentHost
 from launchpad_lite.errors import LaunchError
 from launchpad_lite.launching import AddressTable, LaunchOptions
 

@@ -21,9 +21,10 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 import courier
 from launchers._trust import Authority, refuse_clock
+from launchers.host.agent_link import start_agent_here
 from launchers.host.link import Frame
 from launchers.host.probe import WORD_BYTES
-from launchers.host.remote import AgentHost, start_agent_here
+from launchers.host.remote import AgentHost
 from launchpad_lite._liveness import SignsOfLife
 from launchpad_lite._policies import Liveness
 from launchpad_lite.errors import MissingExtraError
