@@ -4,7 +4,7 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
-from courier._address import join_address
+from courier._address import join_address, resolvable
 from courier.errors import AddressInUseError
 
 BACKLOG = 1024
@@ -47,6 +47,7 @@ def listen(host: str, port: int, *, share_port: bool) -> socket.socket:
 
 def _addresses(host: str, port: int) -> Iterator[tuple[int, Any]]:
     """Yields families and socket addresses of a host name, IPv4 first."""
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    flags = socket.AI_PASSIVE
+    found = socket.getaddrinfo(resolvable(host), port, type=socket.SOCK_STREAM, flags=flags)
     for family, _, _, _, address in sorted(found, key=lambda entry: entry[0] != socket.AF_INET):
         yield family, address

@@ -4,6 +4,7 @@ import contextvars
 import ctypes
 import os
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -409,3 +410,16 @@ def test_what_a_wrapper_forwards_is_served_and_what_is_hidden_is_not(serve: Serv
     _, client = serve(Wrapper(Inner()), hidden=["run"])
     assert client.work() == "worked"
     assert courier.list_methods(client) == ["work"]
+
+
+_SERVE_ONCE = """
+import sys, courier
+with courier.Server([3, 1, 2]) as server:
+    assert courier.Client(server.address).index(1) == 1
+print(*{"asyncio", "encodings.idna", "grpc", "ssl"}.intersection(sys.modules))
+"""
+
+
+def test_a_plain_call_loads_no_event_loop_no_tls_and_no_codec_of_names() -> None:
+    ran = subprocess.run([sys.executable, "-c", _SERVE_ONCE], capture_output=True, text=True)
+    assert (ran.stdout, ran.stderr) == ("\n", "")
