@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime as dt
+import itertools
 import os
 import re
 import shutil
@@ -92,13 +93,16 @@ def _remove_old_runs(base: Path, keep: int) -> None:
         used = {Path(each.log_dir).resolve() for each in running_programs() if each.log_dir}
         before = time.time() - _LEAST_AGE_S
         for path in old:
-            if path.resolve() not in used and _changed_at(path) < before:
+            if path.resolve() not in used and _is_unchanged_since(path, before):
                 shutil.rmtree(path, ignore_errors=True)
 
 
-def _changed_at(folder: Path) -> float:
-    """Returns when anything in a folder was changed last, in seconds since 1970."""
-    return max(path.lstat().st_mtime for path in (folder, *folder.rglob("*")))
+def _is_unchanged_since(folder: Path, since: float) -> bool:
+    """Returns whether nothing in a folder was changed after a time, in seconds since 1970."""
+    # Few look beyond the folder itself: most of those that are kept are of the last hours.
+    return all(
+        path.lstat().st_mtime < since for path in itertools.chain((folder,), folder.rglob("*"))
+    )
 
 
 def closing_line(program: str, result: ProgramResult | None, log_dir: Path | None) -> str:
