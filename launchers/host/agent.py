@@ -869,8 +869,8 @@ def main(launcher: int | None, silence_s: float = math.inf, *, in_pod: bool = Fa
     _allow_many_files()
     adopt_orphans()
     # Workers share these pages with the agent; a collection would copy them.
-    gc.collect()
     gc.freeze()
+    gc.enable()
     agent = Agent(input_fd, output_fd, launcher, silence_s, in_pod=in_pod)
     agent.run()
     leave(agent.exit_code)

@@ -17,9 +17,10 @@ from launchpad_lite.errors import LaunchError
 
 # With -c, the working directory stands in sys.path: nothing but built-in modules may be imported
 # before it is gone, or a json.py of the user's would be. What follows takes its time, and a launcher
-# that has gone by now wants nothing of it.
+# that has gone by now wants nothing of it. What is imported stays, so there is no garbage to look for.
 _BOOT = """\
-import sys
+import gc, sys
+gc.disable()
 sys.path[:] = eval(sys.argv.pop())
 launcher = int(sys.argv.pop())
 import os

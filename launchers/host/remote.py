@@ -490,7 +490,7 @@ class AgentHost:
             self.post(Ended(node, attempt, failure, for_good=True))
             return
         payload = self._payloads[node]
-        setup = dataclasses.replace(payload.setup, attempt=attempt)
+        setup = payload.setup._replace(attempt=attempt)
         log = str(log_path(self._log_dir, node)) if self._link.keeps_logs else None
         fields: dict[str, Any] = {"node": node, "attempt": attempt, "log": log}
         fields["log_limit_bytes"] = self._log_limit_bytes
