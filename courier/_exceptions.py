@@ -3,7 +3,7 @@
 import traceback as _traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from courier._parcel import Parcel, can_pickle, pack, unpack
 from courier.errors import RemoteError, SerializationError
@@ -143,8 +143,7 @@ def _pack_exception(error: BaseException) -> Parcel | None:
     return None
 
 
-@dataclass(frozen=True)
-class _Parts:
+class _Parts(NamedTuple):
     """Rebuilds an exception without its __init__, from what pickles of it."""
 
     kind: type[BaseException]

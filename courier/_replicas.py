@@ -13,8 +13,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from courier import _clock
 from courier._client import connection_of
@@ -95,8 +94,7 @@ class _Member:
             self.down_until = time.monotonic() + self._timing.pool_down_s
 
 
-@dataclass(frozen=True, slots=True)
-class _Choice:
+class _Choice(NamedTuple):
     """Who is asked.
 
     Attributes:

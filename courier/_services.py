@@ -1,16 +1,14 @@
 """Methods that answer gRPC services of their own, beside `courier.v1.Courier`, at the same port."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 _MARK = "__courier_grpc_service__"
 
 
-@dataclass(frozen=True)
-class _Service:
+class _Service(NamedTuple):
     name: str
     methods: tuple[str, ...]
 

@@ -7,8 +7,7 @@ which stands in until the module that defines it is imported there, if ever.
 
 import pickle
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import cloudpickle
 from absl import flags
@@ -16,8 +15,7 @@ from absl import flags
 from launchpad_lite._logging import LoggingSetup
 
 
-@dataclass(frozen=True)
-class FlagSnapshot:
+class FlagSnapshot(NamedTuple):
     """Values and definitions of all flags, and how logging is set up. Picklable."""
 
     values: Mapping[str, bytes]

@@ -3,13 +3,12 @@
 import logging
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 _DEFAULTS = {"": logging.WARNING}
 
 
-@dataclass(frozen=True)
-class LoggingSetup:
+class LoggingSetup(NamedTuple):
     """What `logging.basicConfig` and `Logger.setLevel` did. Other handlers do not travel.
 
     Attributes:

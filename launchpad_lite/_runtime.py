@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import courier
 from launchpad_lite._address import Address, AddressTable, enter_table
@@ -57,8 +57,7 @@ class WorkerLink(Protocol):
         """The node's code makes progress."""
 
 
-@dataclass(frozen=True)
-class NodeSetup:
+class NodeSetup(NamedTuple):
     """What a worker must know of its node, besides what it does and where others are.
 
     Attributes:

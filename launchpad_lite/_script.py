@@ -12,16 +12,15 @@ import hashlib
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
+from typing import NamedTuple
 
 from courier._modules import loaded_module
 
 
-@dataclass(frozen=True)
-class Script:
+class Script(NamedTuple):
     """What a process was started with.
 
     Attributes:

@@ -7,16 +7,14 @@ it exactly, but it can make cheap checkpoints easy. So the node's object says wh
 
 import contextlib
 import contextvars
-import dataclasses
 import functools
 import inspect
 import logging
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from launchpad_lite._checkpoints import CheckpointStore
@@ -26,8 +24,7 @@ _LOGGER = logging.getLogger(__name__)
 _METHODS = ("save", "restore")
 
 
-@dataclass(frozen=True)
-class NodeCheckpoints:
+class NodeCheckpoints(NamedTuple):
     """Where and when the state of one node is kept.
 
     Attributes:
@@ -45,7 +42,7 @@ class NodeCheckpoints:
     def of_part(self, index: int) -> "NodeCheckpoints":
         """Returns where one of several objects of the node is kept."""
         folder = self.folder.with_name(f"{self.folder.name}.{index}")
-        return dataclasses.replace(self, folder=folder, required=False)
+        return self._replace(folder=folder, required=False)
 
 
 def _store_of(checkpoints: NodeCheckpoints) -> "CheckpointStore":

@@ -26,8 +26,7 @@ import hmac
 import json
 import os
 import struct
-from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from courier._secret import Secret
 from courier.errors import AuthenticationError, ProtocolError
@@ -71,8 +70,7 @@ class Health(enum.IntEnum):
     SERVING = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Introduction:
+class Introduction(NamedTuple):
     """What a server tells of itself.
 
     Attributes:
@@ -93,7 +91,7 @@ class Introduction:
 
     def encode(self) -> bytes:
         """Returns it as bytes, with blanks behind it: their number is seen by everybody."""
-        data = json.dumps(asdict(self)).encode()
+        data = json.dumps(self._asdict()).encode()
         return data + b" " * (-len(data) % _BLOCK_BYTES)
 
     @classmethod
@@ -116,8 +114,7 @@ class Introduction:
         return made
 
 
-@dataclass(frozen=True, slots=True)
-class SessionKeys:
+class SessionKeys(NamedTuple):
     """What both sides derive from the secret and their nonces."""
 
     requests: bytes

@@ -5,7 +5,6 @@ import enum
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from courier._engine.carrier import SocketCarrier, TlsCarrier, UnixCarrier
@@ -165,7 +164,7 @@ class UnprovenPeer:
             return True
         introduction = self._reception.introduction()
         if not self._can_prove:
-            introduction = replace(introduction, idempotent=())
+            introduction = introduction._replace(idempotent=())
         self._handshake = ServerHandshake(self._reception.secret, introduction)
         welcome = self._handshake.welcome(self._data)
         assert self._carrier is not None

@@ -219,8 +219,7 @@ class _Member:
 
     def __init__(self, together: "_Together", index: int, description: str, work: Work) -> None:
         outer = together.outer
-        setup = dataclasses.replace(
-            outer.setup,
+        setup = outer.setup._replace(
             # Whether they live is asked of the process they are in.
             liveness=Liveness(),
             checkpoints=outer.setup.checkpoints and outer.setup.checkpoints.of_part(index),
