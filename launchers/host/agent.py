@@ -17,7 +17,6 @@ that it did not start.
 
 import atexit
 import contextlib
-import ctypes
 import errno
 import gc
 import math
@@ -48,7 +47,14 @@ from launchers.host.stacks import (
     read_stacks,
     write_stacks_on_signal,
 )
-from launchers.host.sweep import MARK, adopt_orphans, end_children, fork_under_warden, is_exiting
+from launchers.host.sweep import (
+    LIBC,
+    MARK,
+    adopt_orphans,
+    end_children,
+    fork_under_warden,
+    is_exiting,
+)
 from launchers.host.usage import UsageMeter
 from launchers.host.worker import leave, prepare_output, run_worker
 from launchpad_lite._address import Address
@@ -825,7 +831,7 @@ def _die_with_parent(parent: int) -> None:
     """Second belt, for workers that cannot run Python code: the kernel ends them."""
     if sys.platform != "linux":
         return
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before the belt was on
         os._exit(1)
 

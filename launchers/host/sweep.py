@@ -24,6 +24,8 @@ _GIVE_UP_S = 2.0
 #: memory back when those have gone that it works for.
 _TERMINATE_S = 0.25
 _PAUSE_S = 0.01
+#: Looked up once, because each worker needs it.
+LIBC = ctypes.CDLL(None, use_errno=True)
 _PR_SET_CHILD_SUBREAPER = 36
 #: Where these stand in `/proc/PID/stat`, after the name; and what the flags of a dying process have.
 _PARENT, _FLAGS = 1, 6
@@ -72,7 +74,7 @@ def _marked(mark: str) -> Iterator[int]:
 def adopt_orphans() -> None:
     """Makes this process the parent of all its descendants that lose theirs (Linux)."""
     if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def end_children(parent: int, *, clock: Callable[[], float] = time.monotonic) -> None:
