@@ -24,7 +24,7 @@ _IDLE_S = 15.0
 
 
 class _Memory:
-    __slots__ = ("descriptor", "idle_since", "is_reusable", "owner", "size")
+    __slots__ = ("__weakref__", "descriptor", "idle_since", "is_reusable", "owner", "size")
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -38,6 +38,7 @@ class _Memory:
         self.is_reusable = True
         self.owner = os.getpid()
         self.idle_since = 0.0
+        _open.add(self)
 
     def is_looked_at(self) -> bool:
         try:
@@ -72,6 +73,8 @@ class _Memory:
         os.close(self.descriptor)
 
 
+#: All that are open.
+_open: "weakref.WeakSet[_Memory]" = weakref.WeakSet()
 #: Those that no value lies in any more. Finalisers come here, so that there is no lock.
 _idle: collections.deque[_Memory] = collections.deque()
 
@@ -106,10 +109,15 @@ def _drop_oldest() -> None:
         return  # another thread was faster
 
 
-def tidy(idle_s: float = _IDLE_S) -> None:
-    """Gives memory back to the system that was not used for so many seconds. Thread-safe."""
+def tidy(idle_s: float = _IDLE_S) -> bool:
+    """Gives memory back to the system that was not used for so many seconds. Thread-safe.
+
+    Returns:
+        Whether there is more, in use or not.
+    """
     while _idle and time.monotonic() - _idle[0].idle_since >= idle_s:
         _drop_oldest()
+    return bool(_open)
 
 
 def _survive_fork() -> None:

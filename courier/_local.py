@@ -494,7 +494,7 @@ def _is_plain_thread() -> bool:
     if threading.current_thread() is threading.main_thread():
         return False
     # What was never imported runs no loop.
-    running_loop = getattr(sys.modules.get("asyncio"), "_get_running_loop", None)
+    running_loop = getattr(loaded_module("asyncio"), "_get_running_loop", None)
     if running_loop is not None and running_loop() is not None:
         return False
     torch = loaded_module("torch")

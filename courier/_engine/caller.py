@@ -261,9 +261,9 @@ class Caller:
         """Closes the descriptor in a forked child; the parent continues with the connection."""
         self._channel.carrier.close()
 
-    def tidy(self) -> None:
-        """Gives back what was not used for long."""
-        self._channel.tidy()
+    def tidy(self) -> bool:
+        """Gives back what was not used for long; returns whether there may be more to come."""
+        return self._channel.tidy() or self.is_busy
 
 
 class _Stream:

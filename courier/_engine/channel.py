@@ -337,12 +337,14 @@ class Channel:
         """Raises what is wrong behind the frames that were received last; see `receive`."""
         self._reader.check()
 
-    def tidy(self) -> None:
-        """Returns memory that was not used for long. For the receiving thread."""
-        if self._pool is not None:
-            self._pool.tidy()
-        if self._map is not None:
-            self._map.tidy()
+    def tidy(self) -> bool:
+        """Returns memory that was not used for long. For the receiving thread.
+
+        Returns:
+            Whether some is left.
+        """
+        left = [each.tidy() for each in (self._pool, self._map) if each is not None]
+        return any(left)
 
     def shut(self) -> None:
         """Ends the connection, which wakes its reader."""

@@ -203,6 +203,8 @@ class Host:
             self._unproven[unproven.fileno()] = unproven
             is_crowded = len(self._unproven) > _MAX_UNPROVEN
         self._add(unproven)
+        if way is Way.GRPC:
+            self._watcher.wake()  # from another thread: the poller may wait for ever
         if is_crowded:
             self.reject_oldest()
         if self._over:  # who ends may have looked just before
@@ -362,6 +364,7 @@ class Host:
         me = threading.current_thread()
         tidy_s = self.timing.tidy_s
         tidies_at = monotonic() + tidy_s
+        wait_s: float | None = tidy_s
         while self._poller is me and not self._over:
             try:
                 if self._work:
@@ -370,7 +373,8 @@ class Host:
                 if self._dirty:
                     self._flush()
                 if not self._ready:
-                    self._ready.extend(self._watcher.poll(tidy_s))
+                    self._ready.extend(self._watcher.poll(wait_s))
+                    wait_s = tidy_s
                 if self._ready and not self._over:
                     self._react(*self._ready.popleft())
                     if self._ready or self._work:
@@ -383,7 +387,8 @@ class Host:
                         self._reject_all()
                     if monotonic() > tidies_at:
                         tidies_at = monotonic() + tidy_s
-                        self._tidy()
+                        if not self._tidy() and not self._ready:
+                            wait_s = None  # a server that nobody calls costs nothing
 
     def _react(self, descriptor: int, events: int) -> None:
         pollable = self._watched.get(descriptor)
@@ -435,15 +440,16 @@ class Host:
         finally:
             handlers.leave()
 
-    def _tidy(self) -> None:
+    def _tidy(self) -> bool:
+        """Gives back what was not used for long; returns whether there may be more to come."""
         now = monotonic()
         with self._lock:
-            late = [g for g in self._unproven.values() if now - g.came_at > PATIENCE_S]
-        for unproven in late:
-            self.reject(unproven)
-        for caller in list(self._callers.values()):
-            caller.tidy()
-        _frozen.tidy()
+            unproven = list(self._unproven.values())
+        for each in unproven:
+            if now - each.came_at > PATIENCE_S:
+                self.reject(each)
+        left = [caller.tidy() for caller in list(self._callers.values())]
+        return any((unproven, _frozen.tidy(), *left))
 
     # The watch
 

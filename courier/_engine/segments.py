@@ -155,10 +155,11 @@ class SegmentPool:
                 segment.memory[0] = _DROPPED
                 self._segments.remove(segment)
 
-    def tidy(self) -> None:
-        """Gives back to the system what was not used for long."""
+    def tidy(self) -> bool:
+        """Gives back to the system what was not used for long; returns whether some is left."""
         with self._lock:
             self._drop_idle(time.monotonic())
+            return bool(self._segments)
 
     def close(self) -> None:
         """Gives back everything; what the peer still looks at lives on with the peer."""
@@ -230,12 +231,13 @@ class SegmentMap:
         self.tidy()
         return [self._map(region) for region in regions]
 
-    def tidy(self) -> None:
-        """Gives back what the sender has dropped."""
+    def tidy(self) -> bool:
+        """Gives back what the sender has dropped; returns whether some is left."""
         for number, memory in list(self._mapped.items()):
             if memory[0] == _DROPPED:
                 self._mapped.pop(number, None)
                 self._leases.pop(number, None)
+        return bool(self._mapped)
 
     def _map(self, region: Region) -> memoryview:
         if region.number == 0:

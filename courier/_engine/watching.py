@@ -37,7 +37,7 @@ class Watcher(Protocol):
     def forget(self, descriptor: int) -> None:
         """Notices nothing of it any more."""
 
-    def poll(self, timeout_s: float) -> list[tuple[int, int]]:
+    def poll(self, timeout_s: float | None) -> list[tuple[int, int]]:
         """Waits for events; returns descriptors with theirs, maybe none."""
 
     def wake(self) -> None:
@@ -74,7 +74,7 @@ class EpollWatcher:
         with contextlib.suppress(OSError, ValueError):
             self._epoll.unregister(descriptor)
 
-    def poll(self, timeout_s: float) -> list[tuple[int, int]]:
+    def poll(self, timeout_s: float | None) -> list[tuple[int, int]]:
         events = self._poll(timeout_s)
         for event in events:
             if event[0] == self._alarm:
@@ -114,14 +114,14 @@ class PollWatcher:
         with self._lock:
             self._wanted.pop(descriptor, None)
 
-    def poll(self, timeout_s: float) -> list[tuple[int, int]]:
+    def poll(self, timeout_s: float | None) -> list[tuple[int, int]]:
         poll = select.poll()
         poll.register(self._alarm, READ)
         with self._lock:
             for descriptor, (events, _) in self._wanted.items():
                 poll.register(descriptor, events)
         found = []
-        for descriptor, events in poll.poll(timeout_s * 1000):
+        for descriptor, events in poll.poll(timeout_s and timeout_s * 1000):
             if descriptor == self._alarm:
                 with contextlib.suppress(OSError):
                     os.read(self._alarm, 4096)

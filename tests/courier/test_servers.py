@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -423,3 +424,20 @@ print(*{"asyncio", "encodings.idna", "grpc", "ssl"}.intersection(sys.modules))
 def test_a_plain_call_loads_no_event_loop_no_tls_and_no_codec_of_names() -> None:
     ran = subprocess.run([sys.executable, "-c", _SERVE_ONCE], capture_output=True, text=True)
     assert (ran.stdout, ran.stderr) == ("\n", "")
+
+
+@pytest.mark.skipif(not Path("/proc/self/syscall").exists(), reason="the system does not tell")
+def test_a_server_that_nobody_calls_makes_no_system_call(serve: Serve) -> None:
+    before = our_threads()
+    _, client = serve(Node(), timing=courier.Timing(tidy_s=0.05, segment_idle_s=0.1))
+    assert len(client.apply(np.zeros, 1 << 20)) == 1 << 20  # in memory that it gives back later
+    (poller,) = [each for each in our_threads() - before if each.name == "courier-poller"]
+
+    def waits_for_ever() -> bool:
+        # Number, arguments, ...: the timeout of epoll_wait is the fourth.
+        _, *arguments = Path(f"/proc/self/task/{poller.native_id}/syscall").read_text().split()
+        return len(arguments) > 3 and int(arguments[3], 16) & 0xFFFFFFFF == 0xFFFFFFFF
+
+    wait_until(waits_for_ever)
+    assert client.echo(1) == 1
+    wait_until(waits_for_ever)
