@@ -117,14 +117,18 @@ def _signal_all(pids: set[int], signum: int) -> None:
 def is_exiting(pid: int) -> bool:
     """Returns whether a process is on its way out (Linux): it cannot be waited for yet, and is lost."""
     try:
-        fields = _status(pid)
+        fields = process_status(pid)
     except OSError:
         return False
     return bool(int(fields[_FLAGS]) & _PF_EXITING)
 
 
-def _status(pid: int) -> list[bytes]:
-    """Returns what the system tells of a process, after its name, which may hold anything."""
+def process_status(pid: int) -> list[bytes]:
+    """Returns what the system (Linux) tells of a process, after its name, which may hold anything.
+
+    Raises:
+        OSError: It has gone.
+    """
     return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
 
 
@@ -132,7 +136,7 @@ def _children(parent: int) -> Iterator[int]:
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal():
             with contextlib.suppress(OSError):
-                if int(_status(int(folder.name))[_PARENT]) == parent:
+                if int(process_status(int(folder.name))[_PARENT]) == parent:
                     yield int(folder.name)
 
 

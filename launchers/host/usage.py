@@ -1,13 +1,17 @@
 """How much of its host each worker uses."""
 
 import contextlib
+import os
+import sys
+import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, TypedDict
+from typing import TypedDict
 
-if TYPE_CHECKING:
-    import psutil
+from launchers.host.sweep import process_status
 
 _MIB = 1 << 20
+#: Where these stand in what `process_status` returns: two in ticks of a clock, one in pages.
+_USER, _SYSTEM, _MEMORY = 11, 12, 21
 
 
 class Usage(TypedDict):
@@ -25,7 +29,8 @@ class UsageMeter:
     """Measures workers, each from one look to the next. Used by one thread."""
 
     def __init__(self) -> None:
-        self._processes: dict[int, psutil.Process] = {}
+        #: When each process was looked at last, and the seconds of processors it had used.
+        self._seen: dict[int, tuple[float, float]] = {}
 
     def look(self, pids: Mapping[str, int]) -> dict[str, Usage]:
         """Returns what workers use, by name; those that have gone are left out.
@@ -33,17 +38,37 @@ class UsageMeter:
         Args:
             pids: Their processes.
         """
-        import psutil
-
-        known = {pid: process for pid, process in self._processes.items() if pid in pids.values()}
-        self._processes = known
+        now = time.monotonic()
+        before, self._seen = self._seen, {}
         usage: dict[str, Usage] = {}
         for name, pid in pids.items():
-            with contextlib.suppress(psutil.Error):
-                process = known.get(pid) or known.setdefault(pid, psutil.Process(pid))
-                with process.oneshot():
-                    usage[name] = {
-                        "cpu": round(process.cpu_percent() / 100, 3),
-                        "memory_mib": round(process.memory_info().rss / _MIB, 1),
-                    }
+            with contextlib.suppress(OSError):
+                used_s, memory_bytes = _measure(pid)
+                looked_at, used_before_s = before.get(pid, (-1.0, used_s))
+                self._seen[pid] = now, used_s
+                usage[name] = {
+                    "cpu": round((used_s - used_before_s) / (now - looked_at), 3),
+                    "memory_mib": round(memory_bytes / _MIB, 1),
+                }
         return usage
+
+
+def _measure(pid: int) -> tuple[float, int]:
+    """Returns the seconds of processors that a process has used, and the main memory that it holds.
+
+    Raises:
+        OSError: It has gone.
+    """
+    if sys.platform != "linux":
+        import psutil
+
+        try:
+            process = psutil.Process(pid)
+            times = process.cpu_times()
+            return times.user + times.system, process.memory_info().rss
+        except psutil.Error as error:
+            raise ProcessLookupError(str(error)) from error
+    # The same, many times faster: an idle program should cost next to nothing.
+    fields = process_status(pid)
+    ticks = int(fields[_USER]) + int(fields[_SYSTEM])
+    return ticks / os.sysconf("SC_CLK_TCK"), int(fields[_MEMORY]) * os.sysconf("SC_PAGE_SIZE")
