@@ -26,6 +26,8 @@ _script_failed = threading.Event()
 _left_behind: list[threading.Thread] = []
 #: What the script gave to `sys.exit` last, since a thread was left behind.
 _asked_code = [0]
+#: Of `sys.monitoring`; not one of those that debuggers, coverage and profilers have.
+_TOOL_ID = 4
 #: Seconds in which a program may end that was launched at the end of a script.
 _SOON_S = 1.0
 
@@ -141,9 +143,9 @@ def _wait_when_the_script_ends() -> None:
         return
     # Exists from 3.12 on, which the oldest Python that types are checked for does not know.
     monitoring: Any = sys.monitoring  # type: ignore[attr-defined]
-    tool = monitoring.PROFILER_ID
+    tool = _TOOL_ID
     if monitoring.get_tool(tool) is not None:
-        return  # a profiler watches this script, or we do already
+        return  # we watch this script already
     monitoring.use_tool_id(tool, "launchpad_lite")
     script = _outermost_code()
 
