@@ -12,7 +12,7 @@ import hashlib
 import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -76,7 +76,7 @@ class NodeSetup(NamedTuple):
     replica: int
     attempt: int = 0
     notice_s: float = 10.0
-    liveness: Liveness = field(default_factory=Liveness)
+    liveness: Liveness = Liveness()
     checkpoints: NodeCheckpoints | None = None
     seed: int = 0
 
