@@ -1,7 +1,9 @@
 """Which methods are fast enough to run where their call was read, or made."""
 
 #: A method faster than this, on average, saves two hops between threads.
-_FAST_S = 0.0005
+FAST_S = 0.0005
+#: Of a method that is faster than this, runs that are so too need no note: that takes time as well.
+VERY_FAST_S = 0.0001
 #: The assumed cost of a method before its first call; it has to show that it is fast.
 _UNKNOWN_S = 0.001
 #: One slow run must not outweigh many fast ones for long.
@@ -15,12 +17,11 @@ class MethodCosts:
     def __init__(self) -> None:
         self._costs: dict[str, float] = {}
 
-    def is_fast(self, method: str) -> bool:
-        """Returns whether a method has been fast enough to run in the poller."""
-        return self._costs.get(method, _UNKNOWN_S) < _FAST_S
+    def of(self, method: str) -> float:
+        """Returns the seconds that a method takes."""
+        return self._costs.get(method, _UNKNOWN_S)
 
     def learn(self, method: str, took_s: float) -> None:
         """Takes note of one run; an exponential average with a limit."""
         cost = self._costs.get(method, _UNKNOWN_S)
-        took_s = min(_SLOWEST_S, took_s)
-        self._costs[method] = cost + _WEIGHT * (took_s - cost)
+        self._costs[method] = cost + _WEIGHT * (min(took_s, _SLOWEST_S) - cost)

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from courier import _clock
 from courier._context import CallContext
-from courier._costs import MethodCosts
+from courier._costs import FAST_S, MethodCosts
 from courier._dispatch import Dispatcher
 from courier._engine.lane import WireLane
 from courier._lane import Lane, PendingCall
@@ -257,7 +257,7 @@ class LocalCall:
 
         if not server.begin(self):
             return False
-        may_stay = blocking and self._deadline is None and server.costs.is_fast(self._method)
+        may_stay = blocking and self._deadline is None and server.costs.of(self._method) < FAST_S
         if may_stay and _is_plain_thread() and server.handlers.enter():
             try:
                 run()

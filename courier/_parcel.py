@@ -82,6 +82,39 @@ def pack(value: Any) -> Parcel:
         SerializationError: It cannot be pickled; the cause says why.
     """
     buffers: list[pickle.PickleBuffer] = []
+    try:
+        data = pickle.dumps(value, protocol=5, buffer_callback=_chooser(buffers))
+        # A reference to __main__ would mean another module in the other process. `find`, because
+        # `in` takes ten times as long: it tries the bytes as a number first.
+        if data.find(b"__main__") < 0 and not _by_value():
+            return Parcel(data, [_raw(buffer) for buffer in buffers]) if buffers else Parcel(data)
+    except Exception:  # noqa: BLE001, S110 - any object may fail in any way; cloudpickle judges
+        pass
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # pickling runs code of arbitrary classes: even sys.exit()
+        raise _failure(error) from error
+    return _pack_by_value(value)
+
+
+def _pack_by_value(value: Any) -> Parcel:
+    buffers: list[pickle.PickleBuffer] = []
+    try:
+        with io.BytesIO() as file:
+            Pickler(file, protocol=5, buffer_callback=_chooser(buffers)).dump(value)
+            return Parcel(file.getvalue(), [_raw(buffer) for buffer in buffers])
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # as above
+        raise _failure(error) from error
+
+
+def _failure(error: BaseException) -> SerializationError:
+    return SerializationError(f"{type(error).__name__}: {error}")
+
+
+def _chooser(outside: list[pickle.PickleBuffer]) -> Callable[[pickle.PickleBuffer], bool]:
+    """Returns what tells pickle which buffers to copy; it gathers the others."""
 
     def stays_inside(buffer: pickle.PickleBuffer) -> bool:
         try:
@@ -89,29 +122,10 @@ def pack(value: Any) -> Parcel:
                 return True
         except BufferError:
             pass
-        buffers.append(buffer)
+        outside.append(buffer)
         return False
 
-    try:
-        try:
-            data = pickle.dumps(value, protocol=5, buffer_callback=stays_inside)
-            # A reference to __main__ would mean another module in the other process.
-            # `in` takes ten times as long: it takes the bytes for a number first.
-            by_value = data.find(b"__main__") >= 0 or bool(_by_value())
-            if not by_value and not buffers:
-                return Parcel(data)
-        except Exception:  # noqa: BLE001 - any object may fail in any way; cloudpickle judges
-            by_value = True
-        if by_value:
-            buffers.clear()
-            with io.BytesIO() as file:
-                Pickler(file, protocol=5, buffer_callback=stays_inside).dump(value)
-                data = file.getvalue()
-        return Parcel(data, [_raw(buffer) for buffer in buffers])
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # pickling runs code of arbitrary classes: even sys.exit()
-        raise SerializationError(f"{type(error).__name__}: {error}") from error
+    return stays_inside
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -184,7 +198,7 @@ def unpack(parcel: Parcel) -> Any:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # unpickling runs code of arbitrary classes: even sys.exit()
-        raise SerializationError(f"{type(error).__name__}: {error}") from error
+        raise _failure(error) from error
 
 
 def unshared(parcel: Parcel) -> Parcel:

@@ -119,16 +119,16 @@ class Frame:
 
 
 #: A small frame without buffers: its kind, call, meta and pickle.
-SmallFrame = tuple[int, int, bytes, bytearray]
+SmallFrame = tuple[int, int, bytearray, bytearray]
 
 
 def whole(small: SmallFrame) -> Frame:
     """Returns a small frame as all others are."""
     kind, call, meta, data = small
-    return Frame(kind, call, meta, Parcel(data))
+    return Frame(kind, call, bytes(meta), Parcel(data))
 
 
-def method_of(name: bytes) -> str:
+def method_of(name: bytes | bytearray) -> str:
     """Returns the method that a call names.
 
     Raises:
@@ -317,8 +317,7 @@ class FrameReader:
         middle = _HEADER_BYTES + meta_bytes
         if middle + pickle_bytes != count or buffers or regions:
             return None
-        meta = bytes(memory[_HEADER_BYTES:middle]) if meta_bytes else b""
-        return kind, call, meta, memory[middle:count]
+        return kind, call, memory[_HEADER_BYTES:middle], memory[middle:count]
 
     def filled(self, count: int) -> list[Frame]:
         """Takes note of `count` bytes in the room; returns the frames that are complete.

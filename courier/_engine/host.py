@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from courier import _frozen
 from courier._address import join_address
 from courier._context import CallContext
-from courier._costs import MethodCosts
+from courier._costs import FAST_S, VERY_FAST_S, MethodCosts
 from courier._dispatch import Dispatcher
 from courier._engine.caller import Caller
 from courier._engine.channel import Channel
@@ -302,7 +302,7 @@ class Host:
         """
         if self._stopping:
             caller.answer(number, call, STOPPING, at_once=True)
-        elif is_compressed or not self._costs.is_fast(call.method):
+        elif is_compressed or self._costs.of(call.method) >= FAST_S:
             self._run_aside(_Work(caller, number, call, arguments, is_compressed))
         elif is_alone and not self._work:
             self._run_here(caller, number, call, arguments)
@@ -434,7 +434,9 @@ class Host:
             caller.answer(number, call, outcome, at_once=at_once)
             if not at_once:
                 self._dirty[caller] = None
-            self._costs.learn(call.method, perf_counter() - began)
+            took_s = perf_counter() - began
+            if took_s > VERY_FAST_S or self._costs.of(call.method) > VERY_FAST_S:
+                self._costs.learn(call.method, took_s)
         except BaseException:  # noqa: BLE001 - the waiting caller gets the error
             caller.give_up()
         finally:
