@@ -323,17 +323,15 @@ class Client:
         self.peer.method("burn")(seconds)
 
 
-def main(peer: Peer) -> None:
+def main(peer: Peer, client_type: type[Client] = Client) -> None:
     """Plays the role that the command line names."""
     answers = open_answers()
     setup = Setup(**json.loads(sys.stdin.readline()))
     role = sys.argv[1]
-    if role == "server":
-        answer(answers, lambda: peer.serve(setup))
-        sys.stdin.read()
-    elif role == "client":
-        answer(answers, lambda: peer.connect(setup))
-        client = Client(peer)
+    if role in {"server", "client"}:
+        begin = peer.serve if role == "server" else peer.connect
+        answer(answers, lambda: begin(setup))
+        client = client_type(peer)
         for line in sys.stdin:
             command = json.loads(line)
             method = getattr(client, command.pop("do"))
