@@ -2,12 +2,13 @@
 
     python -m benchmarks --peers=courier,floor,ray --cases=echo,arrays --rounds=5
 
-In each round of each case the peers take turns. A run of everything writes its tables and its plot
+In each round of each case the peers take turns. Ratios are taken within a round. A run of everything writes its tables and its plot
 to docs/; any other run only prints them.
 """
 
 import argparse
 import datetime as dt
+import time
 from collections.abc import Sequence
 
 from benchmarks import plot, report
@@ -76,13 +77,17 @@ def _run_case(
 ) -> None:
     """Measures each peer once per round; gives up on a peer that fails."""
     for number in range(rounds):
-        # Each comes first once, so that no place in the row is an advantage.
-        first = number % max(1, len(peers))
-        for one in [*peers[first:], *peers[:first]]:
+        # Another peer comes first, and each second round runs backwards, so that no place in the row
+        # and no neighbour is an advantage.
+        first = number * len(peers) // rounds
+        forwards = [*peers[first:], *peers[:first]]
+        backwards = [*peers[first::-1], *peers[:first:-1]]
+        for one in backwards if number % 2 else forwards:
             name = one.peer.name
             if (case.name, name) in results.reasons:
                 continue
             values: list[float] = []
+            begun_at = time.monotonic()
             try:
                 with Session(one, effort, namespaces if case.tls else None) as session:
                     # Keeps what came before a failure.
@@ -97,7 +102,8 @@ def _run_case(
             reason = results.reasons.get((case.name, name), "")
             shown = " ".join([*map(report.number, values), reason]).rstrip()
             end_orphans()
-            print(f"{case.name} {number + 1}/{rounds} {name}: {shown}", flush=True)
+            took_s = time.monotonic() - begun_at
+            print(f"{case.name} {number + 1}/{rounds} {name}: {shown} ({took_s:.1f} s)", flush=True)
 
 
 def _parse() -> argparse.Namespace:

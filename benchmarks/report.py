@@ -1,5 +1,7 @@
 """Tables of the results, and their place in `docs/benchmarks.md`."""
 
+import functools
+import itertools
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -23,22 +25,24 @@ class Results:
     #: By name of the peer: why it takes no part.
     absent: dict[str, str] = field(default_factory=dict)
 
-    def median(self, metric: Metric, peer: Peer) -> float | None:
-        """Returns the median over all rounds."""
-        values = self.values.get((metric.name, peer.name))
-        return statistics.median(values) if values else None
+    def figures(self, metric: Metric, peer: Peer) -> list[float]:
+        """Returns what each round gave."""
+        return self.values.get((metric.name, peer.name), [])
+
+    def ratios(self, metric: Metric, peer: Peer, base: str) -> list[float]:
+        """Returns how many times worse a peer was than another one in the same round."""
+        pairs = zip(
+            self.figures(metric, peer), self.values.get((metric.name, base), []), strict=False
+        )
+        if metric.more_is_better:
+            return [other / own for own, other in pairs]
+        # A difference of two medians can fall below zero, where ratios mean nothing.
+        return [own / other for own, other in pairs if other > 0]
 
     def ratio(self, metric: Metric, peer: Peer, base: str) -> float | None:
-        """Returns how many times worse a peer is than another one; below 1 it is better."""
-        own = self.values.get((metric.name, peer.name))
-        other = self.values.get((metric.name, base))
-        if not own or not other:
-            return None
-        worse, better = statistics.median(own), statistics.median(other)
-        if metric.more_is_better:
-            worse, better = better, worse
-        # A difference of two medians can fall below zero, where ratios mean nothing.
-        return worse / better if worse > 0 and better > 0 else None
+        """Returns the median of the ratios; below 1 the peer is better."""
+        ratios = self.ratios(metric, peer, base)
+        return statistics.median(ratios) if ratios and statistics.median(ratios) > 0 else None
 
 
 def markdown(results: Results, peers: Sequence[Peer]) -> str:
@@ -82,41 +86,41 @@ def _tables(
 ) -> str:
     case_of = {metric.name: case.name for case in cases for metric in case.metrics}
 
-    def absolute(metric: Metric, peer: Peer) -> str:
-        value = results.median(metric, peer)
-        if value is not None:
-            return number(value)
-        reason = results.reasons.get((case_of[metric.name], peer.name))
-        return "hung" if reason == "hung" else _NOTHING
+    def table(corner: str, samples: Callable[[Metric, Peer], list[float]], base: str) -> str:
+        rows = [
+            [corner, *(peer.title for peer in peers), "rounds differ by"],
+            ["---", *("--:" for _ in peers), "--:"],
+        ]
+        for metric in metrics:
+            row = {peer.name: samples(metric, peer) for peer in peers}
+            cells = []
+            for name, values in row.items():
+                hung = results.reasons.get((case_of[metric.name], name)) == "hung"
+                missing = "hung" if hung else _NOTHING
+                cells.append(number(statistics.median(values)) if values else missing)
+            # What is compared with itself would hide how much the others differ.
+            difference = _difference([values for name, values in row.items() if name != base])
+            title = metric.title if base else f"{metric.title} ({metric.unit})"
+            rows.append([title, *cells, difference])
+        return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
-    def relative(base: str) -> Callable[[Metric, Peer], str]:
-        def show(metric: Metric, peer: Peer) -> str:
-            ratio = results.ratio(metric, peer, base)
-            return _NOTHING if ratio is None else number(ratio)
-
-        return show
-
-    tables = [_table("", metrics, peers, absolute, with_unit=True)]
+    tables = [table("", results.figures, "")]
     for base, text in ((FLOOR, "Times the floor"), (US, "Times courier")):
         if any(peer.name == base for peer in peers):
             tables.append(f"{text} (above 1 is worse):\n")
-            tables.append(_table(text, metrics, peers, relative(base), with_unit=False))
+            tables.append(table(text, functools.partial(results.ratios, base=base), base))
     return "\n".join(tables)
 
 
-def _table(
-    corner: str,
-    metrics: Sequence[Metric],
-    peers: Sequence[Peer],
-    show: Callable[[Metric, Peer], str],
-    with_unit: bool,
-) -> str:
-    head = [corner, *(peer.title for peer in peers)]
-    rows = [head, ["---", *("--:" for _ in peers)]]
-    for metric in metrics:
-        title = f"{metric.title} ({metric.unit})" if with_unit else metric.title
-        rows.append([title, *(show(metric, peer) for peer in peers)])
-    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+def _difference(rows: Sequence[Sequence[float]]) -> str:
+    """Returns how much two values of the same peer differ: the median of all pairs of all peers."""
+    differences = [
+        abs(one - other) / max(abs(one), abs(other))
+        for values in rows
+        for one, other in itertools.combinations(values, 2)
+        if one or other
+    ]
+    return f"{statistics.median(differences):.0%}" if differences else _NOTHING
 
 
 def _gaps(results: Results, peers: Sequence[Peer]) -> list[str]:
