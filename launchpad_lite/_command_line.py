@@ -1,6 +1,5 @@
 """`python -m launchpad_lite.launch`: run, plan or draw a program that is named on the command line."""
 
-import contextlib
 import importlib
 import importlib.util
 import inspect
@@ -8,17 +7,17 @@ import itertools
 import os
 import signal
 import sys
-import types
-import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from absl import flags
 
+from launchpad_lite._arguments import convert, kinds_of
 from launchpad_lite._flags import (
     HELP,
     LAUNCHER,
+    LAUNCHER_OPTION,
     TERMINATION_NOTICE_SECS,
     chosen_launcher,
     describe_flags,
@@ -77,19 +76,19 @@ number of the job or the folder of the run; --launcher=kubernetes: the name of t
 
 A script of the original Launchpad, which says `import launchpad`, runs without a change:
 
-  --compat SCRIPT [ARGUMENT ...]
+  [--launcher=NAME] [--OPTION=VALUE ...] --compat SCRIPT [ARGUMENT ...]
 
 PROGRAM --help shows its arguments; --version shows that of this package.
 
 options:
   --launcher=NAME                     {launchers}
+  --lp_launcher_option=OPTION=VALUE   an option of the launcher, for scripts; may be repeated
   --lp_restart=WHEN                   never, on_failure or always; or GROUP=WHEN,GROUP=WHEN
   --lp_checkpoints=FOLDER             where nodes keep their state that can save and restore it
   --lp_seed=N                         of the program: each node gets its own from it
   --lp_log_dir=FOLDER                 where the output of nodes is kept
   --lp_termination_notice_secs=N      seconds nodes have to end after they were asked ({notice:g})
 """
-_UNIONS = (types.UnionType, typing.Union)
 #: Arguments of `launch` that the command line gives.
 _NOT_OF_MAIN = {"programs", "launcher", "launch_type", "launcher_options"}
 _COMMANDS = ("run", "plan", "render", "emit")
@@ -187,10 +186,15 @@ def _run_original(arguments: Sequence[str]) -> NoReturn:
     """Becomes a script that finds the package `launchpad` of launchpad-lite-compat.
 
     Raises:
-        LaunchpadError: No script is named, or the package is not there.
+        LaunchpadError: No script is named, the package is not there, or an option is unknown.
     """
     place = arguments.index(_COMPAT)
     before, script = arguments[:place], arguments[place + 1 : place + 2]
+    _, *options = parse_known(["launch", *before])
+    known = options_of(chosen_launcher())
+    for option in options:
+        if option.removeprefix("--").partition("=")[0].replace("-", "_") not in known:
+            _refuse(_COMPAT, option, [], [*known])
     if not script or not Path(script[0]).is_file():
         raise ProgramPathError(f"{_COMPAT} is followed by a script; {' '.join(script)!r} is none")
     environment = dict(os.environ)
@@ -206,7 +210,11 @@ def _run_original(arguments: Sequence[str]) -> NoReturn:
         raise MissingExtraError(
             "there is no package launchpad here: pip install launchpad-lite-compat"
         )
-    command = [sys.executable, *script, *before, *arguments[place + 2 :]]
+    given = [
+        f"--{LAUNCHER_OPTION.name}={each.removeprefix('--')}" if each in options else each
+        for each in before
+    ]
+    command = [sys.executable, *script, *given, *arguments[place + 2 :]]
     os.execve(sys.executable, command, environment)  # noqa: S606 - needs no shell
 
 
@@ -337,19 +345,20 @@ def _take_launcher(
     name = name or chosen_launcher()
     maker = load_launcher(name)
     known = {option: each for option, each in options_of(name).items() if option not in without}
-    hints = _hints(maker.__init__ if inspect.isclass(maker) else maker)
     options: dict[str, Any] = {}
     for argument in rest[: _first_word(rest)]:
         option, _, text = argument.removeprefix("--").partition("=")
         option = option.replace("-", "_")
         if argument.startswith("--") and option in known:
             rest.remove(argument)
-            kind = hints.get(option, type(known[option].default))
-            options[option] = _convert(argument, text, kind)
+            options[option] = _convert(argument, text, kinds_of(maker, option))
     try:
-        return find_launcher(name, options), [*known]
+        launcher = find_launcher(name, options)
     except (TypeError, ValueError) as error:
         raise ProgramPathError(f"--launcher={name}: {error}") from error
+    # The launcher has them now; `launch` refuses them where a launcher is made already.
+    flags.FLAGS[LAUNCHER_OPTION.name].unparse()
+    return launcher, [*known]
 
 
 def _take_name(rest: list[str]) -> str | None:
@@ -514,7 +523,6 @@ def _keyword_arguments(
     function: Callable[..., Any], arguments: list[str], options: Sequence[str]
 ) -> dict[str, Any]:
     parameters = inspect.signature(function).parameters
-    hints = _hints(function)
     keywords: dict[str, Any] = {}
     rest = list(arguments)
     while rest:
@@ -523,19 +531,20 @@ def _keyword_arguments(
         name = name.replace("-", "_")
         if not argument.startswith("--") or name not in parameters:
             _refuse(function.__name__, argument, list(parameters), options)
-        kind = hints.get(name, type(parameters[name].default))
-        if not equals and bool not in _kinds(kind):
+        kinds = kinds_of(function, name)
+        if not equals and bool not in kinds:
             if not rest or rest[0].startswith("--"):
                 raise ProgramPathError(f"{argument!r} needs a value: {argument}=VALUE")
             text = rest.pop(0)
-        keywords[name] = _convert(argument, text, kind)
+        keywords[name] = _convert(argument, text, kinds)
     return keywords
 
 
-def _hints(function: Any) -> dict[str, Any]:
-    with contextlib.suppress(Exception):  # annotations that cannot be evaluated do not help
-        return typing.get_type_hints(function)
-    return {}
+def _convert(argument: str, text: str, kinds: Collection[Any]) -> Any:
+    try:
+        return convert(text, kinds)
+    except ValueError as error:
+        raise ProgramPathError(f"{argument!r}: {error}") from None
 
 
 def _refuse(taker: str, argument: str, known: Sequence[str], options: Sequence[str]) -> NoReturn:
@@ -549,24 +558,3 @@ def _refuse(taker: str, argument: str, known: Sequence[str], options: Sequence[s
         + f"; {taker} takes {names}"
         + (f". The launcher takes, before PROGRAM or RUN: {also}" if also else "")
     )
-
-
-def _kinds(kind: Any) -> tuple[Any, ...]:
-    return typing.get_args(kind) if typing.get_origin(kind) in _UNIONS else (kind,)
-
-
-def _convert(argument: str, text: str, kind: Any) -> Any:
-    kinds = _kinds(kind)
-    if bool in kinds:
-        if text.lower() not in ("", "true", "1", "yes", "false", "0", "no"):
-            raise ProgramPathError(f"{argument!r}: expected true or false")
-        return text.lower() in ("", "true", "1", "yes")
-    for known in (int, float, Path):
-        if known in kinds:
-            try:
-                return known(text)
-            except ValueError:
-                if str in kinds:
-                    continue
-                raise ProgramPathError(f"{argument!r}: expected {known.__name__}") from None
-    return text

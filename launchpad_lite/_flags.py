@@ -21,6 +21,9 @@ _OTHER_PARSERS = frozenset({"argparse", "click", "docopt", "fire", "getopt", "op
 LAUNCHER = flags.DEFINE_string(
     "launcher", None, "Where the program runs: local_mp (the default), local_mt, ..."
 )
+LAUNCHER_OPTION = flags.DEFINE_multi_string(
+    "lp_launcher_option", [], "Option of the launcher, as in image=NAME; may be repeated."
+)
 flags.DEFINE_string(
     "lp_launch_type", None, "The same under its old name: local_mp, local_mt, test_mp, test_mt."
 )
@@ -113,7 +116,9 @@ def _default(flag: Any) -> str:
     return flag.flag_type().upper() if flag.default is None else str(flag.default)
 
 
-def given_or_flag(argument: str, given: Any, flag: "flags.FlagHolder[Any]", value: Any) -> Any:
+def given_or_flag(
+    argument: str, given: Any, flag: "flags.FlagHolder[Any]", value: Any, shown: str | None = None
+) -> Any:
     """Returns the argument of `launch`, or what a flag says if that is None.
 
     Args:
@@ -121,12 +126,13 @@ def given_or_flag(argument: str, given: Any, flag: "flags.FlagHolder[Any]", valu
         given: The argument.
         flag: The flag. If both are given, a warning says that the flag has no effect.
         value: What the flag says.
+        shown: How the warning shows it, if not as the value of the flag.
     """
     if given is None:
         return value
     if flag.present and given != value:
         text = "--%s=%s has no effect: the script passes %s=%r to lp.launch"
-        _LOGGER.warning(text, flag.name, flag.value, argument, given)
+        _LOGGER.warning(text, flag.name, shown or flag.value, argument, given)
     return given
 
 

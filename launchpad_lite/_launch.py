@@ -11,11 +11,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from launchpad_lite._arguments import convert, kinds_of
 from launchpad_lite._compat import LaunchType, one_of
 from launchpad_lite._exit import report_at_exit
 from launchpad_lite._flags import (
     CHECKPOINTS,
     LAUNCHER,
+    LAUNCHER_OPTION,
     LOG_DIR,
     RESTART,
     SEED,
@@ -40,18 +42,21 @@ from launchpad_lite._plan import (
 from launchpad_lite._program import Program
 from launchpad_lite._registry import publish
 from launchpad_lite._script import importer
-from launchpad_lite._settings import nearest
+from launchpad_lite._settings import did_you_mean, nearest
 from launchpad_lite.errors import LaunchError, ProgramError
 from launchpad_lite.launching import (
     Launcher,
     LaunchOptions,
     RunningProgram,
     get_launcher,
+    load_launcher,
     options_of,
 )
 
 #: What Python says when the system gives no more threads.
 _NO_THREAD = "can't start new thread"
+
+_FLAG = f"--{LAUNCHER_OPTION.name}"
 
 LauncherChoice = str | LaunchType | Launcher | None
 
@@ -237,7 +242,7 @@ def _settings(
 
 
 def find_launcher(choice: LauncherChoice, options: Mapping[str, Any]) -> Launcher:
-    """Returns a launcher, with the hosts that the command line names if it takes some.
+    """Returns a launcher, with the options and hosts that the command line gives.
 
     Args:
         choice: As for `launch`.
@@ -245,7 +250,7 @@ def find_launcher(choice: LauncherChoice, options: Mapping[str, Any]) -> Launche
 
     Raises:
         UnknownLauncherError: No such launcher is installed.
-        LaunchError: The hosts on the command line are malformed, or it takes none.
+        LaunchError: The hosts or options on the command line are malformed, or it takes none.
         TypeError: It does not take such options, or was made already.
         ValueError: An option has a value that cannot be.
     """
@@ -260,8 +265,14 @@ def find_launcher(choice: LauncherChoice, options: Mapping[str, Any]) -> Launche
                 f"{', '.join(f'{option}=' for option in options)}: options are for launchers that are "
                 f"named; give them to {type(choice).__name__}(...) when you make it"
             )
+        if given := LAUNCHER_OPTION.value:
+            raise LaunchError(
+                f"{_FLAG}={given[0]}: options are for launchers that are named, and the script passes "
+                f"{type(choice).__name__}(...), made already"
+            )
         return choice
     _check_options(name, options)
+    options = _with_options_of_flag(name, options)
     hosts = chosen_hosts()
     if hosts is None or "hosts" in options:
         return get_launcher(name, options)
@@ -271,6 +282,28 @@ def find_launcher(choice: LauncherChoice, options: Mapping[str, Any]) -> Launche
         raise LaunchError(f"--hosts={hosts}: the launcher {name!r} takes no hosts") from error
     except ValueError as error:
         raise LaunchError(f"--hosts={hosts}: {error}") from error
+
+
+def _with_options_of_flag(name: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Fills in the options of a launcher that a flag gives where the call does not."""
+    filled = dict(options)
+    for given in LAUNCHER_OPTION.value:
+        option, _, text = given.partition("=")
+        option = option.replace("-", "_")
+        known = options_of(name)
+        if option not in known:
+            raise LaunchError(
+                f"{_FLAG}={given}: unknown option {option!r}{did_you_mean(option, known)}; "
+                f"the launcher {name!r} takes {', '.join(known) or 'none'}"
+            )
+        try:
+            value = convert(text, kinds_of(load_launcher(name), option))
+        except ValueError as error:
+            raise LaunchError(f"{_FLAG}={given}: {error}") from None
+        filled[option] = given_or_flag(
+            option, options.get(option), LAUNCHER_OPTION, value, shown=given
+        )
+    return filled
 
 
 def _check_options(name: str, options: Mapping[str, Any]) -> None:

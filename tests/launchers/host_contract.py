@@ -9,6 +9,7 @@ Where a behaviour means something else for an engine, its class has a test of th
 import contextlib
 import re
 import signal
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,38 @@ from tests.launchers.host_engines import CHECKOUT, Command, Desk
 
 #: Enough for restarts and calls that break meanwhile.
 _CHECKPOINT_EVERY_S = 0.2
+
+#: Whatever it says, the command line decides where it runs.
+_ORIGINAL = """
+    import uuid
+    import launchpad as lp
+
+    class Names:
+        def __init__(self):
+            self._name = uuid.uuid4()
+
+        def name(self):
+            return self._name
+
+    class Own(lp.CourierNode):
+        def run(self):
+            print("own run of", lp.context.get_context().launch_type.value, flush=True)
+            super().run()
+
+    class Asks:
+        def __init__(self, others):
+            self._others = others
+
+        def run(self):
+            print(len({other.name() for other in self._others}), "are there", flush=True)
+            lp.stop()
+
+    program = lp.Program("original")
+    with program.group("names"):
+        others = [program.add_node(Own(Names)) for _ in range(2)]
+    program.add_node(lp.CourierNode(Asks, others), label="asks")
+    lp.launch(program, launch_type=lp.LaunchType.LOCAL_MULTI_THREADING)
+"""
 
 
 def _fail(desk: Desk, harm: Callable[[Command], object]) -> tuple[Command, str, str]:
@@ -88,6 +121,14 @@ class HostEngineContract:
         output = desk.command_line(*desk.command_line_options, program, *arguments).check(100)
         assert last_words in output
         assert "Traceback" not in output
+        desk.assert_nothing_is_left()
+
+    @pytest.mark.bed
+    def test_a_script_of_the_original_runs_without_a_change(self, desk: Desk) -> None:
+        script = desk.write(textwrap.dedent(_ORIGINAL), "original.py")
+        output = desk.command_line(*desk.command_line_options, "--compat", str(script)).check()
+        assert "2 are there" in output
+        assert output.count("own run of local_mp") == 2
         desk.assert_nothing_is_left()
 
     @pytest.mark.parametrize(

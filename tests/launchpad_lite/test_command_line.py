@@ -252,6 +252,7 @@ def test_drawings_go_to_files(command: Command, programs: Path) -> None:
             ["status", "--launcher=slurm", "--tiem=1", "17"],
             "unknown argument '--tiem=1' (did you mean --time?); status takes",
         ),
+        (["--launcher=slurm", "--tiem=1", "--compat", "none.py"], "(did you mean --time?)"),
         (["prog", "--times=two"], "'--times=two': expected int"),
         (["prog", "--loud=maybe"], "expected true or false"),
         (["prog:wrong"], "never added"),

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from absl.testing import flagsaver
 
 import launchpad_lite as lp
 from launchpad_lite.launching import get_launcher, installed_launchers
@@ -133,6 +134,26 @@ def test_unknown_options_of_a_launcher_are_a_type_error(install: Install) -> Non
     install("my-launchers", mine="my_launchers:Mine")
     with pytest.raises(TypeError, match="regoin"):
         lp.plan(small_program(), "mine", regoin="there")
+
+
+@pytest.mark.parametrize(
+    ("launcher", "option", "words"),
+    [
+        ("mine", "regoin=there", r"'regoin' \(did you mean 'region'\?\); .* 'mine' takes region$"),
+        ("local_mt", "region=there", "the launcher 'local_mt' takes none$"),
+        ("slurm", "nodes=many", "expected int$"),
+        (get_launcher("local_mt"), "region=there", r"the script passes ThreadLauncher\(\.\.\.\)"),
+    ],
+)
+def test_options_on_the_command_line_that_a_launcher_does_not_take_are_told(
+    install: Install, launcher: Any, option: str, words: str
+) -> None:
+    install("my-launchers", mine="my_launchers:Mine")
+    with (
+        flagsaver.flagsaver(lp_launcher_option=[option]),
+        pytest.raises(lp.LaunchError, match=f"--lp_launcher_option={option}: .*{words}"),
+    ):
+        lp.plan(small_program(), launcher)
 
 
 def test_an_unknown_launcher_is_told_with_those_that_are_installed() -> None:

@@ -130,6 +130,27 @@ def test_the_launcher_is_chosen_in_code_or_on_the_command_line(
     assert without_logs_line(done.stderr) == (ignored if both else "")
 
 
+_PLANNING_SCRIPT = """
+import launchpad_lite as lp
+
+if __name__ == "__main__":
+    program = lp.Program("asks")
+    for label in "ab":
+        program.add_node(lp.PyNode(print), label=label)
+    print(lp.plan(program, requeue=False))
+"""
+
+
+def test_options_of_launchers_are_chosen_on_the_command_line(run_script: Any) -> None:
+    options = [f"--lp_launcher_option={each}" for each in ("nodes=2", "time=9", "requeue")]
+    done = run_script(_PLANNING_SCRIPT, "--launcher=slurm", *options)
+    assert done.returncode == 0, done.stderr
+    assert "note: Slurm is asked for 2 hosts" in done.stdout
+    assert done.stderr == (
+        "--lp_launcher_option=requeue has no effect: the script passes requeue=False to lp.launch\n"
+    )
+
+
 FAILING_SCRIPT = """
 import sys
 import launchpad_lite as lp

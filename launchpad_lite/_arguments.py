@@ -1,0 +1,46 @@
+"""Arguments as command lines give them: the types that they may have, and their text as a value."""
+
+import inspect
+import types
+import typing
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+_UNIONS = (types.UnionType, typing.Union)
+
+
+def kinds_of(taker: Callable[..., Any], name: str) -> Collection[Any]:
+    """Returns the types that an argument of a function or class may have.
+
+    Args:
+        taker: The function or class.
+        name: The argument, whose annotation counts, or else its default.
+    """
+    hints: dict[str, Any] = {}
+    with suppress(Exception):  # annotations that cannot be evaluated do not help
+        hints = typing.get_type_hints(taker.__init__ if inspect.isclass(taker) else taker)
+    kind = hints.get(name, type(inspect.signature(taker).parameters[name].default))
+    return typing.get_args(kind) if typing.get_origin(kind) in _UNIONS else (kind,)
+
+
+def convert(text: str, kinds: Collection[Any]) -> Any:
+    """Returns a text as a value of one of some types; empty text is true where one is `bool`.
+
+    Raises:
+        ValueError: It cannot be.
+    """
+    if bool in kinds:
+        if text.lower() not in ("", "true", "1", "yes", "false", "0", "no"):
+            raise ValueError("expected true or false")
+        return text.lower() in ("", "true", "1", "yes")
+    for known in (int, float, Path):
+        if known in kinds:
+            try:
+                return known(text)
+            except ValueError:
+                if str in kinds:
+                    continue
+                raise ValueError(f"expected {known.__name__}") from None
+    return text
