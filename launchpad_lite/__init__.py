@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 from courier import Client as CourierClient, Remote, batched_handler
 from launchpad_lite import _exit, _flags  # noqa: F401 - flags, and the script's end, before the user's own
 from launchpad_lite._address import Address
-from launchpad_lite._compat import LaunchType, is_local_launch, is_local_launch_or_test
 from launchpad_lite._deferred import Deferred, maybe_dereference
 from launchpad_lite._policies import Liveness, RestartPolicy
 from launchpad_lite._process import PythonProcess
@@ -121,7 +120,6 @@ __all__ = [
     "Handle",
     "LaunchError",
     "LaunchPlan",
-    "LaunchType",
     "LauncherLoadError",
     "LaunchpadError",
     "Liveness",
@@ -153,8 +151,6 @@ __all__ = [
     "batched_handler",
     "current_node",
     "heartbeat",
-    "is_local_launch",
-    "is_local_launch_or_test",
     "launch",
     "main",
     "make_program",

@@ -1,4 +1,4 @@
-"""Arguments as command lines give them: the types that they may have, and their text as a value."""
+"""Arguments as users give them: under two names; the types they may have; text as a value."""
 
 import inspect
 import types
@@ -9,6 +9,17 @@ from pathlib import Path
 from typing import Any
 
 _UNIONS = (types.UnionType, typing.Union)
+
+
+def one_of(name: str, value: Any, original_name: str, original: Any) -> Any:
+    """Returns an argument that has a name of the original's, too; None if it is not given.
+
+    Raises:
+        TypeError: It is given under both names.
+    """
+    if value is not None and original is not None:
+        raise TypeError(f"{original_name} is the original's name of {name}; give one of them")
+    return original if value is None else value
 
 
 def kinds_of(taker: Callable[..., Any], name: str) -> Collection[Any]:

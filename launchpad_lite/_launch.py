@@ -11,8 +11,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from launchpad_lite._arguments import convert, kinds_of
-from launchpad_lite._compat import LaunchType, one_of
+from launchpad_lite._arguments import convert, kinds_of, one_of
 from launchpad_lite._exit import report_at_exit
 from launchpad_lite._flags import (
     CHECKPOINTS,
@@ -58,7 +57,7 @@ _NO_THREAD = "can't start new thread"
 
 _FLAG = f"--{LAUNCHER_OPTION.name}"
 
-LauncherChoice = str | LaunchType | Launcher | None
+LauncherChoice = str | Launcher | None
 
 
 def plan(
@@ -255,8 +254,6 @@ def find_launcher(choice: LauncherChoice, options: Mapping[str, Any]) -> Launche
         ValueError: An option has a value that cannot be.
     """
     parse_script_arguments()
-    if isinstance(choice, LaunchType):
-        choice = choice.value
     named = choice.name if isinstance(choice, Launcher) else choice or None
     name = given_or_flag("launcher", named, LAUNCHER, chosen_launcher())
     if isinstance(choice, Launcher):

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple, Protocol
 
 import courier
 from launchpad_lite._address import Address, AddressTable, enter_table
+from launchpad_lite._arguments import one_of
 from launchpad_lite._clients import Clients
-from launchpad_lite._compat import one_of
 from launchpad_lite._forcing import ForcedExit, Forcing
 from launchpad_lite._liveness import SignsOfLife
 from launchpad_lite._policies import Liveness

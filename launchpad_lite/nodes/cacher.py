@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn, TypeVar, cast
 
 import courier
-from launchpad_lite._compat import one_of, seconds_of
+from launchpad_lite._arguments import one_of
 from launchpad_lite.nodes.base import Handle
 from launchpad_lite.nodes.courier import CourierNode, describe_target
 
@@ -63,9 +63,9 @@ class CacherNode(CourierNode[T]):
         """
         self._target = describe_target(target_handle, "CacherNode")
         refresh_s = one_of(
-            "refresh_s", refresh_s, "refresh_interval_ms", seconds_of(refresh_interval_ms)
+            "refresh_s", refresh_s, "refresh_interval_ms", _seconds(refresh_interval_ms)
         )
-        stale_s = one_of("stale_s", stale_s, "stale_after_ms", seconds_of(stale_after_ms))
+        stale_s = one_of("stale_s", stale_s, "stale_after_ms", _seconds(stale_after_ms))
         if refresh_s is None or stale_s is None:
             raise TypeError("CacherNode takes refresh_s= and stale_s=, in seconds")
         if not refresh_s >= 0 or not stale_s >= 0:
@@ -103,3 +103,7 @@ class CacherNode(CourierNode[T]):
     def description(self) -> str:
         """For people, like `CacherNode(for CourierNode(Server))`."""
         return f"{type(self).__name__}(for {self._target})"
+
+
+def _seconds(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1000

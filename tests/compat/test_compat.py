@@ -297,6 +297,12 @@ def test_of_several_programs_the_first_runs(caplog: pytest.LogCaptureFixture) ->
     assert "given 2 programs" in caplog.text
 
 
+def test_launch_types_tell_what_is_local() -> None:
+    assert lp.is_local_launch("local_mt")
+    assert not lp.is_local_launch(lp.LaunchType.TEST_MULTI_THREADING)
+    assert lp.is_local_launch_or_test("test_mp")
+
+
 @pytest.mark.parametrize("kind", ["vertex_ai", "local_docker"])
 def test_what_is_not_there_says_what_to_use(kind: str) -> None:
     assert not lp.is_local_launch_or_test(kind)

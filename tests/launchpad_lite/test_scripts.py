@@ -114,7 +114,7 @@ if __name__ == "__main__":
         ("program", ["--launcher=local_mt"], "in a thread"),
         ("program", [], "in a process"),
         ("program, launch_type='local_mt'", ["--launcher=local_mp"], "in a thread"),
-        ("[program], lp.LaunchType.LOCAL_MULTI_THREADING", [], "in a thread"),
+        ("[program], 'local_mt'", [], "in a thread"),
     ],
 )
 def test_the_launcher_is_chosen_in_code_or_on_the_command_line(
@@ -186,12 +186,6 @@ def test_launch_takes_exactly_one_program() -> None:
     for wrong in ([], [one, two], None, "one"):
         with pytest.raises(lp.ProgramError, match=r"takes one lp\.Program"):
             lp.launch(wrong, "test_mt")  # type: ignore[arg-type]
-
-
-def test_launch_types_of_the_original_tell_what_is_local() -> None:
-    assert lp.is_local_launch("local_mt")
-    assert not lp.is_local_launch(lp.LaunchType.TEST_MULTI_THREADING)
-    assert lp.is_local_launch_or_test("test_mp")
 
 
 SIGNAL_SCRIPT = """

@@ -144,7 +144,6 @@ program.add_node(lp.CourierNode(3), label="r")  # mistake
 program.add_node(lp.CourierNode(Consumer, [handle]), label=5)  # mistake
 running = lp.launch(program, resources={"r": lp.Resources(cpu=2)}, notice_s=3.0)
 lp.launch([program], "local_mt")
-lp.launch(program, lp.LaunchType.LOCAL_MULTI_THREADING)
 lp.launch("program")  # mistake
 exit_code: int = running.wait().exit_code
 outcome: str = running.wait(timeout_s=1.0).outcome  # mistake
