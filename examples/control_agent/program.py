@@ -139,17 +139,13 @@ class Learner:
 
     def run(self) -> None:
         """Learns until the program stops."""
-        repl, stop = self._repl, lp.stop_event()
+        repl = self._repl
         repl.keep(
             networks=self._agent.networks,
             critic_optimizer=self._critic_optimizer,
             policy_optimizer=self._policy_optimizer,
         )
         self._publish()
-        while not (is_filled := self._replay.wait_until_filled(LOOK_S)) and not stop.is_set():
-            pass
-        if not all(repl.all_gather(is_filled)):
-            return
         for _ in repl.run(self._step, self._input):
             if repl.step % self._settings.target_period == 0:
                 self._agent.update_targets()
@@ -164,7 +160,7 @@ class Learner:
         def sample() -> Transitions:
             while (batch := self._replay.sample(number, LOOK_S)) is None:
                 if stop.is_set():  # the actors insert nothing any more
-                    return self._replay.sample_at_once(number)
+                    raise StopIteration
             return batch
 
         return sample

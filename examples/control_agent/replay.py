@@ -70,32 +70,15 @@ class Replay:
         with self._changed:
             if not self._changed.wait_for(lambda: self._may_sample(number), timeout_s):
                 return None
-            return self._sampled(number)
-
-    def sample_at_once(self, number: int) -> Transitions:
-        """Returns transitions at random, whoever is behind.
-
-        Raises:
-            ValueError: There is none yet.
-        """
-        with self._changed:
-            return self._sampled(number)
-
-    def wait_until_filled(self, timeout_s: float | None = None) -> bool:
-        """Returns whether there are enough transitions to sample, in time."""
-        with self._changed:
-            return self._changed.wait_for(lambda: self._inserts >= self._min_size, timeout_s)
+            chosen = self._rng.integers(min(self._inserts, self._capacity), size=number)
+            self._samples += number
+            self._changed.notify_all()
+            return {name: values[chosen] for name, values in self._columns.items()}
 
     def counts(self) -> tuple[int, int]:
         """Returns how many transitions were inserted, and how many sampled."""
         with self._changed:
             return self._inserts, self._samples
-
-    def _sampled(self, number: int) -> Transitions:
-        chosen = self._rng.integers(min(self._inserts, self._capacity), size=number)
-        self._samples += number
-        self._changed.notify_all()
-        return {name: values[chosen] for name, values in self._columns.items()}
 
     def _ahead(self) -> float:
         """Returns how many samples learning is ahead of acting."""

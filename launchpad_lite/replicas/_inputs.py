@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from launchpad_lite.replicas import _nests
-from launchpad_lite.replicas.errors import InputSplitError, ReplicaError
+from launchpad_lite.replicas.errors import InputSplitError
 
 #: Batches that a worker keeps for replicas that have not fetched theirs.
 _KEPT = 4
@@ -50,9 +50,7 @@ def examples_in(batch: Any) -> int:
     return 0
 
 
-def opened(
-    input_fn: Callable[..., Any], index: int, step: int
-) -> tuple[Iterator[Any] | None, Callable[[], Any]]:
+def opened(input_fn: Callable[..., Any], index: int, step: int) -> Callable[[], Any]:
     """Opens a pipeline where a training goes on.
 
     Args:
@@ -62,7 +60,7 @@ def opened(
             as many batches dropped.
 
     Returns:
-        Its iterator, if it may end, and what returns the next batch.
+        What returns the next batch, or raises StopIteration.
 
     Raises:
         TypeError: It returns something else than an iterable or a callable.
@@ -70,16 +68,17 @@ def opened(
     takes_step = "step" in inspect.signature(input_fn).parameters
     pipeline = input_fn(index, step=step) if takes_step else input_fn(index)
     if hasattr(pipeline, "__iter__") or hasattr(pipeline, "__next__"):
-        iterator = iter(pipeline)
+        iterator: Iterator[Any] = iter(pipeline)
         if not takes_step:
             next(itertools.islice(iterator, step, step), None)
-        return iterator, iterator.__next__
-    if callable(pipeline):
-        return None, pipeline
-    raise TypeError(
-        f"input_fn returned {type(pipeline).__name__}: it returns an iterable of batches, or a "
-        "callable that returns the next one"
-    )
+        return iterator.__next__
+    if not callable(pipeline):
+        raise TypeError(
+            f"input_fn returned {type(pipeline).__name__}: it returns an iterable of batches, or a "
+            "callable that returns the next one"
+        )
+    next_batch: Callable[[], Any] = pipeline
+    return next_batch
 
 
 class SharedPipeline:
@@ -136,35 +135,28 @@ class SharedPipeline:
 class Inputs:
     """The input of one replica, batch by batch."""
 
-    def __init__(self, take: Callable[[], tuple[bool, Any]], *, ends: bool) -> None:
+    def __init__(self, take: Callable[[], tuple[bool, Any]]) -> None:
         """Makes it.
 
         Args:
             take: Returns whether there is another batch, and the batch.
-            ends: Whether it may end: then the next batch is fetched before it is needed, so that
-                all replicas stop at the same step.
         """
         self._take = take
-        self._ends = ends
         self._next: tuple[bool, Any] | None = None
 
     def has_next(self) -> bool:
-        """Returns whether there is another batch."""
-        if not self._ends:
-            return True
+        """Returns whether there is another batch, which is fetched if there is."""
         if self._next is None:
             self._next = self._take()
         return self._next[0]
 
     def next(self) -> Any:
         """Returns the next batch; after `has_next`."""
-        found, self._next = self._next or self._take(), None
-        if not found[0]:
-            raise ReplicaError("the input has ended: a callable that input_fn returns never ends")
-        return found[1]
+        (_, batch), self._next = self._next or self._take(), None
+        return batch
 
 
-def from_pipeline(iterator: Iterator[Any] | None, next_batch: Callable[[], Any]) -> Inputs:
+def from_pipeline(next_batch: Callable[[], Any]) -> Inputs:
     """Returns the input of a replica with a pipeline of its own."""
 
     def take() -> tuple[bool, Any]:
@@ -173,4 +165,4 @@ def from_pipeline(iterator: Iterator[Any] | None, next_batch: Callable[[], Any])
         except StopIteration:
             return False, None
 
-    return Inputs(take, ends=iterator is not None)
+    return Inputs(take)

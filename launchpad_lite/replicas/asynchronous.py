@@ -488,7 +488,8 @@ class _Stepping:
             self._note_wait()
             yield self._result
             report.seconds = time.monotonic() - began_at
-            if not self._goes_on():
+            # Not whether the input goes on: the servers may say that there are enough steps.
+            if lp.stop_event().is_set():
                 return
             self._waits_since = time.monotonic()
 

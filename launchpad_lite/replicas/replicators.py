@@ -377,9 +377,10 @@ class Replicator:
         Args:
             step_fn: One step of this replica: takes a batch, returns any value that can be pickled.
             input_fn: Takes the index of the replica (of the worker, with `PER_WORKER`); returns an
-                iterable of batches, or a callable that returns the next one. One that takes `step`,
-                too, begins there; from others that many batches are dropped after a restart. None:
-                `step_fn` takes nothing.
+                iterable of batches, or a callable that returns the next one, or raises StopIteration.
+                Each batch is fetched when the step before it is made. An `input_fn` that takes `step`,
+                too, begins there; from other iterables that many batches are dropped after a restart.
+                None: `step_fn` takes nothing.
             steps: How many steps there will be, those before a restart included; None: until the
                 input ends.
             progress_s: Seconds between two lines of progress, of replica 0.
@@ -395,11 +396,11 @@ class Replicator:
         progress = Progress(here.label, steps, progress_s, tensorboard) if here.rank == 0 else None
         here.training.begin(here.kept if here.rank == 0 else {})  # others begin as replica 0
         begun_at = time.monotonic() - here.report.seconds
-        goes_on = all(here.collectives.all_gather(inputs is None or inputs.has_next(), "run"))
+        goes_on = all(here.collectives.all_gather(self._goes_on(inputs, 0, steps), "run"))
         try:
-            while goes_on and (steps is None or here.training.step < steps):
+            while goes_on:
                 here.training.between_steps()
-                results, shares, goes_on = self._step(step_fn, inputs)
+                results, shares, goes_on = self._step(step_fn, inputs, steps)
                 if progress is not None:
                     progress.note(here.training.step, results, shares)
                 yield results
@@ -411,7 +412,7 @@ class Replicator:
                 progress.close()
 
     def _step(
-        self, step_fn: Callable[..., T], inputs: "_inputs.Inputs | None"
+        self, step_fn: Callable[..., T], inputs: "_inputs.Inputs | None", steps: int | None
     ) -> tuple[list[T], list[Share], bool]:
         """Makes a step; returns what all have returned and done so far, and whether there is another."""
         here = self._me
@@ -422,13 +423,22 @@ class Replicator:
             here.report.examples += _inputs.examples_in(batch)
             result = step_fn(batch)
         share = Share(here.report.examples, here.collectives.seconds)
-        mine = result, share, _goes_on(inputs)
+        mine = result, share, self._goes_on(inputs, 1, steps)
         every = here.collectives.all_gather(mine, "what step_fn returns")
         here.training.step += 1
         here.report.steps += 1
         here.report.waited_s = here.collectives.seconds
         results, shares, go_on = zip(*every, strict=True)
         return list(results), list(shares), all(go_on)
+
+    def _goes_on(self, inputs: "_inputs.Inputs | None", made: int, steps: int | None) -> bool:
+        """Returns whether this replica goes on after so many steps more; fetches its next batch."""
+        if steps is not None and self._me.training.step + made >= steps:
+            return False  # an input may wait for ever for a batch that nobody needs
+        with contextlib.suppress(lp.NoProgramError):
+            if lp.stop_event().is_set():
+                return False
+        return inputs is None or inputs.has_next()
 
     def _inputs(self, input_fn: Callable[..., Any]) -> _inputs.Inputs:
         here = self._me
@@ -437,17 +447,13 @@ class Replicator:
         )
         index = self.worker_id if shares else here.rank
         lead = self.worker_id * self.replicas_per_worker
-        if shares and here.rank != lead:
-            ends = here.collectives.all_gather(None, "input_fn")[lead]
-        else:
-            iterator, next_batch = _inputs.opened(input_fn, index, here.training.step)
-            ends = iterator is not None
+        if not shares or here.rank == lead:
+            next_batch = _inputs.opened(input_fn, index, here.training.step)
             if not shares:
-                return _inputs.from_pipeline(iterator, next_batch)
+                return _inputs.from_pipeline(next_batch)
             here.share(
                 _inputs.SharedPipeline(next_batch, self.replicas_per_worker, self.input_split_fn)
             )
-            here.collectives.all_gather(ends, "input_fn")
         node = here.replicas[lead]
         positions = iter(range(sys.maxsize))
 
@@ -457,7 +463,7 @@ class Replicator:
             found: tuple[bool, Any] = here.collectives.result_of(call)
             return found
 
-        return _inputs.Inputs(take, ends=ends)
+        return _inputs.Inputs(take)
 
     # Starting.
 
@@ -562,15 +568,6 @@ def _results(running: lp.RunningProgram, node: Any) -> list[Any]:
         running.join(0.1)
     running.wait()  # raises why
     raise ReplicaError("the replicas were stopped before their end")
-
-
-def _goes_on(inputs: _inputs.Inputs | None) -> bool:
-    try:
-        if lp.stop_event().is_set():
-            return False
-    except lp.NoProgramError:
-        pass
-    return inputs is None or inputs.has_next()
 
 
 class NonReplicator(Replicator):

@@ -50,7 +50,7 @@ def test_a_split_function_that_returns_too_few_parts_is_an_error() -> None:
 
 
 def test_a_pipeline_goes_on_where_the_training_was() -> None:
-    _, next_batch = opened(lambda index: range(10), 0, step=4)
+    next_batch = opened(lambda index: range(10), 0, step=4)
     assert next_batch() == 4
 
 
@@ -58,14 +58,12 @@ def test_a_pipeline_that_takes_the_step_begins_there_by_itself() -> None:
     def numbers(index: int, step: int) -> Iterator[int]:
         return iter(range(100 * index + step, 1000))
 
-    _, next_batch = opened(numbers, 2, step=4)
+    next_batch = opened(numbers, 2, step=4)
     assert next_batch() == 204
 
 
 def test_a_callable_is_asked_for_each_batch() -> None:
-    iterator, next_batch = opened(lambda index: lambda: index, 3, step=4)
-    assert iterator is None
-    assert next_batch() == 3
+    assert opened(lambda index: lambda: index, 3, step=4)() == 3
 
 
 def test_what_is_no_pipeline_is_refused() -> None:

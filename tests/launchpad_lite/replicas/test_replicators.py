@@ -1,6 +1,7 @@
 """Replicas as users write them, in programs."""
 
 import copy
+import itertools
 import os
 import pickle
 import signal
@@ -75,12 +76,25 @@ def test_replicas_of_one_worker_with_a_whole_batch_learn_what_one_replica_learns
     np.testing.assert_allclose(many[0][0], alone[0], rtol=1e-9)
 
 
-def test_steps_end_for_all_when_one_input_ends() -> None:
+@pytest.mark.parametrize("pipeline", [range, lambda number: iter(range(number)).__next__])
+def test_steps_end_for_all_when_one_input_ends(pipeline: Any) -> None:
     def count(repl: replicas.Replicator) -> int:
-        return len(list(repl.run(lambda number: number, lambda index: range(3 + 2 * index))))
+        return len(list(repl.run(lambda number: number, lambda index: pipeline(3 + 2 * index))))
 
     repl = replicas.MultiWorkerReplicator(2)
     assert repl.launch(count, launcher="test_mt") == [3, 3]
+
+
+@pytest.mark.parametrize(
+    "kind", [replicas.MultiWorkerReplicator, replicas.MultiWorkerAsyncReplicator]
+)
+def test_no_batch_is_fetched_that_no_step_needs(kind: Any) -> None:
+    def fetched(repl: replicas.Replicator) -> int:
+        source = itertools.count()
+        list(repl.run(lambda number: number, lambda index: source, steps=3))
+        return next(source)
+
+    assert kind(1).launch(fetched, launcher="test_mt") == [3]
 
 
 def test_results_of_all_replicas_come_after_each_step() -> None:
