@@ -80,8 +80,8 @@ class ReplicaNode:
         self._has_object: Future[None] = Future()
         #: Calls for the results, by replica: answered when it is through.
         self._asked: dict[int, Any] = {}
-        #: Of this worker, by generation, once there is one.
-        self._pipelines: dict[int, Future[SharedPipeline]] = {}
+        #: Of this worker, by generation and number, once there is one.
+        self._pipelines: dict[tuple[int, int], Future[SharedPipeline]] = {}
         lp.register_stop_handler(self._refuse)
         self._box = Box()
         mailbox = Mailbox(self._box)
@@ -119,20 +119,20 @@ class ReplicaNode:
         """Reads it."""
         self._training.restore(folder)
 
-    def replica_input(self, generation: int, position: int, part: int) -> tuple[bool, Any]:
+    def replica_input(self, key: tuple[int, int], position: int, part: int) -> tuple[bool, Any]:
         """Returns a part of a batch of the pipeline of this worker."""
-        pipeline = self._pipelines.setdefault(generation, Future()).result()
+        pipeline = self._pipelines.setdefault(key, Future()).result()
         return pipeline.take(position, part)
 
     def replica_results(self) -> "Future[Any]":
         """Returns what all replicas have returned, once this one knows it."""
         return self._results
 
-    def share(self, generation: int, pipeline: SharedPipeline) -> None:
+    def share(self, key: tuple[int, int], pipeline: SharedPipeline) -> None:
         """Serves a pipeline to the other replicas of this worker."""
-        for past in [each for each in self._pipelines if each < generation]:
+        for past in [each for each in self._pipelines if each < key]:
             del self._pipelines[past]
-        self._pipelines.setdefault(generation, Future()).set_result(pipeline)
+        self._pipelines.setdefault(key, Future()).set_result(pipeline)
 
     def _refuse(self) -> None:
         """Has those who wait for something be told that it does not come."""
@@ -195,10 +195,15 @@ class ReplicaNode:
         """Returns what a replicator needs to know in a replica; its steps are to begin."""
         from launchpad_lite.replicas.replicators import Here  # this module is imported by it
 
-        share = functools.partial(self.share, generation.number)
         training.step = 0
         here = Here(
-            collectives.rank, collectives, training, self._group, generation.number, replicas, share
+            collectives.rank,
+            collectives,
+            training,
+            self._group,
+            generation.number,
+            replicas,
+            self.share,
         )
         here.report.losses, here.report.lost_s = self._losses, self._lost_s
         return here

@@ -55,7 +55,8 @@ class Here:
         label: The group of the replicas.
         generation: Which one.
         replicas: Clients of all replicas' nodes.
-        share: Serves a pipeline to the other replicas of the worker.
+        share: Serves a pipeline to the other replicas of the worker, by generation and number.
+        pipelines: How many were opened in this generation.
         kept: What the user keeps, by name.
         report: What the steps have cost.
         size: How many replicas work together; None: as many as were planned.
@@ -67,7 +68,8 @@ class Here:
     label: str = "replica"
     generation: int = 0
     replicas: Sequence[Any] = ()
-    share: Callable[[_inputs.SharedPipeline], None] = lambda _: None
+    share: Callable[[tuple[int, int], _inputs.SharedPipeline], None] = lambda *_: None
+    pipelines: int = 0
     kept: dict[str, Any] = dataclasses.field(default_factory=dict)
     report: Report = dataclasses.field(default_factory=Report)
     size: int | None = None
@@ -447,19 +449,22 @@ class Replicator:
         )
         index = self.worker_id if shares else here.rank
         lead = self.worker_id * self.replicas_per_worker
+        here.pipelines += 1
+        key = here.generation, here.pipelines
         if not shares or here.rank == lead:
             next_batch = _inputs.opened(input_fn, index, here.training.step)
             if not shares:
                 return _inputs.from_pipeline(next_batch)
             here.share(
-                _inputs.SharedPipeline(next_batch, self.replicas_per_worker, self.input_split_fn)
+                key,
+                _inputs.SharedPipeline(next_batch, self.replicas_per_worker, self.input_split_fn),
             )
         node = here.replicas[lead]
         positions = iter(range(sys.maxsize))
 
         def take() -> tuple[bool, Any]:
             part = here.rank - lead
-            call = node.futures.replica_input(here.generation, next(positions), part)
+            call = node.futures.replica_input(key, next(positions), part)
             found: tuple[bool, Any] = here.collectives.result_of(call)
             return found
 
