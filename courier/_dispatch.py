@@ -6,6 +6,7 @@ one `Dispatcher`. Arguments come here only after their sender has been checked.
 
 import concurrent.futures
 import contextvars
+import inspect
 import logging
 import threading
 import types
@@ -139,6 +140,9 @@ class Dispatcher:
         paths = grpc_paths(method)  # as above
         # What answers later holds no thread of the server meanwhile.
         method = getattr(method, "__courier_call__", method)
+        if inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method):
+            # Not with the first call: a child that another thread forks meanwhile could never import it.
+            import asyncio  # noqa: F401
         with self._lock:
             self._forget(name)
             self._methods[name] = method

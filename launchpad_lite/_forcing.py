@@ -1,6 +1,7 @@
 """How code that runs in a thread is ended by force: by an exception at any step of it."""
 
 import contextlib
+import ctypes
 import threading
 from collections.abc import Callable, Iterator
 from typing import TypeVar
@@ -51,8 +52,6 @@ class Forcing:
             if self._thread is None:
                 self._is_due = True
                 return
-            import ctypes
-
             ctypes.pythonapi.PyThreadState_SetAsyncExc(
                 ctypes.c_ulong(self._thread), ctypes.py_object(ForcedExit)
             )

@@ -11,6 +11,7 @@ pool. Where all of it is in use for long, because the receiver keeps what it got
 """
 
 import contextlib
+import ctypes
 import fcntl
 import itertools
 import mmap
@@ -198,8 +199,6 @@ def _copy(target: memoryview, at: int, source: memoryview | WritableBuffer) -> N
     if view.readonly:
         target[at : at + size] = view
         return
-    import ctypes
-
     # Unlike an assignment, this lets other threads run meanwhile.
     array = ctypes.c_char * size
     ctypes.memmove(array.from_buffer(target, at), array.from_buffer(view), size)
@@ -247,8 +246,6 @@ class SegmentMap:
         memory = self._mapped.get(region.number)
         if memory is None or len(memory) < region.size:
             raise ProtocolError("a segment that was never sent")
-        import ctypes
-
         lease = (ctypes.c_char * len(memory)).from_buffer(memory)
         self._leases[region.number] = weakref.ref(lease, _giver_back(memory))
         return memoryview(lease).cast("B")

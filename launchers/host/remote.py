@@ -58,7 +58,7 @@ _MUTE_S = 0.9
 #: Seconds in which the warden ends what its agent left.
 _SWEEP_S = 5.0
 #: How often an agent is asked for a sign of life and what its workers use.
-_PING_S = 2.0
+_PING_S = 5.0
 #: In the place of a frame that did not come.
 _NOTHING = Frame("")
 _ANSWERS = ("surveyed", "probed", "relaying", "reserved", "taken")

@@ -441,3 +441,18 @@ def test_a_server_that_nobody_calls_makes_no_system_call(serve: Serve) -> None:
     wait_until(waits_for_ever)
     assert client.echo(1) == 1
     wait_until(waits_for_ever)
+
+
+_SERVE_ASYNC = """
+import sys, courier
+class Echo:
+    async def echo(self, value): return value
+courier.Server(Echo())
+print("asyncio" in sys.modules)
+"""
+
+
+def test_a_server_of_async_methods_has_loaded_what_runs_them_before_it_starts() -> None:
+    # A thread that imports while another forks leaves the child with a lock that nobody opens.
+    ran = subprocess.run([sys.executable, "-c", _SERVE_ASYNC], capture_output=True, text=True)
+    assert (ran.stdout, ran.stderr) == ("True\n", "")
