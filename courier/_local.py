@@ -146,7 +146,7 @@ class LocalLane:
         self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Parcel | PendingCall:
         wire = self._wire
-        if wire is None or _servers:
+        if wire is None or self._options.address in _servers:
             return self.submit(method, args, kwargs, None, blocking=True)
         return wire.ask(method, args, kwargs)
 
