@@ -302,12 +302,14 @@ class Host:
         """
         if self._stopping:
             caller.answer(number, call, STOPPING, at_once=True)
-        elif is_compressed or self._costs.of(call.method) >= FAST_S:
-            self._run_aside(_Work(caller, number, call, arguments, is_compressed))
+            return
+        work = _Work(caller, number, call, arguments, is_compressed)
+        if is_compressed or self._costs.of(call.method) >= FAST_S:
+            self._run_aside(work)
         elif is_alone and not self._work:
-            self._run_here(caller, number, call, arguments)
+            self._run_here(work)
         else:
-            self._work.append(_Work(caller, number, call, arguments, is_compressed))
+            self._work.append(work)
 
     def _run_aside(self, work: _Work) -> None:
         if self._handlers.try_submit(lambda: self._run_in_pool(work)) is None:
@@ -368,7 +370,7 @@ class Host:
         while self._poller is me and not self._over:
             try:
                 if self._work:
-                    self._run_work()
+                    self._run_here(self._work.popleft())
                     continue
                 if self._dirty:
                     self._flush()
@@ -406,32 +408,27 @@ class Host:
         for caller in dirty:
             caller.flush()
 
-    def _run_work(self) -> None:
-        work = self._work.popleft()
-        # Not kept here meanwhile: memory that the client lent us is its own again before the answer.
-        arguments, work.arguments = work.arguments, _NOTHING
-        self._run_here(work.caller, work.number, work.call, arguments)
-
-    def _run_here(self, caller: Caller, number: int, call: CallContext, arguments: Parcel) -> None:
+    def _run_here(self, work: _Work) -> None:
         """Runs a method by the poller itself, unless the threads of the pool are all taken."""
         handlers = self._handlers
         if not handlers.enter():
-            self._run_aside(_Work(caller, number, call, arguments, is_compressed=False))
+            self._run_aside(work)
             return
+        call, caller = work.call, work.caller
         me = self._poller
         self._busy_since = began = perf_counter()
         if self._watch_sleeps:
             self._wake_watch()
         try:
-            outcome = self._dispatcher.run(call.method, arguments, call)
-            del arguments
+            outcome = self._dispatcher.run(call.method, work.arguments, call)
+            work.arguments = _NOTHING  # as in `_run_in_pool`
             with self._turn:
                 mine = self._poller is me
                 if mine:
                     self._busy_since = 0.0
             # The answers of calls that came together go together.
             at_once = not (mine and self._work)
-            caller.answer(number, call, outcome, at_once=at_once)
+            caller.answer(work.number, call, outcome, at_once=at_once)
             if not at_once:
                 self._dirty[caller] = None
             took_s = perf_counter() - began
