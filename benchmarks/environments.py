@@ -1,6 +1,7 @@
 """The peers, and the virtual environments they live in, below `.cache/benchmarks/`."""
 
 import argparse
+import concurrent.futures
 import os
 import platform
 import subprocess
@@ -118,9 +119,12 @@ def install(peer: Peer) -> Installed:
 def install_all(peers: Sequence[Peer]) -> tuple[list[Installed], dict[str, str]]:
     """Returns the peers that can be run; and by name, why the others cannot."""
     installed, absent = [], {}
-    for peer in peers:
+    # Mostly they wait for the network.
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        attempts = [pool.submit(install, peer) for peer in peers]
+    for peer, attempt in zip(peers, attempts, strict=True):
         try:
-            installed.append(install(peer))
+            installed.append(attempt.result())
         except AbsentError as error:
             absent[peer.name] = str(error)
             print(f"{peer.title} is absent: {error}", flush=True)
