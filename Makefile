@@ -216,7 +216,7 @@ benchmark: $(READY) ## Measure how fast programs start, restart, stop and fan ou
 	$(BIN)/python -m benchmarks.restart
 	$(BIN)/python -m benchmarks.fan_out
 
-benchmark-peers: $(READY) ## Compare courier with its peers; writes docs/benchmarks.md (40 min, 3 GB)
+benchmark-peers: $(READY) ## Compare courier with its peers; writes docs/benchmarks.md (15 min, 3 GB)
 	$(BIN)/python -m benchmarks
 
 clean: ## Remove environments, caches and build products

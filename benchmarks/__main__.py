@@ -3,7 +3,7 @@
     python -m benchmarks --peers=courier,floor,ray --cases=echo,arrays --rounds=5
 
 In each round of each case the peers take turns. Ratios are taken within a round. A run of everything writes its tables and its plot
-to docs/; any other run only prints them.
+to docs/, and takes up to 15 minutes on two quiet cores; any other run only prints them.
 """
 
 import argparse
@@ -116,14 +116,14 @@ def _parse() -> argparse.Namespace:
     cases = {case.name: case for case in CASES}
     parser.add_argument("--peers", help=f"some of {','.join(peers)}")
     parser.add_argument("--cases", help=f"some of {','.join(cases)}")
-    parser.add_argument("--rounds", type=int, help="5 if not quick")
+    parser.add_argument("--rounds", type=int, help="3 if not quick")
     parser.add_argument("--quick", action="store_true", help="does little, to see that all works")
     parser.add_argument("--no-write", action="store_true", help="leaves docs/ alone")
     options = parser.parse_args()
     everything = not (options.peers or options.cases or options.quick)
     options.write = everything and not options.no_write
     options.effort = QUICK if options.quick else FULL
-    options.rounds = options.rounds or (1 if options.quick else 5)
+    options.rounds = options.rounds or (1 if options.quick else 3)
     options.peers = options.peers.split(",") if options.peers else peers
     chosen = options.cases.split(",") if options.cases else list(cases)
     for kind, names, known in (("peer", options.peers, peers), ("case", chosen, cases)):

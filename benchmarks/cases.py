@@ -40,33 +40,34 @@ class Metric:
 class Effort:
     """How much is done per round."""
 
-    calls: int = 5000
+    calls: int = 10_000
+    #: No calls, and no arrays of a size, begin after so long.
+    calls_s: float = 3.0
+    arrays_s: float = 0.5
     in_flight: int = 1000
     batches: int = 5
-    window_s: float = 2.0
-    paced_calls: int = 200
+    window_s: float = 1.0
+    paced_calls: int = 100
     #: Bytes of an array, and how often it is sent.
     arrays: tuple[tuple[int, int], ...] = (
         (_KIB, 1000),
         (64 * _KIB, 500),
         (_MIB, 100),
         (64 * _MIB, 5),
-        (256 * _MIB, 2),
+        (256 * _MIB, 5),
     )
     broadcast: int = 64 * _MIB
-    cpu_calls: int = 10_000
     nodes: tuple[int, ...] = (1, 50)
-    idle_s: float = 1.0
+    idle_s: float = 0.5
 
 
 FULL = Effort()
 QUICK = Effort(
-    calls=300,
+    calls=1000,
     batches=1,
     window_s=0.3,
     paced_calls=50,
     arrays=((_KIB, 50), (64 * _KIB, 30), (_MIB, 10), (64 * _MIB, 1)),
-    cpu_calls=1000,
     nodes=(1, 5),
     idle_s=0.3,
 )
@@ -155,10 +156,15 @@ class Case:
 
 
 def _echo(session: Session) -> Iterator[float]:
-    _, client = session.start_pair()
-    median, slow = client.ask("latencies", _TIMEOUT_S, calls=session.effort.calls)
+    pair = session.start_pair()
+    effort = session.effort
+    before_s = cpu_seconds(pair)
+    median, slow, calls = pair[1].ask(
+        "latencies", _TIMEOUT_S, calls=effort.calls, limit_s=effort.calls_s
+    )
     yield median * 1e6
     yield slow * 1e6
+    yield (cpu_seconds(pair) - before_s) * 10_000 / calls
 
 
 def _pipelined(session: Session) -> Iterator[float]:
@@ -178,8 +184,11 @@ def _fan_in(session: Session) -> Iterator[float]:
 
 def _arrays(session: Session) -> Iterator[float]:
     _, client = session.start_pair()
+    limit_s = session.effort.arrays_s
     for size, repetitions in session.effort.arrays:
-        seconds = client.ask("arrays", _TIMEOUT_S, size=size, repetitions=repetitions)
+        seconds = client.ask(
+            "arrays", _TIMEOUT_S, size=size, repetitions=repetitions, limit_s=limit_s
+        )
         yield size / _MIB / seconds
 
 
@@ -206,14 +215,6 @@ def _read(clients: Sequence[Process], shared: bool, version: int) -> tuple[float
     start_at = time.monotonic() + _SOON_S
     reads = _ask_all(clients, "read", shared=shared, version=version, start_at=start_at)
     return max(arrived_at for arrived_at, _ in reads) - start_at, {found for _, found in reads}
-
-
-def _cpu(session: Session) -> Iterator[float]:
-    pair = session.start_pair()
-    before_s = cpu_seconds(pair)
-    calls = session.effort.cpu_calls
-    pair[1].ask("warm", _TIMEOUT_S, calls=calls)
-    yield (cpu_seconds(pair) - before_s) * 10_000 / calls
 
 
 def _idle_memory(session: Session) -> Iterator[float]:
@@ -259,6 +260,7 @@ def _remote_cases(tls: bool) -> tuple[Case, ...]:
             (
                 Metric(f"{prefix}echo-p50", "blocking echo, median", "µs"),
                 Metric(f"{prefix}echo-p99", "blocking echo, 99th percentile", "µs"),
+                Metric(f"{prefix}cpu", "CPU per 10,000 calls", "s"),
             ),
             _echo,
             tls,
@@ -301,7 +303,6 @@ CASES = (
     Case("fan-in", (Metric("fan-in", "8 clients, blocking", "calls/s", True),), _fan_in),
     _broadcast_case(shared=False),
     _broadcast_case(shared=True),
-    Case("cpu", (Metric("cpu", "CPU per 10,000 calls", "s"),), _cpu),
     Case("memory", (Metric("memory", "idle server, memory", "MiB"),), _idle_memory),
     Case(
         "start-1", (Metric("start-1", "start of 1 node", "s"),), functools.partial(_start, index=0)

@@ -40,6 +40,8 @@ class Process:
     ) -> None:
         self._log = log
         self._unread = b""
+        #: Whether it was asked something and has not answered.
+        self._busy = False
         with log.open("ab") as errors:
             self._popen = subprocess.Popen(
                 command,
@@ -59,6 +61,7 @@ class Process:
 
     def begin(self, do: str, **arguments: Any) -> None:
         """Has a client do something."""
+        self._busy = True
         self._send({"do": do, **arguments})
 
     def answer(self, timeout_s: float) -> Any:
@@ -68,6 +71,7 @@ class Process:
             PeerError: There is none, or it is no result.
         """
         answer = json.loads(self._read_line(time.monotonic() + timeout_s))
+        self._busy = False
         if "unsupported" in answer:
             raise UnsupportedError(answer["unsupported"])
         if "error" in answer:
@@ -102,12 +106,12 @@ class Process:
             return []
 
     def end(self) -> None:
-        """Asks the process to end; kills what does not."""
+        """Asks the process to end; kills what does not, and what is busy at once."""
         family = self.family()
         assert self._popen.stdin is not None
         self._popen.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._popen.wait(_END_S)
+            self._popen.wait(0.0 if self._busy else _END_S)
         _kill(family)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._popen.pid, signal.SIGKILL)
