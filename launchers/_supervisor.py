@@ -172,6 +172,8 @@ class SupervisedProgram(RunningProgram):
         #: Whether it was asked to end, maybe a moment ago: its thread waits for nothing any more.
         self.is_ending = False
         self._states = {executable.name: "starting" for executable in plan.executables}
+        #: Nodes that have failed, whatever their state was last.
+        self._failed: set[str] = set()
         self._attempts = {executable.name: 0 for executable in plan.executables}
         self._result: ProgramResult | None = None
         self._host: Host | None = None
@@ -254,11 +256,14 @@ class SupervisedProgram(RunningProgram):
         host = self._host
         assert host is not None
         pids, usage = host.pids(), host.usage()
+        # In this order: whoever ends because another failed is not seen without that.
+        states = self._states.copy()
+        states.update(dict.fromkeys(self._failed, "failed"))
         unknown: Usage = {"cpu": None, "memory_mib": None}
         return [
             NodeStatus(
                 executable.name,
-                self._states[executable.name],
+                states[executable.name],
                 host.host_of(executable.name),
                 pids.get(executable.name),
                 {
@@ -418,7 +423,7 @@ class SupervisedProgram(RunningProgram):
             return Tick()
 
     def _note(self, event: Event, life: ProgramLife, host: Host) -> None:
-        self.has_failures = life.has_failures  # before the state of a node tells that it has ended
+        self._failed = life.failed  # before the state of another tells that it has ended
         if isinstance(event, Constructed):
             if event.attempt == self._attempts[event.node]:
                 self._states[event.node] = "running" if event.runs else "serving"

@@ -241,9 +241,9 @@ class ProgramLife:
         return self._phase is _Phase.STOPPING
 
     @property
-    def has_failures(self) -> bool:
-        """Whether a node has failed, and is not restarted."""
-        return bool(self._failures)
+    def failed(self) -> set[str]:
+        """The nodes that have failed, and are not restarted."""
+        return {failure.node for failure in self._failures}
 
     @property
     def deadline(self) -> float | None:
@@ -486,7 +486,7 @@ class ProgramLife:
 
     def _gone_below(self, name: str) -> list[str]:
         """Returns the nodes that a node calls and that have ended well."""
-        failed = {failure.node for failure in self._failures}
+        failed = self.failed
         callees = self._nodes[name].terms.calls
         return [each for each in callees if self._nodes[each].ended and each not in failed]
 

@@ -103,8 +103,8 @@ class NodeStatus:
 
     Attributes:
         name: `label[replica]`.
-        state: `pending` (its job waits for hosts), `starting`, `running`, `serving`, `restarting`
-            or `ended`.
+        state: `pending` (its job waits for hosts), `starting`, `running`, `serving`, `restarting`,
+            `ended`, or `failed`: beyond its policy, so that the program ends.
         host: Where it runs.
         pid: Its process; None before it started.
         endpoints: Where it listens: `host:port` by name of the address.
@@ -142,8 +142,6 @@ class RunningProgram(abc.ABC):
         self.collected = False
         #: Whether it is stopped at the end of the script, which otherwise waits for it.
         self.ends_with_script = False
-        #: Whether a node has failed, which ends the program; with clusters only known when it has ended.
-        self.has_failures = False
         self._interrupts = 0
         #: When this process launched it.
         self._began_at = time.monotonic()

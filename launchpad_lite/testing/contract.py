@@ -99,6 +99,18 @@ class Stubborn:
             time.sleep(0.01)
 
 
+class Lingering:
+    """Ends some time after it was asked to stop: when a file is there."""
+
+    def __init__(self, file: str) -> None:
+        self._file = Path(file)
+
+    def run(self) -> None:
+        """Waits for both."""
+        lp.wait_for_stop()
+        poll_until(self._file.exists, timeout_s=30)
+
+
 class Restless:
     """Calls others and never looks at the stop, as most actors do."""
 
@@ -268,6 +280,28 @@ class LauncherContract:
         assert f"broken {where}" in str(failed.value)
         assert "contract.py" in str(failed.value)  # the traceback in the node
         assert running.running.result.exit_code != 0
+
+    def test_who_ends_because_another_failed_is_not_seen_without_that(
+        self, launch: Any, tmp_path: Path
+    ) -> None:
+        program = lp.Program("seen")
+        program.add_node(lp.PyClassNode(Waiter), label="waiter")
+        program.add_node(lp.PyClassNode(Lingering, str(tmp_path / "go")), label="lingering")
+        program.add_node(lp.PyClassNode(Failing, "run"), label="failing")
+        running = launch(program, notice_s=60.0)
+
+        def states() -> dict[str, str]:
+            return {each.name: each.state for each in running.running.status()}
+
+        def states_after_the_first_end() -> dict[str, str]:
+            return found if (found := states())["waiter[0]"] == "ended" else {}
+
+        seen = poll_until(states_after_the_first_end, timeout_s=30)
+        assert (seen["failing[0]"], running.running.result) == ("failed", None)
+        (tmp_path / "go").touch()
+        with pytest.raises(lp.NodeFailedError):
+            running.wait()
+        assert states() == {"waiter[0]": "ended", "lingering[0]": "ended", "failing[0]": "failed"}
 
     def test_a_stubborn_node_is_ended_after_the_notice(self, launch: Any) -> None:
         program = lp.Program("stubborn")

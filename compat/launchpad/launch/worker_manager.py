@@ -65,13 +65,14 @@ class WorkerManager:
         waited = groups if labels_to_wait_for is None else set(labels_to_wait_for)
         some = return_on_first_completed or waited < groups
         while not self.running.join(_LOOK_S if some else None):
+            states = {node.name: node.state for node in self.running.status()}
             ended = [
-                node.state == "ended"
-                for node in self.running.status()
-                if node.name.rpartition("[")[0] in waited
+                state == "ended"
+                for name, state in states.items()
+                if name.rpartition("[")[0] in waited
             ]
             is_enough = all(ended) or (return_on_first_completed and any(ended))
-            if is_enough and not self.running.has_failures:
+            if is_enough and "failed" not in states.values():
                 return
         if raise_error:
             self._raise()
