@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from launchpad_lite._forcing import ForcedExit
+
 if TYPE_CHECKING:
     from launchpad_lite._checkpoints import CheckpointStore
 
@@ -66,6 +68,8 @@ class NodeState:
         self._store = None if checkpoints is None else _store_of(checkpoints)
         self._write: Callable[[Path], object] | None = None
         self._node_ended = threading.Event()
+        #: Whether the node's code may have been broken off anywhere.
+        self._is_torn = False
 
     def _restore(self, instance: object) -> None:
         if self._checkpoints is None or self._store is None:
@@ -98,10 +102,23 @@ class NodeState:
 
         Raises:
             CheckpointError: It could not be written. What `save` raises passes.
+            ForcedExit: The node is ended by force.
         """
-        if self._store is None or self._write is None:
+        write = self._write
+        if self._store is None or write is None:
             return None
-        return self._store.save(self._write)
+
+        def write_whole(folder: Path) -> None:
+            write(folder)
+            # Now: it may have waited for a lock that the broken-off code held.
+            if self._is_torn:
+                raise ForcedExit
+
+        return self._store.save(write_whole)
+
+    def tear(self) -> None:
+        """Ends all saving, before the node's code is broken off: what it leaves may be half done."""
+        self._is_torn = True
 
     @contextlib.contextmanager
     def kept(
@@ -154,6 +171,8 @@ class NodeState:
         while not self._node_ended.wait(self._checkpoints.period_s):
             try:
                 self.save()
+            except ForcedExit:
+                return
             except Exception:
                 # A disk that is full for a while must not end the node; the last save, whose
                 # failure loses something, does.

@@ -176,7 +176,8 @@ class Reception:
         call: CallContext,
         arguments: Parcel,
         *,
-        is_compressed: bool,
+        is_compressed: bool = False,
+        is_alone: bool = False,
     ) -> None:
         call.time_remaining()
         if is_compressed:
