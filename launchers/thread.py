@@ -179,6 +179,7 @@ class _ThreadNode:
         # Its way out may ask whether it was asked to stop.
         self.request_stop()
         self.runtime.clients.close(f"{self.runtime.name} is ended by force")
+        self.runtime.prepare_force()
         self.runtime.forcing.force()
 
     def leave_behind(self) -> None:

@@ -253,6 +253,12 @@ class NodeRuntime:
         for hosted in list(self._hosted):
             hosted.request_stop()
 
+    def prepare_force(self) -> None:
+        """Has nothing saved any more, before the node is ended by force. For supervisors."""
+        self.state.tear()
+        for hosted in list(self._hosted):
+            hosted.prepare_force()
+
     def note_ended(self, keys: Iterable[str]) -> None:
         """Informs the node which servers have ended for good. For supervisors.
 

@@ -193,6 +193,7 @@ class _Control:
         elif frame.op == "look":
             self._link.send(Frame("looked", body=describe_threads().encode(errors="replace")))
         elif frame.op == "leave":
+            self._runtime.prepare_force()
             self._termination.force()
         elif frame.op == "ended":
             self._runtime.note_ended(frame["keys"])

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -173,6 +174,42 @@ def test_nothing_half_done_is_left_of_a_node_that_is_killed_while_it_saves(
     result = running.wait(30)
     assert result.killed == ("hanging[0]",)
     assert [path.name for path in (folder / "hanging" / "0").iterdir()] == [".lock"]
+
+
+class Torn:
+    """Is broken off in the middle of a change, while a checkpoint waits for the end of that."""
+
+    def __init__(self, folder: Path) -> None:
+        self._lock = threading.Lock()
+        self._done = 0
+        self._waits = folder / "a checkpoint waits"
+
+    def save(self, folder: Path) -> None:
+        if self._done:
+            self._waits.touch()
+        with self._lock:
+            (folder / "done").write_text(str(self._done))
+
+    def restore(self, folder: Path) -> None: ...
+
+    def run(self) -> None:
+        with self._lock:
+            self._done = 1
+            while True:
+                time.sleep(0.01)
+
+
+@pytest.mark.parametrize("launcher", ["test_mt", "test_mp"])
+def test_no_checkpoint_is_made_of_what_a_forced_end_has_broken_off(
+    launch_program: Any, tmp_path: Path, launcher: str
+) -> None:
+    program = lp.Program("torn")
+    program.add_node(lp.PyClassNode(Torn, tmp_path), label="torn")
+    checkpoints = lp.Checkpoints(tmp_path / "kept", period_s=0.02)
+    running = launch_program(program, launcher, notice_s=0.1, checkpoints={"torn": checkpoints})
+    poll_until((tmp_path / "a checkpoint waits").exists)
+    running.stop()
+    assert [each.read_text() for each in (tmp_path / "kept").rglob("done")] in ([], ["0"])
 
 
 class Hanging(Counter):
