@@ -186,7 +186,7 @@ class Dispatcher:
         The handler sees the context variables of the thread that made the
         server: a server belongs to the code that made it.
         """
-        function = self._methods.get(method) or self._find(method)
+        function = self._find(method)
         if function is None:
             return self._refuse_unknown(method)
         try:

@@ -204,6 +204,19 @@ def test_stop_keeps_its_deadline_and_names_the_threads_that_are_stuck(serve: Ser
     release.set()
 
 
+def test_what_is_bound_need_not_have_a_truth_value(serve: Serve) -> None:
+    class Unclear:
+        def __bool__(self) -> bool:
+            raise ValueError("neither")
+
+        def __call__(self) -> int:
+            return 3
+
+    server, client = serve()
+    server.bind("unclear", Unclear())
+    assert client.unclear() == 3
+
+
 def test_no_thread_of_ours_remains_after_stop_and_close(serve: Serve) -> None:
     before = our_threads()
     server, client = serve(timing=_PATIENT)
