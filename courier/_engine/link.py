@@ -206,7 +206,10 @@ class Link:
                     elif came and len(came) == 1:
                         (frame,) = came
                         if frame.kind == Value.kind and frame.call == number:
-                            channel.check()
+                            try:
+                                channel.check()
+                            except CourierError as error:
+                                self.fail(f"the connection broke: {error}")
                             return frame.parcel
             exchange = self._open[number] = asker.open_call(method, arguments, self, number)
             self._take(came)

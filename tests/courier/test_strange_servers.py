@@ -158,6 +158,19 @@ def test_a_senseless_answer_of_a_proven_server_is_an_error_of_ours(
         assert not isinstance(caught.value, courier.CallTimeoutError)
 
 
+def test_an_answer_counts_though_nonsense_follows_it(meet: Meet, secret: courier.Secret) -> None:
+    def behave(visitor: Visitor) -> None:
+        visitor.greet(secret)
+        for nonsense in (b"", b"\xff" * 64):
+            answer = visitor.write(Kind.VALUE, visitor.read().call, pickle.dumps("good"))
+            visitor.send([b"".join([*answer, nonsense])])
+        visitor.is_hung_up_on()
+
+    with meet(behave, call_timeout=None) as client:
+        # Without a limit of time, from the second call on, a call takes the shortest way.
+        assert [client.fine(), client.fine()] == ["good", "good"]
+
+
 def test_items_that_make_no_sense_are_an_error_of_ours(meet: Meet, secret: courier.Secret) -> None:
     def behave(visitor: Visitor) -> None:
         visitor.greet(secret)
