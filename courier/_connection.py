@@ -52,6 +52,10 @@ class Connection:
             "courier-callback", _CALLBACK_THREADS, 0, idle_s=_CALLBACK_IDLE_S
         )
 
+    def __reduce__(self) -> tuple[type["Connection"], tuple[ClientOptions]]:
+        # For methods of clients, which others may call.
+        return Connection, (self.options,)
+
     def survive_fork(self) -> None:
         """In a forked child, forgets what belongs to the parent: the child connects again."""
         if self._lane is not None:

@@ -111,6 +111,12 @@ def test_a_client_pickles_without_its_secret(serve: Serve, secret: courier.Secre
     assert server.has_started
 
 
+def test_methods_of_clients_pickle(serve: Serve) -> None:
+    _, client = serve(Counter())
+    blocking, later = pickle.loads(pickle.dumps((client.increment, client.futures.increment)))
+    assert [blocking(), later().result(20)] == [1, 2]
+
+
 def test_a_client_travels_through_a_call(serve: Serve) -> None:
     _, counter = serve(Counter())
     _, relay = serve(lambda client: client.increment(5))
