@@ -60,7 +60,8 @@ class _View:
         raise AttributeError(f"{name!r} cannot be set: a client has only the methods of its object")
 
     def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *self._connection.methods()})
+        # Not what was found before: the server may be another one by now.
+        return sorted({*dir(type(self)), *self._connection.methods()})
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return type(self)._call(self._connection, "__call__", *args, **kwargs)

@@ -57,10 +57,13 @@ def test_what_is_served_later_is_not_refused(serve: Serve, connect: Connect) -> 
     wait_until(lambda: not hasattr(client, "produse"))
     server.bind("late", lambda: 3)
     assert client.late() == 3
+    assert "late" in dir(client)
+    assert client.late() == 3
     port = server.port
     server.stop()
     serve(Replay(), port=port)
     assert client.sample() == 2
+    assert "late" not in dir(client)
     wait_until(lambda: not hasattr(client, "produce"))
 
 
