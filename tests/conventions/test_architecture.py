@@ -41,7 +41,8 @@ LAUNCHING_MODULES = (
     "launchpad_lite._plan",
     "launchpad_lite.launching",
     "psutil",
-    "subprocess",
+    # Python 3.10's platform, which cloudpickle needs, loads it.
+    *(["subprocess"] if sys.version_info >= (3, 11) else []),
 )
 
 # Spelling aids that an `__init__` may import without exporting them.
