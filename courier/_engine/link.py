@@ -117,12 +117,16 @@ class Link:
         self._reader = reader
         self._numbers = itertools.count(1)
         self._open: dict[int, Exchange] = {}
-        #: Those of them whose first frame is just being sent: only their senders know whether it was.
-        self._beginning: set[int] = set()
+        #: Those of them whose first frame is just being sent, by which thread: only that one knows
+        #: whether it was.
+        self._beginning: dict[int, int] = {}
         #: Held by the leader.
         self._lead = threading.Lock()
         #: Ident of the leading thread; 0 if there is none.
         self._leader = 0
+        #: Whether the leader is in the midst of reading: a signal handler, or a finaliser, that runs
+        #: in its thread then must not read.
+        self._reads = False
         #: Whether the leader hands out what it has read.
         self._hands_out = False
         #: Those who wait for another one to read, by their gates, in the order in which they came.
@@ -160,6 +164,11 @@ class Link:
 
     def refresh(self) -> bool:
         """Looks, after a rest, whether the server has left; returns whether calls can begin."""
+        me = get_ident()
+        if (
+            self._leader == me and self._reads and not self._hands_out
+        ) or me in self._beginning.values():
+            return False  # what this thread interrupts must go on first: another connection
         if not self._open:
             now = monotonic()
             if now - self._used_at > _REST_S:
@@ -187,6 +196,7 @@ class Link:
             if not leads[0] or self._open or channel.unsent_bytes:
                 return None
             self._leader = get_ident()
+            self._reads = True
             self.leads += 1
             now = monotonic()
             if now - self._used_at > _REST_S:
@@ -230,6 +240,7 @@ class Link:
             raise
         finally:
             if leads and leads[0]:
+                self._reads = False
                 self._resign()
         if self._lost is not None:  # perhaps by another thread, which did not know of the call
             self._settle_lost(number)
@@ -253,7 +264,7 @@ class Link:
         number = next(self._numbers)
         is_first = not self._open
         exchange.number = number
-        self._beginning.add(number)
+        self._beginning[number] = get_ident()
         self._open[number] = exchange
         channel = self._channel
         try:
@@ -272,7 +283,7 @@ class Link:
         except OSError as error:
             self._fail_to_send(error)
         finally:
-            self._beginning.discard(number)
+            self._beginning.pop(number, None)
         if self._lost is not None:
             self._settle_lost(number)
 
@@ -327,10 +338,12 @@ class Link:
             try_to_take(self._lead, leads)
             if leads[0]:
                 self._leader = get_ident()
+                self._reads = True
                 self.leads += 1
                 self._read_until_ready(exchange, deadline)
         finally:
             if leads and leads[0]:
+                self._reads = False
                 self._resign()
         if not leads[0]:
             if self._leader == get_ident():
@@ -342,7 +355,16 @@ class Link:
         """Goes on as the leader, which this thread is already."""
         if self._hands_out:
             # What came made another call: a callback, or an object that was unpickled.
-            self._read_until_ready(exchange, deadline)
+            self._hands_out = False
+            try:
+                self._read_until_ready(exchange, deadline)
+            finally:
+                self._hands_out = True
+        elif self._reads:
+            raise RuntimeError(
+                "a signal handler or finaliser cannot wait for a call that was made before: it "
+                "interrupted the thread that reads the answers"
+            )
         else:
             # A Ctrl-C kept it from resigning.
             self._resign()
@@ -421,9 +443,11 @@ class Link:
             try_to_take(self._lead, leads)
             if leads[0]:
                 self._leader = get_ident()
+                self._reads = True
                 self._read_all()
         finally:
             if leads and leads[0]:
+                self._reads = False
                 self._resign()
         return leads[0]
 

@@ -4,6 +4,7 @@ import gc
 import pickle
 import signal
 import socket
+import sys
 import threading
 import time
 from pathlib import Path
@@ -80,6 +81,51 @@ def test_ctrl_c_interrupts_a_call_at_once(
     _, err = caller.communicate(timeout=20)
     assert caller.returncode == 0
     assert err == ""
+
+
+@pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside a future"])
+def test_a_signal_handler_may_call_the_server_whose_answer_it_interrupts(
+    serve: Serve, beside: bool
+) -> None:
+    main = threading.get_ident()
+
+    class Interrupting:
+        def __init__(self) -> None:
+            self.called = threading.Event()
+
+        def interrupt(self) -> str:
+            wait_until(lambda: sys._current_frames()[main].f_code.co_name == "receive")
+            signal.pthread_kill(main, signal.SIGUSR1)
+            assert self.wait()
+            return "interrupted"
+
+        def call(self) -> str:
+            self.called.set()
+            return "called"
+
+        def wait(self) -> bool:
+            return self.called.wait(20)
+
+    interrupting = Interrupting()
+    _, client = serve(interrupting)
+    client.call()
+    interrupting.called.clear()
+    waiting = [client.futures.wait()] if beside else []
+    answers = []
+
+    def handle(*_: object) -> None:
+        for future in waiting:
+            with pytest.raises(RuntimeError, match="signal handler"):
+                future.result()
+        answers.append(client.call())
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        answers.append(client.interrupt())
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert [*answers, client.call()] == ["called", "interrupted", "called"]
+    assert all(future.result() for future in waiting)
 
 
 def test_ctrl_c_interrupts_waiting_for_a_server(script: Script, reserve: Reserve) -> None:
