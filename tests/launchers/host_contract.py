@@ -191,6 +191,8 @@ class HostEngineContract:
         ((node, where, summary),) = run.result["failures"]
         assert (node, where) == ("caller[1]", host)
         assert re.fullmatch(r"(\S+\.)?Trouble: no data", summary)
+        states = {"store[0]": "ended", "caller[0]": "ended", "caller[1]": "failed"}
+        assert run.result["states"] == states
         assert run.said(r"^CAUSE Trouble\('no data'\) \(<class 'LookupError'>,\)$")
         assert run.said(r'script.py", line \d+, in work$')
         assert run.output.count("the caller leaves") == 1

@@ -194,6 +194,7 @@ if __name__ == "__main__":
             "outcome": result.outcome.name,
             "reason": result.reason,
             "killed": list(result.killed),
+            "states": {each.name: each.state for each in running.status()},
             "failures": [[each.node, each.host, each.summary] for each in result.failures],
             "restarts": [
                 [each.node, each.failure and each.failure.summary] for each in result.restarts
