@@ -414,7 +414,7 @@ class Link:
         self._leader = 0
         self._lead.release()
         if self._lost is not None:
-            self._close_if_lost()
+            self._finish()
         elif self.passed_over:
             self.passed_over = False
             self._reader.watch(self)
@@ -543,14 +543,16 @@ class Link:
             self._lost = ServerLostError(reason)
         self._channel.shut()
         self._end()
+        self._finish()
+
+    def _finish(self) -> None:
+        """Ends what is open on a lost connection."""
+        # The reading thread does this too, when it resigns: to close what it read, and because a
+        # Ctrl-C may have interrupted who began.
         for number in list(self._open):
             if number not in self._beginning:
                 self._settle_lost(number)
-        self._close_if_lost()
-
-    def _close_if_lost(self) -> None:
-        # The reading thread does this when it resigns.
-        if self._lost is not None and self._lead.acquire(blocking=False):
+        if self._lead.acquire(blocking=False):
             try:
                 if not self._channel.is_closed:
                     self._reader.dismiss(self, self.fileno())

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import courier
+from courier._engine.carrier import SocketCarrier
 from tests.courier.conftest import Connect, Reserve, Script, Serve, our_threads
 from tests.courier.served import Node
 from tests.courier.waiting import wait_until
@@ -126,6 +127,28 @@ def test_a_signal_handler_may_call_the_server_whose_answer_it_interrupts(
         signal.signal(signal.SIGUSR1, before)
     assert [*answers, client.call()] == ["called", "interrupted", "called"]
     assert all(future.result() for future in waiting)
+
+
+def test_ctrl_c_while_a_connection_ends_leaves_no_other_thread_waiting(
+    serve: Serve, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, client = serve(node)
+    real = SocketCarrier.shut
+
+    def shut(carrier: SocketCarrier) -> None:
+        real(carrier)
+        if threading.current_thread() is threading.main_thread():
+            raise KeyboardInterrupt
+
+    with concurrent.futures.ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(client.hang)
+        node.await_calls()
+        monkeypatch.setattr(SocketCarrier, "shut", shut)
+        with pytest.raises(KeyboardInterrupt):
+            courier.close(client)
+        monkeypatch.undo()
+        with pytest.raises(courier.CallCancelledError):
+            waiting.result(20)
 
 
 def test_ctrl_c_interrupts_waiting_for_a_server(script: Script, reserve: Reserve) -> None:
