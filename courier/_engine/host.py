@@ -31,6 +31,7 @@ from courier._engine.frames import decompressed
 from courier._engine.handshake import NAME_BYTES, Introduction
 from courier._engine.listening import BACKLOG
 from courier._engine.place import ABSTRACT, host_name, is_own_user, keep_alive, peer_of
+from courier._engine.spinning import Spin
 from courier._engine.switch_interval import SWITCH_INTERVAL
 from courier._engine.unproven import PATIENCE_S, UnprovenPeer, Way
 from courier._engine.watching import READ, make_watcher
@@ -139,7 +140,7 @@ class Host:
         #: Its watcher is closed, and its descriptors may belong to other files.
         self._is_closed = False
         # The poller's:
-        self._watcher = make_watcher()
+        self._watcher = make_watcher(Spin())
         self._watched: dict[int, Pollable] = {}
         self._ready: collections.deque[tuple[int, int]] = collections.deque()
         self._work: collections.deque[_Work] = collections.deque()

@@ -23,7 +23,8 @@ from typing import Protocol, TypeVar
 
 from courier._engine.channel import Channel, NothingSentError, try_to_take
 from courier._engine.frames import Frame, SmallFrame, call_meta, whole
-from courier._engine.watching import READ, WRITE, poll_once
+from courier._engine.spinning import Spin
+from courier._engine.watching import READ, WRITE, poll_of, poll_once
 from courier._kinds import Kind
 from courier._outcomes import Value
 from courier._parcel import Parcel
@@ -120,6 +121,9 @@ class Link:
         #: Those of them whose first frame is just being sent, by which thread: only that one knows
         #: whether it was.
         self._beginning: dict[int, int] = {}
+        #: For the leader: whether it looks for a moment before it sleeps, and where.
+        self._spin = Spin()
+        self._look = poll_of(channel.carrier.fileno())
         #: Held by the leader.
         self._lead = threading.Lock()
         #: Ident of the leading thread; 0 if there is none.
@@ -208,6 +212,7 @@ class Link:
             number = next(self._numbers)
             came: SmallFrame | list[Frame] | None = []
             if channel.send(kind, number, arguments, meta):
+                self._spin.look(self._look)
                 came = channel.receive(wait=True)
                 if not channel.carrier.hides_arrivals:
                     if isinstance(came, tuple):
@@ -380,6 +385,8 @@ class Link:
                 soon = monotonic() + _LOOK_S
                 if self._poll(READ, soon if deadline is None else min(soon, deadline)):
                     self._read(wait=False)
+            elif self._spin.look(self._look):
+                self._read(wait=False)
             elif deadline is None:
                 self._read(wait=True)
             elif self._poll(READ, deadline):

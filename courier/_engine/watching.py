@@ -7,7 +7,10 @@ import contextlib
 import os
 import select
 import threading
+from collections.abc import Callable
 from typing import Protocol
+
+from courier._engine.spinning import Events, Spin
 
 READ = select.POLLIN
 WRITE = select.POLLOUT
@@ -28,6 +31,13 @@ def poll_once(descriptor: int, events: int, timeout_s: float | None) -> bool:
     return bool(poll.poll(None if timeout_s is None else min(timeout_s, _LONGEST_S) * 1000))
 
 
+def poll_of(descriptor: int) -> Callable[[float], Events]:
+    """Returns what polls one socket for something to read, given milliseconds. For one thread at a time."""
+    poll = select.poll()
+    poll.register(descriptor, READ)
+    return poll.poll
+
+
 class Watcher(Protocol):
     """Watches descriptors. Only `poll` is for one thread."""
 
@@ -37,7 +47,7 @@ class Watcher(Protocol):
     def forget(self, descriptor: int) -> None:
         """Notices nothing of it any more."""
 
-    def poll(self, timeout_s: float | None) -> list[tuple[int, int]]:
+    def poll(self, timeout_s: float | None) -> Events:
         """Waits for events; returns descriptors with theirs, maybe none."""
 
     def wake(self) -> None:
@@ -47,15 +57,22 @@ class Watcher(Protocol):
         """Closes everything; it must not be used any more."""
 
 
-def make_watcher() -> Watcher:
-    """Returns the best that this system has."""
-    return EpollWatcher() if hasattr(select, "epoll") and hasattr(os, "eventfd") else PollWatcher()
+def make_watcher(spin: Spin | None = None) -> Watcher:
+    """Returns the best that this system has.
+
+    Args:
+        spin: Decides whether `poll` looks for a moment before it sleeps; None is never.
+    """
+    if hasattr(select, "epoll") and hasattr(os, "eventfd"):
+        return EpollWatcher(spin)
+    return PollWatcher()
 
 
 class EpollWatcher:
     """On Linux: a system call takes as long however many descriptors there are."""
 
-    def __init__(self) -> None:
+    def __init__(self, spin: Spin | None) -> None:
+        self._spin = spin
         self._epoll = select.epoll()
         self._alarm = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._alarm, select.EPOLLIN)
@@ -74,8 +91,9 @@ class EpollWatcher:
         with contextlib.suppress(OSError, ValueError):
             self._epoll.unregister(descriptor)
 
-    def poll(self, timeout_s: float | None) -> list[tuple[int, int]]:
-        events = self._poll(timeout_s)
+    def poll(self, timeout_s: float | None) -> Events:
+        found = self._spin.look(self._poll) if self._spin is not None else None
+        events = found or self._poll(timeout_s)
         for event in events:
             if event[0] == self._alarm:
                 events.remove(event)
@@ -114,7 +132,7 @@ class PollWatcher:
         with self._lock:
             self._wanted.pop(descriptor, None)
 
-    def poll(self, timeout_s: float | None) -> list[tuple[int, int]]:
+    def poll(self, timeout_s: float | None) -> Events:
         poll = select.poll()
         poll.register(self._alarm, READ)
         with self._lock:

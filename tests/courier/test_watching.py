@@ -15,7 +15,7 @@ from tests.courier.served import Node
 def test_calls_work_without_epoll(
     monkeypatch: pytest.MonkeyPatch, serve: Serve, node: Node
 ) -> None:
-    monkeypatch.setattr(host, "make_watcher", PollWatcher)
+    monkeypatch.setattr(host, "make_watcher", lambda _: PollWatcher())
     monkeypatch.setattr(background_reader, "make_watcher", PollWatcher)
     monkeypatch.setattr(background_reader.BACKGROUND_READER, "_watcher", None)
     server, client = serve(node)
