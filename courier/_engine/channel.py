@@ -78,6 +78,8 @@ class Channel:
         #: Bytes that wait to be sent; read without the lock, as an estimate.
         self.unsent_bytes = 0
         self._is_held_back = False
+        #: Whether the connection is to carry nothing any more.
+        self.is_shut = False
         self.is_closed = False
 
     @property
@@ -196,7 +198,7 @@ class Channel:
         _close_all(descriptors)
         if isinstance(error, OSError):
             raise NothingSentError(str(error)) from error
-        self.carrier.shut()  # a Ctrl-C: how much went is not known
+        self.shut()  # a Ctrl-C: how much went is not known
         raise error
 
     def _keep(self, chunks: Sequence[Chunk], sent: int, descriptors: Sequence[int] = ()) -> None:
@@ -278,7 +280,7 @@ class Channel:
             return False
         except BaseException:
             # A Ctrl-C: how much went is not known, and nothing must go twice.
-            carrier.shut()
+            self.shut()
             raise
         self._is_held_back = carrier.holds_back
         return not self._is_held_back
@@ -348,6 +350,7 @@ class Channel:
 
     def shut(self) -> None:
         """Ends the connection, which wakes its reader."""
+        self.is_shut = True
         self.carrier.shut()
 
     def close(self) -> None:

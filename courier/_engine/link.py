@@ -212,6 +212,7 @@ class Link:
             number = next(self._numbers)
             came: SmallFrame | list[Frame] | None = []
             if channel.send(kind, number, arguments, meta):
+                channel.carrier.arrived.clear()  # nothing has come yet: a Ctrl-C now does no harm
                 self._spin.look(self._look)
                 came = channel.receive(wait=True)
                 if not channel.carrier.hides_arrivals:
@@ -503,9 +504,9 @@ class Link:
     def _break_off(self) -> None:
         """Is called when the reading thread was interrupted."""
         self._hands_out = False
-        # A Ctrl-C while nothing came does no harm; later, frames may be half taken.
-        if self._channel.carrier.arrived:
-            self.fail("the thread that read from the connection was interrupted")
+        # A Ctrl-C while nothing came does no harm; later, frames may be half taken, or half sent.
+        if self._channel.carrier.arrived or self._channel.is_shut:
+            self.fail("the thread that used the connection was interrupted")
 
     # The end
 

@@ -61,7 +61,8 @@ def make_watcher(spin: Spin | None = None) -> Watcher:
     """Returns the best that this system has.
 
     Args:
-        spin: Decides whether `poll` looks for a moment before it sleeps; None is never.
+        spin: Decides whether `poll` looks for a moment before it sleeps, where there is epoll; None is
+            never.
     """
     if hasattr(select, "epoll") and hasattr(os, "eventfd"):
         return EpollWatcher(spin)

@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 
 import courier
+from courier._engine import link
 from courier._engine.carrier import SocketCarrier
+from courier._engine.spinning import Events, Spin
 from tests.courier.conftest import Connect, Reserve, Script, Serve, our_threads
 from tests.courier.served import Node
 from tests.courier.waiting import wait_until
@@ -149,6 +151,33 @@ def test_ctrl_c_while_a_connection_ends_leaves_no_other_thread_waiting(
         monkeypatch.undo()
         with pytest.raises(courier.CallCancelledError):
             waiting.result(20)
+
+
+def test_ctrl_c_before_an_answer_comes_harms_no_other_call(
+    serve: Serve, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, client = serve(node)
+    client.echo()
+    waiting = []
+
+    def look(*_: object) -> Events:
+        if threading.current_thread() is not threading.main_thread():
+            return []
+        monkeypatch.undo()
+        waiting.append(threads.submit(client.block))  # by the same connection
+        node.await_calls()
+        raise KeyboardInterrupt
+
+    with concurrent.futures.ThreadPoolExecutor(1) as threads:
+        monkeypatch.setattr(
+            link, "_REST_S", 60.0
+        )  # what came last stays noted, as in a quick row of calls
+        monkeypatch.setattr(Spin, "look", look)
+        with pytest.raises(KeyboardInterrupt):
+            client.echo()
+        node.release.set()
+        assert [future.result(20) for future in waiting] == ["released"]
+    assert client.echo(1) == 1
 
 
 def test_ctrl_c_interrupts_waiting_for_a_server(script: Script, reserve: Reserve) -> None:
