@@ -176,8 +176,10 @@ def test_threads_may_use_executors_after_the_end_of_the_script(
         from launchpad_lite.testing import poll_until
 
         def script_is_over():
-            frame = sys._current_frames()[threading.main_thread().ident]
-            return any(each.name == "_wait_at_exit" for each in traceback.extract_stack(frame))
+            # For an instant, between the script and what follows it, the main thread has no frame.
+            frame = sys._current_frames().get(threading.main_thread().ident)
+            stack = frame and traceback.extract_stack(frame)
+            return any(each.name == "_wait_at_exit" for each in stack or ())
 
         def work():
             poll_until(script_is_over)

@@ -1,6 +1,7 @@
 """Map-reduce: lazy datasets, computed by workers that stay up between jobs."""
 
 import collections
+import contextlib
 import gc
 import gzip
 import itertools
@@ -264,8 +265,10 @@ def _cache_and_die(mr: engines.MapReduce, folder: Path) -> None:
     pids = set(mr.load(range(100)).map(lambda _: os.getpid()).collect())
 
     def spilled() -> list[str]:
-        links = [link for pid in pids for link in Path(f"/proc/{pid}/fd").iterdir()]
-        files = [str(link.readlink()) for link in links if link.is_symlink()]
+        files = []
+        for link in [each for pid in pids for each in Path(f"/proc/{pid}/fd").iterdir()]:
+            with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                files.append(str(link.readlink()))
         return [file for file in files if file.startswith(f"{folder}/")]
 
     if not (folder / "was here").exists():
