@@ -17,8 +17,8 @@ from courier._engine.unproven import PATIENCE_S
 #: Strangers at a time; a new one takes the place of the one who has waited longest. Each costs three
 #: descriptors.
 _MAX_STRANGERS = min(128, max(8, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 16))
-#: Who sends more than this before it has proved itself is hung up on. A hundred clients behind one
-#: connection of a proxy need half of it.
+#: Of who sends more than this, no more is read until it has proved itself; gRPC may be slow to look at
+#: the proof. A hundred clients behind one connection of a proxy need half of it.
 _MAX_WEIGHT = 4 << 20
 #: Of all strangers; when they send more, the one who has sent the most is hung up on.
 _MAX_WEIGHT_OF_ALL = 32 << 20
@@ -74,7 +74,7 @@ class _Line:
     def __init__(self, peer: str, outer: socket.socket) -> None:
         self.peer = peer
         self.outer = outer
-        self.is_proven = False
+        self.proven = asyncio.Event()
         self.weight = 0
         self.task: asyncio.Task[None]
         self.patience: asyncio.TimerHandle
@@ -165,7 +165,7 @@ class Relay:
         """
         line = self._lines.get(name)
         if line is not None and line in self._strangers:
-            line.is_proven = True
+            line.proven.set()
             self._uncount(line)
 
     def peer_of(self, name: str) -> str:
@@ -211,15 +211,15 @@ class Relay:
     async def _bring_stranger(self, line: _Line, inner: socket.socket, data: bytes) -> None:
         scale = Scale(is_tls=self._is_tls)
         loop = asyncio.get_running_loop()
-        while data and not line.is_proven:
+        while data and not line.proven.is_set():
             weight = scale.weigh(data)
             line.weight += weight
             self._weight += weight
-            if line.weight > _MAX_WEIGHT and line in self._strangers:
-                self._reject(line)
-            elif self._weight > _MAX_WEIGHT_OF_ALL and self._strangers:
+            if self._weight > _MAX_WEIGHT_OF_ALL and self._strangers:
                 self._reject(max(self._strangers, key=lambda each: each.weight))
             await loop.sock_sendall(inner, data)
+            if line.weight > _MAX_WEIGHT:
+                await line.proven.wait()  # or until its patience is over
             data = await _receive(line.outer)
         await loop.sock_sendall(inner, data)
 

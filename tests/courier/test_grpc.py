@@ -120,7 +120,8 @@ def test_a_full_server_says_that_it_is_busy(
     array = np.zeros(size)
     with concurrent.futures.ThreadPoolExecutor(4) as threads:
         futures = [threads.submit(client.call, "block", array)]
-        assert node.entered.acquire(timeout=20)
+        wait_until(lambda: node.calls or futures[0].done())
+        assert node.calls, futures[0].exception()
         futures.append(ours.futures.block(array))
         wait_until(lambda: server.handlers.has_waiting)
         with refused(Code.RESOURCE_EXHAUSTED):

@@ -6,8 +6,10 @@ import itertools
 import socket
 import struct
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import psutil
@@ -20,6 +22,7 @@ from courier._engine import relay
 from courier._engine.handshake import HTTP2_PREFACE
 from courier._engine.place import ABSTRACT
 from courier._engine.relay import Relay, Scale
+from courier._grpc.server import FrontDoor
 from courier._proto import courier_pb2 as pb
 from tests.courier.by_hand import connected
 from tests.courier.conftest import Serve
@@ -168,14 +171,39 @@ def test_requests_of_which_nothing_comes_hold_no_handler(
 
 
 @pytest.mark.parametrize("frame", [_frame(_PING, 0, bytes(8)), _frame(_SETTINGS)])
-def test_a_stranger_is_hung_up_on_who_sends_too_much(
-    server: courier.Server, strangers: contextlib.ExitStack, frame: bytes
+def test_of_a_stranger_who_sends_too_much_no_more_is_read(
+    server: courier.Server,
+    strangers: contextlib.ExitStack,
+    monkeypatch: pytest.MonkeyPatch,
+    frame: bytes,
 ) -> None:
     assert _health(server.address)
+    monkeypatch.setattr(relay, "PATIENCE_S", 1.0)
+    inside = server._grpc._relay
+    wait_until(lambda: not inside._weight)
     stranger = _stranger(server, strangers, _OPENING)
     for _ in range(relay._MAX_WEIGHT // relay._FRAME_WEIGHT):
         send_anyway(stranger, frame)
+    wait_until(lambda: inside._weight > relay._MAX_WEIGHT)
+    weight = inside._weight
+    send_anyway(stranger, frame)
+    time.sleep(0.1)
+    assert inside._weight == weight
     assert is_hung_up(stranger)
+
+
+def test_a_client_may_begin_with_much_before_grpc_has_looked_at_its_proof(
+    server: courier.Server, secret: courier.Secret, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = FrontDoor._send
+
+    async def send(*args: Any) -> bytes:
+        await asyncio.sleep(0.2)
+        return await real(*args)
+
+    monkeypatch.setattr(FrontDoor, "_send", send)
+    with contextlib.closing(GrpcClient(server.address, secret)) as client:
+        assert client.call("echo", bytes(16 << 20)) == bytes(16 << 20)
 
 
 def test_of_all_strangers_who_sent_the_mostis_hung_up(
