@@ -169,9 +169,8 @@ def test_ctrl_c_before_an_answer_comes_harms_no_other_call(
         raise KeyboardInterrupt
 
     with concurrent.futures.ThreadPoolExecutor(1) as threads:
-        monkeypatch.setattr(
-            link, "_REST_S", 60.0
-        )  # what came last stays noted, as in a quick row of calls
+        # What came last stays noted, as in a quick row of calls.
+        monkeypatch.setattr(link, "_REST_S", 60.0)
         monkeypatch.setattr(Spin, "look", look)
         with pytest.raises(KeyboardInterrupt):
             client.echo()

@@ -1,7 +1,6 @@
 """Looking before sleeping: while it pays, and seldom while it does not."""
 
 import itertools
-from collections.abc import Callable
 
 from courier._engine.spinning import Events, Spin
 
@@ -29,9 +28,9 @@ class Other:
 
         return self.spin.look(poll), looks
 
-    def looks_of(self, waits: int, wait: Callable[[], tuple[Events, int]]) -> list[bool]:
+    def looks_of(self, waits: int, takes_s: float, look_s: float = _LOOK_S) -> list[bool]:
         """Returns for each of so many waits whether there was a look."""
-        return [wait()[1] > 0 for _ in range(waits)]
+        return [self.wait(takes_s, look_s)[1] > 0 for _ in range(waits)]
 
 
 def test_what_comes_within_a_moment_is_found_each_time() -> None:
@@ -44,7 +43,7 @@ def test_what_comes_within_a_moment_is_found_each_time() -> None:
 
 def test_while_looks_are_in_vain_there_are_twice_as_few_each_time() -> None:
     other = Other()
-    looks = other.looks_of(1_000, lambda: other.wait(1.0))
+    looks = other.looks_of(1_000, 1.0)
     at = [wait for wait, looked in enumerate(looks) if looked]
     assert [after - before for before, after in itertools.pairwise(at)] == [
         *(2, 3, 5, 9, 17, 33, 65),
@@ -55,14 +54,14 @@ def test_while_looks_are_in_vain_there_are_twice_as_few_each_time() -> None:
     while not other.wait(20e-6)[0]:
         pass
     assert other.wait(20e-6)[0]
-    assert other.looks_of(3, lambda: other.wait(1.0)) == [True, False, True]
+    assert other.looks_of(3, 1.0) == [True, False, True]
 
 
 def test_what_is_found_by_a_slow_look_was_not_worth_it() -> None:
     # Another thread had the core, or the interpreter: sleeping would have been better.
     other = Other()
     assert other.wait(20e-6, look_s=30e-6) == ([(7, 1)], 1)
-    assert other.looks_of(5, lambda: other.wait(20e-6, look_s=30e-6)) == [
+    assert other.looks_of(5, 20e-6, look_s=30e-6) == [
         *(False, True),
         *(False, False, True),
     ]
