@@ -178,9 +178,7 @@ class _ThreadNode:
         """Does what SIGTERM is to a process: calls that wait fail, Python code gets ForcedExit."""
         # Its way out may ask whether it was asked to stop.
         self.request_stop()
-        self.runtime.clients.close(f"{self.runtime.name} is ended by force")
-        self.runtime.prepare_force()
-        self.runtime.forcing.force()
+        self.runtime.force()
 
     def leave_behind(self) -> None:
         """Lets the interpreter exit although the node's code runs."""

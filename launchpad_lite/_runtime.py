@@ -259,6 +259,12 @@ class NodeRuntime:
         for hosted in list(self._hosted):
             hosted.prepare_force()
 
+    def force(self) -> None:
+        """Ends the node's thread at its next step of Python code. For supervisors of threads."""
+        self.clients.close(f"{self.name} is ended by force")
+        self.prepare_force()
+        self.forcing.force()
+
     def note_ended(self, keys: Iterable[str]) -> None:
         """Informs the node which servers have ended for good. For supervisors.
 

@@ -264,9 +264,7 @@ class _Member:
 
     def force(self) -> None:
         """Ends its thread at the next step of Python code."""
-        self.runtime.clients.close(f"{self.runtime.name} is ended by force")
-        self.runtime.prepare_force()
-        self.runtime.forcing.force()
+        self.runtime.force()
 
     def call_stop_handlers(self) -> None:
         """Calls its stop handlers, once; they may block."""
