@@ -205,6 +205,9 @@ class RemoteIterator(Iterator[Any]):
     Not thread-safe. Ends the generator when closed or no longer referenced.
     """
 
+    #: Until it is made: a Ctrl-C may come before.
+    _is_over = True
+
     def __init__(self, items: Iterator[Any], close: Callable[[], None]) -> None:
         self._items = items
         self._close = close

@@ -45,6 +45,7 @@ class Sender(Protocol):
 class WireCall:
     """One call. Implements `courier._lane.PendingCall` and `courier._engine.link.Exchange`."""
 
+    is_stream = False
     # Not set for each call, which takes longer.
     #: The connection it was sent over; None while there is none.
     link: Link | None = None
@@ -305,6 +306,7 @@ os.register_at_fork(after_in_child=_survive_fork)
 class WireStream(Items):
     """The items of a generator on a server. Implements `courier._engine.link.Exchange`."""
 
+    is_stream = True
     is_shared = True
 
     def __init__(self, call: WireCall, link: Link, number: int) -> None:

@@ -4,6 +4,7 @@ import collections
 import os
 import threading
 from collections.abc import Sequence
+from threading import get_ident
 
 from courier._engine.carrier import DONTWAIT, MAX_CHUNKS, Carrier
 from courier._engine.frames import (
@@ -22,6 +23,7 @@ from courier._engine.segments import SegmentMap, SegmentPool
 from courier._frozen import AVAILABLE
 from courier._parcel import Parcel
 from courier._timing import DEFAULT, Timing
+from courier.errors import CourierError
 
 _NO_PARCEL = Parcel(b"")
 #: Small frames are gathered up to here before they are sent.
@@ -70,6 +72,9 @@ class Channel:
         self._queue_lock = threading.Lock()
         #: Held by the one thread that sends; the others leave their frames to it.
         self._sending = threading.Lock()
+        #: Idents of the threads that post or flush. A signal handler or finaliser in one of them must
+        #: do neither: what it interrupts holds locks, and goes on only after it.
+        self.busy: dict[int, None] = {}
         #: Chunks to send, each with the descriptors that go with it.
         self._chunks: collections.deque[tuple[Chunk, Sequence[int]]] = collections.deque()
         #: Frames so small that several become one chunk.
@@ -89,6 +94,22 @@ class Channel:
 
     def post(self, kind: int, call: int, parcel: Parcel = _NO_PARCEL, *, meta: bytes = b"") -> None:
         """Puts a frame behind those that wait to be sent; does not block."""
+        me = get_ident()
+        self.busy[me] = None
+        try:
+            self._post(kind, call, parcel, meta)
+        except BaseException as error:
+            self._end_if_interrupted(error)
+            raise
+        finally:
+            del self.busy[me]
+
+    def _end_if_interrupted(self, error: BaseException) -> None:
+        # By a Ctrl-C, say: half a frame may have gone, and nothing must follow it.
+        if not isinstance(error, OSError | CourierError):
+            self.shut()
+
+    def _post(self, kind: int, call: int, parcel: Parcel, meta: bytes) -> None:
         data = parcel.pickle
         if not parcel.buffers and len(data) <= SMALL_BYTES:
             # What most frames are: worth a way of its own.
@@ -116,29 +137,37 @@ class Channel:
             OSError: The connection broke.
         """
         data = parcel.pickle
-        if parcel.buffers or len(data) > SMALL_BYTES:
-            return self._send_large(kind, call, parcel, meta)
-        sending = self._sending
-        if self._send_now is None or sending.locked():
-            return self._send_small(kind, call, meta, data)
-        # What nearly all calls do is done here: each function on the way would take as long as a
-        # third of the system call. A thread that was quicker holds the lock for an instant only.
-        with sending:
-            if self.unsent_bytes or self.is_closed:
-                sent = 0
-            else:
-                frame = pack_header(kind, 0, len(meta), 0, call, len(data)) + meta + data
-                try:
-                    sent = self._send_now(frame, DONTWAIT)
-                except BaseException as error:  # noqa: BLE001 - raised there
-                    sent = self._find_nothing_sent(error)
-                if sent < len(frame):
-                    self._keep((frame,), sent)
-                    sent = len(frame)
-        if not sent:
-            return self._send_small(kind, call, meta, data)
-        # Another thread may have found the lock taken, and left its frames.
-        return not self.unsent_bytes or self.flush()
+        me = get_ident()
+        self.busy[me] = None
+        try:
+            if parcel.buffers or len(data) > SMALL_BYTES:
+                return self._send_large(kind, call, parcel, meta)
+            sending = self._sending
+            if self._send_now is None or sending.locked():
+                return self._send_small(kind, call, meta, data)
+            # What nearly all calls do is done here: each function on the way would take as long as a
+            # third of the system call. A thread that was quicker holds the lock for an instant only.
+            with sending:
+                if self.unsent_bytes or self.is_closed:
+                    sent = 0
+                else:
+                    frame = pack_header(kind, 0, len(meta), 0, call, len(data)) + meta + data
+                    try:
+                        sent = self._send_now(frame, DONTWAIT)
+                    except BaseException as error:  # noqa: BLE001 - raised there
+                        sent = self._find_nothing_sent(error)
+                    if sent < len(frame):
+                        self._keep((frame,), sent)
+                        sent = len(frame)
+            if not sent:
+                return self._send_small(kind, call, meta, data)
+            # Another thread may have found the lock taken, and left its frames.
+            return not self.unsent_bytes or self._flush()
+        except BaseException as error:
+            self._end_if_interrupted(error)
+            raise
+        finally:
+            del self.busy[me]
 
     def _send_small(self, kind: int, call: int, meta: bytes, data: Chunk) -> bool:
         turn: list[bool] = []
@@ -156,14 +185,14 @@ class Channel:
         finally:
             if turn and turn[0]:
                 self._sending.release()
-        return self.flush()  # also behind a frame that went, as above
+        return self._flush()  # also behind a frame that went, as above
 
     def _send_large(self, kind: int, call: int, parcel: Parcel, meta: bytes) -> bool:
         if self.is_closed:
             raise NothingSentError("the connection is closed")
         if self._seals is not None or self._sending.locked():
-            self.post(kind, call, parcel, meta=meta)
-            return self.flush()
+            self._post(kind, call, parcel, meta)
+            return self._flush()
         layout, descriptors = self._place(parcel)
         chunks = encode(kind, call, parcel, meta=meta, layout=layout)
         with self._sending:
@@ -173,7 +202,7 @@ class Channel:
         if not is_next:
             with self._queue_lock:
                 self._put(chunks, descriptors)
-        return self.flush()
+        return self._flush()
 
     def _send_directly(self, chunks: Sequence[Chunk], descriptors: Sequence[int] = ()) -> None:
         """Sends a frame past the queue, which is empty, as far as it goes."""
@@ -255,6 +284,17 @@ class Channel:
         Raises:
             OSError: The connection broke.
         """
+        me = get_ident()
+        self.busy[me] = None
+        try:
+            return self._flush()
+        except BaseException as error:
+            self._end_if_interrupted(error)
+            raise
+        finally:
+            del self.busy[me]
+
+    def _flush(self) -> bool:
         while self.is_pending and not self.is_closed:
             turn: list[bool] = []
             try:

@@ -11,22 +11,27 @@ What must hold, and was found the hard way by those before us:
 - Who follows first tells that it does, and then looks once more whether there is a leader; who
   leaves first gives up the lead, and then looks for followers. Otherwise a wake-up is missed.
 - A leader never blocks on writing: both sides would wait for each other to read.
+- A signal handler or a finaliser may run between any two steps, and call by this link. So the lead is
+  taken together with the note of who has it, and given up, each in one step of the interpreter.
 """
 
+import collections
 import contextlib
+import functools
 import itertools
 import threading
 from collections.abc import Callable
 from threading import get_ident
 from time import monotonic
-from typing import Protocol, TypeVar
+from typing import ParamSpec, Protocol, TypeVar
 
-from courier._engine.channel import Channel, NothingSentError, try_to_take
+from courier._abandoned import leave
+from courier._engine.channel import Channel, NothingSentError
 from courier._engine.frames import Frame, SmallFrame, call_meta, whole
 from courier._engine.spinning import Spin
 from courier._engine.watching import READ, WRITE, poll_of, poll_once
 from courier._kinds import Kind
-from courier._outcomes import Value
+from courier._outcomes import Items, Value
 from courier._parcel import Parcel
 from courier.errors import CourierError, ServerLostError
 
@@ -36,10 +41,14 @@ _ENOUGH_BYTES = 1 << 12
 _REST_S = 0.001
 #: How often a leader looks whether another thread has ended what it waits for.
 _LOOK_S = 0.02
+#: How often a follower looks whether somebody leads: a Ctrl-C may keep one from waking the next.
+_LOOK_FOR_LEADER_S = 1.0
 #: What poll and locks bear; those who wait look again.
 _LONGEST_S = 1e6
 #: How often a writer whose connection is full checks whether a thread still reads.
 _FULL_S = 0.02
+_INTERRUPTED = "a thread that used the connection was interrupted"
+_HERE = ("leader",)
 
 
 class Exchange(Protocol):
@@ -49,6 +58,8 @@ class Exchange(Protocol):
     gates: "list[threading.Lock]"
     #: Of its frames, on its link.
     number: int
+    #: Whether it gets more than one frame.
+    is_stream: bool
     #: Whether another thread than the one that waits may end it.
     is_shared: bool
     #: Monotonic time at which the caller gives up.
@@ -85,6 +96,7 @@ class Reader(Protocol):
 
 
 E_co = TypeVar("E_co", bound=Exchange, covariant=True)
+P = ParamSpec("P")
 
 
 class Asker(Protocol[E_co]):
@@ -124,15 +136,15 @@ class Link:
         #: For the leader: whether it looks for a moment before it sleeps, and where.
         self._spin = Spin()
         self._look = poll_of(channel.carrier.fileno())
-        #: Held by the leader.
-        self._lead = threading.Lock()
-        #: Ident of the leading thread; 0 if there is none.
-        self._leader = 0
-        #: Whether the leader is in the midst of reading: a signal handler, or a finaliser, that runs
-        #: in its thread then must not read.
-        self._reads = False
-        #: Whether the leader hands out what it has read.
+        #: Ident of the leading thread; empty if there is none. Changed by who takes and gives up the
+        #: lead only.
+        self._lead: dict[str, int] = {}
+        #: Frames that the leader has read and not handed out.
+        self._came: collections.deque[Frame] = collections.deque()
+        #: Whether what the leader's thread does just now may read, too: a callback may, that it calls.
         self._hands_out = False
+        #: What gets a frame just now.
+        self._in_hand: Exchange | None = None
         #: Those who wait for another one to read, by their gates, in the order in which they came.
         self._followers: dict[threading.Lock, Exchange] = {}
         #: How often a thread has led; tells the background reader whether one does.
@@ -169,10 +181,11 @@ class Link:
     def refresh(self) -> bool:
         """Looks, after a rest, whether the server has left; returns whether calls can begin."""
         me = get_ident()
-        if (
-            self._leader == me and self._reads and not self._hands_out
-        ) or me in self._beginning.values():
+        if not self._can_read(me) or me in self._beginning.values():
             return False  # what this thread interrupts must go on first: another connection
+        if self._channel.is_shut or self.is_lost:
+            self.fail(_INTERRUPTED)
+            return False
         if not self._open:
             now = monotonic()
             if now - self._used_at > _REST_S:
@@ -194,13 +207,14 @@ class Link:
         channel = self._channel
         number = 0
         exchange: E_co | None = None
-        leads: list[bool] = []
+        lead = self._lead
+        leads: list[int] = []
+        me = get_ident()
         try:
-            try_to_take(self._lead, leads)
-            if not leads[0] or self._open or channel.unsent_bytes:
+            if not lead:  # nor does this thread
+                leads.extend(map(lead.setdefault, _HERE, (me,)))
+            if me not in leads or self._open or channel.unsent_bytes or channel.busy:
                 return None
-            self._leader = get_ident()
-            self._reads = True
             self.leads += 1
             now = monotonic()
             if now - self._used_at > _REST_S:
@@ -245,9 +259,9 @@ class Link:
                 self.post(Kind.CANCEL, number, Parcel(b""))
             raise
         finally:
-            if leads and leads[0]:
-                self._reads = False
-                self._resign()
+            if me in leads:
+                del lead["leader"]
+                self._pass_on()
         if self._lost is not None:  # perhaps by another thread, which did not know of the call
             self._settle_lost(number)
         return exchange
@@ -295,6 +309,9 @@ class Link:
 
     def post(self, kind: int, number: int, parcel: Parcel) -> None:
         """Sends a later frame of an exchange, as far as that does not block."""
+        if get_ident() in self._channel.busy:
+            leave(functools.partial(self.post, kind, number, parcel))
+            return
         self._channel.post(kind, number, parcel)
         try:
             self._channel.flush()
@@ -313,6 +330,8 @@ class Link:
 
     def flush(self) -> bool:
         """Sends what can be sent now; returns whether that was all."""
+        if get_ident() in self._channel.busy:
+            return True  # what this thread interrupts goes on soon
         try:
             return self._channel.flush()
         except OSError as error:
@@ -339,44 +358,57 @@ class Link:
 
         May return early; ask the exchange whether it is ready.
         """
-        leads: list[bool] = []
+        me = get_ident()
+        leads = self._lead.get("leader") == me
+        if not self._can_read(me) or (leads and exchange is self._in_hand):
+            raise RuntimeError(
+                "a signal handler or finaliser cannot wait for a call that was made before: it "
+                "interrupted the thread that uses the connection"
+            )
+        if leads:
+            self._lead_again(exchange, deadline)
+        elif not self._lead_to(self._read_until_ready, exchange, deadline):
+            self._follow(exchange, deadline)
+
+    def _can_read(self, me: int) -> bool:
+        """Returns whether this thread is not in the midst of reading or sending here.
+
+        Only a signal handler, or a finaliser, finds that it is, and would wait for what it interrupts.
+        """
+        is_reading = self._lead.get("leader") == me and not self._hands_out
+        return not is_reading and me not in self._channel.busy
+
+    def _lead_to(self, act: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> bool:
+        """Does something as the leader, if no thread is; returns whether that was so."""
+        lead = self._lead
+        leads: list[int] = []
+        me = get_ident()
         try:
-            try_to_take(self._lead, leads)
-            if leads[0]:
-                self._leader = get_ident()
-                self._reads = True
-                self.leads += 1
-                self._read_until_ready(exchange, deadline)
+            if not lead:
+                leads.extend(map(lead.setdefault, _HERE, (me,)))
+            if me in leads:
+                act(*args, **kwargs)
         finally:
-            if leads and leads[0]:
-                self._reads = False
-                self._resign()
-        if not leads[0]:
-            if self._leader == get_ident():
-                self._lead_again(exchange, deadline)
-            else:
-                self._follow(exchange, deadline)
+            if me in leads:
+                del lead["leader"]
+                self._pass_on()
+        return me in leads
 
     def _lead_again(self, exchange: Exchange, deadline: float | None) -> None:
         """Goes on as the leader, which this thread is already."""
-        if self._hands_out:
-            # What came made another call: a callback, or an object that was unpickled.
-            self._hands_out = False
-            try:
-                self._read_until_ready(exchange, deadline)
-            finally:
-                self._hands_out = True
-        elif self._reads:
-            raise RuntimeError(
-                "a signal handler or finaliser cannot wait for a call that was made before: it "
-                "interrupted the thread that reads the answers"
-            )
-        else:
-            # A Ctrl-C kept it from resigning.
-            self._resign()
+        # What came made another call: a callback, or an object that was unpickled.
+        in_hand = self._in_hand
+        self._hands_out = False
+        try:
+            self._hand_out()
+            self._read_until_ready(exchange, deadline)
+        finally:
+            self._hands_out = True
+            self._in_hand = in_hand
 
     def _read_until_ready(self, exchange: Exchange, deadline: float | None) -> None:
         channel = self._channel
+        self.leads += 1
         while not exchange.is_ready and self._lost is None:
             if channel.is_pending and not self.flush():
                 self._poll(READ | WRITE, deadline)
@@ -406,8 +438,11 @@ class Link:
         try:
             exchange.gates.append(gate)
             self._followers[gate] = exchange
-            if not exchange.is_ready and self._lost is None and self._lead.locked():
-                gate.acquire(timeout=seconds_until(deadline))
+            if not exchange.is_ready and self._lost is None and self._lead:
+                left = seconds_until(deadline)
+                gate.acquire(
+                    timeout=_LOOK_FOR_LEADER_S if left < 0 else min(left, _LOOK_FOR_LEADER_S)
+                )
             # Otherwise it tries to lead next.
             leaves = exchange.is_ready or seconds_until(deadline) == 0.0
         finally:
@@ -418,11 +453,11 @@ class Link:
                 # It may have been woken to lead.
                 self.hand_on()
 
-    def _resign(self) -> None:
-        self._leader = 0
-        self._lead.release()
+    def _pass_on(self) -> None:
+        """Does what falls to who was the leader until now."""
         if self._lost is not None:
-            self._finish()
+            if not self._channel.is_closed:
+                self._finish()
         elif self.passed_over:
             self.passed_over = False
             self._reader.watch(self)
@@ -432,7 +467,7 @@ class Link:
     def hand_on(self) -> None:
         """Wakes one of the waiting threads, which becomes the leader."""
         followers = self._followers
-        while followers and not self._lead.locked():
+        while followers and not self._lead:
             try:
                 gate = next(iter(followers))
                 exchange = followers.pop(gate)
@@ -446,18 +481,7 @@ class Link:
 
     def read_now(self) -> bool:
         """Reads what is there if no thread leads; returns whether that was so. For the background reader."""
-        leads: list[bool] = []
-        try:
-            try_to_take(self._lead, leads)
-            if leads[0]:
-                self._leader = get_ident()
-                self._reads = True
-                self._read_all()
-        finally:
-            if leads and leads[0]:
-                self._reads = False
-                self._resign()
-        return leads[0]
+        return self._lead_to(self._read_all)
 
     def _read_all(self) -> None:
         while self._lost is None and self._read(wait=False):
@@ -487,26 +511,36 @@ class Link:
     def _take(self, came: SmallFrame | list[Frame] | None) -> None:
         """Hands out frames that came; None is the end of the connection."""
         if came is None:
-            self.fail("the server closed the connection")
+            self.fail(_INTERRUPTED if self._channel.is_shut else "the server closed the connection")
             return
-        frames = [whole(came)] if isinstance(came, tuple) else came
-        self._hands_out = True
-        exchanges = self._open
-        for frame in frames:
+        if isinstance(came, tuple):
+            self._came.append(whole(came))
+        else:
+            self._came.extend(came)
+        self._hand_out()
+        self._channel.check()
+
+    def _hand_out(self) -> None:
+        came, exchanges = self._came, self._open
+        while came:
+            frame = came.popleft()
             exchange = exchanges.get(frame.call)
             if exchange is not None:
+                self._in_hand = exchange
+                # Before a frame of a stream is in its place, nobody may read the next.
+                self._hands_out = frame.kind != Items.kind and not exchange.is_stream
                 exchange.accept(frame)
+                self._hands_out = False
             elif frame.call == 0:
                 self._end()
-        self._hands_out = False
-        self._channel.check()
+        self._in_hand = None
 
     def _break_off(self) -> None:
         """Is called when the reading thread was interrupted."""
         self._hands_out = False
         # A Ctrl-C while nothing came does no harm; later, frames may be half taken, or half sent.
         if self._channel.carrier.arrived or self._channel.is_shut:
-            self.fail("the thread that used the connection was interrupted")
+            self.fail(_INTERRUPTED)
 
     # The end
 
@@ -545,10 +579,11 @@ class Link:
 
     def fail(self, reason: str) -> None:
         """Gives the connection up; everything open ends with an error. Safe to call twice."""
+        error = ServerLostError(reason)
         with self._state:
             if self._lost is not None:
                 return
-            self._lost = ServerLostError(reason)
+            self._lost = error
         self._channel.shut()
         self._end()
         self._finish()
@@ -560,13 +595,14 @@ class Link:
         for number in list(self._open):
             if number not in self._beginning:
                 self._settle_lost(number)
-        if self._lead.acquire(blocking=False):
-            try:
-                if not self._channel.is_closed:
-                    self._reader.dismiss(self, self.fileno())
-                    self._channel.close()
-            finally:
-                self._lead.release()
+        if get_ident() not in self._channel.busy:
+            self._lead_to(self._close_channel)
+        # Otherwise the background reader does it, which sees the end.
+
+    def _close_channel(self) -> None:
+        if not self._channel.is_closed:
+            self._reader.dismiss(self, self.fileno())
+            self._channel.close()
 
     def _settle_lost(self, number: int) -> None:
         exchange = self._open.pop(number, None)
@@ -589,11 +625,7 @@ class Link:
 
     def tidy(self) -> None:
         """Returns memory that was not used for long, unless a thread is reading."""
-        if self._lead.acquire(blocking=False):
-            try:
-                self._channel.tidy()
-            finally:
-                self._resign()
+        self._lead_to(self._channel.tidy)
 
 
 def seconds_until(deadline: float | None) -> float:

@@ -1,0 +1,140 @@
+"""Between any two steps of a call a signal handler may run, or a Ctrl-C come."""
+
+import contextlib
+import itertools
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import courier
+from tests.courier.conftest import Connect, Serve
+from tests.courier.served import Node
+
+_LARGE = bytes(1 << 18)
+
+
+def _cancel(client: Any) -> None:
+    client.futures.echo().cancel()
+
+
+_OPERATIONS: dict[str, Callable[[Any], Any]] = {
+    "call": lambda client: client.echo(1),
+    "large call": lambda client: client.echo(_LARGE) == _LARGE,
+    "futures": lambda client: [each.result() for each in [client.futures.echo(1)] * 2],
+    "stream": lambda client: list(client.count(2)),
+    "cancelled": _cancel,
+}
+each_operation = pytest.mark.parametrize("operation", _OPERATIONS.values(), ids=_OPERATIONS)
+
+
+@contextlib.contextmanager
+def _at_step(number: int, act: Callable[[], object], within: str = "") -> Iterator[None]:
+    """Has this thread act where the interpreter looks for signals for the n-th time.
+
+    It does so where a function begins, and where one that is written in C has ended.
+    """
+    left = number
+
+    def watch(frame: FrameType, event: str, _: object) -> None:
+        nonlocal left
+        if event in ("call", "c_return") and frame.f_globals["__name__"].startswith(within):
+            left -= 1
+            if not left:
+                sys.setprofile(None)
+                act()
+
+    sys.setprofile(watch)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+
+
+@each_operation
+def test_a_signal_handler_may_call_the_same_server(
+    serve: Serve, node: Node, operation: Callable[[Any], Any]
+) -> None:
+    _, client = serve(node)
+    expected = operation(client)
+    for step in itertools.count(1):
+        answers: list[object] = []
+        with _at_step(step, lambda answers=answers: answers.append(client.echo("handled"))):
+            assert operation(client) == expected
+        if not answers:
+            break
+        assert answers == ["handled"]
+    assert step > 20
+
+
+@pytest.mark.parametrize("name", ["call", "futures"])
+def test_a_signal_handler_may_close_the_client(
+    serve: Serve, connect: Connect, node: Node, name: str
+) -> None:
+    server, _ = serve(node)
+    closed = True
+    for step in itertools.count(1):
+        client = connect(server.address)
+        client.echo()
+        closed = False
+
+        def close(client: Any = client) -> None:
+            nonlocal closed
+            closed = True
+            courier.close(client)
+
+        with contextlib.suppress(courier.CallCancelledError), _at_step(step, close):
+            _OPERATIONS[name](client)
+        if not closed:
+            break
+        with pytest.raises(courier.CallCancelledError):
+            client.echo()
+    assert step > 20
+
+
+# In a finaliser Python ignores it.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@each_operation
+def test_a_ctrl_c_harms_no_later_call(
+    serve: Serve, node: Node, operation: Callable[[Any], Any]
+) -> None:
+    _, client = serve(node)
+    client.echo()
+    ends = threading.Event()
+    wrong: list[object] = []
+
+    def call_beside() -> None:
+        number = 0
+        while not ends.is_set():
+            number += 1
+            with contextlib.suppress(courier.ServerLostError):
+                answer = client.echo(number)
+                if answer != number:
+                    wrong.append(answer)
+
+    interrupted = 0
+
+    def interrupt() -> None:
+        nonlocal interrupted
+        interrupted = step
+        raise KeyboardInterrupt
+
+    beside = threading.Thread(target=call_beside)
+    beside.start()
+    try:
+        for step in itertools.count(1):
+            broken_off = contextlib.suppress(KeyboardInterrupt, courier.ServerLostError)
+            with broken_off, _at_step(step, interrupt, "courier"):
+                operation(client)
+            if interrupted != step:
+                break
+            assert client.echo(step) == step
+    finally:
+        ends.set()
+        beside.join(20)
+    assert not beside.is_alive()
+    assert not wrong
+    assert interrupted > 20
