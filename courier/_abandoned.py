@@ -19,7 +19,7 @@ def leave(task: Callable[[], None]) -> None:
 
 def clear_up() -> None:
     """Does what was left."""
-    while _left:
+    for _ in range(len(_left)):  # a task may leave itself again
         try:
             task = _left.popleft()
         except IndexError:

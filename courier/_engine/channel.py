@@ -102,7 +102,7 @@ class Channel:
             self._end_if_interrupted(error)
             raise
         finally:
-            del self.busy[me]
+            self.busy.pop(me, None)  # a handler may have been here, too
 
     def _end_if_interrupted(self, error: BaseException) -> None:
         # By a Ctrl-C, say: half a frame may have gone, and nothing must follow it.
@@ -167,7 +167,7 @@ class Channel:
             self._end_if_interrupted(error)
             raise
         finally:
-            del self.busy[me]
+            self.busy.pop(me, None)  # a handler may have been here, too
 
     def _send_small(self, kind: int, call: int, meta: bytes, data: Chunk) -> bool:
         turn: list[bool] = []
@@ -292,7 +292,7 @@ class Channel:
             self._end_if_interrupted(error)
             raise
         finally:
-            del self.busy[me]
+            self.busy.pop(me, None)  # a handler may have been here, too
 
     def _flush(self) -> bool:
         while self.is_pending and not self.is_closed:

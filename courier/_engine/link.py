@@ -397,14 +397,29 @@ class Link:
     def _lead_again(self, exchange: Exchange, deadline: float | None) -> None:
         """Goes on as the leader, which this thread is already."""
         # What came made another call: a callback, or an object that was unpickled.
-        in_hand = self._in_hand
+        in_hand, rest = self._in_hand, self._came
         self._hands_out = False
         try:
+            self._came = self._pick_streams(rest)
             self._hand_out()
             self._read_until_ready(exchange, deadline)
         finally:
+            self._came = rest
             self._hands_out = True
             self._in_hand = in_hand
+
+    def _pick_streams(self, rest: collections.deque[Frame]) -> collections.deque[Frame]:
+        """Takes out what must be handed out before more is read: the frames of streams.
+
+        Not the others: what they call would go one level deeper for each of them.
+        """
+        streams = {number for number, each in list(self._open.items()) if each.is_stream}
+        streams.update(frame.call for frame in rest if frame.kind == Items.kind)
+        picked = [frame for frame in rest if frame.call in streams]
+        left = [frame for frame in rest if frame.call not in streams]
+        rest.clear()
+        rest.extend(left)
+        return collections.deque(picked)
 
     def _read_until_ready(self, exchange: Exchange, deadline: float | None) -> None:
         channel = self._channel
@@ -539,7 +554,8 @@ class Link:
         """Is called when the reading thread was interrupted."""
         self._hands_out = False
         # A Ctrl-C while nothing came does no harm; later, frames may be half taken, or half sent.
-        if self._channel.carrier.arrived or self._channel.is_shut:
+        has_frames = self._in_hand is not None or self._came
+        if has_frames or self._channel.carrier.arrived or self._channel.is_shut:
             self.fail(_INTERRUPTED)
 
     # The end

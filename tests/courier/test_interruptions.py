@@ -138,3 +138,26 @@ def test_a_ctrl_c_harms_no_later_call(
     assert not beside.is_alive()
     assert not wrong
     assert interrupted > 20
+
+
+class _Calling:
+    """Calls by a client where it is unpickled."""
+
+    client: Any
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _call, ()
+
+
+def _call() -> object:
+    return _Calling.client.echo("called")
+
+
+def test_any_number_of_answers_may_call_where_they_are_unpickled(
+    serve: Serve, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, client = serve(node)
+    server.bind("calling", _Calling)
+    monkeypatch.setattr(_Calling, "client", client, raising=False)
+    futures = [client.futures.calling() for _ in range(300)]
+    assert [each.result() for each in futures] == ["called"] * 300
