@@ -24,7 +24,9 @@ def _cancel(client: Any) -> None:
 _OPERATIONS: dict[str, Callable[[Any], Any]] = {
     "call": lambda client: client.echo(1),
     "large call": lambda client: client.echo(_LARGE) == _LARGE,
-    "futures": lambda client: [each.result() for each in [client.futures.echo(1)] * 2],
+    "futures": lambda client: [
+        each.result() for each in [client.futures.echo(number) for number in range(2)]
+    ],
     "stream": lambda client: list(client.count(2)),
     "cancelled": _cancel,
 }
@@ -75,7 +77,6 @@ def test_a_signal_handler_may_close_the_client(
     serve: Serve, connect: Connect, node: Node, name: str
 ) -> None:
     server, _ = serve(node)
-    closed = True
     for step in itertools.count(1):
         client = connect(server.address)
         client.echo()
