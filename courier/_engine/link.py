@@ -48,7 +48,8 @@ _LONGEST_S = 1e6
 #: How often a writer whose connection is full checks whether a thread still reads.
 _FULL_S = 0.02
 _INTERRUPTED = "a thread that used the connection was interrupted"
-_HERE = ("leader",)
+_LEADER = "leader"
+_AS_LEADER = (_LEADER,)
 
 
 class Exchange(Protocol):
@@ -207,12 +208,10 @@ class Link:
         channel = self._channel
         number = 0
         exchange: E_co | None = None
-        lead = self._lead
         leads: list[int] = []
         me = get_ident()
         try:
-            if not lead:  # nor does this thread
-                leads.extend(map(lead.setdefault, _HERE, (me,)))
+            self._try_to_lead(me, leads)
             if me not in leads or self._open or channel.unsent_bytes or channel.busy:
                 return None
             self.leads += 1
@@ -260,7 +259,7 @@ class Link:
             raise
         finally:
             if me in leads:
-                del lead["leader"]
+                del self._lead[_LEADER]
                 self._pass_on()
         if self._lost is not None:  # perhaps by another thread, which did not know of the call
             self._settle_lost(number)
@@ -359,7 +358,7 @@ class Link:
         May return early; ask the exchange whether it is ready.
         """
         me = get_ident()
-        leads = self._lead.get("leader") == me
+        leads = self._lead.get(_LEADER) == me
         if not self._can_read(me) or (leads and exchange is self._in_hand):
             raise RuntimeError(
                 "a signal handler or finaliser cannot wait for a call that was made before: it "
@@ -375,22 +374,25 @@ class Link:
 
         Only a signal handler, or a finaliser, finds that it is, and would wait for what it interrupts.
         """
-        is_reading = self._lead.get("leader") == me and not self._hands_out
+        is_reading = self._lead.get(_LEADER) == me and not self._hands_out
         return not is_reading and me not in self._channel.busy
+
+    def _try_to_lead(self, me: int, note: list[int]) -> None:
+        """Takes the lead if no thread has it, and notes who has: for a `finally` that gives it up."""
+        if not self._lead:  # nor has this thread, further up
+            note.extend(map(self._lead.setdefault, _AS_LEADER, (me,)))  # see `try_to_take`
 
     def _lead_to(self, act: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> bool:
         """Does something as the leader, if no thread is; returns whether that was so."""
-        lead = self._lead
         leads: list[int] = []
         me = get_ident()
         try:
-            if not lead:
-                leads.extend(map(lead.setdefault, _HERE, (me,)))
+            self._try_to_lead(me, leads)
             if me in leads:
                 act(*args, **kwargs)
         finally:
             if me in leads:
-                del lead["leader"]
+                del self._lead[_LEADER]
                 self._pass_on()
         return me in leads
 
@@ -413,13 +415,17 @@ class Link:
 
         Not the others: what they call would go one level deeper for each of them.
         """
-        streams = {number for number, each in list(self._open.items()) if each.is_stream}
-        streams.update(frame.call for frame in rest if frame.kind == Items.kind)
-        picked = [frame for frame in rest if frame.call in streams]
-        left = [frame for frame in rest if frame.call not in streams]
+        streams: set[int] = set()
+        picked: collections.deque[Frame] = collections.deque()
+        left: list[Frame] = []
+        for frame in rest:
+            exchange = self._open.get(frame.call)
+            if frame.kind == Items.kind or (exchange is not None and exchange.is_stream):
+                streams.add(frame.call)
+            (picked if frame.call in streams else left).append(frame)
         rest.clear()
         rest.extend(left)
-        return collections.deque(picked)
+        return picked
 
     def _read_until_ready(self, exchange: Exchange, deadline: float | None) -> None:
         channel = self._channel
