@@ -37,8 +37,26 @@ def try_to_take(lock: threading.Lock, note: list[bool]) -> None:
     note.extend(map(lock.acquire, _NOT_BLOCKING))
 
 
-class NothingSentError(ConnectionError):
+class BrokenError(ConnectionError):
+    """The connection broke, or what came by it is not of the protocol."""
+
+
+class NothingSentError(BrokenError):
     """The connection broke before any byte of a frame was taken."""
+
+
+def _is_own(error: BaseException) -> bool:
+    """Returns whether an error is of the connection.
+
+    A signal handler may raise TimeoutError, say, at any step, which tells nothing of it.
+    """
+    trace = error.__traceback__
+    while trace is not None:
+        module = str(trace.tb_frame.f_globals.get("__name__"))
+        if module != "ssl" and not module.startswith("courier."):
+            return False
+        trace = trace.tb_next
+    return isinstance(error, OSError | CourierError)
 
 
 class Channel:
@@ -98,16 +116,20 @@ class Channel:
         self.busy[me] = None
         try:
             self._post(kind, call, parcel, meta)
-        except BaseException as error:
-            self._end_if_interrupted(error)
-            raise
+        except BaseException as error:  # noqa: BLE001
+            raise self._ended_by(error)  # noqa: B904 - it has its cause
         finally:
             self.busy.pop(me, None)  # a handler may have been here, too
 
-    def _end_if_interrupted(self, error: BaseException) -> None:
-        # By a Ctrl-C, say: half a frame may have gone, and nothing must follow it.
-        if not isinstance(error, OSError | CourierError):
-            self.shut()
+    def _ended_by(self, error: BaseException) -> BaseException:
+        """Returns what to raise for an error that ended sending."""
+        if not _is_own(error):
+            self.shut()  # a Ctrl-C, say: half a frame may have gone, and nothing must follow it
+        elif not isinstance(error, BrokenError):
+            broken = BrokenError(str(error))
+            broken.__cause__ = error
+            return broken
+        return error
 
     def _post(self, kind: int, call: int, parcel: Parcel, meta: bytes) -> None:
         data = parcel.pickle
@@ -134,7 +156,7 @@ class Channel:
 
         Raises:
             NothingSentError: The connection broke before any byte of this frame was taken.
-            OSError: The connection broke.
+            BrokenError: The connection broke.
         """
         data = parcel.pickle
         me = get_ident()
@@ -163,9 +185,8 @@ class Channel:
                 return self._send_small(kind, call, meta, data)
             # Another thread may have found the lock taken, and left its frames.
             return not self.unsent_bytes or self._flush()
-        except BaseException as error:
-            self._end_if_interrupted(error)
-            raise
+        except BaseException as error:  # noqa: BLE001
+            raise self._ended_by(error)  # noqa: B904 - it has its cause
         finally:
             self.busy.pop(me, None)  # a handler may have been here, too
 
@@ -222,13 +243,13 @@ class Channel:
         Raises:
             NothingSentError: It broke.
         """
-        if isinstance(error, BlockingIOError):
+        is_own = _is_own(error)
+        if is_own and isinstance(error, BlockingIOError):
             return 0
         _close_all(descriptors)
-        if isinstance(error, OSError):
+        if is_own:
             raise NothingSentError(str(error)) from error
-        self.shut()  # a Ctrl-C: how much went is not known
-        raise error
+        raise error  # how much went is not known
 
     def _keep(self, chunks: Sequence[Chunk], sent: int, descriptors: Sequence[int] = ()) -> None:
         """Puts what was not sent of a frame at the head of the queue."""
@@ -282,15 +303,14 @@ class Channel:
             Whether nothing is left to do: all was sent, or another thread is at it.
 
         Raises:
-            OSError: The connection broke.
+            BrokenError: The connection broke.
         """
         me = get_ident()
         self.busy[me] = None
         try:
             return self._flush()
-        except BaseException as error:
-            self._end_if_interrupted(error)
-            raise
+        except BaseException as error:  # noqa: BLE001
+            raise self._ended_by(error)  # noqa: B904 - it has its cause
         finally:
             self.busy.pop(me, None)  # a handler may have been here, too
 
@@ -316,11 +336,10 @@ class Channel:
                 chunks, descriptors = run
                 sent = carrier.send(chunks, descriptors)
                 self._drop(sent)
-        except BlockingIOError:
-            return False
-        except BaseException:
-            # A Ctrl-C: how much went is not known, and nothing must go twice.
-            self.shut()
+        except BaseException as error:
+            if isinstance(error, BlockingIOError) and _is_own(error):
+                return False
+            self.shut()  # how much went is not known, and nothing must go twice
             raise
         self._is_held_back = carrier.holds_back
         return not self._is_held_back
@@ -364,20 +383,30 @@ class Channel:
 
         Raises:
             BlockingIOError: Nothing is there, and `wait` is false.
-            OSError: The connection broke.
-            ProtocolError: The peer does not keep to the protocol. If good frames came before, they
-                are returned, and `check` raises.
-            AuthenticationError: A frame is not the peer's; the same.
+            BrokenError: The connection broke, the peer does not keep to the protocol, or a frame is
+                not the peer's. If good frames came before, they are returned, and `check` raises.
         """
         reader = self._reader
-        count = self.carrier.receive(reader.room, wait=wait)
-        if not count:
-            return None
-        return reader.small(count) or reader.filled(count)
+        try:
+            count = self.carrier.receive(reader.room, wait=wait)
+            if not count:
+                return None
+            return reader.small(count) or reader.filled(count)
+        except (OSError, CourierError) as error:
+            if isinstance(error, BlockingIOError) or not _is_own(error):
+                raise
+            raise BrokenError(str(error)) from error
 
     def check(self) -> None:
-        """Raises what is wrong behind the frames that were received last; see `receive`."""
-        self._reader.check()
+        """Raises what is wrong behind the frames that were received last; see `receive`.
+
+        Raises:
+            BrokenError: That.
+        """
+        try:
+            self._reader.check()
+        except CourierError as error:
+            raise BrokenError(str(error)) from error
 
     def tidy(self) -> bool:
         """Returns memory that was not used for long. For the receiving thread.

@@ -26,7 +26,7 @@ from time import monotonic
 from typing import ParamSpec, Protocol, TypeVar
 
 from courier._abandoned import leave
-from courier._engine.channel import Channel, NothingSentError
+from courier._engine.channel import BrokenError, Channel, NothingSentError
 from courier._engine.frames import Frame, SmallFrame, call_meta, whole
 from courier._engine.spinning import Spin
 from courier._engine.watching import READ, WRITE, poll_of, poll_once
@@ -237,7 +237,7 @@ class Link:
                         if frame.kind == Value.kind and frame.call == number:
                             try:
                                 channel.check()
-                            except CourierError as error:
+                            except BrokenError as error:
                                 self.fail(f"the connection broke: {error}")
                             return frame.parcel
             exchange = self._open[number] = asker.open_call(method, arguments, self, number)
@@ -246,9 +246,7 @@ class Link:
                 self._read_all()
         except NothingSentError:
             return None  # `begin` finds out what that means
-        except (OSError, CourierError) as error:
-            if not number:
-                raise
+        except BrokenError as error:
             if exchange is None:
                 exchange = self._open[number] = asker.open_call(method, arguments, self, number)
             self.fail(f"the connection broke: {error}")
@@ -299,7 +297,7 @@ class Link:
                 self._open.pop(number, None)
                 self._fail_to_send(error)
                 exchange.take_back(str(error), unsent=True)
-        except OSError as error:
+        except BrokenError as error:
             self._fail_to_send(error)
         finally:
             self._beginning.pop(number, None)
@@ -314,7 +312,7 @@ class Link:
         self._channel.post(kind, number, parcel)
         try:
             self._channel.flush()
-        except OSError as error:
+        except BrokenError as error:
             self._fail_to_send(error)
 
     def send_out(self) -> None:
@@ -324,7 +322,7 @@ class Link:
                 self._wait_until_it_takes_more()
                 if self._lost is not None:
                     return
-        except OSError as error:
+        except BrokenError as error:
             self._fail_to_send(error)
 
     def flush(self) -> bool:
@@ -333,11 +331,11 @@ class Link:
             return True  # what this thread interrupts goes on soon
         try:
             return self._channel.flush()
-        except OSError as error:
+        except BrokenError as error:
             self._fail_to_send(error)
             return True
 
-    def _fail_to_send(self, error: OSError) -> None:
+    def _fail_to_send(self, error: BrokenError) -> None:
         # What the server sent before it left may still be on its way to those who wait. If another
         # one reads, it comes to the end of that.
         if self.read_now():
@@ -522,7 +520,7 @@ class Link:
                 wait = False
         except BlockingIOError:
             return came
-        except (OSError, CourierError) as error:
+        except BrokenError as error:
             self.fail(f"the connection broke: {error}")
             return False
         except BaseException:

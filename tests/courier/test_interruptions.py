@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -34,7 +35,9 @@ each_operation = pytest.mark.parametrize("operation", _OPERATIONS.values(), ids=
 
 
 @contextlib.contextmanager
-def _at_step(number: int, act: Callable[[], object], within: str = "") -> Iterator[None]:
+def _at_step(
+    number: int, act: Callable[[], object], within: str | tuple[str, ...] = ""
+) -> Iterator[None]:
     """Has this thread act where the interpreter looks for signals for the n-th time.
 
     It does so where a function begins, and where one that is written in C has ended.
@@ -139,6 +142,52 @@ def test_a_ctrl_c_harms_no_later_call(
     assert not beside.is_alive()
     assert not wrong
     assert interrupted > 20
+
+
+class _AlarmError(TimeoutError):
+    """Of a kind that connections raise, too."""
+
+
+@pytest.mark.parametrize("name", ["call", "large call", "stream"])
+def test_what_a_signal_handler_raises_arrives_as_itself(
+    serve: Serve, node: Node, name: str
+) -> None:
+    _, client = serve(node)
+    client.echo()
+    raised = 0
+
+    def alarm() -> None:
+        nonlocal raised
+        raised = step
+        raise _AlarmError
+
+    sending = tuple(f"courier._engine.{each}" for each in ("calls", "link", "channel", "carrier"))
+    for step in itertools.count(1):
+        with contextlib.suppress(_AlarmError), _at_step(step, alarm, sending):
+            _OPERATIONS[name](client)
+            assert raised != step
+            break
+    assert step > 20
+
+
+def test_a_call_that_an_alarm_ends_leaves_the_others_alone(serve: Serve, node: Node) -> None:
+    _, client = serve(node)
+    other = client.futures.block()
+    node.await_calls()
+
+    def alarm(*_: object) -> None:
+        raise _AlarmError
+
+    before = signal.signal(signal.SIGALRM, alarm)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        with pytest.raises(_AlarmError):
+            client.hang()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert node.cancelled.wait(20)
+    node.release.set()
+    assert other.result() == "released"
 
 
 class _Calling:
