@@ -99,7 +99,7 @@ class Order:
     options: LaunchOptions
     argv: tuple[str, ...]
     script: Script
-    flags: FlagSnapshot | None
+    flags: FlagSnapshot
     components: tuple[Component, ...]
     choice: PlacementChoice
     strategy: Strategy

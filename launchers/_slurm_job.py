@@ -105,8 +105,7 @@ def main(folder: str, trees: Sequence[str]) -> int:
     try:
         sys.argv[:] = order.argv
         order.script.stand_in()
-        if order.flags is not None:
-            order.flags.apply()
+        order.flags.apply()
         program = _launch(order, run, trees)
     except LaunchpadError as error:
         run.write("failure", str(error).encode())

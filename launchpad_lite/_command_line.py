@@ -21,6 +21,7 @@ from launchpad_lite._flags import (
     TERMINATION_NOTICE_SECS,
     chosen_launcher,
     describe_flags,
+    flag_names,
     parse_known,
 )
 from launchpad_lite._launch import find_launcher, launch, plan
@@ -550,7 +551,7 @@ def _convert(argument: str, text: str, kinds: Collection[Any]) -> Any:
 def _refuse(taker: str, argument: str, known: Sequence[str], options: Sequence[str]) -> NoReturn:
     names = ", ".join(f"--{name}" for name in known) or "no options"
     name = argument.removeprefix("--").partition("=")[0]
-    near = nearest(name, [*known, *options, *flags.FLAGS])
+    near = nearest(name, [*known, *options, *flag_names()])
     also = ", ".join(f"--{name}" for name in options)
     raise ProgramPathError(
         f"unknown argument {argument!r}"

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import cloudpickle
-from absl import flags
 
+from launchpad_lite._flags import loaded_flags, mark_as_parsed
 from launchpad_lite._logging import LoggingSetup
 
 
@@ -23,21 +23,28 @@ class FlagSnapshot(NamedTuple):
     logging: LoggingSetup
 
     @classmethod
-    def take(cls) -> "FlagSnapshot | None":
-        """Returns the flags of this process; None if none were parsed."""
-        if not flags.FLAGS.is_parsed():
-            return None
+    def take(cls) -> "FlagSnapshot":
+        """Returns the flags of this process; none where nothing has imported absl."""
         values: dict[str, bytes] = {}
         definitions: dict[str, bytes] = {}
-        for name in flags.FLAGS:
-            if (value := _dumps((flags.FLAGS[name].value,))) is not None:
+        absl = loaded_flags()
+        for name in () if absl is None else absl.FLAGS:
+            if (value := _dumps((absl.FLAGS[name].value,))) is not None:
                 values[name] = value
-                if (flag := _dumps(_parts_of(flags.FLAGS[name]))) is not None:
+                if (flag := _dumps(_parts_of(absl.FLAGS[name]))) is not None:
                     definitions[name] = flag
         return cls(values, definitions, LoggingSetup.take())
 
     def apply(self) -> None:
         """Gives this process the flags, those of modules that it has not imported too."""
+        mark_as_parsed()
+        if self.values:
+            self._apply_values()
+        self.logging.apply()
+
+    def _apply_values(self) -> None:
+        from absl import flags
+
         for name, definition in self.definitions.items():
             if name not in flags.FLAGS and (parts := _loads(definition)) is not None:
                 kind, state = parts
@@ -46,12 +53,10 @@ class FlagSnapshot(NamedTuple):
                 # The module that defines it may do so again, and the value stays.
                 flag.allow_override = True
                 flags.FLAGS[name] = flag
-        flags.FLAGS.mark_as_parsed()
         for name, value in self.values.items():
             if name in flags.FLAGS and (loaded := _loads(value)) is not None:
                 flags.FLAGS[name].value = loaded[0]
                 flags.FLAGS[name].using_default_value = False
-        self.logging.apply()
 
 
 def _parts_of(flag: Any) -> tuple[type, dict[str, Any]]:

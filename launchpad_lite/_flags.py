@@ -1,65 +1,201 @@
-"""Command-line flags (absl) that exist once this package is imported."""
+"""Command-line flags, which absl has as soon as anything imports it.
+
+Not sooner: its import takes a seventh of what ours does, and many scripts do without.
+"""
 
 import logging
 import os
 import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from absl import flags
-
+from courier._modules import loaded_module
 from launchpad_lite._settings import nearest
 from launchpad_lite.errors import LaunchError
 
 _LOGGER = logging.getLogger(__name__)
+_ABSL = "absl.flags"
+T = TypeVar("T")
 
 #: How a command line asks for help.
 HELP = frozenset({"-h", "--help"})
 #: Modules that parse command lines. A script that uses one parses its own.
 _OTHER_PARSERS = frozenset({"argparse", "click", "docopt", "fire", "getopt", "optparse", "tyro"})
 
-LAUNCHER = flags.DEFINE_string(
-    "launcher", None, "Where the program runs: local_mp (the default), local_mt, ..."
+
+class Flag(Generic[T]):
+    """What absl knows of a flag of ours; its default while nothing has imported absl."""
+
+    def __init__(self, kind: str, name: str, default: T, help_text: str, **options: bool) -> None:
+        """Describes a flag; `kind` is that of the function of absl that defines it."""
+        self.name = name
+        self.default = default
+        self._definition = kind, help_text, options
+        self._own: Any = None
+
+    def define(self, flags: Any) -> None:
+        """Gives it to absl."""
+        kind, help_text, options = self._definition
+        getattr(flags, f"DEFINE_{kind}")(self.name, self.default, help_text, **options)
+        self._own = flags.FLAGS[self.name]
+
+    def _find(self) -> Any:
+        flags = loaded_flags()
+        return None if flags is None else flags.FLAGS[self.name]
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is not one of the program's, of the same name."""
+        return self._find() is self._own
+
+    @property
+    def value(self) -> T:
+        flag = self._find()
+        return self.default if flag is None else flag.value
+
+    @property
+    def chosen(self) -> T | None:
+        """Its value, if that is not a default."""
+        flag = self._find()
+        return None if flag is None or flag.using_default_value else flag.value
+
+    @property
+    def present(self) -> bool:
+        """Whether the command line has it."""
+        flag = self._find()
+        return flag is not None and bool(flag.present)
+
+
+LAUNCHER: Flag[str | None] = Flag(
+    "string", "launcher", None, "Where the program runs: local_mp (the default), local_mt, ..."
 )
-LAUNCHER_OPTION = flags.DEFINE_multi_string(
-    "lp_launcher_option", [], "Option of the launcher, as in image=NAME; may be repeated."
+LAUNCHER_OPTION: Flag[list[str]] = Flag(
+    "multi_string",
+    "lp_launcher_option",
+    [],
+    "Option of the launcher, as in image=NAME; may be repeated.",
 )
-flags.DEFINE_string(
-    "lp_launch_type", None, "The same under its old name: local_mp, local_mt, test_mp, test_mt."
+_LAUNCH_TYPE: Flag[str | None] = Flag(
+    "string",
+    "lp_launch_type",
+    None,
+    "The same under its old name: local_mp, local_mt, test_mp, test_mt.",
 )
-TERMINATION_NOTICE_SECS = flags.DEFINE_float(
+TERMINATION_NOTICE_SECS: Flag[float] = Flag(
+    "float",
     "lp_termination_notice_secs",
     10.0,
     "Seconds nodes have to end after they were asked; 0 ends them by force, below 0 never.",
 )
-
-RESTART = flags.DEFINE_string(
+RESTART: Flag[str | None] = Flag(
+    "string",
     "lp_restart",
     None,
     "When nodes are restarted: never (the default), on_failure or always; or by group, as in "
     "actor=on_failure,evaluator=always.",
 )
-CHECKPOINTS = flags.DEFINE_string(
-    "lp_checkpoints", None, "Folder for the state of nodes that can save and restore theirs."
+CHECKPOINTS: Flag[str | None] = Flag(
+    "string",
+    "lp_checkpoints",
+    None,
+    "Folder for the state of nodes that can save and restore theirs.",
 )
-
-SEED = flags.DEFINE_integer("lp_seed", None, "Of the program: nodes get their own from it.")
-LOG_DIR = flags.DEFINE_string("lp_log_dir", None, "Folder for the output of nodes.")
-
-_HOSTS = flags.DEFINE_string(
+SEED: Flag[int | None] = Flag(
+    "integer", "lp_seed", None, "Of the program: nodes get their own from it."
+)
+LOG_DIR: Flag[str | None] = Flag("string", "lp_log_dir", None, "Folder for the output of nodes.")
+_HOSTS: Flag[str | None] = Flag(
+    "string",
     "hosts",
     None,
     "Hosts, for launchers that use several: h1,h2:gpu=2,user@h3, or a TOML file.",
     # A common word: a program may have a flag of this name, which then is the program's.
     allow_override=True,
 )
-_OWN_HOSTS = flags.FLAGS["hosts"]
+_ALL: tuple[Flag[Any], ...] = (
+    LAUNCHER,
+    LAUNCHER_OPTION,
+    _LAUNCH_TYPE,
+    TERMINATION_NOTICE_SECS,
+    RESTART,
+    CHECKPOINTS,
+    SEED,
+    LOG_DIR,
+    _HOSTS,
+)
 
 DEFAULT_LAUNCHER = "local_mp"
 
 
+class _Finder:
+    """Finds absl as others do, and has our flags defined once it is loaded."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != _ABSL:
+            return None
+        others = [each for each in sys.meta_path if each is not self and hasattr(each, "find_spec")]
+        found = (each.find_spec(name, path, target) for each in others)
+        spec = next(filter(None, found), None)
+        loader: Any = None if spec is None else spec.loader
+        if hasattr(loader, "exec_module"):
+            load = loader.exec_module
+
+            def load_and_define(module: ModuleType) -> None:
+                load(module)
+                if module.__name__ == _ABSL:  # a loader may load others, too
+                    _define(module)
+
+            loader.exec_module = load_and_define
+        return spec
+
+
+#: That of absl which has our flags.
+_registry: Any = None
+#: Whether flags that absl gets later count as parsed: others parsed them, or there was nothing to parse.
+_are_parsed = False
+
+
+def _define(flags: Any) -> None:
+    global _registry
+    if _registry is not flags.FLAGS:
+        _registry = flags.FLAGS
+        for flag in _ALL:
+            flag.define(flags)
+        if _are_parsed:
+            flags.FLAGS.mark_as_parsed()
+
+
+def loaded_flags() -> Any:
+    """Returns `absl.flags`, which has ours; None if nothing has imported it."""
+    flags = loaded_module(_ABSL)
+    if flags is not None:
+        _define(flags)
+    return flags
+
+
+def mark_as_parsed() -> None:
+    """Has flags count as parsed, now or once absl is there."""
+    global _are_parsed
+    _are_parsed = True
+    if (flags := loaded_flags()) is not None:
+        flags.FLAGS.mark_as_parsed()
+
+
+sys.meta_path.insert(0, _Finder())
+if _ABSL in sys.modules:
+    from absl import flags as _flags
+
+    _define(_flags)
+
+
 def parse_known(argv: list[str]) -> list[str]:
     """Parses what it knows and returns the rest, the program's name first."""
+    from absl import flags
+
     return list(flags.FLAGS(argv, known_only=True))
 
 
@@ -70,11 +206,16 @@ def parse_script_arguments() -> None:
         LaunchError: It has a flag that is nearly one of those that are known.
         SystemExit: It asks for help, which was printed.
     """
-    if flags.FLAGS.is_parsed():
-        return
     # Under pytest and in notebooks the arguments are theirs, and mean other things to us.
     foreign = "PYTEST_CURRENT_TEST" in os.environ or "ipykernel" in sys.modules
-    _, *unknown = parse_known(sys.argv[:1] if foreign else sys.argv)
+    arguments = sys.argv[:1] if foreign else sys.argv
+    flags = loaded_flags()
+    if flags is None and len(arguments) < 2:
+        mark_as_parsed()
+        return
+    if flags.FLAGS.is_parsed() if flags is not None else _are_parsed:
+        return
+    _, *unknown = parse_known(arguments)
     # A parser of the script's own has refused what it does not know, unless it was told not to.
     if not _parses_itself():
         if not HELP.isdisjoint(unknown):
@@ -82,7 +223,7 @@ def parse_script_arguments() -> None:
             sys.exit(0)
         for argument in unknown:
             name = argument.removeprefix("--").partition("=")[0]
-            if argument.startswith("--") and (near := nearest(name, [*flags.FLAGS])):
+            if argument.startswith("--") and (near := nearest(name, flag_names())):
                 raise LaunchError(f"unknown flag {argument!r}; did you mean --{near}?")
 
 
@@ -99,8 +240,17 @@ def _parses_itself() -> bool:
     return False
 
 
+def flag_names() -> list[str]:
+    """Returns the names of all flags, of the script and of this package."""
+    from absl import flags
+
+    return [*flags.FLAGS]
+
+
 def describe_flags() -> str:
     """Returns the flags of the script and of this package, with their defaults, as text."""
+    from absl import flags
+
     by_module = flags.FLAGS.flags_by_module_dict()
     parts = []
     for module, found in sorted(by_module.items()):
@@ -117,7 +267,7 @@ def _default(flag: Any) -> str:
 
 
 def given_or_flag(
-    argument: str, given: Any, flag: "flags.FlagHolder[Any]", value: Any, shown: str | None = None
+    argument: str, given: Any, flag: Flag[Any], value: Any, shown: str | None = None
 ) -> Any:
     """Returns the argument of `launch`, or what a flag says if that is None.
 
@@ -138,15 +288,13 @@ def given_or_flag(
 
 def chosen_launcher() -> str:
     """Returns the launcher that the command line asks for."""
-    kind = flags.FLAGS["lp_launch_type"]
-    # Where programs of the original run, it is theirs, which has a value by default.
-    named = None if kind.using_default_value else kind.value
-    return LAUNCHER.value or named or DEFAULT_LAUNCHER
+    # Where programs of the original run, the second is theirs, which has a value by default.
+    return LAUNCHER.value or _LAUNCH_TYPE.chosen or DEFAULT_LAUNCHER
 
 
 def chosen_hosts() -> str | None:
     """Returns the hosts that the command line names."""
-    return _HOSTS.value if flags.FLAGS["hosts"] is _OWN_HOSTS else None
+    return _HOSTS.value if _HOSTS.is_own else None
 
 
 def chosen_restart() -> str | dict[str, str] | None:

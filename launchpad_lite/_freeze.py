@@ -16,8 +16,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from absl import flags
-
 from courier._modules import loaded_module
 from courier._parcel import Pickler
 from launchpad_lite._deferred import Deferred, construct
@@ -119,6 +117,7 @@ class _Freezer(Pickler):
         self.handles = _Collection()
         self.shared = _Collection()
         self._search = search
+        self._flags = getattr(loaded_module("absl.flags"), "FLAGS", self)
 
     def persistent_id(self, obj: Any) -> int | None:
         # A number, as the parts of anything larger would come back here.
@@ -135,7 +134,7 @@ class _Freezer(Pickler):
     def reducer_override(self, obj: Any) -> Any:
         # absl's registry of flags is one per process and refuses to be pickled; a program whose
         # classes stand in the script that defines flags meets it as a global.
-        if obj is flags.FLAGS:
+        if obj is self._flags:
             return _this_process_flags, ()
         if isinstance(obj, Deferred):
             # Loading it constructs the object, in whose arguments handles have become clients.
@@ -164,7 +163,9 @@ class _Thawer(pickle.Unpickler):
         return self._clients[position]
 
 
-def _this_process_flags() -> flags.FlagValues:
+def _this_process_flags() -> Any:
+    from absl import flags
+
     return flags.FLAGS
 
 

@@ -176,7 +176,7 @@ class Order:
     options: LaunchOptions
     argv: tuple[str, ...]
     script: Script
-    flags: FlagSnapshot | None
+    flags: FlagSnapshot
     hosts: Mapping[str, str]
     names: Mapping[str, str]
     ports: Mapping[str, int]

@@ -523,6 +523,8 @@ class Agent:
             self._out.put(Frame("refused", {"node": node, "attempt": attempt, "text": text}))
 
     def _fork(self, frame: Frame) -> None:
+        if frame["has_flags"]:
+            import absl.flags  # noqa: F401 - once for all workers
         with contextlib.ExitStack() as undo:
             log = None
             if frame["log"] is not None:

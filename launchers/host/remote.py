@@ -495,6 +495,7 @@ class AgentHost:
         fields: dict[str, Any] = {"node": node, "attempt": attempt, "log": log}
         fields["log_limit_bytes"] = self._log_limit_bytes
         fields["grant"] = self._grants[node].encode()
+        fields["has_flags"] = bool(payload.flags.values)
         if attempt:
             why = "it is always restarted" if cause is None else cause.summary
             fields["note"] = f"[restart {attempt}: {why}]\n"

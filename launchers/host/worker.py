@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 import cloudpickle
-from absl import flags
 
 from courier import ExceptionReport, Secret, TlsCredentials
 from courier._surviving import surviving
@@ -22,6 +21,7 @@ from launchers.host.link import Frame, FrameDecoder, read_some, write_all
 from launchers.host.stacks import write_stacks
 from launchpad_lite._address import AddressTable
 from launchpad_lite._flag_values import FlagSnapshot
+from launchpad_lite._flags import loaded_flags, parse_known
 from launchpad_lite._forcing import ForcedExit
 from launchpad_lite._freeze import FrozenWork
 from launchpad_lite._runtime import NodeRuntime, NodeSetup
@@ -42,7 +42,7 @@ class Payload:
     endpoints: dict[str, str]
     secret: bytes = field(repr=False)
     argv: list[str]
-    flags: FlagSnapshot | None
+    flags: FlagSnapshot
     #: What the launching process was started with.
     script: Script
     #: Those among `argv` that are for this node only.
@@ -261,10 +261,10 @@ class _WithFlags:
 
     def thaw(self) -> Work:
         work = self._payload.work.thaw()
-        if self._payload.flags is not None:
-            self._payload.flags.apply()
+        self._payload.flags.apply()
+        if self._payload.own_flags or loaded_flags() is not None:
             # What neither the script nor the user's modules define is left in sys.argv.
-            flags.FLAGS([sys.argv[0], *self._payload.own_flags], known_only=True)
+            parse_known([sys.argv[0], *self._payload.own_flags])
         return work
 
 

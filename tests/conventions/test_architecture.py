@@ -18,6 +18,7 @@ ROOMS = ("engines", "search", "replicas")
 # Heavy, or optional, or both: loaded where they are used, not by a research script that only
 # describes its program. grpc and protobuf also must not be loaded before workers are forked.
 LAZY_MODULES = (
+    "absl",
     "asyncio",
     "cma",
     "google.protobuf",

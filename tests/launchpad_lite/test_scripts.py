@@ -90,6 +90,41 @@ def test_flags_nobody_parsed_are_parsed_at_launch(run_script: Any) -> None:
     assert "imported 0.5 3" in done.stdout
 
 
+LATE_FLAGS_SCRIPT = """
+import sys
+import launchpad_lite as lp
+
+class Worker:
+    def run(self):
+        print("at first", "absl" in sys.modules)
+        from absl import flags
+        flags.DEFINE_integer("own", 3, "")
+        print("then", flags.FLAGS.own, flags.FLAGS.lp_seed)
+
+def main(argv):
+    program = lp.Program("late")
+    program.add_node(lp.PyClassNode(Worker), label="worker")
+    lp.launch(program).wait()
+
+if __name__ == "__main__":
+    RUN
+"""
+
+
+def test_absl_has_the_flags_whenever_it_is_imported(run_script: Any) -> None:
+    run_it = "from absl import app; app.run(main)"
+    done = run_script(LATE_FLAGS_SCRIPT.replace("RUN", run_it), "--lp_seed=7")
+    assert done.returncode == 0, done.stderr
+    assert "at first True" in done.stdout
+    assert "then 3 7" in done.stdout
+    script = LATE_FLAGS_SCRIPT.replace("RUN", "main([])")
+    for each in (script, script.replace("launch(program)", "launch(program, 'local_mt')")):
+        done = run_script(each)
+        assert done.returncode == 0, done.stderr
+        assert "at first False" in done.stdout
+        assert "then 3 None" in done.stdout
+
+
 PROCESS_SCRIPT = """
 import os
 import launchpad_lite as lp
