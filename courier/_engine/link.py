@@ -47,6 +47,8 @@ _LOOK_FOR_LEADER_S = 1.0
 _LONGEST_S = 1e6
 #: How often a writer whose connection is full checks whether a thread still reads.
 _FULL_S = 0.02
+#: So many answers may be unpickled one inside the other, where they call; the stack has an end.
+_MAX_NESTED = 8
 _INTERRUPTED = "a thread that used the connection was interrupted"
 _LEADER = "leader"
 _AS_LEADER = (_LEADER,)
@@ -146,6 +148,11 @@ class Link:
         self._hands_out = False
         #: What gets a frame just now.
         self._in_hand: Exchange | None = None
+        #: How often the leader leads again, in what it hands out; in the deepest, what it waits for,
+        #: and where answers go that might call, too.
+        self._nested = 0
+        self._awaited: Exchange | None = None
+        self._later: collections.deque[Frame] | None = None
         #: Those who wait for another one to read, by their gates, in the order in which they came.
         self._followers: dict[threading.Lock, Exchange] = {}
         #: How often a thread has led; tells the background reader whether one does.
@@ -397,33 +404,20 @@ class Link:
     def _lead_again(self, exchange: Exchange, deadline: float | None) -> None:
         """Goes on as the leader, which this thread is already."""
         # What came made another call: a callback, or an object that was unpickled.
-        in_hand, rest = self._in_hand, self._came
+        in_hand, rest, later, awaited = self._in_hand, self._came, self._later, self._awaited
         self._hands_out = False
+        self._nested += 1
         try:
-            self._came = self._pick_streams(rest)
+            self._came = rest.copy()
+            rest.clear()
+            if self._nested > _MAX_NESTED:
+                self._later, self._awaited = rest, exchange
             self._hand_out()
             self._read_until_ready(exchange, deadline)
         finally:
-            self._came = rest
+            self._in_hand, self._came, self._later, self._awaited = in_hand, rest, later, awaited
+            self._nested -= 1
             self._hands_out = True
-            self._in_hand = in_hand
-
-    def _pick_streams(self, rest: collections.deque[Frame]) -> collections.deque[Frame]:
-        """Takes out what must be handed out before more is read: the frames of streams.
-
-        Not the others: what they call would go one level deeper for each of them.
-        """
-        streams: set[int] = set()
-        picked: collections.deque[Frame] = collections.deque()
-        left: list[Frame] = []
-        for frame in rest:
-            exchange = self._open.get(frame.call)
-            if frame.kind == Items.kind or (exchange is not None and exchange.is_stream):
-                streams.add(frame.call)
-            (picked if frame.call in streams else left).append(frame)
-        rest.clear()
-        rest.extend(left)
-        return picked
 
     def _read_until_ready(self, exchange: Exchange, deadline: float | None) -> None:
         channel = self._channel
@@ -545,9 +539,14 @@ class Link:
             frame = came.popleft()
             exchange = exchanges.get(frame.call)
             if exchange is not None:
+                is_item = frame.kind == Items.kind or exchange.is_stream
+                if self._later is not None and exchange.is_shared and not is_item:
+                    if exchange is not self._awaited:
+                        self._later.append(frame)
+                        continue
                 self._in_hand = exchange
                 # Before a frame of a stream is in its place, nobody may read the next.
-                self._hands_out = frame.kind != Items.kind and not exchange.is_stream
+                self._hands_out = not is_item
                 exchange.accept(frame)
                 self._hands_out = False
             elif frame.call == 0:

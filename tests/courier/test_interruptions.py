@@ -1,7 +1,9 @@
 """Between any two steps of a call a signal handler may run, or a Ctrl-C come."""
 
+import asyncio
 import contextlib
 import itertools
+import queue
 import signal
 import sys
 import threading
@@ -193,21 +195,59 @@ def test_a_call_that_an_alarm_ends_leaves_the_others_alone(serve: Serve, node: N
 class _Calling:
     """Calls by a client where it is unpickled."""
 
-    client: Any
+    call: Callable[[], object]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _call, ()
 
 
 def _call() -> object:
-    return _Calling.client.echo("called")
+    return _Calling.call()
+
+
+class _Chain:
+    """Its answers call, and the next answer comes while that call lasts."""
+
+    def __init__(self, length: int) -> None:
+        self.calls = 0
+        self.turns = [asyncio.Event() for _ in range(length)]
+        self.turns[0].set()
+        self.over = asyncio.Event()
+
+    async def answer(self, number: int) -> _Calling:
+        await self.turns[number].wait()
+        return _Calling()
+
+    async def call(self) -> str:
+        self.calls += 1
+        if self.calls == 1:
+            asyncio.get_running_loop().call_later(1.0, self.end)
+        self.turns[min(self.calls, len(self.turns) - 1)].set()
+        await self.over.wait()
+        return "called"
+
+    def end(self) -> None:
+        for event in (self.over, *self.turns):
+            event.set()
 
 
 def test_any_number_of_answers_may_call_where_they_are_unpickled(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, client = serve(_Chain(70))
+    monkeypatch.setattr(_Calling, "call", client.call, raising=False)
+    futures = [client.futures.answer(number) for number in range(70)]
+    assert [each.result() for each in futures] == ["called"] * 70
+
+
+def test_an_answer_may_wait_where_it_is_unpickled_for_one_that_came_with_it(
     serve: Serve, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, client = serve(node)
     server.bind("calling", _Calling)
-    monkeypatch.setattr(_Calling, "client", client, raising=False)
-    futures = [client.futures.calling() for _ in range(300)]
-    assert [each.result() for each in futures] == ["called"] * 300
+    sent: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    monkeypatch.setattr(_Calling, "call", lambda: sent.get(timeout=20).result(), raising=False)
+    for _ in range(20):
+        first = client.futures.calling()
+        sent.put(client.futures.echo("second"))
+        assert first.result() == "second"
