@@ -63,10 +63,11 @@ def k_means(
             for array in arrays:
                 distances = ((array[:, None] - now.value) ** 2).sum(axis=2)
                 nearest = distances.argmin(axis=1)
-                for cluster in np.unique(nearest):
+                # Not np.unique: its first use imports numpy.ma, which may fail in two threads at once.
+                for cluster in sorted(set(nearest.tolist())):
                     own = nearest == cluster
                     yield (
-                        int(cluster),
+                        cluster,
                         (array[own].sum(axis=0), own.sum(), distances[own, cluster].sum()),
                     )
 
