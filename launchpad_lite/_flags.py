@@ -210,10 +210,11 @@ def parse_script_arguments() -> None:
     foreign = "PYTEST_CURRENT_TEST" in os.environ or "ipykernel" in sys.modules
     arguments = sys.argv[:1] if foreign else sys.argv
     flags = loaded_flags()
-    if flags is None and len(arguments) < 2:
-        mark_as_parsed()
+    is_parsed = _are_parsed if flags is None else flags.FLAGS.is_parsed()
+    if is_parsed:
         return
-    if flags.FLAGS.is_parsed() if flags is not None else _are_parsed:
+    if flags is None and len(arguments) < 2:
+        mark_as_parsed()  # nothing is there to parse
         return
     _, *unknown = parse_known(arguments)
     # A parser of the script's own has refused what it does not know, unless it was told not to.

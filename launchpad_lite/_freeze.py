@@ -117,7 +117,7 @@ class _Freezer(Pickler):
         self.handles = _Collection()
         self.shared = _Collection()
         self._search = search
-        self._flags = getattr(loaded_module("absl.flags"), "FLAGS", self)
+        self._absl = loaded_module("absl.flags")
 
     def persistent_id(self, obj: Any) -> int | None:
         # A number, as the parts of anything larger would come back here.
@@ -134,7 +134,7 @@ class _Freezer(Pickler):
     def reducer_override(self, obj: Any) -> Any:
         # absl's registry of flags is one per process and refuses to be pickled; a program whose
         # classes stand in the script that defines flags meets it as a global.
-        if obj is self._flags:
+        if self._absl is not None and obj is self._absl.FLAGS:
             return _this_process_flags, ()
         if isinstance(obj, Deferred):
             # Loading it constructs the object, in whose arguments handles have become clients.
