@@ -540,10 +540,10 @@ class Link:
             exchange = exchanges.get(frame.call)
             if exchange is not None:
                 is_item = frame.kind == Items.kind or exchange.is_stream
-                if self._later is not None and exchange.is_shared and not is_item:
-                    if exchange is not self._awaited:
-                        self._later.append(frame)
-                        continue
+                may_call = exchange.is_shared and not is_item
+                if self._later is not None and may_call and exchange is not self._awaited:
+                    self._later.append(frame)
+                    continue
                 self._in_hand = exchange
                 # Before a frame of a stream is in its place, nobody may read the next.
                 self._hands_out = not is_item
