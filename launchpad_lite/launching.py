@@ -1,7 +1,7 @@
 """For those who write launchers: the contract between a program and where it runs.
 
-A launcher turns a plan into a running program. It is found by name through the
-entry-point group `launchpad_lite.launchers`, built-in ones as well as yours:
+A launcher turns a plan into a running program. Yours is found by name through the
+entry-point group `launchpad_lite.launchers`:
 
     [project.entry-points."launchpad_lite.launchers"]
     mine = "my_package.launcher:MyLauncher"
@@ -10,8 +10,8 @@ Test it by subclassing `launchpad_lite.testing.LauncherContract`.
 """
 
 import abc
-import importlib.metadata
 import inspect
+import pkgutil
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -63,6 +63,17 @@ __all__ = [
 ]
 
 GROUP = "launchpad_lite.launchers"
+#: Our own are not looked for among all that is installed: that takes longer than to plan and to start an
+#: agent. So nobody else's can have these names.
+_BUILT_IN = {
+    "kubernetes": "launchers.kubernetes:KubernetesLauncher",
+    "local_mp": "launchers.process:ProcessLauncher",
+    "local_mt": "launchers.thread:ThreadLauncher",
+    "slurm": "launchers.slurm:SlurmLauncher",
+    "ssh": "launchers.ssh:SshLauncher",
+    "test_mp": "launchers.process:QuietProcessLauncher",
+    "test_mt": "launchers.thread:CopyingThreadLauncher",
+}
 
 
 @dataclass(frozen=True)
@@ -356,24 +367,31 @@ class Launcher(abc.ABC):
 
 def installed_launchers() -> list[str]:
     """Returns the names of all launchers, sorted."""
-    return sorted({entry.name for entry in importlib.metadata.entry_points(group=GROUP)})
+    import importlib.metadata
+
+    entries = importlib.metadata.entry_points(group=GROUP)
+    return sorted({*_BUILT_IN, *(entry.name for entry in entries)})
 
 
-def _find_entry(name: str) -> importlib.metadata.EntryPoint:
-    entries = importlib.metadata.entry_points(group=GROUP, name=name)
-    found = {entry.value: entry for entry in entries}
+def _find(name: str) -> str:
+    """Returns where a launcher is: `module:attribute`."""
+    if name in _BUILT_IN:
+        return _BUILT_IN[name]
+    import importlib.metadata
+
+    found = {entry.value for entry in importlib.metadata.entry_points(group=GROUP, name=name)}
     if not found:
         known = installed_launchers()
-        hint = ", ".join(known) or "none; install the package: pip install -e ."
         meant = did_you_mean(name, known)
-        raise UnknownLauncherError(f"no launcher named {name!r}{meant}. Installed: {hint}")
+        raise UnknownLauncherError(
+            f"no launcher named {name!r}{meant}. Installed: {', '.join(known)}"
+        )
     if len(found) > 1:
         raise UnknownLauncherError(
             f"several launchers are named {name!r}: {', '.join(sorted(found))}; remove one of "
             "the packages"
         )
-    (entry,) = found.values()
-    return entry
+    return found.pop()
 
 
 def load_launcher(name: str) -> Any:
@@ -386,12 +404,12 @@ def load_launcher(name: str) -> Any:
         UnknownLauncherError: None of this name is installed, or several are.
         LauncherLoadError: Its code does not import.
     """
-    entry = _find_entry(name)
+    where = _find(name)
     try:
-        return entry.load()
+        return pkgutil.resolve_name(where)
     except Exception as error:
         raise LauncherLoadError(
-            f"the launcher {name!r} ({entry.value}) cannot be imported: {error}"
+            f"the launcher {name!r} ({where}) cannot be imported: {error}"
         ) from error
 
 
@@ -429,7 +447,7 @@ def get_launcher(name: str, options: Mapping[str, Any] | None = None) -> Launche
     launcher = launcher_class(**(options or {})) if callable(launcher_class) else launcher_class
     if not isinstance(launcher, Launcher):
         raise LauncherLoadError(
-            f"the launcher {name!r} ({_find_entry(name).value}) is no launchpad_lite.launching.Launcher but "
+            f"the launcher {name!r} ({_find(name)}) is no launchpad_lite.launching.Launcher but "
             f"{launcher!r}"
         )
     launcher.name = name

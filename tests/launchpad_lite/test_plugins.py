@@ -122,12 +122,10 @@ def test_a_broken_launcher_is_an_error_of_its_own_only(
 
 
 def test_two_launchers_with_one_name_are_an_error_that_names_both(install: Install) -> None:
-    install("first", mine="my_launchers:Mine", local_mt="my_launchers:Mine")
+    install("first", mine="my_launchers:Mine")
     install("second", mine="my_launchers:Other")
     with pytest.raises(lp.UnknownLauncherError, match=r"my_launchers:Mine, my_launchers:Other"):
         get_launcher("mine")
-    with pytest.raises(lp.UnknownLauncherError, match=r"launchers\.thread:ThreadLauncher"):
-        get_launcher("local_mt")
 
 
 def test_unknown_options_of_a_launcher_are_a_type_error(install: Install) -> None:
