@@ -1,7 +1,6 @@
 """Divides a machine among the nodes of a program. Pure: nothing is started or set."""
 
 import math
-import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -76,15 +75,21 @@ def _visible(each: Executable, gpus: Mapping[str, Sequence[str]]) -> dict[str, s
 
 def _found(interpreter: str | None, machine: Machine) -> str | None:
     # On another machine it is looked for there, when the worker starts.
-    return interpreter and (shutil.which(interpreter) if machine.is_here else interpreter)
+    return interpreter and (_which(interpreter) if machine.is_here else interpreter)
 
 
 def _missing_interpreters(executables: Sequence[Executable]) -> list[str]:
     return [
         f"{each.name}: there is no interpreter {each.process.interpreter!r}"
         for each in executables
-        if each.process.interpreter is not None and shutil.which(each.process.interpreter) is None
+        if each.process.interpreter is not None and _which(each.process.interpreter) is None
     ]
+
+
+def _which(interpreter: str) -> str | None:
+    import shutil
+
+    return shutil.which(interpreter)
 
 
 def notes_of_threads(executables: Sequence[Executable]) -> list[str]:

@@ -18,7 +18,6 @@ from launchers._console import show_rest, tell, warn
 from launchers._run_folder import closing_line, make_run_folder
 from launchers._stop_notices import MAX_NAMED, StopNotices
 from launchers.host.usage import Usage
-from launchpad_lite._crash import write_crash_report
 from launchpad_lite._events import (
     Action,
     Constructed,
@@ -342,6 +341,8 @@ class SupervisedProgram(RunningProgram):
             warn(_LOGGER, text, self.plan.program, names, where)
         if result.outcome is Outcome.FAILED:
             folder = self._log_dir or make_run_folder(self.plan.program, self._options.log_dir)
+            from launchpad_lite._crash import write_crash_report
+
             write_crash_report(folder, self.plan, result, host.stacks())
             self._crash_dir = folder
 

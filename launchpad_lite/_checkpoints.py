@@ -27,9 +27,7 @@ import logging
 import math
 import os
 import re
-import shutil
 import stat
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -153,6 +151,8 @@ class CheckpointStore:
                 or it was called by `write` or `read` of this store.
             BaseException: What `write` raises passes as it is.
         """
+        import tempfile
+
         with self._explained("saved"):
             _make_folder(self._folder)
         with self._alone():
@@ -580,6 +580,8 @@ def _sync_folder(folder: Path) -> None:
 
 def _remove(folder: Path) -> None:
     """Removes a folder of ours with all in it; logs if it cannot."""
+    import shutil
+
     try:
         _make_removable(folder)
         shutil.rmtree(folder)

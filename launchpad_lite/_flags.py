@@ -213,7 +213,7 @@ def parse_script_arguments() -> None:
     is_parsed = _are_parsed if flags is None else flags.FLAGS.is_parsed()
     if is_parsed:
         return
-    if flags is None and len(arguments) < 2:
+    if flags is None and not any(each.startswith("-") for each in arguments[1:]):
         mark_as_parsed()  # nothing is there to parse
         return
     _, *unknown = parse_known(arguments)

@@ -39,7 +39,6 @@ from launchpad_lite._plan import (
     make_plan,
 )
 from launchpad_lite._program import Program
-from launchpad_lite._registry import publish
 from launchpad_lite._script import importer
 from launchpad_lite._settings import did_you_mean, nearest
 from launchpad_lite.errors import LaunchError, ProgramError
@@ -193,6 +192,8 @@ def launch(
     try:
         SIGNALS.watch(running)
         program.note_run(running)
+        from launchpad_lite._registry import publish  # loaded while the nodes come up
+
         publish(running, chosen.name)
         report_at_exit(running)
     except BaseException:  # a Ctrl-C before signals were watched

@@ -6,7 +6,6 @@ All mistakes of a program are found here, together, before anything starts.
 import dataclasses
 import itertools
 import os
-import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
@@ -336,7 +335,7 @@ class _Planner:
         )
         given = settings.seed
         self._seed = self._parse(
-            "seed", secrets.randbits(32) if given is None else given, _seed_of, 0
+            "seed", int.from_bytes(os.urandom(4), "big") if given is None else given, _seed_of, 0
         )
         self._liveness = self._check("liveness", settings.liveness, Liveness.of, Liveness())
         #: Whether a node may have a state to keep.

@@ -1,7 +1,6 @@
 """Settings as users write them down: an object, or a dict of its fields."""
 
 import dataclasses
-import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -32,6 +31,8 @@ def checked_fields(
 
 def nearest(name: object, known: Iterable[str]) -> str | None:
     """Returns the name that was probably meant; None if none is near."""
+    import difflib
+
     alike = {each.replace("-", "_"): each for each in known}
     found = difflib.get_close_matches(str(name).replace("-", "_"), alike, 1, 0.75)
     return alike[found[0]] if found else None

@@ -68,12 +68,28 @@ def test_agents_load_nothing_that_only_launching_needs() -> None:
     assert not needless, f"import these inside the functions that use them: {sorted(needless)}"
 
 
-def _loaded_by(*modules: str) -> set[str]:
-    """Returns what is loaded when these are imported."""
-    script = f"import json, sys, {', '.join(modules)}; print(json.dumps(sorted(sys.modules)))"
-    imported = subprocess.run(
-        [sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, cwd=ROOT
+def test_a_launch_loads_nothing_heavy() -> None:
+    # Nor what knows all that is installed, which takes as long as the rest of the launch.
+    loaded = _loaded_by("launchpad_lite", then=_LAUNCH)
+    assert "launchers.process" in loaded
+    needless = loaded.intersection((*LAZY_MODULES, "importlib.metadata", "psutil"))
+    assert not needless, f"import these inside the functions that use them: {sorted(needless)}"
+
+
+_LAUNCH = """
+program = launchpad_lite.Program("small")
+program.add_node(launchpad_lite.PyNode(int), label="a")
+assert launchpad_lite.launch(program, "test_mp").wait().outcome is launchpad_lite.Outcome.COMPLETED
+"""
+
+
+def _loaded_by(*modules: str, then: str = "") -> set[str]:
+    """Returns what is loaded when these are imported, and this is run in a script with an argument."""
+    script = (
+        f"import json, sys, {', '.join(modules)}\n{then}\nprint(json.dumps(sorted(sys.modules)))"
     )
+    command = [sys.executable, "-W", "error", "-c", script, "argument"]
+    imported = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert imported.returncode == 0, imported.stderr
     return set(json.loads(imported.stdout))
 
