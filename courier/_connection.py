@@ -4,7 +4,6 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from courier._abandoned import clear_up
@@ -79,7 +78,7 @@ class Connection:
         """Returns a connection to the same server that waits for none; it ends with this one."""
         with self._lock:
             if self._impatient is None:
-                self._impatient = Connection(replace(self.options, wait_for_ready=False))
+                self._impatient = Connection(self.options._replace(wait_for_ready=False))
                 self._derived.add(self._impatient)
                 if self._closed:
                     self._impatient.close()
@@ -90,14 +89,14 @@ class Connection:
         with self._lock:
             if self._stopped_waiting:
                 changes["wait_for_ready"] = False
-            derived = Connection(replace(self.options, **changes))
+            derived = Connection(self.options._replace(**changes))
             self._derived.add(derived)
             return derived
 
     def with_timeout(self, timeout_s: float | None) -> "Connection":
         """Returns one whose calls have another timeout, over the same lane."""
         with self._lock:
-            view = _TimedView(replace(self.options, timeout_s=timeout_s), self)
+            view = _TimedView(self.options._replace(timeout_s=timeout_s), self)
             self._derived.add(view)
             return view
 
@@ -125,7 +124,7 @@ class Connection:
 
     def _stop_waiting(self) -> None:
         with self._lock:
-            self.options = replace(self.options, wait_for_ready=False)
+            self.options = self.options._replace(wait_for_ready=False)
             self._stopped_waiting = True
             lane = self._lane
             derived = list(self._derived)
@@ -151,7 +150,7 @@ class Connection:
             finishes = []
             target = address or self.options.address
             if address is None or target != self.options.address:
-                self.options = replace(self.options, address=target)
+                self.options = self.options._replace(address=target)
                 if self._lane is not None:
                     finishes.append(self._lane.move(target))
             for derived in list(self._derived):

@@ -10,7 +10,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, Protocol
 
 from courier import _clock
@@ -184,7 +183,7 @@ class LocalLane:
 
     def move(self, address: str) -> Callable[[], None]:
         with self._lock:
-            self._options = replace(self._options, address=address)
+            self._options = self._options._replace(address=address)
             self._methods = None
             calls = list(self._calls)
             self._calls.clear()

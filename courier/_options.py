@@ -1,6 +1,6 @@
 """How a client was made."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from courier._address import place
 from courier._secret import Secret
@@ -8,8 +8,7 @@ from courier._timing import DEFAULT, Timing
 from courier._tls import TlsCredentials
 
 
-@dataclass(frozen=True, slots=True)
-class ClientOptions:
+class ClientOptions(NamedTuple):
     """Everything that the pickle of a client keeps, and that its lane must know."""
 
     address: str

@@ -9,7 +9,7 @@ import pickle
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from courier._abandoned import leave
 from courier._exceptions import ExceptionReport
@@ -56,8 +56,7 @@ def unreadable(call: str, error: SerializationError) -> SerializationError:
     return SerializationError(f"{call} answered, but its result cannot be unpickled here: {error}")
 
 
-@dataclass(slots=True)
-class Given:
+class Given(NamedTuple):
     """The method returned this very object, to a caller in the same process."""
 
     value: Any
@@ -125,8 +124,7 @@ _REFUSALS: dict[int, tuple[type[CourierError], str]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(NamedTuple):
     """The server could not run the method, or not send what it returned."""
 
     kind: Kind
@@ -151,7 +149,6 @@ BUSY = Refusal(Kind.BUSY)
 STOPPING = Refusal(Kind.STOPPING)
 
 
-@dataclass(frozen=True, slots=True)
 class End:
     """A generator has no more items."""
 

@@ -1,10 +1,9 @@
 """How long internals wait, in one place, so that tests can say otherwise."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Timing:
+class Timing(NamedTuple):
     """How long servers and clients wait for things that users do not set. For tests.
 
     Which fields there are is no promise.

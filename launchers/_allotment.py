@@ -3,7 +3,8 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import NamedTuple
 
 from launchers.host.grant import Grant
 from launchers.host.machine import Machine
@@ -15,8 +16,7 @@ _GIB = 1 << 30
 _EPSILON = 1e-9
 
 
-@dataclass(frozen=True)
-class Allotment:
+class Allotment(NamedTuple):
     """How a machine is divided.
 
     Attributes:
@@ -25,7 +25,7 @@ class Allotment:
         notes: What is not honoured.
     """
 
-    grants: Mapping[str, Grant] = field(default_factory=dict)
+    grants: Mapping[str, Grant] = MappingProxyType({})
     mistakes: Sequence[str] = ()
     notes: Sequence[str] = ()
 

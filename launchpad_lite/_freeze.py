@@ -13,8 +13,7 @@ import io
 import pickle
 import types
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from courier._modules import loaded_module
 from courier._parcel import Pickler
@@ -41,8 +40,7 @@ class _MisplacedNodeError(Exception):
     """A node where a handle should be."""
 
 
-@dataclass(frozen=True)
-class FrozenWork:
+class FrozenWork(NamedTuple):
     """A node's work that can travel, as long as nothing is shared.
 
     Attributes:

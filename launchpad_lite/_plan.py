@@ -8,7 +8,7 @@ import itertools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from launchpad_lite._address import Address
 from launchpad_lite._checkpoints import Checkpoints
@@ -42,8 +42,7 @@ LivenessChoice = Liveness | Mapping[str, Liveness | Mapping[str, Any]] | None
 CheckpointsChoice = Checkpoints | _Folder | Mapping[str, Checkpoints | _Folder] | None
 
 
-@dataclass(frozen=True)
-class LaunchSettings:
+class LaunchSettings(NamedTuple):
     """What a user wants of nodes, as it was written down.
 
     Each is a mapping whose keys are groups (`"actor"`) or single nodes (`"actor[3]"`), which go
@@ -127,8 +126,7 @@ class Executable:
         )
 
 
-@dataclass(frozen=True)
-class Service:
+class Service(NamedTuple):
     """What runs already, and is part of the graph: nothing is started for it.
 
     Attributes:

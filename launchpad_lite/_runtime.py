@@ -12,7 +12,6 @@ import hashlib
 import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -86,8 +85,7 @@ class NodeSetup(NamedTuple):
         return f"{self.label}[{self.replica}]"
 
 
-@dataclass(frozen=True)
-class CurrentNode:
+class CurrentNode(NamedTuple):
     """The node that asks.
 
     Attributes:

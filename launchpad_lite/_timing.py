@@ -1,10 +1,9 @@
 """How long the supervisor of a program waits: the limits that no user chooses."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Timing:
+class Timing(NamedTuple):
     """Limits of a program's life, in seconds.
 
     Attributes:

@@ -9,8 +9,7 @@ import contextlib
 import socket
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from courier._address import split_address
 from courier._connecting import connect
@@ -53,8 +52,7 @@ class _OtherProtocolError(ProtocolError):
     """What answers at the address may be something that lets only gRPC through."""
 
 
-@dataclass(frozen=True, slots=True)
-class Dialled:
+class Dialled(NamedTuple):
     """A connection whose server has proved itself."""
 
     channel: Channel

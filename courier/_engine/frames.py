@@ -20,6 +20,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import NamedTuple
 
 from courier._kinds import Kind
 from courier._parcel import Parcel, WritableBuffer, allocate, writable_copy
@@ -61,8 +62,7 @@ def item_weight(parcel: Parcel) -> int:
     return parcel.total_bytes + _ITEM_BYTES
 
 
-@dataclass(frozen=True, slots=True)
-class Region:
+class Region(NamedTuple):
     """Shared memory in which buffers of a frame lie.
 
     Attributes:
@@ -80,8 +80,7 @@ class Region:
 _NEW = 1 << 63
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(NamedTuple):
     """Where the buffers of a parcel lie that are not inline.
 
     Attributes:

@@ -4,7 +4,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from courier._engine.background_reader import BACKGROUND_READER
@@ -327,7 +326,7 @@ class WireLane:
     def move(self, address: str) -> Callable[[], None]:
         with self._lock:
             left = self.options.address
-            self.options = replace(self.options, address=address)
+            self.options = self.options._replace(address=address)
             links = self._take_links()
             if self._dialler is not None:
                 self._dialler.set()

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from launchers.host.link import FrameReader, Reach
 from launchers.host.sweep import FORCE_SIGNAL, MARK, end_marked
@@ -31,8 +31,7 @@ main(launcher)
 """
 
 
-@dataclass(frozen=True)
-class AgentLink:
+class AgentLink(NamedTuple):
     """How the launcher reaches an agent.
 
     Attributes:

@@ -1,19 +1,16 @@
 """What a machine has that can be divided among the nodes of a program."""
 
-import dataclasses
 import os
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from launchers.host.grant import Grant
 from launchers.host.memory import memory_bytes
 from launchpad_lite._devices import visible_devices
 
 
-@dataclass(frozen=True)
-class Machine:
+class Machine(NamedTuple):
     """What there is to divide.
 
     Attributes:
@@ -48,7 +45,7 @@ class Machine:
 
     def encode(self) -> dict[str, Any]:
         """Returns it as JSON can hold it."""
-        return dataclasses.asdict(self)
+        return self._asdict()
 
     @classmethod
     def decode(cls, fields: Mapping[str, Any], name: str) -> "Machine":
@@ -63,8 +60,7 @@ class Machine:
         granted = list(grants)
         cores = {core for grant in granted for core in grant.cores}
         gpus = {gpu for grant in granted for gpu in grant.devices}
-        return dataclasses.replace(
-            self,
+        return self._replace(
             cores=tuple(core for core in self.cores if core not in cores),
             ram_bytes=self.ram_bytes - sum(grant.ram_bytes or 0 for grant in granted),
             gpus=tuple(gpu for gpu in self.gpus if gpu not in gpus),
@@ -72,8 +68,7 @@ class Machine:
 
     def limited(self, *, cpu: float | None, ram_gib: float | None, gpu: float | None) -> "Machine":
         """Returns the part of it that may be used; None: all."""
-        return dataclasses.replace(
-            self,
+        return self._replace(
             cores=self.cores if cpu is None else self.cores[: max(1, round(cpu))],
             ram_bytes=self.ram_bytes if ram_gib is None else int(ram_gib * (1 << 30)),
             gpus=self.gpus if gpu is None else self.gpus[: int(gpu)],

@@ -1,10 +1,9 @@
 """How long the two sides of a host wait. Only tests choose their own times."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Timing:
+class Timing(NamedTuple):
     """Times of a host that comes up.
 
     Attributes:

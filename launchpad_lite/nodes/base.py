@@ -5,7 +5,7 @@ import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Protocol, SupportsIndex, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, SupportsIndex, TypeVar
 
 from launchpad_lite._address import Address
 from launchpad_lite._policies import RestartPolicy
@@ -111,8 +111,7 @@ class Work(Protocol):
         """Returns what a user put into it, by names for messages."""
 
 
-@dataclass(frozen=True)
-class PlanContext:
+class PlanContext(NamedTuple):
     """What a node may know when it is turned into executables.
 
     Attributes:

@@ -1,6 +1,5 @@
 """How a machine is divided among nodes: who gets which core and device, and when it is too small."""
 
-import dataclasses
 import os
 from collections import Counter
 from pathlib import Path
@@ -90,7 +89,7 @@ def test_too_much_is_a_mistake_that_shows_the_arithmetic(
 
 
 def test_what_a_system_cannot_do_is_noted() -> None:
-    machine = dataclasses.replace(MACHINE, binds=False, limits=False)
+    machine = MACHINE._replace(binds=False, limits=False)
     notes = allot(executables({"a": [{"cpu": 1, "ram": 1}]}), machine).notes
     assert notes == [
         "cpu: this system cannot bind processes to cores",
