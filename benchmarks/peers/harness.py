@@ -2,14 +2,13 @@
 
 A peer is a script beside this file. It runs in its own environment as a server, as a client, or as
 a starter of many servers, and talks to the driver in JSON lines over stdin and stdout. Nothing here
-may need more than Python and numpy, and an idle server must not have loaded numpy.
+may need more than Python and numpy. A server loads neither numpy before it is called nor what only
+clients need: that would count as the peer's.
 """
 
 import contextlib
 import json
 import os
-import statistics
-import subprocess
 import sys
 import threading
 import time
@@ -175,6 +174,8 @@ class Peer:
     @contextlib.contextmanager
     def started(self, setup: Setup) -> Iterator[None]:
         """Starts `setup.nodes` servers, each in its own process, and calls each once."""
+        import subprocess
+
         command = [sys.executable, sys.argv[0], "server"]
         servers = []
         for index in range(setup.nodes):
@@ -252,6 +253,8 @@ class Client:
 
         Once the limit is over, no further call begins.
         """
+        import statistics
+
         echo = self.peer.method("echo")
         took = []
         until = time.perf_counter() + limit_s
@@ -262,6 +265,8 @@ class Client:
 
     def paced(self, calls: int, pause_s: float) -> float:
         """Returns the median of blocking calls with pauses between them, in seconds."""
+        import statistics
+
         echo = self.peer.method("echo")
         took = []
         for _ in range(calls):
@@ -294,6 +299,8 @@ class Client:
 
         Once the limit is over, no further array is sent.
         """
+        import statistics
+
         echo = self.peer.method("echo_array")
         array = random_array(size)
         started_at = time.perf_counter()
