@@ -2,7 +2,6 @@
 
 import contextlib
 import datetime as dt
-import itertools
 import os
 import re
 import shutil
@@ -81,17 +80,19 @@ def _remove_old_runs(base: Path, keep: int) -> None:
     # What cannot be read, or was written by another version, is no reason not to launch.
     with contextlib.suppress(OSError, TypeError, ValueError):
         runs = [
-            (match[1], Path(entry))
+            (match[1], entry.path, entry.stat(follow_symlinks=False).st_mtime)
             for entry in os.scandir(base)
             if (match := _RUN_NAME.fullmatch(entry.name))
             and entry.is_dir(follow_symlinks=False)
             and entry.stat(follow_symlinks=False).st_uid == os.geteuid()
         ]
-        old = [path for _, path in sorted(runs)[: max(0, len(runs) - keep)]]
+        before = time.time() - _LEAST_AGE_S
+        oldest = sorted(runs)[: max(0, len(runs) - keep)]
+        # First what costs least to ask: most of those that are kept are of the last hours.
+        old = [Path(path) for _, path, changed_at in oldest if changed_at < before]
         if not old:
             return
         used = {Path(each.log_dir).resolve() for each in running_programs() if each.log_dir}
-        before = time.time() - _LEAST_AGE_S
         for path in old:
             if path.resolve() not in used and _is_unchanged_since(path, before):
                 shutil.rmtree(path, ignore_errors=True)
@@ -99,10 +100,7 @@ def _remove_old_runs(base: Path, keep: int) -> None:
 
 def _is_unchanged_since(folder: Path, since: float) -> bool:
     """Returns whether nothing in a folder was changed after a time, in seconds since 1970."""
-    # Few look beyond the folder itself: most of those that are kept are of the last hours.
-    return all(
-        path.lstat().st_mtime < since for path in itertools.chain((folder,), folder.rglob("*"))
-    )
+    return all(path.lstat().st_mtime < since for path in folder.rglob("*"))
 
 
 def closing_line(program: str, result: ProgramResult | None, log_dir: Path | None) -> str:
