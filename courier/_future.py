@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -13,6 +14,8 @@ from courier.errors import CallCancelledError
 
 Callback = Callable[[concurrent.futures.Future[Any]], object]
 
+_PENDING, _FINISHED = "PENDING", "FINISHED"
+
 _log = logging.getLogger(__name__)
 
 
@@ -21,8 +24,17 @@ class CallFuture(concurrent.futures.Future[Any]):
 
     Callbacks may block, and call the same server: they run in their own threads. A failure that is
     never read, and that no callback receives, is logged: the first of each method of a client.
+
+    What a future of the standard library makes for those who wait takes as long as all else of a call.
+    So this one makes its condition when somebody asks for it. One that is read after its end has none.
     """
 
+    # What the standard library sets for each, and finds here.
+    _state = _PENDING
+    _result: Any = None
+    _exception: BaseException | None = None
+    #: What those who wait, leave a callback or cancel have made.
+    _made_condition: threading.Condition | None = None
     #: The thread that gives this future its outcome just now.
     _settler = 0
     #: Callbacks that wait until that thread has done so.
@@ -32,12 +44,23 @@ class CallFuture(concurrent.futures.Future[Any]):
     _is_read = False
 
     def __init__(self, connection: Connection, pending: PendingCall, method: str) -> None:
-        super().__init__()
+        self._waiters: list[Any] = []
+        self._done_callbacks: list[Any] = []
         self._connection = connection
         self._method = method
         #: The call, until it has ended or was cancelled: taking it out is atomic.
         self._pending = [pending]
         pending.when_done(self._settle)
+
+    @property
+    def _condition(self) -> threading.Condition:  # type: ignore[override] # is never set
+        if self._made_condition is None:
+            # Not made under the lock: the garbage collector runs code of the user there.
+            condition = threading.Condition()
+            with _making:
+                if self._made_condition is None:
+                    self._made_condition = condition
+        return self._made_condition
 
     def add_done_callback(self, fn: Callback) -> None:
         """As `concurrent.futures.Future.add_done_callback`."""
@@ -88,8 +111,11 @@ class CallFuture(concurrent.futures.Future[Any]):
 
     def result(self, timeout: float | None = None) -> Any:
         """As `concurrent.futures.Future.result`; a cancelled call is a CallCancelledError."""
+        left = self._wait(timeout) if self._pending else timeout
+        if self._state == _FINISHED and self._exception is None:
+            return self._result
         try:
-            return super().result(self._wait(timeout) if self._pending else timeout)
+            return super().result(left)
         except concurrent.futures.CancelledError:
             if not self.cancelled():
                 raise  # by the method, or by closing the client
@@ -122,7 +148,7 @@ class CallFuture(concurrent.futures.Future[Any]):
                 if not (self._is_read or self._connection.is_ending):
                     self._unread = _Unread(self._connection, self._method, error)
             else:
-                self.set_result(result)
+                self._give(result)
         except concurrent.futures.InvalidStateError:
             return  # cancelled in the meantime
         finally:
@@ -133,12 +159,35 @@ class CallFuture(concurrent.futures.Future[Any]):
         if callbacks:
             self._connection.run_aside(lambda: _run_callbacks(callbacks, self))
 
+    def _give(self, result: Any) -> None:
+        with _making:
+            is_alone = self._made_condition is None
+            if is_alone:
+                self._result = result
+                self._state = _FINISHED
+        if not is_alone:
+            self.set_result(result)
+
     def _call_or_defer(self, callback: Callback) -> None:
         # The settling thread reads the answers of all calls and must not be blocked.
         if self._settler == threading.get_ident():
             self._deferred = (*self._deferred, callback)
         else:
             callback(self)
+
+
+#: Held for an instant, by who makes the condition of a future or ends one that has none. Reentrant: a
+#: signal handler may do the same.
+_making = threading.RLock()
+
+
+def _survive_fork() -> None:
+    # Another thread of the parent may hold it, and will never open it here.
+    global _making
+    _making = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_survive_fork)
 
 
 class _Unread:

@@ -27,6 +27,8 @@ def test_a_method_is_called_and_waited_for_in_each_way(serve: Serve, node: Node,
     assert courier.submit(client.echo, value=6).result(_PATIENCE_S) == 6
     futures = [client.futures.echo(number) for number in range(5_000)]
     assert isinstance(futures[0], concurrent.futures.Future)
+    # It does not call the constructor of the standard library, which takes too long.
+    assert all(hasattr(futures[0], name) for name in vars(concurrent.futures.Future()))
     assert [future.result(_PATIENCE_S) for future in futures] == list(range(5_000))
     assert futures[0].exception() is None
     futures = [client.futures.echo(number) for number in range(20)]
@@ -34,6 +36,11 @@ def test_a_method_is_called_and_waited_for_in_each_way(serve: Serve, node: Node,
     futures = [client.futures.echo(number) for number in range(20)]
     completed = concurrent.futures.as_completed(futures, _PATIENCE_S)
     assert sorted(future.result() for future in completed) == list(range(20))
+    called: list[int] = []
+    for future in (*futures, *(client.futures.echo(number) for number in range(20))):
+        future.add_done_callback(lambda it: called.append(it.result()))
+    wait_until(lambda: len(called) == 40)
+    assert sorted(called) == sorted([*range(20)] * 2)
 
     async def call() -> Any:
         return await asyncio.gather(*(client.aio.echo(number) for number in range(300)))
