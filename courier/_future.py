@@ -2,7 +2,6 @@
 
 import concurrent.futures
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -33,8 +32,6 @@ class CallFuture(concurrent.futures.Future[Any]):
     _state = _PENDING
     _result: Any = None
     _exception: BaseException | None = None
-    #: What those who wait, leave a callback or cancel have made.
-    _made_condition: threading.Condition | None = None
     #: The thread that gives this future its outcome just now.
     _settler = 0
     #: Callbacks that wait until that thread has done so.
@@ -54,13 +51,17 @@ class CallFuture(concurrent.futures.Future[Any]):
 
     @property
     def _condition(self) -> threading.Condition:  # type: ignore[override] # is never set
-        if self._made_condition is None:
-            # Not made under the lock: the garbage collector runs code of the user there.
-            condition = threading.Condition()
-            with _making:
-                if self._made_condition is None:
-                    self._made_condition = condition
-        return self._made_condition
+        # Without a lock: signal handlers and finalisers come here, too. `setdefault` is atomic.
+        fields = vars(self)
+        condition: threading.Condition | None = fields.get("_made_condition")
+        if condition is None:
+            if fields.setdefault("_ends_alone", False):
+                self._state = _FINISHED  # as `_give` is about to do
+            condition = fields.setdefault("_made_condition", threading.Condition())
+        return condition
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"a future cannot be sent: {self.where}; send its result")
 
     def add_done_callback(self, fn: Callback) -> None:
         """As `concurrent.futures.Future.add_done_callback`."""
@@ -160,12 +161,12 @@ class CallFuture(concurrent.futures.Future[Any]):
             self._connection.run_aside(lambda: _run_callbacks(callbacks, self))
 
     def _give(self, result: Any) -> None:
-        with _making:
-            is_alone = self._made_condition is None
-            if is_alone:
-                self._result = result
-                self._state = _FINISHED
-        if not is_alone:
+        self._result = result
+        if vars(self).setdefault(
+            "_ends_alone", True
+        ):  # nobody waits, has left a callback or has cancelled
+            self._state = _FINISHED
+        else:
             self.set_result(result)
 
     def _call_or_defer(self, callback: Callback) -> None:
@@ -174,20 +175,6 @@ class CallFuture(concurrent.futures.Future[Any]):
             self._deferred = (*self._deferred, callback)
         else:
             callback(self)
-
-
-#: Held for an instant, by who makes the condition of a future or ends one that has none. Reentrant: a
-#: signal handler may do the same.
-_making = threading.RLock()
-
-
-def _survive_fork() -> None:
-    # Another thread of the parent may hold it, and will never open it here.
-    global _making
-    _making = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_survive_fork)
 
 
 class _Unread:
