@@ -127,11 +127,11 @@ class WireCall:
         self._lane.hurry(self)
 
     def when_done(self, callback: Callable[[PendingCall], None]) -> None:
-        with _settling:
+        with _settling:  # no jump in it: Python 3.10 runs signal handlers there
+            self._callback = callback
             is_settled = self._outcome is not None
-            if not is_settled:
-                self._callback = callback
         if is_settled:
+            self._callback = None
             callback(self)
 
     def cancel(self) -> bool:
