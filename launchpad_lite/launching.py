@@ -10,11 +10,12 @@ Test it by subclassing `launchpad_lite.testing.LauncherContract`.
 """
 
 import abc
+import functools
 import inspect
 import pkgutil
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -373,13 +374,14 @@ def installed_launchers() -> list[str]:
     return sorted({*_BUILT_IN, *(entry.name for entry in entries)})
 
 
-def _find(name: str) -> str:
-    """Returns where a launcher is: `module:attribute`."""
-    if name in _BUILT_IN:
-        return _BUILT_IN[name]
+def _find(name: str) -> tuple[str, Callable[[], Any]]:
+    """Returns where a launcher is, as `module:attribute`, and what loads it."""
+    if (where := _BUILT_IN.get(name)) is not None:
+        return where, functools.partial(pkgutil.resolve_name, where)
     import importlib.metadata
 
-    found = {entry.value for entry in importlib.metadata.entry_points(group=GROUP, name=name)}
+    entries = importlib.metadata.entry_points(group=GROUP, name=name)
+    found = {entry.value: entry.load for entry in entries}
     if not found:
         known = installed_launchers()
         meant = did_you_mean(name, known)
@@ -391,7 +393,7 @@ def _find(name: str) -> str:
             f"several launchers are named {name!r}: {', '.join(sorted(found))}; remove one of "
             "the packages"
         )
-    return found.pop()
+    return found.popitem()
 
 
 def load_launcher(name: str) -> Any:
@@ -404,9 +406,9 @@ def load_launcher(name: str) -> Any:
         UnknownLauncherError: None of this name is installed, or several are.
         LauncherLoadError: Its code does not import.
     """
-    where = _find(name)
+    where, load = _find(name)
     try:
-        return pkgutil.resolve_name(where)
+        return load()
     except Exception as error:
         raise LauncherLoadError(
             f"the launcher {name!r} ({where}) cannot be imported: {error}"
@@ -447,7 +449,7 @@ def get_launcher(name: str, options: Mapping[str, Any] | None = None) -> Launche
     launcher = launcher_class(**(options or {})) if callable(launcher_class) else launcher_class
     if not isinstance(launcher, Launcher):
         raise LauncherLoadError(
-            f"the launcher {name!r} ({_find(name)}) is no launchpad_lite.launching.Launcher but "
+            f"the launcher {name!r} ({_find(name)[0]}) is no launchpad_lite.launching.Launcher but "
             f"{launcher!r}"
         )
     launcher.name = name
