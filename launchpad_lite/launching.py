@@ -64,8 +64,8 @@ __all__ = [
 ]
 
 GROUP = "launchpad_lite.launchers"
-#: Our own are not looked for among all that is installed: that takes longer than to plan and to start an
-#: agent. So nobody else's can have these names.
+#: Our own are not looked for among all that is installed: that takes as long as all else that a launch
+#: does before it starts an agent. So nobody else's can have these names.
 _BUILT_IN = {
     "kubernetes": "launchers.kubernetes:KubernetesLauncher",
     "local_mp": "launchers.process:ProcessLauncher",

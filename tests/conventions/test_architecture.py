@@ -69,7 +69,7 @@ def test_agents_load_nothing_that_only_launching_needs() -> None:
 
 
 def test_a_launch_loads_nothing_heavy() -> None:
-    # Nor what knows all that is installed, which takes as long as the rest of the launch.
+    # Nor what knows all that is installed, and takes as long as all else before the start of an agent.
     loaded = _loaded_by("launchpad_lite", then=_LAUNCH)
     assert "launchers.process" in loaded
     needless = loaded.intersection((*LAZY_MODULES, "importlib.metadata", "psutil"))

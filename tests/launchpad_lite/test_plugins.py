@@ -11,6 +11,7 @@ from absl.testing import flagsaver
 import launchpad_lite as lp
 from launchpad_lite.launching import get_launcher, installed_launchers
 
+THREADS = get_launcher("local_mt")
 BUILT_IN = {"local_mt", "local_mp", "test_mt", "test_mp"}
 
 MODULE = """
@@ -126,6 +127,12 @@ def test_two_launchers_with_one_name_are_an_error_that_names_both(install: Insta
     install("second", mine="my_launchers:Other")
     with pytest.raises(lp.UnknownLauncherError, match=r"my_launchers:Mine, my_launchers:Other"):
         get_launcher("mine")
+
+
+def test_a_name_of_ours_stays_ours(install: Install) -> None:
+    install("first", local_mt="my_launchers:Mine")
+    assert type(get_launcher("local_mt")) is type(THREADS)
+    assert installed_launchers().count("local_mt") == 1
 
 
 def test_unknown_options_of_a_launcher_are_a_type_error(install: Install) -> None:
