@@ -12,9 +12,6 @@ from time import perf_counter
 
 #: How long one looks: what sleeping and waking take, on both sides together.
 _LONGEST_S = 100e-6
-#: A look takes 2 µs. Where it takes longer than this, another thread runs on the core, or has the
-#: interpreter: only who sleeps is given another core, and lets go of the interpreter.
-_LATE_S = 15e-6
 #: So many waits at most go by without a look, while looks were in vain.
 _LONGEST_REST = 64
 
@@ -44,16 +41,17 @@ class Spin:
             self._rest -= 1
             return []
         now = self._now
-        looked_at = now()
-        until = looked_at + _LONGEST_S
+        until = now() + _LONGEST_S
         while True:
             found = poll(0)
-            before, looked_at = looked_at, now()
-            if looked_at - before > _LATE_S or looked_at > until:
+            # That late, another thread had the core or the interpreter for long: only who sleeps is
+            # given another core, and lets go of the interpreter.
+            if now() > until:
                 break
             if found:
                 self._next_rest = 1
                 return found
+            # Where the other side has no core of its own, this is when it answers.
             _let_others_run()
         self._rest = self._next_rest
         self._next_rest = min(2 * self._next_rest, _LONGEST_REST)

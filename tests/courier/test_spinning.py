@@ -57,11 +57,17 @@ def test_while_looks_are_in_vain_there_are_twice_as_few_each_time() -> None:
     assert other.looks_of(3, 1.0) == [True, False, True]
 
 
-def test_what_is_found_by_a_slow_look_was_not_worth_it() -> None:
+def test_what_comes_while_another_thread_has_the_core_for_a_moment_is_found() -> None:
+    other = Other()
+    for _ in range(3):
+        assert other.wait(60e-6, look_s=30e-6) == ([(7, 1)], 2)
+
+
+def test_what_is_found_after_a_moment_was_not_worth_it() -> None:
     # Another thread had the core, or the interpreter: sleeping would have been better.
     other = Other()
-    assert other.wait(20e-6, look_s=30e-6) == ([(7, 1)], 1)
-    assert other.looks_of(5, 20e-6, look_s=30e-6) == [
+    assert other.wait(20e-6, look_s=110e-6) == ([(7, 1)], 1)
+    assert other.looks_of(5, 20e-6, look_s=110e-6) == [
         *(False, True),
         *(False, False, True),
     ]
