@@ -202,7 +202,7 @@ class Arrival:
         )
         self._complaints.start()
         self._reading = threading.Lock()
-        self.frames = FrameReader(self.process.stdout.fileno())
+        self.frames = FrameReader(self.process.stdout.fileno(), boot.MARKER)
         write_all(self.process.stdin.fileno(), hello.encode())
 
     def _listen(self) -> None:
@@ -221,7 +221,7 @@ class Arrival:
             HostError: It cannot be reached, or has no Python.
         """
         with self._failures():
-            self.frames.skip_to(boot.MARKER, give_up_at)
+            self.frames.begin(give_up_at)
         # An installation takes as long as it takes. A link that breaks meanwhile ends the command.
         installs = self._hello.requirements is not None
         fields = self._read("facts", math.inf if installs else give_up_at).fields

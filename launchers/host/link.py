@@ -70,14 +70,26 @@ class Frame:
 
 
 class FrameDecoder:
-    """Finds the frames in a stream of bytes, however it is cut."""
+    """Finds the frames in a stream of bytes, however it is cut.
 
-    def __init__(self) -> None:
+    Attributes:
+        awaited: The first frame comes after these bytes; none once they have come. What stands before
+            them is passed over: an interpreter, or a shell, may print while it starts.
+    """
+
+    def __init__(self, awaited: bytes = b"") -> None:
+        self.awaited = awaited
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Frame]:
         """Takes in bytes and yields the frames that are complete."""
         self._buffer += data
+        if self.awaited:
+            before, found, after = self._buffer.partition(self.awaited)
+            self._buffer = after if found else before[-len(self.awaited) :]
+            if not found:
+                return
+            self.awaited = b""
         while (frame := self._take()) is not None:
             yield frame
 
@@ -104,9 +116,9 @@ def read_frames(fd: int) -> Iterator[Frame]:
 class FrameReader:
     """Frames from a blocking descriptor, waited for no longer than one likes. For one thread."""
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, awaited: bytes = b"") -> None:
         self._fd = fd
-        self._decoder = FrameDecoder()
+        self._decoder = FrameDecoder(awaited)
         self._frames: collections.deque[Frame] = collections.deque()
         #: Monotonic time at which anything came last.
         self.last_read_at = -math.inf
@@ -126,19 +138,17 @@ class FrameReader:
             self._frames += self._decoder.feed(data)
         return self._frames.popleft()
 
-    def skip_to(self, marker: bytes, give_up_at: float) -> None:
-        """Passes over all up to a marker, and over that.
+    def begin(self, give_up_at: float) -> None:
+        """Waits until what the decoder awaits has come.
 
         Raises:
             EOFError: The other end was closed before.
             TimeoutError: It has not come by then.
         """
-        seen = b""
-        while marker not in seen:
+        while self._decoder.awaited:
             if not (data := self._read_some(give_up_at)):
                 raise EOFError
-            seen = seen[-len(marker) :] + data
-        self._frames += self._decoder.feed(seen.partition(marker)[2])
+            self._frames += self._decoder.feed(data)
 
     def _read_some(self, give_up_at: float) -> bytes:
         left = give_up_at - time.monotonic()

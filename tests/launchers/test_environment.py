@@ -108,6 +108,17 @@ def _descriptors_of_last(launch_program: Any, nodes: int) -> list[str]:
     return found
 
 
+def test_what_python_prints_as_it_starts_is_no_answer_of_the_agent(
+    launch_program: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text("print('a module of the site was loaded')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    program = lp.Program("printing")
+    with program.group("node"):
+        program.add_node(lp.PyNode(print, "hello"))
+    assert launch_program(program, "test_mp").wait().outcome is lp.Outcome.COMPLETED
+
+
 @pytest.mark.slow
 def test_a_worker_inherits_no_descriptors_of_others(launch_program: Any) -> None:
     alone = _descriptors_of_last(launch_program, 1)
