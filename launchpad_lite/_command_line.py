@@ -140,7 +140,7 @@ def _guarded(run: Callable[[], int]) -> int:
     """Prints errors as a command line does; returns the exit code."""
     try:
         code = run()
-        sys.stdout.flush()
+        print(end="", flush=True)  # noqa: T201 - a service may have no sys.stdout to flush
         return code
     except (NodeFailedError, LaunchError) as error:
         print(f"\n{error}", file=sys.stderr)  # noqa: T201 - what a command line is for

@@ -122,8 +122,9 @@ def _exit_as_programs_ended() -> None:
     # A thread that no force has ended may use what waits for it when the interpreter clears up, as
     # Reverb's writers do.
     if code or left:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:  # as a service may have it
+                stream.flush()
         # Exceptions in atexit functions do not change the exit code; this was registered first,
         # when the package was imported, so it runs last and skips nothing.
         os._exit(code)

@@ -160,6 +160,7 @@ def launch(
         result = running.wait()
     """
     _refuse_to_launch_again()
+    _occupy_standard_descriptors()
     if isinstance(launcher, Mapping):  # Listing 1 of the paper: launch(program, resources)
         if resources is not None:
             raise TypeError(
@@ -200,6 +201,16 @@ def launch(
         running.kill()
         raise
     return running
+
+
+def _occupy_standard_descriptors() -> None:
+    """Opens those of 0, 1 and 2 that are closed, as a service may have them.
+
+    They would be given to a link or a file, which whoever prints would write to.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
 
 
 def _refuse_to_launch_again() -> None:

@@ -119,6 +119,37 @@ def test_what_python_prints_as_it_starts_is_no_answer_of_the_agent(
     assert launch_program(program, "test_mp").wait().outcome is lp.Outcome.COMPLETED
 
 
+_WITHOUT_STREAMS = """
+    import pathlib
+    import launchpad_lite as lp
+
+    def note(fails):
+        print("printed")
+        pathlib.Path("noted").write_text("done")
+        if fails:
+            raise ValueError
+
+    def make_program():
+        program = lp.Program("service")
+        with program.group("node"):
+            program.add_node(lp.PyNode(note, {fails}))
+        return program
+
+    {last}
+"""
+
+
+@pytest.mark.parametrize(
+    ("last", "fails"), [("lp.main(make_program)", False), ("lp.launch(make_program())", True)]
+)
+def test_a_script_needs_no_standard_streams(tmp_path: Path, last: str, fails: bool) -> None:
+    with Script(tmp_path, _WITHOUT_STREAMS.format(last=last, fails=fails)) as script:
+        closed = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh"]
+        ended = script.run(command=[*closed, sys.executable, str(script.path)])
+        assert ended.code == fails
+        assert (tmp_path / "noted").read_text() == "done"
+
+
 @pytest.mark.slow
 def test_a_worker_inherits_no_descriptors_of_others(launch_program: Any) -> None:
     alone = _descriptors_of_last(launch_program, 1)
