@@ -29,9 +29,10 @@ import os
 if os.getppid() != launcher:
     sys.exit()
 from launchers.host.agent import main
+from launchers.host.link import write_all
 print(end="", flush=True)
-os.write(1, {_MARKER!r})
-main(launcher)
+if write_all(1, {_MARKER!r}):
+    main(launcher)
 """
 
 
