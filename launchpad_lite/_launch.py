@@ -11,6 +11,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import cloudpickle
+
 from launchpad_lite._arguments import convert, kinds_of, one_of
 from launchpad_lite._exit import report_at_exit
 from launchpad_lite._flags import (
@@ -161,6 +163,8 @@ def launch(
     """
     _refuse_to_launch_again()
     _occupy_standard_descriptors()
+    if (script := sys.modules["__main__"]).__name__ == "__mp_main__":  # in a spawned child
+        cloudpickle.register_pickle_by_value(script)
     if isinstance(launcher, Mapping):  # Listing 1 of the paper: launch(program, resources)
         if resources is not None:
             raise TypeError(

@@ -19,6 +19,9 @@ from typing import NamedTuple
 
 from courier._modules import loaded_module
 
+#: What the script is called as a module; the second in a child that `multiprocessing` has spawned.
+NAMES = ("__main__", "__mp_main__")
+
 
 class Script(NamedTuple):
     """What a process was started with.
@@ -96,7 +99,7 @@ def _is_found(module: str) -> bool:
 def name_in_script(obj: object) -> str | None:
     """Returns the name by which the script has a class or function; None if it has not."""
     name = getattr(obj, "__qualname__", None)
-    if getattr(obj, "__module__", None) != "__main__" or not isinstance(name, str):
+    if getattr(obj, "__module__", None) not in NAMES or not isinstance(name, str):
         return None
     return name if getattr(sys.modules["__main__"], name, None) is obj else None
 

@@ -104,6 +104,48 @@ def test_a_script_without_a_guard_is_not_launched_again_by_a_child(tmp_path: Pat
     assert 'if __name__ == "__main__":' in ended.stdout
 
 
+LAUNCHED_BY_A_CHILD = """
+    import multiprocessing, sys
+    import launchpad_lite as lp
+
+    class Number:
+        def __init__(self, value):
+            self.value = value
+
+    def square(value):
+        return value * value
+
+    class Server:
+        def square(self, number):
+            with multiprocessing.get_context("fork").Pool(1) as pool:
+                return Number(*pool.map(square, [number.value]))
+
+    def call(server):
+        squared = server.square(Number(3))
+        print(squared.value, type(squared) is Number)
+
+    def launch():
+        program = lp.Program("child")
+        server = program.add_node(lp.CourierNode(Server), label="server")
+        program.add_node(lp.PyNode(call, server), label="caller")
+        lp.launch(program, "local_mp").wait()
+
+    if __name__ == "__main__":
+        child = multiprocessing.get_context(sys.argv[1]).Process(target=launch)
+        child.start()
+        child.join()
+        sys.exit(child.exitcode)
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn", pytest.param("forkserver", marks=pytest.mark.slow)])
+def test_a_child_launches_what_the_script_defines(tmp_path: Path, method: str) -> None:
+    with Script(tmp_path, LAUNCHED_BY_A_CHILD) as script:
+        ended = script.run(method, env={"TMPDIR": tempfile.gettempdir()})
+    assert ended.code == 0, ended.stderr
+    assert "[caller[0]] 9 True" in ended.stdout
+
+
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_what_has_no_file_gets_what_plain_python_gives_it(tmp_path: Path, method: str) -> None:
     """As in a notebook."""
