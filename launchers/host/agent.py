@@ -37,7 +37,15 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import courier._engine.lane  # noqa: F401
 from launchers._ports import PortReservations, PortTakenError
 from launchers.host.grant import Grant
-from launchers.host.link import OVERSLEPT_S, SIGNS_PER_SILENCE, Frame, FrameDecoder, Outbox
+from launchers.host.link import (
+    MARKER,
+    OVERSLEPT_S,
+    SIGNS_PER_SILENCE,
+    Frame,
+    FrameDecoder,
+    Outbox,
+    write_all,
+)
 from launchers.host.memory import count_memory_kills
 from launchers.host.relay import RELAYED, Relay
 from launchers.host.stacks import (
@@ -874,6 +882,11 @@ def main(launcher: int | None, silence_s: float = math.inf, *, in_pod: bool = Fa
     os.close(null)
     # What anybody prints here by mistake must not get into the link.
     os.dup2(2, 1)
+    # Each forked worker would print what a sitecustomize.py has printed.
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or none
+        sys.stdout.flush()
+    if launcher is not None:
+        write_all(output_fd, MARKER)
     _allow_many_files()
     adopt_orphans()
     # Workers share these pages with the agent; a collection would copy them.

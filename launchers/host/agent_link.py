@@ -11,16 +11,14 @@ import uuid
 from collections.abc import Callable
 from typing import NamedTuple
 
-from launchers.host.link import FrameReader, Reach
+from launchers.host.link import MARKER, FrameReader, Reach
 from launchers.host.sweep import FORCE_SIGNAL, MARK, end_marked
 from launchpad_lite.errors import LaunchError
 
-# Said before the first frame: a sitecustomize.py may print before that.
-_MARKER = b"\0agent of launchpad-lite\0"
 # With -c, the working directory stands in sys.path: nothing but built-in modules may be imported
 # before it is gone, or a json.py of the user's would be. What follows takes its time, and a launcher
 # that has gone by now wants nothing of it. What is imported stays, so there is no garbage to look for.
-_BOOT = f"""\
+_BOOT = """\
 import gc, sys
 gc.disable()
 sys.path[:] = eval(sys.argv.pop())
@@ -29,10 +27,7 @@ import os
 if os.getppid() != launcher:
     sys.exit()
 from launchers.host.agent import main
-from launchers.host.link import write_all
-print(end="", flush=True)
-if write_all(1, {_MARKER!r}):
-    main(launcher)
+main(launcher)
 """
 
 
@@ -87,7 +82,7 @@ def start_agent_here(name: str) -> AgentLink:
     except OSError as error:
         raise LaunchError(f"cannot start the agent of {name}: {error}") from error
     assert process.stdout is not None
-    frames = FrameReader(process.stdout.fileno(), _MARKER)
+    frames = FrameReader(process.stdout.fileno(), MARKER)
     return AgentLink(
         process,
         frames,

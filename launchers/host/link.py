@@ -18,6 +18,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import IO, Any, Protocol
 
+#: What the agent of the launcher's machine says before its first frame.
+MARKER = b"\0agent of launchpad-lite\0"
 _HEADER = struct.Struct("!IQ")
 _READ_BYTES = 1 << 18
 #: Signs of life that both ends give within the time after which silence means that the link is cut.
