@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import zlib
+from pathlib import Path
 
 import hypothesis
 import psutil
@@ -28,7 +29,7 @@ BUSY = 0.1
 
 #: Fixtures that build a host engine once for all tests: those of a module go to one process.
 _ENGINES = ("kubernetes_cluster", "slurm_cluster", "ssh_hosts")
-#: Set where tests that took too long are measured again.
+#: The file that gets their names, where tests that took too long are measured again.
 _ALONE = "LAUNCHPAD_TESTS_ALONE"
 _QUARTERS = 4
 
@@ -109,36 +110,49 @@ class _Durations:
         late = [test for test, seconds in self._seconds.items() if seconds > FAST_S]
         if not late or session.exitstatus != pytest.ExitCode.OK:
             return
-        if os.environ.get(_ALONE):
+        if file := os.environ.get(_ALONE):
+            Path(file).write_text("\n".join(late), encoding="utf-8")
             self._report = "\n".join(f"{self._seconds[test]:.1f} s {test}" for test in late)
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
             return
         # Others ran beside them. What counts is how long they take alone.
         with _Bystanders() as bystanders:
             for _ in range(ATTEMPTS):
-                again = subprocess.run(
-                    [sys.executable, "-m", "pytest", "-q", "-n0", *late],
-                    env={**os.environ, _ALONE: "1"},
-                    cwd=session.config.rootpath,
-                    capture_output=True,
-                    text=True,
-                )
-                if not again.returncode:
-                    return
-                late = [test for test in late if test in again.stdout] or late
-        if bystanders.share > BUSY:
+                again, late = _run_alone(late, session.config.rootpath)
+                if not late:
+                    break
+        if not again.returncode:
+            return
+        if late and bystanders.share > BUSY:
             self._report = (
                 f"{len(late)} were late, but other programs used {bystanders.share:.0%} of the "
                 "machine: it is not known whether they take too long."
             )
-        else:
-            self._report = f"{again.stdout}{again.stderr}\nMake them faster, or mark them slow."
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+            return
+        self._report = f"{again.stdout}{again.stderr}"
+        if late:
+            self._report += "\nMake them faster, or mark them slow."
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if self._report:
             terminalreporter.section(f"fast tests that take more than {FAST_S} s")
             terminalreporter.line(self._report)
+
+
+def _run_alone(
+    tests: list[str], folder: Path
+) -> "tuple[subprocess.CompletedProcess[str], list[str]]":
+    """Runs tests one by one; returns how that ended, and which of them were late if none failed."""
+    file = Path(tempfile.mkdtemp()) / "late"
+    ended = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-n0", *tests],
+        env={**os.environ, _ALONE: str(file)},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+    )
+    return ended, file.read_text(encoding="utf-8").split("\n") if file.exists() else []
 
 
 class _Bystanders:

@@ -64,6 +64,21 @@ def test_a_fast_test_that_is_in_time_alone_once_passes(suite: pytest.Pytester) -
     assert suite.runpytest_subprocess().ret == pytest.ExitCode.OK
 
 
+def test_what_fails_alone_is_not_run_until_it_passes(suite: pytest.Pytester) -> None:
+    suite.makepyfile(
+        """
+        import pathlib, time
+
+        def test_fails_the_second_time():
+            runs = pathlib.Path("runs")
+            runs.open("a").write(".")
+            assert runs.stat().st_size != 2
+            time.sleep(0.3)
+        """
+    )
+    assert suite.runpytest_subprocess().ret == pytest.ExitCode.TESTS_FAILED
+
+
 def test_nothing_is_known_of_late_tests_on_a_machine_that_others_use(
     suite: pytest.Pytester,
 ) -> None:
