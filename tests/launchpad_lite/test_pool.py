@@ -56,7 +56,10 @@ class User:
         return [self._pool.index() for _ in range(count)]
 
     def homes(self, keys: list[str]) -> list[int]:
-        return [self._pool.by_key(key).index() for key in keys]
+        while True:
+            # A call that meets the end of a replica is lost.
+            with contextlib.suppress(courier.ServerLostError):
+                return [self._pool.by_key(key).index() for key in keys]
 
     def all(self) -> list[int]:
         return self._pool.all.index()
