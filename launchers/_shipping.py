@@ -30,7 +30,7 @@ from types import ModuleType
 
 import cloudpickle
 
-from launchpad_lite._script import NAMES
+from launchpad_lite._script import SCRIPT_NAMES
 from launchpad_lite.errors import LaunchError
 from launchpad_lite.launching import Executable
 
@@ -289,7 +289,7 @@ class _Search:
         # because they may import it in the end, but much of what it imports may be for the launch
         # only (plots, experiment trackers): the pickle says what they really use.
         for name in sorted(mentions.strings & sys.modules.keys()):
-            if name in NAMES:
+            if name in SCRIPT_NAMES:
                 self._follow_main(mentions.strings)
             elif name not in mentions.modules and self._is_local(name):
                 self._follow(name, is_needed=False, is_certain=True)
@@ -375,7 +375,7 @@ class _Search:
         return self._known[name]
 
     def _locate(self, name: str) -> _Module | None:
-        if name in NAMES or name.partition(".")[0] in _RUNTIME:
+        if name in SCRIPT_NAMES or name.partition(".")[0] in _RUNTIME:
             return None
         file: object
         loaded = sys.modules.get(name)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from courier._modules import loaded_module
 from courier._parcel import Pickler
 from launchpad_lite._deferred import Deferred, construct
-from launchpad_lite._script import NAMES, name_in_script, set_state_and_keep
+from launchpad_lite._script import SCRIPT_NAMES, name_in_script, set_state_and_keep
 from launchpad_lite.nodes.base import Handle, Node, Work
 
 
@@ -266,7 +266,7 @@ def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[_Step, ob
             yield (" closure variable {!r}", name), content
     yield (".{}", "__defaults__"), function.__defaults__
     yield (".{}", "__kwdefaults__"), function.__kwdefaults__
-    if function.__module__ in NAMES or "<" in function.__qualname__:
+    if function.__module__ in SCRIPT_NAMES or "<" in function.__qualname__:
         # Functions of the script and local ones travel by value, with the globals they use.
         for name in sorted(_names_in(function.__code__)):
             if name in function.__globals__:

@@ -11,8 +11,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import cloudpickle
-
 from launchpad_lite._arguments import convert, kinds_of, one_of
 from launchpad_lite._exit import report_at_exit
 from launchpad_lite._flags import (
@@ -41,7 +39,7 @@ from launchpad_lite._plan import (
     make_plan,
 )
 from launchpad_lite._program import Program
-from launchpad_lite._script import importer
+from launchpad_lite._script import carry_by_value, importer
 from launchpad_lite._settings import did_you_mean, nearest
 from launchpad_lite.errors import LaunchError, ProgramError
 from launchpad_lite.launching import (
@@ -163,8 +161,7 @@ def launch(
     """
     _refuse_to_launch_again()
     _occupy_standard_descriptors()
-    if (script := sys.modules["__main__"]).__name__ == "__mp_main__":  # in a spawned child
-        cloudpickle.register_pickle_by_value(script)
+    carry_by_value()
     if isinstance(launcher, Mapping):  # Listing 1 of the paper: launch(program, resources)
         if resources is not None:
             raise TypeError(

@@ -17,10 +17,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
+import cloudpickle
+
 from courier._modules import loaded_module
 
 #: What the script is called as a module; the second in a child that `multiprocessing` has spawned.
-NAMES = ("__main__", "__mp_main__")
+SCRIPT_NAMES = ("__main__", "__mp_main__")
 
 
 class Script(NamedTuple):
@@ -82,6 +84,16 @@ class _StandIn(ModuleType):
     before: ModuleType
 
 
+def carry_by_value() -> None:
+    """Has what the script defines travel by value in a child that `multiprocessing` has spawned, too.
+
+    There cloudpickle takes it for a module that other processes can import.
+    """
+    script = sys.modules["__main__"]
+    if script.__name__ == "__mp_main__":
+        cloudpickle.register_pickle_by_value(script)
+
+
 def _digest(file: Path) -> str:
     try:
         return hashlib.blake2b(file.read_bytes(), digest_size=16).hexdigest()
@@ -99,7 +111,7 @@ def _is_found(module: str) -> bool:
 def name_in_script(obj: object) -> str | None:
     """Returns the name by which the script has a class or function; None if it has not."""
     name = getattr(obj, "__qualname__", None)
-    if getattr(obj, "__module__", None) not in NAMES or not isinstance(name, str):
+    if getattr(obj, "__module__", None) not in SCRIPT_NAMES or not isinstance(name, str):
         return None
     return name if getattr(sys.modules["__main__"], name, None) is obj else None
 
