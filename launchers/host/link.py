@@ -18,7 +18,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import IO, Any, Protocol
 
-#: What the agent of the launcher's machine says before its first frame.
+#: What the agent of the launcher's machine says before its first frame. Elsewhere `boot` has its own:
+#: it travels as text, and to import it takes longer than a launch has.
 MARKER = b"\0agent of launchpad-lite\0"
 _HEADER = struct.Struct("!IQ")
 _READ_BYTES = 1 << 18
