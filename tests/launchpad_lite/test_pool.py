@@ -4,13 +4,16 @@ import collections
 import contextlib
 import os
 import signal
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import pytest
 
 import courier
 import launchpad_lite as lp
 from launchpad_lite.testing import poll_until
+
+T = TypeVar("T")
 
 QUICK = lp.RestartPolicy(backoff_s=0.01, max_restarts=50)
 
@@ -45,6 +48,12 @@ class Leaving(Replica):
             pass
 
 
+def until_answered(call: Callable[[], T]) -> T:
+    while True:
+        with contextlib.suppress(courier.ServerLostError):
+            return call()
+
+
 class User:
     """Calls the pool for those who ask."""
 
@@ -56,19 +65,15 @@ class User:
         return [self._pool.index() for _ in range(count)]
 
     def homes(self, keys: list[str]) -> list[int]:
-        while True:
-            # A call that meets the end of a replica is lost.
-            with contextlib.suppress(courier.ServerLostError):
-                return [self._pool.by_key(key).index() for key in keys]
+        # A call that meets the end of a replica is lost.
+        return until_answered(lambda: [self._pool.by_key(key).index() for key in keys])
 
     def all(self) -> list[int]:
         return self._pool.all.index()
 
     def restarts(self) -> list[tuple[int, int]]:
-        while True:
-            # `all` has connections of its own, of which one may still lead to a replica that dies.
-            with contextlib.suppress(courier.ServerLostError):
-                return self._pool.all.restarts()
+        # `all` has connections of its own, of which one may still lead to a replica that dies.
+        return until_answered(self._pool.all.restarts)
 
     def kill(self, key: str) -> str:
         try:
