@@ -36,15 +36,22 @@ _SUFFIX = ".json"
 class Inspector:
     """What another shell may ask of a running program. Thread-safe."""
 
-    def __init__(self, running: RunningProgram, look_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        running: RunningProgram,
+        look_s: float = 0.0,
+        unlisted: threading.Event | None = None,
+    ) -> None:
         """Wraps a program.
 
         Args:
             running: The program.
             look_s: Seconds that it takes `running` to find out that it has ended already.
+            unlisted: Set once the program has ended and is listed no more; None if it never was.
         """
         self._running = running
         self._look_s = look_s
+        self._unlisted = unlisted
 
     def status(self) -> tuple[str, list[NodeStatus]]:
         """Returns how the program is, in one line, and each of its nodes."""
@@ -74,6 +81,8 @@ class Inspector:
         """Asks all nodes to end, waits until they have, and returns how the program ended."""
         self._running.request_stop("`stop` in another shell")
         self._running.join()
+        if self._unlisted is not None:  # the next command must not find it any more
+            self._unlisted.wait()
         return self._ending()
 
     def _ending(self) -> str:
@@ -111,12 +120,14 @@ class Entry:
         """Gives a client of its `Inspector`.
 
         Raises:
+            courier.ServerUnreachableError: It has ended; calls raise this, too.
             courier.CourierError: Its process does not answer.
         """
         secret = courier.Secret(bytes.fromhex(self.secret))
-        client = courier.Client(self.address, secret=secret)
+        # It was served before the entry was written: who is not there now will not come.
+        client = courier.Client(self.address, secret=secret, wait_for_ready=False)
         try:
-            courier.wait_until_ready(client, _REACH_S)
+            courier.list_methods(courier.with_timeout(client, _REACH_S))
             yield cast("Inspector", client)
         finally:
             courier.close(client)
@@ -134,9 +145,11 @@ def publish(running: RunningProgram, launcher: str) -> None:
     withdraw = contextlib.ExitStack()
     try:
         secret = courier.Secret.generate()
-        server = courier.Server(Inspector(running), secret=secret)
+        unlisted = threading.Event()
+        server = courier.Server(Inspector(running, unlisted=unlisted), secret=secret)
         server.start()
         withdraw.callback(server.stop, _LAST_WORDS_S)
+        withdraw.callback(unlisted.set)
         log_dir = running.log_dir
         entry = Entry(
             running.plan.program,

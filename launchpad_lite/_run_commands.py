@@ -17,6 +17,8 @@ COMMANDS = ("status", "logs", "stop", "stack")
 _LOOK_S = 1.0
 #: Seconds between two looks at logs that are followed.
 _FOLLOW_S = 0.2
+#: What a call to the process of a program raises once the program has ended.
+_GONE = (courier.ServerLostError, courier.ServerUnreachableError)
 
 
 def ask_attached(
@@ -68,7 +70,7 @@ def ask_listed(command: str, words: Sequence[str], *, follow: bool) -> None:
         with entry.inspector() as inspector:
             log_dir = None if entry.log_dir is None else Path(entry.log_dir)
             _ask(command, inspector, log_dir, nodes, follow=follow)
-    except courier.ServerLostError as error:
+    except _GONE as error:
         if command not in ("stop", "logs"):
             raise LaunchError(f"{where} has ended meanwhile") from error
         print(f"{entry.program}: has ended")  # noqa: T201
@@ -155,7 +157,7 @@ def _followed(inspector: Inspector, log_dir: Path | None) -> Iterator[tuple[str,
             return
         try:
             has_ended = inspector.join(_FOLLOW_S)
-        except courier.ServerLostError:
+        except _GONE:
             has_ended = True
 
 

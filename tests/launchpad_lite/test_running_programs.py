@@ -1,5 +1,6 @@
 """Programs that run, as other shells of the same user see them."""
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -162,6 +163,24 @@ def test_the_newest_is_meant_and_what_is_not_there_is_told(shell: Shell) -> None
     assert rows == ["program", "newer", "older"]
     assert "there is no program or node 'nothing'. Nodes: buffer[0], actor[0], actor[1]" in told
     assert "newer: running; `stop` ends whole programs, not nodes: actor" in told
+
+
+def test_a_program_that_ends_while_it_is_asked_has_ended(
+    runtime_folder: Path, shell: Shell
+) -> None:
+    program = lp.Program("short")
+    program.add_node(lp.PyNode(lp.wait_for_stop), label="a")
+    with lp.launch(program, "test_mt"):
+        (entry,) = (runtime_folder / "launchpad_lite").iterdir()
+        late = entry.with_name("late.json")
+        late.write_bytes(entry.read_bytes())
+    # Its process still holds the entry, and serves no more.
+    with late.open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        shown, told = shell("status short", "stack", "logs", "logs -f", "stop")
+    ended = f"'short' of process {os.getpid()} has ended meanwhile"
+    assert [line for line in told.splitlines() if line] == [ended] * 2
+    assert shown.count("short: has ended\nexit code 0\n") == 3
 
 
 class Slow:
