@@ -1,19 +1,16 @@
 """Several nodes that do the same, as one: `lp.Pool`."""
 
 import collections
-import contextlib
 import os
 import signal
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
 import courier
 import launchpad_lite as lp
 from launchpad_lite.testing import poll_until
-
-T = TypeVar("T")
+from launchpad_lite.testing.programs import call_until_answered
 
 QUICK = lp.RestartPolicy(backoff_s=0.01, max_restarts=50)
 
@@ -48,12 +45,6 @@ class Leaving(Replica):
             pass
 
 
-def until_answered(call: Callable[[], T]) -> T:
-    while True:
-        with contextlib.suppress(courier.ServerLostError):
-            return call()
-
-
 class User:
     """Calls the pool for those who ask."""
 
@@ -66,14 +57,14 @@ class User:
 
     def homes(self, keys: list[str]) -> list[int]:
         # A call that meets the end of a replica is lost.
-        return until_answered(lambda: [self._pool.by_key(key).index() for key in keys])
+        return call_until_answered(lambda: [self._pool.by_key(key).index() for key in keys])
 
     def all(self) -> list[int]:
         return self._pool.all.index()
 
     def restarts(self) -> list[tuple[int, int]]:
         # `all` has connections of its own, of which one may still lead to a replica that dies.
-        return until_answered(self._pool.all.restarts)
+        return call_until_answered(self._pool.all.restarts)
 
     def kill(self, key: str) -> str:
         try:
