@@ -1,5 +1,6 @@
 """A client's way to one address: connects, reconnects, and knows what may be sent again."""
 
+import os
 import threading
 import time
 import weakref
@@ -27,8 +28,15 @@ _FIRST_PAUSE_S = 0.001
 _PAUSE_S = 0.05
 _LONG_PAUSE_S = 0.2
 _STAYS_AWAY_S = 10.0
+#: All lanes of a process together. Hundreds whose servers are still to start would take the time
+#: that these need for it.
+_MAX_ATTEMPTS_PER_S = 500
 #: Times that one that hangs up at once is called again.
 _MAX_SPEECHLESS = 5
+
+#: Of each thread that dials, what wakes it.
+_dialling: set[threading.Event] = set()
+os.register_at_fork(after_in_child=_dialling.clear)
 
 
 class WireLane:
@@ -182,6 +190,13 @@ class WireLane:
     # The thread that dials
 
     def _dial(self, own: threading.Event) -> None:
+        _dialling.add(own)
+        try:
+            self._dial_until_done(own)
+        finally:
+            _dialling.discard(own)
+
+    def _dial_until_done(self, own: threading.Event) -> None:
         began_at = time.monotonic()
         pause_s = _FIRST_PAUSE_S
         speechless = 0
@@ -217,7 +232,7 @@ class WireLane:
                 continue
             away_s = time.monotonic() - began_at
             pause_s = min(pause_s * 1.5, _PAUSE_S if away_s < _STAYS_AWAY_S else _LONG_PAUSE_S)
-            self._pause(pause_s, own)
+            self._pause(max(pause_s, len(_dialling) / _MAX_ATTEMPTS_PER_S), own)
 
     def _goes_on(self, own: threading.Event) -> bool:
         """Returns whether anybody waits for a connection; ends those that have waited too long."""

@@ -47,6 +47,27 @@ def test_a_client_may_call_before_its_server_exists(
     assert not ready.is_alive()
 
 
+def test_many_that_wait_for_servers_leave_them_the_time_to_start(
+    serve: Serve, connect: Connect, reserve: Reserve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clients, port = 200, reserve()
+    attempts: list[object] = []
+    create = socket.create_connection
+
+    def counted(address: tuple[str, int], timeout: float) -> socket.socket:
+        attempts.append(address)
+        return create(address, timeout)
+
+    monkeypatch.setattr(socket, "create_connection", counted)
+    futures = [connect(f"127.0.0.1:{port}").futures.increment() for _ in range(clients)]
+    began_at = time.monotonic()
+    time.sleep(0.5)
+    lasted_s = time.monotonic() - began_at
+    assert len(attempts) < 2 * clients + 500 * lasted_s
+    serve(Counter(), port=port, share_port=True)
+    assert sorted(future.result(20) for future in futures) == list(range(1, clients + 1))
+
+
 def test_a_client_finds_a_restarted_server_and_each_call_runs_once(
     serve: Serve, connect: Connect, reserve: Reserve
 ) -> None:
