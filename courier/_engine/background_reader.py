@@ -33,6 +33,8 @@ class BackgroundReader:
         #: Made once: any code, even a finaliser, may wake it at any moment.
         self._watcher: Watcher | None = None
         self._links: dict[int, weakref.ref[Link]] = {}
+        #: Whether one of them may have been dropped.
+        self._has_gaps = False
         self._attended: dict[Link, int] = {}
         self._thread: threading.Thread | None = None
         self._asleep = False
@@ -90,6 +92,7 @@ class BackgroundReader:
 
     def _wake_when_gone(self, _: object) -> None:
         # Anywhere, also while the garbage is collected: no lock, and nothing but this.
+        self._has_gaps = True
         self.wake()
 
     def wake(self) -> None:
@@ -124,8 +127,10 @@ class BackgroundReader:
                 pause = _TICK_S
                 self._asleep = False
         with self._lock:
-            for descriptor in [fd for fd, link in self._links.items() if link() is None]:
-                del self._links[descriptor]
+            if self._has_gaps:
+                self._has_gaps = False
+                for descriptor in [fd for fd, link in self._links.items() if link() is None]:
+                    del self._links[descriptor]
             if not self._links and not self._attended:
                 self._thread = None
                 return False
