@@ -52,15 +52,18 @@ class StopNotices:
             self._half_at = now + (self._notice_s / 2 if self._notice_s > 0 else _LONG_S)
             self.due = min(now + _FIRST_S, self._half_at) if is_signal else self._half_at
 
+    def is_due(self, now: float) -> bool:
+        """Returns whether it is time to `look`."""
+        return self.due is not None and now >= self.due
+
     def look(self, waited_for: Mapping[str, bool], now: float) -> None:
-        """Prints which nodes are waited for, if that is due and new.
+        """Prints which nodes are waited for, if that is new. Not before `begin`.
 
         Args:
             waited_for: The nodes that were asked to end and have not, and whether each looks at that.
             now: Seconds of the same clock.
         """
-        if self.due is None or self._began_at is None or now < self.due:
-            return
+        assert self._began_at is not None
         names = list(waited_for)
         left_s = self._began_at + self._notice_s - now
         limit = f"{max(0.0, left_s):.0f} s at most" if self._notice_s > 0 else "without a limit"

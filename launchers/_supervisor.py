@@ -381,7 +381,8 @@ class SupervisedProgram(RunningProgram):
                 signum = event.signum if isinstance(event, StopAsked) else None
                 reason = event.reason if isinstance(event, StopAsked) else ""
                 notices.begin(reason, signum == signal.SIGINT, signum is not None, now)
-                notices.look(life.waited_for(), now)
+                if notices.is_due(now):
+                    notices.look(life.waited_for(), now)
             event = self._next_event(life.deadline, notices.due)
 
     def _perform(self, host: Host, action: Action) -> None:
