@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime as dt
+import errno
 import os
 import re
 import shutil
@@ -33,13 +34,15 @@ def make_run_folder(program: str, named: Path | None = None) -> Path:
         named: What the user has chosen; None: a new one.
 
     Raises:
-        LaunchError: It cannot be made, or others could replace what is written there, or the number
-            of folders to keep is none.
+        LaunchError: It cannot be made or written to, or others could replace what is written there,
+            or the number of folders to keep is none.
     """
     try:
         folder = (named or _make_base() / run_name(program)).absolute()
         # Output may hold anything, so no other user may read it.
         make_folder(folder)
+        if not os.access(folder, os.W_OK | os.X_OK, effective_ids=True):
+            raise PermissionError(errno.EACCES, "this user may not write to it", str(folder))
     except OSError as error:
         raise LaunchError(
             f"cannot make the folder for logs: {error}. Remove what is in the way, or name another "

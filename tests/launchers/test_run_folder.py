@@ -1,11 +1,12 @@
 """Output and reports go to a folder of this user's own, whoever was there first."""
 
+import contextlib
 import math
 import os
 import stat
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,25 @@ def test_a_named_folder_is_refused_where_everybody_may_replace_it(
     monkeypatch.setenv("LAUNCHPAD_LOGGING_DIR", str(named))
     with pytest.raises(LaunchError, match="others could replace"):
         make_run_folder("demo", named if is_named_by == "argument" else None)
+
+
+@contextlib.contextmanager
+def _as_nobody() -> Iterator[None]:
+    """Root may write everywhere."""
+    user = os.geteuid()
+    if user == 0:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(user)
+
+
+def test_a_named_folder_is_refused_where_its_user_may_not_write() -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        Path(folder).chmod(0o555)
+        with _as_nobody(), pytest.raises(LaunchError, match=f"may not write to it: '{folder}'"):
+            make_run_folder("p", Path(folder))
 
 
 def test_a_slurm_job_is_neither_written_nor_read_where_everybody_may_replace_it(
