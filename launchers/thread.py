@@ -26,6 +26,7 @@ from launchpad_lite._events import (
 )
 from launchpad_lite._exit import leave_behind
 from launchpad_lite._forcing import ForcedExit
+from launchpad_lite._result import advice_on
 from launchpad_lite._runtime import NodeRuntime
 from launchpad_lite._stacks import describe_threads
 from launchpad_lite._timing import DEFAULT, Timing
@@ -236,7 +237,9 @@ class _ThreadHost:
         try:
             thread.start()
         except RuntimeError as error:  # the system gives no more
-            failure = NodeFailure(node, self.name, f"it cannot be started: {error}")
+            failure = NodeFailure(
+                node, self.name, f"it cannot be started: {error}{advice_on(error)}"
+            )
             self._program.post(Ended(node, attempt, failure))
         else:
             self._threads.append(thread)

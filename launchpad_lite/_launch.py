@@ -39,6 +39,7 @@ from launchpad_lite._plan import (
     make_plan,
 )
 from launchpad_lite._program import Program
+from launchpad_lite._result import advice_on
 from launchpad_lite._script import carry_by_value, importer
 from launchpad_lite._settings import did_you_mean, nearest
 from launchpad_lite.errors import LaunchError, ProgramError
@@ -50,9 +51,6 @@ from launchpad_lite.launching import (
     load_launcher,
     options_of,
 )
-
-#: What Python says when the system gives no more threads.
-_NO_THREAD = "can't start new thread"
 
 _FLAG = f"--{LAUNCHER_OPTION.name}"
 
@@ -185,12 +183,9 @@ def launch(
     try:
         running = chosen.start(ready, options)
     except RuntimeError as error:
-        if str(error) != _NO_THREAD:
+        if not (advice := advice_on(error)):
             raise
-        raise LaunchError(
-            f"program {ready.program!r}: {error}: this user, or container, may have no more "
-            "processes and threads. Raise the limit (ulimit -u, pids.max, TasksMax=), or run less"
-        ) from error
+        raise LaunchError(f"program {ready.program!r}: {error}{advice}") from error
     try:
         SIGNALS.watch(running)
         program.note_run(running)

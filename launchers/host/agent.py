@@ -526,7 +526,9 @@ class Agent:
         try:
             self._fork(frame)
         except OSError as error:  # no such folder, too many files, too many processes
-            text = f"its process could not be started: {error}"
+            from launchpad_lite._result import advice_on  # rarely needed here
+
+            text = f"its process could not be started: {error}{advice_on(error)}"
             node, attempt = frame["node"], frame["attempt"]
             self._out.put(Frame("refused", {"node": node, "attempt": attempt, "text": text}))
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from launchers.host.link import MARKER, FrameReader, Reach
 from launchers.host.sweep import FORCE_SIGNAL, MARK, end_marked
+from launchpad_lite._result import advice_on
 from launchpad_lite.errors import LaunchError
 
 # With -c, the working directory stands in sys.path: nothing but built-in modules may be imported
@@ -80,7 +81,7 @@ def start_agent_here(name: str) -> AgentLink:
             bufsize=0,
         )
     except OSError as error:
-        raise LaunchError(f"cannot start the agent of {name}: {error}") from error
+        raise LaunchError(f"cannot start the agent of {name}: {error}{advice_on(error)}") from error
     assert process.stdout is not None
     frames = FrameReader(process.stdout.fileno(), MARKER)
     return AgentLink(

@@ -1,8 +1,10 @@
 """One error ends no thread of a launcher or a worker that others depend on."""
 
+import errno
 import os
 import signal
 import socket
+import subprocess
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -106,7 +108,7 @@ def test_a_node_fails_to_which_the_system_gives_no_thread(
     refuse: Callable[[str], None], name: str
 ) -> None:
     refuse(name)
-    with pytest.raises(RuntimeError, match=r"(?s)node\[0\].*can't start new thread"):
+    with pytest.raises(RuntimeError, match=r"(?s)node\[0\].*can't start new thread.*ulimit -u"):
         lp.launch(_program(), launch_type="test_mt").wait()
 
 
@@ -128,6 +130,17 @@ def test_a_launch_says_what_to_do_where_the_system_gives_no_thread(
     with pytest.raises(lp.LaunchError, match="ulimit -u"):
         lp.launch(_program(), launch_type=launch_type)
     poll_until(lambda: not set(psutil.Process().children(recursive=True)) - before)
+
+
+def test_a_launch_says_what_to_do_where_the_system_gives_no_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    with pytest.raises(lp.LaunchError, match=r"agent of localhost.*ulimit -u"):
+        lp.launch(_program(), launch_type="test_mp")
 
 
 class CallsFromThread:
