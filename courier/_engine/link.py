@@ -420,10 +420,9 @@ class Link:
             self._hands_out = True
 
     def _read_until_ready(self, exchange: Exchange, deadline: float | None) -> None:
-        channel = self._channel
         self.leads += 1
         while not exchange.is_ready and self._lost is None:
-            if channel.is_pending and not self.flush():
+            if self._has_rest():
                 self._poll(READ | WRITE, deadline)
                 self._read(wait=False)
             elif exchange.is_shared:
@@ -440,6 +439,13 @@ class Link:
             if deadline is not None and monotonic() >= deadline:
                 return
 
+    def _has_rest(self) -> bool:
+        """Sends what can be sent now; returns whether anything waits after that.
+
+        Also if another thread is at it: it may find the connection full, and leave the rest to us.
+        """
+        return self._channel.is_pending and (not self.flush() or self._channel.is_pending)
+
     def _poll(self, events: int, deadline: float | None) -> bool:
         left = None if deadline is None else max(0.0, deadline - monotonic())
         return poll_once(self.fileno(), events, left)
@@ -453,9 +459,9 @@ class Link:
             self._followers[gate] = exchange
             if not exchange.is_ready and self._lost is None and self._lead:
                 left = seconds_until(deadline)
-                gate.acquire(
-                    timeout=_LOOK_FOR_LEADER_S if left < 0 else min(left, _LOOK_FOR_LEADER_S)
-                )
+                # The leader may sleep already, and not know that something is to be sent.
+                longest = _FULL_S if self._has_rest() else _LOOK_FOR_LEADER_S
+                gate.acquire(timeout=longest if left < 0 else min(left, longest))
             # Otherwise it tries to lead next.
             leaves = exchange.is_ready or seconds_until(deadline) == 0.0
         finally:

@@ -7,6 +7,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 import courier
 from courier._engine import link
 from courier._engine.carrier import SocketCarrier
+from courier._engine.channel import Channel
 from courier._engine.spinning import Events, Spin
 from tests.courier.conftest import Connect, Reserve, Script, Serve, our_threads
 from tests.courier.served import Node
@@ -458,6 +460,41 @@ def test_what_one_thread_gives_up_wakes_the_one_that_waits_for_it(
 
 def _held() -> tuple[int, int]:
     return len(list(_OPEN_FILES.iterdir())), len(our_threads())
+
+
+class Source(Node):
+    def large(self, count: int) -> Iterator[bytes]:
+        for index in range(count):
+            yield bytes([index]) * (2 << 20)
+
+
+def test_what_a_full_connection_did_not_take_goes_though_the_one_who_reads_sleeps(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = Source()
+    _, client = serve(source, in_process="wire", client={"call_timeout": 20})
+    items = client.large(3)
+    me, refusals = threading.get_ident(), [True]
+    send_all = Channel._send_all
+
+    def send_or_be_full(channel: Channel) -> bool:
+        if refusals and threading.get_ident() == me:
+            refusals.clear()
+            return False
+        return send_all(channel)
+
+    sleeps = threading.Thread(target=client.block)
+    sleeps.start()
+    source.await_calls()
+    time.sleep(0.1)  # the answer to come last: it reads, and has nothing to send
+    # It asks for more after the first item, and nothing comes until that has gone.
+    monkeypatch.setattr(Channel, "_send_all", send_or_be_full)
+    began_at = time.monotonic()
+    assert [item[0] for item in items] == [0, 1, 2]
+    assert not refusals
+    assert time.monotonic() - began_at < 10, "it went when the other's call timed out"
+    source.release.set()
+    sleeps.join()
 
 
 def test_a_client_that_nobody_closes_leaves_nothing_behind(
