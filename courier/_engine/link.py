@@ -45,7 +45,7 @@ _LOOK_S = 0.02
 _LOOK_FOR_LEADER_S = 1.0
 #: What poll and locks bear; those who wait look again.
 _LONGEST_S = 1e6
-#: How often a writer whose connection is full checks whether a thread still reads.
+#: How often one whose connection is full tries again: the thread that reads may leave, or sleep.
 _FULL_S = 0.02
 #: So many answers may be unpickled one inside the other, where they call; the stack has an end.
 _MAX_NESTED = 8
@@ -444,7 +444,9 @@ class Link:
 
         Also if another thread is at it: it may find the connection full, and leave the rest to us.
         """
-        return self._channel.is_pending and (not self.flush() or self._channel.is_pending)
+        if self._channel.is_pending:
+            self.flush()
+        return self._channel.is_pending
 
     def _poll(self, events: int, deadline: float | None) -> bool:
         left = None if deadline is None else max(0.0, deadline - monotonic())

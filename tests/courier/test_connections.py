@@ -486,7 +486,7 @@ def test_what_a_full_connection_did_not_take_goes_though_the_one_who_reads_sleep
     sleeps = threading.Thread(target=client.block)
     sleeps.start()
     source.await_calls()
-    time.sleep(0.1)  # the answer to come last: it reads, and has nothing to send
+    time.sleep(0.1)  # until it is the one that reads, and has nothing to send
     # It asks for more after the first item, and nothing comes until that has gone.
     monkeypatch.setattr(Channel, "_send_all", send_or_be_full)
     began_at = time.monotonic()
