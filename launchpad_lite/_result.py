@@ -12,18 +12,17 @@ from courier import ExceptionReport
 
 #: What Python says when the system gives no more threads.
 _NO_THREAD = "can't start new thread"
+_ADVICE = (
+    ": this user, or container, may have no more processes and threads. "
+    "Raise the limit (ulimit -u, pids.max, TasksMax=), or run less"
+)
 
 
 def advice_on(error: BaseException) -> str:
     """Returns what to add to an error: how to get more processes or threads, if it lacks these."""
     is_process = isinstance(error, OSError) and error.errno == errno.EAGAIN
     is_thread = isinstance(error, RuntimeError) and str(error) == _NO_THREAD
-    if not (is_process or is_thread):
-        return ""
-    return (
-        ": this user, or container, may have no more processes and threads. "
-        "Raise the limit (ulimit -u, pids.max, TasksMax=), or run less"
-    )
+    return _ADVICE if is_process or is_thread else ""
 
 
 class Outcome(enum.Enum):
@@ -77,8 +76,8 @@ class NodeFailure:
         """Describes a node whose code raised."""
         message = report.message.strip().splitlines()
         summary = f"{report.type_name}: {message[0]}" if message else report.type_name
-        if report.type_name == RuntimeError.__name__:
-            summary += advice_on(RuntimeError(report.message))
+        if summary == f"RuntimeError: {_NO_THREAD}":
+            summary += _ADVICE
         return cls(node, host, summary, report, is_consequence=_is_consequence(report))
 
     @classmethod

@@ -68,6 +68,7 @@ from launchers.host.worker import leave, prepare_output, run_worker
 from launchpad_lite._address import Address
 from launchpad_lite._log_file import LogFile
 from launchpad_lite._private_files import make_folder
+from launchpad_lite._result import advice_on
 
 if TYPE_CHECKING:
     from launchers.host.probe import Doorbell
@@ -526,8 +527,6 @@ class Agent:
         try:
             self._fork(frame)
         except OSError as error:  # no such folder, too many files, too many processes
-            from launchpad_lite._result import advice_on  # rarely needed here
-
             text = f"its process could not be started: {error}{advice_on(error)}"
             node, attempt = frame["node"], frame["attempt"]
             self._out.put(Frame("refused", {"node": node, "attempt": attempt, "text": text}))
