@@ -183,6 +183,9 @@ def _variables(peer: Peer, python: str) -> dict[str, str]:
         for name, value in os.environ.items()
         if not name.startswith("PYTHON") and name != "VIRTUAL_ENV"
     }
+    # numpy's linear algebra, which no peer uses, starts threads that spin for 0.1 s: what is measured
+    # meanwhile would have one core less.
+    variables["OPENBLAS_NUM_THREADS"] = "1"
     variables.update(peer.environment)
     if peer.needs_libraries:
         code = "import sysconfig; print(sysconfig.get_config_var('LIBDIR'))"
