@@ -49,6 +49,10 @@ if TYPE_CHECKING:
 
 #: A handler that runs longer in the poller loses it its place.
 _OVERDUE_S = 0.002
+#: How often the watch looks whether one does. A look delays the call that runs, so that it looks as
+#: often as `_OVERDUE_S` only after it found one; each time that it finds none it waits longer.
+_RAREST_LOOK_S = 0.01
+_EASE = 1.05
 #: The watch sleeps when the poller has run nothing by itself for so long.
 _CALM_S = 0.05
 #: A quarter of the descriptors that a process has by default, if they are so few.
@@ -468,13 +472,16 @@ class Host:
 
     def _watch_poller(self) -> None:
         calm_since = perf_counter()
+        pause = _RAREST_LOOK_S
         while not self._over:
-            time.sleep(_OVERDUE_S)
+            time.sleep(pause)
+            pause = min(pause * _EASE, _RAREST_LOOK_S)
             now = perf_counter()
             since = self._busy_since
             if since:
                 calm_since = now
                 if now - since > _OVERDUE_S:
+                    pause = _OVERDUE_S
                     with surviving("the watch of a courier server"):
                         self._replace_poller(now)
             elif now - calm_since > _CALM_S:

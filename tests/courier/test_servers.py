@@ -456,6 +456,28 @@ def test_a_server_that_nobody_calls_makes_no_system_call(serve: Serve) -> None:
     wait_until(waits_for_ever)
 
 
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="the system does not tell")
+def test_calls_are_rarely_disturbed_by_the_watch_over_methods_that_block(serve: Serve) -> None:
+    before = our_threads()
+    _, client = serve(Node())
+
+    def call_for(seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            client.echo(1)
+
+    def rests() -> int:
+        (watch,) = [each for each in our_threads() - before if each.name == "courier-watch"]
+        status = Path(f"/proc/self/task/{watch.native_id}/status").read_text()
+        return int(status.partition("\nvoluntary_ctxt_switches:")[2].split()[0])
+
+    call_for(0.05)
+    seen = rests()
+    call_for(0.25)
+    # Each look is two: it sleeps, and waits for the interpreter. Every 2 ms would be 250 and more.
+    assert rests() - seen < 130
+
+
 _SERVE_ASYNC = """
 import sys, courier
 class Echo:
