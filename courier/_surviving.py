@@ -5,13 +5,14 @@ import logging
 import time
 from collections.abc import Iterator
 
-_PAUSE_S = 0.1
+#: After an error that may come each time.
+PAUSE_S = 0.1
 
 _log = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
-def surviving(who: str, pause_s: float = _PAUSE_S) -> Iterator[None]:
+def surviving(who: str, pause_s: float = PAUSE_S) -> Iterator[None]:
     """Logs an error of the block instead of ending the thread; the next round may go well.
 
     Args:

@@ -439,6 +439,20 @@ def test_a_plain_call_loads_no_event_loop_no_tls_and_no_codec_of_names() -> None
     assert (ran.stdout, ran.stderr) == ("\n", "")
 
 
+_CLOSE_ALL = """
+import os, time, courier
+courier.Server([]).start()
+os.closerange(3, 256)
+time.sleep(0.4)
+os._exit(0)
+"""
+
+
+def test_a_server_whose_descriptors_were_closed_neither_spins_nor_fills_a_disk() -> None:
+    ran = subprocess.run([sys.executable, "-c", _CLOSE_ALL], capture_output=True, text=True)
+    assert 1 <= ran.stderr.count("a courier server met an error of its own") <= 5
+
+
 @pytest.mark.skipif(not Path("/proc/self/syscall").exists(), reason="the system does not tell")
 def test_a_server_that_nobody_calls_makes_no_system_call(serve: Serve) -> None:
     before = our_threads()
