@@ -31,6 +31,8 @@ from launchpad_lite._worker import run_node
 from launchpad_lite.nodes.base import Work
 
 _LISTENER = "the thread that reads what is asked of the node"
+#: After so long, the process of a node that has ended says what it waits for.
+_LINGERING_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -241,10 +243,31 @@ def run_worker(data: bytes, control_fd: int, stacks_fd: int) -> int:
         return 1
     report = run_node(_WithFlags(payload), runtime)
     if report is None:
+        _explain_lingering()
         return 0
     link.send(Frame("failed", body=pickle.dumps(report)))
     sys.stderr.write(report.traceback)
     return 1
+
+
+def _explain_lingering() -> None:
+    """Has this process say which threads it waits for, if it still does after some seconds."""
+
+    def waited_for() -> list[str]:
+        this = (threading.main_thread(), threading.current_thread())
+        return [each.name for each in threading.enumerate() if not each.daemon and each not in this]
+
+    def tell() -> None:
+        if names := waited_for():
+            sys.stderr.write(
+                f"launchpad: the node has ended, but its process waits for {', '.join(names)}: end "
+                "such threads, or make them daemons\n"
+            )
+
+    if waited_for():
+        timer = threading.Timer(_LINGERING_S, tell)
+        timer.daemon = True
+        timer.start()
 
 
 def _send_failure(link: _Link, error: BaseException) -> None:

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 import launchpad_lite as lp
 from courier import Secret
 from launchers._tunnels import _OwnEnd
+from launchers.host import worker
 from launchers.host.link import Frame, FrameReader, write_all
 from launchers.host.worker import _Control, _Link, _Termination
 from launchpad_lite._runtime import NodeRuntime, NodeSetup
@@ -183,3 +185,20 @@ def test_a_thread_whose_calls_the_stop_ends_is_told_in_one_line(
         line.decode() for _, line in running.running.output() if line
     )
     assert "Traceback" not in told
+
+
+class LeavesThread:
+    def run(self) -> None:
+        worker._LINGERING_S = 0.1
+        threading.Thread(target=time.sleep, args=(0.5,), name="loads").start()
+
+
+def test_a_node_that_has_ended_says_which_threads_its_process_waits_for(
+    launch_program: Any,
+) -> None:
+    program = lp.Program("lingers")
+    program.add_node(lp.CourierNode(LeavesThread), label="node")
+    running = launch_program(program, "test_mp")
+    assert running.wait().outcome is lp.Outcome.COMPLETED
+    told = "".join(line.decode() for _, line in running.running.output() if line)
+    assert "the node has ended, but its process waits for loads" in told
