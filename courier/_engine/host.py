@@ -154,6 +154,7 @@ class Host:
         self._busy_since = 0.0
         self._watch_sleeps = True
         self._watch_wakes = threading.Event()
+        self._watch_ends = threading.Event()
         self._watch_thread: threading.Thread | None = None
         self._turn = threading.Lock()
         _hosts.add(self)
@@ -474,8 +475,7 @@ class Host:
     def _watch_poller(self) -> None:
         calm_since = perf_counter()
         pause = _RAREST_LOOK_S
-        while not self._over:
-            time.sleep(pause)
+        while not self._watch_ends.wait(pause):
             pause = min(pause * _EASE, _RAREST_LOOK_S)
             now = perf_counter()
             since = self._busy_since
@@ -540,6 +540,7 @@ class Host:
         if not self._over:
             self._over = True
             SWITCH_INTERVAL.end()
+        self._watch_ends.set()
         self._watch_wakes.set()
         self._watcher.wake()
         threads = [t for t in (self._poller, self._watch_thread) if t is not None]
