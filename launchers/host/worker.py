@@ -254,8 +254,8 @@ def _explain_lingering() -> None:
     """Has this process say which threads it waits for, if it still does after some seconds."""
 
     def waited_for() -> list[str]:
-        this = (threading.main_thread(), threading.current_thread())
-        return [each.name for each in threading.enumerate() if not each.daemon and each not in this]
+        others = [each for each in threading.enumerate() if each is not threading.main_thread()]
+        return [each.name for each in others if not each.daemon]
 
     def tell() -> None:
         if names := waited_for():
