@@ -17,9 +17,11 @@ import pytest
 
 import courier
 from courier import _server
+from courier._engine import host as engine_host
+from courier._engine.caller import Caller
 from courier.python import client as original_client, py_server
 from tests.courier.by_hand import OPENING
-from tests.courier.conftest import Script, Serve, our_threads
+from tests.courier.conftest import Connect, Script, Serve, our_threads
 from tests.courier.served import Node
 from tests.courier.waiting import wait_until
 
@@ -451,6 +453,25 @@ os._exit(0)
 def test_a_server_whose_descriptors_were_closed_neither_spins_nor_fills_a_disk() -> None:
     ran = subprocess.run([sys.executable, "-c", _CLOSE_ALL], capture_output=True, text=True)
     assert 1 <= ran.stderr.count("a courier server met an error of its own") <= 5
+
+
+def test_a_connection_on_which_the_server_errs_is_closed_and_delays_no_other(
+    serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, client = serve(Node(), client={"call_timeout": 10})
+    assert client.echo(1) == 1
+    on_event, (good,) = Caller.on_event, server._host._callers.values()
+
+    def err(caller: Caller, events: int) -> None:
+        if caller is not good:
+            raise ValueError("for once")
+        on_event(caller, events)
+
+    monkeypatch.setattr(engine_host, "PAUSE_S", 20.0)
+    monkeypatch.setattr(Caller, "on_event", err)
+    with pytest.raises(courier.ServerLostError):
+        connect(server.address).echo(2)
+    assert client.echo(3) == 3
 
 
 @pytest.mark.skipif(not Path("/proc/self/syscall").exists(), reason="the system does not tell")
