@@ -1,12 +1,19 @@
 """Exceptions across processes: own type, message and a readable remote traceback."""
 
+import math
 import traceback as _traceback
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from types import TracebackType
 from typing import Any, NamedTuple
 
 from courier._parcel import Parcel, can_pickle, pack, unpack
+from courier._texts import MOST_CHARACTERS, joined, said_by, shortened
 from courier.errors import RemoteError, SerializationError
+
+#: Characters of each exception in a traceback, so that all of a chain have room.
+_PART = MOST_CHARACTERS // 4
+_UNSAID = "<no message: code of this exception raises, takes too long, or ended the process>"
 
 
 class RemoteTraceback(Exception):  # noqa: N818 - a text to print, not an error to catch
@@ -23,7 +30,7 @@ class RemoteTraceback(Exception):  # noqa: N818 - a text to print, not an error 
 
 @dataclass(frozen=True, slots=True)
 class ExceptionReport:
-    """An exception in a form that always travels.
+    """An exception in a form that always travels. Its texts are cut where they are very long.
 
     Attributes:
         type_name: Qualified name of its type.
@@ -39,33 +46,53 @@ class ExceptionReport:
     parcel: Parcel | None = field(repr=False)
     causes: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        for name in ("type_name", "message", "traceback"):
+            object.__setattr__(self, name, shortened(getattr(self, name)))
+
+    def __reduce__(self) -> Any:
+        # By the constructor, which trusts no sender with the length of a text.
+        parts = (self.type_name, self.message, self.traceback, self.parcel, self.causes)
+        return ExceptionReport, parts
+
     @classmethod
     def of(cls, error: BaseException, *, skip_frames: int = 0) -> "ExceptionReport":
-        """Describes an exception. Never raises.
+        """Describes an exception. Never raises, but takes as long as code of the exception takes.
 
         Args:
             error: What was raised.
             skip_frames: Outermost frames to leave out: those of the caller's machinery.
         """
-        try:
-            return cls._of(error, skip_frames)
-        except BaseException:  # noqa: BLE001 - to look at it runs its code, which may raise anything
-            return cls(_name(error), "<it raises when one looks at it>", "", None)
+        return cls.text_of(error, skip_frames=skip_frames).with_object(error)
 
     @classmethod
-    def _of(cls, error: BaseException, skip_frames: int) -> "ExceptionReport":
-        tb = error.__traceback__
-        for _ in range(skip_frames):
-            if tb is not None and tb.tb_next is not None:
-                tb = tb.tb_next
-        lines = _traceback.format_exception(type(error), error, tb)
-        return cls(
-            _name(error),
-            _safe_str(error),
-            "".join(lines),
-            _pack_exception(error),
-            tuple(_name(cause) for cause in _causes(error)),
-        )
+    def bare(cls, error: BaseException, *, skip_frames: int = 0) -> "ExceptionReport":
+        """Describes an exception by its type and place, as `of`, but runs none of its code."""
+        frames = _traceback.format_tb(_skipped(error, skip_frames))
+        last = f"{_name(error)}: {_UNSAID}\n"
+        traceback = joined(["Traceback (most recent call last):\n", *frames, last])
+        return cls(_name(error), _UNSAID, traceback, None)
+
+    @classmethod
+    def text_of(cls, error: BaseException, *, skip_frames: int = 0) -> "ExceptionReport":
+        """Describes an exception, as `of`, without the exception itself."""
+        try:
+            return cls(
+                _name(error),
+                said_by(error),
+                joined(_lines(error, _skipped(error, skip_frames))),
+                None,
+                tuple(_name(cause) for cause in _causes(error)),
+            )
+        except BaseException:  # noqa: BLE001 - to look at it runs its code, which may raise anything
+            return cls.bare(error, skip_frames=skip_frames)
+
+    def with_object(self, error: BaseException, most_bytes: float = math.inf) -> "ExceptionReport":
+        """Returns the same with the exception itself, if that can be pickled in `most_bytes`."""
+        try:
+            return replace(self, parcel=_pack_exception(error, most_bytes))
+        except BaseException:  # noqa: BLE001 - as above
+            return self
 
     def rebuild(self, where: str = "the other process") -> BaseException:
         """Returns the exception as itself, or as `RemoteError` where that is not possible.
@@ -108,7 +135,8 @@ def remote_traceback(error: BaseException) -> str | None:
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
     seen = {id(error)}
-    while (cause := error.__cause__) is not None and id(cause) not in seen:
+    # The nearest: there are many if a loop never gave up.
+    while (cause := error.__cause__) is not None and id(cause) not in seen and len(seen) <= 100:
         yield cause
         seen.add(id(cause))
         error = cause
@@ -121,19 +149,33 @@ def _name(error: BaseException) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _safe_str(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:  # noqa: BLE001 - a broken __str__ must not hide the failure
-        return "<its __str__ failed>"
+def _skipped(error: BaseException, frames: int) -> TracebackType | None:
+    tb = error.__traceback__
+    for _ in range(frames):
+        if tb is not None and tb.tb_next is not None:
+            tb = tb.tb_next
+    return tb
 
 
-def _pack_exception(error: BaseException) -> Parcel | None:
+def _lines(error: BaseException, tb: TracebackType | None) -> Iterator[str]:
+    """Yields what Python prints of an exception. Long texts are cut before they are copied."""
+    whole = _traceback.TracebackException(type(error), error, tb, compact=True)
+    left = [whole]
+    while left:
+        values = vars(each := left.pop())
+        values.update({k: shortened(v, _PART) for k, v in values.items() if isinstance(v, str)})
+        if isinstance(notes := values.get("__notes__"), list):
+            values["__notes__"] = [shortened(said_by(note), _PART) for note in notes]
+        left += filter(None, (each.__cause__, each.__context__, *(values.get("exceptions") or ())))
+    return whole.format()
+
+
+def _pack_exception(error: BaseException, most_bytes: float) -> Parcel | None:
     if not isinstance(error, Exception):
         return None
-    for candidate in (error, _Parts.of(error)):
+    for make in (lambda: error, lambda: _Parts.of(error, most_bytes)):
         try:
-            parcel = pack(candidate)
+            parcel = pack(make(), most_bytes)
             # Many exceptions pickle well and fail to load: their __init__ wants other arguments.
             rebuilt = unpack(Parcel(bytes(parcel.pickle), parcel.buffers))
         except SerializationError:
@@ -151,10 +193,10 @@ class _Parts(NamedTuple):
     state: dict[str, Any]
 
     @classmethod
-    def of(cls, error: BaseException) -> "_Parts":
-        args = error.args if can_pickle(error.args) else (_safe_str(error),)
-        state = {name: value for name, value in vars(error).items() if can_pickle(value)}
-        return cls(type(error), args, state)
+    def of(cls, error: BaseException, most_bytes: float) -> "_Parts":
+        args = error.args if can_pickle(error.args, most_bytes) else (said_by(error),)
+        kept = (each for each in vars(error).items() if can_pickle(each[1], most_bytes))
+        return cls(type(error), args, dict(kept))
 
     def __reduce__(self) -> Any:
         return _rebuild, (self.kind, self.args, self.state)

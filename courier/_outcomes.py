@@ -16,6 +16,7 @@ from courier._exceptions import ExceptionReport
 from courier._kinds import Kind
 from courier._parcel import Parcel, pack, unpack
 from courier._pool import HandlerPool
+from courier._texts import shortened
 from courier.errors import (
     CourierError,
     ProtocolError,
@@ -24,9 +25,6 @@ from courier.errors import (
     ServerLostError,
     UnknownMethodError,
 )
-
-#: Longer texts of exceptions are cut; the exception itself travels whole.
-_TEXT_CHARACTERS = 1 << 20
 
 Step = concurrent.futures.Future
 
@@ -83,13 +81,8 @@ class Failure:
         """The report, packed."""
         report = self.report
         pickled = report.parcel
-        head = (
-            report.type_name,
-            shortened(report.message),
-            shortened(report.traceback),
-            report.causes,
-            None if pickled is None else bytes(pickled.pickle),
-        )
+        data = None if pickled is None else bytes(pickled.pickle)
+        head = (report.type_name, report.message, report.traceback, report.causes, data)
         return Parcel(pickle.dumps(head, protocol=5), () if pickled is None else pickled.buffers)
 
     @classmethod
@@ -289,12 +282,3 @@ def read(kind: int, parcel: Parcel) -> Value | Failure | Refusal:
         text = bytes(parcel.pickle).decode("utf-8", "replace")
         return Refusal(Kind(kind), text)
     raise ProtocolError(f"an answer of unknown kind {kind}")
-
-
-def shortened(message: str) -> str:
-    """Cuts a text in its middle if it is very long."""
-    if len(message) <= _TEXT_CHARACTERS:
-        return message
-    # Both ends: a message begins with what is wrong, a traceback ends with it.
-    half = _TEXT_CHARACTERS // 2
-    return f"{message[:half]} ... {message[-half:]}"

@@ -9,6 +9,7 @@ value. Nothing here knows how bytes travel.
 import functools
 import hashlib
 import io
+import math
 import mmap
 import operator
 import pickle
@@ -20,6 +21,7 @@ from typing import Any
 
 import cloudpickle
 
+from courier._texts import said_by, shortened
 from courier.errors import ProtocolError, SerializationError
 
 #: Larger buffers live in their own pages, which are cheap to get and go back at once.
@@ -75,12 +77,14 @@ def _cut(view: memoryview, size_bytes: int) -> Iterator[bytes]:
         yield bytes(view[start : start + size_bytes])
 
 
-def pack(value: Any) -> Parcel:
+def pack(value: Any, most_bytes: float = math.inf) -> Parcel:
     """Pickles a value.
 
     Raises:
-        SerializationError: It cannot be pickled; the cause says why.
+        SerializationError: It cannot be pickled, or takes more than `most_bytes`; the cause says why.
     """
+    if not math.isinf(most_bytes):
+        return _pack_by_value(value, most_bytes)
     buffers: list[pickle.PickleBuffer] = []
     try:
         data = pickle.dumps(value, protocol=5, buffer_callback=_chooser(buffers))
@@ -94,14 +98,28 @@ def pack(value: Any) -> Parcel:
         raise
     except BaseException as error:  # pickling runs code of arbitrary classes: even sys.exit()
         raise _failure(error) from error
-    return _pack_by_value(value)
+    return _pack_by_value(value, most_bytes)
 
 
-def _pack_by_value(value: Any) -> Parcel:
+class _Room(io.BytesIO):
+    """Memory for `most_bytes`; `write` raises MemoryError beyond them."""
+
+    most_bytes = math.inf
+
+    def write(self, data: Any) -> int:
+        if self.tell() + memoryview(data).nbytes > self.most_bytes:
+            raise MemoryError(f"it takes more than {self.most_bytes:,} bytes")
+        return super().write(data)
+
+
+def _pack_by_value(value: Any, most_bytes: float) -> Parcel:
     buffers: list[pickle.PickleBuffer] = []
     try:
-        with io.BytesIO() as file:
-            Pickler(file, protocol=5, buffer_callback=_chooser(buffers)).dump(value)
+        with _Room() as file:
+            file.most_bytes = most_bytes
+            # Where there is a limit, it is for buffers, too, so they are copied.
+            choose = _chooser(buffers) if math.isinf(most_bytes) else None
+            Pickler(file, protocol=5, buffer_callback=choose).dump(value)
             return Parcel(file.getvalue(), [_raw(buffer) for buffer in buffers])
     except KeyboardInterrupt:
         raise
@@ -110,7 +128,7 @@ def _pack_by_value(value: Any) -> Parcel:
 
 
 def _failure(error: BaseException) -> SerializationError:
-    return SerializationError(f"{type(error).__name__}: {error}")
+    return SerializationError(f"{type(error).__name__}: {shortened(said_by(error))}")
 
 
 def _chooser(outside: list[pickle.PickleBuffer]) -> Callable[[pickle.PickleBuffer], bool]:
@@ -275,12 +293,10 @@ class ParcelAssembler:
         return Parcel(memoryview(self._pickle), self._buffers)
 
 
-def can_pickle(value: Any) -> bool:
+def can_pickle(value: Any, most_bytes: float = math.inf) -> bool:
     """Returns whether `pack` would take the value and `unpack` give it back."""
     try:
-        pickle.load(io.BytesIO(cloudpickle.dumps(value)))
-    except KeyboardInterrupt:
-        raise
-    except BaseException:  # noqa: BLE001 - this is the question
+        unpack(pack(value, most_bytes))
+    except SerializationError:
         return False
     return True

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import courier
 from courier import ExceptionReport
+from courier._texts import shortened
 
 #: What Python says when the system gives no more threads.
 _NO_THREAD = "can't start new thread"
@@ -76,6 +77,7 @@ class NodeFailure:
         """Describes a node whose code raised."""
         message = report.message.strip().splitlines()
         summary = f"{report.type_name}: {message[0]}" if message else report.type_name
+        summary = shortened(summary, 1000)
         if summary == f"RuntimeError: {_NO_THREAD}":
             summary += _ADVICE
         return cls(node, host, summary, report, is_consequence=_is_consequence(report))

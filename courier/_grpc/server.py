@@ -50,12 +50,12 @@ from courier._outcomes import (
     Later,
     Refusal,
     Value,
-    shortened,
 )
 from courier._parcel import Parcel
 from courier._pool import HandlerPool
 from courier._proto import courier_pb2 as pb
 from courier._secret import Secret, SessionKey
+from courier._texts import shortened
 from courier._tls import TlsCredentials
 from courier.errors import AuthenticationError, ProtocolError
 

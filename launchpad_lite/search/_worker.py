@@ -240,7 +240,8 @@ class Worker:
         except (Exception, SystemExit) as error:
             if isinstance(error, SystemExit) and self._stop.is_set():
                 raise  # not by the task: its node is ended by force
-            report = courier.ExceptionReport.of(error, skip_frames=1)
+            report = courier.ExceptionReport.text_of(error, skip_frames=1)
+            report = report.with_object(error, self._max_result_bytes)
             return State.FAILED, pickle.dumps(report), report.traceback
         return State.DONE, payload, ""
 

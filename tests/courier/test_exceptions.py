@@ -1,6 +1,9 @@
 import asyncio
 import concurrent.futures
+import pickle
+import sys
 import threading
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -196,3 +199,84 @@ def test_a_cancelled_error_of_the_method_is_not_taken_for_a_cancelled_call(clien
             await client.aio.cancelled()
 
     asyncio.run(call())
+
+
+_LONG = "abc\n" * (1 << 22)
+
+
+def _noted(notes: list[str]) -> Exception:
+    error = ValueError("short")
+    error.__notes__ = notes  # type: ignore[attr-defined]
+    return error
+
+
+def _chained(name: str, error: Exception) -> Exception:
+    chained = ValueError("short")
+    setattr(chained, name, error)
+    return chained
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError(_LONG),
+        ValueError(_LONG.replace("\n", " ")),
+        SyntaxError("short", ("script.py", 1, 1, _LONG)),
+        _chained("__cause__", ValueError(_LONG)),
+        _chained("__context__", _chained("__cause__", ValueError(_LONG))),
+        pytest.param(_noted([_LONG]), id="note"),
+        pytest.param(_noted(["short"] * (1 << 18)), id="many notes"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_long_text_of_an_exception_is_cut_before_it_is_copied(error: Exception) -> None:
+    if hasattr(error, "__notes__") and sys.version_info < (3, 11):
+        pytest.skip("notes are printed from Python 3.11 on")
+    tracemalloc.start()
+    try:
+        report = courier.ExceptionReport.text_of(error)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 4 << 20
+    assert len(report.message) + len(report.traceback) < 1 << 18
+    assert pickle.loads(pickle.dumps(report)) == report  # it is not cut once more
+    assert "characters are left out]" in report.traceback
+
+
+def test_a_chain_without_end_shows_how_it_begins_and_ends() -> None:
+    error: Exception = KeyError("the first")
+    for _ in range(2000):
+        error = _chained("__cause__", error)
+    error.args = ("the last",)
+    report = courier.ExceptionReport.of(error)
+    assert report.traceback.startswith("KeyError: 'the first'\n")
+    assert report.traceback.endswith("ValueError: the last\n")
+    assert "characters are left out]" in report.traceback
+    assert len(report.traceback) < 1 << 17
+    assert len(report.causes) <= 100
+
+
+def test_no_sender_is_trusted_with_the_length_of_a_text() -> None:
+    report = courier.ExceptionReport.of(KeyError("gone"))
+    object.__setattr__(report, "message", "x" * (1 << 20))
+    object.__setattr__(report, "traceback", _LONG)
+    twin = pickle.loads(pickle.dumps(report))
+    assert len(twin.message) + len(twin.traceback) < 1 << 18
+
+
+def test_an_exception_leaves_out_what_is_too_large_of_it() -> None:
+    def packed(error: Exception) -> BaseException:
+        report = courier.ExceptionReport.text_of(error).with_object(error, 90_000)
+        return report.rebuild()
+
+    odd = OddError(7, reason="odd")
+    odd.data = "x" * 100_000  # type: ignore[attr-defined]
+    rebuilt = packed(odd)
+    assert isinstance(rebuilt, OddError)
+    assert (rebuilt.code, hasattr(rebuilt, "data")) == (7, False)
+    assert packed(ValueError(np.zeros(10_000))).args[0].shape == (10_000,)
+    arrays = packed(ValueError(np.zeros(1_000_000)))
+    assert isinstance(arrays, ValueError)
+    assert "0." in str(arrays)
+    assert isinstance(packed(ValueError("x" * 100_000)), courier.RemoteError)
