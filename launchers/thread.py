@@ -111,6 +111,9 @@ class _Link:
     def leaving(self) -> None:
         self._program.post(Leaving(self._node, self._attempt))
 
+    def failing(self, report: ExceptionReport) -> None:
+        """Says nothing: if its process ends, so does the launcher."""
+
     def cut_short(self, report: ExceptionReport) -> None:
         failure = NodeFailure.of_exception(self._node, _ThreadHost.name, report)
         self._program.post(CutShort(self._node, self._attempt, failure))

@@ -43,6 +43,9 @@ class WorkerLink(Protocol):
     def leaving(self) -> None:
         """The node's work is done; `NodeRuntime.let_go` follows, or the request to stop."""
 
+    def failing(self, report: courier.ExceptionReport) -> None:
+        """The node fails; `report`: how, as far as that is known before its worker ends."""
+
     def cut_short(self, report: courier.ExceptionReport) -> None:
         """A call failed while the program stops, and ends the node."""
 
@@ -363,6 +366,10 @@ class NodeRuntime:
         # A call that this node itself refused was never made; `while True` loops end so.
         if isinstance(error, CONSEQUENCES) and not isinstance(error, courier.CallCancelledError):
             self._link.cut_short(courier.ExceptionReport.of(error))
+
+    def tell_failing(self, report: courier.ExceptionReport) -> None:
+        """Reports what is known so far of an exception that ends the node."""
+        self._link.failing(report)
 
     def leaves_well(self, error: BaseException) -> bool:
         """Returns whether an exception that ends the node leaves its state whole."""

@@ -1,11 +1,19 @@
 """What every worker does, in whatever thread or process it runs."""
 
+import contextvars
+import threading
+from collections.abc import Callable
 from typing import Protocol
 
 from courier import ExceptionReport
 from launchpad_lite._runtime import NodeRuntime
 from launchpad_lite._script import importing
 from launchpad_lite.nodes.base import Work
+
+#: Seconds that code of an exception has to tell what it is, and to be pickled.
+_TELLING_S = 2.0
+#: Larger exceptions are only reported: the launcher has to hold them, and may print them.
+_OBJECT_BYTES = 1 << 20
 
 
 class Thawable(Protocol):
@@ -41,5 +49,29 @@ def run_work(work: Thawable, runtime: NodeRuntime) -> ExceptionReport | None:
         if runtime.leaves_in_order(error):
             runtime.note_cut_short(error)
             return None
-        return ExceptionReport.of(error, skip_frames=1)
+        return report_on(error, runtime.tell_failing)
     return None
+
+
+def report_on(error: BaseException, tell: Callable[[ExceptionReport], object]) -> ExceptionReport:
+    """Describes the exception that ends a node, though its code may block, or end the process.
+
+    Args:
+        error: Caught by the caller, whose own frame is left out.
+        tell: Called before such code runs, with all that is known so far.
+    """
+    known = [ExceptionReport.bare(error, skip_frames=1)]
+    tell(known[0])
+
+    def look() -> None:
+        known.append(ExceptionReport.text_of(error, skip_frames=1))
+        tell(known[-1])
+        known.append(known[-1].with_object(error, _OBJECT_BYTES))
+
+    looker = threading.Thread(target=contextvars.copy_context().run, args=(look,), daemon=True)
+    try:
+        looker.start()
+        looker.join(_TELLING_S)
+    except RuntimeError:  # the system gives no more threads
+        look()
+    return known[-1]

@@ -7,7 +7,7 @@ descriptor, events go out on another:
           look, terminate, kill, ping, quit, and of relayed connections relay_*
     out   surveyed, probed, relaying, reserved or taken, started or refused, output, stacks, exited,
           terminated, departing, alive, abandoned, relay_*, and what workers say: constructed, leaving,
-          cut_short, looked, failed, stop, stop_received, preempted, healthy, heartbeat
+          cut_short, looked, failing, failed, stop, stop_received, preempted, healthy, heartbeat
 
 It imports what workers share and forks them from itself, so a worker costs
 milliseconds. When its input ends (the launcher is gone, however), or is silent

@@ -405,14 +405,15 @@ class AgentHost:
             self._failed.discard(node)
         elif frame.op == "stop":
             self.post(StopAsked(f"lp.stop() in {node}"))
-        elif frame.op == "failed":
+        elif frame.op in ("failing", "failed"):
             report: ExceptionReport = pickle.loads(frame.body)
             failure = NodeFailure.of_exception(node, self.name, report)
             if (limit := self._grants[node].ram_bytes) and "MemoryError" in report.type_name:
                 asked = f"it asked for ram_gib={limit / (1 << 30):g}, and may have no more"
                 failure = dataclasses.replace(failure, summary=f"{failure.summary} ({asked})")
             self._failures[node] = failure
-            self.post(Failed(node, frame["attempt"], failure, frame["unasked"]))
+            if frame.op == "failed":  # else its worker may yet say more
+                self.post(Failed(node, frame["attempt"], failure, frame["unasked"]))
         elif frame.op == "looked":
             with self._looked:
                 self._looks[node] = frame.body.decode(errors="replace")

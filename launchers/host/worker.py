@@ -27,7 +27,7 @@ from launchpad_lite._freeze import FrozenWork
 from launchpad_lite._runtime import NodeRuntime, NodeSetup
 from launchpad_lite._script import Script
 from launchpad_lite._stacks import describe_threads
-from launchpad_lite._worker import run_node
+from launchpad_lite._worker import report_on, run_node
 from launchpad_lite.nodes.base import Work
 
 _LISTENER = "the thread that reads what is asked of the node"
@@ -82,6 +82,9 @@ class _Link:
 
     def leaving(self) -> None:
         self.send(Frame("leaving"))
+
+    def failing(self, report: ExceptionReport) -> None:
+        self.send(Frame("failing", body=pickle.dumps(report)))
 
     def cut_short(self, report: ExceptionReport) -> None:
         self.send(Frame("cut_short", body=pickle.dumps(report)))
@@ -271,7 +274,7 @@ def _explain_lingering() -> None:
 
 
 def _send_failure(link: _Link, error: BaseException) -> None:
-    report = ExceptionReport.of(error, skip_frames=1)
+    report = report_on(error, link.failing)
     link.send(Frame("failed", body=pickle.dumps(report)))
     sys.stderr.write(report.traceback)
 

@@ -292,6 +292,9 @@ class _Member:
             self.has_left = True
         self.runtime.let_go()
 
+    def failing(self, report: courier.ExceptionReport) -> None:
+        """Is reported by the whole."""
+
     def cut_short(self, report: courier.ExceptionReport) -> None:
         """Is reported by the whole."""
 

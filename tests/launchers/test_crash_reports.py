@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from pathlib import Path
@@ -85,6 +86,43 @@ class Dies:
         os._exit(3)
 
 
+class HostileError(Exception):
+    """Does something when one looks at it: `act` by name, in the method or attribute `place`."""
+
+    released = threading.Event()
+
+    def __init__(self, place: str, act: str) -> None:
+        super().__init__("the message")
+        self._place, self._act = place, act
+
+    def _do(self, place: str) -> None:
+        if place == self._place and self._act == "blocks":
+            self.released.wait(60)
+        elif place == self._place:
+            os._exit(0)
+
+    def __str__(self) -> str:
+        self._do("__str__")
+        return "the message"
+
+    @property
+    def __notes__(self) -> list[str]:
+        self._do("__notes__")
+        return []
+
+    def __reduce__(self) -> Any:
+        self._do("__reduce__")
+        return super().__reduce__()
+
+
+class Hostile:
+    def __init__(self, place: str, act: str) -> None:
+        self._how = place, act
+
+    def run(self) -> None:
+        raise HostileError(*self._how)
+
+
 def _failed(running: Any) -> lp.NodeFailedError:
     with pytest.raises(lp.NodeFailedError) as failed:
         running.wait()
@@ -137,6 +175,58 @@ def test_the_error_shows_the_lines_of_both_sides_and_the_crash_folder_all_that_i
     assert "RuntimeError: once" in (folder / "report.txt").read_text()
     if launcher == "test_mp":
         assert "the gradient vanished" in (folder / "actor" / "0.log").read_text()
+
+
+def _fail_hostile(launch_program: Any, launcher: str, place: str, act: str) -> lp.NodeFailedError:
+    program = lp.Program("hostile")
+    program.add_node(lp.PyClassNode(Hostile, place, act), label="hostile")
+    program.add_node(lp.CourierNode(Learner), label="learner")
+    error = _failed(launch_program(program, launcher, notice_s=1))
+    assert error.failure.node == "hostile[0]"
+    assert error.failure.summary.startswith("tests.launchers.test_crash_reports.HostileError: ")
+    assert "raise HostileError(*self._how)" in str(error)
+    assert ("the message" in error.failure.summary) == (place == "__reduce__")
+    return error
+
+
+@pytest.mark.parametrize("place", ["__str__", "__notes__", "__reduce__"])
+def test_a_node_fails_though_its_exception_ends_the_process_when_it_is_looked_at(
+    launch_program: Any, place: str
+) -> None:
+    if place == "__notes__" and sys.version_info < (3, 11):
+        pytest.skip("notes are printed from Python 3.11 on")
+    _fail_hostile(launch_program, "test_mp", place, "ends the process")
+
+
+@pytest.mark.parametrize("place", ["__str__", "__notes__", "__reduce__"])
+def test_a_node_fails_though_its_exception_blocks_whoever_looks_at_it(
+    launch_program: Any, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if place == "__notes__" and sys.version_info < (3, 11):
+        pytest.skip("notes are printed from Python 3.11 on")
+    monkeypatch.setattr("launchpad_lite._worker._TELLING_S", 0.3)
+    HostileError.released.clear()
+    error = _fail_hostile(launch_program, "test_mt", place, "blocks")
+    HostileError.released.set()
+    assert isinstance(error.__cause__, courier.RemoteError)
+
+
+def test_the_report_of_an_exception_of_any_size_is_short(
+    launch_program: Any, tmp_path: Path
+) -> None:
+    program = lp.Program("long")
+    program.add_node(lp.PyNode(_fail_at_length), label="long")
+    running = launch_program(program, "test_mp", log_dir=tmp_path / "run")
+    error = _failed(running)
+    assert len(str(error)) < 1 << 18
+    assert "characters are left out]" in str(error)
+    assert len(error.failure.headline()) < 2000
+    assert isinstance(error.__cause__, courier.RemoteError)
+    assert sum(each.stat().st_size for each in (tmp_path / "run").rglob("*.*")) < 1 << 19
+
+
+def _fail_at_length() -> None:
+    raise ValueError("x" * (1 << 23) + "\n" * (1 << 23))
 
 
 def _fail_beside(launch_program: Any, node: type, folder: Path, notice_s: float) -> str:
