@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import Protocol, TextIO
 
 from launchers._terminal import Lines, LiveLines
+from launchpad_lite._escapes import shown
 
 _COLOURS = (36, 33, 32, 35, 34, 31, 96, 93, 92, 95, 94, 91)
 #: What waits for a slow reader; beyond it, lines are dropped until half of it has been read.
@@ -274,9 +275,8 @@ _ERR = Writer(_standard("stderr"), live=_LIVE, drawn_by=_OUT)
 
 def tell(text: str) -> None:
     """Prints a message to standard error; does not wait."""
-    _ERR.put(
-        f"{text}\n".encode(getattr(sys.stderr, "encoding", None) or "utf-8", "backslashreplace")
-    )
+    encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
+    _ERR.put(f"{shown(text)}\n".encode(encoding, "backslashreplace"))
 
 
 def warn(
@@ -291,6 +291,7 @@ def warn(
         error: A mistake of ours, to be shown with its traceback.
     """
     level = logging.WARNING if error is None else logging.ERROR
+    values = tuple(shown(str(v)) if isinstance(v, str | Exception) else v for v in values)
     if logger.hasHandlers():
         logger.log(level, text, *values, exc_info=error)
     elif logger.isEnabledFor(level):
@@ -371,7 +372,7 @@ class Console:
 
     def _named(self, node: str, lines: list[bytes]) -> list[str]:
         prefix = self._prefix(node)
-        return [f"{prefix} {line.decode(errors='replace')}" for line in lines]
+        return [f"{prefix} {shown(line.decode(errors='replace'))}" for line in lines]
 
     def _prefix(self, node: str) -> str:
         if not sys.stdout.isatty() or os.environ.get("NO_COLOR") or _is_dumb():

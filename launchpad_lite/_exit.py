@@ -4,10 +4,12 @@ import atexit
 import os
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from types import CodeType
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from launchpad_lite._escapes import shown
 from launchpad_lite._interrupts import is_interactive
 from launchpad_lite._result import Outcome
 from launchpad_lite.errors import LaunchError
@@ -69,10 +71,15 @@ def note_exit_code(code: int) -> None:
     _asked_code[0] = code
 
 
-def _tell_of_error(kind: type[BaseException], error: BaseException, traceback: Any) -> None:
+def _tell_of_error(kind: type[BaseException], error: BaseException, tb: Any) -> None:
     """Prints, after the traceback of a script, that its program continues."""
     _script_failed.set()
-    _excepthooks[-1](kind, error, traceback)
+    # It may be of a node, or come from one; who has other hooks may want it as it is.
+    text = "".join(traceback.format_exception(kind, error, tb))
+    if _excepthooks[-1] is sys.__excepthook__ and (safe := shown(text)) != text:
+        print(safe, file=sys.stderr, end="")  # noqa: T201 - as the hook does
+    else:
+        _excepthooks[-1](kind, error, tb)
     names = [repr(each.plan.program) for each in _uncollected if each.result is None]
     if names and isinstance(error, Exception) and not is_interactive():
         text = f"launchpad: the script failed; waiting for {', '.join(names)}. Ctrl-C stops it"

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import courier
+from launchpad_lite._escapes import shown
 from launchpad_lite._log_file import FollowedLog, find_logs, folder_of_runs
 from launchpad_lite._registry import Entry, Inspector, running_programs
 from launchpad_lite.errors import LaunchError
@@ -52,7 +53,7 @@ def ask_listed(command: str, words: Sequence[str], *, follow: bool) -> None:
     """
     entries = running_programs()
     if command == "status" and not words:
-        print(render_runs(entries))  # noqa: T201 - what a command line is for
+        print(shown(render_runs(entries)))  # noqa: T201 - what a command line is for
         if len(entries) != 1:
             return
         print()  # noqa: T201
@@ -97,13 +98,13 @@ def _ask(
 ) -> None:
     if command == "stop" and not nodes:
         # Before all else: who has looked at a run that has ended can no longer remove it.
-        print(inspector.stop())  # noqa: T201
+        print(shown(inspector.stop()))  # noqa: T201
         return
     title, known = inspector.status()
     chosen = _matching([each.name for each in known], nodes, title)
     if command == "status":
-        print(title)  # noqa: T201
-        print(render_status([each for each in known if each.name in chosen]))  # noqa: T201
+        print(shown(title))  # noqa: T201
+        print(shown(render_status([each for each in known if each.name in chosen])))  # noqa: T201
         if log_dir is not None:
             print(f"logs: {log_dir}")  # noqa: T201
     elif command == "stop":
@@ -111,14 +112,15 @@ def _ask(
     elif command == "stack":
         for node, text in inspector.stacks().items():
             if not nodes or node in chosen:
-                print(f"{node}\n{textwrap.indent(text, '  ')}\n")  # noqa: T201
+                print(shown(f"{node}\n{textwrap.indent(text, '  ')}\n"))  # noqa: T201
     else:
         lines = _followed(inspector, log_dir) if follow else inspector.output()
         is_empty = True
         for node, line in lines:
             is_empty = False
             if not nodes or node in chosen:
-                print(f"[{node}]", line.decode(errors="replace").rstrip("\r\n"), flush=True)  # noqa: T201
+                text = line.decode(errors="replace").rstrip("\r\n")
+                print(shown(f"[{node}] {text}"), flush=True)  # noqa: T201
         if is_empty and log_dir is None:
             raise LaunchError(
                 "what its nodes print is not kept: it is in the output of the process that launched it"

@@ -17,6 +17,7 @@ Calls between nodes raise the errors of `courier.errors`.
 
 from collections.abc import Sequence
 
+from launchpad_lite._escapes import shown
 from launchpad_lite._result import NodeFailure, description, gathered, headline
 
 __all__ = [
@@ -84,6 +85,9 @@ class UnresolvedAddressError(LaunchpadError, RuntimeError):
 class LaunchError(LaunchpadError, RuntimeError):
     """The program could not be started; nothing of it is left running."""
 
+    def __str__(self) -> str:
+        return shown(super().__str__())
+
 
 class CommandError(LaunchpadError, RuntimeError):
     """A command that is a node could not be started, did not get ready, or failed."""
@@ -118,4 +122,4 @@ class NodeFailedError(LaunchpadError, RuntimeError):
             text += f"\n\nWhat followed:{followed}"
         if self.folder:
             text += f"\n\nCrash folder: {self.folder}"
-        return text
+        return shown(text)

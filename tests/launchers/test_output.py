@@ -92,6 +92,52 @@ def test_a_console_that_nobody_reads_holds_no_node_up_and_logs_have_all(tmp_path
         assert "lines were not shown" in stdout or "only in the log file" in stdout
 
 
+_RUDE = """
+    import os
+    import sys
+    import launchpad_lite as lp
+
+    SAID = (
+        b"begin \\x1bc \\x1b]0;title\\x07 \\x1bM \\x1b7 \\x1b(0 \\x1bPq\\x1b\\\\ \\x08 \\xc2\\x9b2J \\x9b2J "
+        b"\\x1b[2J\\x1b[31mred\\x1b[0m \\x1b]8;;http://a.b\\x1b\\\\link\\x1b]8;;\\x1b\\\\ end"
+    )
+
+    def rude():
+        for byte in SAID + b"\\n":
+            os.write(1, bytes([byte]))
+        raise ValueError(SAID.decode(errors="surrogateescape"))
+
+    def make_program():
+        program = lp.Program("rude")
+        program.add_node(lp.PyNode(rude), label="rude")
+        return program
+
+    if __name__ == "__main__" and sys.argv[1] == "main":
+        sys.argv[1:] = []
+        lp.main(make_program)
+    elif __name__ == "__main__":
+        lp.launch(make_program()).wait()
+"""
+_SHOWN = (
+    r"begin \x1bc \x1b]0;title\x07 \x1bM \x1b7 \x1b(0 \x1bPq\x1b\ \x08 \x9b2J "
+    "%s2J \x1b[31mred\x1b[0m link end\n"
+)
+
+
+@pytest.mark.parametrize("how", ["main", "uncaught"])
+def test_no_words_of_nodes_reach_a_terminal_as_orders(tmp_path: Path, how: str) -> None:
+    with Script(tmp_path, _RUDE) as script:
+        ended = script.run(how)
+        log = script.log("rude[0]")
+    assert ended.code == 1
+    assert "[rude[0]] " + _SHOWN % "\ufffd" in ended.stdout
+    assert "ValueError: " + _SHOWN % r"\udc9b" in ended.stderr
+    for text in (ended.stdout, ended.stderr):
+        assert not re.search(r"[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f]|\x1b(?!\[[0-9;]*m)", text)
+    assert log.startswith(b"begin \x1bc \x1b]0;title\x07 ")
+    assert b" \x08 \xc2\x9b2J \x9b2J \x1b[2J" in log
+
+
 def _count(lines: int) -> None:
     for number in range(lines):
         print(f"line {number:06}")

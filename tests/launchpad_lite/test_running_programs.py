@@ -120,6 +120,26 @@ def test_another_shell_sees_reads_and_stops_a_program(
     assert running.wait().outcome is lp.Outcome.STOPPED
 
 
+class Rude:
+    def run(self) -> None:
+        threading.current_thread().name = "\x1bc"
+        print("\x1b]0;title\x07 \x9b2J", flush=True)
+        lp.wait_for_stop()
+
+
+def test_another_shell_passes_no_orders_of_nodes_to_its_terminal(shell: Shell) -> None:
+    program = lp.Program("rude")
+    program.add_node(lp.PyClassNode(Rude), label="rude")
+    running = lp.launch(program, "test_mp")
+    while not list(running.output()):
+        assert not running.join(0.02)
+    shown, told = shell("logs", "stack", "stop")
+    assert told == ""
+    assert shown.startswith("[rude[0]] \\x1b]0;title\\x07 \\x9b2J\n")
+    assert "\\x1bc:\n" in shown
+    assert shown.replace("\n", "").isprintable()
+
+
 def test_logs_are_followed_until_the_program_ends(
     running: lp.RunningProgram, environment: dict[str, str]
 ) -> None:
