@@ -28,6 +28,7 @@ from courier._context import CallContext, current_call
 from courier._exceptions import ExceptionReport, remote_traceback
 from courier._health import is_healthy
 from courier._idempotence import idempotent
+from courier._parcel import dump, dumps
 from courier._remote import Remote
 from courier._replicas import Pool, PoolChoice
 from courier._secret import Secret
@@ -87,6 +88,8 @@ __all__ = [
     "connection_of",
     "credentials",
     "current_call",
+    "dump",
+    "dumps",
     "grpc_service",
     "idempotent",
     "is_healthy",

@@ -28,9 +28,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 
-import cloudpickle
-
-from launchpad_lite._script import SCRIPT_NAMES
+from courier._definitions import SCRIPT_NAMES
+from courier._parcel import dumps
 from launchpad_lite.errors import LaunchError
 from launchpad_lite.launching import Executable
 
@@ -173,7 +172,7 @@ def runtime_tree(packages: Sequence[str] = _RUNTIME) -> Tree:
 def _pickles(executable: Executable) -> tuple[bytes, bytes]:
     work = executable.work
     # Handles travel beside the work; their classes may be the user's.
-    return work.data, cloudpickle.dumps(work.handles, protocol=5)
+    return work.data, dumps(work.handles)
 
 
 @dataclass

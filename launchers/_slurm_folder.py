@@ -16,9 +16,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
-
 from courier import Secret, TlsCredentials
+from courier._parcel import dumps
 from launchers._deployment import Tunnel
 from launchers._placement import PlacementChoice, Strategy
 from launchers._shipping import Shipment, Tree
@@ -353,8 +352,8 @@ def submission_files(
         "job.sh": script.encode(),
         "begin.py": (Path(boot.__file__).read_text() + _BEGIN).encode(),
         "order.json": json.dumps(begin, indent=2).encode(),
-        "order.pickle": cloudpickle.dumps(order),
-        "work.pickle": cloudpickle.dumps(plan.works),
+        "order.pickle": dumps(order),
+        "work.pickle": dumps(plan.works),
         **{f"code/{tree.key}.tar.gz": tree.archive() for tree in shipment.trees},
     }
 

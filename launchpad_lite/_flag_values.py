@@ -9,8 +9,7 @@ import pickle
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import cloudpickle
-
+from courier._parcel import dumps
 from launchpad_lite._flags import loaded_flags, mark_as_parsed
 from launchpad_lite._logging import LoggingSetup
 
@@ -72,6 +71,6 @@ def _loads(data: bytes) -> Any:
 
 def _dumps(value: object) -> bytes | None:
     try:
-        return bytes(cloudpickle.dumps(value))
+        return dumps(value)
     except Exception:  # noqa: BLE001 - a value that cannot travel keeps its default there
         return None

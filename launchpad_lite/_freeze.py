@@ -15,10 +15,10 @@ import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from courier._definitions import SCRIPT_NAMES
 from courier._modules import loaded_module
-from courier._parcel import Pickler
+from courier._parcel import Pickler, names_in
 from launchpad_lite._deferred import Deferred, construct
-from launchpad_lite._script import SCRIPT_NAMES, name_in_script, set_state_and_keep
 from launchpad_lite.nodes.base import Handle, Node, Work
 
 
@@ -137,13 +137,7 @@ class _Freezer(Pickler):
         if isinstance(obj, Deferred):
             # Loading it constructs the object, in whose arguments handles have become clients.
             return construct, (obj.constructor, obj.args, obj.kwargs)
-        reduced = super().reducer_override(obj)
-        # Classes and functions have six parts; what has fewer needs no place in the script.
-        is_whole = isinstance(reduced, tuple) and len(reduced) == 6
-        if is_whole and (name := name_in_script(obj)) is not None:
-            *made, state, items, pairs, set_state = reduced
-            return *made, (set_state, state, name), items, pairs, set_state_and_keep
-        return reduced
+        return super().reducer_override(obj)
 
 
 class _Thawer(pickle.Unpickler):
@@ -268,7 +262,7 @@ def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[_Step, ob
     yield (".{}", "__kwdefaults__"), function.__kwdefaults__
     if function.__module__ in SCRIPT_NAMES or "<" in function.__qualname__:
         # Functions of the script and local ones travel by value, with the globals they use.
-        for name in sorted(_names_in(function.__code__)):
+        for name in sorted(names_in(function.__code__)):
             if name in function.__globals__:
                 yield (" global {!r}", name), function.__globals__[name]
 
@@ -277,11 +271,6 @@ def _content_of_cell(cell: types.CellType) -> Iterator[tuple[_Step, object]]:
     # The pickler meets the cells of a function that travels by value.
     with contextlib.suppress(ValueError):  # not assigned yet
         yield (".{}", "cell_contents"), cell.cell_contents
-
-
-def _names_in(code: types.CodeType) -> set[str]:
-    inner = (const for const in code.co_consts if isinstance(const, types.CodeType))
-    return set(code.co_names).union(*map(_names_in, inner))
 
 
 def _walk(root: object) -> Iterator[tuple[list[_Step], object]]:

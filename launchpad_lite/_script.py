@@ -1,9 +1,8 @@
 """The user's script as the `__main__` of processes that did not run it.
 
-The script's classes and functions travel by value, so that a worker need not run it. What pickles
-them by reference, as `multiprocessing`, `pickle` and `torch.save` do, looks for them in `__main__`:
-there they are put as they come. A child that `multiprocessing` starts with `spawn` imports the script by
-itself, as it does everywhere, once it finds out there where that is.
+A worker need not run it: what it defines comes by value (`courier._definitions`). A child that
+`multiprocessing` starts with `spawn` imports the script by itself, as it does everywhere, once it finds
+out there where that is.
 """
 
 import contextlib
@@ -11,18 +10,15 @@ import contextvars
 import hashlib
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
 from typing import NamedTuple
 
 import cloudpickle
 
+from courier import _definitions
 from courier._modules import loaded_module
-
-#: What the script is called as a module; the second in a child that `multiprocessing` has spawned.
-SCRIPT_NAMES = ("__main__", "__mp_main__")
 
 
 class Script(NamedTuple):
@@ -55,17 +51,13 @@ class Script(NamedTuple):
 
         Where it cannot be found, on another host, this process has none, like a notebook.
         """
-        main = _StandIn("__main__")
-        main.before = sys.modules["__main__"]
+        main = _definitions.stand_in()
         if self.module is None:
             if file := self._found_file():
                 main.__file__ = file
         elif _is_found(self.module):
             main.__spec__ = ModuleSpec(self.module, None, origin=self.file)
             main.__file__ = self.file
-        sys.modules["__main__"] = main
-        # As multiprocessing does where it is loaded: what its children return is from there.
-        sys.modules["__mp_main__"] = main
 
     def _found_file(self) -> str | None:
         """Returns where the script is here: at its path, or in the code that was sent."""
@@ -77,11 +69,6 @@ class Script(NamedTuple):
             if self.digest and _digest(each) == self.digest:
                 return str(each)
         return self.file if path.is_file() else None
-
-
-class _StandIn(ModuleType):
-    #: Kept, because what runs may be from there.
-    before: ModuleType
 
 
 def carry_by_value() -> None:
@@ -106,30 +93,6 @@ def _is_found(module: str) -> bool:
         return importlib.util.find_spec(module) is not None
     except (ImportError, ValueError):
         return False
-
-
-def name_in_script(obj: object) -> str | None:
-    """Returns the name by which the script has a class or function; None if it has not."""
-    name = getattr(obj, "__qualname__", None)
-    if getattr(obj, "__module__", None) not in SCRIPT_NAMES or not isinstance(name, str):
-        return None
-    return name if getattr(sys.modules["__main__"], name, None) is obj else None
-
-
-def set_state_and_keep(
-    obj: object, state: "tuple[Callable[[object, object], object], object, str]"
-) -> None:
-    """As the last step of its unpickling, gives what is the script's its state and its place.
-
-    Args:
-        obj: A class or function.
-        state: What sets the state, the state, and the name.
-    """
-    set_state, inner, name = state
-    set_state(obj, inner)
-    main = sys.modules["__main__"]
-    if isinstance(main, _StandIn):  # elsewhere it is the script itself
-        setattr(main, name, obj)
 
 
 #: Who imports the user's code here for what it defines.

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from courier._definitions import stand_in
 from courier._modules import loaded_module
 from launchpad_lite._address import Address, AddressTable
 from launchpad_lite._devices import VISIBLE_DEVICES, visible_devices
@@ -60,6 +61,7 @@ __all__ = [
     "get_launcher",
     "installed_launchers",
     "loaded_module",
+    "stand_in",
     "visible_devices",
 ]
 

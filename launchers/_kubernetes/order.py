@@ -24,9 +24,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
-
 from courier import TlsCredentials
+from courier._parcel import dumps
 from launchers._kubernetes.agreed import MOUNTS
 from launchers._kubernetes.names import Names
 from launchers._shipping import Shipment
@@ -226,8 +225,8 @@ def pack(
     file = f"work-{secrets.token_hex(6)}.tar"
     blob = _tar(
         {
-            "order.pickle": cloudpickle.dumps(order),
-            "work.pickle": cloudpickle.dumps(plan.works),
+            "order.pickle": dumps(order),
+            "work.pickle": dumps(plan.works),
             **{f"code/{tree.key}": tree.archive() for tree in shipment.trees},
         }
     )

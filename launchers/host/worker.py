@@ -12,9 +12,8 @@ import threading
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-import cloudpickle
-
 from courier import ExceptionReport, Secret, TlsCredentials
+from courier._parcel import dumps
 from courier._surviving import surviving
 from launchers._ports import LOOPBACK
 from launchers.host.link import Frame, FrameDecoder, read_some, write_all
@@ -56,7 +55,7 @@ class Payload:
 
     def encode(self) -> bytes:
         """Pickles it; classes of the user's script travel by value."""
-        return bytes(cloudpickle.dumps(self, protocol=5))
+        return dumps(self)
 
     def table(self) -> AddressTable:
         """Returns where everything of the program listens, and what it takes to talk to it."""

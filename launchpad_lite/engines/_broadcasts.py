@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Mapping
 from typing import Any, Generic, TypeVar
 
+import courier
 from launchpad_lite.engines.errors import EngineError
 
 T = TypeVar("T")
@@ -33,10 +34,7 @@ class Broadcast(Generic[T]):
 
     def pickled(self) -> bytes:
         """Returns the value as a pickle."""
-        import cloudpickle
-
-        data: bytes = cloudpickle.dumps(self.value)
-        return data
+        return courier.dumps(self.value)
 
     def __reduce__(self) -> Any:
         try:
@@ -54,12 +52,10 @@ def _find(name: str) -> "Broadcast[Any]":
 
 def dump(value: object) -> tuple[bytes, "dict[str, Broadcast[Any]]"]:
     """Returns a pickle, and the values that have to be there when it is loaded."""
-    import cloudpickle
-
     referred: dict[str, Broadcast[Any]] = {}
     token = _referred.set(referred)
     try:
-        return cloudpickle.dumps(value), referred
+        return courier.dumps(value), referred
     finally:
         _referred.reset(token)
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import courier
 from launchpad_lite.engines._broadcasts import load
 from launchpad_lite.engines._operations import (
     Cached,
@@ -176,12 +177,12 @@ def chunks_of(items: Iterator[Any], chunk_bytes: int) -> Iterator[bytes]:
 def dumped(items: Any) -> bytes:
     """Returns a pickle, also of objects whose class is in a script."""
     try:
-        return pickle.dumps(items, protocol=5)
+        data = pickle.dumps(items, protocol=5)
+        if data.find(b"__main__") < 0:  # what is the script's may not have come where it is read
+            return data
     except (pickle.PicklingError, AttributeError, TypeError):
-        import cloudpickle  # slower
-
-        data: bytes = cloudpickle.dumps(items)
-        return data
+        pass
+    return courier.dumps(items)  # slower
 
 
 def loaded(chunks: Iterable[bytes]) -> Iterator[Any]:

@@ -273,7 +273,7 @@ class Server:
                 **self._more_state(),
             }
         with (folder / "values.pickle").open("wb") as file:
-            pickle.dump(state, file, protocol=5)
+            courier.dump(state, file)
 
     def restore(self, folder: Path) -> None:
         """Takes over what a checkpoint has.

@@ -14,8 +14,7 @@ import types
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, MutableSequence, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import cloudpickle
-
+import courier
 from launchpad_lite.launching import loaded_module
 from launchpad_lite.replicas import _nests
 from launchpad_lite.replicas._packing import as_numpy, like
@@ -500,7 +499,7 @@ class FunctionalServer(ServerOptimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         # Those of optax are local functions, which a plain pickle cannot have.
-        return {**self.__dict__, "_optimizer": cloudpickle.dumps(self._optimizer)}
+        return {**self.__dict__, "_optimizer": courier.dumps(self._optimizer)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _optimizer=pickle.loads(state["_optimizer"]))

@@ -8,6 +8,7 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import courier
 from launchpad_lite.replicas import _nests
 from launchpad_lite.replicas.errors import ReplicaError
 
@@ -135,7 +136,7 @@ class Training:
             self._changed.wait_for(lambda: self.snapshot is not before or not self._is_running)
             snapshot = self.snapshot
         if snapshot is not None:
-            (folder / _FILE).write_bytes(pickle.dumps(snapshot, protocol=5))
+            (folder / _FILE).write_bytes(courier.dumps(snapshot))
 
     def restore(self, folder: Path) -> None:
         """Reads what `save` has written."""

@@ -120,8 +120,6 @@ class ModelNode:
 
     def save(self, folder: Path) -> None:
         """Writes a checkpoint."""
-        import cloudpickle
-
         with self._lock:
             state = {
                 "model": self._model,
@@ -132,7 +130,7 @@ class ModelNode:
                 "is_over": self._is_over,
                 "broker": self._outbox.broker if self._outbox else self._broker,
             }
-            data = cloudpickle.dumps(state, protocol=5)
+            data = courier.dumps(state)
         (folder / "model.pickle").write_bytes(data)
 
     def restore(self, folder: Path) -> None:

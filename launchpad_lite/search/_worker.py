@@ -215,8 +215,6 @@ class Worker:
             self._outcomes.setdefault(self._broker, []).append(outcome)
 
     def _outcome_of(self, assignment: Assignment) -> tuple[State, bytes, str]:
-        import cloudpickle
-
         try:
             task = pickle.loads(assignment.payload)
             run = getattr(task, "run", task)
@@ -225,7 +223,7 @@ class Worker:
                 value.close()
                 raise TypeError(f"{task!r} is async: call asyncio.run in it")
             try:
-                payload = cloudpickle.dumps(value, protocol=5)
+                payload = courier.dumps(value)
             except Exception as error:
                 raise TypeError(
                     f"the result of {task!r} cannot be pickled: {type(error).__name__}: {error}"

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import courier
 from launchpad_lite.search._messages import PYTHON, Progress, Submission
 from launchpad_lite.search.errors import StoppedEarlyError, TaskPickleError
 
@@ -113,10 +114,8 @@ def submission_of(task: Any, key: str) -> Submission:
         return Submission(key, task.payload, task.kind, *options)
     if not callable(getattr(task, "run", None)) and not callable(task):
         raise TypeError(f"a task has a method run(), or is a function; {task!r} is neither")
-    import cloudpickle
-
     try:
-        return Submission(key, cloudpickle.dumps(task, protocol=5), PYTHON, *options)
+        return Submission(key, courier.dumps(task), PYTHON, *options)
     except Exception as error:
         raise TaskPickleError(
             f"the task {task!r} cannot be pickled: {type(error).__name__}: {error}; give it what it "

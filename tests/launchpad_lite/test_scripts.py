@@ -418,3 +418,69 @@ def test_a_script_that_fails_says_that_it_waits_for_its_program(run_script: Any)
     assert "Traceback" in traceback
     assert told == "launchpad: the script failed; waiting for 'goes_on'. Ctrl-C stops it\n"
     assert done.returncode == 1
+
+
+_BY_NAME = """
+import copy, functools, multiprocessing, pickle, sys
+import launchpad_lite as lp
+from launchpad_lite import engines, search
+
+class Model:
+    class Settings:
+        pass
+
+    def __init__(self, size):
+        self.size = size
+        self.settings = Model.Settings()
+
+class Outer:
+    class Inner:
+        pass
+
+def square(x):
+    return x * x
+
+@functools.cache
+def doubled(x):
+    return 2 * x
+
+def use(what):
+    model, inner, function, cached = what
+    for each in what:
+        assert pickle.loads(pickle.dumps(each)).__class__ is each.__class__, each
+    assert copy.deepcopy(model).size == 3
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        return pool.map(function, [model.size]) + pool.map(cached, [model.size])
+
+class Server:
+    def call(self, user, what):
+        return user(what)
+
+def by_call(what):
+    program = lp.Program("by_call")
+    handle = program.add_node(lp.CourierNode(Server), label="server")
+    running = lp.launch(program, "test_mp")
+    try:
+        print([handle.dereference().call(use, what) for _ in range(2)][0])
+    finally:
+        running.stop()
+
+def by_executor(what):
+    with search.Executor(1) as executor:
+        print([executor.submit(use, what).result() for _ in range(2)][0])
+
+def by_map_reduce(what):
+    with engines.MapReduce(1, progress=False) as mr:
+        print(mr.load([what]).map(use).collect()[0])
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]]([Model(3), Outer.Inner(), square, doubled])
+"""
+
+
+@pytest.mark.parametrize("way", ["by_call", "by_executor", "by_map_reduce"])
+def test_what_the_script_defines_is_found_by_name_wherever_it_arrives(
+    run_script: Any, way: str
+) -> None:
+    done = run_script(_BY_NAME, way)
+    assert "[9, 6]" in done.stdout, done.stderr

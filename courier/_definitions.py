@@ -1,0 +1,79 @@
+"""What a script defines, in processes that did not run the script: found by its name in `__main__`.
+
+Its classes and functions travel by value. What pickles them by reference, as `multiprocessing`,
+`pickle` and `torch.save` do, looks for them in `__main__`: there they are put as they come.
+"""
+
+import operator
+import sys
+from collections.abc import Callable
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+#: What the script is called as a module; the second in a child that `multiprocessing` has spawned.
+SCRIPT_NAMES = ("__main__", "__mp_main__")
+
+
+class StandIn(ModuleType):
+    """`__main__` of a process that did not run the script."""
+
+    #: Kept, because what runs may be from there.
+    before: ModuleType
+    #: What came with the work of a node. A copy that comes later, in a call, does not replace it.
+    own: frozenset[str] = frozenset()
+
+
+def stand_in() -> StandIn:
+    """Makes a new `__main__` for this process, and returns it."""
+    main = StandIn("__main__")
+    main.before = sys.modules["__main__"]
+    sys.modules["__main__"] = main
+    # As multiprocessing does where it is loaded: what its children return is from there.
+    sys.modules["__mp_main__"] = main
+    return main
+
+
+def keep_own() -> None:
+    """Keeps what has come until now, if the same names come once more."""
+    main = sys.modules["__main__"]
+    if isinstance(main, StandIn):
+        main.own = frozenset(vars(main))
+
+
+def name_in_script(obj: object) -> str | None:
+    """Returns the name by which the script has a class or function; None if it has not."""
+    name = getattr(obj, "__qualname__", None)
+    if getattr(obj, "__module__", None) not in SCRIPT_NAMES or not isinstance(name, str):
+        return None
+    try:
+        return name if operator.attrgetter(name)(sys.modules["__main__"]) is obj else None
+    except AttributeError:
+        return None
+
+
+def set_state_and_keep(
+    obj: object, state: "tuple[Callable[[object, object], object] | None, object, str]"
+) -> None:
+    """As the last step of its unpickling, gives what is the script's its state and its place.
+
+    Args:
+        obj: A class or function.
+        state: What sets the state (None: there is none to set), the state, and the name.
+    """
+    set_state, inner, name = state
+    if set_state is not None:
+        set_state(obj, inner)
+    if isinstance(obj, type):
+        obj.__qualname__ = name  # which cloudpickle leaves out
+    place: Any = sys.modules["__main__"]
+    if not isinstance(place, StandIn):  # it is the script itself
+        return
+    *outer, last = name.split(".")
+    if (outer or [last])[0] in place.own:
+        return
+    for each in outer:  # classes that may not have come yet
+        if not hasattr(place, each):
+            setattr(place, each, SimpleNamespace())
+        place = getattr(place, each)
+    if getattr(place, last, None) is not obj:
+        setattr(place, last, obj)
