@@ -6,6 +6,7 @@ large array is never copied into a pickle stream. What plain pickle cannot do
 value. Nothing here knows how bytes travel.
 """
 
+import contextlib
 import functools
 import hashlib
 import io
@@ -184,7 +185,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Pickles what plain pickle cannot, too.
 
     Tracebacks of functions name the files they are from. What the script defines is found by its name
-    where it arrives.
+    where it arrives. The modules that a function names are loaded there.
     """
 
     def reducer_override(self, obj: Any) -> Any:
@@ -193,6 +194,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if not isinstance(reduced, tuple) or len(reduced) != 6:
             return reduced
         *made, state, items, pairs, set_state = reduced
+        if isinstance(obj, types.FunctionType):
+            state[1]["_cloudpickle_submodules"] = _submodules(obj.__code__, state[1])
         if (name := name_in_script(obj)) is None:
             return reduced
         return *made, (set_state, state, name), items, pairs, set_state_and_keep
@@ -209,6 +212,49 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             parts = obj.__wrapped__, obj.cache_parameters()
             return _cached, parts, None, None, None, None
         return super().reducer_override(obj)
+
+
+class _Submodule:
+    """Imports a module where it arrives."""
+
+    def __init__(self, name: str) -> None:
+        module = sys.modules[name]
+        if type(module) is types.ModuleType and module.__spec__ is None:
+            raise pickle.PicklingError(
+                f"its code names the module {name!r}, which was made by hand: nodes cannot import it"
+            )
+        self._name = name
+
+    def __reduce__(self) -> Any:
+        return cloudpickle.cloudpickle.subimport, (self._name,)
+
+
+def _submodules(code: types.CodeType, state: "dict[str, Any]") -> list[_Submodule]:
+    """Returns those that a function, or what is nested in it, may name: `a.b` after `import a.b`.
+
+    cloudpickle itself looks at the function alone, and not at what is nested.
+
+    Args:
+        code: Of the function.
+        state: What cloudpickle has found that it uses.
+
+    Raises:
+        PicklingError: One was made by the script, so other processes do not have it.
+    """
+    names = names_in(code)
+    used = list(state["__globals__"].values())
+    for cell in state["__closure__"] or ():
+        with contextlib.suppress(ValueError):  # not assigned yet
+            used.append(cell.cell_contents)
+    # What the function imports when it runs is among its names.
+    open_names = {each.__name__ for each in used if isinstance(each, types.ModuleType)} | names
+    found = list[_Submodule]()
+    while open_names:
+        packages = [each for each in open_names if hasattr(sys.modules.get(each), "__path__")]
+        inner = {f"{package}.{name}" for package in packages for name in names}
+        open_names = inner & sys.modules.keys()
+        found += map(_Submodule, sorted(open_names))
+    return found
 
 
 def names_in(code: types.CodeType) -> set[str]:

@@ -484,3 +484,57 @@ def test_what_the_script_defines_is_found_by_name_wherever_it_arrives(
 ) -> None:
     done = run_script(_BY_NAME, way)
     assert "[9, 6]" in done.stdout, done.stderr
+
+
+_SUBMODULES = """
+import sys, types
+import launchpad_lite as lp
+import pack, pack.one, pack.two, pack.three, pack.four, pack.five, pack.six.deep
+
+def at_closure():
+    import pack as package
+    return lambda: package.five.value
+
+FIVE = at_closure()
+
+class Worker:
+    def __init__(self):
+        self.one = (lambda: pack.one.value)()
+
+    def run(self):
+        class Inner:
+            two = pack.two.value
+
+        def function():
+            return [pack.three.value for _ in range(2)]
+
+        def importing():
+            import pack
+            return (lambda: pack.four.value)()
+
+        print(self.one, Inner.two, function(), importing(), FIVE(), pack.six.deep.value)
+
+class MadeByHand:
+    def run(self):
+        print((lambda: pack.hand.value)())
+
+if __name__ == "__main__":
+    program = lp.Program("submodules")
+    program.add_node(lp.PyClassNode(Worker), label="worker")
+    lp.launch(program).wait()
+    sys.modules["pack.hand"] = pack.hand = types.ModuleType("pack.hand")
+    program = lp.Program("by_hand")
+    program.add_node(lp.PyClassNode(MadeByHand), label="worker")
+    lp.plan(program)
+"""
+
+
+def test_nodes_load_the_submodules_that_nested_code_names(run_script: Any, tmp_path: Path) -> None:
+    (tmp_path / "pack" / "six").mkdir(parents=True)
+    for number, name in enumerate(["one", "two", "three", "four", "five", "six/deep"], 1):
+        (tmp_path / "pack" / f"{name}.py").write_text(f"value = {number}")
+    for package in ("pack", "pack/six"):
+        (tmp_path / package / "__init__.py").touch()
+    done = run_script(_SUBMODULES)
+    assert "[worker[0]] 1 2 [3, 3] 4 5 6" in done.stdout, done.stderr
+    assert "PicklingError: its code names the module 'pack.hand', which was made by" in done.stderr
