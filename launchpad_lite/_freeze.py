@@ -13,12 +13,13 @@ import io
 import pickle
 import types
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from courier._definitions import SCRIPT_NAMES
 from courier._modules import loaded_module
 from courier._parcel import Pickler, names_in
 from launchpad_lite._deferred import Deferred, construct
+from launchpad_lite._program import Program
 from launchpad_lite.nodes.base import Handle, Node, Work
 
 
@@ -36,8 +37,22 @@ class UnfreezableError(Exception):
         self.handles = tuple(handles)
 
 
-class _MisplacedNodeError(Exception):
-    """A node where a handle should be."""
+class LeftBehind:
+    """Stands for a program or node in a process, where there is none: to use it is an error.
+
+    Code that makes something in a node may hold what it was built with, and need nothing of it.
+    """
+
+    _what = ""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(
+            f"{self._what} has no {name!r} here: programs and their nodes stay where they are built, and "
+            "nodes that run have none. Pass what is needed, such as a handle, which add_node() returns"
+        )
 
 
 class FrozenWork(NamedTuple):
@@ -96,13 +111,15 @@ def freeze(work: Work, *, share: bool = False, search: "HandleSearch | None" = N
     buffer = io.BytesIO()
     search = search or HandleSearch()
     freezer = _Freezer(buffer, share, search)
+    error: Exception | None = None
     try:
         freezer.dump(work)
-    except Exception as error:  # pickling runs code of arbitrary classes
+    except Exception as raised:  # noqa: BLE001 - pickling runs code of arbitrary classes
+        error = raised
+    if mistakes := _explain(work, error, share, search) if error or freezer.met_nodes else ():
         found = (obj for part in work.parts().values() for _, obj in _walk(part))
         raise UnfreezableError(
-            _explain(work, error, share, search),
-            [obj for obj in found if isinstance(obj, Handle)],
+            mistakes, [obj for obj in found if isinstance(obj, Handle)]
         ) from error
     handles, shared = freezer.handles.objects, freezer.shared.objects
     return FrozenWork(buffer.getvalue(), tuple(handles), tuple(shared))
@@ -114,6 +131,7 @@ class _Freezer(Pickler):
         self._share = share
         self.handles = _Collection()
         self.shared = _Collection()
+        self.met_nodes = False
         self._search = search
         self._absl = loaded_module("absl.flags")
 
@@ -123,8 +141,6 @@ class _Freezer(Pickler):
             return None
         if isinstance(obj, Handle):
             return -1 - self.handles.position(obj)
-        if isinstance(obj, Node):
-            raise _MisplacedNodeError
         if self._share and not self._search.holds_handle(obj):
             return self.shared.position(obj)
         return None
@@ -137,6 +153,11 @@ class _Freezer(Pickler):
         if isinstance(obj, Deferred):
             # Loading it constructs the object, in whose arguments handles have become clients.
             return construct, (obj.constructor, obj.args, obj.kwargs)
+        if isinstance(obj, Node):
+            self.met_nodes = True
+            return LeftBehind, (obj.description,)
+        if isinstance(obj, Program):
+            return LeftBehind, (f"program {obj.name!r}",)
         return super().reducer_override(obj)
 
 
@@ -190,7 +211,7 @@ class HandleSearch:
             if id(obj) in seen or id(obj) in self._without:
                 continue
             seen[id(obj)] = obj
-            if isinstance(obj, Handle | Node | Deferred):
+            if isinstance(obj, Handle | Node | Deferred | Program):
                 return True
             open_objects.extend(child for _, child in _children(obj) if type(child) not in _SCALARS)
         self._without.update(seen)
@@ -273,14 +294,19 @@ def _content_of_cell(cell: types.CellType) -> Iterator[tuple[_Step, object]]:
         yield (".{}", "cell_contents"), cell.cell_contents
 
 
-def _walk(root: object) -> Iterator[tuple[list[_Step], object]]:
-    """Yields an object and all that it consists of, nearest first, with the way there."""
+def _walk(root: object, *, code: bool = True) -> Iterator[tuple[list[_Step], object]]:
+    """Yields an object and all that it consists of, nearest first, with the way there.
+
+    Args:
+        root: The object.
+        code: Whether also what functions, and other things that can be called, consist of.
+    """
     seen: dict[int, object] = {id(root): root}
     found = collections.deque[tuple[list[_Step], object]]([([], root)])
     while found:
         path, obj = found.popleft()
         yield path, obj
-        if isinstance(obj, Handle | Node):
+        if isinstance(obj, Handle | Node | Program) or (not code and callable(obj)):
             continue
         for step, child in _children(obj):
             if type(child) not in _SCALARS and id(child) not in seen:
@@ -301,8 +327,10 @@ def locate(work: Work, target: object) -> str:
     return "one of its arguments"
 
 
-def _explain(work: Work, error: Exception, share: bool, search: HandleSearch) -> list[str]:
-    """Finds, in each part that cannot be pickled, the smallest thing that cannot."""
+def _explain(
+    work: Work, error: Exception | None, share: bool, search: HandleSearch
+) -> Sequence[str]:
+    """Finds, in each part that cannot be pickled, the smallest thing that cannot; and nodes in arguments."""
 
     def problem(obj: object) -> Exception | None:
         try:
@@ -313,29 +341,27 @@ def _explain(work: Work, error: Exception, share: bool, search: HandleSearch) ->
 
     mistakes = []
     for name, part in work.parts().items():
-        if (failure := problem(part)) is None:
-            continue
-        path, culprit, cause = _narrow(part, failure, problem)
-        kind = type(culprit).__qualname__
-        if isinstance(cause, _MisplacedNodeError):
+        for way, obj in _walk(part, code=False):
+            if isinstance(obj, Node):
+                mistakes.append(
+                    f"{name}{_spell(way)} (a {type(obj).__qualname__}) is a node where a handle should "
+                    "be; pass what add_node() or create_handle() returns"
+                )
+        if error is not None and (failure := problem(part)) is not None:
+            path, culprit, cause = _narrow(part, failure, problem)
             mistakes.append(
-                f"{name}{path} (a {kind}) is a node where a handle should be; pass what "
-                "add_node() or create_handle() returns"
+                f"{name}{path} (a {type(culprit).__qualname__}) cannot be pickled: "
+                f"{type(cause).__name__}: {cause}. Make it in the constructor, which runs in the node, "
+                "or give its class a __reduce__"
             )
-        else:
-            mistakes.append(
-                f"{name}{path} (a {kind}) cannot be pickled: {type(cause).__name__}: {cause}. "
-                "Make it in the constructor, which runs in the node, or give its class a "
-                "__reduce__"
-            )
-    return mistakes or [f"{type(error).__name__}: {error}"]
+    return mistakes or ([f"{type(error).__name__}: {error}"] if error else ())
 
 
 def _narrow(
     part: object, failure: Exception, problem: Callable[[object], Exception | None]
 ) -> tuple[str, object, Exception]:
     path, seen = list[_Step](), set[int]()
-    while id(part) not in seen and not isinstance(part, Node):
+    while id(part) not in seen:
         seen.add(id(part))
         for step, child in _children(part):
             if id(child) not in seen and (deeper := problem(child)) is not None:

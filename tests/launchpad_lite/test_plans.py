@@ -1,6 +1,7 @@
 """Plans: mistakes are told together, handles are found wherever they are, sharing, pictures."""
 
 import collections
+import copy
 import dataclasses
 import functools
 import os
@@ -175,6 +176,58 @@ def test_all_mistakes_are_told_together_each_with_node_and_argument() -> None:
     assert len(found) == len(expected)
     for mistake, pattern in zip(found, expected, strict=True):
         assert re.search(pattern, mistake), (pattern, mistake)
+
+
+class Builder:
+    """Holds the program that its methods are constructors of, as those of Mava do."""
+
+    def __init__(self) -> None:
+        self.program = lp.Program("built")
+        self.node = lp.CourierNode(self.make)
+        self.size = 3
+
+    def make(self, *_: Any) -> Box:
+        return Box(self)
+
+    def __call__(self) -> Box:
+        return Box(self)
+
+
+#: From a builder to a node that it makes, with a constructor that holds the builder.
+BUILT: dict[str, Callable[[Builder], lp.Node[Any]]] = {
+    "a method": lambda builder: builder.node,
+    "a partial method": lambda builder: lp.PyClassNode(functools.partial(builder.make, 1)),
+    "a function": lambda builder: lp.CourierNode(lambda: builder.make(builder.node)),
+    "an object": lp.PyNode,
+    "an argument that is called": lambda builder: lp.CourierNode(ignore, builder.make),
+    "a colocation": lambda builder: lp.ColocationNode([builder.node]),
+}
+
+
+@pytest.mark.parametrize("launcher", ["test_mp", "local_mt"])
+@pytest.mark.parametrize("built", BUILT)
+def test_a_constructor_may_hold_its_program_and_nodes(built: str, launcher: str) -> None:
+    builder = Builder()
+    builder.program.add_node(BUILT[built](builder), label="built")
+    lp.plan(builder.program, launcher)
+
+
+@pytest.mark.parametrize("launcher", ["test_mp", "local_mt"])
+def test_a_program_or_node_that_is_used_in_a_process_says_that_it_is_not_there(
+    launcher: str,
+) -> None:
+    builder = Builder()
+    builder.program.add_node(builder.node, label="built")
+    (executable,) = lp.plan(builder.program, launcher).executables
+    there = executable.work.thaw().constructor().get()  # type: ignore[attr-defined]
+    assert there.size == 3
+    for thing, text in (
+        (there.program, r"program 'built' has no 'add_node' here: programs and their nodes stay"),
+        (there.node, r"CourierNode\(make\) has no 'add_node' here: "),
+        (copy.deepcopy(there).node, r"CourierNode\(make\) has no 'add_node' here: "),
+    ):
+        with pytest.raises(AttributeError, match=text):
+            thing.add_node(None)
 
 
 #: What may hold a handle, and where it is in that.
