@@ -4,7 +4,7 @@ Its classes and functions travel by value. What pickles them by reference, as `m
 `pickle` and `torch.save` do, looks for them in `__main__`: there they are put as they come.
 """
 
-import operator
+import functools
 import sys
 from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
@@ -19,8 +19,6 @@ class StandIn(ModuleType):
 
     #: Kept, because what runs may be from there.
     before: ModuleType
-    #: What came with the work of a node. A copy that comes later, in a call, does not replace it.
-    own: frozenset[str] = frozenset()
 
 
 def stand_in() -> StandIn:
@@ -33,33 +31,23 @@ def stand_in() -> StandIn:
     return main
 
 
-def keep_own() -> None:
-    """Keeps what has come until now, if the same names come once more."""
-    main = sys.modules["__main__"]
-    if isinstance(main, StandIn):
-        main.own = frozenset(vars(main))
-
-
 def name_in_script(obj: object) -> str | None:
     """Returns the name by which the script has a class or function; None if it has not."""
     name = getattr(obj, "__qualname__", None)
     if getattr(obj, "__module__", None) not in SCRIPT_NAMES or not isinstance(name, str):
         return None
-    try:
-        return name if operator.attrgetter(name)(sys.modules["__main__"]) is obj else None
-    except AttributeError:
-        return None
+    return name if found(sys.modules["__main__"], name) is obj else None
+
+
+def found(place: object, name: str) -> object:
+    """Returns what is found by its qualified name, or None."""
+    return functools.reduce(lambda outer, each: getattr(outer, each, None), name.split("."), place)
 
 
 def set_state_and_keep(
     obj: object, state: "tuple[Callable[[object, object], object] | None, object, str]"
 ) -> None:
-    """As the last step of its unpickling, gives what is the script's its state and its place.
-
-    Args:
-        obj: A class or function.
-        state: What sets the state (None: there is none to set), the state, and the name.
-    """
+    """As the last step of its unpickling, gives what is the script's its state and its place."""
     set_state, inner, name = state
     if set_state is not None:
         set_state(obj, inner)
@@ -69,8 +57,6 @@ def set_state_and_keep(
     if not isinstance(place, StandIn):  # it is the script itself
         return
     *outer, last = name.split(".")
-    if (outer or [last])[0] in place.own:
-        return
     for each in outer:  # classes that may not have come yet
         if not hasattr(place, each):
             setattr(place, each, SimpleNamespace())

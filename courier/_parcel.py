@@ -12,7 +12,6 @@ import hashlib
 import io
 import math
 import mmap
-import operator
 import pickle
 import sys
 import types
@@ -22,7 +21,7 @@ from typing import IO, Any
 
 import cloudpickle
 
-from courier._definitions import name_in_script, set_state_and_keep
+from courier._definitions import found, name_in_script, set_state_and_keep
 from courier._texts import said_by, shortened
 from courier.errors import ProtocolError, SerializationError
 
@@ -153,13 +152,6 @@ def dump(value: Any, file: IO[bytes]) -> None:
 
     Lambdas, and what the script defines, are in it by value: `pickle.load` reads it in any process.
 
-    Args:
-        value: What to pickle.
-        file: Where to.
-
-    Raises:
-        Exception: Whatever pickling raises.
-
     Example:
         with (folder / "state.pickle").open("wb") as file:
             courier.dump({"policy": lambda state: 0}, file)
@@ -170,9 +162,6 @@ def dump(value: Any, file: IO[bytes]) -> None:
 def dumps(value: Any) -> bytes:
     """Returns what `dump` writes.
 
-    Raises:
-        Exception: Whatever pickling raises.
-
     Example:
         double = pickle.loads(courier.dumps(lambda x: 2 * x))
     """
@@ -182,11 +171,7 @@ def dumps(value: Any) -> bytes:
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Pickles what plain pickle cannot, too.
-
-    Tracebacks of functions name the files they are from. What the script defines is found by its name
-    where it arrives. The modules that a function names are loaded there.
-    """
+    """Pickles what plain pickle cannot, too. What arrives is found by its name, and names its file."""
 
     def reducer_override(self, obj: Any) -> Any:
         reduced = self._reduced(obj)
@@ -214,47 +199,27 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return super().reducer_override(obj)
 
 
-class _Submodule:
-    """Imports a module where it arrives."""
-
-    def __init__(self, name: str) -> None:
-        module = sys.modules[name]
-        if type(module) is types.ModuleType and module.__spec__ is None:
-            raise pickle.PicklingError(
-                f"its code names the module {name!r}, which was made by hand: nodes cannot import it"
-            )
-        self._name = name
-
-    def __reduce__(self) -> Any:
-        return cloudpickle.cloudpickle.subimport, (self._name,)
-
-
-def _submodules(code: types.CodeType, state: "dict[str, Any]") -> list[_Submodule]:
-    """Returns those that a function, or what is nested in it, may name: `a.b` after `import a.b`.
-
-    cloudpickle itself looks at the function alone, and not at what is nested.
-
-    Args:
-        code: Of the function.
-        state: What cloudpickle has found that it uses.
-
-    Raises:
-        PicklingError: One was made by the script, so other processes do not have it.
-    """
-    names = names_in(code)
+def _submodules(code: types.CodeType, state: dict[str, Any]) -> list[types.ModuleType]:
+    """Returns those that a function may name; cloudpickle itself does not look at what is nested."""
+    names, needed = names_in(code), list[types.ModuleType]()
     used = list(state["__globals__"].values())
     for cell in state["__closure__"] or ():
         with contextlib.suppress(ValueError):  # not assigned yet
             used.append(cell.cell_contents)
     # What the function imports when it runs is among its names.
     open_names = {each.__name__ for each in used if isinstance(each, types.ModuleType)} | names
-    found = list[_Submodule]()
     while open_names:
         packages = [each for each in open_names if hasattr(sys.modules.get(each), "__path__")]
         inner = {f"{package}.{name}" for package in packages for name in names}
-        open_names = inner & sys.modules.keys()
-        found += map(_Submodule, sorted(open_names))
-    return found
+        open_names = {name for name in inner if name in sys.modules}
+        for module in map(sys.modules.get, sorted(open_names)):
+            if type(module) is types.ModuleType:  # those of other types come with their packages
+                if module.__spec__ is None:
+                    raise pickle.PicklingError(
+                        f"its code names {module.__name__}, a module that was made by hand: nodes have none"
+                    )
+                needed.append(module)
+    return needed
 
 
 def names_in(code: types.CodeType) -> set[str]:
@@ -281,11 +246,7 @@ def _is_found_by_name(function: Any) -> bool:
     module = f"{function.__module__}."
     if any(module.startswith(f"{each}.") for each in ("__main__", *_by_value())):
         return False
-    try:
-        found = operator.attrgetter(function.__qualname__)(sys.modules[function.__module__])
-    except (AttributeError, KeyError):
-        return False
-    return found is function
+    return found(sys.modules.get(function.__module__), function.__qualname__) is function
 
 
 def _raw(buffer: pickle.PickleBuffer) -> memoryview:

@@ -38,10 +38,7 @@ class UnfreezableError(Exception):
 
 
 class LeftBehind:
-    """Stands for a program or node in a process, where there is none: to use it is an error.
-
-    Code that makes something in a node may hold what it was built with, and need nothing of it.
-    """
+    """Stands for a program or node that code holds, in a process where there is none."""
 
     _what = ""
 
@@ -116,7 +113,8 @@ def freeze(work: Work, *, share: bool = False, search: "HandleSearch | None" = N
         freezer.dump(work)
     except Exception as raised:  # noqa: BLE001 - pickling runs code of arbitrary classes
         error = raised
-    if mistakes := _explain(work, error, share, search) if error or freezer.met_nodes else ():
+    is_wrong = error is not None or freezer.met_nodes
+    if is_wrong and (mistakes := _explain(work, error, share, search)):
         found = (obj for part in work.parts().values() for _, obj in _walk(part))
         raise UnfreezableError(
             mistakes, [obj for obj in found if isinstance(obj, Handle)]
@@ -295,12 +293,7 @@ def _content_of_cell(cell: types.CellType) -> Iterator[tuple[_Step, object]]:
 
 
 def _walk(root: object, *, code: bool = True) -> Iterator[tuple[list[_Step], object]]:
-    """Yields an object and all that it consists of, nearest first, with the way there.
-
-    Args:
-        root: The object.
-        code: Whether also what functions, and other things that can be called, consist of.
-    """
+    """Yields an object and all in it, perhaps not what is in code, nearest first, with the way there."""
     seen: dict[int, object] = {id(root): root}
     found = collections.deque[tuple[list[_Step], object]]([([], root)])
     while found:
@@ -327,9 +320,7 @@ def locate(work: Work, target: object) -> str:
     return "one of its arguments"
 
 
-def _explain(
-    work: Work, error: Exception | None, share: bool, search: HandleSearch
-) -> Sequence[str]:
+def _explain(work: Work, error: Exception | None, share: bool, search: HandleSearch) -> list[str]:
     """Finds, in each part that cannot be pickled, the smallest thing that cannot; and nodes in arguments."""
 
     def problem(obj: object) -> Exception | None:
@@ -354,7 +345,7 @@ def _explain(
                 f"{type(cause).__name__}: {cause}. Make it in the constructor, which runs in the node, "
                 "or give its class a __reduce__"
             )
-    return mistakes or ([f"{type(error).__name__}: {error}"] if error else ())
+    return mistakes or ([f"{type(error).__name__}: {error}"] if error is not None else [])
 
 
 def _narrow(

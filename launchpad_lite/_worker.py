@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Protocol
 
 from courier import ExceptionReport
-from courier._definitions import keep_own
 from launchpad_lite._runtime import NodeRuntime
 from launchpad_lite._script import importing
 from launchpad_lite.nodes.base import Work
@@ -45,7 +44,6 @@ def run_work(work: Thawable, runtime: NodeRuntime) -> ExceptionReport | None:
     try:
         with importing(runtime.name):
             task = work.thaw()
-        keep_own()
         task(runtime)
     except BaseException as error:  # noqa: BLE001 - the supervisor reports it
         if runtime.leaves_in_order(error):

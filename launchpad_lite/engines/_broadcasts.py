@@ -32,10 +32,6 @@ class Broadcast(Generic[T]):
         self.value = value
         self.name = name or uuid.uuid4().hex
 
-    def pickled(self) -> bytes:
-        """Returns the value as a pickle."""
-        return courier.dumps(self.value)
-
     def __reduce__(self) -> Any:
         try:
             _referred.get()[self.name] = self

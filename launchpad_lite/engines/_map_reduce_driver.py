@@ -326,7 +326,7 @@ class Driver(Backend):
             place.stay()
         for sent, broadcast in job.broadcasts.items():
             if sent not in place.received:
-                place.client.receive(place.life, sent, broadcast.pickled())
+                place.client.receive(place.life, sent, courier.dumps(broadcast.value))
                 place.received.add(sent)
         place.received.intersection_update(self._broadcasts)
         place.client.prepare(place.life, name, job.payload, list(place.received))

@@ -537,4 +537,4 @@ def test_nodes_load_the_submodules_that_nested_code_names(run_script: Any, tmp_p
         (tmp_path / package / "__init__.py").touch()
     done = run_script(_SUBMODULES)
     assert "[worker[0]] 1 2 [3, 3] 4 5 6" in done.stdout, done.stderr
-    assert "PicklingError: its code names the module 'pack.hand', which was made by" in done.stderr
+    assert "PicklingError: its code names pack.hand, a module that was made by" in done.stderr
