@@ -1,23 +1,26 @@
-"""How the script has set up `logging`, on its way into workers, which do not run the script."""
+"""How the script has set up `logging` and `warnings`, on its way into workers, which do not run it."""
 
 import logging
 import sys
-from collections.abc import Mapping
-from typing import NamedTuple
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 _DEFAULTS = {"": logging.WARNING}
 
 
 class LoggingSetup(NamedTuple):
-    """What `logging.basicConfig` and `Logger.setLevel` did. Other handlers do not travel.
+    """What `logging.basicConfig`, `Logger.setLevel` and `warnings` did. Other handlers do not travel.
 
     Attributes:
         levels: Of loggers that have one of their own, by name; "" is the root.
         format: Format and date format of the root's output to stdout or stderr; None: there is none.
+        filters: Those of warnings; categories that are not built in by their names.
     """
 
     levels: Mapping[str, int]
     format: tuple[str, str | None] | None
+    filters: Sequence[tuple[Any, ...]]
 
     @classmethod
     def take(cls) -> "LoggingSetup":
@@ -30,12 +33,15 @@ class LoggingSetup(NamedTuple):
             if isinstance(each, logging.Logger)
             and each.level != _DEFAULTS.get(name, logging.NOTSET)
         }
+        filters = [(act, text, _named(kind), *at) for act, text, kind, *at in warnings.filters]
         streams = (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
-        for handler in root.handlers:
-            if isinstance(handler, logging.StreamHandler) and handler.stream in streams:
-                used = handler.formatter or logging.Formatter()
-                return cls(levels, (used._fmt or logging.BASIC_FORMAT, used.datefmt))
-        return cls(levels, None)
+        formats = (
+            (used._fmt or logging.BASIC_FORMAT, used.datefmt)
+            for handler in root.handlers
+            if isinstance(handler, logging.StreamHandler) and handler.stream in streams
+            for used in [handler.formatter or logging.Formatter()]
+        )
+        return cls(levels, next(formats, None), filters)
 
     def apply(self) -> None:
         """Gives it to this process, where the root has no handler yet."""
@@ -43,3 +49,23 @@ class LoggingSetup(NamedTuple):
             logging.basicConfig(format=self.format[0], datefmt=self.format[1])
         for name, level in self.levels.items():
             logging.getLogger(name).setLevel(level)
+        warnings.resetwarnings()
+        filters = [(act, text, _category(name), *at) for act, text, name, *at in self.filters]
+        warnings.filters[:] = filters  # type: ignore[index]
+
+
+def _named(category: Any) -> Any:
+    is_ours = category.__module__ != "builtins"
+    return (category.__module__, category.__qualname__) if is_ours else category
+
+
+def _category(named: Any) -> Any:
+    is_ours = isinstance(named, tuple)
+    return _Category(named[1], (), {"__module__": named[0]}) if is_ours else named
+
+
+class _Category(type):
+    """Stands, in a filter, for the category of its name, which need not be imported here."""
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        return _named(cls) in map(_named, subclass.__mro__)

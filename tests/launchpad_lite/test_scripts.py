@@ -538,3 +538,36 @@ def test_nodes_load_the_submodules_that_nested_code_names(run_script: Any, tmp_p
     done = run_script(_SUBMODULES)
     assert "[worker[0]] 1 2 [3, 3] 4 5 6" in done.stdout, done.stderr
     assert "PicklingError: its code names pack.hand, a module that was made by" in done.stderr
+
+
+_WARNINGS = """
+import warnings
+import launchpad_lite as lp
+
+class Mine(UserWarning):
+    pass
+
+class MineToo(Mine):
+    pass
+
+def work():
+    warnings.warn("quiet", UserWarning)
+    for kind in (Mine, MineToo):
+        try:
+            warnings.warn("loud", kind)
+        except Mine as error:
+            print("raised", type(error).__name__)
+
+if __name__ == "__main__":
+    warnings.filterwarnings("error", category=Mine)
+    warnings.filterwarnings("ignore", message="qui", category=UserWarning)
+    program = lp.Program("warnings")
+    program.add_node(lp.PyNode(work), label="a")
+    lp.launch(program).wait()
+"""
+
+
+def test_workers_filter_warnings_as_the_script_does(run_script: Any) -> None:
+    done = run_script(_WARNINGS)
+    assert (done.returncode, without_logs_line(done.stderr)) == (0, "")
+    assert done.stdout.splitlines() == ["[a[0]] raised Mine", "[a[0]] raised MineToo"]
