@@ -30,6 +30,7 @@ from types import ModuleType
 
 from courier._definitions import SCRIPT_NAMES
 from courier._parcel import dumps
+from launchpad_lite._set_up import pickled
 from launchpad_lite.errors import LaunchError
 from launchpad_lite.launching import Executable
 
@@ -132,7 +133,7 @@ def pack_up(executables: Sequence[Executable], *, is_installed: bool = False) ->
         LaunchError: A file cannot be read, links form a loop, or there is too much of it.
     """
     search = _Search()
-    search.add_pickles(itertools.chain.from_iterable(map(_pickles, executables)))
+    search.add_pickles([pickled(), *itertools.chain.from_iterable(map(_pickles, executables))])
     trees = _user_trees(search.files)
     runtime = runtime_tree(_OURS if is_installed else _RUNTIME)
     requires = {**search.requires, **(_versions(_DEPENDENCIES) if is_installed else {})}

@@ -28,6 +28,7 @@ from launchpad_lite._exit import leave_behind
 from launchpad_lite._forcing import ForcedExit
 from launchpad_lite._result import advice_on
 from launchpad_lite._runtime import NodeRuntime
+from launchpad_lite._set_up import call
 from launchpad_lite._stacks import describe_threads
 from launchpad_lite._timing import DEFAULT, Timing
 from launchpad_lite._worker import run_work
@@ -72,8 +73,9 @@ class ThreadLauncher(Launcher):
         """Starts all nodes.
 
         Raises:
-            LaunchError: A port that was asked for is taken.
+            LaunchError: A port that was asked for is taken, or a function of `lp.set_up` raises.
         """
+        call()
         ports = PortReservations()
         try:
             reserved = ports.reserve_all(plan.addresses)

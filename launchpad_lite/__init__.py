@@ -34,6 +34,7 @@ from launchpad_lite._runtime import (
     unregister_stop_handler,
     wait_for_stop,
 )
+from launchpad_lite._set_up import set_up
 from launchpad_lite._version import __version__
 from launchpad_lite.errors import (
     CheckpointError,
@@ -161,6 +162,7 @@ __all__ = [
     "render_svg",
     "restart_count",
     "save_checkpoint",
+    "set_up",
     "stop",
     "stop_event",
     "unregister_stop_handler",

@@ -1,4 +1,4 @@
-"""The values of absl flags, and the setup of `logging`, on their way into workers.
+"""The values of absl flags, and what else the script has set up, on their way into workers.
 
 A worker does not see the command line, does not run the script again and
 imports only what its node needs. So each flag travels with its definition,
@@ -10,16 +10,18 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from courier._parcel import dumps
+from launchpad_lite import _set_up
 from launchpad_lite._flags import loaded_flags, mark_as_parsed
 from launchpad_lite._logging import LoggingSetup
 
 
 class FlagSnapshot(NamedTuple):
-    """Values and definitions of all flags, and how logging is set up. Picklable."""
+    """Values and definitions of all flags, logging, and functions that run first. Picklable."""
 
     values: Mapping[str, bytes]
     definitions: Mapping[str, bytes]
     logging: LoggingSetup
+    set_up: bytes
 
     @classmethod
     def take(cls) -> "FlagSnapshot":
@@ -32,10 +34,17 @@ class FlagSnapshot(NamedTuple):
                 values[name] = value
                 if (flag := _dumps(_parts_of(absl.FLAGS[name]))) is not None:
                     definitions[name] = flag
-        return cls(values, definitions, LoggingSetup.take())
+        return cls(values, definitions, LoggingSetup.take(), _set_up.pickled())
+
+    def prepare(self) -> "FlagSnapshot":
+        """Does what comes before the user's modules are imported; returns what is applied after that."""
+        self.apply()
+        _set_up.call(self.set_up)
+        return self._replace(logging=LoggingSetup.take())
 
     def apply(self) -> None:
         """Gives this process the flags, those of modules that it has not imported too."""
+        _set_up.received = self.set_up
         mark_as_parsed()
         if self.values:
             self._apply_values()

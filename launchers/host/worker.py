@@ -285,8 +285,9 @@ class _WithFlags:
         self._payload = payload
 
     def thaw(self) -> Work:
+        flags = self._payload.flags.prepare()
         work = self._payload.work.thaw()
-        self._payload.flags.apply()
+        flags.apply()
         if self._payload.own_flags or loaded_flags() is not None:
             # What neither the script nor the user's modules define is left in sys.argv.
             parse_known([sys.argv[0], *self._payload.own_flags])

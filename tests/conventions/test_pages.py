@@ -51,6 +51,7 @@ _OUTPUT = {
     "futures.py": "[driver[0]] squares: [0, 1, 4]\n[driver[0]] stream: [0, 1, 2]\n",
     "page_node.py": "[reader[0]] a page\n",
     "replicate.py": "[6.0, 6.0]\n",
+    "set_up.py": "[trainer[0]] threads of BLAS: 1 11\n",
     "square.py": "[driver[0]] 285\n",
     "squares.py": "[0, 1, 4, 9, 16]\n",
     "survivors.py": "[search[0]] best x: 3\n",

@@ -1,5 +1,6 @@
 """Programs in scripts of their own: exit codes, reports, flags of the script, Ctrl-C."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -571,3 +572,70 @@ def test_workers_filter_warnings_as_the_script_does(run_script: Any) -> None:
     done = run_script(_WARNINGS)
     assert (done.returncode, without_logs_line(done.stderr)) == (0, "")
     assert done.stdout.splitlines() == ["[a[0]] raised Mine", "[a[0]] raised MineToo"]
+
+
+_SET_UP = """
+import asyncio, logging, os, warnings
+import launchpad_lite as lp
+
+class Policy(asyncio.DefaultEventLoopPolicy):
+    pass
+
+@lp.set_up
+def first():
+    raise SystemError("is replaced")
+
+@lp.set_up
+def first():
+    import small
+    small.order.append("first")
+    logging.getLogger("deep").setLevel(logging.ERROR)
+    warnings.simplefilter("ignore")
+
+lp.set_up(lambda: asyncio.set_event_loop_policy(Policy()))
+lp.set_up(lambda: __import__("small").order.append("last"))
+
+class Worker:
+    def __init__(self):
+        import small
+        self.order = small.order
+
+    async def run(self):
+        print(type(asyncio.get_event_loop_policy()).__name__, *self.order)
+        logging.getLogger("deep").warning("is not shown")
+        warnings.warn("nor is this")
+
+if __name__ == "__main__":
+    logging.getLogger("deep").setLevel(logging.INFO)
+    program = lp.Program("set_up")
+    program.add_node(lp.PyClassNode(Worker), label="a")
+    lp.launch(program).wait()
+    BAD
+"""
+_BAD_SET_UP = """
+    @lp.set_up
+    def bad():
+        raise ValueError("of mine")
+
+    program = lp.Program("bad")
+    program.add_node(lp.PyNode(print, "did run"), label="a")
+    lp.launch(program).wait()
+"""
+
+
+@pytest.mark.parametrize("launcher", ["local_mp", "local_mt"])
+def test_functions_that_set_up_a_process_run_first_in_it(
+    run_script: Any, tmp_path: Path, launcher: str
+) -> None:
+    (tmp_path / "small.py").write_text("order = []\n")
+    done = run_script(_SET_UP.replace("BAD", _BAD_SET_UP), f"--launcher={launcher}")
+    assert done.stdout.splitlines()[0].split("] ")[-1] == "Policy first last", done.stderr
+    assert "is not shown" not in done.stdout + done.stderr
+    assert "nor is this" not in done.stdout + done.stderr
+    assert "lp.set_up(bad): ValueError: of mine" in done.stderr
+
+
+@pytest.mark.parametrize("wrong", [3, asyncio.sleep])
+def test_what_cannot_set_up_a_process_is_refused_at_once(wrong: Any) -> None:
+    with pytest.raises(TypeError, match="set_up takes a function that is not async"):
+        lp.set_up(wrong)
