@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from courier import ExceptionReport, Secret, TlsCredentials
+from courier._modules import loaded_module
 from courier._parcel import dumps
 from courier._surviving import surviving
 from launchers._ports import LOOPBACK
@@ -235,6 +236,8 @@ def run_worker(data: bytes, control_fd: int, stacks_fd: int) -> int:
     """
     link = _Link(control_fd)
     try:
+        if (coverage := loaded_module("coverage")) and (counts := coverage.Coverage.current()):
+            atexit.register(counts.save)  # as it had done itself, before the fork
         payload: Payload = pickle.loads(data)
         sys.argv[:] = payload.argv
         payload.script.stand_in()

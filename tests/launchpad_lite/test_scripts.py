@@ -639,3 +639,39 @@ def test_functions_that_set_up_a_process_run_first_in_it(
 def test_what_cannot_set_up_a_process_is_refused_at_once(wrong: Any) -> None:
     with pytest.raises(TypeError, match="set_up takes a function that is not async"):
         lp.set_up(wrong)
+
+
+_COUNTED = """
+import launchpad_lite as lp
+
+if __name__ == "__main__":
+    program = lp.Program("counted")
+    program.add_node(lp.PyNode(print, "ran"), label="a")
+    lp.launch(program).wait()
+"""
+#: As coverage.py, which its own .pth file starts in each interpreter.
+_COVERAGE = """
+import atexit
+
+class Coverage:
+    @classmethod
+    def current(cls):
+        return cls()
+
+    def save(self):
+        print("saved")
+
+atexit.register(Coverage.current().save)
+"""
+
+
+def test_coverage_counts_what_nodes_run(
+    run_script: Any, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "coverage.py").write_text(_COVERAGE)
+    (site / "sitecustomize.py").write_text("import coverage\n")
+    environment["PYTHONPATH"] += f":{site}"
+    done = run_script(_COUNTED)
+    assert done.stdout.splitlines() == ["[a[0]] ran", "[a[0]] saved", "saved"], done.stderr
