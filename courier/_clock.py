@@ -7,6 +7,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from types import BuiltinFunctionType
 from typing import Protocol
 
 from courier._surviving import surviving
@@ -75,6 +76,15 @@ class _Clock:
 
 
 _clock = _Clock()
+
+
+def require_running_clock() -> None:
+    """Raises an error if time stands still: no limit of time would ever be over."""
+    if type(time.monotonic) is not BuiltinFunctionType and time.monotonic() == time.monotonic():
+        raise RuntimeError(
+            f"{time.monotonic.__module__} has stopped time.monotonic(), and nothing would ever time out. "
+            "Leave our packages their time: freeze_time(..., ignore=['courier', 'launchers', 'launchpad_lite'])"
+        )
 
 
 def expire_at(deadline: float, timed: Timed) -> None:

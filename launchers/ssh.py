@@ -9,6 +9,7 @@ from launchers._hosts import HostsChoice, HostSpec, parse_hosts
 from launchers._placement import Placement, PlacementChoice, Room, Strategy, place
 from launchers._shipping import pack_up
 from launchers.host import boot
+from launchers.host.agent_link import check_standard_library
 from launchers.host.arrival import Arrival, Hello, pythons, shell_command
 from launchpad_lite.launching import (
     Executable,
@@ -144,6 +145,7 @@ class SshLauncher(Launcher):
             LaunchError: A host cannot be reached or cannot run nodes, there is no room, or a port
                 is taken. Tells all that is wrong on all hosts.
         """
+        check_standard_library()
         deployment = Deployment(
             plan,
             options,

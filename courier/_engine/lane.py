@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from courier._clock import require_running_clock
 from courier._engine.background_reader import BACKGROUND_READER
 from courier._engine.calls import WireCall
 from courier._engine.dialing import SpeechlessError, dial
@@ -43,6 +44,7 @@ class WireLane:
     """Implements `courier._lane.Lane` with connections to another process. Thread-safe."""
 
     def __init__(self, options: ClientOptions) -> None:
+        require_running_clock()
         self.options = options
         self.methods: frozenset[str] | None = None
         #: Whether what is sent is compressed.

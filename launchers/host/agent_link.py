@@ -11,6 +11,8 @@ import uuid
 from collections.abc import Callable
 from typing import NamedTuple
 
+from courier._clock import require_running_clock
+from courier._modules import loaded_module
 from launchers.host.link import MARKER, FrameReader, Reach
 from launchers.host.sweep import FORCE_SIGNAL, MARK, end_marked
 from launchpad_lite._result import advice_on
@@ -60,12 +62,23 @@ class AgentLink(NamedTuple):
     failure_code: int = 0
 
 
+def check_standard_library() -> None:
+    """Raises an error if agents cannot be heard with what the script has made of Python."""
+    require_running_clock()
+    if getattr(loaded_module("gevent.monkey"), "saved", None):
+        raise LaunchError(
+            "gevent has patched the standard library: agents could not be heard. Launch from a script "
+            "that is not patched, or with threads: launcher='local_mt'"
+        )
+
+
 def start_agent_here(name: str) -> AgentLink:
     """Starts the agent of this machine; it comes up while the caller continues.
 
     Raises:
         LaunchError: It cannot be started.
     """
+    check_standard_library()
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     path = repr([str(folder) for folder in sys.path])
     command = [sys.executable, *flags, "-c", _BOOT, str(os.getpid()), path]

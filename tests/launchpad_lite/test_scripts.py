@@ -1,11 +1,14 @@
 """Programs in scripts of their own: exit codes, reports, flags of the script, Ctrl-C."""
 
 import asyncio
+import sys
+import unittest.mock
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import courier
 import launchpad_lite as lp
 from tests.launchers.scripts import without_logs_line
 
@@ -675,3 +678,24 @@ def test_coverage_counts_what_nodes_run(
     environment["PYTHONPATH"] += f":{site}"
     done = run_script(_COUNTED)
     assert done.stdout.splitlines() == ["[a[0]] ran", "[a[0]] saved", "saved"], done.stderr
+
+
+def test_a_script_that_gevent_has_patched_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    patched = unittest.mock.Mock(saved={"socket": {}}, __spec__=None)
+    monkeypatch.setitem(sys.modules, "gevent.monkey", patched)
+    program = lp.Program("patched")
+    program.add_node(lp.PyNode(print), label="a")
+    with pytest.raises(lp.LaunchError, match="gevent has patched the standard library"):
+        lp.launch(program, "test_mp")
+
+
+def test_a_clock_that_stands_still_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = lp.Program("frozen")
+    program.add_node(lp.PyNode(print), label="a")
+    client: Any = courier.Client("127.0.0.1:1")
+    with monkeypatch.context() as patch:
+        patch.setattr("time.monotonic", lambda: 1.0)
+        with pytest.raises(RuntimeError, match=rf"{__name__} has stopped time\.monotonic"):
+            lp.launch(program, "test_mp")
+        with pytest.raises(RuntimeError, match=r"freeze_time\(\.\.\., ignore="):
+            client.ping()
