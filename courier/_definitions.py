@@ -1,8 +1,4 @@
-"""What a script defines, in processes that did not run the script: found by its name in `__main__`.
-
-Its classes and functions travel by value. What pickles them by reference, as `multiprocessing`,
-`pickle` and `torch.save` do, looks for them in `__main__`: there they are put as they come.
-"""
+"""What a script defines comes by value to others, where pickle looks for its name in `__main__`."""
 
 import functools
 import sys

@@ -153,8 +153,7 @@ def dump(value: Any, file: IO[bytes]) -> None:
     Lambdas, and what the script defines, are in it by value: `pickle.load` reads it in any process.
 
     Example:
-        with (folder / "state.pickle").open("wb") as file:
-            courier.dump({"policy": lambda state: 0}, file)
+        courier.dump({"policy": lambda state: 0}, file)
     """
     Pickler(file, protocol=5).dump(value)
 

@@ -1,8 +1,7 @@
 """The user's script as the `__main__` of processes that did not run it.
 
-A worker need not run it: what it defines comes by value (`courier._definitions`). A child that
-`multiprocessing` starts with `spawn` imports the script by itself, as it does everywhere, once it finds
-out there where that is.
+What it defines comes by value (`courier._definitions`). A child that `multiprocessing` starts with
+`spawn` imports the script by itself, as it does everywhere, once it finds out there where that is.
 """
 
 import contextlib

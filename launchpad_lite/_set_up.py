@@ -41,7 +41,7 @@ def set_up(function: F) -> F:
 def pickled() -> bytes:
     """Returns the functions, for other processes."""
     try:
-        return received or dumps(_functions)
+        return dumps(_functions) if _functions or not received else received
     except Exception as error:
         raise LaunchError(f"lp.set_up({', '.join(_functions)}): {error}") from error
 
