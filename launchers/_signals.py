@@ -8,6 +8,7 @@ from types import FrameType
 from typing import Any
 
 from launchpad_lite._launch import SIGNALS
+from launchpad_lite._signal_waker import SIGNAL_WAKER
 
 
 @contextlib.contextmanager
@@ -23,6 +24,7 @@ def ended_by_signals() -> Iterator[None]:
         raise SystemExit(128 + signum)
 
     before: dict[int, Any] = {}
+    SIGNAL_WAKER.install()
     if threading.current_thread() is threading.main_thread():
         for signum in (signal.SIGTERM, signal.SIGHUP):
             handler = signal.getsignal(signum)

@@ -16,6 +16,7 @@ from launchers._hosts import HostSpec
 from launchers._slurm_folder import NOTE_S, End, Order, RunFolder
 from launchers._slurm_script import Component, node_lists, srun_command, unique_names
 from launchers.host.arrival import Arrival, Hello, host_command
+from launchpad_lite._signal_waker import SIGNAL_WAKER
 from launchpad_lite.errors import LaunchpadError
 from launchpad_lite.launching import Outcome, ProgramResult, RunningProgram
 
@@ -217,6 +218,7 @@ class _Signals:
         self.was_asked = False
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
             signal.signal(signum, self._handle)
+        SIGNAL_WAKER.install()
 
     def guard(self, program: RunningProgram) -> None:
         """Makes signals stop a program, no longer its start."""

@@ -42,6 +42,7 @@ from launchpad_lite._program import Program
 from launchpad_lite._result import advice_on
 from launchpad_lite._script import carry_by_value, importer
 from launchpad_lite._settings import did_you_mean, nearest
+from launchpad_lite._signal_waker import SIGNAL_WAKER
 from launchpad_lite.errors import LaunchError, ProgramError
 from launchpad_lite.launching import (
     Launcher,
@@ -342,6 +343,7 @@ class _Signals:
 
         At a prompt, Ctrl-C interrupts what was typed last; only in `wait` it stops a program.
         """
+        SIGNAL_WAKER.install()
         if threading.current_thread() is not threading.main_thread() or is_interactive():
             return
         self._running = [ref for ref in self._running if _is_running(ref())]

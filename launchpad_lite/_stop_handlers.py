@@ -13,6 +13,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from launchpad_lite._signal_waker import SIGNAL_WAKER
+
 _LOGGER = logging.getLogger(__name__)
 
 StopHandler = Callable[..., Any]
@@ -78,6 +80,7 @@ class StopHandlers:
             return self._handlers.pop() if self._handlers else None
 
     def _catch_signals(self) -> None:
+        SIGNAL_WAKER.install()
         for signum in (signal.SIGINT, signal.SIGTERM):
             current = signal.getsignal(signum)
             # Who has set handlers of their own wants those.

@@ -32,6 +32,7 @@ from launchpad_lite._process import PythonProcess
 from launchpad_lite._resources import Resources
 from launchpad_lite._result import NodeFailure, Outcome, ProgramResult, Restart
 from launchpad_lite._settings import did_you_mean
+from launchpad_lite._signal_waker import SIGNAL_WAKER
 from launchpad_lite.errors import (
     LauncherLoadError,
     LaunchError,
@@ -271,6 +272,7 @@ class RunningProgram(abc.ABC):
         return NodeFailedError(first, rest, str(folder or ""))
 
     def _join_through_interrupts(self, timeout_s: float | None) -> bool:
+        SIGNAL_WAKER.install()  # an event loop that has ended may have removed it
         while True:
             try:
                 return self.join(timeout_s)

@@ -27,6 +27,7 @@ from launchers._reachability import SameForAll
 from launchers._shipping import Shipment, Tree
 from launchers._supervisor import SupervisedProgram
 from launchers.host.arrival import Arrival, Hello
+from launchpad_lite._signal_waker import SIGNAL_WAKER
 from launchpad_lite.errors import LaunchpadError
 from launchpad_lite.launching import (
     LaunchPlan,
@@ -268,6 +269,7 @@ class _Signals:
         self.was_terminated = False
         for signum in (signal.SIGTERM, signal.SIGINT):
             signal.signal(signum, self._handle)
+        SIGNAL_WAKER.install()
 
     def guard(self, program: RunningProgram) -> None:
         """Makes signals stop a program, no longer its start."""

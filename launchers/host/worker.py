@@ -26,6 +26,7 @@ from launchpad_lite._forcing import ForcedExit
 from launchpad_lite._freeze import FrozenWork
 from launchpad_lite._runtime import NodeRuntime, NodeSetup
 from launchpad_lite._script import Script
+from launchpad_lite._signal_waker import SIGNAL_WAKER
 from launchpad_lite._stacks import describe_threads
 from launchpad_lite._worker import report_on, run_node
 from launchpad_lite.nodes.base import Work
@@ -120,6 +121,7 @@ class _Termination:
         self.notice_fd, self._write_fd = os.pipe()
         os.set_blocking(self._write_fd, False)
         signal.signal(signal.SIGTERM, self._on_signal)
+        SIGNAL_WAKER.install()
         # Held back since before the fork, so that none is lost.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import psutil
 
-#: Threads that others keep on purpose: grpc's pollers live as long as the process and carry
-#: no call.
-_NOT_OURS = ("grpc", "pytest_timeout", "ThreadPoolExecutor", "asyncio_", "Dummy-", "pydevd")
+#: Threads that are kept on purpose: grpc's pollers live as long as the process and carry
+#: no call; ours for signals stays as their handlers do.
+_KEPT = ("signal-", "grpc", "pytest_timeout", "ThreadPoolExecutor", "asyncio_", "Dummy-", "pydevd")
 
 #: How the folder begins where runs log by default; the user's name follows.
 _LOGS = "launchpad_lite-"
@@ -72,7 +72,7 @@ class Inventory:
             for thread in threading.enumerate()
             if thread.ident not in self.threads
             and thread.ident in frames
-            and not thread.name.startswith(_NOT_OURS)
+            and not thread.name.startswith(_KEPT)
             and not _is_grpc(thread)
         }
         return Leftovers(

@@ -227,3 +227,69 @@ def test_an_interrupt_during_the_start_ends_all(tmp_path: Path, moment: int) -> 
             assert "Exception ignored" in stderr
         assert process.returncode in (130, -signal.SIGINT)
         script.assert_gone()
+
+
+_TAKEN_BY_ANOTHER = """
+    import os, pathlib, queue, signal, socket, sys, threading, time
+    import launchpad_lite as lp
+
+    def take(signum, main):
+        # As the kernel may choose, while the main thread waits without a limit.
+        frames = [None]
+        while not is_up() or not waits(frames[-1]) or frames[-1] is not frames[-2]:
+            time.sleep(0.02)
+            frames.append(sys._current_frames()[main])
+        signal.pthread_kill(threading.get_ident(), signum)
+
+    def waits(frame):
+        return frame and frame.f_code.co_name == "wait" and frame.f_locals["timeout"] is None
+
+    def wait():
+        pathlib.Path("up").touch()
+        if "node" in sys.argv:
+            start_to_take(signal.SIGTERM)
+        lp.wait_for_stop()
+
+    def is_up():
+        return pathlib.Path("up").exists()
+
+    def start_to_take(signum):
+        arguments = signum, threading.main_thread().ident
+        threading.Thread(target=take, args=arguments, daemon=True).start()
+
+    if __name__ == "__main__":
+        ours, theirs = socket.socketpair()
+        theirs.setblocking(False)
+        signal.set_wakeup_fd(theirs.fileno())
+        program = lp.Program("waiting")
+        program.add_node(lp.PyNode(wait), label="node")
+        running = lp.launch(program, launcher="test_mp", notice_s=60)
+        if "node" not in sys.argv:
+            start_to_take(getattr(signal, sys.argv[2]))
+        if sys.argv[1] == "waits":
+            running.wait()
+        elif sys.argv[1] == "own":
+            gate = threading.Event()
+            threading.Thread(target=lambda: (running.join(), gate.set())).start()
+            gate.wait()
+            assert ours.recv(1) == bytes([signal.SIGTERM])
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (("waits", "SIGINT"), -signal.SIGINT),
+        (("own", "SIGTERM"), 128 + signal.SIGTERM),
+        pytest.param(("ends", "SIGHUP"), 128 + signal.SIGHUP, marks=pytest.mark.slow),
+        (("waits", "node"), 128 + signal.SIGTERM),
+    ],
+)
+def test_a_signal_that_another_thread_takes_wakes_the_main_thread(
+    tmp_path: Path, arguments: tuple[str, str], code: int
+) -> None:
+    with Script(tmp_path, _TAKEN_BY_ANOTHER) as script:
+        process = script.start(*arguments)
+        _, told = process.communicate(timeout=10)
+        assert (process.returncode, "Traceback" in told) == (code, False), told
+        script.assert_gone()
