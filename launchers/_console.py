@@ -6,6 +6,7 @@ hung `tee`) would hold up the whole program.
 
 import collections
 import contextlib
+import functools
 import io
 import logging
 import math
@@ -25,6 +26,9 @@ from launchpad_lite._escapes import shown
 _COLOURS = (36, 33, 32, 35, 34, 31, 96, 93, 92, 95, 94, 91)
 #: What waits for a slow reader; beyond it, lines are dropped until half of it has been read.
 _MAX_WAITING_BYTES = 16 << 20
+#: What a line, or a movement of the cursor, counts for beside its length: they are looked at one by
+#: one, and all that waits takes half a second.
+_STEP_BYTES = 160
 #: How often a reader is looked at that takes nothing: its descriptor may have become another.
 _LOOK_MS = 1000
 #: Seconds for which a program that has ended waits for a reader that takes nothing: its notice,
@@ -32,6 +36,8 @@ _LOOK_MS = 1000
 _LEAST_PATIENCE_S, _MOST_PATIENCE_S = 1.0, 10.0
 #: Seconds between two drawings of unfinished lines, at the least.
 _DRAW_S = 0.1
+#: Something to be written, or what makes it where it is written.
+_Piece = bytes | Callable[[], bytes]
 
 
 class Output(Protocol):
@@ -75,7 +81,7 @@ class Writer:
         self._is_stale = False
         self._draw_at = -math.inf
         self._changed = threading.Condition()
-        self._waiting: collections.deque[tuple[bytes, int]] = collections.deque()
+        self._waiting: collections.deque[tuple[_Piece, int, int]] = collections.deque()
         self._waiting_bytes = 0
         self._dropped_lines = 0
         self._thread: threading.Thread | None = None
@@ -85,46 +91,51 @@ class Writer:
         #: Whether there was no room for what is next. A thread that gets no turn is no slow reader.
         self._is_refused = False
 
-    def put(self, data: bytes, lines: int = 1, *, must: bool = False) -> None:
-        """Queues something to be written; drops it if too much waits.
+    def put(self, data: _Piece, lines: int = 1, *, size: int = 0, must: bool = False) -> bool:
+        """Queues something to be written; drops it if too much waits. Returns whether it is queued.
 
         Args:
-            data: Whole lines.
+            data: Whole lines, or what the thread that writes calls for them.
             lines: How many.
+            size: What they count for, if that is not their length.
             must: Whether not to drop it. Only for what is rare.
         """
+        size = len(data) if isinstance(data, bytes) else size
         with self._changed:
             limit = _MAX_WAITING_BYTES // 2 if self._dropped_lines else _MAX_WAITING_BYTES
-            if self._waiting_bytes + len(data) > limit and not must:
+            if self._waiting_bytes + size > limit and not must:
                 self._dropped_lines += lines
-                return
+                return False
             self._add_note()
-            self._add(data, lines)
+            self._add(data, lines, size)
             is_alone = not self._start()
         if is_alone:
             self._work(0)
+        return True
 
     def redraw(self) -> None:
         """Requests a drawing of the unfinished lines; many requests are one drawing."""
         with self._changed:
-            self._note_stale()
+            self.note_stale()
             is_alone = not self._start()
         if is_alone:
             self._work(0)
 
-    def _note_stale(self) -> None:
-        if not self._is_stale:
-            self._is_stale = True
-            self._put += 1
+    def note_stale(self) -> None:
+        """Does the same for what is called to make lines: the thread that writes is at work."""
+        with self._changed:
+            if not self._is_stale:
+                self._is_stale = True
+                self._put += 1
 
-    def _add(self, data: bytes, lines: int) -> None:
-        self._waiting.append((data, lines))
-        self._waiting_bytes += len(data)
+    def _add(self, data: _Piece, lines: int, size: int) -> None:
+        self._waiting.append((data, lines, size))
+        self._waiting_bytes += size
         self._put += 1
 
     def _add_note(self) -> None:
         if self._dropped_lines:
-            self._add(self._note(self._dropped_lines), self._dropped_lines)
+            self._add(self._note(self._dropped_lines), self._dropped_lines, 0)
             self._dropped_lines = 0
 
     def _start(self) -> bool:
@@ -152,7 +163,7 @@ class Writer:
         with self._changed:
             self._add_note()
             if (self._waiting or self._is_stale) and not self._start():
-                return sum(lines for _, lines in self._waiting)
+                return sum(lines for _, lines, _ in self._waiting)
             self._draw_at = -math.inf
             self._changed.notify_all()
             last, taken, taken_at = self._put, self._taken, time.monotonic()
@@ -162,7 +173,7 @@ class Writer:
                 if self._taken != taken or not self._is_refused:
                     taken, taken_at = self._taken, now
                 elif now - taken_at >= patience_s():
-                    return sum(lines for _, lines in self._waiting) + self._dropped_lines
+                    return sum(lines for _, lines, _ in self._waiting) + self._dropped_lines
             thread = None if self._waiting or self._is_stale else self._thread
         if thread is not None:
             thread.join(1.0)  # it is about to end, and a test may count threads
@@ -179,7 +190,7 @@ class Writer:
                     if self._thread is threading.current_thread():
                         self._thread = None
                     return
-                data = self._waiting[0][0] if self._waiting else None
+                data, _, size = self._waiting[0] if self._waiting else (None, 0, 0)
                 # While lines come fast, unfinished ones are drawn now and then.
                 draws = data is None or (
                     len(self._waiting) == 1 and time.monotonic() >= self._draw_at
@@ -189,12 +200,13 @@ class Writer:
                     self._is_stale = False
             # There may be no reader: no stream, or one that is closed or broken.
             with contextlib.suppress(Exception):
-                self._write(self._with_live_lines(data or b"", draws=draws), look_ms)
+                said = data() if callable(data) else data or b""
+                self._write(self._with_live_lines(said, draws=draws), look_ms)
             with self._changed:
                 self._is_refused = False
                 if data is not None:
                     self._waiting.popleft()
-                    self._waiting_bytes -= len(data)
+                    self._waiting_bytes -= size
                 self._written += drawn + (data is not None)
                 self._taken += 1
                 self._changed.notify_all()
@@ -211,8 +223,7 @@ class Writer:
             return before + data
         if not draws:
             if before:
-                with self._changed:
-                    self._note_stale()
+                self.note_stale()
             return before + data
         now = time.monotonic()
         self._draw_at = now + _DRAW_S
@@ -335,40 +346,50 @@ class Console:
         self._lock = threading.Lock()
         self._nodes: dict[str, Lines] = {}
         self._colours: dict[str, int] = {}
+        #: Whether the last output of a node was dropped.
+        self._is_torn: dict[str, bool] = {}
 
     def show(self, node: str, data: bytes) -> None:
-        """Takes in output of a node and prints the lines that are complete."""
+        """Takes in output of a node; the lines that are complete are printed."""
+        lines = data.count(b"\n")
+        size = len(data) + _STEP_BYTES * (lines + data.count(b"\x1b"))
+        # Its lines are made where they are written: who reads the link to a host must not be late.
+        piece = functools.partial(self._show, node, data, self._is_torn.get(node, False))
+        self._is_torn[node] = not _OUT.put(piece, max(lines, 1), size=size)
+
+    def finish(self, node: str) -> None:
+        """Prints what a node said without ending the line."""
+        _OUT.put(functools.partial(self._finish, node), 0, must=True)
+
+    def _show(self, node: str, data: bytes, is_torn: bool) -> bytes:
         with self._lock:
             output = self._nodes.setdefault(node, Lines())
-            lines = output.feed(data)
+            # What was dropped in between may have ended the line.
+            lines = (output.finish() if is_torn else []) + output.feed(data)
             with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or none
                 if self._is_live():
                     rest = self._named(node, output.unfinished())
                     if _LIVE.put((self, node), rest, time.monotonic()) and not lines:
-                        _OUT.redraw()
-            self._print(node, lines)
+                        _OUT.note_stale()
+            return self._text(node, lines)
 
-    def finish(self, node: str) -> None:
-        """Prints what a node said without ending the line."""
+    def _finish(self, node: str) -> bytes:
         with self._lock:
             lines = self._nodes.pop(node, Lines()).finish()
             if _LIVE.forget((self, node)) and not lines:
-                _OUT.redraw()
-            self._print(node, lines)
+                _OUT.note_stale()
+            return self._text(node, lines)
 
     def _is_live(self) -> bool:
         # Not beside a prompt, which would be drawn over.
         is_plain = _is_dumb() or hasattr(sys, "ps1")
         return sys.stdout.isatty() and not is_plain
 
-    def _print(self, node: str, lines: list[bytes]) -> None:
-        stream = sys.stdout
-        if not lines or stream is None:  # as a service may have it
-            return
-        with contextlib.suppress(OSError, ValueError):  # closed; the log files have it all
-            text = "".join(f"{line}\n" for line in self._named(node, lines))
-            encoding = getattr(stream, "encoding", None) or "utf-8"
-            _OUT.put(text.encode(encoding, "backslashreplace"), len(lines))
+    def _text(self, node: str, lines: list[bytes]) -> bytes:
+        if not lines or sys.stdout is None:  # as a service may have it
+            return b""
+        text = "".join(f"{line}\n" for line in self._named(node, lines))
+        return text.encode(getattr(sys.stdout, "encoding", None) or "utf-8", "backslashreplace")
 
     def _named(self, node: str, lines: list[bytes]) -> list[str]:
         prefix = self._prefix(node)

@@ -5,6 +5,7 @@ one waits without a limit, for a lock for instance, it does not notice what anot
 """
 
 import contextlib
+import functools
 import os
 import signal
 import threading
@@ -21,35 +22,24 @@ class _SignalWaker:
     """A thread that learns of each signal of this process and wakes the main thread for it."""
 
     def __init__(self) -> None:
-        #: Where the interpreter writes the number of each signal; empty: nothing is installed.
-        self._pipe: tuple[int, ...] = ()
-        #: Where others read these numbers: the script, or its event loop. -1: nowhere.
+        #: Where the interpreter writes the number of each signal. -1: nothing is installed.
+        self._sink = -1
+        #: Where others have these numbers written: the script, or its event loop. -1: nowhere.
         self._next = -1
 
     def install(self) -> None:
         """Starts it; again, if other code has taken its place. Does nothing outside the main thread."""
         if threading.current_thread() is not threading.main_thread():
             return
-        if not self._pipe:
-            pipe = os.pipe()
-            os.set_blocking(pipe[1], False)
-            thread = threading.Thread(
-                target=self._work,
-                args=(pipe[0], threading.get_ident()),
-                name="signal-waker",
-                daemon=True,
-            )
-            try:
-                thread.start()
-            except RuntimeError:  # the interpreter is about to end, or has no room
-                for descriptor in pipe:
-                    os.close(descriptor)
-                return
-            self._pipe = pipe
+        if self._sink < 0:
+            source, self._sink = os.pipe()
+            os.set_blocking(self._sink, False)
             if signal.getsignal(_WAKE) in (signal.SIG_DFL, signal.SIG_IGN):
                 signal.signal(_WAKE, lambda *_: None)
-        before = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
-        if before != self._pipe[1]:
+            work = functools.partial(self._work, source, threading.get_ident())
+            threading.Thread(target=work, name="signal-waker", daemon=True).start()
+        before = signal.set_wakeup_fd(self._sink, warn_on_full_buffer=False)
+        if before != self._sink:
             self._next = before
 
     def _work(self, source: int, main: int) -> None:
@@ -64,12 +54,9 @@ class _SignalWaker:
 
     def forget(self) -> None:
         """In a forked child: leaves all to the parent."""
-        if self._pipe:
-            if (current := signal.set_wakeup_fd(-1)) != self._pipe[1]:
-                signal.set_wakeup_fd(current)
-            for descriptor in self._pipe:
-                os.close(descriptor)
-            self._pipe = ()
+        if self._sink >= 0 and (current := signal.set_wakeup_fd(-1)) != self._sink:
+            signal.set_wakeup_fd(current)
+        self._sink = -1
 
 
 SIGNAL_WAKER = _SignalWaker()

@@ -16,6 +16,7 @@ that it did not start.
 """
 
 import atexit
+import collections
 import contextlib
 import errno
 import gc
@@ -77,6 +78,8 @@ if TYPE_CHECKING:
 _ORPHAN_NOTICE_S = 1.0
 #: Output that waits for a slow launcher; beyond it, only the log files get more.
 _MAX_WAITING_BYTES = 16 << 20
+#: How many pieces of it the end of a node waits for that was asked to end.
+_LAST_PIECES = 8
 #: Seconds in which what is left of it is taken, at the end, by the reader of a pod's log.
 _LOG_S = 2.0
 _READ_BYTES = 1 << 16
@@ -226,6 +229,11 @@ class Agent:
         self._input_fd = input_fd
         self._commands = FrameDecoder()
         self._out = Outbox(output_fd)
+        #: Output of each node that waits, and what the node may be said to have done only after it.
+        self._waiting: dict[str, collections.deque[Frame]] = {}
+        self._waiting_bytes = 0
+        #: How much must have been written before more output is put into the outbox.
+        self._output_until = 0
         self._selector = selectors.DefaultSelector()
         self._workers: dict[str, _Worker] = {}
         self._ports = PortReservations()
@@ -313,6 +321,7 @@ class Agent:
 
     def _watch_for_room(self) -> None:
         """Wakes up when the launcher, or the pod's log, takes more, if there is more."""
+        self._pass_output()
         for box in (self._out, self._pod_log):
             if box is None:
                 continue
@@ -587,7 +596,25 @@ class Agent:
     ) -> None:
         """Passes on something about a worker."""
         about = {"node": worker.name, "attempt": worker.attempt}
-        self._out.put(Frame(op, {**(fields or {}), **about}, body))
+        frame = Frame(op, {**(fields or {}), **about}, body)
+        if op == "output" or (op in ("stacks", "exited") and worker.name in self._waiting):
+            self._waiting.setdefault(worker.name, collections.deque()).append(frame)
+            self._waiting_bytes += len(body)
+            self._pass_output()
+        else:
+            self._out.put(frame)
+
+    def _pass_output(self) -> None:
+        """Passes output on, of one node after the other: one piece at most stands before events."""
+        while self._waiting and self._out.written >= self._output_until:
+            node = next(iter(self._waiting))
+            frames = self._waiting.pop(node)
+            frame = frames.popleft()
+            if frames:
+                self._waiting[node] = frames
+            self._waiting_bytes -= len(frame.body)
+            self._out.put(frame)
+            self._output_until = self._out.written + len(self._out)
 
     def _become_worker(
         self,
@@ -672,7 +699,7 @@ class Agent:
         if self._pod_log is not None:
             self._pod_log.put(data)
         worker.last_output = (worker.last_output + data)[-_LAST_OUTPUT_BYTES:]
-        if len(self._out) > _MAX_WAITING_BYTES:
+        if self._waiting_bytes > _MAX_WAITING_BYTES:
             worker.skipped_bytes += len(data)
             return
         self._tell_skipped(worker)
@@ -753,6 +780,10 @@ class Agent:
             # As long as anybody is in it, the group's number cannot be anybody else's.
             _signal_group(worker.pid, signal.SIGKILL)
         self._drain(worker)
+        waiting = self._waiting.get(worker.name, collections.deque())
+        while worker.asked and len(waiting) > _LAST_PIECES:
+            worker.skipped_bytes += len(dropped := waiting.popleft().body)
+            self._waiting_bytes -= len(dropped)
         self._tell_skipped(worker)
         del self._workers[worker.name]
         if worker.checkpoints is not None:

@@ -191,6 +191,8 @@ class Outbox:
         self.fd = fd
         self._buffer = bytearray()
         self.broken = False
+        #: Bytes that were written.
+        self.written = 0
 
     def __len__(self) -> int:
         return len(self._buffer)
@@ -206,6 +208,7 @@ class Outbox:
             while self._buffer and not self.broken:
                 written = os.write(self.fd, memoryview(self._buffer)[:_READ_BYTES])
                 del self._buffer[:written]
+                self.written += written
         except BlockingIOError:
             pass
         except OSError:

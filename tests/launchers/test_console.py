@@ -2,8 +2,12 @@
 
 import os
 import threading
+import time
 
-from launchers._console import Writer
+import pytest
+
+from launchers import _console
+from launchers._console import Console, Writer
 
 
 class _Pipe:
@@ -53,3 +57,25 @@ def test_what_a_slow_reader_does_not_take_in_time_is_dropped_counted_and_named_i
     assert lines == [f"{number:07}" for number in range(len(lines))]
     assert 60 <= len(lines) < 70
     assert missing == f"({100 - len(lines)} missing)"
+
+
+def test_short_lines_are_made_where_they_are_written_and_are_whole_though_some_are_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with _Pipe() as pipe:
+        monkeypatch.setattr(_console, "_OUT", pipe.writer)
+        console = Console()
+        console.show("flood[0]", b"begun")
+        began = time.thread_time()
+        for _ in range(300):  # three times as much as may wait; nobody reads
+            console.show("flood[0]", b"\n" * 1000)
+        assert time.thread_time() - began < 0.1  # to make these lines takes half a second
+        console.show("flood[0]", b"rest")
+        *first, missing = pipe.read()
+        console.show("flood[0]", b"a line\nbegun")
+        console.finish("flood[0]")
+        last = pipe.read()
+    assert 100_000 < len(first) < 110_000
+    assert first == ["[flood[0]] begun", *["[flood[0]] "] * (len(first) - 1)]
+    assert missing == f"({300_001 - len(first)} missing)"
+    assert last == ["[flood[0]] a line", "[flood[0]] begun"]

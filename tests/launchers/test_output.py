@@ -1,5 +1,6 @@
 """The output of nodes: complete in files, readable on the console."""
 
+import collections
 import contextlib
 import os
 import pty
@@ -7,13 +8,21 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 import launchpad_lite as lp
+from courier import Secret
+from launchers._payloads import payloads
+from launchers.host.agent_link import start_agent_here
+from launchers.host.grant import Grant
+from launchers.host.link import Frame, write_all
+from launchpad_lite.launching import AddressTable, LaunchOptions
 from launchpad_lite.testing import poll_until
 from tests.launchers.scripts import Script, without_logs_line
 
@@ -287,3 +296,54 @@ def test_a_terminal_shows_colours(tmp_path: Path) -> None:
         os.close(master)
         assert process.wait(60) == 0
         assert b"\x1b[36m[bytes[0]]\x1b[0m" in seen
+
+
+def _flood() -> None:
+    os.write(1, b"\n" * (1 << 20))
+
+
+def _fail() -> None:
+    raise ValueError("on its way")
+
+
+def test_what_happens_to_a_node_is_said_before_output_that_waits_and_its_end_after_its_own() -> (
+    None
+):
+    program = lp.Program("flood")
+    program.add_node(lp.PyNode(_flood), label="flood")
+    program.add_node(lp.PyNode(_fail), label="fail")
+    table = AddressTable({}, Secret.generate())
+    work = payloads(lp.plan(program, "test_mp"), table, LaunchOptions())
+    link = start_agent_here("here")
+    stdin, stdout = link.process.stdin, link.process.stdout
+    assert stdin is not None
+    assert stdout is not None
+
+    def workers() -> int:
+        return len(psutil.Process(os.getpid()).children(recursive=True)) - 2
+
+    def run(node: str) -> None:
+        body, fields = work[node].encode(), {"node": node, "attempt": 0, "log": None}
+        options = {"has_flags": False, "grant": Grant().encode()}
+        write_all(stdin.fileno(), Frame("start", {**fields, **options}, body).encode())
+        poll_until(workers, 20)
+        poll_until(lambda: not workers(), 20)
+
+    with stdin, stdout:
+        link.frames.begin(time.monotonic() + 20)
+        run("flood[0]")
+        run("fail[0]")
+        # Nothing was read so far. The pipe is full, and one more piece is on its way.
+        said, ended = collections.Counter[str](), []
+        while len(ended) < 2:
+            frame = link.frames.read(time.monotonic() + 20)
+            assert frame is not None
+            if frame.op == "output":
+                said[frame["node"]] += len(frame.body)
+            elif frame.op == "failed":
+                assert said["flood[0]"] <= 3 * (64 << 10)
+            elif frame.op == "exited":
+                ended.append((frame["node"], said["flood[0]"]))
+        assert ended == [("fail[0]", ended[0][1]), ("flood[0]", 1 << 20)]
+        assert said["fail[0]"]
+    assert link.process.wait(20) == 0
