@@ -262,10 +262,7 @@ def _mistakes_in(fields: Mapping[str, Any]) -> Iterator[str]:
             f"{user!r} cannot be a user: it begins with a letter or digit and holds nothing but "
             "these and . _ - + @"
         )
-    if python is not None and not (
-        isinstance(python, str) and python.isprintable() and python.strip(" ")[:1] not in ("", "-")
-    ):
-        yield f"python is a command or the path of an interpreter, not {python!r}"
+    yield from mistakes_in_words(python=python)
     if address is not None and not _names_host(address):
         yield f"address is a host name or an IP address, not {address!r}"
     for key in ("cpu", "ram_gib"):
@@ -277,6 +274,15 @@ def _mistakes_in(fields: Mapping[str, Any]) -> Iterator[str]:
     port = fields["port"]
     if port is not None and not (_is_amount(port, Integral) and 1 <= port <= 65535):
         yield f"port is a whole number from 1 to 65535, not {port!r}"
+
+
+def mistakes_in_words(**given: object) -> Iterator[str]:
+    """Yields which options of a user, by name, are no commands or paths that a host can be given."""
+    for name, value in given.items():
+        if value is not None and not (
+            isinstance(value, str) and value.isprintable() and value.strip(" ")[:1] not in ("", "-")
+        ):
+            yield f"{name} is a command or a path, which does not begin with a dash, not {value!r}"
 
 
 def _is_amount(value: Any, kind: type) -> bool:

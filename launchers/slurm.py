@@ -12,6 +12,7 @@ from pathlib import Path
 
 from launchers import _slurm_client as slurm
 from launchers._deployment import Deployment, Tunnel, deploy, read_requirements
+from launchers._hosts import mistakes_in_words
 from launchers._placement import PlacementChoice, Strategy
 from launchers._run_folder import run_name
 from launchers._shipping import Shipment, pack_up
@@ -154,9 +155,7 @@ class SlurmLauncher(Launcher):
         ][:1]
         if not self._silence_s >= 1:
             found.append(f"silence_s is at least 1 s, not {self._silence_s}")
-        if self._python is not None and not (self._python and self._python.isprintable()):
-            found.append(f"python is a path or a command, not {self._python!r}")
-        return found
+        return [*found, *mistakes_in_words(python=self._python, cache=self._cache)]
 
     def mistakes(self, executables: Sequence[Executable]) -> Sequence[str]:
         """Returns what no job can be made of."""

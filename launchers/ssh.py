@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from launchers._deployment import Deployment, Tunnel, deploy, read_requirements
-from launchers._hosts import HostsChoice, HostSpec, parse_hosts
+from launchers._hosts import HostsChoice, HostSpec, mistakes_in_words, parse_hosts
 from launchers._placement import Placement, PlacementChoice, Room, Strategy, place
 from launchers._shipping import pack_up
 from launchers.host import boot
@@ -90,6 +90,9 @@ class SshLauncher(Launcher):
         self._connect_s = connect_s
         self._cache = cache
         self._ssh = tuple(ssh)
+        command = self._ssh[0] if self._ssh else ""
+        if mistakes := [*mistakes_in_words(python=python, cache=cache, ssh=command)]:
+            raise ValueError("; ".join(mistakes))
         self.description = f"{len(self._specs)} hosts over SSH"
 
     def _place(self, executables: Sequence[Executable]) -> Placement:

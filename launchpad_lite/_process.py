@@ -35,7 +35,7 @@ class PythonProcess:
         _check_names("env", self.env)
         for name, value in self.env.items():
             if value is not None:
-                _check_text(f"the environment variable {name}", value)
+                check_text(f"the environment variable {name}", value)
         if self.interpreter is not None:
             # Frozen, so that executables can be compared; a path is as good as its text.
             object.__setattr__(self, "interpreter", os.fspath(self.interpreter))
@@ -67,15 +67,21 @@ def _check_names(what: str, given: object) -> None:
     if not isinstance(given, Mapping):
         raise TypeError(f"{what} is a dict by name, not {given!r}")
     for name in given:
-        if not isinstance(name, str) or not name or "=" in name or "\0" in name:
+        if not isinstance(name, str) or not name or "=" in name:
             raise ValueError(f"{what} cannot have the name {name!r}")
+        check_text(f"the name {name!r} in {what}", name)
 
 
-def _check_text(what: str, value: object) -> None:
+def check_text(what: str, value: object) -> None:
+    """Refuses what no process can be given, as a variable or an argument; the value may be a secret."""
     if not isinstance(value, str):
         raise TypeError(f"{what} is a str or None, not {value!r}")
     if "\0" in value:
         raise ValueError(f"{what} holds a zero byte")
+    try:
+        os.fsencode(value)
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{what}: {error}") from None
 
 
 def _flags(name: str, value: object) -> Iterator[str]:

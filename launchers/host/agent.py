@@ -645,6 +645,8 @@ class Agent:
                 begin_anew(grant.interpreter, frame.body, control.fileno(), stacks_fd)
             write_stacks_on_signal(stacks_fd)
             code = run_worker(frame.body, control.fileno(), stacks_fd)
+        except BaseException:  # noqa: BLE001 - what it printed last is shown
+            sys.excepthook(*sys.exc_info())
         finally:
             leave(code)
 

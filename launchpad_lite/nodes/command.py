@@ -27,6 +27,7 @@ import courier
 from courier._surviving import surviving
 from launchpad_lite._address import Address
 from launchpad_lite._forcing import ForcedExit
+from launchpad_lite._process import PythonProcess, check_text
 from launchpad_lite._runtime import NodeRuntime, keep_client
 from launchpad_lite.errors import CommandError
 from launchpad_lite.nodes.base import DeclaredHandle, Handle, Node, PlanContext, Task
@@ -235,6 +236,9 @@ class CommandNode(Node[Endpoint]):
         known = {*self._addresses, *self._uses}
         for text in (*self._argv, *self._env.values()):
             _check_names(text, known)
+        for text in self._argv:
+            check_text(f"the argument {text!r}", text)
+        PythonProcess(env=self._env)  # refuses what no process can be given
 
     @property
     def addresses(self) -> Sequence[Address]:

@@ -114,9 +114,15 @@ def test_a_file_holds_options_of_all_hosts_and_of_each(tmp_path: Path, as_path: 
         ("h1:ram=nan", "ram_gib is a number, 0 or more, not nan"),
         ("h1:port=0", "port is a whole number from 1 to 65535, not 0"),
         ("h1:port=65536", "port is a whole number from 1 to 65535, not 65536"),
-        ("h1:python=", "python is a command or the path of an interpreter, not ''"),
-        ("h1:python=-c", "python is a command or the path of an interpreter, not '-c'"),
-        ("h1:python=a\nb", "python is a command or the path of an interpreter, not 'a\\nb'"),
+        ("h1:python=", "python is a command or a path, which does not begin with a dash, not ''"),
+        (
+            "h1:python=-c",
+            "python is a command or a path, which does not begin with a dash, not '-c'",
+        ),
+        (
+            "h1:python=a\nb",
+            "python is a command or a path, which does not begin with a dash, not 'a\\nb'",
+        ),
         ("h1:address=-x", "address is a host name or an IP address, not '-x'"),
         ("h1,h2,h1:gpu=1", "host 'h1' is named 2 times; name it once, or if these are several"),
         ("h1,H1", "host 'h1' is named 2 times"),

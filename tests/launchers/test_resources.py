@@ -225,6 +225,11 @@ def test_a_new_interpreter_serves_restarts_and_stops_as_a_forked_worker_does(
         ({"env": {"A=B": "1"}}, "env cannot have the name 'A=B'"),
         ({"env": "A=1"}, "env is a dict by name, not 'A=1'"),
         ({"env": {"A": "\0"}}, "the environment variable A holds a zero byte"),
+        (
+            {"env": {"A": "\ud800"}},
+            "the environment variable A: 'utf-8' codec can't encode",
+        ),
+        ({"env": {"\ud800": "1"}}, "the name '\\ud800' in env: 'utf-8' codec can't encode"),
         ("python3", "expected lp.PythonProcess or a dict, got 'python3'"),
     ],
 )
@@ -233,6 +238,14 @@ def test_settings_that_cannot_be_are_mistakes_of_the_plan(given: Any, message: s
         lp.plan(looking(Path(), actor=1), "test_mp", processes={"actor": given, "nobody": {}})
     assert f"processes of group 'actor': {message}" in str(caught.value)
     assert "processes for an unknown group 'nobody'" in str(caught.value)
+
+
+def test_why_a_process_could_not_begin_is_told(launch_program: Any, tmp_path: Path) -> None:
+    process = lp.PythonProcess(env={"A": "1"})
+    object.__setattr__(process, "env", {"A": "\ud800"})  # as if it had not been looked at
+    running = launch_program(looking(tmp_path, actor=1), "test_mp", processes={"actor": process})
+    with pytest.raises(lp.NodeFailedError, match="surrogates not allowed"):
+        running.wait()
 
 
 def test_an_interpreter_that_is_not_there_is_a_mistake_of_the_plan() -> None:

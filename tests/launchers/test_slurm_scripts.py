@@ -207,7 +207,8 @@ def test_numbers_of_hosts_that_do_not_fit_are_refused(nodes: Any, words: str) ->
         ({"nodes": 0}, "nodes is a number"),
         ({"nodes": True}, "nodes is a number"),
         ({"silence_s": 0.5}, "at least 1 s"),
-        ({"python": "py\nthon"}, "python is a path"),
+        ({"python": "py\nthon"}, "python is a command"),
+        ({"cache": "-rf"}, "cache is a command or a path, .* not .-rf"),
         ({"strategy": "scatter"}, "scatter"),
     ],
 )

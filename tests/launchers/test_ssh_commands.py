@@ -98,6 +98,10 @@ def test_what_a_host_runs_is_one_line_that_no_shell_changes() -> None:
         ({"hosts": "h1", "silence_s": 0.5}, "silence_s is at least 1 s, not 0.5"),
         ({"hosts": "h1", "silence_s": float("nan")}, "silence_s is at least 1 s, not nan"),
         ({"hosts": "h1:gpus=2,h1"}, "gpus"),
+        ({"hosts": "h1", "cache": "-rf"}, "cache is .* not '-rf'"),
+        ({"hosts": "h1", "cache": "\ud800"}, "cache is .* not '.ud800'"),
+        ({"hosts": "h1", "python": "-c"}, "python is .* not '-c'"),
+        ({"hosts": "h1", "ssh": ()}, "ssh is .* not ''"),
     ],
 )
 def test_options_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:

@@ -26,6 +26,9 @@ WRONG: list[tuple[list[Any], dict[str, Any], type[Exception], str]] = [
         for name in ("", "HTTP", "a b", "a-b", "a.b", "1a", "ä")
     ),
     ([["ls"]], {"listens": ["http", "http"]}, ValueError, "not all different"),
+    ([["ls", "\ud800"]], {}, ValueError, "codec can't encode"),
+    ([["ls", "a\0"]], {}, ValueError, "holds a zero byte"),
+    ([["ls"]], {"env": {"A=B": "1"}}, ValueError, "env cannot have the name 'A=B'"),
     (
         [["ls"]],
         {"listens": ["http"], "uses": {"http": lp.CourierNode(Server).create_handle()}},
