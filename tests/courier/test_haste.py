@@ -1,8 +1,10 @@
 """A handler that computes must not make all other callers wait for the interpreter."""
 
+import importlib
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -44,3 +46,18 @@ def test_a_forked_child_without_servers_has_the_usual_one() -> None:
             os._exit(0 if abs(sys.getswitchinterval() - 0.005) < 1e-6 else 1)
         assert os.waitpid(child, 0)[1] == 0
         assert sys.getswitchinterval() == pytest.approx(0.0005)
+
+
+def test_it_is_the_usual_one_where_tensorflow_is_imported_whichever_comes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tensorflow.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "tensorflow", raising=False)
+    with courier.Server():
+        assert sys.getswitchinterval() == pytest.approx(0.0005)
+        importlib.import_module("tensorflow")
+        assert sys.getswitchinterval() == pytest.approx(0.005)
+    with courier.Server():
+        assert sys.getswitchinterval() == pytest.approx(0.005)
+    monkeypatch.delitem(sys.modules, "tensorflow")
