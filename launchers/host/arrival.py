@@ -293,7 +293,10 @@ class Arrival:
 
     def explanation(self) -> str:
         """Returns what programs complained of, to end a message with."""
-        return f": {'; '.join(self.messages)}" if self.messages else ""
+        # Who refuses may say so where the host's Python would speak: a forced command, for one.
+        said = self.frames.decoder.prologue.decode(errors="replace").splitlines()[-_MESSAGES:]
+        told = [*self.messages, *filter(None, map(str.strip, said))]
+        return f": {'; '.join(told)}" if told else ""
 
     def link(self, silence_s: float) -> AgentLink:
         """Returns how the agent is reached that is there now.

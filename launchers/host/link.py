@@ -23,6 +23,8 @@ from typing import IO, Any, Protocol
 MARKER = b"\0agent of launchpad-lite\0"
 _HEADER = struct.Struct("!IQ")
 _READ_BYTES = 1 << 18
+#: How much is remembered of what comes before the first frame.
+_PROLOGUE_BYTES = 4096
 #: Signs of life that both ends give within the time after which silence means that the link is cut.
 SIGNS_PER_SILENCE = 4
 #: Who wakes up so many seconds too late was stopped, or asleep.
@@ -84,12 +86,17 @@ class FrameDecoder:
         self.awaited = awaited
         self._buffer = bytearray()
 
+    @property
+    def prologue(self) -> bytes:
+        """The last of what came, while the first frame is awaited."""
+        return bytes(self._buffer) if self.awaited else b""
+
     def feed(self, data: bytes) -> Iterator[Frame]:
         """Takes in bytes and yields the frames that are complete."""
         self._buffer += data
         if self.awaited:
             before, found, after = self._buffer.partition(self.awaited)
-            self._buffer = after if found else before[-len(self.awaited) :]
+            self._buffer = after if found else before[-_PROLOGUE_BYTES:]
             if not found:
                 return
             self.awaited = b""
@@ -121,7 +128,7 @@ class FrameReader:
 
     def __init__(self, fd: int, awaited: bytes = b"") -> None:
         self._fd = fd
-        self._decoder = FrameDecoder(awaited)
+        self.decoder = FrameDecoder(awaited)
         self._frames: collections.deque[Frame] = collections.deque()
         #: Monotonic time at which anything came last.
         self.last_read_at = -math.inf
@@ -138,7 +145,7 @@ class FrameReader:
         while not self._frames:
             if not (data := self._read_some(give_up_at)):
                 return None
-            self._frames += self._decoder.feed(data)
+            self._frames += self.decoder.feed(data)
         return self._frames.popleft()
 
     def begin(self, give_up_at: float) -> None:
@@ -148,10 +155,10 @@ class FrameReader:
             EOFError: The other end was closed before.
             TimeoutError: It has not come by then.
         """
-        while self._decoder.awaited:
+        while self.decoder.awaited:
             if not (data := self._read_some(give_up_at)):
                 raise EOFError
-            self._frames += self._decoder.feed(data)
+            self._frames += self.decoder.feed(data)
 
     def _read_some(self, give_up_at: float) -> bytes:
         left = give_up_at - time.monotonic()

@@ -186,6 +186,11 @@ def test_what_the_command_complained_of_is_told() -> None:
     assert text == "h1: sh ended with exit code 255: Permission denied"
 
 
+def test_what_it_said_on_standard_output_is_told_if_nothing_else_came() -> None:
+    text = refusal("sh", "-c", "printf 'Keep out.\\n\\nBy order'; echo refused >&2; exit 1")
+    assert text == "h1: sh ended with exit code 1: refused; Keep out.; By order"
+
+
 def test_what_the_command_complained_of_is_told_even_if_it_comes_late() -> None:
     after = "while kill -0 $$ 2>/dev/null; do sleep 0.01; done; echo Permission denied >&2"
     text = refusal("sh", "-c", f"({after}) >&- & exit 255")
