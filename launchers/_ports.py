@@ -1,12 +1,17 @@
 """Ports that are held before anybody listens at them."""
 
 import contextlib
+import os
 import socket
 from collections.abc import Iterable
 
 from launchpad_lite._address import Address
 
 LOOPBACK = "127.0.0.1"
+
+#: Of these, the system gives none to connections, nor to programs that ask for any free port: Linux
+#: begins at 32768, others at 49152. Clusters keep those from 30000 on for themselves.
+_LENDABLE = range(20_000, 30_000)
 
 
 class PortTakenError(OSError):
@@ -18,6 +23,9 @@ class PortReservations:
 
     SO_REUSEPORT lets only processes of the same user share the port. A worker that is
     restarted finds its port still held.
+
+    A foreign program cannot be expected to share. Its port is held until its node starts, and not
+    again: after that, only a program that asks for exactly this port can get it.
     """
 
     def __init__(self, host: str = LOOPBACK) -> None:
@@ -27,16 +35,15 @@ class PortReservations:
             host: Number of the interface whose ports are held; 0.0.0.0 for all.
         """
         self._host = host
-        self._sockets: list[socket.socket] = []
+        #: With the node that a port is lent to.
+        self._sockets: dict[socket.socket, str | None] = {}
 
-    def reserve(self, port: int | None, *, is_foreign: bool = False) -> int:
+    def reserve(self, port: int | None, *, lent_to: str | None = None) -> int:
         """Holds a port and returns it.
 
         Args:
             port: Which; None takes a free one.
-            is_foreign: The program that listens there does not set SO_REUSEPORT. SO_REUSEADDR will do, which
-                nearly all servers set, because we do not listen; then others could take the port,
-                too.
+            lent_to: The node in which a foreign program listens there; None: one of ours does.
 
         Raises:
             PortTakenError: Another process listens there, or it is reserved already.
@@ -44,12 +51,29 @@ class PortReservations:
         if port is not None:
             self._check_free(port)
         held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        self._sockets.append(held)
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        if is_foreign:
-            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._sockets[held] = lent_to
+        if lent_to is not None and port is None:
+            return self._bind_lendable(held)
+        # As `_check_free`, for a port that is lent.
+        option = socket.SO_REUSEPORT if lent_to is None else socket.SO_REUSEADDR
+        held.setsockopt(socket.SOL_SOCKET, option, 1)
         held.bind((self._host, port or 0))
         return int(held.getsockname()[1])
+
+    def _bind_lendable(self, held: socket.socket) -> int:
+        first = int.from_bytes(os.urandom(4), "big")  # `random` belongs to the user's experiment
+        for number in range(first, first + len(_LENDABLE)):
+            port = _LENDABLE[number % len(_LENDABLE)]
+            with contextlib.suppress(OSError):
+                held.bind((self._host, port))
+                return port
+        raise PortTakenError(f"no port from {_LENDABLE[0]} to {_LENDABLE[-1]} is free")
+
+    def lend(self, node: str) -> None:
+        """Lets go of the ports at which foreign programs listen in a node, which starts now."""
+        for held in [held for held, lent_to in self._sockets.items() if lent_to == node]:
+            held.close()
+            del self._sockets[held]
 
     def reserve_all(self, wanted: Iterable[Address]) -> dict[str, int]:
         """Holds a port for each address; returns them by address key.
@@ -64,8 +88,9 @@ class PortReservations:
                 if address.port in owners:
                     both = f"{owners[address.port]} and {address.node}"
                     raise PortTakenError(f"{both} ask for the same port, {address.port}")
+                lent_to = address.node if address.is_foreign else None
                 try:
-                    port = self.reserve(address.port, is_foreign=address.is_foreign)
+                    port = self.reserve(address.port, lent_to=lent_to)
                 except PortTakenError as error:
                     advice = "choose another port, or none: then a free one is found"
                     raise PortTakenError(f"{address.node}: {error}; {advice}") from error

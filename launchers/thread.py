@@ -232,6 +232,7 @@ class _ThreadHost:
         runtime.note_ended(self._ended)
         self._nodes[node] = _ThreadNode(executable, runtime, self._handlers_s)
         self._stacks.pop(node, None)
+        self._ports.lend(node)
         thread = threading.Thread(
             target=self._look_after,
             args=(self._nodes[node], attempt),

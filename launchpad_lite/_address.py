@@ -35,8 +35,8 @@ class Address:
         Args:
             name: What listens there, for people: lower-case letters and digits.
             port: Ask for this port; None takes a free one.
-            is_foreign: A program listens there that does not share its port with the launcher, which holds it
-                (SO_REUSEPORT), as our servers do.
+            is_foreign: A program listens there that does not share its port with the launcher
+                (SO_REUSEPORT), as our servers do. The launcher holds it until the node starts.
 
         Raises:
             TypeError: The port is no number.

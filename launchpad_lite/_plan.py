@@ -460,6 +460,8 @@ class _Planner:
                     together=task.together,
                     seed=self._seed,
                 )
+                for address in task.addresses:
+                    address.node = executable.name
                 for key in (*task.stands_for, node.key):
                     self._executable_names.setdefault(key, executable.name)
                 yield executable, callees

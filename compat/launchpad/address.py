@@ -17,7 +17,8 @@ class Address(lp.Address):
     __slots__ = ("_fixed", "_owner")
 
     def __init__(self, name: str | None = None) -> None:
-        super().__init__("unnamed" if name is None else name)
+        # Programs listen there with what they like.
+        super().__init__("unnamed" if name is None else name, is_foreign=True)
         self._fixed: str | None = None
         self._owner: object = None
 

@@ -533,6 +533,7 @@ class Agent:
     def _start(self, frame: Frame) -> None:
         if self._departing:
             return  # it starts elsewhere, as soon as this end of the link is gone
+        self._ports.lend(frame["node"])
         try:
             self._fork(frame)
         except OSError as error:  # no such folder, too many files, too many processes

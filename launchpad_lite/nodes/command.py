@@ -188,8 +188,7 @@ class CommandNode(Node[Endpoint]):
         Args:
             command: The program and its arguments; one string is given to the shell.
             listens: Names of addresses of its own, lower-case letters and digits. The handle gives
-                the first. The node is ready when a process listens at all of them, by IPv4. Servers
-                must set SO_REUSEADDR, as nearly all do: the ports are held for them.
+                the first. The node is ready when a process listens at all of them, by IPv4.
             uses: Handles of other nodes by the names they have in the arguments.
             env: Added to the environment.
             cwd: Its folder.

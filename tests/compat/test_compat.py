@@ -1,10 +1,13 @@
 """Programs as they are written for the original Launchpad, on threads and on processes."""
 
+import concurrent.futures
 import importlib
 import inspect
 import operator
 import queue
 import re
+import socket
+import socketserver
 import sys
 import textwrap
 import threading
@@ -13,9 +16,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from absl import flags
 
+import courier
 import launchpad as lp
 from launchpad.launch import serialization, terminals, worker_manager
 from launchpad.nodes.courier import courier_utils
@@ -376,21 +381,77 @@ def test_the_port_of_an_address_may_have_a_name(monkeypatch: pytest.MonkeyPatch)
         lp.get_port_from_address("localhost:other")
 
 
-def serve_at(address: lp.Address, recorder: Any) -> None:
-    recorder.tell(lp.get_port_from_address(address.resolve()))
-    lp.wait_for_stop()
+def listen_plainly(port: int) -> Callable[[], object]:
+    listening = socket.socket()
+    listening.bind(("", port))
+    listening.listen()
+    return listening.close
 
 
-def test_a_node_may_have_addresses_of_its_own(launch_type: str, case: unittest.TestCase) -> None:
+def listen_with_a_server_of_sockets(port: int) -> Callable[[], object]:
+    return socketserver.TCPServer(
+        ("localhost", port), socketserver.StreamRequestHandler
+    ).server_close
+
+
+def listen_with_grpc(port: int) -> Callable[[], object]:
+    server = grpc.server(concurrent.futures.ThreadPoolExecutor(1))
+    assert server.add_insecure_port(f"[::]:{port}") == port
+    server.start()
+    return lambda: server.stop(None).wait()
+
+
+def listen_with_courier(port: int) -> Callable[[], object]:
+    server = courier.Server(port=port)
+    server.Start()
+    return server.Stop
+
+
+LISTENERS = (
+    listen_plainly,
+    listen_with_a_server_of_sockets,
+    listen_with_grpc,
+    listen_with_courier,
+)
+
+
+class ListensTwice:
+    """Fails once when it listens."""
+
+    def __init__(self, listen: Any, address: lp.Address, recorder: Any) -> None:
+        self._listen, self._address, self._recorder = listen, address, recorder
+
+    def run(self) -> None:
+        close = self._listen(lp.get_port_from_address(self._address.resolve()))
+        try:
+            self._recorder.tell(self._listen.__name__)
+            if self._recorder.told().count(self._listen.__name__) < 2:
+                raise LookupError("once")
+            lp.wait_for_stop()
+        finally:
+            close()
+
+
+@pytest.mark.parametrize("launcher", TYPES)
+def test_a_node_listens_as_it_likes_at_an_address_of_its_own_also_when_it_is_restarted(
+    launcher: str, launch_program: Any
+) -> None:
     program = lp.Program("own")
     recorder = recorded(program)
-    address = lp.Address("own")
-    node = lp.PyNode(serve_at, address, recorder.create_handle())
-    node.allocate_address(address)
-    program.add_node(node, label="serves")
-    lp.launch(program, launch_type, test_case=case)
-    (port,) = told(recorder, 1)
-    assert 0 < port < 1 << 16
+    addresses = []
+    for listen in LISTENERS:
+        address = lp.Address("own")
+        node = lp.PyClassNode(ListensTwice, listen, address, recorder.create_handle())
+        program.add_node(node, label=listen.__name__)
+        node.allocate_address(address)  # after the node was added, too
+        addresses.append(address)
+    running = launch_program(program, launcher, restart="on_failure")
+    names = told(recorder, 2 * len(LISTENERS))
+    assert sorted(names) == sorted(2 * [each.__name__ for each in LISTENERS])
+    for address in addresses:
+        host, _, port = address.resolve().rpartition(":")
+        socket.create_connection((host, int(port)), 20).close()
+    running.stop()
 
 
 def test_a_period_for_checkpoints_needs_no_folder() -> None:

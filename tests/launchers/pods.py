@@ -6,6 +6,7 @@ is ended, and starts another one of the same host name in its place.
 
 import contextlib
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -23,7 +24,7 @@ from launchers._kubernetes.fleet import PodFleet
 from launchers._kubernetes.names import Names
 from launchers._kubernetes.order import _trust, read_trust
 from launchers._placement import Strategy
-from launchers._ports import PortReservations
+from launchers._ports import LOOPBACK
 from launchers._reachability import SameForAll
 from launchers._shipping import pack_up
 from launchers._supervisor import SupervisedProgram
@@ -142,7 +143,7 @@ class Cluster:
         self.trust = trust
         self._cache = cache
         self.exchange = Exchange(read_trust(trust), 0)
-        self._ports = PortReservations()
+        self._ports = contextlib.ExitStack()
         self.pods: dict[str, Pod] = {}
         self.gone: list[Pod] = []
         self.shown = Shown()
@@ -199,7 +200,7 @@ class Cluster:
         """Starts all pods, and the program in them."""
         plan = make_plan(program, "local_mp", restart=restart, checkpoints=checkpoints)
         for address in plan.addresses:
-            address.port = self._ports.reserve(None, is_foreign=True)
+            address.port = self._hold_port()
         hosts = {each.name: _host(each.name) for each in plan.executables}
         if pods:
             for host in hosts.values():
@@ -246,6 +247,14 @@ class Cluster:
         running = deploy(deployment, reach, limit_s, make_fleet)
         self._launched = LaunchedProgram(program, running)
         return self._launched
+
+    def _hold_port(self) -> int:
+        """Holds a port, beside which the agents of pods hold it, too, and servers listen."""
+        held = self._ports.enter_context(socket.socket())
+        for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
+            held.setsockopt(socket.SOL_SOCKET, option, 1)
+        held.bind((LOOPBACK, 0))
+        return int(held.getsockname()[1])
 
     def ends(self) -> dict[str, int]:
         """Waits for the ends of all pods; returns exit codes by host."""

@@ -1,6 +1,7 @@
 """Ports are ours from the reservation to the end."""
 
 import socket
+from pathlib import Path
 
 import pytest
 
@@ -41,6 +42,32 @@ def test_a_reserved_port_is_held_against_others_and_shared_with_ours() -> None:
             others.close()
 
     poll_until(is_given_back)
+
+
+def test_a_port_of_a_foreign_program_is_held_until_its_node_starts() -> None:
+    ports = PortReservations()
+    addresses = {node: Address(is_foreign=True) for node in ("one[0]", "two[0]")}
+    for node, address in addresses.items():
+        address.node = node
+    found = ports.reserve_all(addresses.values())
+    one, two = (found[address.key] for address in addresses.values())
+    for port in (one, two):
+        with pytest.raises(OSError, match="in use"):
+            _listen(port, share=True)
+    ports.lend("one[0]")
+    _listen(one, share=False).close()
+    with pytest.raises(OSError, match="in use"):
+        _listen(two, share=False)
+    ports.lend("one[0]")  # it starts again
+    ports.close()
+
+
+def test_the_system_gives_nobody_the_port_of_a_foreign_program_by_chance() -> None:
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    ports = PortReservations()
+    assert ports.reserve(None) >= first
+    assert all(ports.reserve(None, lent_to="web[0]") < first for _ in range(20))
+    ports.close()
 
 
 def test_reserved_ports_are_all_different() -> None:
