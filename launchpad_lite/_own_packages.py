@@ -1,10 +1,15 @@
-"""Refuses files of a user that Python finds in place of our packages. Checked when imported."""
+"""Refuses files of others that Python finds in place of our packages. Checked when imported."""
 
 import importlib.util
+from contextlib import suppress
 from pathlib import Path
 
 #: Our packages beside this one, each with a file that only ours has.
 _MARKS = {"courier": "_parcel.py", "launchers": "_supervisor.py"}
+#: What our `courier/__init__.py` says, and nobody else's.
+_COURIER = b"courier._client"
+#: Distributions of the original Launchpad, with packages `courier` and `launchpad` of their own.
+_ORIGINALS = ("dm-launchpad", "dm-launchpad-nightly")
 
 
 def _check(name: str, mark: str) -> None:
@@ -13,8 +18,12 @@ def _check(name: str, mark: str) -> None:
     except ValueError:  # the user's script has put something there that is no module
         spec = None
     folders = (spec and spec.submodule_search_locations) or ()
-    if any(Path(folder, mark).is_file() for folder in folders):
-        return
+    for folder in folders:
+        if Path(folder, mark).is_file():
+            init = Path(folder, "__init__.py")
+            if name == "courier" and not (init.is_file() and _COURIER in init.read_bytes()):
+                refuse_original(is_mixed=True)
+            return
     ours = Path(__file__).resolve().parents[1] / name
     theirs = (spec and spec.origin) or next(iter(folders), None)
     if theirs is None:
@@ -23,6 +32,31 @@ def _check(name: str, mark: str) -> None:
         f"{theirs} hides the package {name!r} of launchpad_lite at {ours}: Python finds yours first. "
         "Rename yours"
     )
+
+
+def refuse_original(*, is_mixed: bool = False) -> None:
+    """Raises the error of an environment where the original Launchpad is installed beside us.
+
+    Args:
+        is_mixed: Whether files of ours are replaced, or gone: it was installed, and may be uninstalled.
+
+    Raises:
+        ImportError: It is so. The message has the commands that mend it.
+    """
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {}
+    for name in (*_ORIGINALS, "launchpad-lite-compat"):
+        with suppress(PackageNotFoundError):
+            found[name] = f"{name} {version(name)}"
+    compat = " launchpad-lite-compat" if found.pop("launchpad-lite-compat", None) else ""
+    if found or is_mixed:
+        raise ImportError(
+            f"launchpad-lite and {' and '.join(found.values()) or 'dm-launchpad'} have packages of the same "
+            "names, `courier` and `launchpad`, so that the files of one replace, or take away, those of the "
+            f"other. To use launchpad-lite, run: pip uninstall --yes {' '.join(found) or 'dm-launchpad'}; "
+            f"pip install --force-reinstall --no-deps launchpad-lite{compat}"
+        )
 
 
 for _name, _mark in _MARKS.items():

@@ -6,7 +6,8 @@ entry-point group `launchpad_lite.launchers`:
     [project.entry-points."launchpad_lite.launchers"]
     mine = "my_package.launcher:MyLauncher"
 
-Test it by subclassing `launchpad_lite.testing.LauncherContract`.
+Test it by subclassing `launchpad_lite.testing.LauncherContract`. What a package needs that has other names
+for launching, as launchpad-lite-compat, is here as well.
 """
 
 import abc
@@ -24,8 +25,11 @@ from courier._definitions import stand_in
 from courier._modules import loaded_module
 from launchpad_lite._address import Address, AddressTable
 from launchpad_lite._devices import VISIBLE_DEVICES, visible_devices
+from launchpad_lite._flags import parse_script_arguments
+from launchpad_lite._freeze import UnfreezableError, freeze
 from launchpad_lite._interrupts import interrupt
 from launchpad_lite._log_file import find_logs, read_log
+from launchpad_lite._own_packages import refuse_original
 from launchpad_lite._plan import Executable, LaunchPlan
 from launchpad_lite._policies import Liveness, RestartPolicy, RestartWhen
 from launchpad_lite._process import PythonProcess
@@ -59,9 +63,13 @@ __all__ = [
     "RestartPolicy",
     "RestartWhen",
     "RunningProgram",
+    "UnfreezableError",
+    "freeze",
     "get_launcher",
     "installed_launchers",
     "loaded_module",
+    "parse_script_arguments",
+    "refuse_original",
     "stand_in",
     "visible_devices",
 ]

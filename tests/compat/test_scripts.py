@@ -1,5 +1,6 @@
 """Scripts and suites of the original Launchpad, run as their users run them."""
 
+import importlib
 import os
 import shutil
 import signal
@@ -238,9 +239,7 @@ def test_each_node_has_a_window_of_tmux_while_the_program_runs(tmp_path: Path) -
 
 
 def test_it_does_not_mix_with_the_original(tmp_path: Path) -> None:
-    known = tmp_path / "dm_launchpad-0.5.2.dist-info"
-    known.mkdir()
-    (known / "METADATA").write_text("Metadata-Version: 2.1\nName: dm-launchpad\nVersion: 0.5.2\n")
+    say_installed(tmp_path, "dm-launchpad")
     original = tmp_path / "launchpad"
     original.mkdir()
     (original / "__init__.py").touch()
@@ -255,4 +254,43 @@ def test_it_does_not_mix_with_the_original(tmp_path: Path) -> None:
             environment = {"PYTHONPATH": os.pathsep.join(map(str, paths))}
             ended = script.run(str(script.path), command=start, env=environment)
             assert ended.code == 1
-            assert "dm-launchpad 0.5.2 is installed beside launchpad-lite-compat" in ended.stderr
+            assert_names_the_mixture(ended.stderr, "dm-launchpad")
+
+
+def say_installed(folder: Path, name: str) -> None:
+    known = folder / f"{name.replace('-', '_')}-0.5.2.dist-info"
+    known.mkdir()
+    (known / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.5.2\n")
+
+
+def assert_names_the_mixture(stderr: str, original: str) -> None:
+    error = stderr.splitlines()[-1]
+    assert error.startswith("ImportError: launchpad-lite and dm-launchpad"), stderr
+    assert f"run: pip uninstall --yes {original}; pip install --force-reinstall --no-deps" in error
+
+
+@pytest.mark.parametrize("names", [["dm-launchpad"], ["dm-launchpad", "dm-launchpad-nightly"], []])
+def test_files_that_the_original_has_replaced_or_taken_away_are_named(
+    tmp_path: Path, names: list[str]
+) -> None:
+    for package in ("launchpad_lite", "launchers"):
+        (tmp_path / package).symlink_to(_ROOT / package)
+    mixed = tmp_path / "courier"
+    mixed.mkdir()
+    for path in (_ROOT / "courier").iterdir():
+        (mixed / path.name).symlink_to(path)
+    (mixed / "__init__.py").unlink()
+    for name in names:  # else it was uninstalled, and took the file away
+        say_installed(tmp_path, name)
+        (mixed / "__init__.py").write_text("from courier.python.client import Client\n")
+    ended = subprocess.run(
+        [sys.executable, "-S", "-c", "import launchpad_lite"],
+        cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert_names_the_mixture(ended.stderr, " ".join(names) or "dm-launchpad")
+
+
+def test_the_original_says_that_its_files_are_mixed_with_ours() -> None:
+    words = "dm-launchpad and launchpad-lite.*pip uninstall --yes dm-launchpad; pip install --force"
+    with pytest.raises(ImportError, match=words):
+        importlib.import_module("courier.handlers.python")

@@ -120,9 +120,11 @@ def _listing_order(name: str) -> tuple[bool, bool, str]:
     return not name.isupper(), not name[:1].isupper(), name
 
 
-@pytest.mark.parametrize("room", ROOMS)
+@pytest.mark.parametrize(
+    "room", [*(f"launchpad_lite/{room}" for room in ROOMS), "compat/launchpad"]
+)
 def test_rooms_on_top_are_made_of_what_users_have(room: str) -> None:
-    for path in (ROOT / "launchpad_lite" / room).glob("*.py"):
+    for path in (ROOT / room).rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom):
                 names = [f"{node.module}.{alias.name}" for alias in node.names]
@@ -130,7 +132,7 @@ def test_rooms_on_top_are_made_of_what_users_have(room: str) -> None:
                 names = [alias.name for alias in node.names]
             else:
                 continue
-            inside = [name for name in names if not name.startswith(f"launchpad_lite.{room}.")]
+            inside = [name for name in names if not name.startswith(f"{room.replace('/', '.')}.")]
             hidden = [name for name in inside if name.startswith(PACKAGES) and "._" in name]
             assert not hidden, f"{path.name} reaches below what is public: {hidden}"
 

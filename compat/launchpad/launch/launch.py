@@ -12,8 +12,7 @@ from launchpad.context import LaunchType
 from launchpad.flags import FLAGS
 from launchpad.launch import serialization, terminals
 from launchpad.launch.worker_manager import WorkerManager
-from launchpad_lite._flags import parse_script_arguments
-from launchpad_lite.launching import Launcher, get_launcher
+from launchpad_lite.launching import Launcher, get_launcher, parse_script_arguments
 
 _LOGGER = logging.getLogger(__name__)
 

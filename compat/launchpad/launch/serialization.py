@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import launchpad_lite as lp
-from launchpad_lite._freeze import UnfreezableError, freeze
-from launchpad_lite._resources import Resources
+from launchpad_lite.launching import UnfreezableError, freeze
 from launchpad_lite.nodes.base import PlanContext
 
 __all__ = ["check_nodes_are_serializable", "check_program", "enable_lru_cache_pickling_once"]
@@ -31,7 +30,9 @@ def check_nodes_are_serializable(label: str, nodes: Sequence[lp.Node[Any]]) -> N
     """
     for replica, node in enumerate(nodes):
         try:
-            for task in node.to_executables(PlanContext("local_mp", label, replica, Resources())):
+            for task in node.to_executables(
+                PlanContext("local_mp", label, replica, lp.Resources())
+            ):
                 freeze(task.work)
         except UnfreezableError as error:
             raise RuntimeError(
