@@ -170,7 +170,7 @@ class CallFuture(concurrent.futures.Future[Any]):
         if self._settler == threading.get_ident():
             self._deferred = (*self._deferred, callback)
         else:
-            callback(self)
+            _run_callbacks((callback,), self)
 
 
 class _Unread:
@@ -193,5 +193,7 @@ def _run_callbacks(callbacks: Sequence[Callback], future: CallFuture) -> None:
     for callback in callbacks:
         try:
             callback(future)
-        except Exception:  # noqa: BLE001 - as the standard library: logged, others still run
-            _log.exception("a callback of %r failed", future)
+        except Exception as error:  # noqa: BLE001 - as the standard library: logged, others still run
+            # At a stop, most read the result only to learn of it: no mistake that needs a traceback.
+            is_stop = isinstance(error, CallCancelledError) and future._connection.is_ending
+            _log.error("a callback failed: %s", error, exc_info=not is_stop)

@@ -350,6 +350,22 @@ def test_callbacks_run_in_order_and_a_failing_one_does_not_stop_the_next(
     assert ran == [1, ("released", "called again")]
 
 
+def test_a_callback_that_hears_of_a_stop_is_told_in_one_line(
+    serve: Serve, node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, client = serve(node)
+    future = client.futures.block()
+    future.add_done_callback(lambda it: it.result())
+    node.await_calls()
+    courier.close(client, "the program has ended")
+    wait_until(lambda: "a callback failed" in caplog.text)
+    future.add_done_callback(lambda it: it.result())  # that is too late, and called at once
+    records = [each for each in caplog.records if "a callback failed" in each.getMessage()]
+    assert len(records) == 2
+    assert all("has ended" in each.getMessage() and not each.exc_info for each in records)
+    node.release.set()
+
+
 def test_thousands_of_futures_with_a_timeout_need_no_thread_each(
     serve: Serve, node: Node, mode: str
 ) -> None:
