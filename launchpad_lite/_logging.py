@@ -16,11 +16,13 @@ class LoggingSetup(NamedTuple):
         levels: Of loggers that have one of their own, by name; "" is the root.
         format: Format and date format of the root's output to stdout or stderr; None: there is none.
         filters: Those of warnings; categories that are not built in by their names.
+        is_of_absl: Whether the root has the handler of absl, as `app.run` sets it.
     """
 
     levels: Mapping[str, int]
     format: tuple[str, str | None] | None
     filters: Sequence[tuple[Any, ...]]
+    is_of_absl: bool = False
 
     @classmethod
     def take(cls) -> "LoggingSetup":
@@ -34,6 +36,9 @@ class LoggingSetup(NamedTuple):
             and each.level != _DEFAULTS.get(name, logging.NOTSET)
         }
         filters = [(act, text, _named(kind), *at) for act, text, kind, *at in warnings.filters]
+        absl = sys.modules.get("absl.logging")
+        if absl is not None and absl.get_absl_handler() in root.handlers:
+            return cls(levels, None, filters, is_of_absl=True)
         streams = (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
         formats = (
             (used._fmt or logging.BASIC_FORMAT, used.datefmt)
@@ -45,6 +50,10 @@ class LoggingSetup(NamedTuple):
 
     def apply(self) -> None:
         """Gives it to this process, where the root has no handler yet."""
+        if self.is_of_absl:
+            from absl import logging as absl_logging
+
+            absl_logging.use_absl_handler()
         if self.format is not None:
             logging.basicConfig(format=self.format[0], datefmt=self.format[1])
         for name, level in self.levels.items():

@@ -1,6 +1,7 @@
 """Programs in scripts of their own: exit codes, reports, flags of the script, Ctrl-C."""
 
 import asyncio
+import re
 import sys
 import unittest.mock
 from pathlib import Path
@@ -357,6 +358,30 @@ def test_workers_log_as_the_script_is_set_up_to(run_script: Any) -> None:
         "[a[0]] INFO|of the root",
         "[a[0]] DEBUG|of a logger with a level",
     ]
+
+
+_LOGGING_OF_ABSL = """
+from absl import app, logging
+import launchpad_lite as lp
+
+def work():
+    logging.info("of the node")
+    logging.debug("not shown")
+
+def main(_):
+    program = lp.Program("logging")
+    program.add_node(lp.PyNode(work), label="a")
+    lp.launch(program).wait()
+
+if __name__ == "__main__":
+    app.run(main)
+"""
+
+
+def test_lines_of_absl_keep_their_time_and_place_in_workers(run_script: Any) -> None:
+    done = run_script(_LOGGING_OF_ABSL)
+    (line,) = done.stdout.splitlines()
+    assert re.fullmatch(r"\[a\[0\]\] I\d{4} [\d:.]+ \d+ script.py:6\] of the node", line)
 
 
 BATCHING_SCRIPT = """
