@@ -76,6 +76,8 @@ class ThreadLauncher(Launcher):
             LaunchError: A port that was asked for is taken, or a function of `lp.set_up` raises.
         """
         call()
+        for note in plan.notes:
+            warn(_LOGGER, "program %r: %s", plan.program, note)
         ports = PortReservations()
         try:
             reserved = ports.reserve_all(plan.addresses)

@@ -178,3 +178,12 @@ def test_the_launcher_keeps_no_descriptors(launch_program: Any) -> None:
     for _ in range(20):
         launch_once()
     poll_until(lambda: _open_descriptors() <= before)
+
+
+def test_threads_say_that_they_cannot_have_an_environment_of_their_own(
+    launch_program: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    program = lp.Program("threads")
+    program.add_node(lp.PyNode(int), label="actor")
+    launch_program(program, "local_mt", processes={"actor": {"env": {"A": "1"}}}).wait()
+    assert "'threads': environment, flags and interpreter of actor: threads have" in caplog.text
