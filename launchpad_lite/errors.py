@@ -6,7 +6,7 @@
     ├── UnknownLauncherError     no launcher of this name is installed                  (ValueError)
     ├── LauncherLoadError        a launcher is installed, but its code does not import  (ImportError)
     ├── MissingExtraError        an optional package is not installed                   (ImportError)
-    ├── NoProgramError           asked for the running program where there is none      (RuntimeError)
+    ├── NoProgramError           asked for the running program where there is none      (RuntimeError, AssertionError)
     ├── UnresolvedAddressError   a handle was dereferenced before its program runs      (RuntimeError)
     ├── NodeFailedError          a node failed, and the program with it                 (RuntimeError)
     ├── LaunchError              the program could not be started                       (RuntimeError)
@@ -74,8 +74,11 @@ class MissingExtraError(LaunchpadError, ImportError):
     """An optional package is needed; the message has the pip line."""
 
 
-class NoProgramError(LaunchpadError, RuntimeError):
-    """There is no running program here, or several, so that "the" program means nothing."""
+class NoProgramError(LaunchpadError, RuntimeError, AssertionError):
+    """There is no running program here, or several, so that "the" program means nothing.
+
+    `lp.stop()` raises an AssertionError in the original Launchpad.
+    """
 
 
 class UnresolvedAddressError(LaunchpadError, RuntimeError):

@@ -20,6 +20,11 @@ class LaunchType(str, enum.Enum):
     LOCAL_DOCKER = "local_docker"
     VERTEX_AI = "vertex_ai"
 
+    @classmethod
+    def _missing_(cls, value: object) -> None:
+        known = ", ".join(each.value for each in cls)
+        raise ValueError(f"{value!r} is not a valid LaunchType; known are {known}")
+
 
 def is_local_launch(launch_type: LaunchType | str) -> bool:
     """Returns whether a launch type means this machine, tests aside."""

@@ -314,8 +314,24 @@ def test_what_is_not_there_says_what_to_use(kind: str) -> None:
     lp.DockerConfig("code", "requirements.txt", hw_requirements=None, python_path=None)
     with pytest.raises(ValueError, match="kubernetes"):
         lp.launch(program_of(ends=end), kind)
-    with pytest.raises(ValueError, match="kubernetes"):
-        lp.launch(program_of(ends=end), "test_mt", xm_resources={"learner": 1})
+    with pytest.raises(
+        ValueError, match=r"'loca_mp' is not a valid LaunchType; known are local_mt, "
+    ):
+        lp.launch(program_of(ends=end), "loca_mp")
+
+
+def test_what_is_for_another_system_is_named_in_a_warning(
+    launch_type: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    lp.launch(program_of(ends=end), launch_type, xm_resources={"ends": 1}).wait()
+    assert "xm_resources= and controller_xm_requirements= have no effect" in caplog.text
+
+
+def test_a_stop_where_no_program_runs_is_an_assertion_error() -> None:
+    with pytest.raises(AssertionError, match="no program runs"):
+        lp.stop()
+    with pytest.raises(RuntimeError, match="no program runs"):
+        lp.wait_for_stop()
 
 
 def test_terminals(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

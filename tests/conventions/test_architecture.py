@@ -10,6 +10,8 @@ from types import ModuleType
 
 import pytest
 
+import launchpad_lite
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("courier", "launchpad_lite", "launchers")
 #: Rooms of launchpad_lite that are built on top of nodes and calls.
@@ -104,6 +106,12 @@ def test_each_package_is_typed_and_lists_its_public_names_in_order(name: str) ->
     unlisted = _public_names(package) - listed
     assert not unlisted, f"{name}.__all__ does not list {sorted(unlisted)}"
     assert list(package.__all__) == sorted(listed, key=_listing_order)
+
+
+def test_the_package_of_the_original_is_typed_and_needs_the_version_that_it_comes_with() -> None:
+    assert (ROOT / "compat/launchpad/py.typed").is_file()
+    required = f'dependencies = ["launchpad-lite=={launchpad_lite.__version__}"]'
+    assert required in (ROOT / "compat/pyproject.toml").read_text(encoding="utf-8").splitlines()
 
 
 def _public_names(package: ModuleType) -> set[str]:

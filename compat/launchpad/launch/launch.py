@@ -49,14 +49,14 @@ def launch(
         launch_type: How; by default what `--lp_launch_type` says, and `local_mt` without it.
             `--launcher` on the command line counts more than both, so that a script which cannot be
             changed runs anywhere: `--launcher=ssh --hosts=h1,h2`.
-        xm_resources: Refused: there is no XManager.
+        xm_resources: Has no effect: there is no XManager.
         local_resources: What processes of nodes are started with, by group.
         test_case: The program ends with this test, which fails if a node has. Without it, programs of
             test types end with the test that is found on the stack, or else with the script.
         terminal: Where the output of processes goes: see `launchpad.launch.terminals`.
         serialize_py_nodes: Whether nodes that are threads must be fit for processes; by default in
             tests only.
-        controller_xm_requirements: Refused, as `xm_resources`.
+        controller_xm_requirements: As `xm_resources`.
 
     Raises:
         ProgramError: The program has mistakes.
@@ -64,17 +64,13 @@ def launch(
         ValueError: An argument cannot be.
     """
     parse_script_arguments()
-    for name, given in {
-        "xm_resources": xm_resources,
-        "controller_xm_requirements": controller_xm_requirements,
-    }.items():
-        if given is not None:
-            raise ValueError(
-                f"{name}= is for XManager, which launchpad-lite does not use. Pass None, and launch with "
-                "--launcher=kubernetes to run in pods"
-            )
     program = _first(programs)
     launcher, kind = _choose(launch_type)
+    if xm_resources is not None or controller_xm_requirements is not None:
+        _LOGGER.warning(
+            "xm_resources= and controller_xm_requirements= have no effect: they are for XManager, which "
+            "launchpad-lite does not use. --launcher=kubernetes runs in pods"
+        )
     if kind in _THREADS and (kind in _TESTS if serialize_py_nodes is None else serialize_py_nodes):
         serialization.check_program(program)
     if kind is LaunchType.LOCAL_MULTI_PROCESSING:
