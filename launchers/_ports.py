@@ -9,8 +9,8 @@ from launchpad_lite._address import Address
 
 LOOPBACK = "127.0.0.1"
 
-#: Of these, the system gives none to connections, nor to programs that ask for any free port: Linux
-#: begins at 32768, others at 49152. Clusters keep those from 30000 on for themselves.
+#: No system gives these to connections, or to programs that ask for any free port: Linux begins at
+#: 32768, others at 49152. So nobody gets one by chance while the node that it is lent to restarts.
 _LENDABLE = range(20_000, 30_000)
 
 
@@ -24,8 +24,7 @@ class PortReservations:
     SO_REUSEPORT lets only processes of the same user share the port. A worker that is
     restarted finds its port still held.
 
-    A foreign program cannot be expected to share. Its port is held until its node starts, and not
-    again: after that, only a program that asks for exactly this port can get it.
+    A foreign program does not share: its port is held until its node starts.
     """
 
     def __init__(self, host: str = LOOPBACK) -> None:
@@ -54,7 +53,6 @@ class PortReservations:
         self._sockets[held] = lent_to
         if lent_to is not None and port is None:
             return self._bind_lendable(held)
-        # As `_check_free`, for a port that is lent.
         option = socket.SO_REUSEPORT if lent_to is None else socket.SO_REUSEADDR
         held.setsockopt(socket.SOL_SOCKET, option, 1)
         held.bind((self._host, port or 0))
@@ -116,10 +114,6 @@ class PortReservations:
         for held in self._sockets:
             held.close()
         self._sockets.clear()
-
-    def filenos(self) -> list[int]:
-        """Returns the descriptors, for a forked child to close."""
-        return [held.fileno() for held in self._sockets]
 
 
 def endpoint(port: int, host: str = LOOPBACK) -> str:

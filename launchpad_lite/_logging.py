@@ -36,17 +36,14 @@ class LoggingSetup(NamedTuple):
             and each.level != _DEFAULTS.get(name, logging.NOTSET)
         }
         filters = [(act, text, _named(kind), *at) for act, text, kind, *at in warnings.filters]
-        absl = sys.modules.get("absl.logging")
-        if absl is not None and absl.get_absl_handler() in root.handlers:
+        if (absl := sys.modules.get("absl.logging")) and absl.get_absl_handler() in root.handlers:
             return cls(levels, None, filters, is_of_absl=True)
         streams = (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
-        formats = (
-            (used._fmt or logging.BASIC_FORMAT, used.datefmt)
-            for handler in root.handlers
-            if isinstance(handler, logging.StreamHandler) and handler.stream in streams
-            for used in [handler.formatter or logging.Formatter()]
-        )
-        return cls(levels, next(formats, None), filters)
+        for handler in root.handlers:
+            if isinstance(handler, logging.StreamHandler) and handler.stream in streams:
+                used = handler.formatter or logging.Formatter()
+                return cls(levels, (used._fmt or logging.BASIC_FORMAT, used.datefmt), filters)
+        return cls(levels, None, filters)
 
     def apply(self) -> None:
         """Gives it to this process, where the root has no handler yet."""

@@ -18,12 +18,12 @@ def _check(name: str, mark: str) -> None:
     except ValueError:  # the user's script has put something there that is no module
         spec = None
     folders = (spec and spec.submodule_search_locations) or ()
-    for folder in folders:
-        if Path(folder, mark).is_file():
-            init = Path(folder, "__init__.py")
-            if name == "courier" and not (init.is_file() and _COURIER in init.read_bytes()):
-                refuse_original(is_mixed=True)
-            return
+    if any(Path(folder, mark).is_file() for folder in folders):
+        init = spec and spec.origin
+        if name == "courier" and not (init and _COURIER in Path(init).read_bytes()):
+            refuse_original(is_mixed=True)
+        return
+    refuse_original()
     ours = Path(__file__).resolve().parents[1] / name
     theirs = (spec and spec.origin) or next(iter(folders), None)
     if theirs is None:
@@ -35,10 +35,10 @@ def _check(name: str, mark: str) -> None:
 
 
 def refuse_original(*, is_mixed: bool = False) -> None:
-    """Raises the error of an environment where the original Launchpad is installed beside us.
+    """Refuses an environment where the original Launchpad is installed beside us.
 
     Args:
-        is_mixed: Whether files of ours are replaced, or gone: it was installed, and may be uninstalled.
+        is_mixed: Whether it was, by what is left of our files.
 
     Raises:
         ImportError: It is so. The message has the commands that mend it.

@@ -75,10 +75,7 @@ class MissingExtraError(LaunchpadError, ImportError):
 
 
 class NoProgramError(LaunchpadError, RuntimeError, AssertionError):
-    """There is no running program here, or several, so that "the" program means nothing.
-
-    `lp.stop()` raises an AssertionError in the original Launchpad.
-    """
+    """There is no running program here, or several, so that "the" program means nothing."""
 
 
 class UnresolvedAddressError(LaunchpadError, RuntimeError):

@@ -6,8 +6,7 @@ entry-point group `launchpad_lite.launchers`:
     [project.entry-points."launchpad_lite.launchers"]
     mine = "my_package.launcher:MyLauncher"
 
-Test it by subclassing `launchpad_lite.testing.LauncherContract`. What a package needs that has other names
-for launching, as launchpad-lite-compat, is here as well.
+Test it by subclassing `launchpad_lite.testing.LauncherContract`.
 """
 
 import abc

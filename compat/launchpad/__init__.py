@@ -6,6 +6,7 @@ What they mean is described where launchpad-lite describes its own; modules here
 from launchpad import _origin  # noqa: F401 - before anything of another launchpad is imported
 
 # isort: split
+import courier.python  # noqa: F401 - stands in for a package of its errors
 from launchpad import address, context, program, stopping
 from launchpad.address import (
     AbstractAddressBuilder,

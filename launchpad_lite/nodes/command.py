@@ -209,7 +209,6 @@ class CommandNode(Node[Endpoint]):
             raise TypeError(f"listens is a list of names, as in listens=[{listens!r}]")
         if len(set(listens)) < len(listens):
             raise ValueError(f"the names in listens are not all different: {list(listens)}")
-        # Foreign programs do not share ports, so no reservation can be held for them.
         self._addresses = {name: Address(name, is_foreign=True) for name in listens}
         self._control = Address("ready")
         self._uses: dict[str, Handle[Any]] = {}

@@ -23,11 +23,14 @@ from absl import flags
 import courier
 import launchpad as lp
 from launchpad.launch import serialization, terminals, worker_manager
+from launchpad.launch.test_multi_processing import launch as test_mp
+from launchpad.launch.test_multi_threading import address_builder, launch as test_mt
 from launchpad.nodes.courier import courier_utils
 from launchpad.nodes.courier.node import CourierNode
 from launchpad.nodes.python import local_multi_processing
 from launchpad_lite.testing import poll_until
 
+status: Any = importlib.import_module("pybind11_abseil.status")
 TYPES = ("test_mt", "test_mp")
 
 
@@ -468,6 +471,63 @@ def test_a_node_listens_as_it_likes_at_an_address_of_its_own_also_when_it_is_res
         host, _, port = address.resolve().rpartition(":")
         socket.create_connection((host, int(port)), 20).close()
     running.stop()
+
+
+class StopsWhenCalled:
+    def __init__(self) -> None:
+        self._called = threading.Event()
+
+    def call(self) -> str:
+        self._called.set()
+        return "called"
+
+    def fail(self) -> None:
+        raise ValueError("of the method")
+
+    def run(self) -> None:
+        self._called.wait()
+
+
+class Calls:
+    def __init__(self, other: Any, answers: list[str]) -> None:
+        self._other, self._answers = other, answers
+
+    def run(self) -> None:
+        self._answers.append(self._other.call())
+        lp.stop()
+        assert lp.wait_for_stop()
+
+
+def test_nodes_run_without_a_program_where_a_test_has_bound_their_addresses() -> None:
+    server = lp.CourierNode(StopsWhenCalled)
+    answers: list[str] = []
+    caller = lp.CourierNode(Calls, server.create_handle(), answers)
+    address_builder.bind_addresses([server, caller])
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    caller.run()
+    thread.join()
+    lp.MultiThreadingColocation([lp.PyNode(answers.append, "a"), lp.PyNode(end)]).run()
+    assert answers == ["called", "a"]
+    with pytest.raises(LookupError, match="nothing here"):
+        lp.PyNode(fail).run()
+    with pytest.raises(AssertionError, match="context"):
+        lp.context.get_context()  # none of it is left in this thread
+
+
+def test_a_failed_call_is_a_status_that_is_not_ok(case: unittest.TestCase) -> None:
+    program = lp.Program("fails")
+    handle = program.add_node(lp.CourierNode(StopsWhenCalled), label="server")
+    test_mt.launch(program, case)
+    with pytest.raises(status.StatusNotOk, match="of the method"):
+        handle.dereference().fail()
+
+
+def test_processes_are_launched_for_tests_by_a_function_of_their_own(
+    case: unittest.TestCase,
+) -> None:
+    resources = {"ends": lp.PythonProcess(env={"A": "1"})}
+    test_mp.launch(program_of(ends=end), case, resources).wait()
 
 
 def test_a_period_for_checkpoints_needs_no_folder() -> None:

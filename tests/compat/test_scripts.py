@@ -294,3 +294,20 @@ def test_the_original_says_that_its_files_are_mixed_with_ours() -> None:
     words = "dm-launchpad and launchpad-lite.*pip uninstall --yes dm-launchpad; pip install --force"
     with pytest.raises(ImportError, match=words):
         importlib.import_module("courier.handlers.python")
+
+
+def test_the_errors_of_the_original_are_those_of_its_package_where_it_is_installed(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "pybind11_abseil").mkdir()
+    (tmp_path / "pybind11_abseil" / "__init__.py").touch()
+    (tmp_path / "pybind11_abseil" / "status.py").write_text("StatusNotOk = LookupError")
+    source = """
+        import launchpad
+        from pybind11_abseil.status import StatusNotOk
+
+        assert StatusNotOk is LookupError
+    """
+    with Script(tmp_path, source) as script:
+        ended = script.run(env=_INSTALLED)
+        assert ended.code == 0, ended.stderr

@@ -67,10 +67,8 @@ def launch(
     program = _first(programs)
     launcher, kind = _choose(launch_type)
     if xm_resources is not None or controller_xm_requirements is not None:
-        _LOGGER.warning(
-            "xm_resources= and controller_xm_requirements= have no effect: they are for XManager, which "
-            "launchpad-lite does not use. --launcher=kubernetes runs in pods"
-        )
+        text = "xm_resources= and controller_xm_requirements= have no effect: there is no XManager here"
+        _LOGGER.warning("%s. --launcher=kubernetes runs in pods", text)
     if kind in _THREADS and (kind in _TESTS if serialize_py_nodes is None else serialize_py_nodes):
         serialization.check_program(program)
     if kind is LaunchType.LOCAL_MULTI_PROCESSING:

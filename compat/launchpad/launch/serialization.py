@@ -36,8 +36,8 @@ def check_nodes_are_serializable(label: str, nodes: Sequence[lp.Node[Any]]) -> N
                 freeze(task.work)
         except UnfreezableError as error:
             raise RuntimeError(
-                f"{label}[{replica}]: {error}. Or pass serialize_py_nodes=False to launch, if it only "
-                "ever runs in threads"
+                f"The nodes associated to the label {label!r}: {label}[{replica}]: {error}. Or pass "
+                "serialize_py_nodes=False to launch, if it only ever runs in threads"
             ) from error
 
 

@@ -11,6 +11,7 @@ import launchpad_lite as lp
 from launchpad.address import Address
 from launchpad.context import LaunchContext, LaunchType, set_context
 from launchpad_lite import Handle, Node
+from launchpad_lite.nodes.alone import run_alone
 from launchpad_lite.nodes.base import PlanContext, Task, Work
 
 _LOGGER = logging.getLogger(__name__)
@@ -89,6 +90,13 @@ class OriginalNode(Node[Any]):
         """Returns what is to be done in place of `work`."""
         return work
 
+    def run(self) -> None:
+        """Does what the node does, in this thread and without a program: for tests, after `bind_addresses`."""
+        context = PlanContext("test_mt", "alone", 0, lp.Resources())
+        (task,) = super().to_executables(context)  # type: ignore[safe-super] # of the kind
+        work = _InContext(task.work, "test_mt", tuple(self.addresses))
+        run_alone(self.description, work, self.addresses)
+
 
 class OriginalClassNode(OriginalNode):
     """A mixin for nodes that construct an object: subclasses may override what happens then.
@@ -118,11 +126,12 @@ class OriginalClassNode(OriginalNode):
 
     def run(self) -> None:
         """Constructs the object, serves it if others can call it, and runs it."""
+        if (node := running_node()) is None:
+            super().run()
+            return
         work = dataclasses.replace(
             self._default_work, constructor=self._construct_instance, args=(), kwargs={}
         )
-        node = running_node()
-        assert node is not None
         work(node.runtime)
 
     def wrapped(self, work: Work) -> Work:

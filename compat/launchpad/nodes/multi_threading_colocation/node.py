@@ -1,5 +1,8 @@
 """`MultiThreadingColocation`, at the original's path."""
 
-from launchpad_lite import MultiThreadingColocation
+import launchpad_lite as lp
+from launchpad.nodes.base import OriginalNode
 
-__all__ = ["MultiThreadingColocation"]
+
+class MultiThreadingColocation(OriginalNode, lp.MultiThreadingColocation):
+    """As that of launchpad-lite."""
