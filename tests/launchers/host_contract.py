@@ -24,6 +24,8 @@ _CHECKPOINT_EVERY_S = 0.2
 
 #: Whatever it says, the command line decides where it runs.
 _ORIGINAL = """
+    import socket
+    import time
     import uuid
     import launchpad as lp
 
@@ -40,17 +42,34 @@ _ORIGINAL = """
             super().run()
 
     class Asks:
-        def __init__(self, others):
+        def __init__(self, others, address):
             self._others = others
+            self._address = address
 
         def run(self):
             print(len({other.name() for other in self._others}), "are there", flush=True)
-            lp.stop()
+            host, _, port = self._address.resolve().rpartition(":")
+            while True:
+                try:
+                    print(socket.create_connection((host, int(port)), 1).makefile().read(), flush=True)
+                    return lp.stop()
+                except OSError:
+                    time.sleep(0.05)
+
+    def listen(address):
+        listening = socket.socket()
+        listening.bind(("", lp.get_port_from_address(address.resolve())))
+        listening.listen()
+        listening.accept()[0].sendall(b"listens at its own port")
 
     program = lp.Program("original")
+    address = lp.Address("own")
+    listens = lp.PyNode(listen, address)
+    listens.allocate_address(address)
+    program.add_node(listens, label="listens")
     with program.group("names"):
         others = [program.add_node(Own(Names)) for _ in range(2)]
-    program.add_node(lp.CourierNode(Asks, others), label="asks")
+    program.add_node(lp.CourierNode(Asks, others, address), label="asks")
     lp.launch(program, launch_type=lp.LaunchType.LOCAL_MULTI_THREADING)
 """
 
@@ -128,6 +147,7 @@ class HostEngineContract:
         script = desk.write(textwrap.dedent(_ORIGINAL), "original.py")
         output = desk.command_line(*desk.command_line_options, "--compat", str(script)).check()
         assert "2 are there" in output
+        assert "listens at its own port" in output
         assert output.count("own run of local_mp") == 2
         desk.assert_nothing_is_left()
 
