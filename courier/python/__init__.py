@@ -1,12 +1,12 @@
 """Modules that programs of the original Launchpad import."""
 
 import sys
-from importlib.util import find_spec
-from types import ModuleType
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec, module_from_spec
 
 # Its `StatusNotOk` is what any call raises that fails. Here that may be any exception.
-if find_spec("pybind11_abseil") is None:
+if "pybind11_abseil" not in sys.modules and find_spec("pybind11_abseil") is None:
     for _name in ("pybind11_abseil", "pybind11_abseil.status"):
-        sys.modules[_name] = ModuleType(_name)
+        sys.modules[_name] = module_from_spec(ModuleSpec(_name, None))
     vars(sys.modules["pybind11_abseil"])["status"] = sys.modules["pybind11_abseil.status"]
     vars(sys.modules["pybind11_abseil.status"])["StatusNotOk"] = Exception
