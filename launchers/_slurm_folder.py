@@ -8,7 +8,6 @@ import contextlib
 import json
 import os
 import pickle
-import secrets
 import shutil
 import sys
 from collections.abc import Callable, Mapping
@@ -24,7 +23,7 @@ from launchers._shipping import Shipment, Tree
 from launchers._slurm_script import Component
 from launchers.host import boot
 from launchpad_lite._flag_values import FlagSnapshot
-from launchpad_lite._private_files import check_folder, make_folder
+from launchpad_lite._private_files import check_own_folder, make_folder, read_private, write_private
 from launchpad_lite._script import Script
 from launchpad_lite.errors import LaunchError
 from launchpad_lite.launching import (
@@ -172,6 +171,7 @@ class RunFolder:
         try:
             make_folder(self.path)
             self.path.chmod(0o700)
+            check_own_folder(self.path.resolve())
             # First, so that of two launches with one folder one is refused.
             (self.path / "run").mkdir(mode=0o700)
             with contextlib.ExitStack() as undo:
@@ -179,7 +179,7 @@ class RunFolder:
                 for name, content in files.items():
                     path = self.path / name
                     path.parent.mkdir(mode=0o700, exist_ok=True)
-                    _write(path, content)
+                    write_private(path, content)
                 undo.pop_all()
         except FileExistsError:
             raise LaunchError(
@@ -207,22 +207,19 @@ class RunFolder:
             LaunchError: There is no run in it, or others may write there.
         """
         try:
-            # No link to a file of the user's, which could be another one a moment later.
-            found = [self.path.stat(), (self.path / "order.pickle").lstat()]
-            check_folder(self.path)
+            check_own_folder(self.path.resolve())
+            read_private(self.path / "order.pickle")
         except OSError as error:
             raise LaunchError(f"no run of a Slurm job is read in {self.path}: {error}") from error
-        if any(each.st_uid != os.geteuid() or each.st_mode & 0o022 for each in found):
-            raise LaunchError(f"others may write to {self.path}; nothing is read from there")
 
     def read_order(self) -> Order:
         """Returns what the job is to run."""
-        order: Order = pickle.loads((self.path / "order.pickle").read_bytes())
+        order: Order = pickle.loads(read_private(self.path / "order.pickle"))
         return order
 
     def read_work(self) -> LaunchPlan:
         """Returns the plan with its work; the user's code is importable by now."""
-        works = pickle.loads((self.path / "work.pickle").read_bytes())
+        works = pickle.loads(read_private(self.path / "work.pickle"))
         return self.read_order().plan.with_works(works)
 
     # What the job writes, and the launcher reads
@@ -240,7 +237,7 @@ class RunFolder:
 
     def write(self, name: str, content: bytes) -> None:
         """Writes a file of the run's state."""
-        _write(self._state(name), content)
+        write_private(self._state(name), content)
 
     def read(self, name: str) -> bytes | None:
         """Returns a file of the run's state; None if it is not there."""
@@ -356,15 +353,3 @@ def submission_files(
         "work.pickle": dumps(plan.works),
         **{f"code/{tree.key}.tar.gz": tree.archive() for tree in shipment.trees},
     }
-
-
-def _write(path: Path, content: bytes) -> None:
-    aside = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
-    try:
-        descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-        aside.replace(path)
-    except BaseException:
-        aside.unlink(missing_ok=True)
-        raise

@@ -36,6 +36,7 @@ from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from launchpad_lite._private_files import check_own_folder, is_ours, make_own_folder
 from launchpad_lite._version import __version__
 from launchpad_lite.errors import CheckpointError
 
@@ -270,6 +271,8 @@ class CheckpointStore:
 
     @contextlib.contextmanager
     def _locked(self, *, wait: bool) -> Iterator[bool]:
+        with self._explained("trusted"):
+            check_own_folder(self._folder)  # what is in it is restored, or removed
         with self._explained("locked"):
             descriptor = self._open_lock()
         if descriptor is None:
@@ -421,13 +424,16 @@ def _listing(state: Path) -> dict[str, _Entry]:
         with os.scandir(state / parent) as children:
             for child in children:
                 path = f"{parent}{child.name}"
+                status = child.stat(follow_symlinks=False)
+                if not is_ours(status):
+                    raise CheckpointError(f"{path!r} belongs to user {status.st_uid}")
                 if child.is_symlink():
                     entries[path] = _Entry(_LINK, target=str(Path(child.path).readlink()))
                 elif child.is_dir():
                     entries[path] = _Entry(_FOLDER)
                     unseen.append(f"{path}/")
                 elif child.is_file():
-                    entries[path] = _Entry(_FILE, size=child.stat().st_size)
+                    entries[path] = _Entry(_FILE, size=status.st_size)
                 else:
                     entries[path] = _Entry(_OTHER)
     return entries
@@ -557,9 +563,8 @@ def _children(folder: Path) -> list[Path]:
 
 def _make_folder(folder: Path) -> None:
     missing = [each for each in (folder, *folder.parents) if not each.exists()]
-    for each in reversed(missing):
-        # Other nodes may make the folders above theirs at the same time.
-        each.mkdir(mode=0o700, exist_ok=True)
+    make_own_folder(folder)
+    for each in missing:
         # One may be allowed to write to a folder and not to read it.
         with contextlib.suppress(PermissionError):
             _sync_folder(each.parent)

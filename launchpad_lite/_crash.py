@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from launchpad_lite._plan import LaunchPlan
-from launchpad_lite._private_files import make_folder, open_private
+from launchpad_lite._private_files import make_own_folder, open_private
 from launchpad_lite._result import ProgramResult, description, gathered
 from launchpad_lite._version import __version__
 
@@ -28,7 +28,7 @@ def write_crash_report(
     Raises:
         OSError: It cannot be written.
     """
-    make_folder(folder / "stacks")
+    make_own_folder(folder / "stacks")
     for old in (folder / "stacks").glob("*.txt"):
         old.unlink()  # of an earlier run, whose nodes may have been others
     files = {

@@ -1,16 +1,23 @@
-"""Folders and files that are this user's own, in places where others may write as well.
+"""Which folders and files this user trusts, in places where others may write as well.
 
-A user who may write to a folder may put a link where we are going to write, and have our output appended
-to any file of ours. So folders are looked at before they are used, and links are not followed.
+This room decides for all. Who may write to a folder may put a link where we are going to write, or a file where
+we are going to read. So a folder that the user names may be shared with those who were given access. What is
+run, unpickled or removed lies inside, in a folder of our own: made by us with mode 0700, it belongs to this user
+or root. So does a file that is read alone. Links are not followed, and nothing waits for the other end of a FIFO.
 """
 
+import errno
 import os
 import pwd
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
-#: All that runs in a pod belongs to one owner, and volumes of pods are open to all users in it.
+#: All that runs in a pod belongs to one owner, and volumes of pods are open to all users in it. What we make
+#: there may belong to another user, or get another mode.
 _IN_POD = "KUBERNETES_SERVICE_HOST"
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_OPEN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def make_folder(folder: Path) -> None:
@@ -30,18 +37,33 @@ def make_folder(folder: Path) -> None:
 
 
 def make_own_folder(folder: Path) -> Path:
-    """Makes a folder as `make_folder`, whose name everybody can guess; returns it.
+    """Makes a folder as `make_folder`, which is this user's own; raises as that and `open_own_folder`."""
+    make_folder(folder)
+    check_own_folder(folder)
+    return folder
+
+
+def check_own_folder(folder: Path) -> None:
+    """Raises what `open_own_folder` raises."""
+    os.close(open_own_folder(folder))
+
+
+def open_own_folder(folder: Path) -> int:
+    """Returns a descriptor of a folder: its files are reached even if another takes its place.
 
     Raises:
-        PermissionError: It is a link, another user's, or others may write to it.
-        OSError: It cannot be made.
+        PermissionError: As `check_folder`; or it is a link, another user's, or others may write to it.
+        FileNotFoundError: There is none.
+        OSError: It cannot be looked at.
     """
-    make_folder(folder)
-    status = folder.lstat()
-    is_closed = not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    if not (is_closed and stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()):
-        raise refusal(folder)
-    return folder
+    check_folder(folder)
+    if folder.is_symlink():
+        raise _refusal(folder, "rm")
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | _OPEN)
+    if is_ours(os.fstat(descriptor), closed=_OTHERS_WRITE):
+        return descriptor
+    os.close(descriptor)
+    raise _refusal(folder, "chmod go-w")
 
 
 def user_name() -> str:
@@ -65,14 +87,21 @@ def check_folder(folder: Path) -> None:
         PermissionError: A stranger could; it names the folder that is to blame.
         OSError: It cannot be looked at.
     """
-    # As it is called, for a link may be a stranger's; and as it is, for links lead anywhere.
-    for path in dict.fromkeys((folder.absolute(), folder.resolve())):
-        for each in (*reversed(path.parents), path):
-            status = each.lstat()
-            is_anybodys = bool(each.parent.stat().st_mode & stat.S_IWOTH)
-            is_foreign = status.st_uid not in (0, os.geteuid())
-            if (is_foreign and is_anybodys) or _is_open(status.st_mode):
-                raise refusal(each)
+    folder.stat()  # it is there, and links on the way end somewhere
+    for each in _way(folder.absolute()):
+        status = each.lstat()
+        if each.parent.stat().st_mode & stat.S_IWOTH and not _is_users(status):
+            raise _refusal(each, "rm")
+        if _is_open(status.st_mode):
+            raise _refusal(each, "chmod o-w")
+
+
+def _way(path: Path) -> Iterator[Path]:
+    """Yields the folders and links on the way: a link may be a stranger's, and lead anywhere."""
+    for each in (*reversed(path.parents), path):
+        yield each
+        if each.is_symlink():
+            yield from _way(each.parent / each.readlink())
 
 
 def _is_open(mode: int) -> bool:
@@ -81,11 +110,30 @@ def _is_open(mode: int) -> bool:
     return bool(is_writable) and _IN_POD not in os.environ
 
 
-def refusal(path: Path) -> PermissionError:
-    """Returns the error that says whose a folder is."""
+def _is_users(status: os.stat_result) -> bool:
+    return status.st_uid in (0, os.geteuid())
+
+
+def is_ours(status: os.stat_result, closed: int = 0) -> bool:
+    """Returns whether a file or folder belongs to this user or root, and has none of the bits `closed`."""
+    return _IN_POD in os.environ or (_is_users(status) and not status.st_mode & closed)
+
+
+def _refusal(path: Path, command: str) -> PermissionError:
+    """Returns the error that says whose a file or folder is, and which command corrects that."""
+    import shlex
+
     status = path.lstat()
-    whose = f"it is {stat.filemode(status.st_mode)}, of user {status.st_uid}"
-    return PermissionError(f"{path}: others could replace what is written there ({whose})")
+    if not _is_users(status) and not stat.S_ISLNK(status.st_mode):
+        command = f"chown -R {user_name()}"
+    return PermissionError(
+        f"{path}: others could replace what is there (it is {_whose(status)}). Name another place; or, "
+        f"if you trust what is in it: {command} {shlex.quote(str(path))}"
+    )
+
+
+def _whose(status: os.stat_result) -> str:
+    return f"{stat.filemode(status.st_mode)}, of user {status.st_uid}"
 
 
 def open_private(path: Path, *, is_new: bool = False) -> int:
@@ -98,8 +146,50 @@ def open_private(path: Path, *, is_new: bool = False) -> int:
     Raises:
         OSError: It cannot be opened, for instance because it is a link.
     """
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | _OPEN
     if is_new:
         path.unlink(missing_ok=True)
         flags |= os.O_EXCL
     return os.open(path, flags, 0o600)
+
+
+def open_to_read(path: Path, *, dir_fd: int | None = None) -> int:
+    """Returns a descriptor of a file that nobody but this user or root could have written.
+
+    Args:
+        path: Of a file in a folder that was checked.
+        dir_fd: The folder that `path` is relative to.
+
+    Raises:
+        PermissionError: Others could have, or it is a FIFO or the like.
+        OSError: It cannot be read, for instance because it is a link.
+    """
+    descriptor = os.open(path, os.O_RDONLY | _OPEN, dir_fd=dir_fd)
+    status = os.fstat(descriptor)
+    if stat.S_ISREG(status.st_mode) and is_ours(status, closed=_OTHERS_WRITE):
+        return descriptor
+    os.close(descriptor)
+    raise PermissionError(errno.EPERM, f"it is {_whose(status)}", str(path))
+
+
+def read_private(path: Path) -> bytes:
+    """Returns what is in a file that a user has named; raises as `check_folder` and `open_to_read`."""
+    check_folder(path)
+    with os.fdopen(open_to_read(path.resolve()), "rb") as file:
+        return file.read()
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Writes a file for this user only, in a folder that was checked: as a whole, or not at all.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    aside = path.with_name(f".{path.name}-{os.urandom(4).hex()}")
+    try:
+        with os.fdopen(open_private(aside, is_new=True), "wb") as file:
+            file.write(content)
+        aside.replace(path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise

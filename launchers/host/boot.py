@@ -192,14 +192,19 @@ class _Cache:
         base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
         root = os.path.expanduser(folder) if folder else os.path.join(base, "launchpad_lite")
         self._root = os.path.realpath(root)  # a link may lead elsewhere a moment later
+        umask = os.umask(0o077)  # for those above, too, which have another mode by default
         os.makedirs(self._root, mode=0o700, exist_ok=True)
+        os.umask(umask)
         status = os.stat(self._root)
         if status.st_uid != os.geteuid() or status.st_mode & 0o022:
             self._refuse(self._root)
         # Who may write above it can replace it. All in a pod has one owner.
         above = os.path.dirname(self._root)
         while above != os.path.dirname(above) and "KUBERNETES_SERVICE_HOST" not in os.environ:
-            if os.stat(above).st_mode & 0o1002 == 0o002:  # by everybody, and without the sticky bit
+            found, above_it = os.stat(above), os.stat(os.path.dirname(above))
+            # By everybody, without the sticky bit; or a stranger, who made it where everybody may.
+            is_strangers = found.st_uid not in (0, os.geteuid()) and above_it.st_mode & 0o002
+            if found.st_mode & 0o1002 == 0o002 or is_strangers:
                 self._refuse(above)
             above = os.path.dirname(above)
 

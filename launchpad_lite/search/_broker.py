@@ -27,7 +27,7 @@ from launchpad_lite.search._messages import (
 )
 from launchpad_lite.search._postgres import PostgresStore
 from launchpad_lite.search._queue import Changes, Queue
-from launchpad_lite.search._store import SqliteStore, Store
+from launchpad_lite.search._store import BROKERS, SqliteStore, Store
 from launchpad_lite.search._timing import Timing
 from launchpad_lite.search._waiting import is_set_within, set_at_stop
 
@@ -72,7 +72,7 @@ def _open(options: BrokerOptions, broker: str) -> Store | None:
     if options.database is not None:
         return PostgresStore(options.database, broker)
     if options.folder is not None:
-        return SqliteStore(Path(options.folder, f"{broker}.sqlite"))
+        return SqliteStore(Path(options.folder, BROKERS, f"{broker}.sqlite"))
     return None
 
 

@@ -1,7 +1,6 @@
 """How workers from outside of the program come into a running search, in this language."""
 
 import json
-import os
 import socket
 import threading
 import uuid
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import courier
+from launchpad_lite._private_files import make_folder, read_private, write_private
 from launchpad_lite.search._devices import DeviceWish, held_device
 from launchpad_lite.search._messages import Life, member_here
 from launchpad_lite.search._presence import Presence
@@ -50,7 +50,7 @@ class JoinInfo:
             SearchError: It cannot be read, or is another one.
         """
         try:
-            fields = json.loads(path.read_text(encoding="utf-8"))
+            fields = json.loads(read_private(path))  # who is called there sends what is unpickled
             secret, tls = fields["secret"], fields["tls"]
             return cls(
                 fields["address"],
@@ -61,7 +61,7 @@ class JoinInfo:
             )
         except OSError as error:
             raise SearchError(
-                f"cannot read {path}: {error.strerror}; a search writes {JOIN_FILE} into its folder "
+                f"cannot read {path}: {error.strerror or error}; a search writes {JOIN_FILE} into its folder "
                 "while it runs"
             ) from error
         except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -80,16 +80,9 @@ class JoinInfo:
         }
         secret = self.secret and self.secret.reveal().hex()
         text = json.dumps({"address": self.address, "secret": secret, "tls": tls}, indent=1)
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(folder)
         path = folder / JOIN_FILE
-        scratch = folder / f".{JOIN_FILE}.{uuid.uuid4().hex}"
-        try:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL  # of nobody else, and no link
-            with os.fdopen(os.open(scratch, flags, 0o600), "w", encoding="utf-8") as file:
-                file.write(text + "\n")
-            scratch.replace(path)
-        finally:
-            scratch.unlink(missing_ok=True)
+        write_private(path, f"{text}\n".encode())
         return path
 
     def connect(self, address: str = "", **options: Any) -> Any:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from launchpad_lite._private_files import make_own_folder
 from launchpad_lite.search._messages import Life, Outcome, State, Submission
 from launchpad_lite.search._queue import Changes, Task
 from launchpad_lite.search.errors import StoreError, StoreInUseError
@@ -171,6 +172,8 @@ _PUT = f"replace into tasks values ({','.join('?' * len(COLUMNS))})"  # noqa: S6
 _CHANGE = f"update tasks set {', '.join(f'{each} = ?' for each in CHANGING)} where id = ?"  # noqa: S608 - names of ours
 
 
+#: Folder in that of a search, which may be shared: what brokers keep is unpickled.
+BROKERS = "brokers"
 #: Seconds until a file that is in use is looked at again.
 _RETRY_S = 0.1
 #: So many tasks, with so much data, are written at once.
@@ -198,7 +201,8 @@ class SqliteStore:
         """
         self._path = path
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_own_folder(path.parent)
+            path.touch(mode=0o600)  # the files that SQLite puts beside it have its mode
             # Autocommit: transactions are begun by hand. Written by another thread than it is read.
             self._database = sqlite3.connect(
                 path, timeout=0.0, isolation_level=None, check_same_thread=False
@@ -293,15 +297,20 @@ def check_files(folder: Path, seconds: float) -> None:
     """Raises what brokers would over and over, for they are started again.
 
     Args:
-        folder: Of the files.
+        folder: Of the search.
         seconds: To wait for brokers that use them, and may be about to end.
 
     Raises:
         StoreInUseError: A broker uses one of them.
-        StoreError: One of them is damaged.
+        StoreError: One of them is damaged, or others could have put it there.
     """
     give_up_at = time.monotonic() + seconds
-    for path in folder.glob("*.sqlite"):
+    try:
+        if folder.exists():
+            make_own_folder(folder / BROKERS)
+    except OSError as error:
+        raise StoreError(f"brokers cannot keep their tasks here: {error}") from error
+    for path in (folder / BROKERS).glob("*.sqlite"):
         while True:
             try:
                 SqliteStore(path).close()

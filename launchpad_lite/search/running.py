@@ -10,6 +10,7 @@ from typing import Any
 
 import courier
 import launchpad_lite as lp
+from launchpad_lite._private_files import open_private
 from launchpad_lite.search._broker import Broker, BrokerOptions
 from launchpad_lite.search._devices import DeviceWish, held_device
 from launchpad_lite.search._helping import LOST
@@ -304,6 +305,7 @@ def run(
     finally:
         running.stop()
     if kept is not None:
+        os.close(open_private(kept / "trials.csv", is_new=True))
         result.to_csv(kept / "trials.csv")
     return result
 

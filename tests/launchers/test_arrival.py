@@ -231,6 +231,19 @@ def test_a_cache_that_others_may_replace_is_not_used(
     assert refusal() == f"h1: {folder}: others may write there: code is not taken from it"
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives files to others: needs root")
+def test_a_cache_below_a_folder_of_a_stranger_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    tmp_path.chmod(0o1777)
+    stranger = tmp_path / "stranger"
+    stranger.mkdir()
+    os.chown(stranger, 4711, -1)
+    text = refusal(cache=str(stranger / "cache"))
+    assert text == f"h1: {stranger}: others may write there: code is not taken from it"
+
+
 def test_a_cache_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     text = refusal(cache=str(tmp_path / "file" / "cache"))

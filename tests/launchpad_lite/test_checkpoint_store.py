@@ -117,6 +117,40 @@ def test_checkpoints_are_for_their_user_only(store: CheckpointStore, tmp_path: P
     assert stat.S_IMODE((state.parent.parent / ".lock").stat().st_mode) == 0o600
 
 
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="gives files to others: needs root")
+
+
+@needs_root
+def test_what_another_user_has_put_there_is_neither_restored_nor_removed(
+    store: CheckpointStore, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store.save(writes("planted"))
+    leftover = folder / ".launchpad-checkpoint-left"
+    leftover.mkdir()
+    folder.parent.parent.chmod(0o2775)  # a group shares what the user has named
+    assert restored(store) == "planted"
+    leftover.mkdir()
+    os.chown(folder, 4711, -1)
+    told = rf"{folder}: .* cannot be trusted: .*of user 4711.*: chown -R root {folder}"
+    with pytest.raises(CheckpointError, match=told):
+        restored(store)
+    with pytest.raises(CheckpointError, match="of user 4711"):
+        store.save(writes("2"))
+    store.discard_incomplete()
+    assert "of user 4711" in caplog.text
+    assert (numbers(store), leftover.is_dir()) == ([1], True)
+
+
+@needs_root
+def test_a_checkpoint_with_a_file_of_another_user_is_damaged(
+    store: CheckpointStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    store.save(writes("older"))
+    os.chown(store.save(writes("newer")) / "weights.bin", 4711, -1)
+    assert restored(store) == "older"
+    assert "'weights.bin' belongs to user 4711" in caplog.text
+
+
 def test_versions_are_numbers_and_go_on_after_gaps(store: CheckpointStore, folder: Path) -> None:
     store.save(writes("1"))
     store.versions()[0].rename(folder / "99999999")
@@ -577,7 +611,7 @@ store.restore(lambda state: print((state / "x").read_text()))
     prefix = (
         ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--map-root-user", "--mount"]
     )
-    mount = 'mount -t tmpfs -o size=1m none "$0" && exec "$@"'
+    mount = 'mount -t tmpfs -o size=1m,mode=700 none "$0" && exec "$@"'
     done = run_with([*prefix, "sh", "-c", mount, str(folder)], script, folder, environment)
     assert (done.stdout.split(), done.stderr) == (["older", "older", "older", "newer"], "")
     assert list(folder.iterdir()) == [], "the small disk went with its process"

@@ -214,6 +214,13 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
             JoinInfo.read(path)
 
 
+def test_a_file_that_others_could_have_written_is_refused(tmp_path: Path) -> None:
+    path = JoinInfo("h:1", None).write(tmp_path)
+    path.chmod(0o660)
+    with pytest.raises(SearchError, match=r"cannot read .*join\.json: it is -rw-rw----, of user"):
+        JoinInfo.read(path)
+
+
 def test_the_file_replaces_an_older_one_at_once(tmp_path: Path) -> None:
     secret = courier.Secret.generate()
     JoinInfo("h:1", None).write(tmp_path)

@@ -118,7 +118,7 @@ class Script:
         """Reads what the broker has of tasks, by id, from a copy of its store."""
         copy = self._folder / "copy"
         copy.mkdir(exist_ok=True)
-        for file in (self._folder / "search").glob("*.sqlite*"):
+        for file in (self._folder / "search" / "brokers").glob("*.sqlite*"):
             shutil.copy(file, copy)
         (store,) = copy.glob("*.sqlite")
         with contextlib.closing(sqlite3.connect(store)) as database:

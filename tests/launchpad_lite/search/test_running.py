@@ -2,6 +2,7 @@
 
 import csv
 import functools
+import os
 import threading
 
 import pytest
@@ -173,9 +174,23 @@ def test_numbers_that_are_too_small_are_refused(mistake, text):
 
 
 def test_a_damaged_file_of_a_broker_is_said_before_anything_starts(tmp_path):
-    (tmp_path / "search_broker[0].sqlite").write_bytes(b"damage" * 1000)
+    (tmp_path / "brokers").mkdir()
+    (tmp_path / "brokers" / "search_broker[0].sqlite").write_bytes(b"damage" * 1000)
     with pytest.raises(search.StoreError, match=r"search_broker\[0\].sqlite: .* move it away"):
         run(squares(1), folder=tmp_path)
+
+
+def test_a_folder_is_for_this_user_only_whatever_the_umask(tmp_path):
+    umask = os.umask(0)
+    try:
+        run(squares(3), folder=tmp_path / "run")
+    finally:
+        os.umask(umask)
+    made = [tmp_path / "run", *(tmp_path / "run").rglob("*")]
+    open_folders = [path for path in made if path.is_dir() and path.stat().st_mode & 0o077]
+    open_files = [path for path in (tmp_path / "run").glob("*.*") if path.stat().st_mode & 0o077]
+    assert (open_folders, open_files) == ([], [])
+    assert {path.name for path in made} >= {"trials.csv", "model", "brokers"}
 
 
 def test_what_is_no_model_is_refused():

@@ -39,7 +39,7 @@ def full() -> Task:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    return tmp_path / "folder" / "broker.sqlite"
+    return tmp_path / "brokers" / "broker.sqlite"
 
 
 @pytest.fixture
@@ -86,6 +86,32 @@ def test_messages_of_exceptions_may_have_anything_in_them(store: SqliteStore, pa
     assert found.outcome.text == r"a lone surrogate \udc80, a zero \0, and ü"
 
 
+def test_its_files_are_for_this_user_only(tmp_path: Path) -> None:
+    umask = os.umask(0)
+    try:
+        store = SqliteStore(tmp_path / "run" / "brokers" / "broker.sqlite")
+        store.write(new(task("1")))
+        modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "run").rglob("*")}
+        store.close()
+    finally:
+        os.umask(umask)
+    files = {"broker.sqlite", "broker.sqlite-wal"}
+    assert {name for name, mode in modes.items() if mode == 0o600} >= files
+    assert {name: mode for name, mode in modes.items() if mode != 0o600} == {"brokers": 0o700}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives files to others: needs root")
+@pytest.mark.parametrize("planted", [".", "brokers"])
+def test_what_another_user_has_put_there_is_not_read(tmp_path: Path, planted: str) -> None:
+    folder = tmp_path / "tmp" / "run"
+    SqliteStore(folder / "brokers" / "broker.sqlite").close()
+    folder.parent.chmod(0o1777)
+    os.chown(folder / planted, 4711, -1)
+    for read in (lambda: check_files(folder, 0.0), lambda: SqliteStore(folder / "brokers" / "b")):
+        with pytest.raises(StoreError, match=r"others could replace .*, of user 4711.*chown -R"):
+            read()
+
+
 def test_a_file_has_one_broker_until_it_is_closed(store: SqliteStore, path: Path) -> None:
     with pytest.raises(StoreInUseError, match=rf"{path}: another broker uses this file"):
         SqliteStore(path)
@@ -97,10 +123,10 @@ def test_a_file_has_one_broker_until_it_is_closed(store: SqliteStore, path: Path
 
 def test_a_file_that_is_in_use_may_become_free(store: SqliteStore, path: Path) -> None:
     with pytest.raises(StoreInUseError, match="another broker uses this file"):
-        check_files(path.parent, 0.0)
+        check_files(path.parent.parent, 0.0)
     closing = threading.Timer(0.2, store.close)
     closing.start()
-    check_files(path.parent, 20.0)
+    check_files(path.parent.parent, 20.0)
     closing.join()
 
 
@@ -153,7 +179,9 @@ def test_what_was_accepted_before_the_disk_was_full_is_kept(store: SqliteStore, 
 @pytest.mark.slow
 @pytest.mark.skipif(os.getuid() != 0, reason="only root makes a small disk")
 def test_what_was_accepted_before_a_real_disk_was_full_is_kept(tmp_path: Path) -> None:
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", tmp_path], check=True)
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=512k,mode=700", "tmpfs", tmp_path], check=True
+    )
     try:
         store = SqliteStore(tmp_path / "broker.sqlite")
         count, _ = fill(store)
