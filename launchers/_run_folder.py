@@ -80,8 +80,8 @@ def _remove_old_runs(base: Path, keep: int) -> None:
         base: Where they are; this user's own.
         keep: How many stay. Those that may be in use stay as well.
     """
-    # What cannot be read, or was written by another version, is no reason not to launch.
-    with contextlib.suppress(OSError, TypeError, ValueError):
+    # What cannot be read is no reason not to launch.
+    with contextlib.suppress(OSError):
         runs = [
             (match[1], entry.path, entry.stat(follow_symlinks=False).st_mtime)
             for entry in os.scandir(base)
@@ -95,7 +95,10 @@ def _remove_old_runs(base: Path, keep: int) -> None:
         old = [Path(path) for _, path, changed_at in oldest if changed_at < before]
         if not old:
             return
-        used = {Path(each.log_dir).resolve() for each in running_programs() if each.log_dir}
+        entries, passed_over = running_programs()
+        if passed_over:
+            return  # a program of another version may use any of them
+        used = {Path(each.log_dir).resolve() for each in entries if each.log_dir}
         for path in old:
             if path.resolve() not in used and _is_unchanged_since(path, before):
                 shutil.rmtree(path, ignore_errors=True)

@@ -192,10 +192,11 @@ def launch(
         program.note_run(running)
         from launchpad_lite._registry import publish  # loaded while the nodes come up
 
-        publish(running, chosen.name)
+        publish(running, chosen.name, SIGNALS.unlist)
         report_at_exit(running)
     except BaseException:  # a Ctrl-C before signals were watched
         running.kill()
+        SIGNALS.unlist(running)
         raise
     return running
 
@@ -336,6 +337,9 @@ class _Signals:
 
     def __init__(self) -> None:
         self._running: list[weakref.ref[RunningProgram]] = []
+        #: Programs that other shells can find, as numbers; signals that came when all had ended.
+        self._listed: set[int] = set()
+        self._late: set[int] = set()
         self._previous: dict[int, Any] = {}
 
     def watch(self, running: RunningProgram) -> None:
@@ -348,12 +352,21 @@ class _Signals:
             return
         self._running = [ref for ref in self._running if _is_running(ref())]
         self._running.append(weakref.ref(running))
+        self._listed.add(id(running))
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             current = signal.getsignal(signum)
             # Who ignores the end of the terminal, as under nohup, continues without it.
             stays = signum == signal.SIGHUP and current == signal.SIG_IGN
             if current not in (self._on_signal, None) and not stays:
                 self._previous[signum] = signal.signal(signum, self._on_signal)
+
+    def unlist(self, running: RunningProgram) -> None:
+        """Passes on what came in the meantime, once nothing is left of programs that have ended."""
+        self._listed.discard(id(running))
+        if not self._listed:
+            for signum in list(self._late):
+                self._late.discard(signum)
+                signal.pthread_kill(threading.main_thread().ident or 0, signum)
 
     def is_handler(self, handler: object) -> bool:
         """Returns whether a handler of a signal is ours, which stays when no program runs any more."""
@@ -367,7 +380,11 @@ class _Signals:
         return bool(alive)
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
-        if not self.stop(signum):
+        if self.stop(signum):
+            return
+        self._late.add(signum)  # first: it may be unlisted at any moment
+        if not self._listed:
+            self._late.discard(signum)
             self._pass_on(signum, frame)
 
     def _pass_on(self, signum: int, frame: FrameType | None) -> None:

@@ -3,7 +3,8 @@
 The process that launched a program serves an `Inspector` of it on loopback. An entry, a file that only
 this user can read, holds the address and the secret that clients need. The process keeps the entry
 locked while the program runs. An entry that is not locked was left by a process that was killed; who
-looks next, or lists a program, removes it. Their folder goes with the last entry.
+looks next, or lists a program, removes it. Their folder goes with the last entry. What is no entry of this
+version is passed over.
 """
 
 import contextlib
@@ -12,6 +13,7 @@ import fcntl
 import json
 import logging
 import os
+import re
 import tempfile
 import threading
 import time
@@ -22,7 +24,7 @@ from pathlib import Path
 from typing import cast
 
 import courier
-from launchpad_lite._private_files import make_own_folder, open_private, user_name
+from launchpad_lite._private_files import make_own_folder, open_own_folder, open_to_read, user_name
 from launchpad_lite.launching import NodeStatus, RunningProgram
 
 _LOGGER = logging.getLogger(__name__)
@@ -31,6 +33,8 @@ _REACH_S = 5.0
 #: Seconds that calls still have once the program has ended, to tell how.
 _LAST_WORDS_S = 2.0
 _SUFFIX = ".json"
+#: Of what is ours to remove.
+_NAME = re.compile(r"\d+-[0-9a-f]{8}\.json")
 
 
 class Inspector:
@@ -133,7 +137,11 @@ class Entry:
             courier.close(client)
 
 
-def publish(running: RunningProgram, launcher: str) -> None:
+#: Of the attributes of an entry.
+_KINDS = (str, str, int, float, int, str | None, str, str)
+
+
+def publish(running: RunningProgram, launcher: str, unlisted: Callable[..., object]) -> None:
     """Lists a program until it ends, so that other shells of this user find it.
 
     Without an entry the program runs all the same; the reason is logged.
@@ -141,15 +149,17 @@ def publish(running: RunningProgram, launcher: str) -> None:
     Args:
         running: The program.
         launcher: Name of its launcher.
+        unlisted: Called with it once it is listed no more, or not at all.
     """
     withdraw = contextlib.ExitStack()
+    withdraw.callback(unlisted, running)
     try:
         secret = courier.Secret.generate()
-        unlisted = threading.Event()
-        server = courier.Server(Inspector(running, unlisted=unlisted), secret=secret)
+        is_unlisted = threading.Event()
+        server = courier.Server(Inspector(running, unlisted=is_unlisted), secret=secret)
         server.start()
         withdraw.callback(server.stop, _LAST_WORDS_S)
-        withdraw.callback(unlisted.set)
+        withdraw.callback(is_unlisted.set)
         log_dir = running.log_dir
         entry = Entry(
             running.plan.program,
@@ -186,54 +196,77 @@ def _close_at_end(running: RunningProgram, withdraw: contextlib.ExitStack) -> No
 def _write(entry: Entry) -> Callable[[], None]:
     """Writes and locks an entry; returns what removes it."""
     running_programs()  # removes what was left behind
+    content = json.dumps(dataclasses.asdict(entry)).encode()
+    name = f"{entry.pid}-{uuid.uuid4().hex[:8]}{_SUFFIX}"
     while True:
-        path = _make_folder() / f"{entry.pid}-{uuid.uuid4().hex[:8]}{_SUFFIX}"
-        new = path.with_suffix(".new")
-        with contextlib.suppress(FileNotFoundError):  # the folder went with another entry
-            descriptor = open_private(new, is_new=True)
-            break
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        os.write(descriptor, json.dumps(dataclasses.asdict(entry)).encode())
-        new.rename(path)  # complete and locked
-    except BaseException:
-        new.unlink(missing_ok=True)
-        os.close(descriptor)
-        raise
-
-    def remove() -> None:
-        _remove(path)
-        os.close(descriptor)
-
-    return remove
+        folder = _make_folder()
+        # The folder may go with another entry.
+        with contextlib.suppress(FileNotFoundError), contextlib.ExitStack() as undo:
+            at = open_own_folder(folder)
+            undo.callback(os.close, at)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            descriptor = os.open(name, flags, 0o600, dir_fd=at)
+            undo.callback(os.close, descriptor)
+            undo.callback(_remove, folder, at, name)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            with os.fdopen(descriptor, "wb", closefd=False) as file:
+                file.write(content)
+            if os.fstat(
+                descriptor
+            ).st_nlink:  # else it was taken for left behind, before it was locked
+                return undo.pop_all().close
 
 
-def _remove(path: Path) -> None:
-    path.unlink(missing_ok=True)
+def _remove(folder: Path, at: int, name: str) -> None:
+    """Removes an entry, and the folder with the last one."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(name, dir_fd=at)
     with contextlib.suppress(OSError):  # others are in it
-        path.parent.rmdir()
+        folder.rmdir()
 
 
-def running_programs() -> list[Entry]:
-    """Returns the running programs of this user, the newest first."""
-    paths = [path for folder in _folders() for path in folder.glob(f"*{_SUFFIX}")]
-    entries = [entry for path in paths if (entry := _read(path)) is not None]
-    return sorted(entries, key=lambda entry: entry.started_at, reverse=True)
+def running_programs() -> tuple[list[Entry], list[str]]:
+    """Returns the running programs of this user, the newest first; and what was passed over, and why."""
+    passed_over: list[str] = []
+    entries = [entry for folder in _folders() for entry in _entries(folder, passed_over)]
+    return sorted(entries, key=lambda entry: entry.started_at, reverse=True), passed_over
 
 
-def _read(path: Path) -> Entry | None:
-    """Returns an entry; None if it was left behind, and removes it then."""
+def _entries(folder: Path, passed_over: list[str]) -> Iterator[Entry]:
     try:
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
-            if os.fstat(file.fileno()).st_uid != os.geteuid():
-                return None
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return Entry(**json.load(file))
-        _remove(path)
-    except FileNotFoundError:  # it ended meanwhile
-        pass
+        at = open_own_folder(folder)
+    except OSError as error:
+        if not isinstance(error, FileNotFoundError):
+            passed_over.append(str(error))
+        return
+    for name in os.listdir(at):  # noqa: PTH208 - of a descriptor
+        try:
+            if name.endswith(_SUFFIX) and (entry := _read(folder, at, name)):
+                yield entry
+        except FileNotFoundError:  # it ended meanwhile
+            pass
+        except (OSError, ValueError, TypeError, RecursionError) as error:
+            passed_over.append(f"{folder / name}, no entry of this version ({error})")
+    os.close(at)
+
+
+def _read(folder: Path, at: int, name: str) -> Entry | None:
+    """Returns an entry; None if it was left behind, and removes it then.
+
+    Raises:
+        OSError: It cannot be read, or is no file of this user.
+        ValueError, TypeError: It was cut, or is of another version.
+    """
+    with os.fdopen(open_to_read(Path(name), dir_fd=at), "rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            entry = Entry(**json.load(file))
+            if all(map(isinstance, dataclasses.astuple(entry), _KINDS)):
+                return entry
+            raise TypeError("values of other kinds") from None
+    if _NAME.fullmatch(name):
+        _remove(folder, at, name)
     return None
 
 

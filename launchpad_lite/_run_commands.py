@@ -1,6 +1,7 @@
 """`python -m launchpad_lite.launch status | logs | stop | stack`: programs that run already."""
 
 import datetime as dt
+import sys
 import textwrap
 import time
 from collections.abc import Collection, Iterator, Sequence
@@ -51,9 +52,12 @@ def ask_listed(command: str, words: Sequence[str], *, follow: bool) -> None:
     Raises:
         LaunchError: There is no such program or node, or it does not answer.
     """
-    entries = running_programs()
+    entries, passed_over = running_programs()
     if command == "status" and not words:
         print(shown(render_runs(entries)))  # noqa: T201 - what a command line is for
+        if passed_over:
+            text = f"passed over {len(passed_over)}: {passed_over[0]}"
+            print(shown(text), file=sys.stderr)  # noqa: T201
         if len(entries) != 1:
             return
         print()  # noqa: T201

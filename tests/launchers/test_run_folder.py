@@ -1,6 +1,7 @@
 """Output and reports go to a folder of this user's own, whoever was there first."""
 
 import contextlib
+import fcntl
 import math
 import os
 import stat
@@ -84,6 +85,23 @@ def test_the_oldest_runs_go_where_nobody_has_named_the_folder(
         assert kept.exists(), kept
 
 
+def test_no_run_goes_while_it_is_not_known_what_runs(
+    temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LAUNCHPAD_KEEP_RUNS", "1")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    old = _make_old_run(make_run_folder("demo").parent, 1)
+    (tmp_path / "launchpad_lite").mkdir(mode=0o700)
+    with (tmp_path / "launchpad_lite" / "1-abcdef01.json").open("w") as entry:
+        entry.write(f'{{"log_dir": "{old}", "new": 1}}')  # of another version
+        entry.flush()
+        fcntl.flock(entry, fcntl.LOCK_EX)
+        make_run_folder("demo")
+        assert old.exists()
+    make_run_folder("demo")
+    assert not old.exists()
+
+
 def test_no_run_goes_below_a_folder_that_the_user_has_named(
     temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,6 +171,18 @@ def _as_nobody() -> Iterator[None]:
         yield
     finally:
         os.seteuid(user)
+
+
+def test_reports_do_not_go_where_a_link_leads(tmp_path: Path, precious: Path) -> None:
+    program = lp.Program("demo")
+    program.add_node(lp.PyNode(print), label="node")
+    others = tmp_path / "others"
+    others.mkdir()
+    precious.rename(others / "precious.txt")
+    (tmp_path / "stacks").symlink_to(others)
+    with pytest.raises(PermissionError, match=r"stacks: others could replace"):
+        write_crash_report(tmp_path, lp.plan(program), ProgramResult(Outcome.FAILED), {})
+    assert [each.name for each in others.iterdir()] == ["precious.txt"]
 
 
 def test_a_named_folder_is_refused_where_its_user_may_not_write() -> None:

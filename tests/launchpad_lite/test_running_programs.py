@@ -1,6 +1,8 @@
 """Programs that run, as other shells of the same user see them."""
 
+import contextlib
 import fcntl
+import json
 import os
 import signal
 import subprocess
@@ -13,6 +15,9 @@ from typing import Any
 import pytest
 
 import launchpad_lite as lp
+from launchpad_lite._private_files import user_name
+from launchpad_lite._run_commands import ask_listed
+from launchpad_lite.testing import poll_until
 
 #: Runs one command line after the other, as a shell would, and prints what each returned.
 _SHELL = """
@@ -249,3 +254,138 @@ def test_a_folder_that_others_may_write_to_is_not_used(
         assert "demo: running" in shell("status")[0]
         assert list((runtime_folder / "launchpad_lite").iterdir()) == []
     assert caplog.text == ""
+
+
+def _fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def _link(path: Path) -> None:
+    path.symlink_to("/etc/passwd")
+
+
+#: An entry as this version writes it.
+_ENTRY: dict[str, Any] = {
+    "program": "other", "launcher": "local_mp", "pid": 1, "started_at": 1.5, "nodes": 1,
+    "log_dir": None, "address": "127.0.0.1:1", "secret": "00",
+}  # fmt: skip
+
+
+def _text(text: str) -> Callable[[Path], object]:
+    return lambda path: path.write_text(text)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        _fifo,
+        _link,
+        Path.mkdir,
+        _text(json.dumps({**_ENTRY, "user": "me"})),
+        _text(json.dumps({**_ENTRY, "started_at": "today"})),
+        _text('{"program": "other"}'),
+        _text(json.dumps(_ENTRY)[:50]),
+        _text("[" * 10_000),
+        _text(""),
+    ],
+    ids=["FIFO", "link", "folder", "more", "other kind", "less", "cut", "nested", "empty"],
+)
+def test_what_is_no_entry_of_this_version_is_passed_over(
+    make: Callable[[Path], object],
+    runtime_folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    folder = runtime_folder / "launchpad_lite"
+    folder.mkdir(mode=0o700)
+    other = folder / "1-abcdef01.json"
+    make(other)
+    with contextlib.ExitStack() as held:
+        if other.is_file() and not other.is_symlink():  # its program runs
+            fcntl.flock(held.enter_context(other.open()), fcntl.LOCK_EX)
+        program = lp.Program("demo")
+        program.add_node(lp.PyNode(lp.wait_for_stop), label="a")
+        with lp.launch(program, "test_mt"):
+            ask_listed("status", [], follow=False)
+    assert caplog.text == ""
+    shown = capsys.readouterr()
+    assert "demo: running" in shown.out
+    assert shown.err.startswith(f"passed over 1: {other}, no entry of this version (")
+    assert shown.err.count("\n") == 1
+    assert other.name in [each.name for each in folder.iterdir()]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives files to others: needs root")
+@pytest.mark.parametrize("how", ["its own", "a link to ours"])
+def test_nothing_is_read_or_removed_in_a_folder_that_a_stranger_has_made(
+    how: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tmp_path.chmod(0o1777)
+    planted = tmp_path / f"launchpad_lite-{user_name()}-running"
+    target = planted if how == "its own" else tmp_path / "ours"
+    target.mkdir(mode=0o755)
+    (target / "1-abcdef01.json").write_text("{}")
+    _fifo(target / "2-abcdef01.json")
+    if target != planted:
+        planted.symlink_to(target)
+    os.chown(planted, 4711, -1, follow_symlinks=False)
+    ask_listed("status", [], follow=False)
+    assert len(list(target.iterdir())) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"passed over 1: {planted}: others could replace what is there")
+
+
+def test_an_entry_that_is_taken_for_left_behind_is_written_again(
+    runtime_folder: Path, monkeypatch: pytest.MonkeyPatch, shell: Shell
+) -> None:
+    lock, taken = fcntl.flock, []
+
+    def lock_late(file: Any, how: int) -> None:
+        if how == fcntl.LOCK_EX and not taken:  # another shell looks before it is locked
+            taken.append("".join(shell("status")))
+        lock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", lock_late)
+    program = lp.Program("demo")
+    program.add_node(lp.PyNode(lp.wait_for_stop), label="a")
+    with lp.launch(program, "test_mt"):
+        assert len(list((runtime_folder / "launchpad_lite").iterdir())) == 1
+    assert "no program of this user runs" in taken[0]
+    poll_until(lambda: not (runtime_folder / "launchpad_lite").exists())
+
+
+_ENDED_BUT_LISTED = """
+import os, signal, threading, time
+import launchpad_lite as lp
+from launchers.thread import ThreadLauncher
+
+listed = threading.Event()
+
+class Launcher(ThreadLauncher):
+    def start(self, plan, options):
+        running = super().start(plan, options)
+        join = running.join
+        # It stays in the list for a while after its end.
+        running.join = lambda timeout_s=None: listed.wait(timeout_s) and join(timeout_s)
+        return running
+
+program = lp.Program("short")
+program.add_node(lp.PyNode(print, "ran"), label="a")
+running = lp.launch(program, Launcher())
+while running.result is None:
+    time.sleep(0.01)
+os.kill(os.getpid(), signal.SIGTERM)
+print("it waits", flush=True)
+listed.set()
+signal.pause()
+"""
+
+
+def test_a_signal_that_comes_at_the_end_of_a_program_leaves_no_entry(
+    environment: dict[str, str], runtime_folder: Path
+) -> None:
+    command = [sys.executable, "-c", _ENDED_BUT_LISTED]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == -signal.SIGTERM
+    assert done.stdout == "ran\nit waits\n"
+    assert list(runtime_folder.rglob("*")) == []
