@@ -883,7 +883,9 @@ def _die_with_parent(parent: int) -> None:
 
 def _reset_interpreter() -> None:
     """In a forked worker: what a fresh interpreter would have."""
-    for signum in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
+    # SIGHUP stays ignored: the end of a terminal is for the launcher. Sent to all, it would end the
+    # trackers of shared memory, which ignore other signals, before those whose memory they return.
+    for signum in (signal.SIGCHLD, signal.SIGTERM):
         signal.signal(signum, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     atexit._clear()

@@ -231,6 +231,9 @@ class Faulty:
         assert warden is not None
         return warden
 
+    def processes(self) -> list[psutil.Process]:
+        return self._script.processes()
+
     def worker(self) -> psutil.Process:
         (number,) = {each.name.partition("-")[2] for each in self._pids.glob("node0-*")}
         return psutil.Process(int(number))
@@ -363,6 +366,14 @@ def _agent_stopped(run: Faulty) -> None:
     run.signal(signal.SIGTERM)
 
 
+def _hang_up_all(run: Faulty) -> None:
+    """As the end of a session does that tells all its processes."""
+    for process in run.processes():
+        for signum in (signal.SIGHUP, signal.SIGTERM):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                run.signal(signum, process)
+
+
 def _without_warden(run: Faulty) -> None:
     run.signal(signal.SIGKILL, run.warden())
     run.go()
@@ -427,6 +438,7 @@ _PROCESSES: Mapping[str, Fault] = {
         _stuck_and_killed(lambda _: None), (-signal.SIGKILL,), act="is_deaf"
     ),
     "SIGSTOP of the agent, SIGTERM": Fault(_agent_stopped, (143,), forced="server[0]"),
+    "SIGHUP and SIGTERM to all processes": Fault(_hang_up_all, (129, 143)),
     "SIGTERM to the agent": Fault(lambda run: run.signal(signal.SIGTERM, run.agent()), (143,)),
     "SIGKILL of the warden": Fault(_without_warden, (0,), act="returns"),
     "SIGKILL of a worker": Fault(
