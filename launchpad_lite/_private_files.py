@@ -6,6 +6,7 @@ run, unpickled or removed lies inside, in a folder of our own: made by us with m
 or root. So does a file that is read alone. Links are not followed, and nothing waits for the other end of a FIFO.
 """
 
+import contextlib
 import errno
 import os
 import pwd
@@ -16,7 +17,6 @@ from pathlib import Path
 #: All that runs in a pod belongs to one owner, and volumes of pods are open to all users in it. What we make
 #: there may belong to another user, or get another mode.
 _IN_POD = "KUBERNETES_SERVICE_HOST"
-_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _OPEN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -60,7 +60,7 @@ def open_own_folder(folder: Path) -> int:
     if folder.is_symlink():
         raise _refusal(folder, "rm")
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | _OPEN)
-    if is_ours(os.fstat(descriptor), closed=_OTHERS_WRITE):
+    if _is_own(os.fstat(descriptor), folder):
         return descriptor
     os.close(descriptor)
     raise _refusal(folder, "chmod go-w")
@@ -114,9 +114,18 @@ def _is_users(status: os.stat_result) -> bool:
     return status.st_uid in (0, os.geteuid())
 
 
-def is_ours(status: os.stat_result, closed: int = 0) -> bool:
-    """Returns whether a file or folder belongs to this user or root, and has none of the bits `closed`."""
-    return _IN_POD in os.environ or (_is_users(status) and not status.st_mode & closed)
+def _is_own(status: os.stat_result, folder: Path) -> bool:
+    """Returns whether nobody but this user or root may write to a folder, or to a file in it."""
+    if _IN_POD in os.environ or status.st_mode & 0o022:
+        return _IN_POD in os.environ
+    if _is_users(status):
+        return True
+    import tempfile
+
+    # A network drive may give all that this process makes to another user.
+    with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=folder) as ours:
+        return os.fstat(ours.fileno()).st_uid == status.st_uid
+    return False
 
 
 def _refusal(path: Path, command: str) -> PermissionError:
@@ -127,13 +136,10 @@ def _refusal(path: Path, command: str) -> PermissionError:
     if not _is_users(status) and not stat.S_ISLNK(status.st_mode):
         command = f"chown -R {user_name()}"
     return PermissionError(
-        f"{path}: others could replace what is there (it is {_whose(status)}). Name another place; or, "
-        f"if you trust what is in it: {command} {shlex.quote(str(path))}"
+        f"{path}: others could replace what is there (it is {stat.filemode(status.st_mode)}, of user "
+        f"{status.st_uid}). Name another place; or, if you trust what is in it: "
+        f"{command} {shlex.quote(str(path))}"
     )
-
-
-def _whose(status: os.stat_result) -> str:
-    return f"{stat.filemode(status.st_mode)}, of user {status.st_uid}"
 
 
 def open_private(path: Path, *, is_new: bool = False) -> int:
@@ -158,18 +164,20 @@ def open_to_read(path: Path, *, dir_fd: int | None = None) -> int:
 
     Args:
         path: Of a file in a folder that was checked.
-        dir_fd: The folder that `path` is relative to.
+        dir_fd: Of that folder, in which case nobody can put another one in its place.
 
     Raises:
         PermissionError: Others could have, or it is a FIFO or the like.
         OSError: It cannot be read, for instance because it is a link.
     """
-    descriptor = os.open(path, os.O_RDONLY | _OPEN, dir_fd=dir_fd)
+    name = path if dir_fd is None else path.name
+    descriptor = os.open(name, os.O_RDONLY | _OPEN, dir_fd=dir_fd)
     status = os.fstat(descriptor)
-    if stat.S_ISREG(status.st_mode) and is_ours(status, closed=_OTHERS_WRITE):
+    if stat.S_ISREG(status.st_mode) and _is_own(status, path.parent):
         return descriptor
     os.close(descriptor)
-    raise PermissionError(errno.EPERM, f"it is {_whose(status)}", str(path))
+    whose = f"it is {stat.filemode(status.st_mode)}, of user {status.st_uid}"
+    raise PermissionError(errno.EPERM, whose, str(path))
 
 
 def read_private(path: Path) -> bytes:

@@ -32,8 +32,6 @@ _LOGGER = logging.getLogger(__name__)
 _REACH_S = 5.0
 #: Seconds that calls still have once the program has ended, to tell how.
 _LAST_WORDS_S = 2.0
-_SUFFIX = ".json"
-#: Of what is ours to remove.
 _NAME = re.compile(r"\d+-[0-9a-f]{8}\.json")
 
 
@@ -197,7 +195,7 @@ def _write(entry: Entry) -> Callable[[], None]:
     """Writes and locks an entry; returns what removes it."""
     running_programs()  # removes what was left behind
     content = json.dumps(dataclasses.asdict(entry)).encode()
-    name = f"{entry.pid}-{uuid.uuid4().hex[:8]}{_SUFFIX}"
+    name = f"{entry.pid}-{uuid.uuid4().hex[:8]}.json"
     while True:
         folder = _make_folder()
         # The folder may go with another entry.
@@ -241,7 +239,7 @@ def _entries(folder: Path, passed_over: list[str]) -> Iterator[Entry]:
         return
     for name in os.listdir(at):  # noqa: PTH208 - of a descriptor
         try:
-            if name.endswith(_SUFFIX) and (entry := _read(folder, at, name)):
+            if _NAME.fullmatch(name) and (entry := _read(folder, at, name)):
                 yield entry
         except FileNotFoundError:  # it ended meanwhile
             pass
@@ -251,13 +249,8 @@ def _entries(folder: Path, passed_over: list[str]) -> Iterator[Entry]:
 
 
 def _read(folder: Path, at: int, name: str) -> Entry | None:
-    """Returns an entry; None if it was left behind, and removes it then.
-
-    Raises:
-        OSError: It cannot be read, or is no file of this user.
-        ValueError, TypeError: It was cut, or is of another version.
-    """
-    with os.fdopen(open_to_read(Path(name), dir_fd=at), "rb") as file:
+    """Returns an entry; None if it was left behind, and removes it then. Raises why it is none."""
+    with os.fdopen(open_to_read(folder / name, dir_fd=at), "rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -265,8 +258,7 @@ def _read(folder: Path, at: int, name: str) -> Entry | None:
             if all(map(isinstance, dataclasses.astuple(entry), _KINDS)):
                 return entry
             raise TypeError("values of other kinds") from None
-    if _NAME.fullmatch(name):
-        _remove(folder, at, name)
+    _remove(folder, at, name)
     return None
 
 

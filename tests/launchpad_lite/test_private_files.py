@@ -2,8 +2,10 @@
 
 import os
 import stat
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import pytest
 
@@ -151,6 +153,25 @@ def test_in_a_pod_what_the_kubelet_gave_to_a_group_stays_our_own(
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
     claim = _make(tmp_path / "claim", 0o2775)
     check_own_folder(_make(claim / "mine", 0o2770, _STRANGER))
+
+
+@needs_root
+def test_on_a_drive_that_maps_users_what_we_make_is_our_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = _of_a_member(tmp_path)
+
+    def made_by_the_drive(dir: Path) -> BinaryIO:  # noqa: A002 - as it is called
+        file = _temporary_file(dir=dir)
+        os.chown(file.fileno(), _STRANGER, -1)
+        return file
+
+    _temporary_file: Any = tempfile.TemporaryFile
+    monkeypatch.setattr(tempfile, "TemporaryFile", made_by_the_drive)
+    check_own_folder(folder)
+    folder.chmod(0o770)
+    with pytest.raises(PermissionError, match="chown -R root"):
+        check_own_folder(folder)
 
 
 def test_all_folders_that_are_made_are_for_this_user_only(tmp_path: Path) -> None:

@@ -197,7 +197,7 @@ def test_a_program_that_ends_while_it_is_asked_has_ended(
     program.add_node(lp.PyNode(lp.wait_for_stop), label="a")
     with lp.launch(program, "test_mt"):
         (entry,) = (runtime_folder / "launchpad_lite").iterdir()
-        late = entry.with_name("late.json")
+        late = entry.with_name("1-abcdef01.json")
         late.write_bytes(entry.read_bytes())
     # Its process still holds the entry, and serves no more.
     with late.open() as held:
