@@ -209,9 +209,8 @@ def _write(entry: Entry) -> Callable[[], None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             with os.fdopen(descriptor, "wb", closefd=False) as file:
                 file.write(content)
-            if os.fstat(
-                descriptor
-            ).st_nlink:  # else it was taken for left behind, before it was locked
+            # Before it was locked, it may have been taken for left behind.
+            if os.fstat(descriptor).st_nlink:
                 return undo.pop_all().close
 
 
@@ -258,7 +257,7 @@ def _read(folder: Path, at: int, name: str) -> Entry | None:
             if all(map(isinstance, dataclasses.astuple(entry), _KINDS)):
                 return entry
             raise TypeError("values of other kinds") from None
-    _remove(folder, at, name)
+        _remove(folder, at, name)  # while its process would have to wait for the lock
     return None
 
 
