@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from launchpad_lite._address import Address
+from launchpad_lite._private_files import make_own_folder
 from launchpad_lite._runtime import NodeRuntime
 from launchpad_lite.nodes.base import Handle, Node, PlanContext, Task, name_of
 from launchpad_lite.nodes.python import require_callable
@@ -275,6 +276,7 @@ class _StagedReplay(_Replay):
 
     def checkpointer(self) -> Any:
         """Returns one that writes to the staging folder and reads what was restored."""
+        make_own_folder(self._staging.parent)  # what lies there is removed, or read
         # An earlier server may have been killed while it wrote; Reverb would go on from there.
         shutil.rmtree(self._staging, ignore_errors=True)
         return _load().checkpointers.DefaultCheckpointer(
