@@ -438,7 +438,8 @@ _PROCESSES: Mapping[str, Fault] = {
         _stuck_and_killed(lambda _: None), (-signal.SIGKILL,), act="is_deaf"
     ),
     "SIGSTOP of the agent, SIGTERM": Fault(_agent_stopped, (143,), forced="server[0]"),
-    "SIGHUP and SIGTERM to all processes": Fault(_hang_up_all, (129, 143)),
+    # What comes when the program has ended is for the script, which it ends.
+    "SIGHUP and SIGTERM to all processes": Fault(_hang_up_all, (129, 143, -1, -15)),
     "SIGTERM to the agent": Fault(lambda run: run.signal(signal.SIGTERM, run.agent()), (143,)),
     "SIGKILL of the warden": Fault(_without_warden, (0,), act="returns"),
     "SIGKILL of a worker": Fault(
