@@ -337,7 +337,7 @@ class _Signals:
 
     def __init__(self) -> None:
         self._running: list[weakref.ref[RunningProgram]] = []
-        #: Programs that other shells can find, as numbers; signals that came when all had ended.
+        #: Programs that other shells can find, as numbers; signals that end the process without them.
         self._listed: set[int] = set()
         self._late: set[int] = set()
         self._previous: dict[int, Any] = {}
@@ -361,12 +361,11 @@ class _Signals:
                 self._previous[signum] = signal.signal(signum, self._on_signal)
 
     def unlist(self, running: RunningProgram) -> None:
-        """Passes on what came in the meantime, once nothing is left of programs that have ended."""
+        """Sends this process again what came while an ended program was still listed."""
         self._listed.discard(id(running))
-        if not self._listed:
-            for signum in list(self._late):
-                self._late.discard(signum)
-                signal.pthread_kill(threading.main_thread().ident or 0, signum)
+        for signum in list(self._late):
+            self._late.discard(signum)
+            signal.pthread_kill(threading.main_thread().ident or 0, signum)
 
     def is_handler(self, handler: object) -> bool:
         """Returns whether a handler of a signal is ours, which stays when no program runs any more."""
@@ -380,11 +379,7 @@ class _Signals:
         return bool(alive)
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
-        if self.stop(signum):
-            return
-        self._late.add(signum)  # first: it may be unlisted at any moment
-        if not self._listed:
-            self._late.discard(signum)
+        if not self.stop(signum):
             self._pass_on(signum, frame)
 
     def _pass_on(self, signum: int, frame: FrameType | None) -> None:
@@ -392,8 +387,10 @@ class _Signals:
         if callable(previous):
             previous(signum, frame)
         elif previous == signal.SIG_DFL:
-            signal.signal(signum, signal.SIG_DFL)
-            signal.raise_signal(signum)
+            self._late.add(signum)  # first: it may be unlisted at any moment
+            if not self._listed:
+                signal.signal(signum, signal.SIG_DFL)
+                signal.raise_signal(signum)
 
 
 def _is_running(program: RunningProgram | None) -> bool:
