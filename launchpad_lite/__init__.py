@@ -24,6 +24,7 @@ from launchpad_lite._program import Program, make_program
 from launchpad_lite._resources import Resources
 from launchpad_lite._result import NodeFailure, Outcome, ProgramResult, Restart
 from launchpad_lite._runtime import (
+    checkpoint_here,
     current_node,
     heartbeat,
     register_stop_handler,
@@ -150,6 +151,7 @@ __all__ = [
     "UnresolvedAddressError",
     "__version__",
     "batched_handler",
+    "checkpoint_here",
     "current_node",
     "heartbeat",
     "launch",

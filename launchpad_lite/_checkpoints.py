@@ -71,7 +71,8 @@ class Checkpoints:
         folder: Where; each node has a folder of its own in it. Made when it is first needed. A
             relative path is taken from the current folder at once, so that all processes of a
             program mean the same.
-        period_s: Seconds between checkpoints. None: only at an orderly stop, and when a node asks.
+        period_s: Seconds between checkpoints. None: only at an orderly stop, and when a node asks; what
+            was done before a kill is lost then.
         keep: How many stay of each node, the newest ones.
 
     Example:
@@ -79,7 +80,7 @@ class Checkpoints:
     """
 
     folder: Path
-    period_s: float | None = None
+    period_s: float | None = 60.0
     keep: int = 2
 
     if TYPE_CHECKING:
@@ -87,7 +88,7 @@ class Checkpoints:
         def __init__(
             self,
             folder: str | os.PathLike[str],
-            period_s: float | None = None,
+            period_s: float | None = 60.0,
             keep: int = 2,
         ) -> None: ...
 

@@ -28,7 +28,7 @@ _OTHER_PARSERS = frozenset({"argparse", "click", "docopt", "fire", "getopt", "op
 class Flag(Generic[T]):
     """What absl knows of a flag of ours; its default while nothing has imported absl."""
 
-    def __init__(self, kind: str, name: str, default: T, help_text: str, **options: bool) -> None:
+    def __init__(self, kind: str, name: str, default: T, help_text: str, **options: Any) -> None:
         """Describes a flag; `kind` is that of the function of absl that defines it."""
         self.name = name
         self.default = default
@@ -102,6 +102,13 @@ CHECKPOINTS: Flag[str | None] = Flag(
     None,
     "Folder for the state of nodes that can save and restore theirs.",
 )
+CHECKPOINT_PERIOD_SECS: Flag[float] = Flag(
+    "float",
+    "lp_checkpoint_period_secs",
+    60.0,
+    "Seconds between checkpoints in the folder of --lp_checkpoints; 0: only when nodes end well.",
+    lower_bound=0.0,
+)
 SEED: Flag[int | None] = Flag(
     "integer", "lp_seed", None, "Of the program: nodes get their own from it."
 )
@@ -121,6 +128,7 @@ _ALL: tuple[Flag[Any], ...] = (
     TERMINATION_NOTICE_SECS,
     RESTART,
     CHECKPOINTS,
+    CHECKPOINT_PERIOD_SECS,
     SEED,
     LOG_DIR,
     _HOSTS,

@@ -12,8 +12,10 @@ from types import FrameType
 from typing import Any
 
 from launchpad_lite._arguments import convert, kinds_of, one_of
+from launchpad_lite._checkpoints import Checkpoints
 from launchpad_lite._exit import report_at_exit
 from launchpad_lite._flags import (
+    CHECKPOINT_PERIOD_SECS,
     CHECKPOINTS,
     LAUNCHER,
     LAUNCHER_OPTION,
@@ -240,11 +242,16 @@ def _settings(
     seed: int | None,
 ) -> LaunchSettings:
     """Fills in what the command line says where the call says nothing."""
+    folder, period_s = CHECKPOINTS.value, CHECKPOINT_PERIOD_SECS.value or None
+    kept = Checkpoints(folder, period_s) if folder else None
+    if CHECKPOINT_PERIOD_SECS.present and kept is None:
+        name = CHECKPOINT_PERIOD_SECS.name
+        raise LaunchError(f"--{name} is the period of --{CHECKPOINTS.name}=FOLDER, which is missing")
     return LaunchSettings(
         resources,
         given_or_flag("restart", restart, RESTART, chosen_restart()),
         liveness,
-        given_or_flag("checkpoints", checkpoints, CHECKPOINTS, CHECKPOINTS.value),
+        given_or_flag("checkpoints", checkpoints, CHECKPOINTS, kept),
         processes,
         given_or_flag("seed", seed, SEED, SEED.value),
     )

@@ -626,6 +626,26 @@ def save_checkpoint() -> Path | None:
     return current_runtime().state.save()
 
 
+def checkpoint_here() -> None:
+    """Saves the state of this node, in the calling thread, if the period of its checkpoints is over.
+
+    Without it, `save` runs in a thread of its own beside `run`, and may see a state that is half changed.
+    A node that calls it, where its state is whole, is saved on the period at these points only. A failure
+    is logged, as on the period.
+
+    Raises:
+        NoProgramError: No program runs here.
+
+    Example:
+        class Learner:
+            def run(self):
+                while not lp.wait_for_stop(0):
+                    self.step()
+                    lp.checkpoint_here()  # every 60 s, it calls self.save(folder)
+    """
+    current_runtime().state.save_if_due()
+
+
 def register_stop_handler(handler: StopHandler) -> None:
     """Registers a function to be called, once, when the program stops.
 

@@ -68,6 +68,8 @@ class NodeState:
         self._store = None if checkpoints is None else _store_of(checkpoints)
         self._write: Callable[[Path], object] | None = None
         self._node_ended = threading.Event()
+        #: Whether the node's code says where its state is whole, and whether the period is over since.
+        self._has_points = self._is_due = False
         #: Whether the node's code may have been broken off anywhere.
         self._is_torn = False
 
@@ -115,6 +117,13 @@ class NodeState:
                 raise ForcedExit
 
         return self._store.save(write_whole)
+
+    def save_if_due(self) -> None:
+        """Writes a checkpoint if the period is over; from the first call on, it is written only here."""
+        self._has_points = True
+        if self._is_due:
+            self._is_due = False
+            self._save_or_log()
 
     def tear(self) -> None:
         """Ends all saving, before the node's code is broken off: what it leaves may be half done."""
@@ -169,14 +178,21 @@ class NodeState:
     def _save_on_period(self) -> None:
         assert self._checkpoints is not None
         while not self._node_ended.wait(self._checkpoints.period_s):
+            if self._has_points:
+                self._is_due = True
+                continue
             try:
-                self.save()
+                self._save_or_log()
             except ForcedExit:
                 return
-            except Exception:
-                # A disk that is full for a while must not end the node; the last save, whose
-                # failure loses something, does.
-                _LOGGER.exception("%s: a checkpoint could not be written", self._node)
+
+    def _save_or_log(self) -> None:
+        try:
+            self.save()
+        except Exception:
+            # A disk that is full for a while must not end the node; the last save, whose
+            # failure loses something, does.
+            _LOGGER.exception("%s: a checkpoint could not be written", self._node)
 
 
 def check_state_methods(owner: object) -> None:

@@ -40,6 +40,26 @@ class Unsaved(Counter):
         raise OSError("no way to save")
 
 
+class Pair:
+    """Two numbers that are equal where it says so."""
+
+    def __init__(self) -> None:
+        self.first = self.second = 0
+        self.seen: list[tuple[int, int]] = []
+
+    def run(self) -> None:
+        while len(self.seen) < 3:
+            self.first += 1
+            lp.wait_for_stop(0.001)
+            self.second += 1
+            lp.checkpoint_here()
+
+    def save(self, folder: Path) -> None:
+        self.seen.append((self.first, self.second))
+
+    def restore(self, folder: Path) -> None: ...
+
+
 class Archive:
     """Its methods are of documents, not of its state."""
 
@@ -81,6 +101,18 @@ def test_state_is_saved_on_a_period(launch_program: Any, tmp_path: Path) -> None
         return False
 
     poll_until(saved)
+
+
+def test_a_node_that_says_where_its_state_is_whole_is_saved_there_only(
+    launch_program: Any, tmp_path: Path
+) -> None:
+    pair = Pair()
+    program = lp.Program("pair")
+    program.add_node(lp.PyClassNode(lambda: pair), label="pair")
+    checkpoints = lp.Checkpoints(tmp_path, period_s=0.01)
+    launch_program(program, "local_mt", checkpoints=checkpoints).wait()
+    assert len(pair.seen) == 4  # and one at its end
+    assert all(first == second for first, second in pair.seen)
 
 
 def test_a_node_that_ends_since_its_calls_end_is_saved_too(

@@ -19,7 +19,7 @@ def test_a_relative_folder_is_taken_from_the_current_one_at_once(
     assert asked.folder == tmp_path / "some" / "where"
     assert isinstance(asked.folder, Path)
     assert not asked.folder.exists()
-    assert (asked.period_s, asked.keep) == (None, 2)
+    assert (asked.period_s, asked.keep) == (60.0, 2)
     assert dataclasses.replace(asked, keep=3) == lp.Checkpoints(asked.folder, keep=3)
 
 

@@ -136,8 +136,15 @@ def test_restarts_and_checkpoints_are_chosen_by_flags(command: Command, programs
     flags = ("--lp_restart=greeter=on_failure", "--lp_checkpoints=runs/1")
     code, shown, told = command("plan", *flags, "prog.py:ready")
     assert (code, told) == (0, "")
-    expected = f"each restart=on_failure, at most 3 in 600 s; checkpoints in {programs / 'runs/1'}"
-    assert expected in shown
+    promised = "each restart=on_failure, at most 3 in 600 s; checkpoints every {} s in {}"
+    assert promised.format(60, programs / "runs/1") in shown
+    _, shown, _ = command("plan", *flags, "--lp_checkpoint_period_secs=5", "prog.py:ready")
+    assert promised.format(5, programs / "runs/1") in shown
+    _, shown, _ = command("plan", *flags, "--lp_checkpoint_period_secs=0", "prog.py:ready")
+    assert "checkpoints in" in shown
+    code, _, told = command("plan", "--lp_checkpoint_period_secs=5", "prog.py:ready")
+    assert code == 1
+    assert "--lp_checkpoints=FOLDER, which is missing" in told
     code, _, told = command("plan", "--lp_restart=sometimes", "prog.py:ready")
     assert code == 2
     assert "restart: a restart policy is one of 'never', 'on_failure', 'always'" in told
