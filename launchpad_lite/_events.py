@@ -110,7 +110,7 @@ class StopReceived:
 
 @dataclass(frozen=True)
 class StopAsked:
-    """The program is asked to end."""
+    """The program is asked to end; with the reason `WORK_DONE`, which reaches all launchers, as completed."""
 
     reason: str
     signum: int | None = None

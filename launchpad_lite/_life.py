@@ -53,7 +53,7 @@ from launchpad_lite._events import (
 )
 from launchpad_lite._order import StopOrder
 from launchpad_lite._policies import NEVER, Liveness, RestartPolicy, RestartWhen
-from launchpad_lite._result import NodeFailure, Outcome, ProgramResult, Restart
+from launchpad_lite._result import WORK_DONE, NodeFailure, Outcome, ProgramResult, Restart
 from launchpad_lite._timing import DEFAULT, Timing
 
 #: Seconds for which the failure of a node that was restarted can be the cause of another's.
@@ -516,6 +516,8 @@ class ProgramLife:
             (self._cut_short if is_none else self._failures).append(failure)
         self._signum = event.signum
         outcome = Outcome.STOPPED if event.signum is None else Outcome.INTERRUPTED
+        if event.reason == WORK_DONE:
+            outcome = Outcome.COMPLETED
         return self._stop(now, outcome, event.reason)
 
     def _note_kill(self, now: float) -> list[Action]:

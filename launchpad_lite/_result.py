@@ -26,10 +26,14 @@ def advice_on(error: BaseException) -> str:
     return _ADVICE if is_process or is_thread else ""
 
 
+#: Why a program is asked to end whose result the script has.
+WORK_DONE = "the work that it was launched for is done"
+
+
 class Outcome(enum.Enum):
     """Why a program ended."""
 
-    COMPLETED = "completed"  # every node that had something to run has ended
+    COMPLETED = "completed"  # every node that had something to run has ended; or `RunningProgram.complete()`
     STOPPED = "stopped"  # `lp.stop()`, or `RunningProgram.stop()`
     FAILED = "failed"  # a node failed
     INTERRUPTED = "interrupted"  # a signal

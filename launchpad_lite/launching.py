@@ -33,7 +33,7 @@ from launchpad_lite._plan import Executable, LaunchPlan
 from launchpad_lite._policies import Liveness, RestartPolicy, RestartWhen
 from launchpad_lite._process import PythonProcess
 from launchpad_lite._resources import Resources
-from launchpad_lite._result import NodeFailure, Outcome, ProgramResult, Restart
+from launchpad_lite._result import WORK_DONE, NodeFailure, Outcome, ProgramResult, Restart
 from launchpad_lite._settings import did_you_mean
 from launchpad_lite._signal_waker import SIGNAL_WAKER
 from launchpad_lite.errors import (
@@ -259,6 +259,11 @@ class RunningProgram(abc.ABC):
     def stop(self, timeout_s: float | None = None) -> ProgramResult:
         """Asks all nodes to end and waits until they have. Raises as `wait`."""
         self.request_stop("stop() was called")
+        return self.wait(timeout_s)
+
+    def complete(self, timeout_s: float | None = None) -> ProgramResult:
+        """Ends a program whose work is done: as `stop`, but the outcome is `COMPLETED`. Raises as `wait`."""
+        self.request_stop(WORK_DONE)
         return self.wait(timeout_s)
 
     def handle_signal(self, signum: int) -> None:

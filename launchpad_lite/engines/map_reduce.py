@@ -10,6 +10,7 @@ import itertools
 import os
 import random
 import sys
+import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -52,6 +53,8 @@ _PER_WORKER = 4
 _SAMPLED = 40
 #: Lines that are written at once.
 _AT_ONCE = 4096
+#: Seconds between two lines of progress where there is no terminal.
+_LINE_S = 10.0
 
 #: Workers that are lost come back.
 _RESTART = lp.RestartPolicy("on_failure", max_restarts=1000, max_backoff_s=1.0)
@@ -351,7 +354,7 @@ class MapReduce:
         launcher: str = "local_mp",
         memory_bytes: int | None = None,
         spill_folder: "str | os.PathLike[str] | None" = None,
-        progress: bool | None = None,
+        progress: bool = True,
         **launch_options: Any,
     ) -> None:
         """Describes the workers; nothing starts before the `with` block.
@@ -367,7 +370,7 @@ class MapReduce:
             memory_bytes: For data, of each worker; what does not fit is written to disk. By default
                 their parts of half of the machine's memory.
             spill_folder: Where that is written; by default the system's folder for temporary files.
-            progress: Whether to show how far a stage is; by default if stderr is a terminal.
+            progress: Whether to show how far a stage is: a bar on a terminal, a line every 10 s elsewhere.
             **launch_options: As for `lp.launch`: `hosts`, `resources`, ..
 
         Raises:
@@ -388,7 +391,8 @@ class MapReduce:
         self._launcher = launcher
         self._options = _worker_options(self._workers, memory_bytes, spill_folder)
         self._launch_options = launch_options
-        self._progress = sys.stderr.isatty() if progress is None else progress
+        self._progress = progress
+        self._shown_at = time.monotonic()
         #: Returns workers that run, and what ends them or their work for us.
         self._start: Callable[[], tuple[Backend, Callable[[], object]]] = self._start_own
         self._close: Callable[[], object] | None = None
@@ -435,7 +439,7 @@ class MapReduce:
     @classmethod
     def of(cls, workers: Sequence[Any]) -> "MapReduce":
         """Returns one of clients of workers that run. For the engine."""
-        engine = cls(len(workers), progress=False)
+        engine = cls(len(workers))
         driver = Driver(workers, engine._show)
         engine._start = lambda: (driver, driver.close)
         return engine.__enter__()
@@ -461,7 +465,10 @@ class MapReduce:
             from launchpad_lite.engines._spark import SparkBackend
 
             spark = SparkBackend(
-                self._address, self._asked, *self._options, progress=self._progress
+                self._address,
+                self._asked,
+                *self._options,
+                progress=self._progress and sys.stderr.isatty(),
             )
             return spark, spark.close
         program = lp.Program("map_reduce")
@@ -475,7 +482,7 @@ class MapReduce:
         )
         options = {"restart": _RESTART, **self._launch_options}
         running = lp.launch(program, self._launcher, **options)
-        return Driver(handle.clients(), self._show), running.stop
+        return Driver(handle.clients(), self._show), running.complete
 
     @property
     def backend(self) -> Backend:
@@ -557,9 +564,13 @@ class MapReduce:
             return
         width = 24
         bar = "█" * (width * done // total)
-        line = f"stage {stage.number}/{stage.count} [{bar:<{width}}] {done}/{total} {stage.title}"
-        end = "\r\x1b[K" if stage.number == stage.count and done == total else ""
-        sys.stderr.write(f"\r{line[:100]}\x1b[K{end}")
+        line = f"stage {stage.number}/{stage.count} [{bar:<{width}}] {done}/{total} {stage.title}"[:100]
+        if sys.stderr.isatty():
+            end = "\r\x1b[K" if stage.number == stage.count and done == total else ""
+            sys.stderr.write(f"\r{line}\x1b[K{end}")
+        elif time.monotonic() >= self._shown_at + _LINE_S:
+            self._shown_at = time.monotonic()
+            sys.stderr.write(f"{line}\n")
         sys.stderr.flush()
 
 

@@ -554,7 +554,9 @@ class Replicator:
         handle = self._add_to(program, body, args, kwargs, label, stays=True)
         running = lp.launch(program, launcher, **(launch_options or {}))
         try:
-            return _results(running, courier.with_timeout(handle.dereference(), 5.0))
+            results = _results(running, courier.with_timeout(handle.dereference(), 5.0))
+            running.complete()
+            return results
         finally:
             running.stop()
 

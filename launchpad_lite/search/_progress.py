@@ -21,7 +21,7 @@ _BAR = 16
 
 
 class Table:
-    """Shows how far a search is: one row, drawn again and again; a row now and then in a pipe."""
+    """Shows how far a search is: one row, drawn again and again; in a pipe, a row every 10 s."""
 
     def __init__(self, total: int | None, out: TextIO | None = None) -> None:
         """Makes one that has shown nothing.
@@ -34,7 +34,7 @@ class Table:
         self._out = sys.stderr if out is None else out
         self._redraws = self._out.isatty()
         self._has_begun = False
-        self._shown_at = 0.0
+        self._shown_at = time.monotonic()
         self._said: set[str] = set()
 
     def show(self, status: Status) -> None:
@@ -43,7 +43,8 @@ class Table:
             if kind not in self._said:
                 self._said.add(kind)
                 self._out.write(f"tasks of kind {kind!r} wait, and no worker takes them\n")
-        if not self._redraws and time.monotonic() < self._shown_at + _ROW_S and not status.is_over:
+        is_last = self._has_begun and status.is_over
+        if not self._redraws and time.monotonic() < self._shown_at + _ROW_S and not is_last:
             return
         self._shown_at = time.monotonic()
         if not self._has_begun:

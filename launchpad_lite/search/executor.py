@@ -99,7 +99,7 @@ class Executor(concurrent.futures.Executor):
                 parts.name_server.dereference(),
                 {name: handle.dereference() for name, handle in parts.brokers.items()},
                 timing,
-                running.stop,
+                running.complete,
             )
         except BaseException:
             running.stop()

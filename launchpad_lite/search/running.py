@@ -1,7 +1,6 @@
 """A search as a program of its own, or as a part of one."""
 
 import os
-import sys
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -239,7 +238,7 @@ def run(
     max_losses: int = 5,
     device_share: float | None = None,
     timing: Timing = DEFAULT,
-    progress: bool | None = None,
+    progress: bool = True,
     **launch_options: Any,
 ) -> Result:
     """Runs a search, and returns what it has found.
@@ -259,7 +258,7 @@ def run(
         max_losses: As for `add_to`.
         device_share: As for `add_to`.
         timing: As for `add_to`.
-        progress: Whether to show how far it is; by default if stderr is a terminal.
+        progress: Whether to show how far it is: one row on a terminal, a row every 10 s elsewhere.
         **launch_options: As for `lp.launch`: `resources`, `hosts`, `restart`, ..
 
     Raises:
@@ -297,11 +296,11 @@ def run(
         check_files(kept, RELEASE_S)
         checkpoints = lp.Checkpoints(kept / "model", period_s=_SAVE_S)
         options.setdefault("checkpoints", {"search_model": checkpoints})
-    is_shown = sys.stderr.isatty() if progress is None else progress
-    table = Table(getattr(model, "total", total) if total is None else total) if is_shown else None
+    table = Table(getattr(model, "total", total) if total is None else total) if progress else None
     running = lp.launch(program, launcher, restart=restart, **options)
     try:
         result = _follow(running, handle, table)
+        running.complete()
     finally:
         running.stop()
     if kept is not None:

@@ -23,6 +23,7 @@ from hypothesis import given, strategies as st
 
 import launchpad_lite as lp
 from launchpad_lite import engines
+from launchpad_lite.engines import map_reduce
 from launchpad_lite.engines._operations import Lines, lines_blocks, stable_hash
 from launchpad_lite.testing import Fault, Monkey, poll_until
 from tests.engines import needs_dask, needs_root, needs_spark
@@ -316,6 +317,18 @@ def test_items_may_be_of_a_class_in_a_script(tmp_path: Path) -> None:
     script.write_text(_POINT)
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60)
     assert "[(0, 5), (1, 5)]" in done.stdout, done.stderr
+    assert "map_reduce: completed; logs in" in done.stderr
+
+
+def test_a_long_stage_prints_a_line_now_and_then_without_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with engines.MapReduce(2, launcher="local_mt") as mr:
+        mr.load(range(4), partitions=2).count()
+        assert "stage" not in capsys.readouterr().err  # it did not take long
+        monkeypatch.setattr(map_reduce, "_LINE_S", 0.0)
+        mr.load(range(4), partitions=2).count()
+    assert "2/2 items(4) → count\n" in capsys.readouterr().err
 
 
 _SENT: list[str] = []

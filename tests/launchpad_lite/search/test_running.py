@@ -2,13 +2,17 @@
 
 import csv
 import functools
+import io
 import os
 import threading
 
 import pytest
 
 import launchpad_lite as lp
-from launchpad_lite import search
+from launchpad_lite import engines, replicas, search
+from launchpad_lite.search import _progress
+from launchpad_lite.search._model_node import Status
+from launchpad_lite.search._progress import Table
 from tests.launchpad_lite.search.tasks_for_tests import (
     QUICK,
     Tasks,
@@ -196,3 +200,46 @@ def test_a_folder_is_for_this_user_only_whatever_the_umask(tmp_path):
 def test_what_is_no_model_is_refused():
     with pytest.raises(TypeError, match=r"takes a search\.Model"):
         run(square)
+
+
+def _execute():
+    with search.Executor(2, launcher="local_mt", timing=QUICK) as executor:
+        assert executor.submit(square, 3).result() == 9
+
+
+def _count():
+    with engines.MapReduce(2, launcher="local_mt") as mr:
+        assert mr.load(range(10)).count() == 10
+
+
+def _replicate():
+    assert replicas.MultiWorkerReplicator(2).launch(lambda repl: 3, launcher="local_mt") == [3, 3]
+
+
+@pytest.mark.parametrize("work", [lambda: run(squares(2)), _execute, _count, _replicate])
+def test_a_program_whose_work_is_done_is_completed(work, monkeypatch):
+    launched = []
+    launch = lp.launch
+
+    def launch_and_note(*args, **options):
+        launched.append(launch(*args, **options))
+        return launched[-1]
+
+    monkeypatch.setattr(lp, "launch", launch_and_note)
+    work()
+    (running,) = launched
+    assert running.result.outcome is lp.Outcome.COMPLETED
+
+
+def test_a_search_in_a_pipe_prints_a_row_now_and_then(monkeypatch):
+    out = io.StringIO()
+    table, status = Table(None, out), Status(queued=3, running=2, done=1)
+    table.show(status)
+    table.show(status._replace(is_over=True))
+    assert not out.getvalue()  # a search that is over soon prints nothing
+    monkeypatch.setattr(_progress, "_ROW_S", 0.0)
+    table.show(status)
+    assert [line.split()[:3] for line in out.getvalue().splitlines()] == [
+        ["queued", "running", "done"],
+        ["3", "2", "1"],
+    ]
