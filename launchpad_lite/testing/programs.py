@@ -1,5 +1,6 @@
 """Running programs in tests."""
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,8 @@ R = TypeVar("R")
 _NOTICE_S = 2.0
 #: How long after the end the system may take to show that something is gone.
 _SETTLE_S = 10.0
+#: The same where a thread of a node was given up: it is there for as long as it hangs.
+_SETTLE_BESIDE_HUNG_S = 0.5
 _POLL_S = 0.01
 
 
@@ -60,19 +63,26 @@ class LaunchedProgram:
         try:
             return self.running.wait(timeout_s)
         except TimeoutError as error:
-            raise TimeoutError(f"{error}{self._places()}") from None
+            raise TimeoutError(f"{error}{self.places()}") from None
 
     def stop(self, timeout_s: float = 60.0) -> ProgramResult:
         """Stops the program. Raises as `wait`."""
         self.running.request_stop("stop() was called")
         return self.wait(timeout_s)
 
-    def _places(self) -> str:
+    def places(self) -> str:
+        """Returns where the threads of the nodes are, as text."""
         try:
             stacks = self.running.stacks()
         except LaunchError as error:
             return f"; {error}"
         return "".join(f"\n\n{node}:\n\n{indented(text)}" for node, text in stacks.items())
+
+    def gave_up(self) -> bool:
+        """Returns whether a node that was a thread did not end."""
+        result = self.running.result
+        pids = {node.name: node.pid for node in self.running.status()}
+        return result is not None and any(pids[name] == os.getpid() for name in result.killed)
 
     def close(self) -> str:
         """Stops what still runs; returns how it failed, unless the test knows; empty if it did not."""
@@ -118,10 +128,17 @@ class ProgramLauncher:
         self._launched.append(launched)
         return launched
 
+    def places(self) -> str:
+        """Returns where the threads of the nodes of all programs are, as text."""
+        return "".join(launched.places() for launched in self._launched).strip()
+
     def close(self) -> tuple[list[str], Leftovers]:
         """Stops all programs; returns how they failed without the test's knowledge, and what is left."""
+        for launched in self._launched:  # so that several that hang have their notice together
+            launched.running.request_stop("the end of the test")
         failures = [text for launched in self._launched if (text := launched.close())]
-        give_up_at = time.monotonic() + _SETTLE_S
+        is_hung = any(launched.gave_up() for launched in self._launched)
+        give_up_at = time.monotonic() + (_SETTLE_BESIDE_HUNG_S if is_hung else _SETTLE_S)
         while (left := self._inventory.leftovers()) and time.monotonic() < give_up_at:
             time.sleep(_POLL_S)
         return failures, left

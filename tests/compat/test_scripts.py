@@ -59,7 +59,7 @@ _FLAGGED = """
 
 def run_pytest(folder: Path, source: str) -> Ended:
     """Runs tests as those do who have installed the package."""
-    command = (sys.executable, "-m", "pytest", "-p", "launchpad._pytest_plugin", "-q")
+    command = (sys.executable, "-m", "pytest", "-q")
     with Script(folder, source, "test_it.py") as script:
         return script.run(str(script.path), command=command, env=_INSTALLED)
 
