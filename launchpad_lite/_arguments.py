@@ -1,9 +1,10 @@
 """Arguments as users give them: under two names; the types they may have; text as a value."""
 
+import dataclasses
 import inspect
 import types
 import typing
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,8 @@ def kinds_of(taker: Callable[..., Any], name: str) -> Collection[Any]:
 def convert(text: str, kinds: Collection[Any]) -> Any:
     """Returns a text as a value of one of some types; empty text is true where one is `bool`.
 
+    A list is written as a shell has words, a mapping as JSON.
+
     Raises:
         ValueError: It cannot be.
     """
@@ -46,12 +49,30 @@ def convert(text: str, kinds: Collection[Any]) -> Any:
         if text.lower() not in ("", "true", "1", "yes", "false", "0", "no"):
             raise ValueError("expected true or false")
         return text.lower() in ("", "true", "1", "yes")
+    import json  # nodes import this module, and need neither
+    import shlex
+
+    expected = []
     for known in (int, float, Path):
         if known in kinds:
-            try:
+            with suppress(ValueError):
                 return known(text)
-            except ValueError:
-                if str in kinds:
-                    continue
-                raise ValueError(f"expected {known.__name__}") from None
+            expected.append(known.__name__)
+    if str in kinds:
+        return text
+    for kind in kinds:
+        whole = typing.get_origin(kind) or kind
+        if whole in (list, tuple, Sequence):
+            of = typing.get_args(kind)[:1] or (str,)
+            words = [convert(word, of) for word in shlex.split(text)]
+            return tuple(words) if whole is tuple else words
+        if whole in (dict, Mapping):
+            with suppress(ValueError):
+                if isinstance(value := json.loads(text), dict):
+                    return value
+            expected.append('JSON like {"key": "value"}')
+        if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+            expected.append(f"a {kind.__name__}, which only a script can give")
+    if expected:
+        raise ValueError(f"expected {' or '.join(expected)}")
     return text
