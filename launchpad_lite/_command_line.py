@@ -1,9 +1,11 @@
 """`python -m launchpad_lite.launch`: run, plan or draw a program that is named on the command line."""
 
+import ast
 import importlib
 import importlib.util
 import inspect
 import itertools
+import logging
 import os
 import signal
 import sys
@@ -16,10 +18,15 @@ from absl import flags
 from launchpad_lite._arguments import convert, kinds_of
 from launchpad_lite._flags import (
     CHECKPOINT_PERIOD_SECS,
+    CHECKPOINTS,
     HELP,
     LAUNCHER,
     LAUNCHER_OPTION,
+    LOG_DIR,
+    RESTART,
+    SEED,
     TERMINATION_NOTICE_SECS,
+    Flag,
     chosen_launcher,
     describe_flags,
     flag_names,
@@ -48,6 +55,8 @@ from launchpad_lite.launching import (
     load_launcher,
     options_of,
 )
+
+_LOGGER = logging.getLogger(__name__)
 
 _USAGE = """\
 usage: python -m launchpad_lite.launch [--launcher=NAME] [--OPTION=VALUE ...] [COMMAND]
@@ -92,8 +101,22 @@ options:
   --lp_log_dir=FOLDER                 where the output of nodes is kept
   --lp_termination_notice_secs=N      seconds nodes have to end after they were asked ({notice:g})
 """
-#: Arguments of `launch` that the command line gives.
-_NOT_OF_MAIN = {"programs", "launcher", "launch_type", "launcher_options"}
+#: Arguments of `launch` that `lp.main` takes: not those that the command line gives.
+_SETTINGS = set(inspect.signature(launch).parameters) - {
+    "programs",
+    "launcher",
+    "launch_type",
+    "launcher_options",
+}
+_UNKNOWN = object()
+#: Flags that count more than the argument of `lp.main`.
+_FLAG_OF: dict[str, Flag[Any]] = {
+    "checkpoints": CHECKPOINTS,
+    "log_dir": LOG_DIR,
+    "notice_s": TERMINATION_NOTICE_SECS,
+    "restart": RESTART,
+    "seed": SEED,
+}
 _COMMANDS = ("run", "plan", "render", "emit")
 _COMPAT = "--compat"
 #: How a command line ends that cannot be understood; as argparse does.
@@ -130,10 +153,9 @@ def run_script(make_program: Callable[..., Program], **options: Any) -> NoReturn
         if __name__ == "__main__":
             lp.main(make_program, restart="on_failure")
     """
-    known = set(inspect.signature(launch).parameters) - _NOT_OF_MAIN
-    if unknown := sorted(set(options) - known):
+    if unknown := sorted(set(options) - _SETTINGS):
         raise TypeError(
-            f"lp.main: unknown option {unknown[0]}=; known are {', '.join(sorted(known))}"
+            f"lp.main: unknown option {unknown[0]}=; known are {', '.join(sorted(_SETTINGS))}"
         )
     sys.exit(_guarded(lambda: _run_script(make_program, options, sys.argv[1:])))
 
@@ -182,7 +204,8 @@ def _run(arguments: list[str]) -> int:
             print(_describe(path, found, options))  # noqa: T201
             return 0
         program = make_program(found, path, rest, options)
-    return _do(command, program, launcher, output, {})
+        settings = {} if isinstance(found, Program) else _settings_in_script(found)
+    return _do(command, program, launcher, output, settings)
 
 
 def _run_original(arguments: Sequence[str]) -> NoReturn:
@@ -282,7 +305,8 @@ def _do(
     output: str | None,
     settings: Mapping[str, Any],
 ) -> int:
-    """Obeys a command for a program; `settings`: arguments of `launch`."""
+    """Obeys a command for a program; `settings`: arguments of `launch`, unless a flag gives them."""
+    settings = {k: v for k, v in settings.items() if not _has_flag(k)}
     if command == "run":
         launch(program, launcher, **settings).wait()
         return 0
@@ -295,6 +319,62 @@ def _do(
     else:
         _emit(ready, launcher, output)
     return 0
+
+
+def _has_flag(setting: str) -> bool:
+    return setting in _FLAG_OF and _FLAG_OF[setting].present
+
+
+def _settings_in_script(function: Callable[..., Any]) -> dict[str, Any]:
+    """Returns what a script gives `lp.main` or `lp.launch` with a function, where only the script itself runs.
+
+    Raises:
+        LaunchError: It gives `lp.main` what is known only there.
+    """
+    module: Any = sys.modules.get(function.__module__)
+    try:
+        tree = ast.parse(inspect.getsource(module))
+    except (OSError, TypeError):
+        return {}
+    blocks = [
+        each for each in tree.body if isinstance(each, ast.If) and "__name__" in _names(each.test)
+    ]
+    settings: dict[str, Any] = {}
+    for call in itertools.chain.from_iterable(map(ast.walk, blocks)):
+        if not isinstance(call, ast.Call) or not call.args:
+            continue
+        if function.__name__ not in _names(call.args[0]):
+            continue
+        taker = _value(call.func, module)
+        for keyword in call.keywords if taker in (run_script, launch) else ():
+            if keyword.arg is not None and (keyword.arg not in _SETTINGS or _has_flag(keyword.arg)):
+                continue
+            value = _UNKNOWN if keyword.arg is None else _value(keyword.value, module)
+            if value is not _UNKNOWN:
+                settings[str(keyword.arg)] = value
+                continue
+            text = (
+                f"{module.__file__}:{call.lineno}: {ast.unparse(call.func)} gets {ast.unparse(keyword)}, which "
+                "is known only when the script itself runs: name the script in place of "
+                "`-m launchpad_lite.launch`"
+            )
+            if taker is run_script:
+                raise LaunchError(text)
+            _LOGGER.warning(text)
+    return settings
+
+
+def _names(expression: ast.expr) -> set[str]:
+    return {each.id for each in ast.walk(expression) if isinstance(each, ast.Name)}
+
+
+def _value(expression: ast.expr, module: Any) -> Any:
+    """Returns the value of an expression of a module's; `_UNKNOWN` if the module has not its names."""
+    try:
+        code = compile(ast.Expression(expression), module.__file__, "eval")
+        return eval(code, vars(module))  # noqa: S307 - the user's own code, which the script would run
+    except Exception:  # noqa: BLE001 - the error of any expression
+        return _UNKNOWN
 
 
 def _ask_run(command: str, rest: list[str]) -> int:

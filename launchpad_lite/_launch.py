@@ -246,7 +246,9 @@ def _settings(
     kept = Checkpoints(folder, period_s) if folder else None
     if CHECKPOINT_PERIOD_SECS.present and kept is None:
         name = CHECKPOINT_PERIOD_SECS.name
-        raise LaunchError(f"--{name} is the period of --{CHECKPOINTS.name}=FOLDER, which is missing")
+        raise LaunchError(
+            f"--{name} is the period of --{CHECKPOINTS.name}=FOLDER, which is missing"
+        )
     return LaunchSettings(
         resources,
         given_or_flag("restart", restart, RESTART, chosen_restart()),

@@ -564,7 +564,9 @@ class MapReduce:
             return
         width = 24
         bar = "█" * (width * done // total)
-        line = f"stage {stage.number}/{stage.count} [{bar:<{width}}] {done}/{total} {stage.title}"[:100]
+        line = f"stage {stage.number}/{stage.count} [{bar:<{width}}] {done}/{total} {stage.title}"[
+            :100
+        ]
         if sys.stderr.isatty():
             end = "\r\x1b[K" if stage.number == stage.count and done == total else ""
             sys.stderr.write(f"\r{line}\x1b[K{end}")

@@ -65,9 +65,10 @@ def taken(port: int):
 def nothing():
     return 5
 
-def typed(count: Optional[int] = None, flag: Optional[bool] = None, names: list = ()):
+def typed(count: Optional[int] = None, flag: Optional[bool] = None, names: list = (),
+          sizes: tuple[int, ...] = (), ports: Optional[dict] = None):
     program = lp.Program("typed")
-    program.add_node(lp.PyNode(print), label=f"{count!r} {flag!r} {names!r}")
+    program.add_node(lp.PyNode(print), label=f"{count!r} {flag!r} {names!r} {sizes!r} {ports!r}".translate({91: 60, 93: 62}))
     return program
 
 ready = make_program()
@@ -270,6 +271,8 @@ def test_drawings_go_to_files(command: Command, programs: Path) -> None:
         (["emit", "--launcher=slurm", "prog:ready"], "--output=FOLDER"),
         (["--launcher=slurm", "--nodes=0", "prog"], "--launcher=slurm: nodes is a number"),
         (["--launcher=slurm", "--nodes=many", "prog"], "'--nodes=many': expected int"),
+        (["--launcher=kubernetes", "--work=/mnt", "prog"], "WorkStore, which only a script can"),
+        (["--launcher=ssh", "--placement=h1", "prog"], "'--placement=h1': expected JSON like"),
     ],
 )
 def test_mistakes_on_the_command_line_give_exit_code_2(
@@ -301,6 +304,21 @@ def test_arguments_are_converted_to_optional_types_too(command: Command) -> None
     code, shown, _ = command("plan", "prog:typed", "--count=3", "--flag=false")
     assert code == 0
     assert "3 False ()" in shown
+    lists = ("--names=a 'b c'", "--sizes=1 2", '--ports={"a": 1}')
+    code, shown, _ = command("plan", "prog:typed", *lists)
+    assert code == 0
+    assert "None None <'a', 'b c'> (1, 2) {'a': 1}" in shown
+
+
+def test_options_of_launchers_that_are_lists_and_mappings_have_a_form(
+    command: Command, programs: Path
+) -> None:
+    options = ("--ssh=ssh -F 'my config'", '--placement={"greeter": "h2"}')
+    code, _, told = command("emit", "ssh", "--hosts=h1,h2", *options, "prog.py:ready", "-o", "out")
+    assert (code, told) == (0, "")
+    commands = (programs / "out" / "commands.sh").read_text()
+    assert commands.count("\nssh -F 'my config' ") == 2
+    assert "# h2: greeter[0]\n" in commands
 
 
 @pytest.mark.parametrize(
@@ -376,14 +394,51 @@ def test_help_tells_what_a_program_takes_and_runs_nothing(
 
 def test_a_script_passes_arguments_of_launch_on(run_script: Any) -> None:
     passing = _MAIN.replace("lp.main(make_program)", "lp.main(make_program, RESTART='on_failure')")
-    done = run_script(passing.replace("RESTART", "restart"), "plan", "--lp_restart=always")
-    assert done.returncode == 0, done.stderr
+    done = run_script(passing.replace("RESTART", "restart"), "plan")
     assert "restart=on_failure" in done.stdout
-    assert done.stderr == (
-        "--lp_restart=always has no effect: the script passes restart='on_failure' to lp.launch\n"
-    )
+    done = run_script(passing.replace("RESTART", "restart"), "plan", "--lp_restart=always")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "restart=always" in done.stdout
     done = run_script(passing.replace("RESTART", "restrat"))
     assert "TypeError: lp.main: unknown option restrat=; known are" in done.stderr
+
+
+_GIVES = """
+import launchpad_lite as lp
+from prog import Greeter
+
+WHEN = "on_failure"
+
+def make_program():
+    program = lp.Program("gives")
+    program.add_node(lp.PyClassNode(Greeter, "hello", 1), label="greeter")
+    return program
+
+if __name__ == "__main__":
+    folder = "runs/2"
+    CALL
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "flags", "code", "words"),
+    [
+        ("lp.main(make_program, restart={'greeter': WHEN})", [], 0, "restart=on_failure"),
+        ("lp.launch(make_program(), 'ssh', hosts='h1', restart=WHEN)", [], 0, "restart=on_failure"),
+        ("lp.main(make_program, restart=WHEN)", ["--lp_restart=always"], 0, "restart=always"),
+        ("lp.main(make_program, checkpoints=folder)", ["--lp_checkpoints=x"], 0, "prog/x"),
+        ("lp.main(make_program, checkpoints=folder)", [], 1, ":14: lp.main gets checkpoints=folder"),
+        ("lp.main(make_program, **vars())", [], 1, "lp.main gets **vars(), which is known only"),
+        ("lp.launch(make_program(), seed=len(folder))", [], 0, "lp.launch gets seed=len(folder)"),
+    ],
+)
+def test_what_a_script_gives_its_launch_holds_however_the_program_is_named(
+    command: Command, programs: Path, call: str, flags: list[str], code: int, words: str, caplog: Any
+) -> None:
+    (programs / "json_like.py").write_text(_GIVES.replace("CALL", call))
+    ended, shown, told = command("plan", *flags, "json_like.py")
+    assert ended == code, told
+    assert words.replace("prog/", f"{programs}/") in shown + told + caplog.text
 
 
 def test_a_reader_that_has_read_enough_is_no_error(environment: dict[str, str]) -> None:
