@@ -87,7 +87,7 @@ number of the job or the folder of the run; --launcher=kubernetes: the name of t
 
 A script of the original Launchpad, which says `import launchpad`, runs without a change:
 
-  [--launcher=NAME] [--OPTION=VALUE ...] --compat SCRIPT [ARGUMENT ...]
+  [--launcher=NAME] [--OPTION=VALUE ...] --compat SCRIPT [ARGUMENT ...]      (or -m MODULE)
 
 PROGRAM --help shows its arguments; --version shows that of this package.
 
@@ -186,9 +186,11 @@ def _run(arguments: list[str]) -> int:
     if not arguments or arguments[0] in (*HELP, "help"):
         print(_usage())  # noqa: T201
         return 0 if arguments else _USAGE_ERROR
-    before = itertools.takewhile(lambda each: each.startswith("-"), arguments)
-    if _COMPAT in before:  # behind a program, it is that program's
-        _run_original(arguments)
+    if _COMPAT in arguments:
+        _, *options = parse_known(["launch", *arguments[: arguments.index(_COMPAT)]])
+        if _first_word(options) == len(options):  # behind a program, it is that program's
+            _run_original(arguments, options)
+        flags.FLAGS.unparse_flags()
     _, *rest = parse_known(["launch", *arguments])
     if _is_answered(rest):
         return 0
@@ -208,21 +210,28 @@ def _run(arguments: list[str]) -> int:
     return _do(command, program, launcher, output, settings)
 
 
-def _run_original(arguments: Sequence[str]) -> NoReturn:
+def _run_original(arguments: Sequence[str], options: Sequence[str]) -> NoReturn:
     """Becomes a script that finds the package `launchpad` of launchpad-lite-compat.
+
+    Args:
+        arguments: The command line.
+        options: Those before `--compat` that are no flags.
 
     Raises:
         LaunchpadError: No script is named, the package is not there, or an option is unknown.
     """
     place = arguments.index(_COMPAT)
-    before, script = arguments[:place], arguments[place + 1 : place + 2]
-    _, *options = parse_known(["launch", *before])
+    before, rest = arguments[:place], arguments[place + 1 :]
+    count = 2 if rest[:1] == ["-m"] else 1
+    script, rest = rest[:count], rest[count:]
     known = options_of(chosen_launcher())
     for option in options:
         if option.removeprefix("--").partition("=")[0].replace("-", "_") not in known:
             _refuse(_COMPAT, option, [], [*known])
-    if not script or not Path(script[0]).is_file():
-        raise ProgramPathError(f"{_COMPAT} is followed by a script; {' '.join(script)!r} is none")
+    if len(script) < count or (count == 1 and not Path(script[0]).is_file()):
+        raise ProgramPathError(
+            f"{_COMPAT} is followed by a script, or -m and a module; {' '.join(script)!r} is none"
+        )
     environment = dict(os.environ)
     package = Path(__file__).parent
     # In a wheel, and beside the package in a copy of the repository.
@@ -240,7 +249,7 @@ def _run_original(arguments: Sequence[str]) -> NoReturn:
         f"--{LAUNCHER_OPTION.name}={each.removeprefix('--')}" if each in options else each
         for each in before
     ]
-    command = [sys.executable, *script, *given, *arguments[place + 2 :]]
+    command = [sys.executable, *script, *given, *rest]
     os.execve(sys.executable, command, environment)  # noqa: S606 - needs no shell
 
 

@@ -73,6 +73,13 @@ def test_a_script_runs_without_a_change_and_without_an_installation(tmp_path: Pa
             )
             assert ended.code == 0, ended.stderr
             assert f"[139583862445, 139583862445] {kind}\n" in ended.stdout
+        package = tmp_path / "package"
+        package.mkdir()
+        script.path.rename(package / "module.py")
+        options = ("--launcher", "local_mp", "--compat", "-m", "package.module", "--number=1")
+        ended = script.run(*options, command=command)
+        assert ended.code == 0, ended.stderr
+        assert "[139583862445] " in ended.stdout
         ended = script.run("--compat", "nothing.py", command=command)
         assert ended.code == 2
         assert "--compat is followed by a script" in ended.stderr

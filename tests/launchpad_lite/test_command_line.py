@@ -427,13 +427,24 @@ if __name__ == "__main__":
         ("lp.launch(make_program(), 'ssh', hosts='h1', restart=WHEN)", [], 0, "restart=on_failure"),
         ("lp.main(make_program, restart=WHEN)", ["--lp_restart=always"], 0, "restart=always"),
         ("lp.main(make_program, checkpoints=folder)", ["--lp_checkpoints=x"], 0, "prog/x"),
-        ("lp.main(make_program, checkpoints=folder)", [], 1, ":14: lp.main gets checkpoints=folder"),
+        (
+            "lp.main(make_program, checkpoints=folder)",
+            [],
+            1,
+            ":14: lp.main gets checkpoints=folder",
+        ),
         ("lp.main(make_program, **vars())", [], 1, "lp.main gets **vars(), which is known only"),
         ("lp.launch(make_program(), seed=len(folder))", [], 0, "lp.launch gets seed=len(folder)"),
     ],
 )
 def test_what_a_script_gives_its_launch_holds_however_the_program_is_named(
-    command: Command, programs: Path, call: str, flags: list[str], code: int, words: str, caplog: Any
+    command: Command,
+    programs: Path,
+    call: str,
+    flags: list[str],
+    code: int,
+    words: str,
+    caplog: Any,
 ) -> None:
     (programs / "json_like.py").write_text(_GIVES.replace("CALL", call))
     ended, shown, told = command("plan", *flags, "json_like.py")
