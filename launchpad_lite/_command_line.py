@@ -4,12 +4,12 @@ import ast
 import importlib
 import importlib.util
 import inspect
-import itertools
-import logging
+import operator
 import os
 import signal
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,7 +20,6 @@ from launchpad_lite._flags import (
     CHECKPOINT_PERIOD_SECS,
     CHECKPOINTS,
     HELP,
-    LAUNCHER,
     LAUNCHER_OPTION,
     LOG_DIR,
     RESTART,
@@ -30,6 +29,7 @@ from launchpad_lite._flags import (
     chosen_launcher,
     describe_flags,
     flag_names,
+    launcher_flag,
     parse_known,
 )
 from launchpad_lite._launch import find_launcher, launch, plan
@@ -55,8 +55,6 @@ from launchpad_lite.launching import (
     load_launcher,
     options_of,
 )
-
-_LOGGER = logging.getLogger(__name__)
 
 _USAGE = """\
 usage: python -m launchpad_lite.launch [--launcher=NAME] [--OPTION=VALUE ...] [COMMAND]
@@ -108,7 +106,6 @@ _SETTINGS = set(inspect.signature(launch).parameters) - {
     "launch_type",
     "launcher_options",
 }
-_UNKNOWN = object()
 #: Flags that count more than the argument of `lp.main`.
 _FLAG_OF: dict[str, Flag[Any]] = {
     "checkpoints": CHECKPOINTS,
@@ -187,9 +184,9 @@ def _run(arguments: list[str]) -> int:
         print(_usage())  # noqa: T201
         return 0 if arguments else _USAGE_ERROR
     if _COMPAT in arguments:
-        _, *options = parse_known(["launch", *arguments[: arguments.index(_COMPAT)]])
-        if _first_word(options) == len(options):  # behind a program, it is that program's
-            _run_original(arguments, options)
+        _, *before = parse_known(["launch", *arguments[: arguments.index(_COMPAT)]])
+        if _first_word(before) == len(before):  # behind a program, it is that program's
+            _run_original(arguments, before)
         flags.FLAGS.unparse_flags()
     _, *rest = parse_known(["launch", *arguments])
     if _is_answered(rest):
@@ -205,12 +202,13 @@ def _run(arguments: list[str]) -> int:
         if _wants_help(rest):
             print(_describe(path, found, options))  # noqa: T201
             return 0
+        if not isinstance(found, Program) and _gives_more(found):
+            _run_named_script(path, command, launcher.name, arguments)
         program = make_program(found, path, rest, options)
-        settings = {} if isinstance(found, Program) else _settings_in_script(found)
-    return _do(command, program, launcher, output, settings)
+    return _do(command, program, launcher, output, {})
 
 
-def _run_original(arguments: Sequence[str], options: Sequence[str]) -> NoReturn:
+def _run_original(arguments: list[str], options: Sequence[str]) -> NoReturn:
     """Becomes a script that finds the package `launchpad` of launchpad-lite-compat.
 
     Args:
@@ -223,7 +221,7 @@ def _run_original(arguments: Sequence[str], options: Sequence[str]) -> NoReturn:
     place = arguments.index(_COMPAT)
     before, rest = arguments[:place], arguments[place + 1 :]
     count = 2 if rest[:1] == ["-m"] else 1
-    script, rest = rest[:count], rest[count:]
+    script = rest[:count]
     known = options_of(chosen_launcher())
     for option in options:
         if option.removeprefix("--").partition("=")[0].replace("-", "_") not in known:
@@ -249,7 +247,7 @@ def _run_original(arguments: Sequence[str], options: Sequence[str]) -> NoReturn:
         f"--{LAUNCHER_OPTION.name}={each.removeprefix('--')}" if each in options else each
         for each in before
     ]
-    command = [sys.executable, *script, *given, *rest]
+    command = [sys.executable, *script, *given, *rest[count:]]
     os.execve(sys.executable, command, environment)  # noqa: S606 - needs no shell
 
 
@@ -315,7 +313,8 @@ def _do(
     settings: Mapping[str, Any],
 ) -> int:
     """Obeys a command for a program; `settings`: arguments of `launch`, unless a flag gives them."""
-    settings = {k: v for k, v in settings.items() if not _has_flag(k)}
+    flags_given = {setting for setting, flag in _FLAG_OF.items() if flag.present}
+    settings = {k: v for k, v in settings.items() if k not in flags_given}
     if command == "run":
         launch(program, launcher, **settings).wait()
         return 0
@@ -330,60 +329,35 @@ def _do(
     return 0
 
 
-def _has_flag(setting: str) -> bool:
-    return setting in _FLAG_OF and _FLAG_OF[setting].present
+def _gives_more(function: Callable[..., Any]) -> bool:
+    """Returns whether the script of a function gives `lp.main` more than it, as restart=..."""
+    module = sys.modules.get(function.__module__)
+    with suppress(
+        OSError, TypeError, AttributeError
+    ):  # it has no source, or calls what is not there
+        for call in ast.walk(ast.parse(inspect.getsource(module))):  # type: ignore[arg-type]
+            if (
+                isinstance(call, ast.Call)
+                and call.keywords
+                and [ast.unparse(each) for each in call.args] == [function.__name__]
+            ):
+                return operator.attrgetter(ast.unparse(call.func))(module) is run_script
+    return False
 
 
-def _settings_in_script(function: Callable[..., Any]) -> dict[str, Any]:
-    """Returns what a script gives `lp.main` or `lp.launch` with a function, where only the script itself runs.
-
-    Raises:
-        LaunchError: It gives `lp.main` what is known only there.
-    """
-    module: Any = sys.modules.get(function.__module__)
-    try:
-        tree = ast.parse(inspect.getsource(module))
-    except (OSError, TypeError):
-        return {}
-    blocks = [
-        each for each in tree.body if isinstance(each, ast.If) and "__name__" in _names(each.test)
-    ]
-    settings: dict[str, Any] = {}
-    for call in itertools.chain.from_iterable(map(ast.walk, blocks)):
-        if not isinstance(call, ast.Call) or not call.args:
-            continue
-        if function.__name__ not in _names(call.args[0]):
-            continue
-        taker = _value(call.func, module)
-        for keyword in call.keywords if taker in (run_script, launch) else ():
-            if keyword.arg is not None and (keyword.arg not in _SETTINGS or _has_flag(keyword.arg)):
-                continue
-            value = _UNKNOWN if keyword.arg is None else _value(keyword.value, module)
-            if value is not _UNKNOWN:
-                settings[str(keyword.arg)] = value
-                continue
-            text = (
-                f"{module.__file__}:{call.lineno}: {ast.unparse(call.func)} gets {ast.unparse(keyword)}, which "
-                "is known only when the script itself runs: name the script in place of "
-                "`-m launchpad_lite.launch`"
-            )
-            if taker is run_script:
-                raise LaunchError(text)
-            _LOGGER.warning(text)
-    return settings
-
-
-def _names(expression: ast.expr) -> set[str]:
-    return {each.id for each in ast.walk(expression) if isinstance(each, ast.Name)}
-
-
-def _value(expression: ast.expr, module: Any) -> Any:
-    """Returns the value of an expression of a module's; `_UNKNOWN` if the module has not its names."""
-    try:
-        code = compile(ast.Expression(expression), module.__file__, "eval")
-        return eval(code, vars(module))  # noqa: S307 - the user's own code, which the script would run
-    except Exception:  # noqa: BLE001 - the error of any expression
-        return _UNKNOWN
+def _run_named_script(path: str, command: str, launcher: str, arguments: Sequence[str]) -> NoReturn:
+    """Becomes a script whose `lp.main` does what this command line asks for, with all that it was given."""
+    place = path.partition(":")[0]
+    given = list(arguments)
+    given.remove(path)
+    with suppress(ValueError):
+        given.remove(command)  # "run" need not be there
+    if launcher_flag().value is None:
+        with suppress(ValueError):
+            given.remove(launcher)  # a word, as `emit` takes it
+            given.append(f"--launcher={launcher}")
+    script = [place] if place.endswith(".py") else ["-m", place]
+    os.execv(sys.executable, [sys.executable, *script, command, *given])  # noqa: S606 - needs no shell
 
 
 def _ask_run(command: str, rest: list[str]) -> int:
@@ -392,7 +366,7 @@ def _ask_run(command: str, rest: list[str]) -> int:
         print(_usage())  # noqa: T201
         return 0
     follow = command == "logs" and _take_switch(rest, "follow")
-    has_launcher = LAUNCHER.value is not None
+    has_launcher = launcher_flag().value is not None
     launcher, options = _take_launcher(rest, command)
     words = [word for word in rest if not word.startswith("-")]
     if unknown := [word for word in rest if word.startswith("-")]:

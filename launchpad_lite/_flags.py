@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any, Generic, TypeVar
 
 from courier._modules import loaded_module
@@ -32,23 +32,25 @@ class Flag(Generic[T]):
         """Describes a flag; `kind` is that of the function of absl that defines it."""
         self.name = name
         self.default = default
+        #: Whether a program may have an option of this name, which then is the program's.
+        self._is_common = "allow_override" in options
         self._definition = kind, help_text, options
         self._own: Any = None
 
     def define(self, flags: Any) -> None:
         """Gives it to absl."""
         kind, help_text, options = self._definition
+        if self._is_common and self.name in flags.FLAGS:
+            return  # the program was quicker
         getattr(flags, f"DEFINE_{kind}")(self.name, self.default, help_text, **options)
         self._own = flags.FLAGS[self.name]
 
     def _find(self) -> Any:
         flags = loaded_flags()
-        return None if flags is None else flags.FLAGS[self.name]
-
-    @property
-    def is_own(self) -> bool:
-        """Whether it is not one of the program's, of the same name."""
-        return self._find() is self._own
+        flag = None if flags is None else flags.FLAGS[self.name]
+        if self._is_common and (flag is not self._own or _is_option_of_script(self.name)):
+            return None
+        return flag
 
     @property
     def value(self) -> T:
@@ -68,8 +70,18 @@ class Flag(Generic[T]):
         return flag is not None and bool(flag.present)
 
 
-LAUNCHER: Flag[str | None] = Flag(
-    "string", "launcher", None, "Where the program runs: local_mp (the default), local_mt, ..."
+_LAUNCHER: Flag[str | None] = Flag(
+    "string",
+    "launcher",
+    None,
+    "Where the program runs: local_mp (the default), local_mt, ...",
+    allow_override=True,
+)
+_LP_LAUNCHER: Flag[str | None] = Flag(
+    "string",
+    "lp_launcher",
+    None,
+    "The same, for scripts that have an option --launcher themselves.",
 )
 LAUNCHER_OPTION: Flag[list[str]] = Flag(
     "multi_string",
@@ -113,16 +125,16 @@ SEED: Flag[int | None] = Flag(
     "integer", "lp_seed", None, "Of the program: nodes get their own from it."
 )
 LOG_DIR: Flag[str | None] = Flag("string", "lp_log_dir", None, "Folder for the output of nodes.")
-_HOSTS: Flag[str | None] = Flag(
+HOSTS: Flag[str | None] = Flag(
     "string",
     "hosts",
     None,
     "Hosts, for launchers that use several: h1,h2:gpu=2,user@h3, or a TOML file.",
-    # A common word: a program may have a flag of this name, which then is the program's.
     allow_override=True,
 )
 _ALL: tuple[Flag[Any], ...] = (
-    LAUNCHER,
+    _LAUNCHER,
+    _LP_LAUNCHER,
     LAUNCHER_OPTION,
     _LAUNCH_TYPE,
     TERMINATION_NOTICE_SECS,
@@ -131,7 +143,7 @@ _ALL: tuple[Flag[Any], ...] = (
     CHECKPOINT_PERIOD_SECS,
     SEED,
     LOG_DIR,
-    _HOSTS,
+    HOSTS,
 )
 
 DEFAULT_LAUNCHER = "local_mp"
@@ -249,6 +261,18 @@ def _parses_itself() -> bool:
     return False
 
 
+def _is_option_of_script(name: str) -> bool:
+    """Returns whether one of those who called has an option of this name from argparse."""
+    argparse = sys.modules.get("argparse")
+    frame: FrameType | None = sys._getframe()
+    while argparse is not None and frame is not None:
+        found = (each for each in frame.f_locals.values() if isinstance(each, argparse.Namespace))
+        if any(hasattr(each, name) for each in found):
+            return True
+        frame = frame.f_back
+    return False
+
+
 def flag_names() -> list[str]:
     """Returns the names of all flags, of the script and of this package."""
     from absl import flags
@@ -295,15 +319,15 @@ def given_or_flag(
     return given
 
 
+def launcher_flag() -> Flag[str | None]:
+    """Returns the flag by which the command line names a launcher, if it does."""
+    return _LAUNCHER if _LAUNCHER.value is not None else _LP_LAUNCHER
+
+
 def chosen_launcher() -> str:
     """Returns the launcher that the command line asks for."""
     # Where programs of the original run, the second is theirs, which has a value by default.
-    return LAUNCHER.value or _LAUNCH_TYPE.chosen or DEFAULT_LAUNCHER
-
-
-def chosen_hosts() -> str | None:
-    """Returns the hosts that the command line names."""
-    return _HOSTS.value if _HOSTS.is_own else None
+    return launcher_flag().value or _LAUNCH_TYPE.chosen or DEFAULT_LAUNCHER
 
 
 def chosen_restart() -> str | dict[str, str] | None:

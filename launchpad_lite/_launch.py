@@ -17,16 +17,16 @@ from launchpad_lite._exit import report_at_exit
 from launchpad_lite._flags import (
     CHECKPOINT_PERIOD_SECS,
     CHECKPOINTS,
-    LAUNCHER,
+    HOSTS,
     LAUNCHER_OPTION,
     LOG_DIR,
     RESTART,
     SEED,
     TERMINATION_NOTICE_SECS,
-    chosen_hosts,
     chosen_launcher,
     chosen_restart,
     given_or_flag,
+    launcher_flag,
     parse_script_arguments,
 )
 from launchpad_lite._interrupts import is_interactive
@@ -274,7 +274,7 @@ def find_launcher(choice: LauncherChoice, options: Mapping[str, Any]) -> Launche
     """
     parse_script_arguments()
     named = choice.name if isinstance(choice, Launcher) else choice or None
-    name = given_or_flag("launcher", named, LAUNCHER, chosen_launcher())
+    name = given_or_flag("launcher", named, launcher_flag(), chosen_launcher())
     if isinstance(choice, Launcher):
         if options:
             raise TypeError(
@@ -289,7 +289,7 @@ def find_launcher(choice: LauncherChoice, options: Mapping[str, Any]) -> Launche
         return choice
     _check_options(name, options)
     options = _with_options_of_flag(name, options)
-    hosts = chosen_hosts()
+    hosts = HOSTS.value
     if hosts is None or "hosts" in options:
         return get_launcher(name, options)
     try:

@@ -403,53 +403,23 @@ def test_a_script_passes_arguments_of_launch_on(run_script: Any) -> None:
     assert "TypeError: lp.main: unknown option restrat=; known are" in done.stderr
 
 
-_GIVES = """
-import launchpad_lite as lp
-from prog import Greeter
-
-WHEN = "on_failure"
-
-def make_program():
-    program = lp.Program("gives")
-    program.add_node(lp.PyClassNode(Greeter, "hello", 1), label="greeter")
-    return program
-
-if __name__ == "__main__":
-    folder = "runs/2"
-    CALL
-"""
-
-
 @pytest.mark.parametrize(
-    ("call", "flags", "code", "words"),
+    ("arguments", "words"),
     [
-        ("lp.main(make_program, restart={'greeter': WHEN})", [], 0, "restart=on_failure"),
-        ("lp.launch(make_program(), 'ssh', hosts='h1', restart=WHEN)", [], 0, "restart=on_failure"),
-        ("lp.main(make_program, restart=WHEN)", ["--lp_restart=always"], 0, "restart=always"),
-        ("lp.main(make_program, checkpoints=folder)", ["--lp_checkpoints=x"], 0, "prog/x"),
-        (
-            "lp.main(make_program, checkpoints=folder)",
-            [],
-            1,
-            ":14: lp.main gets checkpoints=folder",
-        ),
-        ("lp.main(make_program, **vars())", [], 1, "lp.main gets **vars(), which is known only"),
-        ("lp.launch(make_program(), seed=len(folder))", [], 0, "lp.launch gets seed=len(folder)"),
+        (["plan", "script.py"], "restart=on_failure"),
+        (["plan", "--lp_restart=always", "script:make_program", "--times=3"], "restart=always"),
+        (["--launcher", "local_mt", "script.py", "--greeting=hi"], "hi\n"),
+        (["emit", "slurm", "--nodes=1", "script.py", "-o", "review"], "review/job.sh"),
     ],
 )
-def test_what_a_script_gives_its_launch_holds_however_the_program_is_named(
-    command: Command,
-    programs: Path,
-    call: str,
-    flags: list[str],
-    code: int,
-    words: str,
-    caplog: Any,
+def test_what_a_script_gives_lp_main_holds_however_it_is_named(
+    run_command: Any, tmp_path: Path, arguments: list[str], words: str
 ) -> None:
-    (programs / "json_like.py").write_text(_GIVES.replace("CALL", call))
-    ended, shown, told = command("plan", *flags, "json_like.py")
-    assert ended == code, told
-    assert words.replace("prog/", f"{programs}/") in shown + told + caplog.text
+    given = "lp.main(make_program, restart={'greeter': 'on_' + 'failure'})"
+    (tmp_path / "script.py").write_text(_MAIN.replace("lp.main(make_program)", given))
+    done = run_command(*arguments)
+    assert done.returncode == 0, done.stderr
+    assert words in done.stdout
 
 
 def test_a_reader_that_has_read_enough_is_no_error(environment: dict[str, str]) -> None:

@@ -146,7 +146,7 @@ def test_unknown_options_of_a_launcher_are_a_type_error(install: Install) -> Non
     [
         ("mine", "regoin=there", r"'regoin' \(did you mean 'region'\?\); .* 'mine' takes region$"),
         ("local_mt", "region=there", "the launcher 'local_mt' takes none$"),
-        ("slurm", "nodes=many", "expected int$"),
+        ("slurm", "nodes=many", "expected int or JSON like"),
         (get_launcher("local_mt"), "region=there", r"the script passes ThreadLauncher\(\.\.\.\)"),
     ],
 )

@@ -170,6 +170,45 @@ def test_the_launcher_is_chosen_in_code_or_on_the_command_line(
     assert without_logs_line(done.stderr) == (ignored if both else "")
 
 
+_OWN_LAUNCHER = {
+    "absl": """
+from absl import flags
+flags.DEFINE_enum("launcher", "rocket", ["rocket", "sling"], "What starts it.")
+flags.DEFINE_integer("hosts", 1, "")
+own = lambda: flags.FLAGS
+""",
+    "argparse": """
+import argparse
+def own():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--launcher", choices=["rocket", "sling"])
+    parser.add_argument("--hosts", type=int)
+    return parser.parse_known_args()[0]
+""",
+}
+
+
+@pytest.mark.parametrize("kind", _OWN_LAUNCHER)
+def test_a_script_may_have_a_launcher_of_its_own(run_script: Any, kind: str) -> None:
+    script = _OWN_LAUNCHER[kind] + (
+        "import launchpad_lite as lp\n"
+        "def main():\n"
+        "    options = own()\n"
+        "    program = lp.Program('own')\n"
+        "    program.add_node(lp.PyNode(print, 'it ran'), label='a')\n"
+        "    print(lp.plan(program))\n"
+        "    print(options.launcher, options.hosts)\n"
+        "if __name__ == '__main__':\n"
+        "    main()\n"
+    )
+    done = run_script(script, "--launcher=sling", "--hosts=3")
+    assert done.returncode == 0, done.stderr
+    assert "own  (local_mp: " in done.stdout
+    assert "sling 3\n" in done.stdout
+    done = run_script(script, "--launcher=sling", "--lp_launcher=local_mt")
+    assert "own  (local_mt: " in done.stdout, done.stderr
+
+
 _PLANNING_SCRIPT = """
 import launchpad_lite as lp
 
