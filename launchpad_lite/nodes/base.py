@@ -3,6 +3,7 @@
 import abc
 import copy
 import inspect
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, SupportsIndex, TypeVar
@@ -165,6 +166,7 @@ class Node(abc.ABC, Generic[T]):
     def __init__(self) -> None:
         #: Identity of the node; the address of its own service has it too.
         self.key = Address().key
+        _nodes[self.key] = self
 
     @abc.abstractmethod
     def create_handle(self) -> Handle[T]:
@@ -201,6 +203,15 @@ class Node(abc.ABC, Generic[T]):
         yield self
         for node in self.inner_nodes:
             yield from node.with_inner()
+
+
+#: By their keys.
+_nodes: "weakref.WeakValueDictionary[str, Node[Any]]" = weakref.WeakValueDictionary()
+
+
+def node_of(handle: Handle[Any]) -> Node[Any] | None:
+    """Returns the node of a handle; None in other processes than the launching one."""
+    return _nodes.get(handle.node_key)
 
 
 def name_of(constructor: object) -> str:
@@ -240,17 +251,21 @@ def check_arguments(
         runs: Whether the `run` of what it returns is called.
 
     Raises:
-        ValueError: They do not fit its signature, as far as that can be known; or `run` has
-            parameters without defaults, or is a generator.
+        ValueError: They do not fit its signature or its annotations, as far as that can be known; or
+            `run` has parameters without defaults, or is a generator.
     """
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # written in C
         return
     try:
-        signature.bind(*args, **kwargs)
+        bound = signature.bind(*args, **kwargs)
     except TypeError as error:
         raise ValueError(f"{name_of(function)}{signature}: {error}") from None
+    from launchpad_lite._annotations import contradictions  # nodes that run do not need it
+
+    if wrong := "; ".join(contradictions(function, bound)):
+        raise ValueError(f"{name_of(function)}: {wrong}")
     if runs and inspect.isclass(function):
         _check_run(function)
 

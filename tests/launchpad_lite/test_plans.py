@@ -13,7 +13,7 @@ import unittest.mock
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import pytest
@@ -705,6 +705,154 @@ def test_arguments_that_do_not_fit_are_mistakes(node: lp.Node[Any], words: str) 
     with pytest.raises(lp.ProgramError, match=re.escape(words)) as caught:
         lp.plan(program)
     assert "a[0]: " in str(caught.value)
+
+
+Number = TypeVar("Number")
+
+
+class Storage:
+    def sample(self, size: int) -> list[int]: ...
+
+
+class Remembers(Storage):
+    def insert(self, item: int) -> None: ...
+
+
+class Improves:
+    def __init__(self) -> None:
+        self.dynamic = print
+
+    def step(self) -> None: ...
+
+    def run(self) -> None: ...
+
+
+def make_improves() -> Any:
+    return Improves()
+
+
+class Steps(Protocol):
+    def other(self) -> None: ...
+
+
+class Dynamic:
+    def dynamic(self) -> None: ...
+
+    def run(self) -> None: ...
+
+
+@dataclasses.dataclass
+class Record:
+    size: int
+    name: str = ""
+
+
+class Converts(type):
+    def __call__(cls, size: Any) -> Any:
+        return super().__call__(int(size))
+
+
+class Converted(metaclass=Converts):
+    def __init__(self, size: int) -> None: ...
+
+
+@functools.wraps(picky)
+def decorated(size: Any) -> None: ...
+
+
+def literals(
+    number: int, text: str, flag: bool, data: bytes, items: list[int], table: dict[str, int]
+) -> None: ...
+
+
+_FITS: dict[Any, dict[str, Any]] = {
+    literals: {"number": 1, "text": "", "flag": True, "data": b"", "items": [], "table": {}}
+}
+
+
+def loose(
+    fraction: float,
+    maybe: int | str,
+    whatever: Number,
+    anything: Any,
+    *more: int,
+    wrong: str = 0,  # type: ignore[assignment]
+) -> None: ...
+
+
+def unresolved(number: int, other: "Nowhere" = 0) -> None: ...  # type: ignore[name-defined]  # noqa: F821
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "wrong"),
+    [
+        (Picky, {"size": "10"}, "Picky: argument 'size' is annotated int, and is '10'"),
+        (Record, {"size": [], "name": 3}, "'size' is annotated int, and is []; argument 'name' is"),
+        (functools.partial(Record, name="x"), {"size": b"1"}, "and is b'1'"),
+        (literals, {"text": 1.5}, "annotated str, and is 1.5"),
+        (literals, {"flag": "false"}, "annotated bool, and is 'false'"),
+        (literals, {"data": "x"}, "annotated bytes, and is 'x'"),
+        (literals, {"items": {}}, "annotated list[int], and is {}"),
+        (literals, {"table": [1]}, "annotated dict[str, int], and is [1]"),
+        (
+            literals,
+            {"number": True, "flag": 1, "text": None, "items": (1,), "data": bytearray()},
+            "",
+        ),
+        (literals, {"number": 1e6, "table": collections.Counter()}, ""),
+        (loose, {"fraction": 1, "maybe": "x", "wrong": 1, "whatever": "x", "anything": "x"}, ""),
+        (unresolved, {"number": "10"}, ""),
+        (Converted, {"size": "10"}, ""),
+        (decorated, {"size": "10"}, ""),
+    ],
+)
+def test_arguments_that_contradict_annotations_are_mistakes(
+    function: Any, arguments: dict[str, Any], wrong: str
+) -> None:
+    program = lp.Program("annotations")
+    arguments = {**_FITS.get(function, {}), **arguments}
+    program.add_node(lp.PyNode(function, **arguments), label="a")
+    if wrong:
+        (told,) = mistakes_of(program)
+        assert wrong in told
+    else:
+        lp.plan(program)
+
+
+def takes(
+    storage: Storage, learner: Improves, size: int = 0, steps: Steps | None = None
+) -> None: ...
+
+
+def takes_others(
+    one: Steps, two: Dynamic, three: lp.Handle[Any], four: object, five: Any
+) -> None: ...
+
+
+def test_handles_whose_class_lacks_methods_of_the_annotated_one_are_mistakes() -> None:
+    program = lp.Program("handles")
+    storage = program.add_node(lp.CourierNode(Remembers), label="storage")
+    learner = program.add_node(lp.CourierNode(Improves), label="learner")
+    made = program.add_node(lp.CourierNode(make_improves), label="made")
+    declared = program.declare("learner")
+    for others in (
+        (storage, learner),
+        (storage, made),
+        (made, declared),
+        (storage, learner, 3, learner),
+    ):
+        program.add_node(lp.PyNode(takes, *others), label=f"right {len(program.groups)}")
+    program.add_node(
+        lp.PyNode(takes_others, storage, learner, learner, learner, learner), label="b"
+    )
+    lp.plan(program)
+    program.add_node(lp.PyNode(takes, declared, storage, learner), label="swapped")
+    (told,) = mistakes_of(program)
+    assert "'storage' is annotated" in told
+    assert "which has no sample" in told
+    assert "'learner' is annotated" in told
+    assert "which has no step" in told
+    assert "'size' is annotated int, and is CourierHandle(" in told
 
 
 @pytest.mark.parametrize("chosen", ["/runs", {"a": "/runs"}])
