@@ -17,6 +17,11 @@ _ADVICE = (
     ": this user, or container, may have no more processes and threads. "
     "Raise the limit (ulimit -u, pids.max, TasksMax=), or run less"
 )
+_ADVICE_ON_SUMMARY = {
+    f"RuntimeError: {_NO_THREAD}": _ADVICE,
+    "bdb.BdbQuit": ": its debugger has ended. Processes of nodes have no terminal for one: where "
+    "breakpoint() is to stop, run with --launcher=local_mt",
+}
 
 
 def advice_on(error: BaseException) -> str:
@@ -82,8 +87,7 @@ class NodeFailure:
         message = report.message.strip().splitlines()
         summary = f"{report.type_name}: {message[0]}" if message else report.type_name
         summary = shortened(summary, 1000)
-        if summary == f"RuntimeError: {_NO_THREAD}":
-            summary += _ADVICE
+        summary += _ADVICE_ON_SUMMARY.get(summary, "")
         return cls(node, host, summary, report, is_consequence=_is_consequence(report))
 
     @classmethod

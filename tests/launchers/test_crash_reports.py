@@ -283,6 +283,13 @@ def test_a_program_that_ends_well_keeps_only_its_logs(launch_program: Any, tmp_p
     assert [entry.name for entry in (tmp_path / "run").iterdir()] == ["node"]
 
 
+def test_a_debugger_without_a_terminal_says_where_it_works(launch_program: Any) -> None:
+    program = lp.Program("debugged")
+    program.add_node(lp.PyNode(breakpoint), label="a")
+    with pytest.raises(lp.NodeFailedError, match=r"a\[0\].*BdbQuit.*--launcher=local_mt"):
+        launch_program(program, "test_mp").wait()
+
+
 @pytest.mark.parametrize(
     ("how", "expected"), [("segfault", "killed by SIGSEGV"), ("exit", "exit code 3")]
 )
