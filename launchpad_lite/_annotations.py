@@ -1,30 +1,26 @@
 """Arguments that plainly contradict the annotations of who takes them.
 
-An error here would stop a right program, and annotations are often loose or wrong. So what is in doubt
-passes: an int for a float, a float for an int, unions, protocols, text that cannot be resolved.
+An error here would stop a right program, and annotations are often loose. So what is in doubt passes.
 """
 
-import functools
 import inspect
+import reprlib
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
-from launchpad_lite.nodes.base import DeclaredHandle, Handle, node_of
+from launchpad_lite.nodes.base import NODES, Handle
 
+_PLAIN = {bool, int, float, str, bytes, list, dict}
 #: By annotation, types of which a value cannot be meant for it.
-_WRONG: Mapping[Any, tuple[type, ...]] = {
-    bool: (str, bytes),
-    int: (str, bytes, list, dict),
-    str: (bool, int, float, bytes, list, dict),
-    bytes: (bool, int, float, str, list, dict),
-    list: (bool, int, float, str, bytes, dict),
-    dict: (bool, int, float, str, bytes, list),
+_WRONG: Mapping[Any, set[type]] = {
+    **{kind: _PLAIN - {kind} for kind in (str, bytes, list, dict)},
+    int: {str, bytes, list, dict},
+    bool: {str, bytes},
 }
 #: Methods that are not for callers.
 _HIDDEN = frozenset({"run", "save", "restore", "set_courier_server"})
-_LONGEST = 60
 
 
 def contradictions(function: Callable[..., Any], bound: inspect.BoundArguments) -> Iterator[str]:
@@ -37,19 +33,20 @@ def contradictions(function: Callable[..., Any], bound: inspect.BoundArguments) 
     hints = _hints_of(function)
     for name, value in bound.arguments.items():
         parameter = bound.signature.parameters[name]
-        if name in hints and parameter.kind not in (
-            parameter.VAR_POSITIONAL,
-            parameter.VAR_KEYWORD,
-        ):
-            with suppress(Exception):  # annotations may be any objects
-                if wrong := _contradiction(hints[name], value, parameter.default):
-                    kind = inspect.formatannotation(hints[name])
-                    yield f"argument {name!r} is annotated {kind}, and is {wrong}"
+        if name not in hints or parameter.kind is parameter.VAR_KEYWORD:
+            continue
+        kind, wrong = hints[name], ""
+        whole = typing.get_origin(kind) or kind
+        with suppress(Exception):  # annotations may be any objects
+            if type(value) in _WRONG.get(whole, ()) and type(value) is not type(parameter.default):
+                wrong = reprlib.repr(value)
+            elif isinstance(value, Handle) and (missing := _missing_methods(whole, value)):
+                wrong = f"{value!r}, which has no {' and no '.join(missing[:3])}"
+        if wrong:
+            yield f"argument {name!r} is annotated {inspect.formatannotation(kind)}, and is {wrong}"
 
 
 def _hints_of(function: Any) -> Mapping[str, Any]:
-    while isinstance(function, functools.partial):
-        function = function.func
     if inspect.isclass(function):
         # Others may take what their constructor does not.
         is_plain = type(function).__call__ is type.__call__ and function.__new__ is object.__new__
@@ -60,44 +57,20 @@ def _hints_of(function: Any) -> Mapping[str, Any]:
     return {}
 
 
-def _contradiction(kind: Any, value: object, default: object) -> str:
-    """Returns what a value is, if that contradicts an annotation."""
-    whole = typing.get_origin(kind) or kind
-    if type(value) in _WRONG.get(whole, ()) and type(value) is not type(default):
-        text = repr(value)
-        return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
-    if isinstance(value, Handle) and inspect.isclass(whole):
-        missing = _missing_methods(whole, _class_of(value))
-        if missing:
-            return f"{value!r}, which has no {' and no '.join(missing[:3])}"
-    return ""
-
-
-def _class_of(handle: Handle[Any]) -> Any:
-    """Returns the class whose object a handle stands for, if a class makes it."""
-    if isinstance(handle, DeclaredHandle) and handle.target is not None:
-        handle = handle.target
-    constructor = getattr(node_of(handle), "_constructor", None)
-    while isinstance(constructor, functools.partial):
-        constructor = constructor.func
-    return constructor if inspect.isclass(constructor) else None
-
-
-def _missing_methods(wanted: type, served: Any) -> list[str]:
-    ours = wanted.__module__.partition(".")[0] in ("courier", "launchpad", "launchpad_lite")
+def _missing_methods(wanted: Any, handle: Handle[Any]) -> list[str]:
+    """Returns the methods of an annotated class that the class behind a handle lacks."""
+    served: Any = getattr(NODES.get(handle.node_key), "_constructor", None)
     if (
-        served is None
-        or ours
+        not (inspect.isclass(wanted) and inspect.isclass(served))
+        or wanted.__module__.partition(".")[0] in ("courier", "launchpad", "launchpad_lite")
         or getattr(wanted, "_is_protocol", False)
         or hasattr(served, "__getattr__")
+        or hasattr(served, "set_courier_server")  # it may bind others
         or issubclass(served, wanted)
     ):
         return []
-    # What the constructor sets may be a method, too.
-    set_by_it = getattr(getattr(served.__init__, "__code__", None), "co_names", ())
-    known = _HIDDEN.union(dir(served), set_by_it)
-    return [
-        name
-        for name in dir(wanted)
-        if not name.startswith("_") and name not in known and callable(getattr(wanted, name))
-    ]
+    # What a constructor sets may be a method, too.
+    makers = [getattr(vars(each).get("__init__"), "__code__", None) for each in served.__mro__]
+    known = _HIDDEN.union(dir(served), *(each.co_names for each in makers if each is not None))
+    public = [name for name in dir(wanted) if not name.startswith("_") and name not in known]
+    return [name for name in public if callable(getattr(wanted, name))]

@@ -99,13 +99,8 @@ options:
   --lp_log_dir=FOLDER                 where the output of nodes is kept
   --lp_termination_notice_secs=N      seconds nodes have to end after they were asked ({notice:g})
 """
-#: Arguments of `launch` that `lp.main` takes: not those that the command line gives.
-_SETTINGS = set(inspect.signature(launch).parameters) - {
-    "programs",
-    "launcher",
-    "launch_type",
-    "launcher_options",
-}
+#: Arguments of `launch` that the command line gives.
+_NOT_OF_MAIN = {"programs", "launcher", "launch_type", "launcher_options"}
 #: Flags that count more than the argument of `lp.main`.
 _FLAG_OF: dict[str, Flag[Any]] = {
     "checkpoints": CHECKPOINTS,
@@ -150,9 +145,10 @@ def run_script(make_program: Callable[..., Program], **options: Any) -> NoReturn
         if __name__ == "__main__":
             lp.main(make_program, restart="on_failure")
     """
-    if unknown := sorted(set(options) - _SETTINGS):
+    known = set(inspect.signature(launch).parameters) - _NOT_OF_MAIN
+    if unknown := sorted(set(options) - known):
         raise TypeError(
-            f"lp.main: unknown option {unknown[0]}=; known are {', '.join(sorted(_SETTINGS))}"
+            f"lp.main: unknown option {unknown[0]}=; known are {', '.join(sorted(known))}"
         )
     sys.exit(_guarded(lambda: _run_script(make_program, options, sys.argv[1:])))
 
@@ -331,32 +327,24 @@ def _do(
 
 def _gives_more(function: Callable[..., Any]) -> bool:
     """Returns whether the script of a function gives `lp.main` more than it, as restart=..."""
-    module = sys.modules.get(function.__module__)
+    module: Any = sys.modules.get(function.__module__)
     with suppress(
         OSError, TypeError, AttributeError
     ):  # it has no source, or calls what is not there
-        for call in ast.walk(ast.parse(inspect.getsource(module))):  # type: ignore[arg-type]
-            if (
-                isinstance(call, ast.Call)
-                and call.keywords
-                and [ast.unparse(each) for each in call.args] == [function.__name__]
-            ):
-                return operator.attrgetter(ast.unparse(call.func))(module) is run_script
+        for call in ast.walk(ast.parse(inspect.getsource(module))):
+            if isinstance(call, ast.Call) and call.keywords:
+                if [ast.unparse(each) for each in call.args] == [function.__name__]:
+                    return operator.attrgetter(ast.unparse(call.func))(module) is run_script
     return False
 
 
-def _run_named_script(path: str, command: str, launcher: str, arguments: Sequence[str]) -> NoReturn:
+def _run_named_script(path: str, command: str, launcher: str, rest: list[str]) -> NoReturn:
     """Becomes a script whose `lp.main` does what this command line asks for, with all that it was given."""
     place = path.partition(":")[0]
-    given = list(arguments)
-    given.remove(path)
-    with suppress(ValueError):
-        given.remove(command)  # "run" need not be there
-    if launcher_flag().value is None:
-        with suppress(ValueError):
-            given.remove(launcher)  # a word, as `emit` takes it
-            given.append(f"--launcher={launcher}")
     script = [place] if place.endswith(".py") else ["-m", place]
+    # As `emit` takes it, the launcher may be a word.
+    words = {path, command, launcher} if launcher_flag().value is None else {path, command}
+    given = [f"--launcher={launcher}", *(each for each in rest if each not in words)]
     os.execv(sys.executable, [sys.executable, *script, command, *given])  # noqa: S606 - needs no shell
 
 

@@ -464,12 +464,8 @@ class MapReduce:
         if self._kind == "spark":
             from launchpad_lite.engines._spark import SparkBackend
 
-            spark = SparkBackend(
-                self._address,
-                self._asked,
-                *self._options,
-                progress=self._progress and sys.stderr.isatty(),
-            )
+            bar = self._progress and sys.stderr.isatty()
+            spark = SparkBackend(self._address, self._asked, *self._options, progress=bar)
             return spark, spark.close
         program = lp.Program("map_reduce")
         memory_bytes, spill_folder = self._options

@@ -166,7 +166,7 @@ class Node(abc.ABC, Generic[T]):
     def __init__(self) -> None:
         #: Identity of the node; the address of its own service has it too.
         self.key = Address().key
-        _nodes[self.key] = self
+        NODES[self.key] = self
 
     @abc.abstractmethod
     def create_handle(self) -> Handle[T]:
@@ -205,13 +205,8 @@ class Node(abc.ABC, Generic[T]):
             yield from node.with_inner()
 
 
-#: By their keys.
-_nodes: "weakref.WeakValueDictionary[str, Node[Any]]" = weakref.WeakValueDictionary()
-
-
-def node_of(handle: Handle[Any]) -> Node[Any] | None:
-    """Returns the node of a handle; None in other processes than the launching one."""
-    return _nodes.get(handle.node_key)
+#: Of this process, by their keys.
+NODES: "weakref.WeakValueDictionary[str, Node[Any]]" = weakref.WeakValueDictionary()
 
 
 def name_of(constructor: object) -> str:

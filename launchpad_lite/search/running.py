@@ -29,8 +29,6 @@ __all__ = ["add_to", "run"]
 
 #: Seconds between two rows of the table.
 _SHOW_S = 0.5
-#: Seconds between two checkpoints of a model, besides those that it makes itself.
-_SAVE_S = 60.0
 #: Nodes that are lost come back.
 RESTART = lp.RestartPolicy("on_failure", max_restarts=1000, max_backoff_s=1.0)
 #: Seconds that brokers of an earlier call have to end.
@@ -294,8 +292,7 @@ def run(
         restart = {**dict.fromkeys(there, RESTART), **restart}
     if kept is not None:
         check_files(kept, RELEASE_S)
-        checkpoints = lp.Checkpoints(kept / "model", period_s=_SAVE_S)
-        options.setdefault("checkpoints", {"search_model": checkpoints})
+        options.setdefault("checkpoints", {"search_model": kept / "model"})
     table = Table(getattr(model, "total", total) if total is None else total) if progress else None
     running = lp.launch(program, launcher, restart=restart, **options)
     try:

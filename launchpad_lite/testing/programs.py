@@ -1,6 +1,5 @@
 """Running programs in tests."""
 
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +21,7 @@ _NOTICE_S = 2.0
 _SETTLE_S = 10.0
 #: The same where a thread of a node was given up: it is there for as long as it hangs.
 _SETTLE_BESIDE_HUNG_S = 0.5
+_THREADS = ("local_mt", "test_mt")
 _POLL_S = 0.01
 
 
@@ -78,12 +78,6 @@ class LaunchedProgram:
             return f"; {error}"
         return "".join(f"\n\n{node}:\n\n{indented(text)}" for node, text in stacks.items())
 
-    def gave_up(self) -> bool:
-        """Returns whether a node that was a thread did not end."""
-        result = self.running.result
-        pids = {node.name: node.pid for node in self.running.status()}
-        return result is not None and any(pids[name] == os.getpid() for name in result.killed)
-
     def close(self) -> str:
         """Stops what still runs; returns how it failed, unless the test knows; empty if it did not."""
         is_known = self.running.collected
@@ -137,7 +131,10 @@ class ProgramLauncher:
         for launched in self._launched:  # so that several that hang have their notice together
             launched.running.request_stop("the end of the test")
         failures = [text for launched in self._launched if (text := launched.close())]
-        is_hung = any(launched.gave_up() for launched in self._launched)
+        threads = [
+            each.running for each in self._launched if each.running.plan.launcher in _THREADS
+        ]
+        is_hung = any(each.result is not None and each.result.killed for each in threads)
         give_up_at = time.monotonic() + (_SETTLE_BESIDE_HUNG_S if is_hung else _SETTLE_S)
         while (left := self._inventory.leftovers()) and time.monotonic() < give_up_at:
             time.sleep(_POLL_S)

@@ -718,9 +718,14 @@ class Remembers(Storage):
     def insert(self, item: int) -> None: ...
 
 
-class Improves:
+class SetsMethods:
     def __init__(self) -> None:
         self.dynamic = print
+
+
+class Improves(SetsMethods):
+    def __init__(self) -> None:
+        super().__init__()
 
     def step(self) -> None: ...
 
@@ -788,7 +793,6 @@ def unresolved(number: int, other: "Nowhere" = 0) -> None: ...  # type: ignore[n
     [
         (Picky, {"size": "10"}, "Picky: argument 'size' is annotated int, and is '10'"),
         (Record, {"size": [], "name": 3}, "'size' is annotated int, and is []; argument 'name' is"),
-        (functools.partial(Record, name="x"), {"size": b"1"}, "and is b'1'"),
         (literals, {"text": 1.5}, "annotated str, and is 1.5"),
         (literals, {"flag": "false"}, "annotated bool, and is 'false'"),
         (literals, {"data": "x"}, "annotated bytes, and is 'x'"),
