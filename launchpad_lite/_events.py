@@ -110,7 +110,7 @@ class StopReceived:
 
 @dataclass(frozen=True)
 class StopAsked:
-    """The program is asked to end; with the reason `WORK_DONE`, which reaches all launchers, as completed."""
+    """The program is asked to end: as completed, if the reason is `WORK_DONE`, as stopped otherwise."""
 
     reason: str
     signum: int | None = None
