@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from launchpad_lite.nodes.base import NODES, Handle
+from launchpad_lite.nodes.courier import CourierNode
 
 _PLAIN = {bool, int, float, str, bytes, list, dict}
 #: By annotation, types of which a value cannot be meant for it.
@@ -19,6 +20,8 @@ _WRONG: Mapping[Any, set[type]] = {
     int: {str, bytes, list, dict},
     bool: {str, bytes},
 }
+#: Their clients have what no class shows.
+_OURS = ("courier", "launchpad_lite")
 #: Methods that are not for callers.
 _HIDDEN = frozenset({"run", "save", "restore", "set_courier_server"})
 
@@ -59,10 +62,13 @@ def _hints_of(function: Any) -> Mapping[str, Any]:
 
 def _missing_methods(wanted: Any, handle: Handle[Any]) -> list[str]:
     """Returns the methods of an annotated class that the class behind a handle lacks."""
-    served: Any = getattr(NODES.get(handle.node_key), "_constructor", None)
+    node = NODES.get(handle.node_key)
+    if type(node) is not CourierNode:  # others may serve what their constructor does not
+        return []
+    served: Any = node._constructor
     if (
         not (inspect.isclass(wanted) and inspect.isclass(served))
-        or wanted.__module__.partition(".")[0] in ("courier", "launchpad", "launchpad_lite")
+        or not {each.__module__.partition(".")[0] for each in (wanted, served)}.isdisjoint(_OURS)
         or getattr(wanted, "_is_protocol", False)
         or hasattr(served, "__getattr__")
         or hasattr(served, "set_courier_server")  # it may bind others

@@ -838,9 +838,11 @@ def test_handles_whose_class_lacks_methods_of_the_annotated_one_are_mistakes() -
     storage = program.add_node(lp.CourierNode(Remembers), label="storage")
     learner = program.add_node(lp.CourierNode(Improves), label="learner")
     made = program.add_node(lp.CourierNode(make_improves), label="made")
+    cached = program.add_node(lp.CacherNode(storage, 1, 1), label="cached")
     declared = program.declare("learner")
     for others in (
         (storage, learner),
+        (cached, learner),
         (storage, made),
         (made, declared),
         (storage, learner, 3, learner),
