@@ -19,8 +19,8 @@ R = TypeVar("R")
 _NOTICE_S = 2.0
 #: How long after the end the system may take to show that something is gone.
 _SETTLE_S = 10.0
-#: The same where a thread of a node was given up: it is there for as long as it hangs.
-_SETTLE_BESIDE_HUNG_S = 0.5
+#: A thread of a node that was given up hangs if it is at one place for so long.
+_STILL_S = 0.7
 _THREADS = ("local_mt", "test_mt")
 _POLL_S = 0.01
 
@@ -135,8 +135,13 @@ class ProgramLauncher:
             each.running for each in self._launched if each.running.plan.launcher in _THREADS
         ]
         is_hung = any(each.result is not None and each.result.killed for each in threads)
-        give_up_at = time.monotonic() + (_SETTLE_BESIDE_HUNG_S if is_hung else _SETTLE_S)
-        while (left := self._inventory.leftovers()) and time.monotonic() < give_up_at:
+        before, began_at = None, time.monotonic()
+        while left := self._inventory.leftovers():
+            now = time.monotonic()
+            if left != before:
+                before, moved_at = left, now
+            if now > began_at + _SETTLE_S or (is_hung and now > moved_at + _STILL_S):
+                break
             time.sleep(_POLL_S)
         return failures, left
 
