@@ -1,7 +1,7 @@
 """The pytest plug-in: the fixture `launch_program`, the end of programs of the original, the exit code.
 
-A module of its own, because pytest loads it in every test run, also of projects that do not use us: it
-imports our packages only where a test uses them.
+pytest loads it in every test run, also of projects that do not use us. So it stands in the one package of
+ours whose import loads nothing, and imports the others where a test uses them.
 """
 
 import sys
