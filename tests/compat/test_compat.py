@@ -482,6 +482,7 @@ class StopsWhenCalled:
         return "called"
 
     def fail(self) -> None:
+        self._called.set()
         raise ValueError("of the method")
 
     def run(self) -> None:
