@@ -25,7 +25,7 @@ from launchpad_lite._events import (
     StopReceived,
 )
 from launchpad_lite._exit import leave_behind
-from launchpad_lite._forcing import ForcedExit
+from launchpad_lite._forcing import ForcedExit, settle
 from launchpad_lite._result import advice_on
 from launchpad_lite._runtime import NodeRuntime
 from launchpad_lite._set_up import call
@@ -302,6 +302,7 @@ class _ThreadHost:
             if node.is_alive:  # given up, or the supervisor failed
                 node.force()
                 node.leave_behind()
+                settle()
         for thread in self._threads:
             if not thread.is_alive():
                 thread.join()

@@ -125,7 +125,15 @@ def test_a_node_that_crashes_while_it_writes_down_its_stacks_is_not_blamed(tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("last", "code"), [("", 0), ("raise KeyError(1)", 1), ("sys.exit(3)", 3)])
+@pytest.mark.parametrize(
+    ("last", "code"),
+    [
+        ("", 0),
+        ("raise KeyError(1)", 1),
+        ("sys.exit(3)", 3),
+        ("sys.settrace(lambda *_: None); begun.is_set()", 0),
+    ],
+)
 def test_a_thread_that_cannot_be_ended_does_not_hold_up_the_exit(
     tmp_path: Path, last: str, code: int
 ) -> None:
