@@ -55,7 +55,8 @@ def _hints_of(function: Any) -> Mapping[str, Any]:
         is_plain = type(function).__call__ is type.__call__ and function.__new__ is object.__new__
         function = function.__init__ if is_plain else None
     with suppress(Exception):
-        if not hasattr(function, "__wrapped__"):  # a decorator may convert arguments
+        # A decorator may convert arguments. An object has the annotations of its attributes.
+        if inspect.isroutine(function) and not hasattr(function, "__wrapped__"):
             return typing.get_type_hints(function)
     return {}
 
@@ -75,8 +76,11 @@ def _missing_methods(wanted: Any, handle: Handle[Any]) -> list[str]:
         or issubclass(served, wanted)
     ):
         return []
-    # What a constructor sets may be a method, too.
-    makers = [getattr(vars(each).get("__init__"), "__code__", None) for each in served.__mro__]
-    known = _HIDDEN.union(dir(served), *(each.co_names for each in makers if each is not None))
+    # What code of the class sets may be a method, too.
+    parts = [part for each in served.__mro__ for part in vars(each).values()]
+    named = [part.__code__.co_names for part in parts if inspect.isfunction(part)]
+    known = _HIDDEN.union(dir(served), *named)
     public = [name for name in dir(wanted) if not name.startswith("_") and name not in known]
-    return [name for name in public if callable(getattr(wanted, name))]
+    # Callers need neither its class methods nor classes in it.
+    found = [name for name in public if inspect.isroutine(getattr(wanted, name))]
+    return [name for name in found if not hasattr(getattr(wanted, name), "__self__")]

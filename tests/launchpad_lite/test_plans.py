@@ -711,10 +711,21 @@ Number = TypeVar("Number")
 
 
 class Storage:
+    class Settings: ...
+
+    @classmethod
+    def of(cls, items: list[int]) -> "Storage": ...
+
     def sample(self, size: int) -> list[int]: ...
 
 
-class Remembers(Storage):
+class Remembers:
+    def __init__(self) -> None:
+        self._begin()
+
+    def _begin(self) -> None:
+        self.sample = print
+
     def insert(self, item: int) -> None: ...
 
 
@@ -750,6 +761,13 @@ class Dynamic:
 class Record:
     size: int
     name: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Calls:
+    size: int = 0
+
+    def __call__(self, size: str) -> None: ...
 
 
 class Converts(type):
@@ -806,6 +824,7 @@ def unresolved(number: int, other: "Nowhere" = 0) -> None: ...  # type: ignore[n
         (literals, {"number": 1e6, "table": collections.Counter()}, ""),
         (loose, {"fraction": 1, "maybe": "x", "wrong": 1, "whatever": "x", "anything": "x"}, ""),
         (unresolved, {"number": "10"}, ""),
+        (Calls(), {"size": "10"}, ""),
         (Converted, {"size": "10"}, ""),
         (decorated, {"size": "10"}, ""),
     ],
