@@ -24,6 +24,8 @@ FAST_S = 2
 """No fast test may take longer, fixtures included, on a machine that does nothing else."""
 ATTEMPTS = 3
 """How often a late test is measured again: one time within the limit shows that it can be."""
+MOST_AGAIN = 50
+"""How many late tests are measured again; where more are late, the slowest speak for all."""
 BUSY = 0.1
 """A machine does nothing else if other programs use a smaller share of its cores."""
 
@@ -115,6 +117,9 @@ class _Durations:
             self._report = "\n".join(f"{self._seconds[test]:.1f} s {test}" for test in late)
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
             return
+        if len(late) > MOST_AGAIN:
+            self._report = f"{len(late)} were late; the slowest {MOST_AGAIN} were measured again.\n"
+            late = sorted(late, key=self._seconds.__getitem__)[-MOST_AGAIN:]
         # Others ran beside them. What counts is how long they take alone.
         with _Bystanders() as bystanders:
             for _ in range(ATTEMPTS):
@@ -124,12 +129,12 @@ class _Durations:
         if not again.returncode:
             return
         if late and bystanders.share > BUSY:
-            self._report = (
+            self._report += (
                 f"{len(late)} were late, but other programs used {bystanders.share:.0%} of the "
                 "machine: it is not known whether they take too long."
             )
             return
-        self._report = f"{again.stdout}{again.stderr}"
+        self._report += f"{again.stdout}{again.stderr}"
         if late:
             self._report += "\nMake them faster, or mark them slow."
         session.exitstatus = pytest.ExitCode.TESTS_FAILED

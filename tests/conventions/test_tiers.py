@@ -89,6 +89,23 @@ def test_nothing_is_known_of_late_tests_on_a_machine_that_others_use(
     run.stdout.fnmatch_lines("1 were late, but other programs used *")
 
 
+def test_of_many_late_tests_the_slowest_are_measured_again(suite: pytest.Pytester) -> None:
+    suite.makeconftest(f"{_CONFTEST.format(busy=2.0)}\ntests.conftest.MOST_AGAIN = 1")
+    suite.makepyfile(
+        """
+        import time, pytest
+
+        @pytest.mark.parametrize("s", [0.3, 0.35, 0.25])
+        def test_late(s):
+            time.sleep(s)
+        """
+    )
+    run = suite.runpytest_subprocess()
+    assert run.ret == pytest.ExitCode.TESTS_FAILED
+    run.stdout.fnmatch_lines(["3 were late; the slowest 1 were measured again.", "*[[]0.35[]]*"])
+    run.stdout.no_fnmatch_line("*[[]0.25[]]*")
+
+
 def test_a_test_has_one_tier(suite: pytest.Pytester) -> None:
     suite.makepyfile(
         """
