@@ -81,6 +81,8 @@ def test_a_call_that_hangs_shows_where_its_node_is_and_costs_little_more(
 def test_a_test_run_that_does_not_use_the_fixture_does_not_load_us(
     pytester: pytest.Pytester,
 ) -> None:
+    for name in ("courier", "launchers"):  # folders of that project
+        pytester.mkpydir(name)
     pytester.makepyfile(
         "import sys\n"
         "def test_it(pytestconfig):\n"

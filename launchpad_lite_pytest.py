@@ -1,7 +1,7 @@
 """The pytest plug-in: the fixture `launch_program`, the end of programs of the original, the exit code.
 
-pytest loads it in every test run, also of projects that do not use us. So it stands in the one package of
-ours whose import loads nothing, and imports the others where a test uses them.
+A module of its own, because pytest loads it in every test run, also of projects that do not use us and
+may have folders `launchers` or `courier`. It imports our packages only where a test uses them.
 """
 
 import sys
