@@ -198,7 +198,7 @@ def _run(arguments: list[str]) -> int:
         if _wants_help(rest):
             print(_describe(path, found, options))  # noqa: T201
             return 0
-        if not isinstance(found, Program) and _gives_more(found):
+        if not isinstance(found, Program) and _gives_more(path):
             _run_named_script(path, command, launcher.name, arguments)
         program = make_program(found, path, rest, options)
     return _do(command, program, launcher, output, {})
@@ -325,15 +325,15 @@ def _do(
     return 0
 
 
-def _gives_more(function: Callable[..., Any]) -> bool:
-    """Returns whether the script of a function gives `lp.main` more than it, as restart=..."""
-    module: Any = sys.modules.get(function.__module__)
-    with suppress(
-        OSError, TypeError, AttributeError
-    ):  # it has no source, or calls what is not there
+def _gives_more(path: str) -> bool:
+    """Returns whether a script that is imported gives `lp.main` more than its function, as restart=..."""
+    place, _, name = path.partition(":")
+    module: Any = sys.modules[Path(place).stem if place.endswith(".py") else place]
+    # It may have no source, or call what is not there.
+    with suppress(OSError, TypeError, AttributeError):
         for call in ast.walk(ast.parse(inspect.getsource(module))):
             if isinstance(call, ast.Call) and call.keywords:
-                if [ast.unparse(each) for each in call.args] == [function.__name__]:
+                if [ast.unparse(each) for each in call.args] == [name or "make_program"]:
                     return operator.attrgetter(ast.unparse(call.func))(module) is run_script
     return False
 
@@ -342,9 +342,10 @@ def _run_named_script(path: str, command: str, launcher: str, rest: list[str]) -
     """Becomes a script whose `lp.main` does what this command line asks for, with all that it was given."""
     place = path.partition(":")[0]
     script = [place] if place.endswith(".py") else ["-m", place]
+    before, after = rest[: rest.index(path)], rest[rest.index(path) + 1 :]
     # As `emit` takes it, the launcher may be a word.
-    words = {path, command, launcher} if launcher_flag().value is None else {path, command}
-    given = [f"--launcher={launcher}", *(each for each in rest if each not in words)]
+    words = {command} if launcher_flag().value else {command, launcher}
+    given = [f"--launcher={launcher}", *(each for each in before if each not in words), *after]
     os.execv(sys.executable, [sys.executable, *script, command, *given])  # noqa: S606 - needs no shell
 
 

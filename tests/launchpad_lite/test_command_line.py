@@ -409,6 +409,8 @@ def test_a_script_passes_arguments_of_launch_on(run_script: Any) -> None:
         (["plan", "script.py"], "restart=on_failure"),
         (["plan", "--lp_restart=always", "script:make_program", "--times=3"], "restart=always"),
         (["--launcher", "local_mt", "script.py", "--greeting=hi"], "hi\n"),
+        (["--launcher=local_mt", "script.py", "--greeting", "run"], "run\n"),
+        (["plan", "other.py"], "restart=on_failure"),
         (["emit", "slurm", "--nodes=1", "script.py", "-o", "review"], "review/job.sh"),
     ],
 )
@@ -417,6 +419,10 @@ def test_what_a_script_gives_lp_main_holds_however_it_is_named(
 ) -> None:
     given = "lp.main(make_program, restart={'greeter': 'on_' + 'failure'})"
     (tmp_path / "script.py").write_text(_MAIN.replace("lp.main(make_program)", given))
+    (tmp_path / "library.py").write_text(_MAIN)
+    (tmp_path / "other.py").write_text(
+        f"import launchpad_lite as lp\nfrom library import make_program\nif __name__ == '__main__': {given}"
+    )
     done = run_command(*arguments)
     assert done.returncode == 0, done.stderr
     assert words in done.stdout
