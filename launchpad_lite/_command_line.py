@@ -17,7 +17,6 @@ from absl import flags
 
 from launchpad_lite._arguments import convert, kinds_of
 from launchpad_lite._flags import (
-    CHECKPOINT_PERIOD_SECS,
     CHECKPOINTS,
     HELP,
     LAUNCHER_OPTION,
@@ -89,15 +88,9 @@ A script of the original Launchpad, which says `import launchpad`, runs without 
 
 PROGRAM --help shows its arguments; --version shows that of this package.
 
-options:
-  --launcher=NAME                     {launchers}
-  --lp_launcher_option=OPTION=VALUE   an option of the launcher, for scripts; may be repeated
-  --lp_restart=WHEN                   never, on_failure or always; or GROUP=WHEN,GROUP=WHEN
-  --lp_checkpoints=FOLDER             where nodes keep their state that can save and restore it
-  --lp_checkpoint_period_secs=N       seconds between two of them ({period:g}); 0: only when nodes end well
-  --lp_seed=N                         of the program: each node gets its own from it
-  --lp_log_dir=FOLDER                 where the output of nodes is kept
-  --lp_termination_notice_secs=N      seconds nodes have to end after they were asked ({notice:g})
+launchers: {launchers}
+
+{flags}
 """
 #: Arguments of `launch` that the command line gives.
 _NOT_OF_MAIN = {"programs", "launcher", "launch_type", "launcher_options"}
@@ -426,11 +419,7 @@ def _take_name(rest: list[str]) -> str | None:
 
 
 def _usage() -> str:
-    return _USAGE.format(
-        launchers=", ".join(installed_launchers()),
-        notice=TERMINATION_NOTICE_SECS.default,
-        period=CHECKPOINT_PERIOD_SECS.default,
-    )
+    return _USAGE.format(launchers=", ".join(installed_launchers()), flags=describe_flags())
 
 
 def _take_path(rest: list[str]) -> str:

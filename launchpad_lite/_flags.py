@@ -25,17 +25,24 @@ HELP = frozenset({"-h", "--help"})
 _OTHER_PARSERS = frozenset({"argparse", "click", "docopt", "fire", "getopt", "optparse", "tyro"})
 
 
+#: In the order in which they are defined here.
+_ALL: "list[Flag[Any]]" = []
+
+
 class Flag(Generic[T]):
     """What absl knows of a flag of ours; its default while nothing has imported absl."""
 
-    def __init__(self, kind: str, name: str, default: T, help_text: str, **options: Any) -> None:
+    def __init__(
+        self, name: str, help_text: str, default: Any = None, kind: str = "string", **options: Any
+    ) -> None:
         """Describes a flag; `kind` is that of the function of absl that defines it."""
         self.name = name
-        self.default = default
+        self.default: T = default
         #: Whether a program may have an option of this name, which then is the program's.
         self._is_common = "allow_override" in options
         self._definition = kind, help_text, options
         self._own: Any = None
+        _ALL.append(self)
 
     def define(self, flags: Any) -> None:
         """Gives it to absl."""
@@ -71,79 +78,49 @@ class Flag(Generic[T]):
 
 
 _LAUNCHER: Flag[str | None] = Flag(
-    "string",
-    "launcher",
-    None,
-    "Where the program runs: local_mp (the default), local_mt, ...",
-    allow_override=True,
+    "launcher", "Where the program runs: local_mp (the default), local_mt, ...", allow_override=True
 )
 _LP_LAUNCHER: Flag[str | None] = Flag(
-    "string",
-    "lp_launcher",
-    None,
-    "The same, for scripts that have an option --launcher themselves.",
+    "lp_launcher", "As --launcher, for scripts that have an option --launcher themselves."
 )
 LAUNCHER_OPTION: Flag[list[str]] = Flag(
-    "multi_string",
     "lp_launcher_option",
-    [],
     "Option of the launcher, as in image=NAME; may be repeated.",
+    [],
+    "multi_string",
 )
 _LAUNCH_TYPE: Flag[str | None] = Flag(
-    "string",
-    "lp_launch_type",
-    None,
-    "The same under its old name: local_mp, local_mt, test_mp, test_mt.",
+    "lp_launch_type", "As --launcher, under its old name: local_mp, local_mt, test_mp, test_mt."
 )
 TERMINATION_NOTICE_SECS: Flag[float] = Flag(
-    "float",
     "lp_termination_notice_secs",
-    10.0,
     "Seconds nodes have to end after they were asked; 0 ends them by force, below 0 never.",
+    10.0,
+    "float",
 )
 RESTART: Flag[str | None] = Flag(
-    "string",
     "lp_restart",
-    None,
     "When nodes are restarted: never (the default), on_failure or always; or by group, as in "
     "actor=on_failure,evaluator=always.",
 )
 CHECKPOINTS: Flag[str | None] = Flag(
-    "string",
-    "lp_checkpoints",
-    None,
-    "Folder for the state of nodes that can save and restore theirs.",
+    "lp_checkpoints", "Folder for the state of nodes that can save and restore theirs."
 )
 CHECKPOINT_PERIOD_SECS: Flag[float] = Flag(
-    "float",
     "lp_checkpoint_period_secs",
-    60.0,
     "Seconds between checkpoints in the folder of --lp_checkpoints; 0: only when nodes end well.",
+    60.0,
+    "float",
     lower_bound=0.0,
 )
 SEED: Flag[int | None] = Flag(
-    "integer", "lp_seed", None, "Of the program: nodes get their own from it."
+    "lp_seed", "Of the program: nodes get their own from it.", kind="integer"
 )
-LOG_DIR: Flag[str | None] = Flag("string", "lp_log_dir", None, "Folder for the output of nodes.")
+LOG_DIR: Flag[str | None] = Flag("lp_log_dir", "Folder for the output of nodes.")
 HOSTS: Flag[str | None] = Flag(
-    "string",
     "hosts",
-    None,
     "Hosts, for launchers that use several: h1,h2:gpu=2,user@h3, or a TOML file.",
     allow_override=True,
-)
-_ALL: tuple[Flag[Any], ...] = (
-    _LAUNCHER,
-    _LP_LAUNCHER,
-    LAUNCHER_OPTION,
-    _LAUNCH_TYPE,
-    TERMINATION_NOTICE_SECS,
-    RESTART,
-    CHECKPOINTS,
-    CHECKPOINT_PERIOD_SECS,
-    SEED,
-    LOG_DIR,
-    HOSTS,
 )
 
 DEFAULT_LAUNCHER = "local_mp"
