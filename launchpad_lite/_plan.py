@@ -26,7 +26,6 @@ from launchpad_lite.nodes.base import (
     Handle,
     Node,
     PlanContext,
-    Task,
     Work,
 )
 from launchpad_lite.nodes.python import SilentHandle
@@ -327,10 +326,7 @@ class _Planner:
         self._services: dict[str, Service] = {}
         self._resources = self._check("resources", settings.resources, Resources.of, Resources())
         self._processes = self._check("processes", settings.processes, PythonProcess.of, PLAIN)
-        self._restart = self._check("restart", settings.restart, RestartPolicy.of, NEVER)
-        self._restarts_all = settings.restart is not None and not isinstance(
-            settings.restart, Mapping
-        )
+        self._restart = self._check("restart", settings.restart, RestartPolicy.of, None)
         given = settings.seed
         self._seed = self._parse(
             "seed", int.from_bytes(os.urandom(4), "big") if given is None else given, _seed_of, 0
@@ -453,7 +449,7 @@ class _Planner:
                     tuple(task.addresses),
                     resources,
                     task.description,
-                    restart=self._restart_of(label, name, task),
+                    restart=self._restart.get(label, name) or task.restart or NEVER,
                     liveness=self._liveness.get(label, name),
                     checkpoints=self._checkpoints_of(label, name, replica),
                     process=self._processes.get(label, name),
@@ -476,42 +472,34 @@ class _Planner:
         )
         return dataclasses.replace(draft, calls=tuple(names), services=tuple(services))
 
-    def _restart_of(self, label: str, name: str, task: Task) -> RestartPolicy:
-        if task.restart is None or self._restarts_all or self._restart.names(label, name):
-            return self._restart.get(label, name)
-        return task.restart
-
     def _callees(self, caller: str, work: Work, handles: Sequence[Handle[Any]]) -> Sequence[str]:
         """Returns the keys of the nodes that handles stand for."""
         callees: dict[str, None] = {}
         for handle in handles:
-            name = self._names.get(handle.node_key)
-            if isinstance(handle, DeclaredHandle):
-                if handle.target is None:
-                    self._mistakes.append(
-                        f"{caller}: {locate(work, handle)} is a handle to {handle.name}, which was "
-                        "declared, but never added; add it with program.add_node(node, label=...)"
-                    )
-                    continue
-                handle = handle.target
-            if name is None and (other := program_of(handle.node_key)) is not None:
-                self._mistakes.append(
-                    f"{caller}: {locate(work, handle)} is a handle to a node of another program, "
-                    f"{other.name!r}; nodes call those of their own program only"
+            name, other = self._names.get(handle.node_key), program_of(handle.node_key)
+            target = handle.target if isinstance(handle, DeclaredHandle) else handle
+            if target is None:
+                assert isinstance(handle, DeclaredHandle)
+                wrong = (
+                    f"{handle.name}, which was declared, but never added; add it with "
+                    "program.add_node(node, label=...)"
+                )
+            elif name is None and other is not None:
+                wrong = (
+                    f"a node of another program, {other.name!r}; nodes call those of their own "
+                    "program only"
                 )
             elif name is None:
-                self._mistakes.append(
-                    f"{caller}: {locate(work, handle)} is a handle to a node that was never "
-                    "added; add it with program.add_node(node, label=...)"
-                )
-            elif isinstance(handle, SilentHandle):
-                self._mistakes.append(
-                    f"{caller}: {locate(work, handle)} is a handle to {name}, but a "
-                    f"{handle.description} serves nothing; use lp.CourierNode for a node that "
-                    "others call"
+                wrong = "a node that was never added; add it with program.add_node(node, label=...)"
+            elif isinstance(target, SilentHandle):
+                wrong = (
+                    f"{name}, but a {target.description} serves nothing; use lp.CourierNode for a "
+                    "node that others call"
                 )
             else:
                 callees[handle.node_key] = None
+                continue
+            self._mistakes.append(f"{caller}: {locate(work, handle)} is a handle to {wrong}")
         return tuple(callees)
 
 
