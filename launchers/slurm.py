@@ -15,12 +15,12 @@ from launchers._deployment import Deployment, Tunnel, deploy, read_requirements
 from launchers._hosts import mistakes_in_words
 from launchers._placement import PlacementChoice, Strategy
 from launchers._run_folder import run_name
-from launchers._shipping import Shipment, pack_up
+from launchers._shipping import pack_up
 from launchers._signals import ended_by_signals
 from launchers._slurm_folder import Order, RunFolder, submission_files
 from launchers._slurm_job import Allocation
 from launchers._slurm_program import DetachedProgram, SlurmProgram
-from launchers._slurm_script import Component, Submission, batch_script, components_of, path_mistake
+from launchers._slurm_script import Submission, batch_script, components_of, path_mistake
 from launchers.host.arrival import pythons
 from launchpad_lite._flag_values import FlagSnapshot
 from launchpad_lite._script import Script
@@ -244,19 +244,7 @@ class SlurmLauncher(Launcher):
             notice_s = _SPARE_S + max(0, round(options.notice_s))
         submission = dataclasses.replace(self._submission, notice_s=notice_s)
         script = batch_script(plan.program, folder, directory, python, components, submission)
-        return submission_files(
-            script, self._order(plan, options, folder, components, shipment), plan, shipment
-        )
-
-    def _order(
-        self,
-        plan: LaunchPlan,
-        options: LaunchOptions,
-        folder: Path,
-        components: tuple[Component, ...],
-        shipment: Shipment,
-    ) -> Order:
-        return Order(
+        order = Order(
             plan=plan.outline(),
             # The process that watches the files shows what nodes print.
             options=dataclasses.replace(options, log_dir=RunFolder(folder).logs, quiet=True),
@@ -268,13 +256,14 @@ class SlurmLauncher(Launcher):
             strategy=self._strategy,
             tunnel=self._tunnel,
             silence_s=self._silence_s,
-            python=self._python or sys.executable,
+            python=python,
             requirements=read_requirements(self._requirements),
             cache=self._cache,
             requeue=self._submission.requeue,
             trees={tree.key: (tuple(sorted(tree.files)), tree.size) for tree in shipment.trees},
             requires=shipment.requires,
         )
+        return submission_files(script, order, plan, shipment)
 
     def _run_folder(self, plan: LaunchPlan, options: LaunchOptions) -> Path:
         if options.log_dir is not None:

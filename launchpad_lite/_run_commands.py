@@ -171,40 +171,32 @@ def render_runs(entries: Sequence[Entry]) -> str:
     """Returns a table of running programs."""
     if not entries:
         return "no program of this user runs on this machine"
-    rows = [("program", "launcher", "pid", "running for", "nodes", "logs")]
+    rows: list[Sequence[object]] = [("program", "launcher", "pid", "running for", "nodes", "logs")]
     for each in entries:
         age = dt.timedelta(seconds=max(0, int(time.time() - each.started_at)))
-        rows.append(
-            (
-                each.program,
-                each.launcher,
-                str(each.pid),
-                str(age),
-                str(each.nodes),
-                each.log_dir or "-",
-            )
-        )
+        rows.append((each.program, each.launcher, each.pid, age, each.nodes, each.log_dir or None))
     return _table(rows)
 
 
 def render_status(status: Sequence[NodeStatus]) -> str:
     """Returns a table of how nodes are."""
-    rows: list[tuple[str, ...]] = [("node", "state", "host", "pid", "restarts", "cores", "MiB")]
+    rows: list[Sequence[object]] = [("node", "state", "host", "pid", "restarts", "cores", "MiB")]
     for each in status:
-        cells = (each.name, each.state, each.host, each.pid, each.restarts)
         usage = (each.cpu, each.memory_mib)
-        rows.append(
-            (
-                *("-" if cell is None else str(cell) for cell in cells),
-                *("-" if cell is None else f"{cell:.1f}" for cell in usage),
-            )
-        )
+        rows.append((each.name, each.state, each.host, each.pid, each.restarts, *usage))
     return _table(rows)
 
 
-def _table(rows: Sequence[tuple[str, ...]]) -> str:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+def _table(rows: Sequence[Sequence[object]]) -> str:
+    cells = [[*map(_cell, row)] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
+        for row in cells
     )
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.1f}" if isinstance(value, float) else str(value)

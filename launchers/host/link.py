@@ -116,13 +116,6 @@ class FrameDecoder:
         return Frame(fields.pop("op"), fields, body)
 
 
-def read_frames(fd: int) -> Iterator[Frame]:
-    """Yields frames from a blocking descriptor until its other end is closed."""
-    decoder = FrameDecoder()
-    while data := read_some(fd):
-        yield from decoder.feed(data)
-
-
 class FrameReader:
     """Frames from a blocking descriptor, waited for no longer than one likes. For one thread."""
 

@@ -540,7 +540,9 @@ class _Command:
         if self._is_alive():
             if grace_s and not self._was_asked:
                 self._ask()
-            self._await_end(grace_s)
+            give_up_at = time.monotonic() + grace_s
+            while self._is_alive() and time.monotonic() < give_up_at:
+                time.sleep(_POLL_S)
         # Again and again, because those that are to be ended may start others.
         give_up_at = time.monotonic() + _TERMINATE_S
         self._signal(signal.SIGKILL)
@@ -555,11 +557,6 @@ class _Command:
         """Ends it for a thread that was forced out of doing so."""
         if not self._has_ended:
             self._end(0.0)
-
-    def _await_end(self, grace_s: float) -> None:
-        give_up_at = time.monotonic() + grace_s
-        while self._is_alive() and time.monotonic() < give_up_at:
-            time.sleep(_POLL_S)
 
 
 class _Output:

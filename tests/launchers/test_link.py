@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import given, strategies as st
 
-from launchers.host.link import Frame, FrameDecoder, Outbox, read_frames, write_all
+from launchers.host.link import Frame, FrameDecoder, Outbox, read_some, write_all
 
 _TEXTS = st.text(max_size=8)
 _VALUES = st.one_of(_TEXTS, st.integers(), st.booleans(), st.none(), st.lists(_TEXTS, max_size=3))
@@ -36,7 +36,13 @@ def test_an_outbox_never_blocks_and_loses_nothing() -> None:
         outbox.put(frame)
     assert len(outbox)
     found: list[Frame] = []
-    reader = threading.Thread(target=lambda: found.extend(read_frames(read_end)))
+    decoder = FrameDecoder()
+
+    def read() -> None:
+        while data := read_some(read_end):
+            found.extend(decoder.feed(data))
+
+    reader = threading.Thread(target=read)
     reader.start()
     while len(outbox):
         outbox.flush()
