@@ -32,7 +32,7 @@ from launchpad_lite._flags import (
     parse_known,
 )
 from launchpad_lite._launch import find_launcher, launch, plan
-from launchpad_lite._private_files import make_folder, open_private
+from launchpad_lite._private_files import make_folder, write_private
 from launchpad_lite._program import Program
 from launchpad_lite._render import render_mermaid, render_svg
 from launchpad_lite._run_commands import COMMANDS as COMMANDS_OF_RUNS, ask_attached, ask_listed
@@ -460,8 +460,7 @@ def _emit(ready: LaunchPlan, launcher: Launcher, output: str | None) -> None:
         path = folder / name
         try:
             make_folder(path.parent)
-            with os.fdopen(open_private(path, is_new=True), "wb") as file:
-                file.write(content)
+            write_private(path, content)
         except OSError as error:
             raise LaunchError(f"cannot write {path}: {error}; name another --output=") from error
         print(path)  # noqa: T201

@@ -36,10 +36,7 @@ def is_local_launch(launch_type: LaunchType | str) -> bool:
 
 def is_local_launch_or_test(launch_type: LaunchType | str) -> bool:
     """Returns whether a launch type means this machine."""
-    return is_local_launch(launch_type) or LaunchType(launch_type) in (
-        LaunchType.TEST_MULTI_THREADING,
-        LaunchType.TEST_MULTI_PROCESSING,
-    )
+    return LaunchType(launch_type) not in (LaunchType.LOCAL_DOCKER, LaunchType.VERTEX_AI)
 
 
 class LaunchContext:

@@ -246,9 +246,9 @@ def run_worker(data: bytes, control_fd: int, stacks_fd: int) -> int:
         runtime = NodeRuntime(payload.setup, payload.table(), link)
         _Control(link, runtime, _Termination(), stacks_fd).start()
     except BaseException as error:  # noqa: BLE001 - the launcher reports it
-        _send_failure(link, error)
-        return 1
-    report = run_node(_WithFlags(payload), runtime)
+        report: ExceptionReport | None = report_on(error, link.failing)
+    else:
+        report = run_node(_WithFlags(payload), runtime)
     if report is None:
         _explain_lingering()
         return 0
@@ -275,12 +275,6 @@ def _explain_lingering() -> None:
         timer = threading.Timer(_LINGERING_S, tell)
         timer.daemon = True
         timer.start()
-
-
-def _send_failure(link: _Link, error: BaseException) -> None:
-    report = report_on(error, link.failing)
-    link.send(Frame("failed", body=pickle.dumps(report)))
-    sys.stderr.write(report.traceback)
 
 
 class _WithFlags:

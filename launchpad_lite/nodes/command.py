@@ -203,26 +203,24 @@ class CommandNode(Node[Endpoint]):
                 unknown, or `ready` no regular expression.
         """
         super().__init__()
-        self._argv = _argv_of(command)
-        self._name = Path(command.split()[0] if isinstance(command, str) else self._argv[0]).name
+        argv = _argv_of(command)
+        self._name = Path(command.split()[0] if isinstance(command, str) else argv[0]).name
         if isinstance(listens, str):
             raise TypeError(f"listens is a list of names, as in listens=[{listens!r}]")
         if len(set(listens)) < len(listens):
             raise ValueError(f"the names in listens are not all different: {list(listens)}")
-        self._addresses = {name: Address(name, is_foreign=True) for name in listens}
-        self._control = Address("ready")
-        self._uses: dict[str, Handle[Any]] = {}
+        addresses = {name: Address(name, is_foreign=True) for name in listens}
+        used: dict[str, Handle[Any]] = {}
         for name, handle in (uses or {}).items():
             if not isinstance(handle, Handle):
                 raise TypeError(
                     f"uses[{name!r}] is a handle, as add_node() returns it, not {handle!r}"
                 )
-            if name in self._addresses:
+            if name in addresses:
                 raise ValueError(f"{name!r} is both an address of the command and one it uses")
-            self._uses[name] = _without_waiting(handle)
-        self._env = {str(name): str(value) for name, value in (env or {}).items()}
-        self._cwd = None if cwd is None else os.fspath(cwd)
-        self._ready = ready
+            used[name] = _without_waiting(handle)
+        env = {str(name): str(value) for name, value in (env or {}).items()}
+        folder = None if cwd is None else os.fspath(cwd)
         if ready is not None:
             try:
                 re.compile(ready)
@@ -230,19 +228,20 @@ class CommandNode(Node[Endpoint]):
                 raise ValueError(f"ready={ready!r} is no regular expression: {error}") from None
         if not ready_timeout_s > 0:
             raise ValueError(f"ready_timeout_s={ready_timeout_s} is not above 0")
-        self._ready_timeout_s = ready_timeout_s
-        known = {*self._addresses, *self._uses}
-        for text in (*self._argv, *self._env.values()):
-            _check_names(text, known)
-        for text in self._argv:
+        for text in (*argv, *env.values()):
+            _check_names(text, {*addresses, *used})
+        for text in argv:
             check_text(f"the argument {text!r}", text)
-        PythonProcess(env=self._env)  # refuses what no process can be given
+        PythonProcess(env=env)  # refuses what no process can be given
+        self._work = CommandWork(
+            tuple(argv), addresses, Address("ready"), used, env, folder, ready, ready_timeout_s
+        )
 
     @property
     def addresses(self) -> Sequence[Address]:
         """Where the command will listen."""
         # Where names are shown, one of its own goes before ours.
-        return (self._control, *self._addresses.values())
+        return (self._work.control, *self._work.addresses.values())
 
     @property
     def description(self) -> str:
@@ -251,22 +250,12 @@ class CommandNode(Node[Endpoint]):
 
     def create_handle(self) -> EndpointHandle:
         """Returns a new handle; in a running node it becomes the endpoint."""
-        first = next(iter(self._addresses.values()), None)
-        return EndpointHandle(self, first, self._control, self.description)
+        first = next(iter(self._work.addresses.values()), None)
+        return EndpointHandle(self, first, self._work.control, self.description)
 
     def to_executables(self, context: PlanContext) -> Sequence[Task]:  # noqa: ARG002
         """Returns one task."""
-        work = CommandWork(
-            tuple(self._argv),
-            dict(self._addresses),
-            self._control,
-            self._uses,
-            self._env,
-            self._cwd,
-            self._ready,
-            self._ready_timeout_s,
-        )
-        return [Task(work, self.addresses, self.description)]
+        return [Task(self._work, self.addresses, self.description)]
 
 
 def _argv_of(command: object) -> list[str]:

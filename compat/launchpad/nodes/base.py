@@ -37,10 +37,7 @@ class RunningNode:
 
     def address_at(self, port: int) -> lp.Address | None:
         """Returns the address with a port; None if it has none."""
-        for address in self.addresses:
-            if address.resolve().endswith(f":{port}"):
-                return address
-        return None
+        return next((each for each in self.addresses if each.resolve().endswith(f":{port}")), None)
 
 
 _running: contextvars.ContextVar[RunningNode | None] = contextvars.ContextVar(
