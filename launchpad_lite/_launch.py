@@ -297,7 +297,7 @@ def find_launcher(choice: LauncherChoice, options: Mapping[str, Any]) -> Launche
     except TypeError as error:
         raise LaunchError(f"--hosts={hosts}: the launcher {name!r} takes no hosts") from error
     except ValueError as error:
-        raise LaunchError(f"--hosts={hosts}: {error}") from error
+        raise LaunchError(f"--launcher={name}: {error}") from error
 
 
 def _with_options_of_flag(name: str, options: Mapping[str, Any]) -> Mapping[str, Any]:

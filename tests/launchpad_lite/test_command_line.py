@@ -366,6 +366,7 @@ if __name__ == "__main__":
         ),
         (["more"], 2, "unknown argument 'more'; make_program takes --times"),
         (["--times"], 2, "'--times' needs a value: --times=VALUE"),
+        (["--launcher=ssh", "--hosts=h1", "--cache=-rf"], 1, "--launcher=ssh: cache is a command"),
         (["logs", "--help"], 0, "--lp_checkpoint_period_secs=60.0"),
         (["logs", "greeter"], 1, "Logs of programs that have ended: "),
     ],
