@@ -9,8 +9,8 @@ from launchpad_lite._address import Address
 
 LOOPBACK = "127.0.0.1"
 
-#: No system gives these to connections, or to programs that ask for any free port: Linux begins at
-#: 32768, others at 49152. So nobody gets one by chance while the node that it is lent to restarts.
+#: By default, no system gives these to connections, or to programs that ask for any free port: Linux
+#: begins at 32768, others at 49152. So nobody gets one by chance while the node that it is lent to restarts.
 _LENDABLE = range(20_000, 30_000)
 
 
