@@ -173,8 +173,21 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Pickles what plain pickle cannot, too. What arrives is found by its name, and names its file."""
 
     def reducer_override(self, obj: Any) -> Any:
-        reduced = self._reduced(obj)
-        # Classes and functions have six parts; what has fewer needs no place in the script.
+        # This runs for each object of a value, and nearly all are neither code nor classes.
+        if not issubclass(type(obj), _REDUCED_HERE):
+            return NotImplemented
+        # cloudpickle would send what is left to read, as a StringIO.
+        if isinstance(obj, io.TextIOWrapper) and obj not in (sys.stdout, sys.stderr):
+            raise pickle.PicklingError("it is an open file; pass its path and open it in the node")
+        # From its version 3.1.3 on, cloudpickle leaves out where code is from.
+        if isinstance(obj, types.CodeType):
+            make, args = self.dispatch_table[types.CodeType](obj)
+            return _code, (obj.co_filename, make, args)
+        reduced = super().reducer_override(obj)
+        if isinstance(obj, functools._lru_cache_wrapper) and not _is_found_by_name(obj):
+            parts = obj.__wrapped__, obj.cache_parameters()
+            reduced = _cached, parts, None, None, None, None
+        # Those that travel by value have six parts.
         if not isinstance(reduced, tuple) or len(reduced) != 6:
             return reduced
         *made, state, items, pairs, set_state = reduced
@@ -184,18 +197,15 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return reduced
         return *made, (set_state, state, name), items, pairs, set_state_and_keep
 
-    def _reduced(self, obj: Any) -> Any:
-        # cloudpickle would send what is left to read, as a StringIO.
-        if isinstance(obj, io.TextIOWrapper) and obj not in (sys.stdout, sys.stderr):
-            raise pickle.PicklingError("it is an open file; pass its path and open it in the node")
-        # From its version 3.1.3 on, cloudpickle leaves out where code is from.
-        if isinstance(obj, types.CodeType):
-            make, args = self.dispatch_table[types.CodeType](obj)
-            return _code, (obj.co_filename, make, args)
-        if isinstance(obj, functools._lru_cache_wrapper) and not _is_found_by_name(obj):
-            parts = obj.__wrapped__, obj.cache_parameters()
-            return _cached, parts, None, None, None, None
-        return super().reducer_override(obj)
+
+#: Of what `Pickler` looks at itself.
+_REDUCED_HERE = (
+    type,
+    types.FunctionType,
+    types.CodeType,
+    functools._lru_cache_wrapper,
+    io.TextIOWrapper,
+)
 
 
 def _submodules(code: types.CodeType, state: dict[str, Any]) -> list[types.ModuleType]:
