@@ -37,7 +37,8 @@ class SwitchInterval:
                 self._usual_s = sys.getswitchinterval()
                 if self._usual_s > _INTERVAL_S and _FRAIL not in sys.modules:
                     sys.setswitchinterval(_INTERVAL_S)
-                sys.meta_path.insert(0, self)
+                if self not in sys.meta_path:  # where it stays
+                    sys.meta_path.insert(0, self)
 
     def end(self) -> None:
         """Takes `begin` back."""
@@ -45,11 +46,10 @@ class SwitchInterval:
             self._wanted -= 1
             if not self._wanted:
                 self._restore()
-                sys.meta_path.remove(self)
 
     def find_spec(self, name: str, *_: object) -> None:
         """Learns of each import, and finds no module."""
-        if name == _FRAIL:
+        if name == _FRAIL and self._wanted:
             self._restore()
 
     def _restore(self) -> None:
@@ -63,7 +63,6 @@ class SwitchInterval:
         self._start_anew()
         if was_wanted:
             sys.setswitchinterval(usual_s)
-            sys.meta_path.remove(self)
 
 
 SWITCH_INTERVAL = SwitchInterval()

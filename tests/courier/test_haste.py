@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import courier
+from courier._engine.switch_interval import SWITCH_INTERVAL
 
 
 @pytest.fixture(autouse=True)
@@ -46,6 +47,15 @@ def test_a_forked_child_without_servers_has_the_usual_one() -> None:
             os._exit(0 if abs(sys.getswitchinterval() - 0.005) < 1e-6 else 1)
         assert os.waitpid(child, 0)[1] == 0
         assert sys.getswitchinterval() == pytest.approx(0.0005)
+
+
+def test_a_server_stops_where_other_code_has_put_back_how_modules_are_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "meta_path", sys.meta_path[:])
+    with courier.Server():
+        sys.meta_path[:] = [each for each in sys.meta_path if each is not SWITCH_INTERVAL]
+    assert sys.getswitchinterval() == pytest.approx(0.005)
 
 
 def test_it_is_the_usual_one_where_tensorflow_is_imported_whichever_comes_first(
