@@ -7,15 +7,16 @@ one waits without a limit, for a lock for instance, it does not notice what anot
 import contextlib
 import functools
 import os
+import select
 import signal
 import threading
-import time
+from pathlib import Path
 
 #: Interrupts what the main thread waits for. By default nothing happens when it comes, and hardly any
 #: program uses it.
 _WAKE = signal.SIGURG
 #: Pauses before it is sent, and sent again: the main thread may have been just about to wait.
-_PAUSES_S = (0.0, 0.05, 0.5)
+_PAUSES_MS = (0, 50, 500)
 
 
 class _SignalWaker:
@@ -24,7 +25,8 @@ class _SignalWaker:
     def __init__(self) -> None:
         #: Where the interpreter writes the number of each signal. -1: nothing is installed.
         self._sink = -1
-        #: Where others have these numbers written: the script, or its event loop. -1: nowhere.
+        #: A copy of where others have these numbers written: the script, or its event loop. They may close
+        #: theirs at any time, and its number become that of another file.
         self._next = -1
 
     def install(self) -> None:
@@ -34,23 +36,29 @@ class _SignalWaker:
         if self._sink < 0:
             source, self._sink = os.pipe()
             os.set_blocking(self._sink, False)
+            self._next = os.open(os.devnull, os.O_WRONLY)
             if signal.getsignal(_WAKE) in (signal.SIG_DFL, signal.SIG_IGN):
                 signal.signal(_WAKE, lambda *_: None)
             work = functools.partial(self._work, source, threading.get_ident())
             threading.Thread(target=work, name="signal-waker", daemon=True).start()
         before = signal.set_wakeup_fd(self._sink, warn_on_full_buffer=False)
         if before != self._sink:
-            self._next = before
+            # Theirs may be closed already.
+            with Path(os.devnull).open("wb") as nowhere, contextlib.suppress(OSError):
+                os.dup2(nowhere.fileno() if before < 0 else before, self._next, inheritable=False)
 
     def _work(self, source: int, main: int) -> None:
+        numbers = select.poll()
+        numbers.register(source, select.POLLIN)
+        pauses_ms: list[int] = []
         while True:
-            came = os.read(source, 4096).replace(bytes([_WAKE]), b"")
-            if came and self._next >= 0:
+            if not numbers.poll(pauses_ms[0] if pauses_ms else None):
+                del pauses_ms[0]
+                signal.pthread_kill(main, _WAKE)
+            elif came := os.read(source, 4096).replace(bytes([_WAKE]), b""):
+                pauses_ms = [*_PAUSES_MS]
                 with contextlib.suppress(OSError):  # it is full, or closed
                     os.write(self._next, came)
-            for pause_s in _PAUSES_S if came else ():
-                time.sleep(pause_s)
-                signal.pthread_kill(main, _WAKE)
 
     def forget(self) -> None:
         """In a forked child: leaves all to the parent."""

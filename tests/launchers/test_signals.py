@@ -1,7 +1,9 @@
 """What signals to the launcher and to the agent do."""
 
 import contextlib
+import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -12,6 +14,7 @@ import psutil
 import pytest
 
 import launchpad_lite as lp
+from launchpad_lite._signal_waker import SIGNAL_WAKER
 from launchpad_lite.testing import poll_until
 from tests.launchers.scripts import Script
 
@@ -293,3 +296,33 @@ def test_a_signal_that_another_thread_takes_wakes_the_main_thread(
         _, told = process.communicate(timeout=10)
         assert (process.returncode, "Traceback" in told) == (code, False), told
         script.assert_gone()
+
+
+def test_signals_reach_the_wakeup_descriptor_of_a_script_at_once_and_nothing_in_its_place() -> None:
+    """An event loop closes its own, and restores ours, which it has found."""
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(False)
+    handler = signal.signal(signal.SIGUSR1, lambda *_: None)
+    SIGNAL_WAKER.install()
+    found = signal.set_wakeup_fd(theirs.fileno())
+    try:
+        SIGNAL_WAKER.install()
+        began_at = time.monotonic()
+        for _ in range(3):
+            signal.raise_signal(signal.SIGUSR1)
+            assert ours.recv(1) == bytes([signal.SIGUSR1])
+        assert time.monotonic() - began_at < 0.4
+        source, sink = os.pipe()
+        os.dup2(sink, theirs.fileno())
+        os.set_blocking(source, False)
+        signal.raise_signal(signal.SIGUSR1)
+        assert ours.recv(1)  # what it had been
+        with pytest.raises(BlockingIOError):
+            os.read(source, 1)
+        os.close(source)
+        os.close(sink)
+    finally:
+        signal.set_wakeup_fd(found)
+        signal.signal(signal.SIGUSR1, handler)
+        ours.close()
+        theirs.close()
