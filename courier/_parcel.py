@@ -84,22 +84,32 @@ def pack(value: Any, most_bytes: float = math.inf) -> Parcel:
     Raises:
         SerializationError: It cannot be pickled, or takes more than `most_bytes`; the cause says why.
     """
-    if not math.isinf(most_bytes):
-        return _pack_by_value(value, most_bytes)
     buffers: list[pickle.PickleBuffer] = []
+    # Where there is a limit, it is for buffers, too, so they are copied.
+    choose = _chooser(buffers) if math.isinf(most_bytes) else None
     try:
-        data = pickle.dumps(value, protocol=5, buffer_callback=_chooser(buffers))
-        # A reference to __main__ would mean another module in the other process. `find`, because
-        # `in` takes ten times as long: it tries the bytes as a number first.
-        if data.find(b"__main__") < 0 and not _by_value():
-            return Parcel(data, [_raw(buffer) for buffer in buffers]) if buffers else Parcel(data)
-    except Exception:  # noqa: BLE001, S110 - any object may fail in any way; cloudpickle judges
-        pass
+        if choose is None or (data := _plain(value, choose)) is None:
+            buffers.clear()
+            with _Room() as file:
+                file.most_bytes = most_bytes
+                Pickler(file, protocol=5, buffer_callback=choose).dump(value)
+                data = file.getvalue()
+        return Parcel(data, [_raw(buffer) for buffer in buffers]) if buffers else Parcel(data)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # pickling runs code of arbitrary classes: even sys.exit()
         raise _failure(error) from error
-    return _pack_by_value(value, most_bytes)
+
+
+def _plain(value: Any, choose: Callable[[pickle.PickleBuffer], bool] | None = None) -> bytes | None:
+    """Returns what pickle itself makes, which is faster; None where another process could not read it."""
+    try:
+        data = pickle.dumps(value, protocol=5, buffer_callback=choose)
+    except Exception:  # noqa: BLE001 - any object may fail in any way; cloudpickle judges
+        return None
+    # A reference to __main__ would mean another module in the other process. `find`, because
+    # `in` takes ten times as long: it tries the bytes as a number first.
+    return data if data.find(b"__main__") < 0 and not _by_value() else None
 
 
 class _Room(io.BytesIO):
@@ -111,21 +121,6 @@ class _Room(io.BytesIO):
         if self.tell() + memoryview(data).nbytes > self.most_bytes:
             raise MemoryError(f"it takes more than {self.most_bytes:,} bytes")
         return super().write(data)
-
-
-def _pack_by_value(value: Any, most_bytes: float) -> Parcel:
-    buffers: list[pickle.PickleBuffer] = []
-    try:
-        with _Room() as file:
-            file.most_bytes = most_bytes
-            # Where there is a limit, it is for buffers, too, so they are copied.
-            choose = _chooser(buffers) if math.isinf(most_bytes) else None
-            Pickler(file, protocol=5, buffer_callback=choose).dump(value)
-            return Parcel(file.getvalue(), [_raw(buffer) for buffer in buffers])
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # as above
-        raise _failure(error) from error
 
 
 def _failure(error: BaseException) -> SerializationError:
@@ -150,7 +145,8 @@ def _chooser(outside: list[pickle.PickleBuffer]) -> Callable[[pickle.PickleBuffe
 def dump(value: Any, file: IO[bytes]) -> None:
     """Writes a pickle of whatever can be an argument of a call.
 
-    Lambdas, and what the script defines, are in it by value: `pickle.load` reads it in any process.
+    Lambdas, and what the script defines, are in it by value: `pickle.load` reads it in any process that
+    has courier.
 
     Example:
         courier.dump({"policy": lambda state: 0}, file)
@@ -164,6 +160,8 @@ def dumps(value: Any) -> bytes:
     Example:
         double = pickle.loads(courier.dumps(lambda x: 2 * x))
     """
+    if (data := _plain(value)) is not None:
+        return data
     with io.BytesIO() as file:
         dump(value, file)
         return file.getvalue()

@@ -130,10 +130,6 @@ class SessionKey:
         """Returns whether the client of this session wrote this head."""
         return hmac.compare_digest(self.seal_request(head), seal)
 
-    def is_reply(self, head: bytes, seal: bytes) -> bool:
-        """Returns whether the server of this session wrote this head."""
-        return hmac.compare_digest(self.seal_reply(head), seal)
-
 
 class SequenceWindow:
     """Admits every sequence number once: the server's half of "at most once".

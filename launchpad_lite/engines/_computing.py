@@ -168,21 +168,10 @@ def chunks_of(items: Iterator[Any], chunk_bytes: int) -> Iterator[bytes]:
     """Yields pickles of some items each, of about so many bytes at most unless one item has more."""
     count = 1
     while chunk := list(itertools.islice(items, count)):
-        data = dumped(chunk)
+        data = courier.dumps(chunk)
         yield data
         fitting = len(chunk) * chunk_bytes // len(data)
         count = max(1, min(_CHUNK, 4 * count, fitting))
-
-
-def dumped(items: Any) -> bytes:
-    """Returns a pickle, also of objects whose class is in a script."""
-    try:
-        data = pickle.dumps(items, protocol=5)
-        if data.find(b"__main__") < 0:  # what is the script's may not have come where it is read
-            return data
-    except (pickle.PicklingError, AttributeError, TypeError):
-        pass
-    return courier.dumps(items)  # slower
 
 
 def loaded(chunks: Iterable[bytes]) -> Iterator[Any]:
@@ -226,7 +215,7 @@ class Computing:
         if shuffle.kind == "sort":
             for unsorted in self._portions(items):
                 for partition, some in shuffle.cut(unsorted):
-                    yield partition, dumped(some)
+                    yield partition, courier.dumps(some)
             return
         place = shuffle.place(source)
         if shuffle.kind == "reduce":
@@ -240,7 +229,7 @@ class Computing:
                 buckets[place(item)].append(item)
             for partition, bucket in enumerate(buckets):
                 if bucket:
-                    yield partition, dumped(bucket)
+                    yield partition, courier.dumps(bucket)
 
     def gather(
         self,
@@ -321,7 +310,7 @@ class Computing:
     def _look(self, items: Iterable[Any], count: int) -> tuple[bool, int]:
         """Returns whether items take as much memory as they may, and when to look again."""
         sample = list(itertools.islice(items, 0, None, max(1, count // 50)))
-        size = _OVERHEAD * len(dumped(sample)) / len(sample)
+        size = _OVERHEAD * len(courier.dumps(sample)) / len(sample)
         look = max(1, min(16 * _CHUNK, int(self._memory_bytes / 8 / size)))
         return size * count > self._memory_bytes, look
 

@@ -7,11 +7,11 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import courier
 from launchpad_lite.engines._computing import (
     Action,
     Computing,
     Step,
-    dumped,
     items_of,
     limit,
     load_job,
@@ -235,7 +235,7 @@ def _compute(
         items = items_of(operations[step.operation], step.partition, begin)
         if step.target is None:
             # Here, where an error gets the name of the task.
-            return dumped(action(step.partition, items))
+            return courier.dumps(action(step.partition, items))
         target = operations[step.target]
         if isinstance(target, Cached):
             return list(computes.chunks(items))

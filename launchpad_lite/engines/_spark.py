@@ -11,11 +11,11 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import courier
 from launchpad_lite.engines._computing import (
     Action,
     Computing,
     Step,
-    dumped,
     items_of,
     limit,
     load_job,
@@ -208,7 +208,7 @@ class _Task:
             items = items_of(operations[step.operation], index, begin)
             if step.target is None:
                 # Here, where an error gets the name of the task.
-                yield dumped(action(index, items))
+                yield courier.dumps(action(index, items))
                 return
             target = operations[step.target]
             if not isinstance(target, Shuffled):
