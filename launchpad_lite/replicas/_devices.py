@@ -3,29 +3,18 @@
 import contextlib
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import launchpad_lite as lp
-from launchpad_lite.launching import loaded_module
+from launchpad_lite.launching import loaded_module, visible_devices
 from launchpad_lite.replicas.errors import ReplicaError
 
 
 def count() -> int:
     """Returns how many devices there are here: GPUs, or cores where there is none."""
-    return _gpus() or len(os.sched_getaffinity(0))
-
-
-def _gpus() -> int:
     torch = loaded_module("torch")
-    if torch is not None:
-        return int(torch.cuda.device_count())
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return len([each for each in visible.split(",") if each.strip() not in ("", "-1")])
-    with contextlib.suppress(OSError):
-        return sum(each.name[6:].isdigit() for each in Path("/dev").glob("nvidia*"))
-    return 0
+    gpus = len(visible_devices()[0]) if torch is None else int(torch.cuda.device_count())
+    return gpus or len(os.sched_getaffinity(0))
 
 
 @contextlib.contextmanager
