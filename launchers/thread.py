@@ -27,7 +27,7 @@ from launchpad_lite._events import (
 from launchpad_lite._exit import leave_behind
 from launchpad_lite._forcing import ForcedExit, settle
 from launchpad_lite._result import advice_on
-from launchpad_lite._runtime import NodeRuntime
+from launchpad_lite._runtime import NodeRuntime, WorkerLink
 from launchpad_lite._set_up import call
 from launchpad_lite._stacks import describe_threads
 from launchpad_lite._timing import DEFAULT, Timing
@@ -98,7 +98,7 @@ class CopyingThreadLauncher(ThreadLauncher):
     shares_memory = False
 
 
-class _Link:
+class _Link(WorkerLink):
     """How a node's thread speaks to the supervisor."""
 
     def __init__(self, node: str, attempt: int, program: SupervisedProgram) -> None:
@@ -114,9 +114,6 @@ class _Link:
 
     def leaving(self) -> None:
         self._program.post(Leaving(self._node, self._attempt))
-
-    def failing(self, report: ExceptionReport) -> None:
-        """Says nothing: if its process ends, so does the launcher."""
 
     def cut_short(self, report: ExceptionReport) -> None:
         failure = NodeFailure.of_exception(self._node, _ThreadHost.name, report)

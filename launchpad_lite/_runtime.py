@@ -13,7 +13,7 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import courier
 from launchpad_lite._address import Address, AddressTable, enter_table
@@ -31,8 +31,8 @@ from launchpad_lite.errors import NoProgramError
 _LOGGER = logging.getLogger(__name__)
 
 
-class WorkerLink(Protocol):
-    """How a worker speaks to its supervisor. Thread-safe, never blocks for long."""
+class WorkerLink:
+    """How a worker speaks to its supervisor, who learns what is overridden. Thread-safe, never blocks for long."""
 
     def constructed(self, runs: bool) -> None:
         """The object is there; `runs`: it has something to run, rather than only to serve."""

@@ -24,7 +24,7 @@ from launchpad_lite._flag_values import FlagSnapshot
 from launchpad_lite._flags import loaded_flags, parse_known
 from launchpad_lite._forcing import ForcedExit
 from launchpad_lite._freeze import FrozenWork
-from launchpad_lite._runtime import NodeRuntime, NodeSetup
+from launchpad_lite._runtime import NodeRuntime, NodeSetup, WorkerLink
 from launchpad_lite._script import Script
 from launchpad_lite._signal_waker import SIGNAL_WAKER
 from launchpad_lite._stacks import describe_threads
@@ -68,8 +68,8 @@ class Payload:
         return AddressTable(self.endpoints, Secret(self.secret), tls, self.listen_host)
 
 
-class _Link:
-    """How a worker speaks to its agent. Thread-safe."""
+class _Link(WorkerLink):
+    """How a worker speaks to its agent."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd

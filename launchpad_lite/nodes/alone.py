@@ -1,8 +1,7 @@
 """A node outside of any program, in the thread that calls it: for tests of single nodes."""
 
 import contextvars
-from collections.abc import Callable, Sequence
-from typing import cast
+from collections.abc import Sequence
 
 from courier import Secret
 from launchpad_lite._address import Address, AddressTable
@@ -11,16 +10,17 @@ from launchpad_lite._runtime import NodeRuntime, NodeSetup, WorkerLink
 from launchpad_lite.nodes.base import Work
 
 
-class _Alone:
+class _Alone(WorkerLink):
     """A `WorkerLink` to nobody: the node ends when its work is done, or when it asks for the stop."""
 
     def __init__(self, name: str, table: AddressTable) -> None:
-        self.runtime = NodeRuntime(NodeSetup("alone", name, 0), table, cast("WorkerLink", self))
-        self.ask_stop = self.runtime.request_stop
-        self.leaving = self.runtime.let_go
+        self.runtime = NodeRuntime(NodeSetup("alone", name, 0), table, self)
 
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        return lambda *_: None
+    def ask_stop(self) -> None:
+        self.runtime.request_stop()
+
+    def leaving(self) -> None:
+        self.runtime.let_go()
 
     def run(self, work: Work) -> None:
         with self.runtime.active():

@@ -15,7 +15,7 @@ import courier
 from launchpad_lite._address import Address
 from launchpad_lite._policies import Liveness, RestartPolicy
 from launchpad_lite._result import CONSEQUENCES
-from launchpad_lite._runtime import NodeRuntime
+from launchpad_lite._runtime import NodeRuntime, WorkerLink
 from launchpad_lite.nodes.base import Node, PlanContext, Task, Work
 from launchpad_lite.nodes.python import SilentHandle
 
@@ -214,8 +214,8 @@ class ColocatedWork:
         }
 
 
-class _Member:
-    """One inner node. Implements `WorkerLink`."""
+class _Member(WorkerLink):
+    """One inner node. Its failures and signs of life are those of the whole: see `NodeRuntime.hosting`."""
 
     def __init__(self, together: "_Together", index: int, description: str, work: Work) -> None:
         outer = together.outer
@@ -292,22 +292,10 @@ class _Member:
             self.has_left = True
         self.runtime.let_go()
 
-    def failing(self, report: courier.ExceptionReport) -> None:
-        """Is reported by the whole."""
-
-    def cut_short(self, report: courier.ExceptionReport) -> None:
-        """Is reported by the whole."""
-
     def stop_received(self, listens: bool) -> None:
         self.listens = listens
         if all(member.listens or member.is_over for member in self._together.members):
             self._together.outer.listen()
-
-    def healthy(self) -> None:
-        """Is asked of the whole."""
-
-    def heartbeat(self) -> None:
-        """Goes to the whole at once; see `NodeRuntime.hosting`."""
 
 
 class _Together:

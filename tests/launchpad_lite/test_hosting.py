@@ -9,24 +9,18 @@ import pytest
 import courier
 import launchpad_lite as lp
 from launchpad_lite._address import AddressTable
-from launchpad_lite._runtime import NodeRuntime, NodeSetup
+from launchpad_lite._runtime import NodeRuntime, NodeSetup, WorkerLink
 
 _KEY = "learner"
 
 
-class _Link:
+class _Link(WorkerLink):
     """Keeps whether it was said last that the code of a node looks at its stop."""
 
     listens: bool | None = None
 
     def stop_received(self, listens: bool) -> None:
         self.listens = listens
-
-    def constructed(self, runs: bool) -> None: ...
-    def ask_stop(self) -> None: ...
-    def leaving(self) -> None: ...
-    def healthy(self) -> None: ...
-    def heartbeat(self) -> None: ...
 
 
 class Learner:
