@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from launchpad_lite._plan import first_few
 from launchpad_lite.launching import Executable
 
 #: Host names by group (`"actor"`) or by single node (`"actor[3]"`), which goes before its group.
@@ -24,8 +25,6 @@ _EPSILON = 1e-9
 #: How often a search looks at a host until it gives up: one to three seconds. Those that need more
 #: would rarely end in minutes.
 _PATIENCE = 50_000
-#: Hosts and nodes that a message lists.
-_MOST_LISTED = 6
 
 
 class Strategy(enum.Enum):
@@ -501,7 +500,7 @@ def _too_much(executables: Sequence[Executable], rooms: Sequence[Room]) -> list[
         terms = [f"{label} {count} x {wish:g}" for (label, wish), count in groups.items()]
         each_has = _listed([f"{room.name} {_floored(getattr(room, resource))}" for room in rooms])
         mistakes.append(
-            f"{resource}: {' + '.join(_shortened(terms))} = {asked:g} {_UNITS[resource]} are asked for, the hosts have "
+            f"{resource}: {' + '.join(first_few(terms))} = {asked:g} {_UNITS[resource]} are asked for, the hosts have "
             f"{_floored(there)} ({each_has}); ask for less, start fewer nodes, or add hosts"
         )
     return mistakes
@@ -560,10 +559,4 @@ def _floored(amount: float) -> str:
 
 
 def _listed(texts: Sequence[str]) -> str:
-    return ", ".join(_shortened(texts))
-
-
-def _shortened(texts: Sequence[str]) -> Sequence[str]:
-    if len(texts) <= _MOST_LISTED:
-        return texts
-    return [*texts[: _MOST_LISTED - 1], f"and {len(texts) - _MOST_LISTED + 1} more"]
+    return ", ".join(first_few(texts))

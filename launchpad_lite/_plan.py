@@ -248,7 +248,7 @@ class LaunchPlan:
             if differ and _terms(member):
                 line += f"  {_terms(member)}"
             if callees := (*member.calls, *member.services):
-                line += f"  calls {', '.join(_shortened(callees))}"
+                line += f"  calls {', '.join(first_few(callees))}"
             yield line
 
 
@@ -267,10 +267,9 @@ def _terms(member: Executable) -> str:
     return "; ".join(part for part in parts if part)
 
 
-def _shortened(names: Sequence[str], most: int = 6) -> list[str]:
-    if len(names) <= most:
-        return list(names)
-    return [*names[: most - 1], f"and {len(names) - most + 1} more"]
+def first_few(names: Sequence[str]) -> Sequence[str]:
+    """Returns six names at most; the last may say how many more there are."""
+    return names if len(names) <= 6 else [*names[:5], f"and {len(names) - 5} more"]
 
 
 def make_plan(
