@@ -48,6 +48,7 @@ class Pair:
         self.seen: list[tuple[int, int]] = []
 
     def run(self) -> None:
+        lp.checkpoint_here()  # before anything changes
         while len(self.seen) < 3:
             self.first += 1
             lp.wait_for_stop(0.001)
