@@ -10,8 +10,11 @@ import contextlib
 import functools
 import hashlib
 import io
+import linecache
 import math
 import mmap
+import operator
+import os
 import pickle
 import sys
 import types
@@ -168,7 +171,10 @@ def dumps(value: Any) -> bytes:
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Pickles what plain pickle cannot, too. What arrives is found by its name, and names its file."""
+    """Pickles what plain pickle cannot, too.
+
+    What arrives is found by its name. Tracebacks of functions name their files and show their lines.
+    """
 
     def reducer_override(self, obj: Any) -> Any:
         # This runs for each object of a value, and nearly all are neither code nor classes.
@@ -180,7 +186,10 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         # From its version 3.1.3 on, cloudpickle leaves out where code is from.
         if isinstance(obj, types.CodeType):
             make, args = self.dispatch_table[types.CodeType](obj)
-            return _code, (obj.co_filename, make, args)
+            numbers = filter(None, map(operator.itemgetter(2), obj.co_lines()))  # these run in C
+            shown = slice(obj.co_firstlineno - 1, max(numbers, default=0))
+            lines = linecache.getlines(obj.co_filename)[shown]
+            return _code, (obj.co_filename, make, args, lines)
         reduced = super().reducer_override(obj)
         if isinstance(obj, functools._lru_cache_wrapper) and not _is_found_by_name(obj):
             parts = obj.__wrapped__, obj.cache_parameters()
@@ -235,8 +244,16 @@ def names_in(code: types.CodeType) -> set[str]:
     return set(code.co_names).union(*map(names_in, inner))
 
 
-def _code(file: str, make: Callable[..., types.CodeType], args: tuple[Any, ...]) -> types.CodeType:
-    return make(*args).replace(co_filename=file)
+def _code(
+    file: str, make: Callable[..., types.CodeType], args: tuple[Any, ...], lines: Sequence[str]
+) -> types.CodeType:
+    code = make(*args).replace(co_filename=file)
+    if lines and not os.path.exists(file):  # noqa: PTH110 - Path raises where it may not look
+        first, known = code.co_firstlineno - 1, linecache.getlines(file)
+        known += ["\n"] * (first + len(lines) - len(known))
+        known[first : first + len(lines)] = lines
+        linecache.cache[file] = len(known), None, known, file
+    return code
 
 
 def _cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:

@@ -1,7 +1,10 @@
 import asyncio
 import collections
+import linecache
 import pickle
+import traceback
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +13,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 import courier
 from courier._grpc.wire import checked, parse, receive, sealed, send
-from courier._parcel import Parcel, ParcelAssembler, pack, unpack
+from courier._parcel import Parcel, ParcelAssembler, dumps, pack, unpack
 from courier._proto import courier_pb2 as pb
 from courier._secret import SequenceWindow, SessionKey
 from courier.errors import ProtocolError
@@ -151,3 +154,38 @@ def test_what_is_packed_views_the_memory_itself() -> None:
     """Python before 3.11.8 crashes when it collects a view of a view in a loop."""
     (buffer,) = pack(courier.Shared(np.zeros(1 << 17))).buffers
     assert type(memoryview(buffer).obj) is not memoryview
+
+
+_SCRIPT = """
+def one():
+    raise ValueError("1")
+
+
+def two():
+    return one() + (  # more
+        2
+    )
+"""
+
+
+def test_tracebacks_show_lines_of_functions_whose_file_is_not_there(tmp_path: Path) -> None:
+    script, names = tmp_path / "script.py", {"__name__": "__main__"}
+    script.write_text(_SCRIPT)
+    exec(compile(_SCRIPT, script, "exec"), names)
+    data = dumps(names["two"])
+    script.unlink()
+    linecache.clearcache()
+    two = pickle.loads(data)
+    with pytest.raises(ValueError, match="1") as raised:
+        two()
+    told = "".join(traceback.format_exception(raised.value))
+    assert f'File "{script}", line 7, in two\n    return one() + (  # more\n' in told
+    assert f'File "{script}", line 3, in one\n    raise ValueError("1")\n' in told
+
+
+def test_a_function_arrives_also_if_its_file_cannot_be_looked_for() -> None:
+    file, names = "a" * 300, {"__name__": "__main__"}  # as a folder of others: an OSError
+    exec(compile(_SCRIPT, file, "exec"), names)
+    linecache.cache[file] = len(_SCRIPT), None, _SCRIPT.splitlines(keepends=True), file
+    two = pickle.loads(dumps(names["two"]))
+    assert two.__code__.co_filename == file
