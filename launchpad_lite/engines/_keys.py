@@ -2,7 +2,8 @@
 
 import difflib
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from launchpad_lite.engines.errors import UnknownKeyError
 
@@ -10,17 +11,35 @@ from launchpad_lite.engines.errors import UnknownKeyError
 Key = str | int | bytes | tuple["Key", ...]
 
 
-def check_key(key: object) -> None:
-    """Raises what is wrong with a key.
+def check_key(key: object, at: str = "") -> None:
+    """Raises what is wrong with a key, and where it is from.
 
     Raises:
         TypeError: It is of another type than those that are the same in every process.
     """
     if isinstance(key, tuple):
         for part in key:
-            check_key(part)
+            check_key(part, at)
     elif type(key) not in (str, int, bytes):  # others may equal these, and look different
-        raise TypeError(f"a key is text, a whole number, bytes or a tuple of these, not {key!r}")
+        raise TypeError(
+            f"{at}a key is text, a whole number, bytes or a tuple of these, not {key!r}"
+        )
+
+
+def check_first(what: str, values: Any) -> Mapping[Key, Any]:
+    """Returns what `initial` has returned, or raises what is wrong with it, a TypeError."""
+    if not isinstance(values, Mapping):
+        raise TypeError(f"{what} returned {values!r}; it is to map keys to values")
+    for key in values:
+        check_key(key, f"{what}: ")
+    return values
+
+
+def listed(what: str, keys: Any) -> list[Key]:
+    """Returns the keys that `schedule` has returned. None, and text, are a TypeError."""
+    if isinstance(keys, str | bytes) or not isinstance(keys, Iterable):
+        raise TypeError(f"{what} returned {keys!r}; it is to return keys, as ['a', 'b']")
+    return list(keys)
 
 
 def hash_of(key: Key) -> int:

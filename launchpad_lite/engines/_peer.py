@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import courier
 import launchpad_lite as lp
-from launchpad_lite.engines._keys import Key, check_key
+from launchpad_lite.engines._keys import Key, check_first, check_key, listed
 from launchpad_lite.engines._member import ElsewhereError, GoneError, Member, key_place
 from launchpad_lite.engines._population import Gate, Verdict
 from launchpad_lite.engines._ring import (
@@ -28,6 +28,7 @@ from launchpad_lite.engines._ring import (
     estimate,
 )
 from launchpad_lite.engines._updates import check_updates, pulled
+from launchpad_lite.engines._user_code import Check, run_user_code
 from launchpad_lite.engines.barriers import Barrier
 from launchpad_lite.engines.errors import ValuesLostError
 
@@ -164,9 +165,7 @@ class Peer:
                 raise ElsewhereError(f"{self._me.name} ends")
             return await self._in_thread(
                 self._applying,
-                functools.partial(
-                    pulled, self._job.pull, self._me.name, key, value, update, peer, step
-                ),
+                functools.partial(pulled, self._job, self._me.name, key, value, update, peer, step),
             )
 
         await self._member.update(key, peer, number, apply)
@@ -219,7 +218,7 @@ class Peer:
                     working.cancel()  # others that it waits for may be gone
                 await asyncio.wait({working})
             for task in (working, tending):
-                if task.done() and not task.cancelled():
+                if task.done() and not (task.cancelled() and self._stops.is_set()):
                     task.result()
         finally:
             lp.unregister_stop_handler(stop)
@@ -232,21 +231,20 @@ class Peer:
             self._applying.shutdown(wait=False)
 
     async def _work(self) -> None:
-        job = self._job
-        await self._user(job.start)
+        await self._user("start")
         if await self._is_to_make_ring():
             self._awaits_all = True
-            self._member.begin(await self._user(job.initial))
+            self._member.begin(await self._user("initial", check=check_first))
             self._has_entered.set()
         await self._has_entered.wait()
         self._makes_steps = True
         await self._greet_first()
-        while not await self._user(job.stop):
+        while not await self._user("stop"):
             await self._step()
             await self._pass_barrier()
         self._makes_steps = False
         self._stepped.set()
-        await self._user(job.finish)
+        await self._user("finish")
         await self._member.leave()
 
     @property
@@ -287,10 +285,10 @@ class Peer:
 
     async def _step(self) -> None:
         step = self._member.step
-        keys = dict.fromkeys(await self._user(self._job.schedule))
+        keys = dict.fromkeys(await self._user("schedule", check=listed))
         found = await asyncio.gather(*map(self.get, keys))
         values = {key: value for key, (value, _) in zip(keys, found, strict=True)}
-        updates = await self._user(self._job.push, values)
+        updates = await self._user("push", values)
         check_updates(updates, values, self._me.name, step)
         name, number = self._me.name, (self._me.life, step)
         await asyncio.gather(
@@ -486,15 +484,18 @@ class Peer:
 
     # Code of the user.
 
-    async def _user(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Calls a function of the user in the thread of the steps.
+    async def _user(self, method: str, *args: Any, check: Check | None = None) -> Any:
+        """Calls a method of the user in the thread of the steps, as `run_user_code`.
 
         Raises:
             CancelledError: The node is to end.
         """
+        call = functools.partial(
+            run_user_code, self._me.name, self._job, method, *args, check=check
+        )
         self._is_in_user_code = True
         try:
-            result = await self._in_thread(self._stepping, functools.partial(function, *args))
+            result = await self._in_thread(self._stepping, call)
         finally:
             self._is_in_user_code = False
         lp.heartbeat()

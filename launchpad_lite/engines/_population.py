@@ -8,7 +8,7 @@ thread-safe.
 import enum
 import random
 from collections.abc import Hashable, Iterable, Sequence
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from launchpad_lite.engines._steps import Steps
 from launchpad_lite.engines.barriers import Barrier
@@ -257,8 +257,10 @@ class Population(Generic[W]):
         released: list[W] = []
         for step, group in list(self._waiting.items()):
             self._all.remove(step)  # the others: the worker itself is none of them
-            may_advance = not self._all or self._barrier.may_advance(step, self._all)
-            self._all.add(step)
+            try:
+                may_advance = not self._all or self._barrier.may_advance(step, self._all)
+            finally:
+                self._all.add(step)
             if may_advance:
                 released.extend(self._waiting.pop(step, group))
         return released
@@ -298,7 +300,8 @@ class _Without(Sequence[W]):
     def __len__(self) -> int:
         return len(self._items) - 1
 
-    def __getitem__(self, index: int) -> W:  # type: ignore[override] # nobody slices it
-        if index >= len(self):
-            raise IndexError(index)
-        return self._items[-1 if index == self._place else index]
+    def __getitem__(self, index: Any) -> Any:
+        place = range(len(self))[index]
+        if isinstance(place, range):
+            return [self[each] for each in place]
+        return self._items[-1 if place == self._place else place]

@@ -24,10 +24,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import courier
 import launchpad_lite as lp
-from launchpad_lite.engines._keys import Key, unknown_key
+from launchpad_lite.engines._keys import Key, check_first, listed, unknown_key
 from launchpad_lite.engines._population import Population
 from launchpad_lite.engines._turns import Turns
 from launchpad_lite.engines._updates import pulled
+from launchpad_lite.engines._user_code import run_user_code
 from launchpad_lite.engines.errors import EngineError, ValuesLostError
 
 if TYPE_CHECKING:
@@ -234,7 +235,7 @@ class Server:
         held = self._held.get(key)
         if held is None:
             raise unknown_key(self._name, key, self._held)
-        return pulled(self._job.pull, self._name, key, held.value, update, worker, step)
+        return pulled(self._job, self._name, key, held.value, update, worker, step)
 
     def _store(
         self,
@@ -250,7 +251,7 @@ class Server:
             self._applied.update(applied)
 
     def _hold(self, key: Key, value: Any, version: int) -> _Held:
-        return _Held(value, self._job.visible(key, value), version)
+        return _Held(value, run_user_code(self._name, self._job, "visible", key, value), version)
 
     def _check(self) -> None:
         # With checkpoints, there are no keys before they are in one.
@@ -393,7 +394,7 @@ class Coordinator(Server):
         if self._has_begun:
             return
         self._check()
-        self._job.set_first(self._job.initial())
+        self._job.set_first(run_user_code(self._name, self._job, "initial", check=check_first))
         self._has_begun = True
         try:
             lp.save_checkpoint()
@@ -476,8 +477,17 @@ class Coordinator(Server):
     def _remove(self, member: Member) -> None:
         del self._members[member]
         # Decided elsewhere: code of the user may block, and this is the event loop.
-        self._released += self._population.remove(member)
+        self._released += self._at_barrier("remove", member)
         self._changed.notify()
+
+    def _at_barrier(self, change: str, *args: Any) -> list[Member]:
+        """Returns who may go on after a change. What a barrier of the user raises, all who wait get."""
+        try:
+            return list(run_user_code(f"{self._name}: barrier", self._population, change, *args))
+        except Exception as error:  # noqa: BLE001 - as above
+            for member in self._members:
+                self._answer(member, error)
+            return []
 
     @courier.idempotent
     def advance(
@@ -573,13 +583,13 @@ class Coordinator(Server):
         released: list[Member] = []
         for member in early:
             if member in self._members:
-                released += self._population.finish(member, time.monotonic())
+                released += self._at_barrier("finish", member, time.monotonic())
         return released
 
     def _let_go(self, members: Sequence[Member]) -> None:
         try:
             self._check()
-            self._has_ended = self._has_ended or bool(self._job.stop())
+            self._has_ended = self._has_ended or bool(run_user_code(self._name, self._job, "stop"))
             keys = self._schedule(members) if not self._has_ended else {}
         except Exception as error:  # noqa: BLE001 - the workers get it
             for member in members:
@@ -594,20 +604,15 @@ class Coordinator(Server):
     def _schedule(self, members: Sequence[Member]) -> dict[Member, list[Key]]:
         with self._changed:
             names = {member.name: member for member in members if member in self._members}
-        plan = self._job.schedule(list(names))
-        if not isinstance(plan, Mapping):
-            raise TypeError(
-                f"{self._name}: schedule returned {plan!r}; it is to map workers to keys"
-            )
+        plan = run_user_code(self._name, self._job, "schedule", list(names), check=_check_plan)
         if unknown := sorted(set(plan) - set(names), key=repr):
             raise ValueError(
-                f"{self._name}: schedule has keys for {unknown[0]!r}, but was asked for "
-                f"{', '.join(names)}"
+                f"{self._name}: schedule has keys for {unknown[0]!r}, but was asked for {', '.join(names)}"
             )
         for key in {key for keys in plan.values() for key in keys}:
             if key not in self._keys:
                 raise unknown_key(f"{self._name}: schedule", key, self._keys)
-        return {member: list(plan.get(name, ())) for name, member in names.items()}
+        return {member: plan.get(name, []) for name, member in names.items()}
 
     def _answer(self, member: Member, answer: list[Key] | Exception | None) -> None:
         with self._changed:
@@ -635,7 +640,8 @@ class Coordinator(Server):
             with self._changed:
                 now = time.monotonic()
                 if self._opens_at <= now:
-                    self._released += self._finish_early() + self._population.draw_due(now)
+                    self._released += self._finish_early()
+                    self._released += self._at_barrier("draw_due", now)
                 due = self._due()
                 if self._stops:
                     return
@@ -696,6 +702,12 @@ class Coordinator(Server):
         self._has_begun = state["has_begun"]
         # Even if the clock was set back.
         self._member_life = max(self._member_life, state["member_life"] + 1)
+
+
+def _check_plan(what: str, plan: Any) -> dict[str, list[Key]]:
+    if not isinstance(plan, Mapping):
+        raise TypeError(f"{what} returned {plan!r}; it is to map workers to keys")
+    return {name: listed(f"{what} of {name}", keys) for name, keys in plan.items()}
 
 
 def _free_name(node: str, taken: Container[str]) -> str:

@@ -1,10 +1,11 @@
 """Updates that workers compute: what `push` returns, and what becomes of a value by `pull`."""
 
 import contextvars
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from launchpad_lite.engines._keys import Key
+from launchpad_lite.engines._user_code import run_user_code
 from launchpad_lite.engines.errors import UpdateError
 
 _pulls: contextvars.ContextVar[bool] = contextvars.ContextVar("pulls", default=False)
@@ -26,12 +27,12 @@ def added(value: Any, update: Any) -> Any:
     """Returns the sum of a value and an update of the same shape.
 
     Raises:
-        ValueError: The shapes differ; arrays would be repeated to fit.
+        ValueError: The shapes differ; numpy would repeat the smaller one.
     """
-    result = value + update
-    if getattr(result, "shape", None) != getattr(value, "shape", None):
-        raise ValueError(f"a sum of shapes {value.shape} and {update.shape}; write a pull")
-    return result
+    shape, other = getattr(value, "shape", ()), getattr(update, "shape", ())
+    if shape != other:
+        raise ValueError(f"the value has the shape {shape}, the update {other}; write a pull")
+    return value + update
 
 
 def check_updates(updates: object, values: Mapping[Key, Any], worker: str, step: int) -> None:
@@ -57,7 +58,7 @@ def check_updates(updates: object, values: Mapping[Key, Any], worker: str, step:
 
 
 def pulled(
-    pull: Callable[[Key, Any, Any], Any],
+    job: object,
     node: str,
     key: Key,
     value: Any,
@@ -68,7 +69,7 @@ def pulled(
     """Returns the new value.
 
     Args:
-        pull: The user's function: of the key, the value and the update.
+        job: Has the user's `pull`.
         node: Where it is called.
         key: Of the value.
         value: The value.
@@ -81,7 +82,7 @@ def pulled(
     """
     token = _pulls.set(True)
     try:
-        return pull(key, value, update)
+        return run_user_code(node, job, "pull", key, value, update)
     except Exception as error:
         raise UpdateError(
             f"{node}: the update of {key!r} that {worker} made in step {step} cannot be "

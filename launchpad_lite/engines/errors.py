@@ -2,6 +2,7 @@
 
 EngineError
 ├── EmptyError          `reduce` of a dataset without items                      (ValueError)
+├── OrderError          keys of a sort cannot be compared                        (TypeError)
 ├── SpillError          data could not be written to disk                        (OSError)
 ├── TaskError           a partition could not be computed                        (RuntimeError)
 ├── UnknownKeyError     there is no value of this key                            (KeyError)
@@ -14,6 +15,7 @@ from launchpad_lite.errors import LaunchpadError
 __all__ = [
     "EmptyError",
     "EngineError",
+    "OrderError",
     "SpillError",
     "TaskError",
     "UnknownKeyError",
@@ -36,6 +38,10 @@ class SpillError(EngineError, OSError):
 
 class TaskError(EngineError, RuntimeError):
     """A partition could not be computed; the message names worker, stage and partition."""
+
+
+class OrderError(TaskError, TypeError):
+    """Keys of a sort cannot be compared with each other; the message names the partition."""
 
 
 class UnknownKeyError(EngineError, KeyError):

@@ -217,9 +217,10 @@ class _Worker:
                     finished += 1
                     yield finished
                 return
-            except (UnknownMemberError, courier.ServerLostError):
-                if self._pushes:
-                    raise  # by code of the user
+            except (UnknownMemberError, courier.ServerLostError) as error:
+                is_lost = courier.remote_traceback(error) is None
+                if self._pushes or not (is_lost or isinstance(error, UnknownMemberError)):
+                    raise  # by code of the user, here or on a server
                 if self._unsent and finished:
                     # Whether they were applied is not known: the step is made again, with others.
                     finished -= 1

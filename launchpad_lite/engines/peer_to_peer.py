@@ -14,7 +14,7 @@ import courier
 import launchpad_lite as lp
 from launchpad_lite.engines._keys import Key
 from launchpad_lite.engines._peer import PATIENCE_S, PING_S, Peer
-from launchpad_lite.engines._updates import added
+from launchpad_lite.engines._updates import added, check_outside_pull
 from launchpad_lite.engines.barriers import BSP, Barrier, check_barrier
 from launchpad_lite.engines.parameter_server import Versioned
 
@@ -40,6 +40,7 @@ class _Values:
 
     def set(self, key: Key, value: Any) -> None:
         """Sets a value, and makes the key known."""
+        check_outside_pull("set")
         self._asked("set", key, value)
 
     def estimate(self) -> float:

@@ -420,7 +420,10 @@ class _Run(abc.ABC):
         if worker.is_there:
             self._learning.update(worker.values, worker.number, worker.step, self._delay(self.rng))
             worker.step += 1
-            worker.finished_s.append(self.events.now)
+            finished_s = worker.finished_s
+            finished_s.append(self.events.now)
+            if len(finished_s) > 999 and finished_s[-1000] == self.events.now:
+                raise ValueError("simulate: 1,000 steps of a worker took no time at all")
             worker.waits_since = self.events.now
             self.asks(worker)
 

@@ -235,8 +235,8 @@ class Worker:
                 )
         except StoppedEarlyError:
             return State.STOPPED, b"", ""
-        except (Exception, SystemExit) as error:
-            if isinstance(error, SystemExit) and self._stop.is_set():
+        except BaseException as error:
+            if not isinstance(error, Exception) and self._stop.is_set():
                 raise  # not by the task: its node is ended by force
             report = courier.ExceptionReport.text_of(error, skip_frames=1)
             report = report.with_object(error, self._max_result_bytes)

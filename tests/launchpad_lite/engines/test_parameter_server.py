@@ -1,10 +1,14 @@
 """The parameter server: values on servers, workers that compute updates, a barrier between steps."""
 
+import asyncio
 import collections
+import concurrent.futures
 import glob
 import json
 import os
 import pickle
+import signal
+import sys
 import threading
 import time
 import uuid
@@ -20,6 +24,8 @@ import launchpad_lite as lp
 from launchpad_lite import engines
 from launchpad_lite.engines._keys import hash_of
 from launchpad_lite.engines._servers import Coordinator, Member, Server, UnknownMemberError
+from launchpad_lite.engines._updates import added
+from launchpad_lite.engines._user_code import run_user_code
 from launchpad_lite.testing import Fault, Monkey, poll_until
 
 
@@ -34,7 +40,7 @@ class Sum(engines.ParameterServer):
         return {"a": 0, ("b", 2): np.zeros(3), 7: 0.5}
 
     def push(self, worker: str, values: Mapping[Any, Any]) -> Mapping[Any, Any]:
-        return dict.fromkeys(values, 1)
+        return {key: np.ones_like(value) for key, value in values.items()}
 
     def stop(self) -> bool:
         return self.get("a").version >= self._steps
@@ -219,7 +225,18 @@ class Broken(Sum):
         super().__init__()
         self._way = way
 
-    def schedule(self, workers: Sequence[str]) -> Mapping[str, Sequence[Any]]:
+    def initial(self) -> Any:
+        return {"no first": None, "float": {1.5: 0}}.get(self._way, super().initial())
+
+    def stop(self) -> bool:
+        if self._way == "lost":
+            raise courier.ServerLostError("the evaluator")
+        return super().stop()
+
+    def schedule(self, workers: Sequence[str]) -> Any:
+        if self._way in ("no plan", "letters", "no keys"):
+            keys = {"letters": "a", "no keys": None}.get(self._way)
+            return None if self._way == "no plan" else dict.fromkeys(workers, keys)
         if self._way == "schedule":
             return {worker: ["A"] for worker in workers}
         if self._way == "stranger":
@@ -251,8 +268,14 @@ class Broken(Sum):
         ("None", r"ps_worker\[\d\], step 0: push returned None"),
         ("unscheduled", r"update for the key 'other', which was not scheduled; scheduled were 'a'"),
         ("text", r"update of 'a' that ps_worker\[\d\] made in step 0 cannot be applied: TypeError"),
-        ("shape", r"a sum of shapes \(3,\) and \(2, 3\); write a pull"),
+        ("shape", r"of \('b', 2\) .*: the value has the shape \(3,\), the update \(2, 3\); write"),
         ("pull", r"pull may not call self\.set"),
+        ("no first", r"ps_server\[0\]: initial returned None; it is to map keys to values"),
+        ("float", r"ps_server\[0\]: initial: a key is text, .*, not 1\.5"),
+        ("no plan", r"ps_server\[0\]: schedule returned None; it is to map workers to keys"),
+        ("letters", r"schedule of ps_worker\[\d\] returned 'a'; it is to return keys"),
+        ("no keys", r"schedule of ps_worker\[\d\] returned None; it is to return keys"),
+        ("lost", r"ServerLostError: the evaluator"),
         ("push", r"ServerLostError: another server"),
     ],
 )
@@ -261,6 +284,118 @@ def test_what_goes_wrong_in_a_step_names_node_step_and_key(way: str, message: st
     Broken(way).add_to(program, workers=2, progress_s=None)
     with pytest.raises(lp.NodeFailedError, match=message):
         lp.launch(program, "local_mt").wait()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        StopIteration("s"),
+        StopAsyncIteration("s"),
+        SystemExit("s"),
+        KeyboardInterrupt("s"),
+        GeneratorExit("s"),
+        asyncio.CancelledError("s"),
+        concurrent.futures.CancelledError("s"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_what_would_end_an_iterator_a_task_or_a_thread_becomes_an_error(
+    error: BaseException,
+) -> None:
+    class Job:
+        def push(self, it: object) -> None:
+            raise error
+
+    with pytest.raises(
+        RuntimeError, match=rf"^node: push raised {type(error).__name__}: s$"
+    ) as got:
+        run_user_code("node", Job(), "push", None)
+    assert got.value.__cause__ is error
+    with pytest.raises(KeyError, match="'k'"):
+        run_user_code("node", {}, "__getitem__", "k")
+
+
+def _exit(*_: Any) -> None:
+    sys.exit()
+
+
+class Exiting(Sum):
+    """One of its methods ends the process that calls it, or so it thinks."""
+
+    def __init__(self, method: str) -> None:
+        super().__init__(barrier=_Exiting() if method == "may_advance" else engines.BSP())
+        setattr(self, method, _exit)
+
+
+class _Exiting(engines.Barrier):
+    def may_advance(self, step: int, observed_steps: Sequence[int]) -> bool:
+        _exit()
+
+
+@pytest.mark.parametrize(
+    "method", ["initial", "schedule", "stop", "visible", "pull", "may_advance"]
+)
+def test_a_method_that_exits_on_a_server_is_a_failure(method: str) -> None:
+    program = lp.Program("ps")
+    Exiting(method).add_to(program, workers=2, progress_s=None)
+    name = r"barrier: \w+" if method == "may_advance" else method
+    with pytest.raises(lp.NodeFailedError, match=rf"{name} raised SystemExit"):
+        lp.launch(program, "local_mt").wait()
+
+
+class _Picky(engines.Barrier):
+    """Fails when there is one other worker left; or when a sample is drawn a second time."""
+
+    def __init__(self, *, samples: bool) -> None:
+        if samples:
+            self.sample_size, self.resample = 1, 0.01
+        self._draws = 0
+
+    def may_advance(self, step: int, observed_steps: Sequence[int]) -> bool:
+        if self.sample_size is None and len(observed_steps) == 1:
+            raise StopIteration
+        return False
+
+    def sample(self, others: Sequence[Any], rng: Any) -> list[Any]:
+        self._draws += 1
+        if self._draws > 1:
+            raise StopIteration
+        return list(others[:1])
+
+
+@pytest.mark.parametrize("samples", [False, True])
+def test_who_waits_gets_what_the_barrier_raises_when_nobody_calls(samples: bool) -> None:
+    def wait() -> None:
+        coordinator = Coordinator(Sum(barrier=_Picky(samples=samples)), [None], None)
+        with courier.Server(coordinator, in_process="wire") as server:
+            client = courier.Client(server.address)
+            client.begin()
+            streams = [iter(client.stay(f"worker[{n}]", 0, None, None)) for n in range(3)]
+            members = [next(stream)[0] for stream in streams]
+            call = client.futures.advance(members[0], 1, {}, {}, "")
+            if not samples:
+                poll_until(lambda: client.progress().waiting == 1)
+                streams[2].close()
+            with pytest.raises(RuntimeError, match=r"barrier: \w+ raised StopIteration"):
+                call.result(30)
+            with pytest.raises(RuntimeError, match=r"barrier: \w+ raised StopIteration"):
+                client.advance(members[1], 1, {}, {}, "")
+            for stream in streams:
+                stream.close()
+
+    in_a_node(wait)
+
+
+@pytest.mark.parametrize(
+    ("value", "update"), [(np.zeros((3, 3)), np.ones(3)), (np.zeros(3), 1), (0.5, np.ones(1))]
+)
+def test_an_update_is_added_to_a_value_of_its_shape_only(value: Any, update: Any) -> None:
+    with pytest.raises(
+        ValueError, match=r"the value has the shape \(.*\), the update \(.*\); write"
+    ):
+        added(value, update)
+    assert added(value, value) is not value
+    assert (added(1, np.float64(2)), added((1,), (2,)), added("a", "b")) == (3, (1, 2), "ab")
 
 
 @pytest.mark.parametrize(
@@ -510,6 +645,27 @@ def test_nodes_are_killed_at_random_and_no_update_is_applied_twice(
         if victims == ["ps_worker"]:
             # Of each worker that was killed one step, at most, did not get through.
             assert len(sent) - len(updates) <= len(monkey.injected)
+
+
+@pytest.mark.slow
+def test_a_stopped_worker_holds_the_others_up_no_longer_than_liveness_allows() -> None:
+    program = lp.Program("ps")
+    ps = Slow(10**9).add_to(program, workers=3, progress_s=None)
+    running = lp.launch(
+        program,
+        "test_mp",
+        restart={"ps_worker": "on_failure"},
+        liveness={"ps_worker": lp.Liveness(health_s=2)},
+    )
+    client = ps.dereference()
+    poll_until(lambda: client.progress().slowest > 3)
+    [pid] = [node.pid for node in running.status() if node.name == "ps_worker[1]"]
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    poll_until(lambda: client.progress().waiting == 2)
+    before = client.progress().fastest
+    poll_until(lambda: client.progress().slowest > before + 3 and client.worker_num() == 3)
+    running.stop()
 
 
 class Crashing(Sum):

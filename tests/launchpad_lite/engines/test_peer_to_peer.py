@@ -358,11 +358,22 @@ class Broken(Counting):
         super().__init__(3, engines.BSP())
         self._way = way
 
-    def schedule(self) -> Iterable[Any]:
-        return ["none"] if self._way == "key" else super().schedule()
+    def initial(self) -> Any:
+        return {"no first": None, "float": {1.5: 0}}.get(self._way, super().initial())
+
+    def schedule(self) -> Any:
+        ways = {"key": ["none"], "no keys": None, "letters": "ab"}
+        return ways[self._way] if self._way in ways else super().schedule()
+
+    def pull(self, key: Any, value: Any, update: Any) -> Any:
+        if self._way == "set":
+            self.set("other", 1)
+        return super().pull(key, value, update)
 
     def push(self, values: Mapping[Any, Any]) -> Any:
-        return {"None": None, "other": {"x": 1}}.get(self._way, dict.fromkeys(values, "text"))
+        return {"None": None, "other": {"x": 1}}.get(
+            self._way, dict.fromkeys(values, 1 if self._way == "set" else "text")
+        )
 
 
 @pytest.mark.parametrize(
@@ -375,12 +386,39 @@ class Broken(Counting):
             "text",
             r"peer\[\d\]: the update of \d that peer\[\d\] made in step 0 cannot be applied",
         ),
+        ("set", r"pull may not call self\.set"),
+        ("no first", r"peer\[0\]: initial returned None; it is to map keys to values"),
+        ("float", r"peer\[0\]: initial: a key is text, .*, not 1\.5"),
+        ("no keys", r"peer\[\d\]: schedule returned None; it is to return keys"),
+        ("letters", r"peer\[\d\]: schedule returned 'ab'; it is to return keys"),
     ],
 )
 def test_what_goes_wrong_in_a_step_names_peer_step_and_key(way: str, message: str) -> None:
     program = lp.Program("peers")
     Broken(way).add_to(program, peers=2)
     with pytest.raises(lp.NodeFailedError, match=message):
+        lp.launch(program, "local_mt").wait()
+
+
+def _next_of_none(*_: Any) -> Any:
+    return next(iter(()))
+
+
+class Exhausted(Ending):
+    """One of its methods takes the next of an iterator that is at its end."""
+
+    def __init__(self, method: str) -> None:
+        super().__init__(2, engines.BSP())
+        setattr(self, method, _next_of_none)
+
+
+@pytest.mark.parametrize(
+    "method", ["start", "initial", "schedule", "push", "pull", "stop", "finish"]
+)
+def test_a_method_that_raises_stop_iteration_is_a_failure(method: str) -> None:
+    program = lp.Program("peers")
+    Exhausted(method).add_to(program, peers=2)
+    with pytest.raises(lp.NodeFailedError, match=rf"{method} raised StopIteration"):
         lp.launch(program, "local_mt").wait()
 
 

@@ -155,8 +155,10 @@ def test_a_model_learns_under_the_order_of_updates(delay: float) -> None:
         ({"step_time": -1.0}, "step_time is a number of seconds from 0 up, not -1.0"),
         ({"delay": math.nan}, "delay is a number of seconds from 0 up, not nan"),
         ({"step_time": lambda _: -1.0}, "a duration of -1.0 s was drawn"),
+        ({"step_time": 0.0}, "1,000 steps of a worker took no time"),
+        ({"step_time": lambda _: 0.0, "distributed": True}, "1,000 steps of a worker took no time"),
     ],
 )
 def test_numbers_that_make_no_sense_are_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        engines.simulate(engines.BSP(), **options)  # type: ignore[arg-type]
+        engines.simulate(engines.BSP(), **{"workers": 2, **options})  # type: ignore[arg-type]

@@ -1,5 +1,6 @@
 """Searches as an executor."""
 
+import asyncio
 import concurrent.futures
 import os
 import signal
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import courier
 import launchpad_lite as lp
 from launchpad_lite import search
 from tests.courier.waiting import wait_until
@@ -35,6 +37,17 @@ def test_an_exception_arrives_as_itself(executor):
     with pytest.raises(KeyError, match="gone") as raised:
         executor.submit(fail, "gone").result()
     assert "executor_worker[" in str(raised.value.__cause__)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, GeneratorExit, asyncio.CancelledError])
+def test_a_function_that_raises_what_ends_a_thread_fails_and_its_worker_lives(executor, error):
+    def end():
+        raise error("over")
+
+    with pytest.raises(courier.RemoteError, match=rf"{error.__name__}: over") as raised:
+        executor.submit(end).result(30)
+    # Its file, though the function travelled by value.
+    assert f'File "{__file__}"' in str(raised.value.__cause__)
 
 
 def test_a_future_can_be_cancelled_and_others_go_on(executor):
