@@ -12,6 +12,7 @@ from launchpad_lite.engines.bounds import mean_bound, variance_bound
 from launchpad_lite.engines.errors import (
     EmptyError,
     EngineError,
+    OrderError,
     SpillError,
     TaskError,
     UnknownKeyError,
@@ -50,6 +51,7 @@ __all__ = [
     "Evaluation",
     "MapReduce",
     "MapReduceHandle",
+    "OrderError",
     "ParameterServer",
     "ParameterServerClient",
     "ParameterServerHandle",

@@ -1,18 +1,24 @@
 """How a worker of map-reduce computes partitions, whoever runs the worker, within limited memory."""
 
+import collections
 import contextlib
+import ctypes
 import functools
+import gc
 import heapq
 import itertools
 import math
 import operator
 import pickle
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import sys
+import types
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import courier
 from launchpad_lite.engines._broadcasts import load
+from launchpad_lite.engines._hashing import PLAIN, canonical, first_of, stable_hash
 from launchpad_lite.engines._operations import (
     Cached,
     Items,
@@ -23,13 +29,19 @@ from launchpad_lite.engines._operations import (
     apply_all,
     chain_of,
     link,
-    stable_hash,
+    sort,
 )
 from launchpad_lite.engines._store import Store
-from launchpad_lite.engines.errors import EngineError, SpillError, TaskError
 
-#: Objects take more memory than their pickle, about so many times.
-_OVERHEAD = 4
+#: Objects whose memory is measured, of many: of the items, and of what is in each.
+_MEASURED = 32
+_MEASURED_PARTS = 8
+#: What items share with the program.
+_SHARED = type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType
+#: Bytes at the end of a chunk: how many its items take. What reads pickles ignores them.
+_WEIGHT_BYTES = 8
+#: M_ARENA_MAX of malloc.h.
+_ARENA_MAX = -8
 #: How often a partition that does not fit into memory is read, at most: then it takes more memory.
 _MOST_PASSES = 100
 #: Items in a chunk that is written, and bytes, at most.
@@ -38,19 +50,10 @@ _CHUNK_BYTES = 1 << 20
 #: How many chunks are to fit into memory, if nothing else is said.
 _STREAMS = 16
 #: After how many items the memory that they take is looked at for the first time.
-_FIRST_LOOK = 16
+_FIRST_LOOK = 4
 
 #: What is done with the items of a partition, given its number.
 Action = Callable[[int, Iterator[Any]], Any]
-
-
-class MissingError(EngineError):
-    """What a task needs is not (any more) with the worker that had it."""
-
-    def __init__(self, worker: int, life: str) -> None:
-        super().__init__(worker, life)
-        self.worker = worker
-        self.life = life
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,7 @@ def where(step: Step, operations: Operations) -> str:
 
 
 def limit(memory_bytes: int | None, workers: int | None = None) -> int:
-    """Returns half of the memory that a worker may take for data; it keeps in the other what it has.
+    """Returns two fifths of the memory for data: for what is computed, or what is kept; a fifth is in transit.
 
     Args:
         memory_bytes: What the user says; None: its part of half of the machine's memory.
@@ -109,7 +112,7 @@ def limit(memory_bytes: int | None, workers: int | None = None) -> int:
         import psutil
 
         memory_bytes = psutil.virtual_memory().total // (2 * (workers or psutil.cpu_count() or 1))
-    return max(1, memory_bytes // 2)
+    return max(1, 2 * memory_bytes // 5)
 
 
 def load_job(payload: bytes, received: Mapping[str, Any]) -> tuple[Operations, Action]:
@@ -117,28 +120,6 @@ def load_job(payload: bytes, received: Mapping[str, Any]) -> tuple[Operations, A
     operations, action = load(payload, received)
     link(operations)
     return operations, action
-
-
-@contextlib.contextmanager
-def named(place: str) -> Iterator[None]:
-    """Gives errors of the user's code the name of what was computed.
-
-    Args:
-        place: The worker, and `where`.
-
-    Raises:
-        TaskError: The code has raised.
-        SpillError: The disk takes no more.
-        MissingError: As it came.
-    """
-    try:
-        yield
-    except SpillError as error:
-        raise SpillError(f"{place}: {error}") from error
-    except MissingError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise TaskError(f"{place}: {type(error).__name__}: {error}") from error
 
 
 def items_of(
@@ -156,7 +137,7 @@ def items_of(
     narrow: list[Narrow] = []
     for each, index in chain_of(operation, partition):
         if isinstance(each, Narrow):
-            narrow.append(each)
+            narrow.append(each.at(index))
         elif isinstance(each, Items | Shuffled | Cached):
             return apply_all(reversed(narrow), begin(each, index))
         elif isinstance(each, Lines):
@@ -165,18 +146,67 @@ def items_of(
 
 
 def chunks_of(items: Iterator[Any], chunk_bytes: int) -> Iterator[bytes]:
-    """Yields pickles of some items each, of about so many bytes at most unless one item has more."""
+    """Yields chunks whose items take about so many bytes at most, unless one item takes more."""
     count = 1
-    while chunk := list(itertools.islice(items, count)):
-        data = courier.dumps(chunk)
+    while some := list(itertools.islice(items, count)):
+        data = chunk_of(some)
         yield data
-        fitting = len(chunk) * chunk_bytes // len(data)
+        fitting = len(some) * chunk_bytes // weight_of(data)
         count = max(1, min(_CHUNK, 4 * count, fitting))
+
+
+def chunk_of(items: Sequence[Any]) -> bytes:
+    """Returns a pickle of items that knows its weight."""
+    data = courier.dumps(items)
+    # The pickle and what it becomes are in memory at the same time.
+    return data + (len(data) + memory_of(items)).to_bytes(_WEIGHT_BYTES, "little")
+
+
+def weight_of(chunk: bytes) -> int:
+    """Returns how many bytes of memory it takes to load a chunk."""
+    return int.from_bytes(chunk[-_WEIGHT_BYTES:], "little")
+
+
+def memory_of(items: Collection[Any]) -> int:
+    """Returns how many bytes items take, measured object by object on some of them."""
+    sample = list(itertools.islice(items, 0, None, math.ceil(len(items) / _MEASURED)))
+    sizes: dict[int, float] = {}
+    counts: collections.Counter[int] = collections.Counter()
+    for item in sample:
+        #: Objects, and for how many such of the item each of them stands.
+        waiting = [(item, 1.0)]
+        seen: set[int] = set()
+        while waiting:
+            each, share = waiting.pop()
+            kind = type(each)  # not what the object itself says: that is code of the user
+            if id(each) in seen or issubclass(kind, _SHARED):
+                continue
+            seen.add(id(each))
+            # Arrays may look into others.
+            buffer = each.nbytes if hasattr(kind, "nbytes") else 0
+            size = max(sys.getsizeof(each), buffer if isinstance(buffer, int) else 0)
+            sizes[id(each)] = share * size
+            parts = gc.get_referents(each)
+            # An odd step, since the keys of a dictionary alternate with its values.
+            some = parts[:: len(parts) // _MEASURED_PARTS | 1]
+            waiting += [(part, share * len(parts) / len(some)) for part in some]
+        counts.update(seen)
+    # What several items have in common is there once.
+    ratio = len(items) / len(sample)
+    total = sum(size * (ratio if counts[each] == 1 else 1) for each, size in sizes.items())
+    return int(8 * len(items) + total)
 
 
 def loaded(chunks: Iterable[bytes]) -> Iterator[Any]:
     """Yields the items of pickles."""
-    return itertools.chain.from_iterable(map(pickle.loads, chunks))
+    return itertools.chain.from_iterable(map(_loaded, chunks))
+
+
+def _loaded(chunk: bytes) -> Any:
+    try:
+        return pickle.loads(chunk)
+    except StopIteration as error:  # which `map` would take for the end of the chunks
+        raise RuntimeError("an item raised StopIteration when it was unpickled") from error
 
 
 class Computing:
@@ -191,45 +221,41 @@ class Computing:
         """
         self._memory_bytes = memory_bytes
         self._spill_folder = spill_folder
+        _tidy_heap()
 
     def chunks(self, items: Iterator[Any], streams: int = _STREAMS) -> Iterator[bytes]:
-        """Yields pickles of some items each.
+        """Yields chunks of items.
 
         Args:
             items: The items.
             streams: From how many such iterators a chunk is to fit into memory at a time.
         """
-        chunk_bytes = self._memory_bytes // (_OVERHEAD * streams)
-        return chunks_of(items, min(_CHUNK_BYTES, chunk_bytes))
+        return chunks_of(items, min(_CHUNK_BYTES, self._memory_bytes // streams))
 
     def scatter(
         self, shuffle: Shuffled, source: int, items: Iterator[Any]
     ) -> Iterator[tuple[int, bytes]]:
-        """Yields pickled items, each time with the partition of a wide operation that gets them.
+        """Yields chunks of items, each with the partition of a wide operation that gets them.
 
         Args:
             shuffle: The wide operation.
             source: Which of its inputs this is.
             items: What the input has.
         """
-        if shuffle.kind == "sort":
-            for unsorted in self._portions(items):
-                for partition, some in shuffle.cut(unsorted):
-                    yield partition, courier.dumps(some)
-            return
         place = shuffle.place(source)
         if shuffle.kind == "reduce":
             assert shuffle.function is not None
             portions: Iterator[Iterable[Any]] = self._combined(items, shuffle.function)
         else:
             portions = self._portions(items)
+        chunk_bytes = max(1, self._memory_bytes // _STREAMS)
         for portion in portions:
-            buckets: list[list[Any]] = [[] for _ in range(shuffle.partitions)]
-            for item in portion:
-                buckets[place(item)].append(item)
-            for partition, bucket in enumerate(buckets):
-                if bucket:
-                    yield partition, courier.dumps(bucket)
+            for partition, some in _divided(shuffle, place, portion):
+                count = math.ceil(len(some) / max(1, memory_of(some) // chunk_bytes))
+                for start in range(0, len(some), count):
+                    yield partition, chunk_of(some[start : start + count])
+            portion = some = []
+            _tidy_heap()  # before there is the next one
 
     def gather(
         self,
@@ -241,11 +267,11 @@ class Computing:
 
         Args:
             shuffle: The wide operation.
-            total: The bytes of all chunks of this partition.
+            total: The weight of all chunks of this partition, in bytes.
             fetch: Returns the chunks of some inputs, in order; the second argument says whether they
                 may be in memory at the same time.
         """
-        passes = max(1, math.ceil(total * _OVERHEAD / self._memory_bytes))
+        passes = max(1, math.ceil(total / self._memory_bytes))
         passes = min(passes, _MOST_PASSES)
 
         def fetched(sources: Sequence[int]) -> Iterator[Any]:
@@ -285,14 +311,16 @@ class Computing:
     ) -> Iterator[Iterable[Any]]:
         """Yields keys with combined values, as many at a time as fit into memory."""
         values: dict[Any, Any] = {}
+        firsts: dict[Any, Any] = {}
         look = _FIRST_LOOK
         for first in items:
             # Not as a list: a tuple that is used at once costs nearly no memory.
-            _combine(values, itertools.chain((first,), itertools.islice(items, look)), function)
-            is_full, look = self._look(values.items(), len(values))
+            some = itertools.chain((first,), itertools.islice(items, look))
+            _combine(values, firsts, some, function)
+            is_full, look = self._look(values.items(), look)
             if is_full:
                 yield values.items()
-                values = {}
+                values, firsts = {}, {}
         yield values.items()
 
     def _portions(self, items: Iterator[Any]) -> Iterator[list[Any]]:
@@ -301,36 +329,50 @@ class Computing:
         look = _FIRST_LOOK
         while some := list(itertools.islice(items, look)):
             portion += some
-            is_full, look = self._look(portion, len(portion))
+            del some
+            is_full, look = self._look(portion, look)
             if is_full:
                 yield portion
                 portion = []
         yield portion
 
-    def _look(self, items: Iterable[Any], count: int) -> tuple[bool, int]:
-        """Returns whether items take as much memory as they may, and when to look again."""
-        sample = list(itertools.islice(items, 0, None, max(1, count // 50)))
-        size = _OVERHEAD * len(courier.dumps(sample)) / len(sample)
-        look = max(1, min(16 * _CHUNK, int(self._memory_bytes / 8 / size)))
-        return size * count > self._memory_bytes, look
+    def _look(self, items: Collection[Any], look: int) -> tuple[bool, int]:
+        """Returns whether items take as much memory as they may, and after how many to look again."""
+        taken = memory_of(items)
+        size = taken / len(items)
+        look = max(1, min(16 * _CHUNK, 4 * look, int(self._memory_bytes / 8 / size)))
+        return taken + size * look > self._memory_bytes, look
 
     def _sorted(self, items: Iterator[Any], *, reverse: bool, runs: int) -> Iterator[Any]:
-        key = operator.itemgetter(0)
         if runs == 1:
-            return iter(sorted(items, key=key, reverse=reverse))
+            portion = list(items)
+            nans = sort(portion, reverse=reverse)
+            return itertools.chain(portion, nans)
         store = Store(0, self._spill_folder)
+        owner = "sort", 0
+        store.open(owner)
         count = 0
         for portion in self._portions(items):
-            portion.sort(key=key, reverse=reverse)
-            for chunk in self.chunks(iter(portion), runs):
-                store.add("runs", count, chunk)
+            for run, some in ("nan", sort(portion, reverse=reverse)), (count, portion):
+                for chunk in self.chunks(iter(some), runs):
+                    store.add(owner, run, chunk)
             count += 1
+            del portion, some
+            _tidy_heap()  # before there is the next one
         merged = heapq.merge(
-            *(loaded(store.stream("runs", number)) for number in range(count)),
-            key=key,
+            *(loaded(store.stream(owner, number)) for number in range(count)),
+            key=operator.itemgetter(0),
             reverse=reverse,
         )
-        return _then(merged, functools.partial(store.drop, "runs"))
+        everything = itertools.chain(merged, loaded(store.stream(owner, "nan")))
+        return _then(everything, functools.partial(store.drop, owner))
+
+
+def _tidy_heap() -> None:
+    """Has the C library return what is free, and make no heaps for threads that each keep their own."""
+    with contextlib.suppress(AttributeError):  # another library than that of GNU
+        ctypes.CDLL(None).mallopt(_ARENA_MAX, 1)
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _then(items: Iterator[Any], end: Callable[[], None]) -> Iterator[Any]:
@@ -345,18 +387,37 @@ def _is_in_round(partitions: int, rounds: int, number: int, item: tuple[Any, Any
     return stable_hash(item[0]) // partitions % rounds == number
 
 
+def _divided(
+    shuffle: Shuffled, place: Callable[[Any], int], portion: Iterable[Any]
+) -> Iterator[tuple[int, list[Any]]]:
+    """Yields the items for each partition, with its index."""
+    if shuffle.kind == "sort":
+        assert isinstance(portion, list)
+        yield from shuffle.cut(portion)
+        return
+    buckets: list[list[Any]] = [[] for _ in range(shuffle.partitions)]
+    for item in portion:
+        buckets[place(item)].append(item)
+    yield from ((partition, bucket) for partition, bucket in enumerate(buckets) if bucket)
+
+
 def _combine(
-    values: dict[Any, Any], items: Iterable[tuple[Any, Any]], function: Callable[[Any, Any], Any]
+    values: dict[Any, Any],
+    firsts: dict[Any, Any],
+    items: Iterable[tuple[Any, Any]],
+    function: Callable[[Any, Any], Any],
 ) -> None:
     if function is operator.add:  # by far the most frequent one, without a call
         for key, value in items:
-            if key in values:
+            if key in values or (
+                type(key) not in PLAIN and (key := first_of(firsts, key)) in values
+            ):
                 values[key] = values[key] + value
             else:
                 values[key] = value
         return
     for key, value in items:
-        if key in values:
+        if key in values or (type(key) not in PLAIN and (key := first_of(firsts, key)) in values):
             values[key] = function(values[key], value)
         else:
             values[key] = value
@@ -366,21 +427,32 @@ def _reduced(
     function: Callable[[Any, Any], Any], items: Iterable[tuple[Any, Any]]
 ) -> Iterator[tuple[Any, Any]]:
     values: dict[Any, Any] = {}
-    _combine(values, items, function)
+    _combine(values, {}, items, function)
     return iter(values.items())
 
 
-def _grouped(items: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, list[Any]]]:
+def _groups(firsts: dict[Any, Any], items: Iterable[tuple[Any, Any]]) -> dict[Any, list[Any]]:
     groups: dict[Any, list[Any]] = {}
     for key, value in items:
-        groups.setdefault(key, []).append(value)
-    return iter(groups.items())
+        if key in groups or (type(key) not in PLAIN and (key := first_of(firsts, key)) in groups):
+            groups[key].append(value)
+        else:
+            groups[key] = [value]
+    return groups
+
+
+def _grouped(items: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, list[Any]]]:
+    return iter(_groups({}, items).items())
 
 
 def _joined(
     left: Iterable[tuple[Any, Any]], right: Iterable[tuple[Any, Any]]
 ) -> Iterator[tuple[Any, tuple[Any, Any]]]:
-    groups: dict[Any, list[Any]] = dict(_grouped(left))
+    firsts: dict[Any, Any] = {}
+    groups = _groups(firsts, left)
     for key, value in right:
+        # Nothing is kept of keys that are only here.
+        if key not in groups and type(key) not in PLAIN:
+            key = firsts.get(canonical(key), key)
         for other in groups.get(key, ()):
             yield key, (other, value)

@@ -16,7 +16,7 @@ from launchpad_lite.engines._computing import (
     limit,
     load_job,
     loaded,
-    named,
+    weight_of,
     where,
 )
 from launchpad_lite.engines._jobs import Backend, Job, Show
@@ -29,6 +29,7 @@ from launchpad_lite.engines._operations import (
     chain_of,
     shuffles_of,
 )
+from launchpad_lite.engines._user_code import Named
 from launchpad_lite.engines.errors import EngineError, SpillError, TaskError
 
 if TYPE_CHECKING:
@@ -226,12 +227,12 @@ def _compute(
     def begin(operation: Operation, partition: int) -> Iterator[Any]:  # noqa: ARG001
         if not isinstance(operation, Shuffled):
             return loaded(begun[0])
-        total = sum(len(chunk) for chunks in begun for chunk in chunks)
+        total = sum(weight_of(chunk) for chunks in begun for chunk in chunks)
         return computes.gather(
             operation, total, lambda sources, _: (c for source in sources for c in begun[source])
         )
 
-    with named(f"{get_worker().name}: {where(step, operations)}"):
+    with Named(f"{get_worker().name}: {where(step, operations)}"):
         items = items_of(operations[step.operation], step.partition, begin)
         if step.target is None:
             # Here, where an error gets the name of the task.

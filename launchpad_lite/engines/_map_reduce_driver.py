@@ -7,14 +7,14 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import courier
-from launchpad_lite.engines._computing import Action, MissingError, Stage
+from launchpad_lite.engines._computing import Action, Stage
 from launchpad_lite.engines._jobs import Backend, Job, Show
-from launchpad_lite.engines._map_reduce_worker import NotPreparedError, Output, Task
+from launchpad_lite.engines._map_reduce_worker import PROCESS, NotPreparedError, Output, Task
 from launchpad_lite.engines._operations import (
     Cached,
     Items,
@@ -23,6 +23,7 @@ from launchpad_lite.engines._operations import (
     chain_of,
     shuffles_of,
 )
+from launchpad_lite.engines._store import MissingError
 from launchpad_lite.engines.errors import EngineError, TaskError
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ _MOST_MISSES = 50
 #: Seconds between two looks at what is shown.
 _SHOW_S = 0.2
 
+#: Seconds that workers have to end, or to say that they compute nothing, when an action is interrupted.
+_END_S = 0.5
 #: Seconds that a worker has to hear that the driver leaves.
 _LEAVE_S = 5.0
 
@@ -118,13 +121,15 @@ class _Planned:
 class Driver(Backend):
     """Runs jobs on workers, one at a time."""
 
-    def __init__(self, workers: Sequence[Any], show: Show) -> None:
+    def __init__(self, workers: Sequence[Any], show: Show, *, is_alone: bool = False) -> None:
         """Makes one.
 
         Args:
             workers: Clients of the workers, in order.
             show: Is called while a stage runs.
+            is_alone: Whether the workers are for it alone, and come back if they are ended.
         """
+        self._is_alone = is_alone
         self._places = [_Place(index, client) for index, client in enumerate(workers)]
         self._show = show
         self.workers = len(self._places)
@@ -184,7 +189,7 @@ class Driver(Backend):
     def close(self) -> None:
         """Has the workers drop all that they keep for it."""
         for place in self._places:
-            self._lose_life(place.index, place.life)
+            self._lose_life(place.life)
             place.leave()
 
     def _forget(self, jobs: Sequence[str], operations: Sequence[int]) -> None:
@@ -218,7 +223,8 @@ class Driver(Backend):
     ) -> None:
         """Computes partitions; returns early when an input was lost, with what there is."""
         waiting = collections.deque(planned)
-        calls: dict[concurrent.futures.Future[Any], tuple[_Planned, _Place]] = {}
+        # With the life that was asked: an answer is of that, also if the place has another one by now.
+        calls: dict[concurrent.futures.Future[Any], tuple[_Planned, _Place, str]] = {}
         is_incomplete = False
         shown_at = time.monotonic()
         try:
@@ -226,7 +232,7 @@ class Driver(Backend):
                 while not is_incomplete and (chosen := self._choose(waiting)):
                     each, place = chosen
                     try:
-                        calls[self._begin(job, name, each, place)] = each, place
+                        calls[self._begin(job, name, each, place)] = each, place, place.life
                     except _LOST:
                         self._lose(place)
                         is_incomplete = True
@@ -241,22 +247,26 @@ class Driver(Backend):
                     if call not in calls:
                         self._welcome(call)
                         continue
-                    each, place = calls.pop(call)
+                    each, place, life = calls.pop(call)
+                    is_over = life != place.life
                     place.running -= 1
                     place.is_reserved = False
                     try:
                         results[each.source] = call.result()
-                        self._note_cached(each, place)
+                        if not is_over:
+                            self._note_cached(each, place)
                     except _LOST:
-                        self._lose(place)
+                        if not is_over:
+                            self._lose(place)
                         self._note_loss(each, place, stage)
                         is_incomplete = True
                     except MissingError as error:
-                        self._lose_life(error.worker, error.life)
+                        self._lose_life(error.life)
                         self._note_loss(each, place, stage, most=_MOST_MISSES)
                         is_incomplete = True
                     except NotPreparedError:
-                        place.leave()
+                        if not is_over:
+                            place.leave()
                         waiting.append(each)
                     except courier.SerializationError as error:
                         raise TaskError(
@@ -266,12 +276,28 @@ class Driver(Backend):
                     shown_at = time.monotonic()
                     self._show(stage, len(results), total)
             self._show(stage, len(results), total)
+        except EngineError:
+            raise
+        except BaseException:  # a Ctrl-C, or what a signal handler has raised
+            for call in calls:
+                call.cancel()  # first, or a worker may begin with the next one meanwhile
+            self._abandon(name, {place for _, place, _ in calls.values()})
+            raise
         finally:
-            for call, (_, place) in calls.items():
+            for call, (_, place, _) in calls.items():
                 call.cancel()
                 call.add_done_callback(_ignore)
                 place.running -= 1
                 place.is_reserved = False
+
+    def _abandon(self, job: str, places: Iterable[_Place]) -> None:
+        """Ends the workers that compute for a job, which others would wait for."""
+        ends = {place: place.client.futures.end(job, PROCESS) for place in places if self._is_alone}
+        concurrent.futures.wait(ends.values(), _END_S)
+        for place, end in ends.items():
+            end.add_done_callback(_ignore)
+            if not end.done() or end.exception() is not None:
+                self._lose(place)
 
     def _choose(self, waiting: "collections.deque[_Planned]") -> tuple[_Planned, _Place] | None:
         """Takes a task out of those that wait, with its worker; None while all have enough to do."""
@@ -322,7 +348,7 @@ class Driver(Backend):
 
     def _prepare(self, job: Job, name: str, place: _Place) -> None:
         if not place.is_entered:  # or it was started again while nobody called it
-            self._lose_life(place.index, place.life)
+            self._lose_life(place.life)
             place.stay()
         for sent, broadcast in job.broadcasts.items():
             if sent not in place.received:
@@ -363,18 +389,13 @@ class Driver(Backend):
 
     def _lose(self, place: _Place) -> None:
         place.is_lost()
-        for outputs in self._outputs.values():
-            for source in [s for s, output in outputs.items() if output.worker == place.index]:
-                del outputs[source]
-        for key in [key for key, other in self._cached.items() if other is place]:
-            del self._cached[key]
+        self._lose_life(place.life)
 
-    def _lose_life(self, worker: int, life: str) -> None:
+    def _lose_life(self, life: str) -> None:
         for outputs in self._outputs.values():
-            for source, output in list(outputs.items()):
-                if output.worker == worker and output.life == life:
-                    del outputs[source]
-        for key in [key for key, place in self._cached.items() if place.index == worker]:
+            for source in [s for s, output in outputs.items() if output.life == life]:
+                del outputs[source]
+        for key in [key for key, place in self._cached.items() if place.life == life]:
             del self._cached[key]
 
     def _welcome(self, call: "concurrent.futures.Future[None]") -> None:

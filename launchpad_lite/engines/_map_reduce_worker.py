@@ -2,7 +2,10 @@
 
 import asyncio
 import functools
+import logging
+import os
 import pickle
+import signal
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -14,19 +17,24 @@ import launchpad_lite as lp
 from launchpad_lite.engines._computing import (
     Action,
     Computing,
-    MissingError,
     Operations,
     Step,
     items_of,
     limit,
     load_job,
     loaded,
-    named,
+    weight_of,
     where,
 )
 from launchpad_lite.engines._operations import Cached, Items, Operation, Shuffled
-from launchpad_lite.engines._store import Store
+from launchpad_lite.engines._store import MissingError, Store
+from launchpad_lite.engines._user_code import Named
 from launchpad_lite.engines.errors import EngineError
+
+#: The name of this process: threads of the driver's cannot be ended.
+PROCESS = uuid.uuid4().hex
+
+_LOGGER = logging.getLogger(__name__)
 
 
 class NotPreparedError(EngineError):
@@ -40,12 +48,12 @@ class Output:
     Attributes:
         worker: Index of the worker.
         life: Which stay of the driver there.
-        sizes: Bytes for each partition of the next stage.
+        weights: Bytes of memory that it takes to load what each partition of the next stage gets.
     """
 
     worker: int
     life: str
-    sizes: Sequence[int]
+    weights: Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -72,8 +80,6 @@ class _Stay:
     life: str
     jobs: dict[str, tuple[Operations, Action]] = field(default_factory=dict)
     broadcasts: dict[str, Any] = field(default_factory=dict)
-    #: Operations of which the store has data.
-    owners: set[int] = field(default_factory=set)
     is_over: bool = False
     #: Ends it.
     end: Callable[[], object] = lambda: None
@@ -99,12 +105,14 @@ class Worker:
         """
         self._index = index
         self._peers = peers
-        half = limit(memory_bytes, len(peers))
-        self._store = Store(half, spill_folder)
-        self._computes = Computing(half, spill_folder)
+        part = limit(memory_bytes, len(peers))
+        self._store = Store(part, spill_folder)
+        self._computes = Computing(part, spill_folder)
         #: By life.
         self._stays: dict[str, _Stay] = {}
         self._computing = threading.Lock()
+        #: The job of the task that is computed.
+        self._job: str | None = None
         self._stops = False
         lp.register_stop_handler(self._stop)
 
@@ -128,7 +136,7 @@ class Worker:
                 await ended.wait()
         finally:
             del self._stays[life]
-            self._free(stay)
+            self._store.drop_all(life)
 
     @courier.idempotent
     def leave(self, life: str) -> None:
@@ -143,10 +151,6 @@ class Worker:
         self._stops = True
         for stay in list(self._stays.values()):
             stay.end()
-
-    def _free(self, stay: _Stay) -> None:
-        for owner in list(stay.owners):
-            self._store.drop(owner)
 
     def _stay(self, life: str, job: str) -> _Stay:
         try:
@@ -186,8 +190,18 @@ class Worker:
             for job in jobs:
                 stay.jobs.pop(job, None)
             for owner in owners:
-                self._store.drop(owner)
-                stay.owners.discard(owner)
+                self._store.drop((life, owner))
+
+    def end(self, job: str, process: str) -> None:
+        """Ends this process if it computes a task of a job, unless it is that of the driver."""
+        if self._job == job:
+            if process != PROCESS:
+                os.kill(os.getpid(), signal.SIGKILL)
+            _LOGGER.warning(
+                "worker %d is a thread of this process and cannot be ended: the next action waits "
+                "until its task is done",
+                self._index,
+            )
 
     @courier.idempotent
     def fetch(
@@ -199,7 +213,7 @@ class Worker:
             MissingError: It is not here any more.
         """
         self._check(life, shuffle, sources)
-        return [self._store.get(shuffle, (source, partition)) for source in sources]
+        return [self._store.get((life, shuffle), (source, partition)) for source in sources]
 
     def fetch_in_turn(
         self, life: str, shuffle: int, source: int, partition: int
@@ -210,11 +224,11 @@ class Worker:
             MissingError: It is not here any more.
         """
         self._check(life, shuffle, [source])
-        yield from self._store.stream(shuffle, (source, partition))
+        yield from self._store.stream((life, shuffle), (source, partition))
 
     def _check(self, life: str, shuffle: int, sources: Sequence[int]) -> None:
-        if life not in self._stays or not all(self._store.has(shuffle, (m, -1)) for m in sources):
-            raise MissingError(self._index, life)
+        if not all(self._store.has((life, shuffle), (source, -1)) for source in sources):
+            raise MissingError(life)
 
     def compute(self, life: str, task: Task) -> Any:
         """Computes a partition.
@@ -240,14 +254,16 @@ class Worker:
                 raise NotPreparedError(task.job)
             operations, action = stay.jobs[task.job]
             step = task.step
+            self._job = task.job
             try:
-                with named(f"{lp.current_node().name}: {where(step, operations)}"):
+                with Named(f"{lp.current_node().name}: {where(step, operations)}"):
                     return self._computed(stay, task, operations, action)
             finally:
+                self._job = None
                 if life not in self._stays:
-                    self._free(stay)  # the driver has left meanwhile
+                    self._store.drop_all(life)  # the driver has left meanwhile
                 elif task.job not in stay.jobs and step.target is not None:
-                    self._store.drop(step.target)  # the job failed meanwhile
+                    self._store.drop((life, step.target))  # the job failed meanwhile
 
     def _computed(self, stay: _Stay, task: Task, operations: Operations, action: Action) -> Any:
         step = task.step
@@ -259,8 +275,9 @@ class Worker:
         else:
             target = operations[step.target]
             assert isinstance(target, Shuffled)
-            stay.owners.add(target.number)
-            result = Output(self._index, stay.life, self._leave(target, step.source, items))
+            result = Output(
+                self._index, stay.life, self._leave(stay.life, target, step.source, items)
+            )
         if missing:  # the user's code may have caught it
             raise missing[0]
         return result
@@ -278,45 +295,41 @@ class Worker:
             return loaded([task.items])
         if isinstance(operation, Shuffled):
             if len(task.outputs) < len(operation.inputs):  # what was to be cached here is not
-                raise MissingError(self._index, stay.life)
-            total = sum(output.sizes[partition] for output in task.outputs)
+                raise MissingError(stay.life)
+            total = sum(output.weights[partition] for output in task.outputs)
 
             def fetch(sources: Sequence[int], at_once: bool) -> Iterator[bytes]:
-                try:
-                    yield from self._fetched(
-                        operation.number, partition, task.outputs, sources, at_once
-                    )
-                except MissingError as error:
-                    missing.append(error)
-                    raise
+                return _noting(
+                    missing,
+                    self._fetched(operation.number, partition, task.outputs, sources, at_once),
+                )
 
             return self._computes.gather(operation, total, fetch)
         assert isinstance(operation, Cached)
-        if not self._store.has(operation.number, (partition, -1)):
+        owner = stay.life, operation.number
+        if not self._store.has(owner, (partition, -1)):
             begin = functools.partial(self._begin, stay, task, missing)
-            stay.owners.add(operation.number)
-            self._store.remove(operation.number, (partition, 0))  # of a task that has failed
+            self._store.open(owner)
+            self._store.remove(owner, (partition, 0))  # of a task that has failed
             for chunk in self._computes.chunks(items_of(operation.parents[0], partition, begin)):
-                self._store.add(operation.number, (partition, 0), chunk)
+                self._store.add(owner, (partition, 0), chunk)
             if missing:
                 raise missing[0]
-            self._store.mark(operation.number, (partition, -1))
-            if task.job not in stay.jobs:  # it failed, and `uncache` may have dropped some of these
-                self._store.remove(operation.number, (partition, 0))
-                self._store.remove(operation.number, (partition, -1))
-                raise MissingError(self._index, stay.life)
-        return loaded(self._store.stream(operation.number, (partition, 0)))
+            self._store.mark(owner, (partition, -1))
+        return loaded(_noting(missing, self._store.stream(owner, (partition, 0))))
 
-    def _leave(self, shuffle: Shuffled, source: int, items: Iterator[Any]) -> list[int]:
-        """Keeps items for the partitions of a wide operation; returns their sizes in bytes."""
-        sizes = [0] * shuffle.partitions
+    def _leave(self, life: str, shuffle: Shuffled, source: int, items: Iterator[Any]) -> list[int]:
+        """Keeps items for the partitions of a wide operation; returns the weight of each."""
+        weights = [0] * shuffle.partitions
+        owner = life, shuffle.number
+        self._store.open(owner)
         for partition in range(shuffle.partitions):
-            self._store.remove(shuffle.number, (source, partition))  # of a task that has failed
+            self._store.remove(owner, (source, partition))  # of a task that has failed
         for partition, chunk in self._computes.scatter(shuffle, source, items):
-            sizes[partition] += len(chunk)
-            self._store.add(shuffle.number, (source, partition), chunk)
-        self._store.mark(shuffle.number, (source, -1))
-        return sizes
+            weights[partition] += weight_of(chunk)
+            self._store.add(owner, (source, partition), chunk)
+        self._store.mark(owner, (source, -1))
+        return weights
 
     def _fetched(
         self,
@@ -327,7 +340,7 @@ class Worker:
         at_once: bool,
     ) -> Iterator[bytes]:
         """Yields chunks in the order of the tasks that made them."""
-        wanted = [source for source in sources if outputs[source].sizes[partition]]
+        wanted = [source for source in sources if outputs[source].weights[partition]]
         if at_once:
             yield from self._fetched_at_once(shuffle, partition, outputs, wanted)
             return
@@ -337,7 +350,7 @@ class Worker:
             try:
                 yield from peer.fetch_in_turn(life, shuffle, source, partition)
             except (courier.ServerLostError, courier.ServerUnreachableError):
-                raise MissingError(worker, life) from None
+                raise MissingError(life) from None
 
     def _fetched_at_once(
         self, shuffle: int, partition: int, outputs: Sequence[Output], wanted: Sequence[int]
@@ -359,7 +372,16 @@ class Worker:
                     else calls[worker, life].result()
                 )
             except (courier.ServerLostError, courier.ServerUnreachableError):
-                raise MissingError(worker, life) from None
+                raise MissingError(life) from None
             found.update(zip(part, chunks, strict=True))
         for source in wanted:
             yield from found.pop(source)
+
+
+def _noting(missing: list[MissingError], chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """Yields chunks; notes that some are missing, because the user's code may catch the error."""
+    try:
+        yield from chunks
+    except MissingError as error:
+        missing.append(error)
+        raise

@@ -15,12 +15,13 @@ import courier
 from launchpad_lite.engines._computing import (
     Action,
     Computing,
+    Operations,
     Step,
     items_of,
     limit,
     load_job,
     loaded,
-    named,
+    weight_of,
     where,
 )
 from launchpad_lite.engines._jobs import Backend, Job
@@ -34,7 +35,8 @@ from launchpad_lite.engines._operations import (
     shuffles_of,
 )
 from launchpad_lite.engines._store import Store
-from launchpad_lite.engines.errors import EngineError, SpillError, TaskError
+from launchpad_lite.engines._user_code import Named
+from launchpad_lite.engines.errors import EngineError, OrderError, SpillError, TaskError
 
 if TYPE_CHECKING:
     from launchpad_lite.engines._broadcasts import Broadcast
@@ -112,7 +114,7 @@ class SparkBackend(Backend):
             return list(map(pickle.loads, self._context.runJob(rdd, _as_it_is, partitions)))
         except Exception as error:
             if found := _OURS.search(str(error)):
-                kind = {"SpillError": SpillError}.get(found[1], TaskError)
+                kind = {"SpillError": SpillError, "OrderError": OrderError}.get(found[1], TaskError)
                 raise kind(found[2]) from error
             raise TaskError(
                 f"Spark could not compute {operation.title} → {title}: {error}"
@@ -197,6 +199,19 @@ class _Task:
         step = dataclasses.replace(self.step, partition=index, source=self.step.source + index)
         received = {name: sent.value for name, sent in self.received.items()}
         operations, action = load_job(self.payload.value, received)
+        # Each alone in its block: what Spark throws into this generator is no error of the user's.
+        named = Named(f"{socket.gethostname()}: {where(step, operations)}")
+        results = self._results(step, operations, action, begun)
+        while True:
+            with named:
+                result = next(results, None)
+            if result is None:
+                return
+            yield result
+
+    def _results(
+        self, step: Step, operations: Operations, action: Action, begun: Iterator[Any]
+    ) -> Iterator[Any]:
         computes = Computing(limit(self.memory_bytes), self.spill_folder)
 
         def begin(operation: Operation, partition: int) -> Iterator[Any]:  # noqa: ARG001
@@ -204,20 +219,17 @@ class _Task:
                 return self._gathered(computes, operation, begun)
             return loaded(begun)
 
-        with named(f"{socket.gethostname()}: {where(step, operations)}"):
-            items = items_of(operations[step.operation], index, begin)
-            if step.target is None:
-                # Here, where an error gets the name of the task.
-                yield courier.dumps(action(index, items))
-                return
-            target = operations[step.target]
-            if not isinstance(target, Shuffled):
-                yield from computes.chunks(items)
-                return
-            for number, (partition, chunk) in enumerate(
-                computes.scatter(target, step.source, items)
-            ):
-                yield partition, (step.source, number, chunk)
+        items = items_of(operations[step.operation], step.partition, begin)
+        if step.target is None:
+            # Here, where an error gets the name of the task.
+            yield courier.dumps(action(step.partition, items))
+            return
+        target = operations[step.target]
+        if not isinstance(target, Shuffled):
+            yield from computes.chunks(items)
+            return
+        for number, (partition, chunk) in enumerate(computes.scatter(target, step.source, items)):
+            yield partition, (step.source, number, chunk)
 
     def _gathered(
         self, computes: Computing, operation: Shuffled, begun: Iterator[Any]
@@ -226,15 +238,17 @@ class _Task:
         store = Store(limit(self.memory_bytes), self.spill_folder)
         numbers: dict[int, list[int]] = collections.defaultdict(list)
         total = 0
+        owner = "gather", operation.number
+        store.open(owner)
         for _, (source, number, chunk) in begun:
-            store.add("", (source, number), chunk)
+            store.add(owner, (source, number), chunk)
             numbers[source].append(number)
-            total += len(chunk)
+            total += weight_of(chunk)
 
         def fetch(sources: Sequence[int], at_once: bool) -> Iterator[bytes]:  # noqa: ARG001
             for source in sources:
                 for number in sorted(numbers[source]):
-                    yield from store.get("", (source, number))
+                    yield from store.get(owner, (source, number))
 
         return computes.gather(operation, total, fetch)
 

@@ -5,13 +5,20 @@ After Dean and Ghemawat, "MapReduce" (CACM 2008), with the operations of the Act
 Distributed Datasets" (NSDI 2012).
 """
 
+import copy
 import functools
+import heapq
 import itertools
+import operator
 import os
 import random
+import shutil
+import signal
 import sys
+import threading
 import time
 import uuid
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar, cast
@@ -36,7 +43,9 @@ from launchpad_lite.engines._operations import (
     name_of,
     operations_of,
     shuffles_of,
+    sort,
 )
+from launchpad_lite.engines._user_code import Named
 from launchpad_lite.engines.errors import EmptyError, EngineError
 
 A = TypeVar("A")
@@ -44,6 +53,7 @@ B = TypeVar("B")
 C = TypeVar("C")
 K = TypeVar("K")
 V = TypeVar("V")
+N = TypeVar("N", int, float)
 
 #: Text files are cut into blocks of so many bytes.
 _BLOCK_BYTES = 16 << 20
@@ -55,6 +65,9 @@ _SAMPLED = 40
 _AT_ONCE = 4096
 #: Seconds between two lines of progress where there is no terminal.
 _LINE_S = 10.0
+
+#: Errors of functions that are called here, where others come from signals.
+_OF_FUNCTIONS = Exception, GeneratorExit
 
 #: Workers that are lost come back.
 _RESTART = lp.RestartPolicy("on_failure", max_restarts=1000, max_backoff_s=1.0)
@@ -79,9 +92,27 @@ class Dataset(Generic[A]):
 
     # Item by item.
 
-    def map(self, function: Callable[[A], B]) -> "Dataset[B]":
-        """Returns what a function returns for each item."""
-        return self._narrow("map", function)
+    def map(
+        self,
+        function: Callable[[A], B],
+        on_error: Callable[[A, Exception], Iterable[B]] | None = None,
+    ) -> "Dataset[B]":
+        """Returns what a function returns for each item.
+
+        Where it raises, `on_error` gets the item and the exception, and returns the items to have instead:
+        `[]` sets the item aside, `[function(item)]` tries it again.
+        """
+        if on_error is None:
+            return self._narrow("map", function)
+        _check_function("map: on_error", on_error)
+
+        def attempted(item: A) -> Iterable[B]:
+            try:
+                return [function(item)]
+            except Exception as error:  # noqa: BLE001 - the user decides
+                return on_error(item, error)
+
+        return self._narrow("map", function, "flat_map", attempted)
 
     def flat_map(self, function: Callable[[A], Iterable[B]]) -> "Dataset[B]":
         """Returns all items of what a function returns for each item."""
@@ -95,11 +126,41 @@ class Dataset(Generic[A]):
         """Returns all items of what a function returns for the iterator of each partition."""
         return self._narrow("map_partitions", function)
 
+    def sample(self, fraction: float, seed: int = 0) -> "Dataset[A]":
+        """Returns each item with the same probability, from 0 to 1 (else a ValueError), by a seed."""
+        if not 0 <= fraction <= 1:
+            raise ValueError(f"sample: fraction is from 0 to 1, not {fraction!r}")
+
+        def drawn(partition: int, items: Iterator[A]) -> Iterator[A]:
+            rng = random.Random(f"{seed} {partition}")  # noqa: S311 - no secret
+            return (item for item in items if rng.random() < fraction)
+
+        return self._narrow("sample", drawn, "numbered")
+
+    def zip_with_index(self) -> "Dataset[tuple[A, int]]":
+        """Returns each item with its place, from 0. Counts the items now: cache what takes long."""
+        starts = [0, *itertools.accumulate(self._run(_count, "count"))]
+        return self._narrow(
+            "zip_with_index", lambda n, items: zip(items, itertools.count(starts[n])), "numbered"
+        )
+
+    def distinct(self, partitions: int | None = None) -> "Dataset[A]":
+        """Returns one of each kind of equal items, in any order; `partitions` as for `reduce_by_key`."""
+        alone = self.map(lambda item: (item, None))
+        return alone.reduce_by_key(lambda one, _: one, partitions).map(operator.itemgetter(0))
+
+    def sort_by(
+        self, key: Callable[[A], Any], *, reverse: bool = False, partitions: int | None = None
+    ) -> "Dataset[A]":
+        """Returns the items in the order of what a function returns for each; else as `sort_by_key`."""
+        pairs = self._narrow("sort_by", key, "map", lambda item: (key(item), item))
+        return pairs.sort_by_key(reverse=reverse, partitions=partitions).map(operator.itemgetter(1))
+
     def union(self, other: "Dataset[A]") -> "Dataset[A]":
         """Returns the items of both, these first."""
         self._check_same(other)
         plans = self._plan, other._plan
-        return self._with(Union("union", sum(plan.partitions for plan in plans), plans))
+        return Dataset(self._engine, Union("union", sum(plan.partitions for plan in plans), plans))
 
     def cache(self) -> "Dataset[A]":
         """Returns the same items; once computed, they stay with the workers until `uncache`.
@@ -107,7 +168,7 @@ class Dataset(Generic[A]):
         For datasets that several actions use, as in iterative algorithms. What is lost is computed
         again.
         """
-        return self._with(Cached("cache", self._plan.partitions, (self._plan,)))
+        return Dataset(self._engine, Cached("cache", self._plan.partitions, (self._plan,)))
 
     def uncache(self) -> None:
         """Drops what `cache` has kept.
@@ -120,6 +181,12 @@ class Dataset(Generic[A]):
         self._engine.backend.forget([self._plan.number])
 
     # By key: items are pairs of a key and a value.
+
+    def map_values(
+        self: "Dataset[tuple[K, V]]", function: Callable[[V], B]
+    ) -> "Dataset[tuple[K, B]]":
+        """Returns each key with what a function returns for its value."""
+        return self._narrow("map_values", function, "map", lambda it: (it[0], function(it[1])))
 
     def reduce_by_key(
         self: "Dataset[tuple[K, V]]", function: Callable[[V, V], V], partitions: int | None = None
@@ -158,19 +225,43 @@ class Dataset(Generic[A]):
             self._wide("join", "join", partitions, others=(other._plan,)),
         )
 
+    def cogroup(
+        self: "Dataset[tuple[K, V]]", other: "Dataset[tuple[K, B]]", partitions: int | None = None
+    ) -> "Dataset[tuple[K, tuple[list[V], list[B]]]]":
+        """Returns each key once, with the lists of its values here and in the other. As `group_by_key`."""
+        self._check_same(other)
+        ours: Dataset[Any] = self.map_values(lambda value: (0, value))
+        both = ours.union(other.map_values(lambda value: (1, value))).group_by_key(partitions)
+
+        def sides(values: list[tuple[int, Any]]) -> Any:
+            return tuple([value for which, value in values if which == side] for side in (0, 1))
+
+        return both.map_values(sides)
+
+    def left_join(
+        self: "Dataset[tuple[K, V]]", other: "Dataset[tuple[K, B]]", partitions: int | None = None
+    ) -> "Dataset[tuple[K, tuple[V, B | None]]]":
+        """Returns what `join` does, and `(key, (value, None))` for keys that the other does not have."""
+        groups: Dataset[Any] = self.cogroup(other, partitions)
+        return groups.flat_map(
+            lambda it: ((it[0], pair) for pair in itertools.product(it[1][0], it[1][1] or [None]))
+        )
+
     def sort_by_key(
         self: "Dataset[tuple[K, V]]", *, reverse: bool = False, partitions: int | None = None
     ) -> "Dataset[tuple[K, V]]":
         """Returns the items in the order of their keys. Items of the same key keep their order.
 
-        A sample is computed now, to find the borders between partitions.
+        A sample is computed now, to find the borders between partitions. Items whose key is NaN come
+        last, also if `reverse`.
 
         Args:
             reverse: Whether the largest comes first.
             partitions: As for `reduce_by_key`.
 
         Raises:
-            TypeError: Keys cannot be compared.
+            OrderError: Keys cannot be compared, as None and numbers; a TypeError. If the sample does
+                not show it, the action raises it.
         """
         count = self._engine.wide_partitions(partitions)
         # As many of our partitions as there will be, evenly spaced: enough if ours are sorted already.
@@ -178,13 +269,10 @@ class Dataset(Generic[A]):
         plan = Some("some partitions", len(chosen), (self._plan,), chosen=chosen)
         action = functools.partial(_sampled_keys, max(1, _SAMPLED * count // len(chosen)))
         parts = self._engine.backend.run(plan, action, "sample of keys")
-        sample = itertools.chain.from_iterable(parts)
-        try:
-            keys = sorted(sample)
-        except (TypeError, ValueError) as error:  # of arrays it is the latter
-            raise TypeError(
-                f"sort_by_key: {self._plan.title} has keys without an order: {error}"
-            ) from None
+        sample = [(key, None) for key in itertools.chain.from_iterable(parts)]
+        with Named(f"sort_by_key: {self._plan.title}", _OF_FUNCTIONS):
+            sort(sample, reverse=False)
+        keys = [key for key, _ in sample]
         bounds = (
             tuple(keys[len(keys) * place // count] for place in range(1, count)) if keys else ()
         )
@@ -199,11 +287,58 @@ class Dataset(Generic[A]):
         """
         return self._wide("shuffle", "spread", partitions, seed=seed)
 
+    def repartition(self, partitions: int) -> "Dataset[A]":
+        """Returns the items in so many partitions, spread at random as by `shuffle`."""
+        return self.shuffle(partitions=partitions)
+
     # Actions.
 
     def collect(self) -> list[A]:
         """Returns all items, in the order of the partitions."""
         return list(itertools.chain.from_iterable(self._run(_collected, "collect")))
+
+    def __iter__(self) -> Iterator[A]:
+        """Returns all items. One partition after the other is computed, and in memory here."""
+        return itertools.chain.from_iterable(self._in_turn(lambda: _collected, "iterate"))
+
+    def take(self, count: int) -> list[A]:
+        """Returns the first items, at most so many. Computes no more partitions than that needs."""
+        some = self.map_partitions(lambda items: itertools.islice(items, count))
+        return list(itertools.islice(some, count))
+
+    def first(self) -> A:
+        """Returns the first item; raises EmptyError if there is none."""
+        for item in self.take(1):
+            return item
+        raise EmptyError("the dataset has no items")
+
+    def top(self, count: int, key: Callable[[A], Any] | None = None) -> list[A]:
+        """Returns the largest items, at most so many, from the largest on; `key` is as for `sorted`."""
+        largest = functools.partial(heapq.nlargest, count, key=key)
+        parts = self.map_partitions(lambda items: [largest(items)])
+        return parts.reduce(lambda one, two: largest([*one, *two]))
+
+    def foreach(self, function: Callable[[A], object]) -> None:
+        """Calls a function with each item, in the workers; again if one is lost meanwhile."""
+        self.map(function).count()
+
+    def sum(self: "Dataset[N]") -> N:
+        """Returns the sum of the items; 0 if there are none."""
+        return self.map_partitions(lambda items: [sum(items)]).reduce(operator.add)
+
+    def mean(self: "Dataset[N]") -> float:
+        """Returns the mean of the items; raises EmptyError if there are none."""
+        ones = self.map(lambda item: (item, 1))
+        total, count = ones.reduce(lambda one, two: (one[0] + two[0], one[1] + two[1]))
+        return total / count
+
+    def min(self, key: Callable[[A], Any] | None = None) -> A:
+        """Returns the least item; `key` is as for `sorted`. Raises EmptyError if there is none."""
+        return self.reduce(functools.partial(min, key=key))
+
+    def max(self, key: Callable[[A], Any] | None = None) -> A:
+        """Returns the largest item, as `min` does the least."""
+        return self.reduce(functools.partial(max, key=key))
 
     def count(self) -> int:
         """Returns how many items there are."""
@@ -222,8 +357,9 @@ class Dataset(Generic[A]):
         parts = self._run(functools.partial(_reduced, function), "reduce")
         found = list(itertools.chain.from_iterable(parts))
         if not found:
-            raise EmptyError("reduce: the dataset has no items; fold takes a first value")
-        return functools.reduce(function, found)
+            raise EmptyError("the dataset has no items; fold takes a first value")
+        with Named("reduce, of the results of all partitions", _OF_FUNCTIONS):
+            return functools.reduce(function, found)
 
     def fold(
         self,
@@ -238,28 +374,24 @@ class Dataset(Generic[A]):
 
         Args:
             function: Takes what there is so far, and an item.
-            first: Where it begins; must not be changed by `function`.
+            first: Where it begins; each partition gets a copy.
             combine: Combines the results of two partitions; `first` must be neutral for it.
         """
         if combine is not None:
             parts = self._run(functools.partial(_folded, function, first), "fold")
-            return functools.reduce(combine, parts)
+            with Named("fold, of the results of all partitions", _OF_FUNCTIONS):
+                return functools.reduce(combine, parts)
         so_far = first
-        try:
-            for index in range(self._plan.partitions):
-                plan = Some(f"partition {index}", 1, (self._plan,), chosen=(index,))
-                action = functools.partial(_folded, function, so_far)
-                # What comes before is computed once for all partitions.
-                [so_far] = self._engine.backend.run(plan, action, "fold", keep=True)
-        finally:
-            self._engine.backend.forget([each.number for each in shuffles_of(self._plan)])
+        results = self._in_turn(lambda: functools.partial(_folded, function, so_far), "fold")
+        for result in results:
+            so_far = result
         return so_far
 
     def save(self, folder: "str | os.PathLike[str]", line: Callable[[A], str] = str) -> list[Path]:
         """Writes each partition as a text file, `part-00000` and so on, and returns their paths.
 
-        Files are written aside and renamed, so each is there as a whole or not at all. Workers on
-        several hosts must see the same folder.
+        Files are written aside, and renamed when all are complete. Workers on several hosts must see
+        the same folder.
 
         Args:
             folder: Is made if there is none; must have no such files.
@@ -272,11 +404,13 @@ class Dataset(Generic[A]):
         target.mkdir(parents=True, exist_ok=True)
         if found := sorted(target.glob("part-*")):
             raise FileExistsError(f"{target} has {found[0].name} already; choose another folder")
+        aside = target / f".saving-{uuid.uuid4().hex}"
+        aside.mkdir()
         try:
-            return self._run(functools.partial(_saved, str(target), line), "save")
+            paths = self._run(functools.partial(_saved, str(aside), line), "save")
+            return [path.rename(target / path.name) for path in paths]
         finally:
-            for left in target.glob(".part-*"):  # by a worker that was lost
-                left.unlink()
+            shutil.rmtree(aside, ignore_errors=True)
 
     def explain(self, form: str = "text") -> str:
         """Returns the stages of the plan: "text" as a tree, "mermaid" as a flowchart.
@@ -300,14 +434,14 @@ class Dataset(Generic[A]):
 
     # How they are made.
 
-    def _with(self, plan: Operation) -> "Dataset[Any]":
-        return Dataset(self._engine, plan)
-
-    def _narrow(self, how: Any, function: Callable[..., Any]) -> "Dataset[Any]":
-        _check_function(how, function)
-        title = f"{how}({name_of(function)})"
-        return self._with(
-            Narrow(title, self._plan.partitions, (self._plan,), how=how, function=function)
+    def _narrow(
+        self, name: str, function: Callable[..., Any], how: Any = None, applied: Any = None
+    ) -> "Dataset[Any]":
+        _check_function(name, function)
+        title, how, plan = f"{name}({name_of(function)})", how or name, self._plan
+        function = applied or function
+        return Dataset(
+            self._engine, Narrow(title, plan.partitions, (plan,), how=how, function=function)
         )
 
     def _wide(
@@ -322,10 +456,22 @@ class Dataset(Generic[A]):
         count = self._engine.wide_partitions(partitions)
         if options.get("function") is not None:
             title = f"{title}({name_of(options['function'])})"
-        return self._with(Shuffled(title, count, parents, kind=kind, **options))
+        return Dataset(self._engine, Shuffled(title, count, parents, kind=kind, **options))
 
     def _run(self, action: Callable[[int, Iterator[A]], B], title: str) -> list[B]:
         return self._engine.backend.run(self._plan, action, title)
+
+    def _in_turn(self, action: Callable[[], Any], title: str) -> Iterator[Any]:
+        """Yields the result of one partition after the other, each of an action made when it begins."""
+        backend = self._engine.backend
+        try:
+            for index in range(self._plan.partitions):
+                plan = Some(f"partition {index}", 1, (self._plan,), chosen=(index,))
+                # What comes before is computed once for all partitions.
+                yield backend.run(plan, action(), title, keep=True)[0]
+        finally:
+            if self._engine._backend is backend:  # it may have ended
+                backend.forget([each.number for each in shuffles_of(self._plan)])
 
     def _check_same(self, other: object) -> None:
         if not isinstance(other, Dataset):
@@ -477,8 +623,12 @@ class MapReduce:
             spill_folder=spill_folder,
         )
         options = {"restart": _RESTART, **self._launch_options}
+        on_interrupt = signal.getsignal(signal.SIGINT)
         running = lp.launch(program, self._launcher, **options)
-        return Driver(handle.clients(), self._show), running.complete
+        if threading.current_thread() is threading.main_thread():
+            # A Ctrl-C interrupts an action, as any other code, and does not stop the workers.
+            signal.signal(signal.SIGINT, on_interrupt)
+        return Driver(handle.clients(), self._show, is_alone=True), running.complete
 
     @property
     def backend(self) -> Backend:
@@ -526,7 +676,8 @@ class MapReduce:
             if pattern.is_file():  # whatever its name looks like
                 paths = [pattern]
             if not paths:
-                raise FileNotFoundError(f"no file matches {os.fspath(source)!r}")
+                hint = f"; it is a folder: write {f'{pattern}/*'!r}" if pattern.is_dir() else ""
+                raise FileNotFoundError(f"no file matches {os.fspath(source)!r}{hint}")
             blocks = lines_blocks(paths, block_bytes)
             title = f"lines({os.fspath(source)})"
             return Dataset(self, Lines(title, len(blocks), blocks=blocks, encoding=encoding))
@@ -535,6 +686,9 @@ class MapReduce:
                 f"load takes a path, a pattern, an iterable or a Dataset, not {source!r}"
             )
         items = list(source)
+        if items and all(isinstance(each, str) and os.path.isfile(each) for each in items[:3]):  # noqa: PTH113 - false of any text
+            text = f"load has {items[0]!r} as an item, not as a file; its lines: load({items[0]!r})"
+            warnings.warn(f"{text}, or a pattern. Path({items[0]!r}) means the name", stacklevel=2)
         count = self.wide_partitions(partitions)
         if partitions is None:
             count = max(1, min(count, len(items)))
@@ -630,7 +784,7 @@ def _reduced(function: Callable[[A, A], A], partition: int, items: Iterator[A]) 
 
 
 def _folded(function: Callable[[B, A], B], first: B, partition: int, items: Iterator[A]) -> B:  # noqa: ARG001
-    return functools.reduce(function, items, first)
+    return functools.reduce(function, items, copy.deepcopy(first))
 
 
 def _sampled_keys(count: int, partition: int, items: Iterator[tuple[K, Any]]) -> list[K]:
@@ -646,16 +800,12 @@ def _sampled_keys(count: int, partition: int, items: Iterator[tuple[K, Any]]) ->
 
 def _saved(folder: str, line: Callable[[A], str], partition: int, items: Iterator[A]) -> Path:
     path = Path(folder, f"part-{partition:05}")
-    aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    try:
-        with aside.open("w", encoding="utf-8") as file:
-            while some := [line(item) for item in itertools.islice(items, _AT_ONCE)]:
-                file.write("\n".join([*some, ""]))
-        aside.replace(path)
-    except BaseException:
-        aside.unlink(missing_ok=True)
-        raise
-    return path
+    # A worker that was taken for lost may still write it.
+    aside = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
+    with aside.open("w", encoding="utf-8") as file:
+        while some := [line(item) for item in itertools.islice(items, _AT_ONCE)]:
+            file.write("\n".join([*some, ""]))
+    return aside.rename(path)
 
 
 # How a plan is shown.
