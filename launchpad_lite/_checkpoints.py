@@ -27,7 +27,9 @@ import logging
 import math
 import os
 import re
+import shutil
 import stat
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -224,6 +226,28 @@ class CheckpointStore:
                 "a copy. To start without their state, remove these folders."
             )
         return None
+
+    def renew(self, name: str) -> Path:
+        """Makes an older checkpoint the newest one, by a copy; removes none.
+
+        Args:
+            name: Of its folder.
+
+        Returns:
+            The folder of the copy, which the next start restores.
+
+        Raises:
+            CheckpointError: There is none of this name, or it is damaged; or as `save`.
+        """
+        old = self._folder / name
+
+        def write(state: Path) -> None:
+            if damage := _damage(old, thoroughly=True):
+                known = ", ".join(each.name for each in self.versions())
+                raise CheckpointError(f"{old}: {damage}. There are: {known or 'none'}")
+            shutil.copytree(old / _STATE, state, symlinks=True, dirs_exist_ok=True)
+
+        return CheckpointStore(self._folder, keep=sys.maxsize).save(write).parent
 
     def discard_incomplete(self) -> None:
         """Removes what saves that were killed left behind, and nothing else.

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 from absl import flags
 
 from launchpad_lite._arguments import convert, kinds_of
+from launchpad_lite._checkpoints import CheckpointStore
 from launchpad_lite._flags import (
     CHECKPOINTS,
     HELP,
@@ -70,6 +71,8 @@ commands:
            without --output)
   emit     write what the launcher would hand to others to --output=FOLDER, or -o FOLDER: scripts,
            commands, objects. The launcher may come first: emit kubernetes PROGRAM -o FOLDER
+  restore  make an older checkpoint of a node the newest, by a copy, for the next start. In place of
+           PROGRAM stands its folder: restore runs/1/learner/0/00000007
 
 commands for programs of yours that run on this machine: [PROGRAM [NODE ...]], where PROGRAM is the name
 of the program or the number of the process that launched it (the newest, if none is named), and NODE is
@@ -103,6 +106,7 @@ _FLAG_OF: dict[str, Flag[Any]] = {
     "seed": SEED,
 }
 _COMMANDS = ("run", "plan", "render", "emit")
+_RESTORE = "restore"
 _COMPAT = "--compat"
 #: How a command line ends that cannot be understood; as argparse does.
 _USAGE_ERROR = 2
@@ -184,6 +188,8 @@ def _run(arguments: list[str]) -> int:
     output = _take_option(rest, "output") if command in ("render", "emit") else None
     if command in COMMANDS_OF_RUNS:
         return _ask_run(command, rest)
+    if command == _RESTORE:
+        return _restore_checkpoint(rest)
     launcher, options = _take_launcher(rest, command)
     path = _take_path(rest)
     with importing("python -m launchpad_lite.launch"):
@@ -361,6 +367,18 @@ def _ask_run(command: str, rest: list[str]) -> int:
     return 0
 
 
+def _restore_checkpoint(rest: list[str]) -> int:
+    if _wants_help(rest):
+        print(_usage())  # noqa: T201
+        return 0
+    folder = Path(_take_path(rest)).absolute()
+    if rest:
+        _refuse(_RESTORE, rest[0], [], [])
+    newest = CheckpointStore(folder.parent, keep=1).renew(folder.name)
+    print(f"{newest} is the newest checkpoint now, a copy of {folder.name}")  # noqa: T201
+    return 0
+
+
 def _take_switch(rest: list[str], name: str) -> bool:
     given = [word for word in rest if word in (f"--{name}", f"-{name[0]}")]
     rest[:] = [word for word in rest if word not in given]
@@ -369,7 +387,7 @@ def _take_switch(rest: list[str], name: str) -> bool:
 
 def _take_command(rest: list[str]) -> str:
     index = _first_word(rest)
-    if index < len(rest) and rest[index] in (*_COMMANDS, *COMMANDS_OF_RUNS):
+    if index < len(rest) and rest[index] in (*_COMMANDS, *COMMANDS_OF_RUNS, _RESTORE):
         return rest.pop(index)
     return "run"
 

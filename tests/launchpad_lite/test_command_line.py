@@ -15,6 +15,7 @@ from absl.testing import flagsaver
 
 import courier
 import launchpad_lite as lp
+from launchpad_lite._checkpoints import CheckpointStore
 from tests.launchers.scripts import without_logs_line
 
 #: What `python -m launchpad_lite.launch` runs.
@@ -149,6 +150,26 @@ def test_restarts_and_checkpoints_are_chosen_by_flags(command: Command, programs
     code, _, told = command("plan", "--lp_restart=sometimes", "prog.py:ready")
     assert code == 2
     assert "restart: a restart policy is one of 'never', 'on_failure', 'always'" in told
+
+
+def test_an_older_checkpoint_is_restored_by_its_name(command: Command, tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "greeter" / "0", keep=2)
+    for number in range(2):
+        store.save(lambda folder, number=number: (folder / "n").write_text(str(number)))
+    old, new = store.versions()
+    code, out, err = command("restore", str(old))
+    assert (code, err) == (0, "")
+    assert (
+        out == f"{new.with_name('00000003')} is the newest checkpoint now, a copy of {old.name}\n"
+    )
+    texts: list[str] = []
+    store.restore(lambda folder: texts.append((folder / "n").read_text()))
+    assert texts == ["0"]
+    assert [each.name for each in store.versions()] == ["00000001", "00000002", "00000003"]
+    code, _, err = command("restore", str(old.with_name("00000009")))
+    assert code == 2
+    assert "00000009: it has no manifest. There are: 00000001, 00000002, 00000003" in err
+    assert len(store.versions()) == 3
 
 
 @pytest.mark.slow
