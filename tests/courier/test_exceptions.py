@@ -225,7 +225,7 @@ def _chained(name: str, error: Exception) -> Exception:
         _chained("__cause__", ValueError(_LONG)),
         _chained("__context__", _chained("__cause__", ValueError(_LONG))),
         pytest.param(_noted([_LONG]), id="note"),
-        pytest.param(_noted(["short"] * (1 << 18)), id="many notes"),
+        pytest.param(_noted(["short"] * (1 << 15)), id="many notes"),
     ],
     ids=lambda error: type(error).__name__,
 )

@@ -74,7 +74,7 @@ def mr(request: pytest.FixtureRequest) -> Iterator[engines.MapReduce]:
     if request.param in ("dask", "spark"):
         yield request.getfixturevalue(request.param)
         return
-    memory_bytes = 20_000 if request.param == "spilled" else None
+    memory_bytes = 60_000 if request.param == "spilled" else None
     with engines.MapReduce(3, launcher="local_mt", memory_bytes=memory_bytes) as engine:
         yield engine
 
