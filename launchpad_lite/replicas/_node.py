@@ -24,7 +24,7 @@ from launchpad_lite.replicas._inputs import SharedPipeline
 from launchpad_lite.replicas._mailbox import Box, Mailbox
 from launchpad_lite.replicas._meeting import Ended, Generation, Meeting
 from launchpad_lite.replicas._state import Training
-from launchpad_lite.replicas.errors import ReplicaError, ReplicaLostError
+from launchpad_lite.replicas.errors import InterruptedTraining, ReplicaError, ReplicaLostError
 
 if TYPE_CHECKING:
     from launchpad_lite.replicas.replicators import Here, Replicator
@@ -67,13 +67,16 @@ class ReplicaNode:
         self._rank = rank
         self._replicas = replicas
         self._body = functools.partial(_run, body, args=args, kwargs=kwargs, made=self._is_made)
-        self._name = lp.current_node().name
+        node = lp.current_node()
+        self._name = node.name
         self._group = self._name.partition("[")[0]
         self._stays = stays
         self._losses = lp.restart_count()
         self._lost_s = 0.0
         self._lost_at: float | None = None
-        self._training = Training()
+        self._training = Training(is_saved=node.keeps_state)
+        #: Whether it keeps snapshots, because there are no checkpoints for those that are lost.
+        self._is_guard = node.restarts and not node.keeps_state and rank < min(len(replicas), 2)
         self._results: Future[Any] = Future()
         #: The user's object, once there is one; another one after each loss.
         self._object: Any = None
@@ -103,7 +106,7 @@ class ReplicaNode:
                 self._live()
             except _NotMetError:
                 lp.wait_for_stop(_RETRY_S)
-            except ReplicaLostError as error:
+            except (ReplicaLostError, InterruptedTraining) as error:
                 if not lp.stop_event().is_set():
                     _LOGGER.warning("%s: %s; all begin again", self._name, error)
                 self._losses += 1
@@ -142,6 +145,8 @@ class ReplicaNode:
 
     def _live(self) -> None:
         """Takes part in one generation."""
+        if self._is_guard and len(self._replicas) == 1 and not self._losses:
+            _LOGGER.warning("%s: without checkpoints, a restart begins at step 0", self._name)
         if self._losses:
             self._ask_for_end()
         with self._met() as (generation, collectives):
@@ -195,7 +200,8 @@ class ReplicaNode:
         """Returns what a replicator needs to know in a replica; its steps are to begin."""
         from launchpad_lite.replicas.replicators import Here  # this module is imported by it
 
-        training.step = 0
+        training.begin_again()
+        training.is_guard = self._is_guard and training is self._training
         here = Here(
             collectives.rank,
             collectives,

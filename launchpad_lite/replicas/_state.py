@@ -1,18 +1,32 @@
 """The state of a training: what users keep, taken between two steps and put back."""
 
-import copy
 import io
+import operator
 import pickle
 import threading
-from collections.abc import Mapping, MutableMapping, Sequence
+import time
+import weakref
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
-import courier
+import cloudpickle
+
+from launchpad_lite.launching import loaded_module
 from launchpad_lite.replicas import _nests
+from launchpad_lite.replicas._course import Course, Place
+from launchpad_lite.replicas._kept import arrays_of_jax, taken_from
+from launchpad_lite.replicas._payload import Payload
 from launchpad_lite.replicas.errors import ReplicaError
 
+if TYPE_CHECKING:
+    import torch
+
 _FILE = "training.pickle"
+#: Smaller arrays are in the pickle.
+_INSIDE_BYTES = 1 << 12
+#: The part of the time that snapshots for other replicas may take.
+_GUARD_SHARE = 0.02
 
 
 class Snapshot(NamedTuple):
@@ -20,91 +34,143 @@ class Snapshot(NamedTuple):
 
     Attributes:
         step: How many were made.
-        kept: What each kept thing was, by name.
+        places: Where its code was.
+        kept: What each kept thing was, by name, packed.
     """
 
     step: int
-    kept: dict[str, Any]
+    places: Sequence[Place]
+    kept: Mapping[str, Payload]
 
 
-def taken_from(thing: Any) -> Any:
-    """Returns what a kept thing is now."""
-    if hasattr(thing, "state_dict"):
-        return thing.state_dict()
-    return thing
-
-
-def put_into(name: str, thing: Any, value: Any) -> None:
-    """Makes a kept thing what it was."""
-    if hasattr(thing, "load_state_dict"):
-        thing.load_state_dict(value)
-    elif isinstance(thing, MutableMapping):
-        thing.clear()
-        thing.update(value)
-    elif _nests.kind(thing) == "numpy" and thing.shape == getattr(value, "shape", None):
-        thing[...] = value
-    elif isinstance(thing, list):
-        thing[:] = value
-    else:
-        raise ReplicaError(f"{name} is not what it was at the checkpoint: {type(thing).__name__}")
-
-
-def check_can_be_kept(name: str, thing: Any) -> None:
-    """Checks that a thing can be taken and put back.
+def packed(value: Any) -> Payload:
+    """Returns a value as a payload, for `_payload.unpack`, that lies in the memory of its arrays and tensors.
 
     Raises:
-        TypeError: It cannot.
+        Exception: What pickle raises for values that cannot be pickled.
     """
-    has_state = hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")
-    if not has_state and not isinstance(thing, (MutableMapping, list)):
-        if _nests.kind(thing) != "numpy" or not hasattr(thing, "__setitem__"):  # as scalars
-            raise TypeError(
-                f"{name}: a {type(thing).__name__} cannot be kept: give something with state_dict() "
-                "and load_state_dict(), a dict, a list, or an array of numpy"
-            )
+    import numpy as np
+
+    buffers: list[Any] = []
+
+    def stays_inside(buffer: pickle.PickleBuffer) -> bool:
+        raw = buffer.raw()
+        if raw.nbytes >= _INSIDE_BYTES:
+            buffers.append(raw)
+        return raw.nbytes < _INSIDE_BYTES
+
+    with io.BytesIO() as file:
+        _Pickler(file, protocol=5, buffer_callback=stays_inside).dump(value)
+        return [np.frombuffer(part, np.uint8) for part in (file.getvalue(), *buffers)]
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Pickles tensors as arrays of numpy, which can lie beside the pickle."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if _nests.kind(obj) != "torch":
+            return super().reducer_override(obj)
+        torch = loaded_module("torch")
+        is_plain = type(obj) in (torch.Tensor, torch.nn.Parameter)
+        if not is_plain or obj.layout != torch.strided or obj.is_quantized or obj.is_conj():
+            return NotImplemented
+        flat = obj.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        return _tensor, (flat.numpy(), obj.dtype, obj.shape, obj.device.type, obj.requires_grad)
+
+
+def _tensor(
+    array: Any, dtype: Any, shape: Sequence[int], device: str, requires_grad: bool
+) -> "torch.Tensor":
+    import torch
+
+    tensor = torch.from_numpy(array).view(dtype).reshape(shape)
+    return tensor.to(device).requires_grad_(requires_grad)
+
+
+def _copied(payload: Payload) -> Payload:
+    return [part.copy() for part in payload]
 
 
 class Training:
-    """How far a training is, on replica 0 with its newest snapshot. Thread-safe."""
+    """How far a training is, on replica 0 with its newest snapshot. Thread-safe.
 
-    def __init__(self) -> None:
+    Attributes:
+        step: How many steps were made.
+        course: Where its code is.
+        is_saved: Whether there are checkpoints.
+        is_guard: Whether it takes snapshots by itself, since no checkpoints ask for them.
+        kept: What is kept, by name.
+    """
+
+    def __init__(self, *, is_saved: bool = False, is_guard: bool = False) -> None:
         """Makes one that has not begun."""
         self.step = 0
-        self.snapshot: Snapshot | None = None
+        self.course = Course()
+        self.is_saved, self.is_guard = is_saved, is_guard
+        self.kept: Mapping[str, Any] = {}
+        #: The newest snapshot in memory; and where it is if that was freed.
+        self._snapshot: Snapshot | None = None
+        self._file: IO[bytes] | None = None
         self._wanted = threading.Event()
         self._changed = threading.Condition()
         #: Whether code of the user makes steps, so that a new snapshot will come.
         self._is_running = False
-        self._kept: Mapping[str, Any] = {}
+        self._next_guard_at = 0.0
+        #: Arrays of JAX as they were when they were kept, by name, and after how many steps.
+        self._first_arrays: dict[str, tuple[int, list[weakref.ref[Any]]]] = {}
 
-    def newest(self, names: Sequence[str], *, is_first: bool) -> Snapshot | None:
-        """Returns a copy of what things were at the newest snapshot; None if they begin now.
+    def begin_again(self) -> None:
+        """Has the code begin; its first `keep` takes over the newest snapshot."""
+        self.resume(0, [])
+        self.kept = {}
+        self._first_arrays.clear()
+
+    def resume(self, step: int, places: Sequence[Place]) -> None:
+        """Goes on where the training was at a snapshot."""
+        self.step, self.course = step, Course(places)
+
+    def newest(self) -> Snapshot | None:
+        """Returns the newest snapshot."""
+        with self._changed:
+            if self._snapshot is not None or self._file is None:
+                return self._snapshot
+            self._file.seek(0)
+            return Snapshot(*pickle.load(self._file))
+
+    def claimed(
+        self, found: Snapshot | None, names: Collection[str], *, is_first: bool
+    ) -> dict[str, Payload]:
+        """Returns what things were at a snapshot, as memory of their own; nothing if they begin now.
 
         Args:
-            names: Of the things.
-            is_first: Whether none was kept before in this generation. Later ones may have come to
-                be kept only after the snapshot.
+            found: The snapshot, if there is one.
+            names: Of the things that were not kept before in this generation.
+            is_first: Whether nothing was. Later ones may be kept only since the snapshot.
 
         Raises:
-            ReplicaError: It has not all of them.
+            ReplicaError: The snapshot has not all of them.
         """
-        if self.snapshot is None or not self.snapshot.kept:
-            return None
-        kept = self.snapshot.kept
-        missing = [name for name in names if name not in kept]
-        if not missing:
-            wanted = {name: kept[name] for name in names}
-            return Snapshot(self.snapshot.step, copy.deepcopy(wanted))
-        if len(missing) == len(names) and not is_first:
-            return None
-        raise ReplicaError(
-            f"the newest checkpoint has no {', '.join(missing)}, but {', '.join(kept)}; keep things by "
-            "the same names, or begin with another folder for checkpoints"
-        )
+        if found is None or not found.kept:
+            return {}
+        missing = [name for name in names if name not in found.kept]
+        if missing and (is_first or len(missing) < len(names)):
+            raise ReplicaError(
+                f"the newest checkpoint has no {', '.join(missing)}, but {', '.join(found.kept)}; keep "
+                "things by the same names, or begin with another folder for checkpoints"
+            )
+        return {
+            name: _copied(found.kept[name]) if found is self._snapshot else found.kept[name]
+            for name in names
+            if not missing
+        }
 
-    def begin(self, kept: Mapping[str, Any]) -> None:
-        """Notes what is kept; steps begin."""
-        self._kept = kept
+    def note_kept(self, name: str, thing: Any) -> None:
+        """Notes what a thing is before steps change it."""
+        if arrays := [weakref.ref(array) for array in arrays_of_jax(thing)]:
+            self._first_arrays[name] = self.step, arrays
+
+    def begin(self) -> None:
+        """Steps begin."""
         with self._changed:
             self._is_running = True
 
@@ -115,30 +181,80 @@ class Training:
             self._changed.notify_all()
 
     def between_steps(self) -> None:
-        """Takes a snapshot if somebody waits for one."""
-        if self._wanted.is_set():
+        """Takes a snapshot if somebody waits for one, or it is time for another one."""
+        if self._wanted.is_set() or (self.is_guard and time.monotonic() >= self._next_guard_at):
+            self.take()
+
+    def take_at_end(self) -> None:
+        """Takes a snapshot of what a run or an epoch has left, if it may be needed."""
+        if self.is_saved or self.is_guard or self._wanted.is_set():
             self.take()
 
     def take(self) -> None:
-        """Takes a snapshot, which later changes of what is kept do not change."""
-        kept = {name: taken_from(thing) for name, thing in self._kept.items()}
-        copied = pickle.loads(pickle.dumps(kept, protocol=5))
+        """Takes a snapshot, which later changes of what is kept do not change.
+
+        Raises:
+            ReplicaError: Something is kept that the steps do not change, but replace.
+        """
+        begun_at = time.monotonic()
+        self._check_changes()
+        kept = {name: packed(taken_from(thing)) for name, thing in self.kept.items()}
         with self._changed:
-            self.snapshot = Snapshot(self.step, copied)
+            self._forget()  # first, so that there is only one copy at a time
+        kept = {name: _copied(payload) for name, payload in kept.items()}
+        with self._changed:
+            self._snapshot = Snapshot(self.step, self.course.places, kept)
             self._wanted.clear()
             self._changed.notify_all()
+        now = time.monotonic()
+        self._next_guard_at = now + (now - begun_at) / _GUARD_SHARE
+
+    def _forget(self) -> None:
+        self._snapshot = None
+        if self._file is not None:
+            self._file.close()
+        self._file = None
+
+    def _check_changes(self) -> None:
+        for name, (step, arrays) in list(self._first_arrays.items()):
+            if self.step == step:
+                continue
+            now = list(arrays_of_jax(self.kept.get(name)))
+            firsts = [first() for first in arrays]
+            if len(now) == len(firsts) and all(map(operator.is_, now, firsts)):
+                raise ReplicaError(
+                    f"{name} has the same arrays of JAX as {self.step - step} steps ago, so what the "
+                    "steps compute is not kept: arrays of JAX do not change, they are replaced. Write "
+                    "state = repl.state(params=params) in place of keep, and state.params = ..."
+                )
+            del self._first_arrays[name]
 
     def save(self, folder: Path) -> None:
-        """Writes a snapshot that is taken from now on; the last one, if no steps are made."""
+        """Writes a snapshot that is taken from now on; the last one, if no steps are made.
+
+        Steps go on meanwhile.
+        """
         with self._changed:
-            before = self.snapshot
+            before = self._snapshot
             self._wanted.set()
-            self._changed.wait_for(lambda: self.snapshot is not before or not self._is_running)
-            snapshot = self.snapshot
-        if snapshot is not None:
-            (folder / _FILE).write_bytes(courier.dumps(snapshot))
+            self._changed.wait_for(lambda: self._snapshot is not before or not self._is_running)
+            self._wanted.clear()
+        snapshot = self.newest()
+        if snapshot is None:
+            return
+        with (folder / _FILE).open("wb") as file:
+            pickle.dump(tuple(snapshot), file, protocol=5)
+        with self._changed:
+            if self._snapshot is snapshot:  # there is no newer one
+                self._forget()
+                self._read_later(folder)
 
     def restore(self, folder: Path) -> None:
-        """Reads what `save` has written."""
+        """Reads what `save` has written, once it is needed."""
         if (folder / _FILE).exists():
-            self.snapshot = pickle.load(io.BytesIO((folder / _FILE).read_bytes()))
+            self._read_later(folder)
+
+    def _read_later(self, folder: Path) -> None:
+        # Open, because the checkpoint gets its name only later, and is removed at some time.
+        self._file = (folder / _FILE).open("rb")
+        weakref.finalize(self, self._file.close)
