@@ -568,15 +568,13 @@ def wait_for_stop(timeout_s: float | None = None, *, timeout_secs: float | None 
 
 
 def is_interrupted() -> bool:
-    """Returns whether this node is to end although its work may not be done.
-
-    So it is after Ctrl-C, SIGTERM, or the failure of another node; `lp.stop()` interrupts nothing.
+    """Returns whether a signal or a failure, and not `lp.stop()`, is why this node is to end.
 
     Raises:
         NoProgramError: No program runs here.
 
     Example:
-        if lp.stop_event().is_set() and not lp.is_interrupted():
+        if not lp.is_interrupted():
             publish(model)
     """
     return current_runtime(any_node=True).is_interrupted

@@ -29,15 +29,15 @@ class Place:
 
 
 class Course:
-    """Where a training is. Not thread-safe."""
+    """Where a training is. Not thread-safe.
+
+    Attributes:
+        saved: Where it was at the snapshot from which it goes on, as `places`.
+    """
 
     def __init__(self, saved: Sequence[Place] = ()) -> None:
-        """Makes the one of code that begins.
-
-        Args:
-            saved: Where it was at the newest snapshot, as `places`.
-        """
-        self._saved = list(saved)
+        """Makes the one of code that begins."""
+        self.saved = list(saved)
         #: The loop over epochs, in it the last call that began in the newest epoch, and so on.
         self._path: list[Place] = []
         self._open_loops = 0
@@ -68,8 +68,8 @@ class Course:
         level = self._open_loops
         number = self._path[level].number + 1 if level < len(self._path) else 1
         place = Place(kind, number)
-        if level < len(self._saved):
-            saved = self._saved[level]
+        if level < len(self.saved):
+            saved = self.saved[level]
             if number == saved.number:
                 if kind != saved.kind:
                     raise ReplicaError(
@@ -80,7 +80,7 @@ class Course:
             elif number < saved.number:
                 place.is_over = True
             else:
-                del self._saved[level:]  # all later ones begin from their start
+                del self.saved[level:]  # all later ones begin from their start
         self._path[level:] = [place]
         return place
 
@@ -97,4 +97,4 @@ class Course:
     def end_epoch(self, place: Place) -> None:
         """Has an epoch end; in the next one, all begins from its start."""
         place.made += 1
-        del self._saved[self._open_loops :], self._path[self._open_loops :]
+        del self.saved[self._open_loops :], self._path[self._open_loops :]

@@ -1,19 +1,15 @@
 """What users keep of a training: what is taken of it, and how it is put back.
 
-Containers are entered. What can change is changed where it lies, because the user's code holds it.
-A value that never changes is replaced in the dict, list or `State` that holds it.
+Containers are entered. What can change is filled where it lies, because the user's code holds it.
+A value that never changes is replaced in the dict or list that holds it.
 """
 
 import itertools
-import operator
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 from launchpad_lite.replicas import _nests
 from launchpad_lite.replicas.errors import ReplicaError
-
-_VALUES = (int, float, complex, str, bytes, type(None))
-_ABSENT = object()
 
 
 class State:
@@ -28,35 +24,48 @@ class State:
         """Makes it with the first values."""
         vars(self).update(values)
 
-    def __repr__(self) -> str:
-        return f"State({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the values."""
+        return {name: taken_from(value) for name, value in vars(self).items()}
+
+    def load_state_dict(self, values: Mapping[str, Any]) -> None:
+        """Replaces the values; what has a state of its own gets that."""
+        for name, value in values.items():
+            old = getattr(self, name, None)
+            setattr(self, name, put_into(name, old, value) if _has_state(old) else value)
 
 
-def check_can_be_kept(path: str, thing: Any, *, is_slot: bool = False) -> None:
+def check_can_be_kept(path: str, thing: Any, seen: "dict[int, str] | None" = None) -> None:
     """Checks that a thing can be put back.
 
     Args:
         path: Names it.
         thing: What is kept.
-        is_slot: Whether it lies in a dict or a list, where another value can take its place.
+        seen: Paths of what was checked in a dict or a list, by id; None: it is in none. There, another
+            value can take its place.
 
     Raises:
         TypeError: It cannot.
     """
-    if isinstance(thing, State) or _has_state(thing):
-        return
+    is_slot = seen is not None
+    if seen is not None and not _is_value(thing) and not _has_state(thing):
+        if (other := seen.setdefault(id(thing), path)) != path:
+            raise TypeError(
+                f"{path} cannot be kept, because it is the same as {other}: give a copy"
+            )
     if _is_array(thing):
-        is_writeable = getattr(getattr(thing, "flags", None), "writeable", True)
-        if not is_writeable or str(thing.dtype) == "object":
+        flags = getattr(thing, "flags", None)
+        if str(thing.dtype) == "object" or (flags is not None and not flags.writeable):
             raise TypeError(
                 f"{path}: an array of objects, or one that is read-only, cannot be kept"
             )
-    elif isinstance(thing, (MutableMapping, list, tuple)) and not (
-        _is_value(thing) and not is_slot
-    ):
+    elif _has_state(thing) or (is_slot and _is_value(thing)):
+        pass
+    elif isinstance(thing, (MutableMapping, list, tuple)) and not _is_value(thing):
+        inside = {} if seen is None and not isinstance(thing, tuple) else seen
         for name, part in (_nests.children(thing) or {}).items():
-            check_can_be_kept(path + name, part, is_slot=is_slot or not isinstance(thing, tuple))
-    elif not (is_slot and _is_value(thing)):
+            check_can_be_kept(path + name, part, inside)
+    else:
         raise TypeError(
             f"{path}: a {type(thing).__name__} cannot be kept: it can only be replaced, and the code "
             "that holds it would keep the old one. Write state = repl.state(value=...), and "
@@ -67,78 +76,46 @@ def check_can_be_kept(path: str, thing: Any, *, is_slot: bool = False) -> None:
 
 def taken_from(thing: Any) -> Any:
     """Returns what a kept thing is now; arrays in it are the very same."""
-    if isinstance(thing, State):
-        return {name: taken_from(value) for name, value in vars(thing).items()}
     if _has_state(thing):
         return thing.state_dict()
     if isinstance(thing, MutableMapping):
         return {key: taken_from(value) for key, value in thing.items()}
     if isinstance(thing, (list, tuple)):
-        return _like(thing, map(taken_from, thing))
+        return _like(thing, [taken_from(part) for part in thing])
     return thing
 
 
-def put_into(path: str, thing: Any, value: Any, *, in_state: bool = False) -> Any:
-    """Makes a kept thing what it was.
+def put_into(path: str, thing: Any, value: Any) -> Any:
+    """Makes a kept thing what it was; returns it, or what takes its place if it never changes.
 
     Args:
         path: Names it.
         thing: What is kept.
         value: What it was, as `taken_from` had it; the thing may hold on to parts of it.
-        in_state: Whether it lies in a `State`, where an array may be replaced by any other.
-
-    Returns:
-        The thing; what takes its place, if it never changes.
 
     Raises:
         ReplicaError: It is not what it was.
     """
-    if isinstance(thing, State):
-        _put_into_all(path, vars(thing), value, in_state=True)
-    elif _has_state(thing):
+    if _has_state(thing):
         thing.load_state_dict(value)
     elif isinstance(thing, MutableMapping) and isinstance(value, Mapping):
-        _put_into_all(path, thing, value, in_state=in_state)
+        for key in thing.keys() - value.keys():
+            del thing[key]
+        for key, part in value.items():
+            old = thing[key] if key in thing or hasattr(thing, "__missing__") else None
+            thing[key] = put_into(f"{path}[{key!r}]", old, part)
     elif isinstance(thing, (list, tuple)) and isinstance(value, type(thing)):
-        pairs = zip(itertools.chain(thing, itertools.repeat(_ABSENT)), value, strict=False)
-        parts = [
-            put_into(f"{path}[{index}]", old, new, in_state=in_state)
-            for index, (old, new) in enumerate(pairs)
-        ]
-        if isinstance(thing, list):
-            thing[:] = parts
-        elif len(parts) != len(thing) or not all(map(operator.is_, parts, thing)):
+        olds = itertools.chain(thing, itertools.repeat(None))
+        parts = [put_into(f"{path}[{at}]", next(olds), part) for at, part in enumerate(value)]
+        if isinstance(thing, tuple):
             return _like(thing, parts)
-    elif _nests.kind(thing) == _nests.kind(value) == "jax" and thing.committed:
-        import jax
-
-        return jax.device_put(value, thing.sharding)
-    elif not (_is_array(thing) and _fill(thing, value)):
-        if not in_state and (_is_array(thing) or isinstance(thing, (MutableMapping, list, tuple))):
-            raise ReplicaError(
-                f"{path} is {_described(thing)}, but {_described(value)} at the checkpoint, or in "
-                "replica 0"
-            )
+        thing[:] = parts
+    elif _is_value(thing):
         return value
+    elif not _is_array(thing) or not _fill(thing, value):
+        now, then = (_described(each) for each in (thing, value))
+        raise ReplicaError(f"{path} is {now}, but {then} at the checkpoint, or in replica 0")
     return thing
-
-
-def _put_into_all(path: str, things: Any, values: Any, *, in_state: bool) -> None:
-    for name in things.keys() - values.keys():
-        del things[name]
-    for name, value in values.items():
-        has_it = name in things or hasattr(things, "__missing__")
-        old = things[name] if has_it else _ABSENT
-        things[name] = put_into(f"{path}[{name!r}]", old, value, in_state=in_state)
-
-
-def arrays_of_jax(thing: Any) -> "Iterator[Any]":
-    """Yields the arrays of JAX in dicts and lists: code that replaces them may not tell these."""
-    if _nests.kind(thing) == "jax":
-        yield thing
-    elif not _has_state(thing) and isinstance(thing, (MutableMapping, list, tuple)):
-        for part in (_nests.children(thing) or {}).values():
-            yield from arrays_of_jax(part)
 
 
 def _has_state(thing: Any) -> bool:
@@ -147,16 +124,15 @@ def _has_state(thing: Any) -> bool:
 
 def _is_array(thing: Any) -> bool:
     """Returns whether it is an array whose content can change."""
-    return _nests.kind(thing) == "torch" or (
-        _nests.kind(thing) == "numpy" and hasattr(thing, "__setitem__")
-    )
+    return _nests.kind(thing) in ("numpy", "torch") and hasattr(thing, "__setitem__")
 
 
 def _is_value(thing: Any) -> bool:
     """Returns whether it never changes."""
     if isinstance(thing, (tuple, frozenset)):
         return all(map(_is_value, thing))
-    return isinstance(thing, _VALUES) or (bool(_nests.kind(thing)) and not _is_array(thing))
+    is_leaf = bool(_nests.kind(thing)) or isinstance(thing, (str, bytes, type(None)))
+    return is_leaf and not _is_array(thing)
 
 
 def _fill(array: Any, value: Any) -> bool:
@@ -164,20 +140,17 @@ def _fill(array: Any, value: Any) -> bool:
     kind = _nests.kind(array)
     if _nests.kind(value) != kind or (array.shape, array.dtype) != (value.shape, value.dtype):
         return False
-    if kind == "torch":
-        array.detach().copy_(value)
-    else:
-        array[...] = value
+    (array.detach() if kind == "torch" else array)[...] = value
     return True
 
 
 def _described(value: Any) -> str:
-    shape = f"{value.dtype}{list(value.shape)}, " if _nests.kind(value) else ""
-    return f"{shape}a {type(value).__name__}"
+    array = f"{value.dtype}{list(value.shape)}, " if _is_array(value) else ""
+    return f"{array}a {type(value).__name__}"
 
 
-def _like(sequence: Any, parts: "Iterator[Any] | list[Any]") -> Any:
+def _like(sequence: Any, parts: list[Any]) -> Any:
     """Returns parts as a list, or the kind of tuple that another one is."""
     if isinstance(sequence, list):
-        return list(parts)
+        return parts
     return type(sequence)(*parts) if hasattr(sequence, "_fields") else tuple(parts)

@@ -200,7 +200,7 @@ class ReplicaNode:
         """Returns what a replicator needs to know in a replica; its steps are to begin."""
         from launchpad_lite.replicas.replicators import Here  # this module is imported by it
 
-        training.begin_again()
+        training.begin()
         training.is_guard = self._is_guard and training is self._training
         here = Here(
             collectives.rank,

@@ -15,7 +15,7 @@ import cloudpickle
 from launchpad_lite.launching import loaded_module
 from launchpad_lite.replicas import _nests
 from launchpad_lite.replicas._course import Course, Place
-from launchpad_lite.replicas._kept import arrays_of_jax, taken_from
+from launchpad_lite.replicas._kept import taken_from
 from launchpad_lite.replicas._payload import Payload
 from launchpad_lite.replicas.errors import ReplicaError
 
@@ -43,11 +43,11 @@ class Snapshot(NamedTuple):
     kept: Mapping[str, Payload]
 
 
-def packed(value: Any) -> Payload:
-    """Returns a value as a payload, for `_payload.unpack`, that lies in the memory of its arrays and tensors.
+def packed(name: str, thing: Any) -> Payload:
+    """Returns what a kept thing is now, for `_payload.unpack`, in the memory of its arrays and tensors.
 
     Raises:
-        Exception: What pickle raises for values that cannot be pickled.
+        TypeError: It cannot be pickled.
     """
     import numpy as np
 
@@ -60,8 +60,16 @@ def packed(value: Any) -> Payload:
         return raw.nbytes < _INSIDE_BYTES
 
     with io.BytesIO() as file:
-        _Pickler(file, protocol=5, buffer_callback=stays_inside).dump(value)
+        try:
+            _Pickler(file, protocol=5, buffer_callback=stays_inside).dump(taken_from(thing))
+        except (TypeError, AttributeError, pickle.PicklingError) as error:
+            raise TypeError(f"{name} cannot be kept: it cannot be pickled: {error}") from error
         return [np.frombuffer(part, np.uint8) for part in (file.getvalue(), *buffers)]
+
+
+def _arrays_of_jax(thing: Any) -> list[Any]:
+    """Returns those in dicts and lists: code that replaces them may not tell these."""
+    return [leaf for _, leaf in _nests.leaves(thing) if _nests.kind(leaf) == "jax"]
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -119,15 +127,14 @@ class Training:
         #: Arrays of JAX as they were when they were kept, by name, and after how many steps.
         self._first_arrays: dict[str, tuple[int, list[weakref.ref[Any]]]] = {}
 
-    def begin_again(self) -> None:
-        """Has the code begin; its first `keep` takes over the newest snapshot."""
-        self.resume(0, [])
-        self.kept = {}
+    def begin(self) -> None:
+        """Has the code of the user begin."""
+        self.step, self.course, self.kept = 0, Course(), {}
         self._first_arrays.clear()
 
-    def resume(self, step: int, places: Sequence[Place]) -> None:
-        """Goes on where the training was at a snapshot."""
-        self.step, self.course = step, Course(places)
+    def go_on_at(self, step: int, places: Sequence[Place]) -> None:
+        """Has the code go on where it was at a snapshot, once it comes there again."""
+        self.step, self.course.saved = step, list(places)
 
     def newest(self) -> Snapshot | None:
         """Returns the newest snapshot."""
@@ -137,44 +144,37 @@ class Training:
             self._file.seek(0)
             return Snapshot(*pickle.load(self._file))
 
-    def claimed(
-        self, found: Snapshot | None, names: Collection[str], *, is_first: bool
-    ) -> dict[str, Payload]:
-        """Returns what things were at a snapshot, as memory of their own; nothing if they begin now.
+    def claimed(self, found: Snapshot, names: Collection[str], *, is_first: bool) -> Any:
+        """Returns what things were at a snapshot, by name, as memory of their own.
 
         Args:
-            found: The snapshot, if there is one.
+            found: The snapshot.
             names: Of the things that were not kept before in this generation.
             is_first: Whether nothing was. Later ones may be kept only since the snapshot.
 
         Raises:
             ReplicaError: The snapshot has not all of them.
         """
-        if found is None or not found.kept:
-            return {}
-        missing = [name for name in names if name not in found.kept]
-        if missing and (is_first or len(missing) < len(names)):
+        known = [name for name in names if name in found.kept]
+        if len(known) < len(names) and (is_first or known):
             raise ReplicaError(
-                f"the newest checkpoint has no {', '.join(missing)}, but {', '.join(found.kept)}; keep "
-                "things by the same names, or begin with another folder for checkpoints"
+                f"the newest checkpoint has no {', '.join(names - found.kept.keys())}, but "
+                f"{', '.join(found.kept)}; keep things by the same names, or begin with another folder "
+                "for checkpoints"
             )
-        return {
-            name: _copied(found.kept[name]) if found is self._snapshot else found.kept[name]
-            for name in names
-            if not missing
-        }
+        own = _copied if found is self._snapshot else list
+        return {name: own(found.kept[name]) for name in known}
 
     def note_kept(self, name: str, thing: Any) -> None:
         """Notes what a thing is before steps change it."""
-        if arrays := [weakref.ref(array) for array in arrays_of_jax(thing)]:
-            self._first_arrays[name] = self.step, arrays
+        self._first_arrays[name] = self.step, [weakref.ref(each) for each in _arrays_of_jax(thing)]
 
-    def begin(self) -> None:
+    def begin_steps(self) -> None:
         """Steps begin."""
         with self._changed:
             self._is_running = True
 
-    def end(self) -> None:
+    def end_steps(self) -> None:
         """Steps have ended, by an error perhaps."""
         with self._changed:
             self._is_running = False
@@ -187,7 +187,7 @@ class Training:
 
     def take_at_end(self) -> None:
         """Takes a snapshot of what a run or an epoch has left, if it may be needed."""
-        if self.is_saved or self.is_guard or self._wanted.is_set():
+        if self.is_saved or self.is_guard:
             self.take()
 
     def take(self) -> None:
@@ -198,7 +198,7 @@ class Training:
         """
         begun_at = time.monotonic()
         self._check_changes()
-        kept = {name: packed(taken_from(thing)) for name, thing in self.kept.items()}
+        kept = {name: packed(name, thing) for name, thing in self.kept.items()}
         with self._changed:
             self._forget()  # first, so that there is only one copy at a time
         kept = {name: _copied(payload) for name, payload in kept.items()}
@@ -215,19 +215,18 @@ class Training:
             self._file.close()
         self._file = None
 
+    __del__ = _forget
+
     def _check_changes(self) -> None:
-        for name, (step, arrays) in list(self._first_arrays.items()):
-            if self.step == step:
-                continue
-            now = list(arrays_of_jax(self.kept.get(name)))
-            firsts = [first() for first in arrays]
-            if len(now) == len(firsts) and all(map(operator.is_, now, firsts)):
+        for name in [name for name, (at, _) in self._first_arrays.items() if at < self.step]:
+            _, firsts = self._first_arrays.pop(name)
+            now = _arrays_of_jax(self.kept.get(name))
+            if now and all(map(operator.is_, now, [first() for first in firsts])):
                 raise ReplicaError(
-                    f"{name} has the same arrays of JAX as {self.step - step} steps ago, so what the "
-                    "steps compute is not kept: arrays of JAX do not change, they are replaced. Write "
+                    f"{name} has the arrays of JAX that it had when it was kept, so what the steps "
+                    "compute is not in it: arrays of JAX do not change, they are replaced. Write "
                     "state = repl.state(params=params) in place of keep, and state.params = ..."
                 )
-            del self._first_arrays[name]
 
     def save(self, folder: Path) -> None:
         """Writes a snapshot that is taken from now on; the last one, if no steps are made.
@@ -257,4 +256,3 @@ class Training:
     def _read_later(self, folder: Path) -> None:
         # Open, because the checkpoint gets its name only later, and is removed at some time.
         self._file = (folder / _FILE).open("rb")
-        weakref.finalize(self, self._file.close)

@@ -25,13 +25,14 @@ from launchpad_lite.replicas._kept import check_can_be_kept, put_into
 from launchpad_lite.replicas._node import LOST, ReplicaNode
 from launchpad_lite.replicas._progress import Progress, Share
 from launchpad_lite.replicas._remote_optimizers import FunctionalRemote, RemoteOptimizer, remote
+from launchpad_lite.replicas._state import packed
 from launchpad_lite.replicas.errors import (
     InterruptedTraining,
     ReplicaError,
     ReplicaLostError,
     UnsupportedCollectiveError,
 )
-from launchpad_lite.replicas.replicators import Here, InputReplication, Replicator, packed_as
+from launchpad_lite.replicas.replicators import Here, InputReplication, Replicator
 
 T = TypeVar("T")
 
@@ -344,13 +345,13 @@ class MultiWorkerAsyncReplicator(Replicator):
         new = {name: thing for name, thing in things.items() if name not in here.kept}
         found = here.training.newest()
         if found is not None and not here.kept:
-            here.training.resume(found.step, found.places)
+            here.training.go_on_at(found.step, found.places)
         here.kept.update(things)
         here.training.kept = here.kept
         if not new:
             return
         key = ("kept", *new)
-        self._set_first(key, lambda: {name: packed_as(name, new[name]) for name in new})
+        self._set_first(key, lambda: {name: packed(name, new[name]) for name in new})
         state = {**_awaited(here.ps, key), **(found.kept if found else {})}
         for name, thing in new.items():
             put_into(name, thing, _payload.unpack([part.copy() for part in state[name]]))
@@ -384,7 +385,7 @@ class MultiWorkerAsyncReplicator(Replicator):
             step_fn: One step of this replica: takes a batch, returns any value. Several optimizers may
                 step in it, also several times; parameters change when it has returned.
             input_fn: Takes the index of the replica; else as for all replicators. The `step` that it
-                may take is how many this replica has made.
+                may take is how many this replica has made in this run.
             steps: How many steps there will be of each replica on average, those before a restart
                 included; None: until the input ends. Who is fast makes more of them. Steps in
                 flight at the end are made, too: less than one of each replica.
@@ -402,6 +403,8 @@ class MultiWorkerAsyncReplicator(Replicator):
         if not counts or here.in_run:
             yield from super().run(step_fn, input_fn, steps=steps, counts=False)
             return
+        if here.has_stopped:
+            return
         for optimizer in here.optimizers:
             for key in optimizer.keys:
                 self._set_first(key, functools.partial(optimizer.first, key))
@@ -411,7 +414,7 @@ class MultiWorkerAsyncReplicator(Replicator):
             return
         run = here.training.course.name
         inputs = self._inputs(input_fn, here.made(run, here.rank)) if input_fn else None
-        here.training.begin()
+        here.training.begin_steps()
         here.in_run = True
         limit = None if steps is None else steps * self.num_replicas
         stepping = _Stepping(here, step_fn, inputs, limit, run)
@@ -430,7 +433,7 @@ class MultiWorkerAsyncReplicator(Replicator):
             raise
         finally:
             here.in_run = False
-            here.training.end()
+            here.training.end_steps()
             if progress is not None:
                 progress.close()
         here.has_stopped = lp.stop_event().is_set()

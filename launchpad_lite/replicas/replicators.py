@@ -8,7 +8,6 @@ import contextlib
 import dataclasses
 import enum
 import logging
-import pickle
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +21,7 @@ from launchpad_lite.replicas import _devices, _inputs, _payload, _torch_function
 from launchpad_lite.replicas._carrier import AloneCarrier, Op
 from launchpad_lite.replicas._collectives import Collectives, split
 from launchpad_lite.replicas._course import Place
-from launchpad_lite.replicas._kept import State, check_can_be_kept, put_into, taken_from
+from launchpad_lite.replicas._kept import State, check_can_be_kept, put_into
 from launchpad_lite.replicas._mesh_node import MeshNode
 from launchpad_lite.replicas._node import ReplicaNode, served_methods
 from launchpad_lite.replicas._optimizers import averaging
@@ -215,7 +214,7 @@ class Replicator:
             if here.training.course.is_left:
                 here.training.take_at_end()
         finally:
-            here.training.end()
+            here.training.end_steps()
             self._here = None
 
     # Devices.
@@ -369,51 +368,50 @@ class Replicator:
             TypeError: A thing cannot be kept.
             ReplicaError: The checkpoint has not all of them, or they are of other types or shapes there.
         """
-        here = self._me
+        here, training = self._me, self._me.training
         for name, thing in things.items():
             check_can_be_kept(name, thing)
         is_first, new = not here.kept, things.keys() - here.kept.keys()
-        found = here.training.newest() if new else None
+        found = training.newest() if new else None
         label = f"keep({', '.join(things)})"
-        offers = here.collectives.all_gather(found.step if found and found.kept else -1, label)
+        found = found if found and found.kept else None
+        offers = here.collectives.all_gather(found.step if found else -1, label)
         source = offers.index(max(offers))
-        payloads: dict[str, _payload.Payload] = {}
-        mine: Any = None
+        mine: dict[str, _payload.Payload] = {}
+        told: Any = None
         if here.rank == source:
-            old = here.training.claimed(found, new, is_first=is_first)
+            old = training.claimed(found, new, is_first=is_first) if found else {}
             if is_first and not old and here.report.losses:
-                _LOGGER.warning("%s: there is no snapshot; all begins again at step 0", here.label)
-            payloads = {name: old.get(name) or packed_as(name, things[name]) for name in things}
-            heads = {name: (data, [*map(len, rest)]) for name, (data, *rest) in payloads.items()}
-            at = (found.step, found.places) if found and old else (here.training.step, [])
-            mine = *at, heads, set(old)
-        step, places, heads, restored = here.collectives.all_gather(mine, label)[source]
-        if is_first:
-            here.training.resume(step, places)
+                _LOGGER.warning("%s: there is no snapshot; all begin again at step 0", here.label)
+            mine = {name: old.get(name) or packed(name, thing) for name, thing in things.items()}
+            heads = {name: (data, [*map(len, rest)]) for name, (data, *rest) in mine.items()}
+            told = heads, set(old), found and (found.step, found.places)
+        sizes, restored, where = here.collectives.all_gather(told, label)[source]
+        if is_first and where:
+            training.go_on_at(*where)
         here.kept.update(things)
-        if here.rank == 0 or here.training.is_guard:
-            here.training.kept = here.kept
+        if here.rank == 0 or training.is_guard:
+            training.kept = here.kept
         for name, thing in things.items():
-            payload = self._shared(heads[name], payloads.pop(name, None), source, label)
+            payload = self._shared(mine.pop(name, None), sizes[name], source, label)
             if here.rank != source or name in restored:
                 put_into(name, thing, _payload.unpack(payload))
-            here.training.note_kept(name, thing)
+            training.note_kept(name, thing)
 
     def _shared(
-        self, head: tuple[Any, list[int]], payload: Any, source: int, label: str
+        self, payload: Any, head: tuple[Any, list[int]], source: int, label: str
     ) -> "_payload.Payload":
-        """Returns the payload that one replica has, in all of them: others know pickle and sizes."""
+        """Returns the payload of one replica in all of them; others give its pickle and its sizes."""
         import numpy as np
 
-        if payload is None:
-            payload = [head[0], *(np.empty(size, np.uint8) for size in head[1])]
-        for part in payload[1:] if self.num_replicas > 1 else ():
+        parts: list[Any] = payload or [head[0], *(np.empty(size, np.uint8) for size in head[1])]
+        for part in parts[1:] if self.num_replicas > 1 else ():
             for begin in range(0, len(part), _PIECE):
                 piece = part[begin : begin + _PIECE]
                 got = self._me.collectives.broadcast(piece, source, label)
                 if self._me.rank != source:
                     piece[:] = got
-        return list(payload)
+        return parts
 
     def state(self, **values: Any) -> State:
         """Returns an object with values as attributes, and keeps it by the name `state`.
@@ -510,46 +508,20 @@ class Replicator:
                 stops the program, so this is not the end of the training.
         """
         here, training = self._me, self._me.training
-        if here.has_stopped:
-            return
         counts = counts and not here.in_run
-        place = training.course.enter("run") if counts else Place("run", 0)
-        before = place.made
-        if not place.is_over:
-            yield from self._run(
-                step_fn, input_fn, place, steps, progress_s, tensorboard, counts=counts
-            )
-        if place.made == before and here.rank == 0 and not here.has_stopped:
-            why = (
-                "its steps were made before a restart"
-                if before or place.is_over
-                else ("steps=0" if steps == 0 else "its input has no batch")
-            )
-            _LOGGER.warning("%s: a run makes no step: %s", here.label, why)
-
-    def _run(
-        self,
-        step_fn: Callable[..., T],
-        input_fn: Callable[..., Any] | None,
-        place: Place,
-        steps: int | None,
-        progress_s: float,
-        tensorboard: str | None,
-        *,
-        counts: bool,
-    ) -> Iterator[list[T]]:
-        here, training = self._me, self._me.training
-        inputs = self._inputs(input_fn, place.made) if input_fn else None
-        before = training.step - place.made if counts else 0
+        place = training.course.enter("run") if counts and not here.has_stopped else Place("run", 0)
+        first, then, inputs = place.made, Then.STOP if here.has_stopped else Then.END, None
+        if not here.has_stopped and not place.is_over:
+            inputs = self._inputs(input_fn, first) if input_fn else None
+            mine = self._then(inputs, place, 0, steps)
+            then = max(here.collectives.all_gather(mine, f"run({steps=}, {counts=})"))
+        before = training.step - first if counts else 0
         total = None if steps is None else before + steps
         progress = Progress(here.label, total, progress_s, tensorboard) if here.rank == 0 else None
-        if counts:
-            training.begin()
-        was_in_run, here.in_run = here.in_run, True
         begun_at = time.monotonic() - here.report.seconds
-        then = max(
-            here.collectives.all_gather(self._then(inputs, place, 0, steps), f"run(steps={steps})")
-        )
+        was_in_run, here.in_run = here.in_run, True
+        if counts:
+            training.begin_steps()
         try:
             while then is Then.STEP:
                 if counts:
@@ -560,7 +532,7 @@ class Replicator:
                     progress.note(before + place.made, results, shares)
                 yield results
                 here.report.seconds = time.monotonic() - begun_at
-            if counts:
+            if counts and place.made > first:
                 training.take_at_end()
         except GeneratorExit:
             place.is_over = True  # or an error has left the loop, and nothing is saved any more
@@ -568,12 +540,18 @@ class Replicator:
         finally:
             here.in_run = was_in_run
             if counts:
-                training.end()
+                training.end_steps()
             if progress is not None:
                 progress.close()
         here.has_stopped = then is not Then.END
         if then is Then.INTERRUPT:
             raise InterruptedTraining(f"{here.label}: interrupted between two steps")
+        if place.made == first and then is Then.END and here.rank == 0:
+            was_made = first or place.is_over
+            why = "its steps were made before a restart" if was_made else "its input has no batch"
+            _LOGGER.warning(
+                "%s: a run makes no step: %s", here.label, why if steps != 0 else "steps=0"
+            )
 
     def _step(
         self,
@@ -727,18 +705,6 @@ class Replicator:
             return results
         finally:
             running.stop()
-
-
-def packed_as(name: str, thing: Any) -> "_payload.Payload":
-    """Returns what a kept thing is now, in the memory of its arrays.
-
-    Raises:
-        TypeError: It cannot be pickled.
-    """
-    try:
-        return packed(taken_from(thing))
-    except (TypeError, AttributeError, pickle.PicklingError) as error:
-        raise TypeError(f"{name} cannot be kept, because it cannot be pickled: {error}") from error
 
 
 def _results(running: lp.RunningProgram, node: Any) -> list[Any]:

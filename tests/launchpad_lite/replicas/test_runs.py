@@ -89,7 +89,7 @@ def test_replicas_that_want_different_numbers_of_steps_are_told() -> None:
 
     for error in together(in_memory(2), story):
         assert isinstance(error, replicas.CollectiveMismatchError)
-        assert "all_gather of run(steps=6)" in str(error)
+        assert "all_gather of run(steps=6, counts=True)" in str(error)
 
 
 class DiedError(Exception):
@@ -110,7 +110,7 @@ class Story:
     def begin(self) -> replicas.Replicator:
         """Begins the code, again perhaps."""
         repl = replicas.NonReplicator()
-        self.training.begin_again()
+        self.training.begin()
         repl._me.training = self.training
         self.weights = np.zeros(1)
         repl.keep(weights=self.weights)

@@ -56,7 +56,7 @@ def test_a_snapshot_is_taken_between_two_steps(tmp_path: Path) -> None:
     training = Training()
     weights = {"w": np.zeros(2)}
     training.kept = {"weights": weights}
-    training.begin()
+    training.begin_steps()
     saving = threading.Thread(target=training.save, args=(tmp_path,))
     saving.start()
     while saving.is_alive():
@@ -90,8 +90,8 @@ def test_steps_go_on_while_a_snapshot_is_written(
 
 def test_what_was_last_is_saved_when_no_more_steps_are_made(tmp_path: Path) -> None:
     training = training_after(numbers=[1, 2])
-    training.begin()
-    training.end()
+    training.begin_steps()
+    training.end_steps()
     for number in range(2):  # the second one writes what it reads
         (tmp_path / str(number)).mkdir()
         training.save(tmp_path / str(number))
@@ -216,8 +216,14 @@ def test_arrays_that_cannot_be_filled_are_refused() -> None:
             replicas.NonReplicator().keep(x=[array])
 
 
+def test_what_lies_in_two_places_of_which_each_may_change_is_refused() -> None:
+    params = {"w": 1.0}
+    with pytest.raises(TypeError, match=r"x\['target'\] cannot .* the same as x\['online'\]"):
+        replicas.NonReplicator().keep(x={"online": params, "target": params})
+
+
 def test_what_cannot_be_pickled_is_named_when_it_is_kept() -> None:
-    with pytest.raises(TypeError, match="state cannot be kept, because it cannot be pickled"):
+    with pytest.raises(TypeError, match="state cannot be kept: it cannot be pickled"):
         replicas.NonReplicator().state(lock=threading.Lock())
 
 
@@ -344,7 +350,7 @@ def test_tensors_models_and_optimizers_in_containers_are_filled() -> None:
 def test_a_view_of_a_large_tensor_is_kept_without_the_rest() -> None:
     import torch
 
-    assert sum(map(len, packed(torch.zeros(1 << 16)[:10]))) < 1000
+    assert sum(map(len, packed("view", torch.zeros(1 << 16)[:10]))) < 1000
 
 
 @needs_jax
@@ -360,7 +366,7 @@ def test_arrays_of_jax_that_steps_replace_are_found() -> None:
 
     params = {"w": jnp.zeros(2)}
     with pytest.raises(
-        replicas.ReplicaError, match=r"params has the same arrays of JAX as 1 steps"
+        replicas.ReplicaError, match=r"params has the arrays of JAX that it had when"
     ):
         run(params, lambda: None)
     run(params, lambda: params.update(w=params["w"] + 1))
