@@ -121,6 +121,8 @@ class Training:
         self._file: IO[bytes] | None = None
         self._wanted = threading.Event()
         self._changed = threading.Condition()
+        #: Held while a snapshot is written: another one would be a second copy.
+        self._writing = threading.Lock()
         #: Whether code of the user makes steps, so that a new snapshot will come.
         self._is_running = False
         self._next_guard_at = 0.0
@@ -199,7 +201,7 @@ class Training:
         begun_at = time.monotonic()
         self._check_changes()
         kept = {name: packed(name, thing) for name, thing in self.kept.items()}
-        with self._changed:
+        with self._writing, self._changed:
             self._forget()  # first, so that there is only one copy at a time
         kept = {name: _copied(payload) for name, payload in kept.items()}
         with self._changed:
@@ -238,21 +240,17 @@ class Training:
             self._wanted.set()
             self._changed.wait_for(lambda: self._snapshot is not before or not self._is_running)
             self._wanted.clear()
-        snapshot = self.newest()
-        if snapshot is None:
-            return
-        with (folder / _FILE).open("wb") as file:
-            pickle.dump(tuple(snapshot), file, protocol=5)
-        with self._changed:
-            if self._snapshot is snapshot:  # there is no newer one
-                self._forget()
-                self._read_later(folder)
+        with self._writing:
+            snapshot = self.newest()
+            if snapshot is not None:
+                with (folder / _FILE).open("wb") as file:
+                    pickle.dump(tuple(snapshot), file, protocol=5)
+                with self._changed:
+                    self._forget()
+                self.restore(folder)
 
     def restore(self, folder: Path) -> None:
         """Reads what `save` has written, once it is needed."""
         if (folder / _FILE).exists():
-            self._read_later(folder)
-
-    def _read_later(self, folder: Path) -> None:
-        # Open, because the checkpoint gets its name only later, and is removed at some time.
-        self._file = (folder / _FILE).open("rb")
+            # Open, because the checkpoint gets its name only later, and is removed at some time.
+            self._file = (folder / _FILE).open("rb")
