@@ -20,7 +20,7 @@ from launchpad_lite.replicas._carrier import AloneCarrier, Carrier
 from launchpad_lite.replicas._collectives import Collectives
 from launchpad_lite.replicas._courier_carrier import CourierCarrier
 from launchpad_lite.replicas._gpu_carrier import GpuCarrier
-from launchpad_lite.replicas._inputs import SharedPipeline
+from launchpad_lite.replicas._inputs import Key, SharedPipeline
 from launchpad_lite.replicas._mailbox import Box, Mailbox
 from launchpad_lite.replicas._meeting import Ended, Generation, Meeting
 from launchpad_lite.replicas._state import Training
@@ -83,8 +83,8 @@ class ReplicaNode:
         self._has_object: Future[None] = Future()
         #: Calls for the results, by replica: answered when it is through.
         self._asked: dict[int, Any] = {}
-        #: Of this worker, by generation and number, once there is one.
-        self._pipelines: dict[tuple[int, int], Future[SharedPipeline]] = {}
+        #: Of this worker, once there is one.
+        self._pipelines: dict[Key, Future[SharedPipeline]] = {}
         lp.register_stop_handler(self._refuse)
         self._box = Box()
         mailbox = Mailbox(self._box)
@@ -122,7 +122,7 @@ class ReplicaNode:
         """Reads it."""
         self._training.restore(folder)
 
-    def replica_input(self, key: tuple[int, int], position: int, part: int) -> tuple[bool, Any]:
+    def replica_input(self, key: Key, position: int, part: int) -> tuple[bool, Any]:
         """Returns a part of a batch of the pipeline of this worker."""
         pipeline = self._pipelines.setdefault(key, Future()).result()
         return pipeline.take(position, part)
@@ -131,10 +131,12 @@ class ReplicaNode:
         """Returns what all replicas have returned, once this one knows it."""
         return self._results
 
-    def share(self, key: tuple[int, int], pipeline: SharedPipeline) -> None:
+    def share(self, key: Key, pipeline: SharedPipeline) -> None:
         """Serves a pipeline to the other replicas of this worker."""
+        generation, depth, _ = key
         for past in [each for each in self._pipelines if each < key]:
-            del self._pipelines[past]
+            if past[0] < generation or past[1] >= depth:  # its run has ended
+                del self._pipelines[past]
         self._pipelines.setdefault(key, Future()).set_result(pipeline)
 
     def _refuse(self) -> None:

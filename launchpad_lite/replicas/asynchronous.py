@@ -400,7 +400,7 @@ class MultiWorkerAsyncReplicator(Replicator):
             UpdateError: The servers could not apply an update.
         """
         here = self._me
-        if not counts or here.in_run:
+        if not counts or here.depth:
             yield from super().run(step_fn, input_fn, steps=steps, counts=False)
             return
         if here.has_stopped:
@@ -415,7 +415,7 @@ class MultiWorkerAsyncReplicator(Replicator):
         run = here.training.course.name
         inputs = self._inputs(input_fn, here.made(run, here.rank)) if input_fn else None
         here.training.begin_steps()
-        here.in_run = True
+        here.depth += 1
         limit = None if steps is None else steps * self.num_replicas
         stepping = _Stepping(here, step_fn, inputs, limit, run)
         total = (
@@ -432,7 +432,7 @@ class MultiWorkerAsyncReplicator(Replicator):
             place.is_over = True
             raise
         finally:
-            here.in_run = False
+            here.depth -= 1
             here.training.end_steps()
             if progress is not None:
                 progress.close()

@@ -68,12 +68,12 @@ class Here:
         label: The group of the replicas.
         generation: Which one.
         replicas: Clients of all replicas' nodes.
-        share: Serves a pipeline to the other replicas of the worker, by generation and number.
+        share: Serves a pipeline to the other replicas of the worker.
         pipelines: How many were opened in this generation.
         kept: What the user keeps, by name.
         report: What the steps have cost.
         size: How many replicas work together; None: as many as were planned.
-        in_run: Whether the code is in the loop of a run.
+        depth: How many runs are open: the code is in the loop of the last one.
         has_stopped: Whether a run has ended because the program stops.
     """
 
@@ -83,12 +83,12 @@ class Here:
     label: str = "replica"
     generation: int = 0
     replicas: Sequence[Any] = ()
-    share: Callable[[tuple[int, int], _inputs.SharedPipeline], None] = lambda *_: None
+    share: Callable[[_inputs.Key, _inputs.SharedPipeline], None] = lambda *_: None
     pipelines: int = 0
     kept: dict[str, Any] = dataclasses.field(default_factory=dict)
     report: Report = dataclasses.field(default_factory=Report)
     size: int | None = None
-    in_run: bool = False
+    depth: int = 0
     has_stopped: bool = False
 
 
@@ -508,7 +508,7 @@ class Replicator:
                 stops the program, so this is not the end of the training.
         """
         here, training = self._me, self._me.training
-        counts = counts and not here.in_run
+        counts = counts and not here.depth
         place = training.course.enter("run") if counts and not here.has_stopped else Place("run", 0)
         first, then, inputs = place.made, Then.STOP if here.has_stopped else Then.END, None
         if not here.has_stopped and not place.is_over:
@@ -519,7 +519,7 @@ class Replicator:
         total = None if steps is None else before + steps
         progress = Progress(here.label, total, progress_s, tensorboard) if here.rank == 0 else None
         begun_at = time.monotonic() - here.report.seconds
-        was_in_run, here.in_run = here.in_run, True
+        here.depth += 1
         if counts:
             training.begin_steps()
         try:
@@ -538,7 +538,7 @@ class Replicator:
             place.is_over = True  # or an error has left the loop, and nothing is saved any more
             raise
         finally:
-            here.in_run = was_in_run
+            here.depth -= 1
             if counts:
                 training.end_steps()
             if progress is not None:
@@ -596,7 +596,7 @@ class Replicator:
         index = self.worker_id if shares else here.rank
         lead = self.worker_id * self.replicas_per_worker
         here.pipelines += 1
-        key = here.generation, here.pipelines
+        key = here.generation, here.depth, here.pipelines
         if not shares or here.rank == lead:
             next_batch = _inputs.opened(input_fn, index, made)
             if not shares:

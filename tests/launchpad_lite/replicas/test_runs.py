@@ -69,12 +69,17 @@ def test_an_evaluation_after_early_stopping_gets_all_batches() -> None:
     assert repl.step == 7
 
 
-def test_a_run_in_the_loop_of_another_one_does_not_count() -> None:
-    repl = replicas.NonReplicator()
-    evaluated = 0
-    for _ in repl.run(lambda: 1, steps=4):
-        evaluated += len(list(repl.run(lambda _: 1, lambda _: range(3))))
-    assert (repl.step, evaluated) == (4, 12)
+@pytest.mark.parametrize(
+    "repl", [replicas.NonReplicator(), replicas.MultiGpuReplicator(2)], ids=str
+)
+def test_a_run_in_the_loop_of_another_one_does_not_count(repl: replicas.Replicator) -> None:
+    def train(repl: replicas.Replicator) -> Any:
+        evaluated = 0
+        for _ in repl.run(lambda _: 1, lambda _: np.zeros((4, 2))):
+            evaluated += len(list(repl.run(lambda _: 1, lambda _: np.zeros((3, 2)))))
+        return repl.step, evaluated
+
+    assert repl.launch(train, launcher="test_mt")[0] == (4, 12)
 
 
 def test_a_run_of_no_steps_is_told(caplog: pytest.LogCaptureFixture) -> None:
