@@ -102,6 +102,7 @@ class CurrentNode(NamedTuple):
             same after each restart of the node, and in each run with `lp.launch(program, seed=...)`.
         restarts: Whether it is started again when it fails.
         keeps_state: Whether it has checkpoints.
+        is_interrupted: Whether it is to end by a signal or a failure, so that its work may not be done.
     """
 
     name: str
@@ -111,6 +112,7 @@ class CurrentNode(NamedTuple):
     seed: int
     restarts: bool
     keeps_state: bool
+    is_interrupted: bool
 
 
 class NodeRuntime:
@@ -567,19 +569,6 @@ def wait_for_stop(timeout_s: float | None = None, *, timeout_secs: float | None 
     return current_runtime(any_node=True).wait_for_stop(timeout_s)
 
 
-def is_interrupted() -> bool:
-    """Returns whether a signal or a failure, and not `lp.stop()`, is why this node is to end.
-
-    Raises:
-        NoProgramError: No program runs here.
-
-    Example:
-        if not lp.is_interrupted():
-            publish(model)
-    """
-    return current_runtime(any_node=True).is_interrupted
-
-
 def heartbeat() -> None:
     """Shows that this node makes progress; cheap enough for every step of a loop.
 
@@ -611,12 +600,18 @@ def current_node() -> CurrentNode:
                 rng = np.random.default_rng(me.seed)
                 print(f"{me.name} is replica {me.replica}")
     """
-    setup = current_runtime().setup
+    runtime = current_runtime()
+    setup = runtime.setup
     text = f"{setup.seed} {setup.name}".encode()
-    seed = int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "big")
-    keeps_state = setup.checkpoints is not None
     return CurrentNode(
-        setup.name, setup.label, setup.replica, setup.program, seed, setup.restarts, keeps_state
+        setup.name,
+        setup.label,
+        setup.replica,
+        setup.program,
+        seed=int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "big"),
+        restarts=setup.restarts,
+        keeps_state=setup.checkpoints is not None,
+        is_interrupted=runtime.is_interrupted,
     )
 
 

@@ -1,6 +1,5 @@
 """The state of a training: what users keep, taken between two steps and put back."""
 
-import io
 import operator
 import pickle
 import threading
@@ -8,23 +7,15 @@ import time
 import weakref
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
-import cloudpickle
-
-from launchpad_lite.launching import loaded_module
-from launchpad_lite.replicas import _nests
+from launchpad_lite.replicas import _nests, _payload
 from launchpad_lite.replicas._course import Course, Place
 from launchpad_lite.replicas._kept import taken_from
 from launchpad_lite.replicas._payload import Payload
 from launchpad_lite.replicas.errors import ReplicaError
 
-if TYPE_CHECKING:
-    import torch
-
 _FILE = "training.pickle"
-#: Smaller arrays are in the pickle.
-_INSIDE_BYTES = 1 << 12
 #: The part of the time that snapshots for other replicas may take.
 _GUARD_SHARE = 0.02
 
@@ -49,50 +40,15 @@ def packed(name: str, thing: Any) -> Payload:
     Raises:
         TypeError: It cannot be pickled.
     """
-    import numpy as np
-
-    buffers: list[Any] = []
-
-    def stays_inside(buffer: pickle.PickleBuffer) -> bool:
-        raw = buffer.raw()
-        if raw.nbytes >= _INSIDE_BYTES:
-            buffers.append(raw)
-        return raw.nbytes < _INSIDE_BYTES
-
-    with io.BytesIO() as file:
-        try:
-            _Pickler(file, protocol=5, buffer_callback=stays_inside).dump(taken_from(thing))
-        except (TypeError, AttributeError, pickle.PicklingError) as error:
-            raise TypeError(f"{name} cannot be kept: it cannot be pickled: {error}") from error
-        return [np.frombuffer(part, np.uint8) for part in (file.getvalue(), *buffers)]
+    try:
+        return _payload.pack(taken_from(thing))
+    except (TypeError, AttributeError, pickle.PicklingError) as error:
+        raise TypeError(f"{name} cannot be kept: it cannot be pickled: {error}") from error
 
 
 def _arrays_of_jax(thing: Any) -> list[Any]:
     """Returns those in dicts and lists: code that replaces them may not tell these."""
     return [leaf for _, leaf in _nests.leaves(thing) if _nests.kind(leaf) == "jax"]
-
-
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Pickles tensors as arrays of numpy, which can lie beside the pickle."""
-
-    def reducer_override(self, obj: Any) -> Any:
-        if _nests.kind(obj) != "torch":
-            return super().reducer_override(obj)
-        torch = loaded_module("torch")
-        is_plain = type(obj) in (torch.Tensor, torch.nn.Parameter)
-        if not is_plain or obj.layout != torch.strided or obj.is_quantized or obj.is_conj():
-            return NotImplemented
-        flat = obj.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-        return _tensor, (flat.numpy(), obj.dtype, obj.shape, obj.device.type, obj.requires_grad)
-
-
-def _tensor(
-    array: Any, dtype: Any, shape: Sequence[int], device: str, requires_grad: bool
-) -> "torch.Tensor":
-    import torch
-
-    tensor = torch.from_numpy(array).view(dtype).reshape(shape)
-    return tensor.to(device).requires_grad_(requires_grad)
 
 
 def _copied(payload: Payload) -> Payload:

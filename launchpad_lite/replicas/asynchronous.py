@@ -440,7 +440,7 @@ class MultiWorkerAsyncReplicator(Replicator):
         if not here.has_stopped:
             here.read()
         here.training.take_at_end()
-        if here.has_stopped and lp.is_interrupted():
+        if here.has_stopped and lp.current_node().is_interrupted:
             raise InterruptedTraining(f"{here.label}: interrupted between two steps")
 
     # What it does not have.

@@ -585,7 +585,7 @@ class Replicator:
             return Then.END  # an input may wait for ever for a batch that nobody needs
         with contextlib.suppress(lp.NoProgramError):
             if lp.stop_event().is_set():
-                return Then.INTERRUPT if lp.is_interrupted() else Then.STOP
+                return Then.INTERRUPT if lp.current_node().is_interrupted else Then.STOP
         return Then.STEP if inputs is None or inputs.has_next() else Then.END
 
     def _inputs(self, input_fn: Callable[..., Any], made: int) -> _inputs.Inputs:

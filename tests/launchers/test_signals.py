@@ -28,7 +28,7 @@ _WAITING = """
         lp.register_stop_handler(lambda: pathlib.Path(f"handled{index}").touch())
         pathlib.Path(f"up{index}").touch()
         lp.wait_for_stop()
-        pathlib.Path(f"interrupted{index}").write_text(str(lp.is_interrupted()))
+        pathlib.Path(f"interrupted{index}").write_text(str(lp.current_node().is_interrupted))
 
     program = lp.Program("waiting")
     with program.group("node"):

@@ -15,7 +15,7 @@ from launchpad_lite import replicas
 from launchpad_lite.replicas import _payload, _state
 from launchpad_lite.replicas._course import Place
 from launchpad_lite.replicas._state import Training, packed
-from tests.engines import needs_jax, needs_torch
+from tests.engines import needs_torch
 from tests.launchpad_lite.replicas import torch_replicas  # noqa: F401 - loads torch before a test
 from tests.launchpad_lite.replicas.together import in_memory, returned, together
 
@@ -351,37 +351,6 @@ def test_a_view_of_a_large_tensor_is_kept_without_the_rest() -> None:
     import torch
 
     assert sum(map(len, packed("view", torch.zeros(1 << 16)[:10]))) < 1000
-
-
-@needs_jax
-def test_arrays_of_jax_that_steps_replace_are_found() -> None:
-    import jax.numpy as jnp
-
-    def run(kept: Any, step: Callable[[], None]) -> None:
-        repl = replicas.NonReplicator()
-        repl.keep(params=kept)
-        repl._me.training.take()
-        for _ in repl.run(step, steps=1):
-            repl._me.training.take()
-
-    params = {"w": jnp.zeros(2)}
-    with pytest.raises(
-        replicas.ReplicaError, match=r"params has the arrays of JAX that it had when"
-    ):
-        run(params, lambda: None)
-    run(params, lambda: params.update(w=params["w"] + 1))
-
-
-@needs_jax
-def test_arrays_of_jax_in_a_state_are_kept() -> None:
-    import jax.numpy as jnp
-
-    repl = replicas.NonReplicator()
-    state = repl.state(params={"w": jnp.zeros(2)}, best=(0.0, jnp.zeros(1)))
-    state.params = {"w": state.params["w"] + 1}
-    repl = alone(training_after(state=state))
-    state = repl.state(params={"w": jnp.zeros(2)}, best=(0.0, jnp.zeros(1)))
-    assert state.params["w"].tolist() == [1.0, 1.0]
 
 
 @needs_torch
