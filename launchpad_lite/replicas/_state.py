@@ -2,6 +2,7 @@
 
 import operator
 import pickle
+import shutil
 import threading
 import time
 import weakref
@@ -197,13 +198,18 @@ class Training:
             self._changed.wait_for(lambda: self._snapshot is not before or not self._is_running)
             self._wanted.clear()
         with self._writing:
-            snapshot = self.newest()
-            if snapshot is not None:
-                with (folder / _FILE).open("wb") as file:
-                    pickle.dump(tuple(snapshot), file, protocol=5)
-                with self._changed:
-                    self._forget()
-                self.restore(folder)
+            if self._snapshot is None and self._file is None:
+                return
+            with (folder / _FILE).open("wb") as file:
+                if self._snapshot is not None:
+                    pickle.dump(tuple(self._snapshot), file, protocol=5)
+                elif self._file is not None:
+                    with self._changed:
+                        self._file.seek(0)
+                        shutil.copyfileobj(self._file, file)
+            with self._changed:
+                self._forget()
+            self.restore(folder)
 
     def restore(self, folder: Path) -> None:
         """Reads what `save` has written, once it is needed."""

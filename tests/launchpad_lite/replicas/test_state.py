@@ -1,6 +1,7 @@
 """What is kept of a training."""
 
 import collections
+import functools
 import threading
 import tracemalloc
 from collections.abc import Callable
@@ -112,7 +113,10 @@ def test_a_snapshot_takes_as_much_memory_as_what_is_kept(tmp_path: Path) -> None
     training = Training()
     training.kept = {"weights": [np.ones(size // 4, np.uint8) for _ in range(4)]}
     training.take()
-    for use in (training.take, lambda: training.save(tmp_path), training.newest):
+    again = tmp_path / "again"
+    again.mkdir()
+    saves = [functools.partial(training.save, folder) for folder in (tmp_path, again)]
+    for use in (training.take, *saves, training.newest):
         tracemalloc.start()
         before = tracemalloc.get_traced_memory()[0]
         held = use()
