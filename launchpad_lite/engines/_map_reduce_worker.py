@@ -106,7 +106,7 @@ class Worker:
         self._index = index
         self._peers = peers
         part = limit(memory_bytes, len(peers))
-        self._store = Store(part, spill_folder)
+        self._store = Store(spill_folder)
         self._computes = Computing(part, spill_folder)
         #: By life.
         self._stays: dict[str, _Stay] = {}
