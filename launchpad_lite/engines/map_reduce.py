@@ -270,9 +270,7 @@ class Dataset(Generic[A]):
         self, title: str, key: Callable[[A], Any], reverse: bool, partitions: int | None
     ) -> "Dataset[A]":
         count = self._engine.wide_partitions(partitions)
-        if (
-            partitions is None
-        ):  # with those that large files have, what is sorted at a time is small
+        if partitions is None:  # as large files have: what is sorted at a time is small
             count = max(count, min(self._plan.partitions, 4 * count))
         # As many of our partitions as there will be, evenly spaced: enough if ours are sorted already.
         chosen = range(0, self._plan.partitions, max(1, self._plan.partitions // count))
