@@ -633,7 +633,8 @@ class MapReduce:
         options = {"restart": _RESTART, **self._launch_options}
         on_interrupt = signal.getsignal(signal.SIGINT)
         running = lp.launch(program, self._launcher, **options)
-        if threading.current_thread() is threading.main_thread():
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and on_interrupt is not None:  # None: it is not Python's
             # A Ctrl-C interrupts an action, as any other code, and does not stop the workers.
             signal.signal(signal.SIGINT, on_interrupt)
         return Driver(handle.clients(), self._show, is_alone=True), running.complete
