@@ -483,6 +483,12 @@ def test_work_that_is_written_by_half_is_removed(
     assert files_in(volume) == []
 
 
+@pytest.mark.parametrize("source", ["claim", {}, {"emptyDir": None}, {"nfs": {"server": {1}}}])
+def test_a_volume_for_work_that_is_none_is_refused_at_once(source: Any) -> None:
+    with pytest.raises(ValueError, match=r"source|emptyDir: a dict"):
+        WorkVolume("/shared", source)
+
+
 def test_a_folder_that_is_none_is_no_place_for_work(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(LaunchError, match="Not a directory") as caught:
