@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 #: How values are combined.
 Op = Literal["sum", "mean", "max", "min", "product"]
+#: Seconds after which the loss of another replica is known to all.
+NEWS_S = 5.0
 
 
 class Carrier(abc.ABC):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import courier
 from launchpad_lite.replicas._call import Call
-from launchpad_lite.replicas._carrier import Carrier, Op
+from launchpad_lite.replicas._carrier import NEWS_S, Carrier, Op
 from launchpad_lite.replicas._packing import Packed
 
 if TYPE_CHECKING:
@@ -26,8 +26,6 @@ T = TypeVar("T")
 _HERE = str(Path(__file__).parent)
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 _OPS = get_args(Op)
-#: Seconds after which the loss of another replica is known to all.
-_NEWS_S = 5.0
 
 
 class Collectives:
@@ -187,7 +185,7 @@ class Collectives:
             raise self._error from None
         except courier.ServerLostError:
             # Of that replica, and then this generation ends soon, or of what its answer needs.
-            if not self._is_aborted.wait(_NEWS_S) or self._error is None:
+            if not self._is_aborted.wait(NEWS_S) or self._error is None:
                 raise
             raise self._error from None
 
