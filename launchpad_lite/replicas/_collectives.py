@@ -6,6 +6,7 @@ import pickle
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -35,7 +36,7 @@ class Collectives:
         rank: Which replica this is.
         size: How many there are.
         on_gpu: Whether `reduce_later` takes tensors on a GPU.
-        averages: What takes means of gradients by these, and lives as long.
+        averages: What takes means of gradients by these: as long as there are these, and the key.
         seconds: Time spent waiting for others and moving data, so far.
     """
 
@@ -47,7 +48,7 @@ class Collectives:
         """
         self.rank, self.size = carrier.rank, carrier.size
         self.on_gpu = carrier.on_gpu
-        self.averages: list[Any] = []
+        self.averages: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self.seconds = 0.0
         self._carrier = carrier
         #: Held while a call gets its number and its place in the order.
