@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import courier
+from launchpad_lite.launching import loaded_module
 from launchpad_lite.replicas._call import Call
 from launchpad_lite.replicas._carrier import NEWS_S, Carrier, Op
 from launchpad_lite.replicas._packing import Packed
@@ -216,10 +217,12 @@ class Collectives:
 
 def _site() -> str:
     """Returns where the code of the user is that makes a call; empty if it is none of the user."""
+    torch = loaded_module("torch")  # it calls hooks, in the backward pass and in step()
+    others = _HERE if torch is None else (_HERE, torch.__path__[0] + os.sep)
     frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_HERE):
+    while frame is not None and frame.f_code.co_filename.startswith(others):
         frame = frame.f_back
-    # In the backward pass of PyTorch there is none; and nodes gather what functions return.
+    # In the backward pass of a GPU there is none; and nodes gather what functions return.
     if frame is None or frame.f_code.co_filename.startswith(_PACKAGE):
         return ""
     code = frame.f_code

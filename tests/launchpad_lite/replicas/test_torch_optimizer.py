@@ -480,6 +480,27 @@ def test_parameters_in_another_order_in_one_replica_are_an_error(names: str) -> 
     assert f"{both} replica 1" in texts[0]
 
 
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_mismatch_in_the_backward_pass_names_the_line_of_the_user(overlap: bool) -> None:
+    import torch
+
+    def run(collectives: Collectives) -> str:
+        parameter = torch.nn.Parameter(torch.zeros(1))
+        optimizer = wrap(sgd([parameter]), collectives, overlap=overlap)
+        with pytest.raises(CollectiveMismatchError) as error:
+            trained(optimizer, parameter) if collectives.rank else collectives.barrier("elsewhere")
+        return str(error.value)
+
+    def trained(optimizer: Any, parameter: Any) -> None:
+        parameter.sum().backward()
+        optimizer.step()
+
+    line = trained.__code__.co_firstlineno + (1 if overlap else 2)
+    for text in run_replicas(2, run):
+        assert "replica 1: all_reduce(mean) of gradients of SGD, bucket 0" in text
+        assert f"{__file__}:{line} in trained" in text
+
+
 def test_other_parameters_that_are_trained_only_now_are_an_error() -> None:
     import torch
 
