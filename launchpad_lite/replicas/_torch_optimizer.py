@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from launchpad_lite.replicas import _nests
 from launchpad_lite.replicas._torch_buckets import Bucket, make_buckets
 from launchpad_lite.replicas.errors import CollectiveMismatchError, ReplicaError
 
@@ -93,6 +94,23 @@ def wrap(
     return optimizer
 
 
+def check_names(collectives: "Collectives", kept: Any) -> None:
+    """Checks that optimizers among kept things have the parameters of models there in one order.
+
+    Raises:
+        CollectiveMismatchError: They have them in another order in a replica.
+    """
+    import torch
+
+    things = [thing for _, thing in _nests.leaves(kept)]
+    models = [thing for thing in things if isinstance(thing, torch.nn.Module)]
+    of_models = [pair for model in models for pair in model.named_parameters()]
+    for thing in things:
+        if isinstance(thing, torch.optim.Optimizer):
+            named = _named(thing.param_groups, of_models)
+            _check_same(collectives, _texts(named), f"parameters of {type(thing).__name__}")
+
+
 def _plain(parameters: list[Any]) -> Any:
     """Returns an optimizer whose step is the mean of the replicas."""
     import torch
@@ -129,6 +147,10 @@ def _named(groups: Sequence[Any], of_model: Sequence[tuple[str, Any]]) -> list[t
     return [(names[key] or "", tensor) for key, tensor in tensors.items()]
 
 
+def _texts(named: Sequence[tuple[str, Any]]) -> list[str]:
+    return [f"{name} {tensor.dtype}{list(tensor.shape)}".strip() for name, tensor in named]
+
+
 def _check_same(collectives: "Collectives", mine: Sequence[str], label: str) -> None:
     """Checks that all replicas have the same things in the same order.
 
@@ -151,8 +173,7 @@ def _take_from_first(
 ) -> None:
     """Makes tensors those of replica 0, which have the same names there."""
     if collectives.size > 1:
-        texts = [f"{name} {tensor.dtype}{list(tensor.shape)}".strip() for name, tensor in named]
-        _check_same(collectives, texts, f"parameters of {label}")
+        _check_same(collectives, _texts(named), f"parameters of {label}")
         _copy_first(collectives, [tensor for _, tensor in named], f"parameters of {label}")
 
 

@@ -348,6 +348,10 @@ class Replicator:
             ReplicaError: The checkpoint has not all of them.
         """
         here = self._me
+        if loaded_module("torch") is not None and here.collectives.size > 1:
+            from launchpad_lite.replicas import _torch_optimizer
+
+            _torch_optimizer.check_names(here.collectives, things)
         for name, thing in things.items():
             check_can_be_kept(name, thing)
         found, mine = None, None

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from launchpad_lite import replicas
 from launchpad_lite.replicas._carrier import AloneCarrier, Carrier
 from launchpad_lite.replicas._collectives import Collectives
 from launchpad_lite.replicas._torch_optimizer import wrap
@@ -24,6 +25,7 @@ from launchpad_lite.replicas.errors import (
 )
 from tests.engines import needs_torch
 from tests.launchpad_lite.replicas import carriers
+from tests.launchpad_lite.replicas.together import in_memory, returned, together
 from tests.launchpad_lite.replicas.torch_replicas import run_replicas
 
 if TYPE_CHECKING:
@@ -458,26 +460,30 @@ def test_what_an_optimizer_has_is_freed_with_it_and_its_model() -> None:
         gc.enable()
 
 
-@pytest.mark.parametrize("names", ["of the model", "of the optimizer"])
+@pytest.mark.parametrize("names", ["of the model", "of the optimizer", "of what is kept"])
 def test_parameters_in_another_order_in_one_replica_are_an_error(names: str) -> None:
     import torch
 
-    def run(collectives: Collectives) -> str:
+    def story(repl: replicas.Replicator) -> str:
         model = torch.nn.ModuleDict({"a": torch.nn.Linear(2, 2), "b": torch.nn.Linear(2, 2)})
         named = list(model.named_parameters())
-        if collectives.rank == 1:
-            named.reverse()
-        parameters, how = named, {}
-        if names == "of the model":
-            parameters, how = [each for _, each in named], {"model": model}
+        if repl.replica_id == 1:
+            named = named[2:] + named[:2]
+        parameters = named if names == "of the optimizer" else [each for _, each in named]
+        how = {"model": model} if names == "of the model" else {}
+
+        def begin() -> None:
+            optimizer = repl.wrap_optimizer(sgd(parameters), **how)
+            repl.keep(everything=[model], optimizer=optimizer)
+
         with pytest.raises(CollectiveMismatchError) as error:
-            wrap(sgd(parameters), collectives, **how)
+            begin()
         return str(error.value)
 
-    texts = run_replicas(3, run)
+    texts = returned(together(in_memory(3), story))
     assert len(set(texts)) == 1
-    both = "number 0 is a.weight torch.float32[2, 2] in replica 0, and b.bias torch.float32[2] in"
-    assert f"{both} replica 1" in texts[0]
+    assert "number 0 is a.weight torch.float32[2, 2] in replica 0, and b.weight torch" in texts[0]
+    assert "float32[2, 2] in replica 1" in texts[0]
 
 
 @pytest.mark.parametrize("overlap", [True, False])
