@@ -37,7 +37,7 @@ class Collectives:
         rank: Which replica this is.
         size: How many there are.
         on_gpu: Whether `reduce_later` takes tensors on a GPU.
-        averages: What takes means of gradients by these: as long as there are these, and the key.
+        averages: What takes means of gradients by these; each key lives as long as its parameters.
         seconds: Time spent waiting for others and moving data, so far.
     """
 

@@ -84,9 +84,12 @@ class Packed:
             begin = offsets[name]
             offsets[name] = end = begin + _size(shape)
             part = self.arrays[name][begin:end]
-            check = self.arrays.get(_CHECK + name)
             # What wraps around is off by its whole range, and a float by much less than half of it.
-            if check is not None and (abs(check[begin:end] - part) >= 2.0 ** _bits(part)).any():
+            check = self.arrays.get(_CHECK + name)
+            if (
+                check is not None
+                and (abs(check[begin:end] - part) >= 2.0 ** (8 * part.itemsize - 1)).any()
+            ):
                 raise OverflowError(
                     f"{path or 'the value'}: the {self._op} over the replicas is too large for "
                     f"{part.dtype}; convert it to a larger type, or to float"
@@ -98,11 +101,6 @@ class Packed:
 
 def _may_wrap(dtype: Any, op: str) -> bool:
     return op in ("sum", "product") and getattr(dtype, "kind", "") in ("i", "u")
-
-
-def _bits(array: "Array") -> int:
-    """Returns of how many bits half of the range of integers is."""
-    return 8 * array.itemsize - 1
 
 
 def _size(shape: Sequence[int]) -> int:
@@ -149,11 +147,10 @@ def as_numpy(leaf: Any, path: str = "") -> "Array":
     kind = _nests.kind(leaf)
     array: Array | None = None
     if kind == "torch":
-        # Some layouts and dtypes are none of numpy.
-        with contextlib.suppress(TypeError, RuntimeError):
-            tensor = leaf.detach().cpu()
-            # numpy has no bfloat16, and sums of 16 bits lose too much.
-            is_low = tensor.is_floating_point() and tensor.element_size() < 4
+        tensor = leaf.detach().cpu()
+        # numpy has no bfloat16, and sums of 16 bits lose too much.
+        is_low = tensor.is_floating_point() and tensor.element_size() < 4
+        with contextlib.suppress(TypeError, RuntimeError):  # sparse, quantized, ..
             array = (tensor.float() if is_low else tensor).contiguous().numpy()
     elif kind and not isinstance(leaf, np.ma.MaskedArray):
         array = np.asarray(leaf)

@@ -345,13 +345,16 @@ class _Average:
             return
         mine = {id(each): each for each in _parameters(optimizer)}
         wanted = {key for key, each in mine.items() if each.requires_grad}
-        if wanted <= self._known():
+        wanted = wanted.difference(*[each._known() for each in self._together])
+        if not wanted:
             return
         for other in self._collectives.averages.values():
-            if other not in self._together and wanted & other._known():
+            if wanted & other._known():
                 self._others.append(other)
-        known = set().union(*[each._known() for each in self._together])
-        new = {key: each for key, each in mine.items() if key in wanted - known}
+                wanted -= other._known()
+        if not wanted:
+            return
+        new = {key: each for key, each in mine.items() if key in wanted}
         numbers = [f"parameter {number}" for number, key in enumerate(mine) if key in new]
         _check_same(self._collectives, numbers, f"what {self._label} trains")
         for bucket in make_buckets(self._collectives, list(new.values()), self._bucket_bytes):
