@@ -1,7 +1,7 @@
 """Nested values: taken apart, packed, and put together again."""
 
 import dataclasses
-from collections import OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,6 +50,12 @@ def test_a_nest_comes_back_as_it_was() -> None:
     assert [type(leaf) for _, leaf in _nests.leaves(back)] == [
         type(leaf) for _, leaf in _nests.leaves(NEST)
     ]
+
+
+def test_mappings_stay_of_their_kind() -> None:
+    found = Packed([defaultdict(list, a=1), Counter(a=1)]).unpacked()
+    assert found == [{"a": 1}, Counter(a=1)]
+    assert found[0]["b"] == []
 
 
 def test_what_is_packed_is_a_copy() -> None:
