@@ -72,7 +72,7 @@ class Carrier(abc.ABC):
     def buffer(self, nbytes: int) -> "np.ndarray[Any, Any]":
         """Returns zeroed memory as uint8 that `all_reduce` and `broadcast` are fastest with.
 
-        All replicas call it in the same order with the same sizes. It stays valid until `close`.
+        All replicas call it in the same order with the same sizes. The memory is the caller's.
         """
 
     @abc.abstractmethod

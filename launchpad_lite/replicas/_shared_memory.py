@@ -236,7 +236,9 @@ class SharedGroup:
         import numpy as np
 
         if index == self.index:
-            return np.frombuffer(self._own.memory_of(number), np.uint8)  # type: ignore[arg-type]
+            memory = self._own.memory_of(number)
+            assert memory is not None  # the array that is combined lies there
+            return np.frombuffer(memory, np.uint8)
         if (index, number) not in self._buffers:
             for key in [key for key in self._buffers if self._own.memory_of(key[1]) is None]:
                 del self._buffers[key]  # who has freed its own will not ask for those of others

@@ -440,12 +440,13 @@ def test_an_optimizer_that_nobody_keeps_works_as_long_as_its_parameters() -> Non
     assert run_replicas(2, run) == [(1.5, None)] * 2
 
 
-def test_what_an_optimizer_has_is_freed_with_it_and_its_model() -> None:
+@pytest.mark.parametrize("how", [{"bucket_bytes": 512}, {"every": 1}])
+def test_what_an_optimizer_has_is_freed_with_it_and_its_model(how: Any) -> None:
     def run(carrier: Carrier) -> Any:
         collectives = Collectives(carrier)
         found = []
         for _ in range(4):
-            train(collectives, sgd, 2, bucket_bytes=512)
+            train(collectives, sgd, 2, **how)
             collectives.barrier("all have dropped theirs")
             found.append(carriers.shared_memories())
             collectives.barrier("all have counted")
