@@ -1,4 +1,4 @@
-"""Word count and a sort on the map-reduce engine, and on what else one might take.
+"""Word count and sorts on the map-reduce engine, and on what else one might take.
 
     python -m benchmarks.datasets --mib=1024 --rounds=3 --write
 
@@ -30,6 +30,7 @@ from benchmarks.report import versions
 
 PEERS = (
     Peer("pool", "`Pool`, by hand"),
+    Peer("sorted", "`sorted`, one process"),
     Peer("map_reduce", "`engines.MapReduce`", ("--editable", str(ROOT)), "launchpad-lite"),
     Peer("dask", "Dask bag", ("dask[bag]",), "dask"),
     Peer("spark", "PySpark", ("pyspark",), "pyspark"),
@@ -37,7 +38,7 @@ PEERS = (
         "ray_data", "Ray Data", ("ray[data]",), "ray", environment={"RAY_USAGE_STATS_ENABLED": "0"}
     ),
 )
-_JOBS = ("start", "word_count", "sort")
+_JOBS = ("start", "word_count", "sort", "sort_numbers")
 _FILES = 8
 _VOCABULARY = 50_000
 _KEYS = 100_000
@@ -49,7 +50,8 @@ class Round:
 
     #: By job: seconds, or why there are none.
     seconds: dict[str, float | str] = field(default_factory=dict)
-    memory_mib: float = 0.0
+    #: By job: the most that all processes had.
+    memory_mib: dict[str, float] = field(default_factory=dict)
     #: How many different words it has counted, and how many in all.
     counted: list[int] = field(default_factory=list)
 
@@ -73,12 +75,14 @@ def write_text(folder: Path, mib: int) -> None:
                 file.writelines(lines)
 
 
-def measure(installed: Installed, folder: Path, workers: int, limit_s: float) -> Round:
+def measure(
+    installed: Installed, folder: Path, workers: int, numbers: int, limit_s: float
+) -> Round:
     """Runs all jobs once on a peer; one that does not end in time costs it only that job."""
     result = Round()
     jobs: Sequence[str] = _JOBS
     while jobs:
-        jobs = _measure(installed, folder, workers, limit_s, jobs, result)
+        jobs = _measure(installed, folder, workers, numbers, limit_s, jobs, result)
     return result
 
 
@@ -86,6 +90,7 @@ def _measure(
     installed: Installed,
     folder: Path,
     workers: int,
+    numbers: int,
     limit_s: float,
     jobs: Sequence[str],
     result: Round,
@@ -99,11 +104,13 @@ def _measure(
         "start": {"workers": workers, "scratch": str(scratch)},
         "word_count": {"files": files},
         "sort": {"files": files, "folder": str(scratch / "sorted")},
+        "sort_numbers": {"count": numbers},
     }
     watch = MemoryWatch([process], 0.2, grows=True)
     try:
         with watch.running():
             for place, job in enumerate(jobs, 1):
+                watch.peak_mib = 0.0
                 try:
                     result.seconds[job], *counted = process.ask(job, limit_s, **arguments[job])
                 except UnsupportedError as error:
@@ -116,21 +123,21 @@ def _measure(
                     return []
                 else:
                     result.counted += counted
+                    result.memory_mib[job] = watch.peak_mib
     finally:
         process.end()
         end_orphans()
         shutil.rmtree(scratch, ignore_errors=True)
-        result.memory_mib = max(result.memory_mib, watch.peak_mib)
     return []
 
 
 def table(peers: Sequence[Peer], rounds: dict[str, list[Round]], absent: dict[str, str]) -> str:
     """Returns medians as Markdown, each with its ratio to the floor."""
     lines = [
-        "| | start | word count | sort | most memory |",
+        "| | start | word count | sort of lines | sort of numbers |",
         "| --- | --: | --: | --: | --: |",
     ]
-    floor: dict[str, float] = {}
+    floor: dict[str, tuple[float, float]] = {}
     for peer in peers:
         if peer.name in absent:
             lines.append(f"| {peer.title} | absent: {absent[peer.name]} | | | |")
@@ -143,11 +150,15 @@ def table(peers: Sequence[Peer], rounds: dict[str, list[Round]], absent: dict[st
                 cells.append(str(values[-1]) if values else "")
                 continue
             median = statistics.median(seconds)
-            floor.setdefault(job, median)
-            ratio = "" if job == "start" else f" ({median / floor[job]:.1f})"
-            cells.append(f"{median:.1f} s{ratio}")
-        memory = max(each.memory_mib for each in rounds[peer.name])
-        lines.append(f"| {peer.title} | {' | '.join(cells)} | {memory:,.0f} MiB |")
+            if job == "start":
+                cells.append(f"{median:.1f} s")
+                continue
+            memory = max(each.memory_mib.get(job, 0.0) for each in rounds[peer.name])
+            first = floor.setdefault(job, (median, memory))
+            cells.append(
+                f"{median:.1f} s ({median / first[0]:.1f}), {memory:,.0f} MiB ({memory / first[1]:.1f})"
+            )
+        lines.append(f"| {peer.title} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -155,6 +166,7 @@ def main() -> None:
     """Measures, prints, and writes if wanted."""
     parser = options(__doc__, PEERS, workers=2)
     parser.add_argument("--mib", type=int, default=1024, help="of text")
+    parser.add_argument("--numbers", type=int, default=6_000_000, help="to sort")
     parser.add_argument("--limit", type=float, default=300.0, help="seconds for each job of a peer")
     chosen = parser.parse_args()
     adopt_orphans()
@@ -165,14 +177,14 @@ def main() -> None:
         write_text(Path(folder), chosen.mib)
         for _ in range(chosen.rounds):
             for one in installed:
-                result = measure(one, Path(folder), chosen.workers, chosen.limit)
+                result = measure(one, Path(folder), chosen.workers, chosen.numbers, chosen.limit)
                 print(one.peer.name, result, flush=True)
                 rounds.setdefault(one.peer.name, []).append(result)
     counts = {tuple(each.counted) for some in rounds.values() for each in some if each.counted}
     if len(counts) > 1:
         raise SystemExit("the peers have counted differently: see above")
     text = (
-        f"{chosen.mib:,} MiB of text, {chosen.workers} workers, medians of {chosen.rounds} rounds. In "
+        f"{chosen.mib:,} MiB of text, {chosen.numbers:,} numbers, {chosen.workers} workers, medians of {chosen.rounds} rounds. In "
         f"brackets: times the floor. {machine()}.\n\n{versions(installed)}\n"
         f"{table(peers, rounds, absent)}"
     )

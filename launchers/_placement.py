@@ -22,9 +22,6 @@ _RESOURCES = ("gpu", "ram_gib", "cpu")
 _UNITS = {"gpu": "devices", "ram_gib": "GiB", "cpu": "cores"}
 #: Parts of cores and devices are sums of floats.
 _EPSILON = 1e-9
-#: How often a search looks at a host until it gives up: one to three seconds. Those that need more
-#: would rarely end in minutes.
-_PATIENCE = 50_000
 
 
 class Strategy(enum.Enum):
@@ -78,9 +75,9 @@ def place(
 ) -> Placement:
     """Places executables on hosts; the same input gives the same placement.
 
-    Those with fewest hosts to choose from are placed first, of these the biggest. Where that fails,
-    a search tries other orders, and gives up at some point: it decides small programs, and may
-    miss a placement of a large one. What it finds may be spread less.
+    Those with fewest hosts to choose from are placed first, of these the biggest. If some do not fit
+    when they are spread, they are packed. Nothing else is tried, so a placement may be missed that
+    leaves hardly any room.
 
     Args:
         executables: What is to be placed. Those with the same `together` share a host.
@@ -104,18 +101,14 @@ def place(
         return Placement(mistakes=mistakes)
 
     bundles.sort(key=_Bundle.urgency)
-    loads = [_Load()] * len(rooms)
-    places = _fill(bundles, rooms, loads, strategy)
-    if len(places) < len(bundles):
-        searched = _search([each for each in bundles if each.wish.any()], rooms)
-        if searched.places is None:
-            homeless = [each for each in bundles if each not in places]
-            return Placement(mistakes=_leftovers(homeless, rooms, loads, searched))
-        places = searched.places
+    for how in dict.fromkeys([strategy, Strategy.PACK]):
         loads = [_Load()] * len(rooms)
-        for bundle, host in places.items():
-            loads[host] = loads[host].plus(bundle.wish)
-        places |= _fill([each for each in bundles if each not in places], rooms, loads, strategy)
+        places = _fill(bundles, rooms, loads, how)
+        homeless = [each for each in bundles if each not in places]
+        if not homeless:
+            break
+    else:
+        return Placement(mistakes=_leftovers(homeless, rooms, loads))
     hosts = {name: rooms[host].name for bundle, host in places.items() for name in bundle.names}
     return Placement({each.name: hosts[each.name] for each in executables})
 
@@ -154,10 +147,6 @@ class _Load:
         if resource == "gpu":
             return sum(self.gpus)
         return self.cpu if resource == "cpu" else self.ram_gib
-
-    def any(self) -> bool:
-        """Returns whether anything is asked for."""
-        return any(self.amount(resource) for resource in _RESOURCES)
 
     def __str__(self) -> str:
         wishes = ((name, self.amount(name)) for name in ("cpu", "ram_gib", "gpu"))
@@ -340,95 +329,6 @@ def _freest(
     return min(fitting, key=lambda host: (loads[host].count, host))
 
 
-# Search
-
-
-@dataclass(frozen=True)
-class _Searched:
-    """What a search found.
-
-    Attributes:
-        places: Host of each bundle; None if none was found.
-        attempts: How many partial placements were tried.
-        complete: Whether all were tried.
-    """
-
-    places: dict[_Bundle, int] | None
-    attempts: int
-    complete: bool
-
-
-def _search(bundles: Sequence[_Bundle], rooms: Sequence[Room]) -> _Searched:
-    """Searches depth first: best fit decreasing, and back where that leads nowhere."""
-    totals = {name: _total(rooms, name) for name in _RESOURCES}
-
-    def difficulty(bundle: _Bundle) -> tuple[float, ...]:
-        shares = (bundle.wish.amount(name) / total for name, total in totals.items() if total)
-        return (len(bundle.allowed), -max(shares, default=0.0))
-
-    bundles = sorted(bundles, key=difficulty)
-    # Hosts that have the same, and are open to the same, may stand for each other.
-    kinds = [
-        (room.cpu, room.ram_gib, room.gpu, tuple(host in each.allowed for each in bundles))
-        for host, room in enumerate(rooms)
-    ]
-    kind_numbers = {kind: number for number, kind in enumerate(dict.fromkeys(kinds))}
-
-    def situation(loads: Sequence[_Load]) -> tuple[object, ...]:
-        return tuple(
-            sorted(
-                (kind_numbers[kind], load.cpu, load.ram_gib, load.gpus)
-                for kind, load in zip(kinds, loads, strict=True)
-            )
-        )
-
-    def moves(bundle: _Bundle, loads: Sequence[_Load]) -> Iterable[tuple[int, tuple[_Load, ...]]]:
-        fitting = [
-            (_slack(room, load, bundle), host, load)
-            for host in bundle.allowed
-            if not _lacks(room := rooms[host], load := loads[host].plus(bundle.wish))
-        ]
-        for _, host, load in sorted(fitting, key=lambda each: each[:2]):
-            yield host, (*loads[:host], load, *loads[host + 1 :])
-
-    # Enough for all bundles, if the first attempt succeeds.
-    most_attempts = len(bundles) + _PATIENCE // len(rooms)
-    seen: set[tuple[object, ...]] = set()
-    hosts: list[int] = []
-    branches = [iter(moves(bundles[0], (_Load(),) * len(rooms)))]
-    # No recursion: it would be as deep as a program is large.
-    while branches:
-        move = next(branches[-1], None)
-        if move is None:
-            branches.pop()
-            if hosts:
-                hosts.pop()
-            continue
-        host, loads = move
-        key = (len(branches), *situation(loads))
-        if key in seen:
-            continue
-        if len(seen) >= most_attempts:
-            return _Searched(None, len(seen), complete=False)
-        seen.add(key)
-        hosts.append(host)
-        if len(hosts) == len(bundles):
-            return _Searched(dict(zip(bundles, hosts, strict=True)), len(seen), complete=True)
-        branches.append(iter(moves(bundles[len(hosts)], loads)))
-    return _Searched(None, len(seen), complete=True)
-
-
-def _slack(room: Room, load: _Load, bundle: _Bundle) -> float:
-    """Returns which share of what a bundle asks for a host would have left."""
-    slack = 0.0
-    for name in _RESOURCES:
-        if bundle.wish.amount(name):
-            left = _left(room, load, name)
-            # A host that has none of it has room for what rounding leaves of a wish.
-            slack += 1.0 if left is None else left / (getattr(room, name) or 1.0)
-    return slack
-
-
 # Mistakes
 
 
@@ -507,18 +407,12 @@ def _too_much(executables: Sequence[Executable], rooms: Sequence[Room]) -> list[
 
 
 def _leftovers(
-    homeless: Sequence[_Bundle], rooms: Sequence[Room], loads: Sequence[_Load], searched: _Searched
+    homeless: Sequence[_Bundle], rooms: Sequence[Room], loads: Sequence[_Load]
 ) -> list[str]:
     """Names those that found no room, with what the others left."""
-    verdict = (
-        "no way to divide the nodes among the hosts works"
-        if searched.complete
-        else f"{searched.attempts} attempts found no way to divide the nodes among the hosts, "
-        "though there may be one"
-    )
     return [
-        f"{_wants(alike)}; {_rooms_left(alike[0], rooms, loads)}; {verdict}: ask for less, choose "
-        "the hosts by placement, or add some"
+        f"{_wants(alike)}; {_rooms_left(alike[0], rooms, loads)}; ask for less, choose the hosts by "
+        "placement, or add some"
         for alike in _replicas(homeless)
     ]
 

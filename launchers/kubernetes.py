@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from launchers._kubernetes.admission import refusals
 from launchers._kubernetes.agreed import DETACHED, FIRST_PORT, PLAN_ANNOTATION, SUPERVISOR
 from launchers._kubernetes.checks import mistakes as mistakes_in
 from launchers._kubernetes.client import Api, ApiError, created_by, new_author
@@ -178,7 +179,7 @@ class KubernetesLauncher(Launcher):
     # The objects
 
     def mistakes(self, executables: Sequence[Executable]) -> Sequence[str]:
-        """Returns why no objects can be made of it, or none that a cluster would take."""
+        """Returns why no objects can be made of it; what a cluster refuses is found by `start`."""
         labels = list(dict.fromkeys(each.label for each in executables))
         known = {_ALL, SUPERVISOR, *labels}
         found = [
@@ -195,7 +196,7 @@ class KubernetesLauncher(Launcher):
             found += mistakes_of(cluster, groups, self._supervisor)
             if not found:
                 objects = manifests(cluster, groups, Files({}, {}), self._supervisor, "program")
-                found += [_of_group(each, cluster.names) for each in mistakes_in(objects)]
+                found += mistakes_in(objects, cluster.names)
         except (ValueError, TypeError) as error:
             found.append(str(error))
         return found
@@ -224,7 +225,10 @@ class KubernetesLauncher(Launcher):
 
     @property
     def _supervisor(self) -> PodOptions:
-        return self._pods.get(SUPERVISOR, PodOptions()).over(self._base)
+        return self._pod(SUPERVISOR)
+
+    def _pod(self, label: str) -> PodOptions:
+        return self._pods.get(label, PodOptions()).over(self._base)
 
     @property
     def _base(self) -> PodOptions:
@@ -251,10 +255,7 @@ class KubernetesLauncher(Launcher):
             network_policy=self._network_policy,
             launcher=DETACHED if self._detach else "launching",
         )
-        groups = [
-            Group(label, tuple(nodes), self._pods.get(label, PodOptions()).over(self._base))
-            for label, nodes in members.items()
-        ]
+        groups = [Group(label, tuple(nodes), self._pod(label)) for label, nodes in members.items()]
         return cluster, groups
 
     def _make(
@@ -263,7 +264,7 @@ class KubernetesLauncher(Launcher):
         """Returns all objects of a run.
 
         Raises:
-            LaunchError: None can be made, or the cluster would refuse them.
+            LaunchError: None can be made, or none that a cluster would take.
         """
         executables = _with_ports(plan.executables)
         shipment = pack_up(plan.executables, is_installed=True)
@@ -306,7 +307,7 @@ class KubernetesLauncher(Launcher):
             )
         except ValueError as error:
             raise LaunchError(f"program {plan.program!r}: {error}") from error
-        if found := mistakes_in(objects):
+        if found := mistakes_in(objects, cluster.names):
             raise LaunchError("\n".join(found))
         return cluster, packed, objects
 
@@ -371,6 +372,12 @@ class KubernetesLauncher(Launcher):
                     f"the cluster {api.server} has no JobSets; launch without jobset=True, or have "
                     "them installed (https://jobset.sigs.k8s.io)"
                 )
+            names = cluster.names
+            pods = {names.job(label): self._pod(label) for label in names.groups}
+            pods[names.supervisor_job] = self._supervisor
+            if found := refusals(api, objects, names, pods):
+                refused = f"the API server {api.server} refuses the run, nothing was created:"
+                raise LaunchError("\n  ".join([refused, *found]))
             if self._detach:
                 with ended_by_signals():
                     self._create(api, cluster, packed, objects)
@@ -581,15 +588,6 @@ def _jobset(api: Api, name: str) -> "Json | None":
 
 def _is_number(value: object, kinds: Any) -> bool:
     return isinstance(value, kinds) and not isinstance(value, bool)
-
-
-def _of_group(mistake: str, names: Names) -> str:
-    """Names the group instead of an object whose name the user will never see."""
-    kind, _, rest = mistake.partition(" ")
-    name, _, what = rest.partition(": ")
-    owners = {name: f"group {label!r}" for label, name in names.groups.items()}
-    owners[names.run] = "the supervisor" if kind in ("Job", "Service") else "the run"
-    return f"{kind} of {owners[name]}: {what}" if name in owners else mistake
 
 
 def _read_pods(

@@ -1,9 +1,11 @@
 """What the peers of `benchmarks.datasets` have in common: they run one job after another when asked."""
 
 import json
+import random
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import harness
 
@@ -37,6 +39,14 @@ class Engine:
         """
         raise NotImplementedError
 
+    def sort_numbers(self, numbers: list[float]) -> None:  # noqa: ARG002 - as for all
+        """Sorts numbers that are in memory here, into a list that is here.
+
+        Args:
+            numbers: They.
+        """
+        raise harness.UnsupportedError("")
+
     def stop(self) -> None:
         """Stops the workers."""
 
@@ -51,7 +61,10 @@ def main(engine: Engine) -> None:
     """Does what is asked, a line of JSON at a time, until nothing more is asked."""
     answers = harness.open_answers()
 
-    def do(name: str, arguments: dict[str, str]) -> list[float]:
+    def do(name: str, arguments: dict[str, Any]) -> list[float]:
+        if name == "sort_numbers":
+            rng = random.Random(1)  # noqa: S311 - no secret
+            arguments = {"numbers": [rng.random() for _ in range(arguments["count"])]}
         start = time.perf_counter()
         result = getattr(engine, name)(**arguments)
         seconds = time.perf_counter() - start

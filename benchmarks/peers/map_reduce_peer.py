@@ -25,8 +25,11 @@ class MapReduce(jobs.Engine):
 
     def sort(self, files: str, folder: str) -> None:
         """Three operations."""
-        keyed = self._mr.load(files).map(lambda line: (line[:8], line))
-        keyed.sort_by_key().map(lambda item: item[1]).save(folder)
+        self._mr.load(files).sort_by(lambda line: line[:8]).save(folder)
+
+    def sort_numbers(self, numbers: list[float]) -> None:
+        """Three operations."""
+        self._mr.load(numbers).sort_by(lambda number: number).collect()
 
     def stop(self) -> None:
         """Stops them."""

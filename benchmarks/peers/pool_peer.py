@@ -2,6 +2,7 @@
 
 import bisect
 import collections
+import itertools
 import multiprocessing
 import pickle
 import random
@@ -76,6 +77,7 @@ class Pool(jobs.Engine):
     def start(self, workers: int, scratch: str) -> None:
         """Forks them."""
         self._scratch = scratch
+        self._workers = workers
         self._pool = multiprocessing.get_context("fork").Pool(workers)
         self._pool.map(abs, range(workers))
 
@@ -97,6 +99,12 @@ class Pool(jobs.Engine):
         self._pool.map(_divide, dividing, chunksize=1)
         sorting = [(index, len(blocks), self._scratch, folder) for index in range(_BUCKETS)]
         self._pool.map(_sort, sorting, chunksize=1)
+
+    def sort_numbers(self, numbers: list[float]) -> None:
+        """Sorts a part in each, then all parts here, which `sorted` finds to be in order."""
+        size = -(-len(numbers) // self._workers)
+        parts = [numbers[start : start + size] for start in range(0, len(numbers), size)]
+        sorted(itertools.chain(*self._pool.map(sorted, parts, chunksize=1)))
 
     def stop(self) -> None:
         """Ends them."""

@@ -55,7 +55,7 @@ class Classifier:
             sgd = torch.optim.SGD(
                 self._model.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-4
             )
-            self._optimizer = repl.wrap_optimizer(sgd)
+            self._optimizer = repl.wrap_optimizer(sgd, model=self._model)
 
     @property
     def state(self) -> dict[str, Any]:

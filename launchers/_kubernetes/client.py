@@ -88,12 +88,20 @@ class ApiError(LaunchError):
     Attributes:
         status: HTTP status; None if there was no answer.
         reason: Kubernetes' word for it, like `AlreadyExists`.
+        said: What the server has against it, in its own words: a text for each field that it named.
     """
 
-    def __init__(self, message: str, status: int | None = None, reason: str = "") -> None:
+    def __init__(
+        self,
+        message: str,
+        status: int | None = None,
+        reason: str = "",
+        said: tuple[str, ...] = (),
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.reason = reason
+        self.said = said
 
 
 def new_author() -> str:
@@ -312,6 +320,18 @@ class Api:
             if found is None or created_by(found) != author:
                 raise
             return found
+
+    def rehearse(self, obj: Mapping[str, Any]) -> None:
+        """Has the server judge an object as if it were created. Nothing is.
+
+        Args:
+            obj: With its kind and name.
+
+        Raises:
+            ApiError: It would be refused, or the server cannot be asked that.
+        """
+        query = {"fieldValidation": "Strict", "dryRun": "All"}
+        self._demand("create", obj["kind"], obj["metadata"]["name"], query=query, body=obj)
 
     def get(self, kind: str, name: str) -> Json | None:
         """Returns an object; None if there is none.
@@ -758,8 +778,13 @@ class Api:
         try:
             said = json.loads(refused.body)
             message, reason = str(said["message"]), str(said.get("reason", ""))
+            causes = (said.get("details") or {}).get("causes") or ()
+            of_fields = tuple(
+                ": ".join(filter(None, (each.get("field"), each.get("message")))) for each in causes
+            )
         except (ValueError, KeyError, TypeError, AttributeError):
             message, reason = _flat(refused.body.decode(errors="replace"))[:_MOST_SAID], ""
+            of_fields = ()
         if status == 401:
             text = (
                 f"{request.attempted}: the API server {self.server} does not know who we are "
@@ -783,7 +808,7 @@ class Api:
             )
         else:
             text = f"{request.attempted} in namespace {self.namespace!r}: {message} (HTTP {status})"
-        return ApiError(text, status, reason)
+        return ApiError(text, status, reason, of_fields or (message,))
 
 
 @dataclass(frozen=True)

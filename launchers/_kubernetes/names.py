@@ -133,6 +133,20 @@ class Names:
         """
         return f"{self.host(label, replica)}.{self.groups[label]}"
 
+    def describe(self, kind: str, name: str) -> str:
+        """Returns what people know an object as: most of its own names they never see.
+
+        Args:
+            kind: Like `Job`.
+            name: Its name.
+        """
+        for label, own in self.groups.items():
+            if name in (own, self.job(label)):
+                return f"{kind} of group {label!r}"
+        if name in (self.run, self.supervisor_job):
+            return f"{kind} of the {'supervisor' if kind in ('Job', 'Service') else 'run'}"
+        return f"{kind} {name}"
+
 
 def _new_run(program: str) -> str:
     plain = _plain(program)

@@ -28,6 +28,7 @@ from courier import TlsCredentials
 from courier._parcel import dumps
 from launchers._kubernetes.agreed import MOUNTS
 from launchers._kubernetes.names import Names
+from launchers._kubernetes.pods import Volume
 from launchers._shipping import Shipment
 from launchers._trust import Authority
 from launchers.host import boot, pod
@@ -119,11 +120,17 @@ class WorkVolume:
         folder: Where it is mounted here, or a folder in it.
         volume: What Kubernetes mounts, like `{"persistentVolumeClaim": {"claimName": "shared"}}`.
         path: That of the folder in the volume; by default its top.
+
+    Raises:
+        ValueError: `volume` is no dict with one source.
     """
 
     folder: str | Path
     volume: Mapping[str, Any]
     path: str = ""
+
+    def __post_init__(self) -> None:
+        Volume("/", self.volume)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """What users want of pods: a typed override that reaches any field of the pod template. Pure.
 
-What a real API server would refuse in the outcome is told by `checks`.
+Names and quantities are checked by `checks`; all else the API server judges (`admission`).
 """
 
 import copy

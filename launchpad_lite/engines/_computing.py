@@ -47,6 +47,8 @@ _MOST_PASSES = 100
 #: Items in a chunk that is written, and bytes, at most.
 _CHUNK = 4096
 _CHUNK_BYTES = 1 << 20
+#: Bytes of items that are divided at a time, at most: with more, memory grows and nothing is faster.
+_PORTION_BYTES = 16 << 20
 #: How many chunks are to fit into memory, if nothing else is said.
 _STREAMS = 16
 #: After how many items the memory that they take is looked at for the first time.
@@ -102,7 +104,7 @@ def where(step: Step, operations: Operations) -> str:
 
 
 def limit(memory_bytes: int | None, workers: int | None = None) -> int:
-    """Returns two fifths of the memory for data: for what is computed, or what is kept; a fifth is in transit.
+    """Returns two fifths of the memory for data, for what is computed: the rest is in transit.
 
     Args:
         memory_bytes: What the user says; None: its part of half of the machine's memory.
@@ -169,7 +171,8 @@ def weight_of(chunk: bytes) -> int:
 
 def memory_of(items: Collection[Any]) -> int:
     """Returns how many bytes items take, measured object by object on some of them."""
-    sample = list(itertools.islice(items, 0, None, math.ceil(len(items) / _MEASURED)))
+    step = math.ceil(len(items) / _MEASURED)
+    sample = items[::step] if isinstance(items, list) else [*itertools.islice(items, 0, None, step)]
     sizes: dict[int, float] = {}
     counts: collections.Counter[int] = collections.Counter()
     for item in sample:
@@ -281,7 +284,7 @@ class Computing:
         if shuffle.kind == "spread":
             return fetched(everything)
         if shuffle.kind == "sort":
-            return self._sorted(fetched(everything), reverse=shuffle.reverse, runs=passes)
+            return self._sorted(shuffle, fetched(everything), passes)
         # What does not fit is read several times, some of the keys each time.
         rounds = [
             functools.partial(_is_in_round, shuffle.partitions, passes, number)
@@ -317,7 +320,7 @@ class Computing:
             # Not as a list: a tuple that is used at once costs nearly no memory.
             some = itertools.chain((first,), itertools.islice(items, look))
             _combine(values, firsts, some, function)
-            is_full, look = self._look(values.items(), look)
+            is_full, look = _look(values.items(), look, self._memory_bytes)
             if is_full:
                 yield values.items()
                 values, firsts = {}, {}
@@ -326,34 +329,28 @@ class Computing:
     def _portions(self, items: Iterator[Any]) -> Iterator[list[Any]]:
         """Yields as many items at a time as fit into memory."""
         portion: list[Any] = []
-        look = _FIRST_LOOK
+        look, most = _FIRST_LOOK, min(self._memory_bytes, _PORTION_BYTES)
         while some := list(itertools.islice(items, look)):
             portion += some
             del some
-            is_full, look = self._look(portion, look)
+            is_full, look = _look(portion, look, most)
             if is_full:
                 yield portion
                 portion = []
         yield portion
 
-    def _look(self, items: Collection[Any], look: int) -> tuple[bool, int]:
-        """Returns whether items take as much memory as they may, and after how many to look again."""
-        taken = memory_of(items)
-        size = taken / len(items)
-        look = max(1, min(16 * _CHUNK, 4 * look, int(self._memory_bytes / 8 / size)))
-        return taken + size * look > self._memory_bytes, look
-
-    def _sorted(self, items: Iterator[Any], *, reverse: bool, runs: int) -> Iterator[Any]:
+    def _sorted(self, shuffle: Shuffled, items: Iterator[Any], runs: int) -> Iterator[Any]:
+        order = functools.partial(sort, key=shuffle.key, reverse=shuffle.reverse)
         if runs == 1:
             portion = list(items)
-            nans = sort(portion, reverse=reverse)
+            nans = order(portion)
             return itertools.chain(portion, nans)
-        store = Store(0, self._spill_folder)
+        store = Store(self._spill_folder)
         owner = "sort", 0
         store.open(owner)
         count = 0
         for portion in self._portions(items):
-            for run, some in ("nan", sort(portion, reverse=reverse)), (count, portion):
+            for run, some in ("nan", order(portion)), (count, portion):
                 for chunk in self.chunks(iter(some), runs):
                     store.add(owner, run, chunk)
             count += 1
@@ -361,11 +358,19 @@ class Computing:
             _tidy_heap()  # before there is the next one
         merged = heapq.merge(
             *(loaded(store.stream(owner, number)) for number in range(count)),
-            key=operator.itemgetter(0),
-            reverse=reverse,
+            key=shuffle.key,
+            reverse=shuffle.reverse,
         )
         everything = itertools.chain(merged, loaded(store.stream(owner, "nan")))
         return _then(everything, functools.partial(store.drop, owner))
+
+
+def _look(items: Collection[Any], look: int, most_bytes: int) -> tuple[bool, int]:
+    """Returns whether items take as much memory as they may, and after how many to look again."""
+    taken = memory_of(items)
+    size = taken / len(items)
+    look = max(1, min(16 * _CHUNK, 4 * look, int(most_bytes / 8 / size)))
+    return taken + size * look > most_bytes, look
 
 
 def _tidy_heap() -> None:

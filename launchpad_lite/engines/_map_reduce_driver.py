@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Any
 import courier
 from launchpad_lite.engines._computing import Action, Stage
 from launchpad_lite.engines._jobs import Backend, Job, Show
-from launchpad_lite.engines._map_reduce_worker import PROCESS, NotPreparedError, Output, Task
+from launchpad_lite.engines._map_reduce_worker import (
+    PROCESS,
+    NotPreparedError,
+    Output,
+    Task,
+    ignore,
+)
 from launchpad_lite.engines._operations import (
     Cached,
     Items,
@@ -95,13 +101,7 @@ class _Place:
         self._forget()
         if self.returns is None:
             self.returns = self.client.futures.hello()
-            self.returns.add_done_callback(_ignore)
-
-
-def _ignore(call: "concurrent.futures.Future[Any]") -> None:
-    """Reads an error that nobody else may read, or it would be logged."""
-    if not call.cancelled():
-        call.exception()
+            self.returns.add_done_callback(ignore)
 
 
 @dataclass(frozen=True)
@@ -286,7 +286,7 @@ class Driver(Backend):
         finally:
             for call, (_, place, _) in calls.items():
                 call.cancel()
-                call.add_done_callback(_ignore)
+                call.add_done_callback(ignore)
                 place.running -= 1
                 place.is_reserved = False
 
@@ -295,7 +295,7 @@ class Driver(Backend):
         ends = {place: place.client.futures.end(job, PROCESS) for place in places if self._is_alone}
         concurrent.futures.wait(ends.values(), _END_S)
         for place, end in ends.items():
-            end.add_done_callback(_ignore)
+            end.add_done_callback(ignore)
             if not end.done() or end.exception() is not None:
                 self._lose(place)
 

@@ -10,7 +10,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import courier
 import launchpad_lite as lp
@@ -30,6 +30,9 @@ from launchpad_lite.engines._operations import Cached, Items, Operation, Shuffle
 from launchpad_lite.engines._store import MissingError, Store
 from launchpad_lite.engines._user_code import Named
 from launchpad_lite.engines.errors import EngineError
+
+if TYPE_CHECKING:
+    import concurrent.futures
 
 #: The name of this process: threads of the driver's cannot be ended.
 PROCESS = uuid.uuid4().hex
@@ -106,7 +109,7 @@ class Worker:
         self._index = index
         self._peers = peers
         part = limit(memory_bytes, len(peers))
-        self._store = Store(part, spill_folder)
+        self._store = Store(spill_folder)
         self._computes = Computing(part, spill_folder)
         #: By life.
         self._stays: dict[str, _Stay] = {}
@@ -363,6 +366,8 @@ class Worker:
             for place, part in parts.items()
             if place[0] != self._index
         }
+        for call in calls.values():
+            call.add_done_callback(ignore)  # after an error of another one
         found: dict[int, list[bytes]] = {}
         for (worker, life), part in parts.items():
             try:
@@ -376,6 +381,12 @@ class Worker:
             found.update(zip(part, chunks, strict=True))
         for source in wanted:
             yield from found.pop(source)
+
+
+def ignore(call: "concurrent.futures.Future[Any]") -> None:
+    """Reads an error that nobody else may read, or it would be logged."""
+    if not call.cancelled():
+        call.exception()
 
 
 def _noting(missing: list[MissingError], chunks: Iterator[bytes]) -> Iterator[bytes]:

@@ -212,6 +212,7 @@ class Shuffled(Operation):
     Attributes:
         kind: How.
         function: What combines two values of a key, for "reduce".
+        key: Returns the key of an item, for "sort".
         bounds: Keys between partitions, for "sort".
         reverse: The order, for "sort".
         seed: Decides who gets what, for "spread".
@@ -219,6 +220,7 @@ class Shuffled(Operation):
 
     kind: Kind = "group"
     function: Callable[[Any, Any], Any] | None = None
+    key: Callable[[Any], Any] = operator.itemgetter(0)
     bounds: tuple[Any, ...] = ()
     reverse: bool = False
     seed: int = 0
@@ -229,14 +231,12 @@ class Shuffled(Operation):
 
     def cut(self, items: list[Any]) -> Iterator[tuple[int, list[Any]]]:
         """Sorts items of a "sort", and yields those for each partition with its index."""
-        nans = sort(items, reverse=self.reverse)
+        nans = sort(items, self.key, reverse=self.reverse)
         if nans:
             yield self.partitions - 1, nans
-        keys = [item[0] for item in items]
-        if self.reverse:
-            keys.reverse()
+        rising = items[::-1] if self.reverse else items
         # Keys without a total order, such as sets, are somewhere, but each of them once.
-        found = [bisect.bisect_right(keys, bound) for bound in self.bounds]
+        found = [bisect.bisect_right(rising, bound, key=self.key) for bound in self.bounds]
         places = list(itertools.accumulate(found, max))
         if self.reverse:
             places = [len(items) - place for place in reversed(places)]
@@ -257,20 +257,26 @@ class Shuffled(Operation):
         return lambda item: stable_hash(item[0]) % count
 
 
-def sort(items: list[tuple[Any, Any]], *, reverse: bool) -> list[tuple[Any, Any]]:
-    """Sorts pairs in place by their keys. Takes those out whose key is NaN, and returns them.
+def sort(items: list[Any], key: Callable[[Any], Any], *, reverse: bool) -> list[Any]:
+    """Sorts items in place by their keys. Takes those out whose key is NaN, and returns them.
 
     Raises:
         OrderError: Keys cannot be compared, or NaN is within one.
     """
+    # This loop runs in C, and takes a StopIteration of the function for the end of the items.
+    keys = list(map(key, items))
+    if len(keys) < len(items):
+        raise RuntimeError(f"{name_of(key)} raised StopIteration")
     nans = []
     try:
-        if _has_nan([item[0] for item in items]):
-            nans = [item for item in items if item[0] != item[0]]
-            items[:] = [item for item in items if item[0] == item[0]]
-            if _has_nan([item[0] for item in items]):
+        if _has_nan(keys):
+            nans = [item for item, of in zip(items, keys, strict=True) if of != of]
+            items[:] = [item for item, of in zip(items, keys, strict=True) if of == of]
+            keys = [of for of in keys if of == of]
+            if _has_nan(keys):
                 raise ValueError("one has NaN in it")
-        items.sort(key=operator.itemgetter(0), reverse=reverse)
+        # The next key for each item, in C.
+        items.sort(key=functools.partial(next, iter(keys)), reverse=reverse)
     except (TypeError, ValueError) as error:  # of arrays it is the latter
         raise OrderError(f"the keys have no order: {error}") from error
     return nans
@@ -278,12 +284,15 @@ def sort(items: list[tuple[Any, Any]], *, reverse: bool) -> list[tuple[Any, Any]
 
 def _has_nan(keys: Sequence[Any]) -> bool:
     """Returns whether one of keys is NaN, or has it in it. These loops run in C."""
-    if _ORDERED.issuperset(map(type, keys)):
+    kinds = set(map(type, keys))
+    if kinds <= _ORDERED:
         return False
     if any(map(operator.ne, keys, keys)):
         return True
+    if not any(issubclass(kind, tuple | list) for kind in kinds):
+        return False
     parts = [key for key in keys if isinstance(key, tuple | list)]
-    return bool(parts) and _has_nan(list(itertools.chain.from_iterable(parts)))
+    return _has_nan(list(itertools.chain.from_iterable(parts)))
 
 
 def chain_of(operation: Operation, partition: int) -> Iterator[tuple[Operation, int]]:
@@ -406,8 +415,7 @@ def lines_blocks(paths: Sequence[Path], block_bytes: int) -> tuple[Block, ...]:
     return tuple(blocks)
 
 
-def chunked(items: Iterable[Any], count: int) -> list[list[Any]]:
-    """Returns items as so many lists, as equal in length as possible, in order."""
-    everything = list(items)
-    ends = [len(everything) * index // count for index in range(count + 1)]
-    return [everything[start:end] for start, end in itertools.pairwise(ends)]
+def chunked(items: list[Any], count: int) -> Iterator[list[Any]]:
+    """Yields items as so many lists, as equal in length as possible, in order."""
+    ends = [len(items) * index // count for index in range(count + 1)]
+    yield from (items[start:end] for start, end in itertools.pairwise(ends))

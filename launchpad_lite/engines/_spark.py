@@ -235,7 +235,7 @@ class _Task:
         self, computes: Computing, operation: Shuffled, begun: Iterator[Any]
     ) -> Iterator[Any]:
         """Returns the items of chunks that come in any order."""
-        store = Store(limit(self.memory_bytes), self.spill_folder)
+        store = Store(self.spill_folder)
         numbers: dict[int, list[int]] = collections.defaultdict(list)
         total = 0
         owner = "gather", operation.number

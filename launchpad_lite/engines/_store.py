@@ -1,4 +1,7 @@
-"""Where workers of map-reduce keep data: in memory up to a limit, and on disk beyond."""
+"""Where workers of map-reduce keep data: in files that have no names.
+
+The system keeps what they have in memory as long as there is room; it is nobody's memory.
+"""
 
 import os
 import tempfile
@@ -8,15 +11,8 @@ from typing import IO, Any
 
 from launchpad_lite.engines.errors import EngineError, SpillError
 
-#: A pickle, or file, offset and size of one.
-_Chunk = bytes | tuple[IO[bytes], int, int]
-
-
-def _read(chunk: _Chunk) -> bytes:
-    if isinstance(chunk, bytes):
-        return chunk
-    file, offset, size = chunk
-    return os.pread(file.fileno(), size, offset)
+#: Offset and size of a pickle in the file of its owner.
+_Chunk = tuple[int, int]
 
 
 #: Whose data it is: a life, which `MissingError` names, and what it is for.
@@ -32,15 +28,13 @@ class MissingError(EngineError):
 
 
 class Store:
-    """Pickled chunks of items: in memory up to a limit, and in a file that has no name beyond.
+    """Pickled chunks of items. Thread-safe.
 
     Nothing is added to, or read of, an owner that is not open or was dropped: `MissingError`.
     """
 
-    def __init__(self, memory_bytes: int, folder: str | None) -> None:
-        self._limit = memory_bytes
+    def __init__(self, folder: str | None) -> None:
         self._folder = folder
-        self._used = 0
         self._lock = threading.Lock()
         self._kept: dict[Owner, dict[Any, list[_Chunk]]] = {}
         #: One for each owner, so that its room is free once the owner is gone.
@@ -64,10 +58,6 @@ class Store:
     def add(self, owner: Owner, key: Any, data: bytes) -> None:
         with self._lock:
             chunks = self._of(owner).setdefault(key, [])
-            if self._used + len(data) <= self._limit:
-                self._used += len(data)
-                chunks.append(data)
-                return
             try:
                 if owner not in self._files:
                     # Without a name: nothing is left of it, even after a SIGKILL. Without a buffer:
@@ -83,14 +73,14 @@ class Store:
                     f"{len(data):,} bytes could not be spilled to "
                     f"{self._folder or tempfile.gettempdir()}: {error}; choose another spill_folder="
                 ) from error
-            chunks.append((file, offset, len(data)))
+            chunks.append((offset, len(data)))
 
     def get(self, owner: Owner, key: Any) -> list[bytes]:
         with self._lock:
-            return [_read(each) for each in self._of(owner).get(key, ())]
+            return [self._read(owner, each) for each in self._of(owner).get(key, ())]
 
     def stream(self, owner: Owner, key: Any) -> Iterator[bytes]:
-        """Yields what `get` returns; of what is on disk, one chunk is in memory at a time."""
+        """Yields what `get` returns; one chunk is in memory at a time."""
         with self._lock:
             kept = self._of(owner)
             chunks = list(kept.get(key, ()))
@@ -98,8 +88,12 @@ class Store:
             with self._lock:
                 if self._of(owner) is not kept:  # dropped and opened again
                     raise MissingError(owner[0])
-                data = _read(each)
+                data = self._read(owner, each)
             yield data
+
+    def _read(self, owner: Owner, chunk: _Chunk) -> bytes:
+        offset, size = chunk
+        return os.pread(self._files[owner].fileno(), size, offset)
 
     def has(self, owner: Owner, key: Any) -> bool:
         with self._lock:
@@ -113,13 +107,12 @@ class Store:
     def remove(self, owner: Owner, key: Any) -> None:
         """Forgets what was added; its room on disk is free with that of its owner."""
         with self._lock:
-            self._release(self._of(owner).pop(key, []))
+            self._of(owner).pop(key, None)
 
     def drop(self, owner: Owner) -> None:
         """Frees what an owner has, and closes it."""
         with self._lock:
-            for chunks in self._kept.pop(owner, {}).values():
-                self._release(chunks)
+            self._kept.pop(owner, None)
             if owner in self._files:
                 self._files.pop(owner).close()
 
@@ -129,6 +122,3 @@ class Store:
             owners = [owner for owner in self._kept if owner[0] == life]
         for owner in owners:
             self.drop(owner)
-
-    def _release(self, chunks: list[_Chunk]) -> None:
-        self._used -= sum(len(data) for data in chunks if isinstance(data, bytes))

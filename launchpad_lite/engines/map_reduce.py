@@ -9,6 +9,7 @@ import copy
 import functools
 import heapq
 import itertools
+import math
 import operator
 import os
 import random
@@ -153,8 +154,8 @@ class Dataset(Generic[A]):
         self, key: Callable[[A], Any], *, reverse: bool = False, partitions: int | None = None
     ) -> "Dataset[A]":
         """Returns the items in the order of what a function returns for each; else as `sort_by_key`."""
-        pairs = self._narrow("sort_by", key, "map", lambda item: (key(item), item))
-        return pairs.sort_by_key(reverse=reverse, partitions=partitions).map(operator.itemgetter(1))
+        _check_function("sort_by", key)
+        return self._sorted(f"sort_by({name_of(key)})", key, reverse, partitions)
 
     def union(self, other: "Dataset[A]") -> "Dataset[A]":
         """Returns the items of both, these first."""
@@ -263,20 +264,26 @@ class Dataset(Generic[A]):
             OrderError: Keys cannot be compared, as None and numbers; a TypeError. If the sample does
                 not show it, the action raises it.
         """
+        return self._sorted("sort_by_key", operator.itemgetter(0), reverse, partitions)
+
+    def _sorted(
+        self, title: str, key: Callable[[A], Any], reverse: bool, partitions: int | None
+    ) -> "Dataset[A]":
         count = self._engine.wide_partitions(partitions)
+        if partitions is None:  # as large files have: what is sorted at a time is small
+            count = max(count, min(self._plan.partitions, 4 * count))
         # As many of our partitions as there will be, evenly spaced: enough if ours are sorted already.
         chosen = range(0, self._plan.partitions, max(1, self._plan.partitions // count))
         plan = Some("some partitions", len(chosen), (self._plan,), chosen=chosen)
-        action = functools.partial(_sampled_keys, max(1, _SAMPLED * count // len(chosen)))
+        action = functools.partial(_sampled, max(1, _SAMPLED * count // len(chosen)), key)
         parts = self._engine.backend.run(plan, action, "sample of keys")
-        sample = [(key, None) for key in itertools.chain.from_iterable(parts)]
-        with Named(f"sort_by_key: {self._plan.title}", _OF_FUNCTIONS):
-            sort(sample, reverse=False)
-        keys = [key for key, _ in sample]
+        with Named(f"{title}: {self._plan.title}", _OF_FUNCTIONS):
+            keys = list(itertools.chain.from_iterable(parts))
+            sort(keys, _itself, reverse=False)
         bounds = (
             tuple(keys[len(keys) * place // count] for place in range(1, count)) if keys else ()
         )
-        return self._wide("sort_by_key", "sort", count, bounds=bounds, reverse=reverse)
+        return self._wide(title, "sort", count, key=key, bounds=bounds, reverse=reverse)
 
     def shuffle(self, seed: int = 0, partitions: int | None = None) -> "Dataset[A]":
         """Returns the items spread over all partitions at random.
@@ -513,9 +520,10 @@ class MapReduce:
             address: Of the scheduler of Dask, as `tcp://host:8786`, or the master of Spark, as
                 `spark://host:7077`. By default they run on this machine.
             launcher: Where our workers run, as for `lp.launch`.
-            memory_bytes: For data, of each worker; what does not fit is written to disk. By default
-                their parts of half of the machine's memory.
-            spill_folder: Where that is written; by default the system's folder for temporary files.
+            memory_bytes: For what each worker computes at a time. By default their parts of half of the
+                machine's memory.
+            spill_folder: Where the rest is, and what stages leave for the next one; by default the
+                system's folder for temporary files.
             progress: Whether to show how far a stage is: a bar on a terminal, a line every 10 s elsewhere.
             **launch_options: As for `lp.launch`: `hosts`, `resources`, ..
 
@@ -625,7 +633,8 @@ class MapReduce:
         options = {"restart": _RESTART, **self._launch_options}
         on_interrupt = signal.getsignal(signal.SIGINT)
         running = lp.launch(program, self._launcher, **options)
-        if threading.current_thread() is threading.main_thread():
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and on_interrupt is not None:  # None: it is not Python's
             # A Ctrl-C interrupts an action, as any other code, and does not stop the workers.
             signal.signal(signal.SIGINT, on_interrupt)
         return Driver(handle.clients(), self._show, is_alone=True), running.complete
@@ -787,15 +796,26 @@ def _folded(function: Callable[[B, A], B], first: B, partition: int, items: Iter
     return functools.reduce(function, items, copy.deepcopy(first))
 
 
-def _sampled_keys(count: int, partition: int, items: Iterator[tuple[K, Any]]) -> list[K]:
-    """Returns some keys, each with the same probability (reservoir sampling)."""
+def _itself(key: K) -> K:
+    return key
+
+
+def _sampled(count: int, key: Callable[[A], K], partition: int, items: Iterator[A]) -> list[K]:
+    """Returns the keys of some items, each with the same probability.
+
+    Reservoir sampling that skips: "Algorithm L" of Li, 1994.
+    """
     rng = random.Random(partition)  # noqa: S311 - no secret
-    keys = [key for key, _ in itertools.islice(items, count)]
-    for seen, (key, _) in enumerate(items, count):
-        place = int(rng.random() * (seen + 1))
-        if place < count:
-            keys[place] = key
-    return keys
+    chosen = list(itertools.islice(items, count))
+    weight = 1.0
+    while True:
+        weight *= (1 - rng.random()) ** (1 / count)
+        skipped = int(math.log(1 - rng.random()) / math.log1p(-weight))
+        for item in itertools.islice(items, skipped, skipped + 1):
+            chosen[rng.randrange(count)] = item
+            break
+        else:
+            return [key(item) for item in chosen]
 
 
 def _saved(folder: str, line: Callable[[A], str], partition: int, items: Iterator[A]) -> Path:

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 #: How values are combined.
 Op = Literal["sum", "mean", "max", "min", "product"]
+#: Seconds after which the loss of another replica is known to all.
+NEWS_S = 5.0
 
 
 class Carrier(abc.ABC):
@@ -70,7 +72,7 @@ class Carrier(abc.ABC):
     def buffer(self, nbytes: int) -> "np.ndarray[Any, Any]":
         """Returns zeroed memory as uint8 that `all_reduce` and `broadcast` are fastest with.
 
-        All replicas call it in the same order with the same sizes. It stays valid until `close`.
+        All replicas call it in the same order with the same sizes. The memory is the caller's.
         """
 
     @abc.abstractmethod

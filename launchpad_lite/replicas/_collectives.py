@@ -6,14 +6,16 @@ import pickle
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import courier
+from launchpad_lite.launching import loaded_module
 from launchpad_lite.replicas._call import Call
-from launchpad_lite.replicas._carrier import Carrier, Op
+from launchpad_lite.replicas._carrier import NEWS_S, Carrier, Op
 from launchpad_lite.replicas._packing import Packed
 
 if TYPE_CHECKING:
@@ -26,8 +28,6 @@ T = TypeVar("T")
 _HERE = str(Path(__file__).parent)
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 _OPS = get_args(Op)
-#: Seconds after which the loss of another replica is known to all.
-_NEWS_S = 5.0
 
 
 class Collectives:
@@ -37,7 +37,7 @@ class Collectives:
         rank: Which replica this is.
         size: How many there are.
         on_gpu: Whether `reduce_later` takes tensors on a GPU.
-        averages: What takes means of gradients by these, and lives as long.
+        averages: What takes means of gradients by these; each key lives as long as its parameters.
         seconds: Time spent waiting for others and moving data, so far.
     """
 
@@ -49,7 +49,7 @@ class Collectives:
         """
         self.rank, self.size = carrier.rank, carrier.size
         self.on_gpu = carrier.on_gpu
-        self.averages: list[Any] = []
+        self.averages: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self.seconds = 0.0
         self._carrier = carrier
         #: Held while a call gets its number and its place in the order.
@@ -187,7 +187,7 @@ class Collectives:
             raise self._error from None
         except courier.ServerLostError:
             # Of that replica, and then this generation ends soon, or of what its answer needs.
-            if not self._is_aborted.wait(_NEWS_S) or self._error is None:
+            if not self._is_aborted.wait(NEWS_S) or self._error is None:
                 raise
             raise self._error from None
 
@@ -217,10 +217,12 @@ class Collectives:
 
 def _site() -> str:
     """Returns where the code of the user is that makes a call; empty if it is none of the user."""
+    torch = loaded_module("torch")  # it calls hooks, in the backward pass and in step()
+    others = _HERE if torch is None else (_HERE, torch.__path__[0] + os.sep)
     frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_HERE):
+    while frame is not None and frame.f_code.co_filename.startswith(others):
         frame = frame.f_back
-    # In the backward pass of PyTorch there is none; and nodes gather what functions return.
+    # In the backward pass of a GPU there is none; and nodes gather what functions return.
     if frame is None or frame.f_code.co_filename.startswith(_PACKAGE):
         return ""
     code = frame.f_code

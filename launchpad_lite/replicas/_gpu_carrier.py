@@ -4,12 +4,14 @@ Written against the interface of torch.distributed. Its tests run it with gloo o
 not run on a GPU yet.
 """
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from launchpad_lite.replicas._call import Call
-from launchpad_lite.replicas._carrier import Carrier, Op
+from launchpad_lite.replicas._carrier import NEWS_S, Carrier, Op
+from launchpad_lite.replicas.errors import ReplicaError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -42,6 +44,7 @@ class GpuCarrier(Carrier):
         self._device = device
         self._group: Any = None
         self._error: Exception | None = None
+        self._is_aborted = threading.Event()
 
     def all_reduce(self, array: Any, op: Op, call: Call) -> None:
         """Combines arrays in place; see `Carrier`."""
@@ -55,9 +58,9 @@ class GpuCarrier(Carrier):
         options.timeout = _FOREVER
         names = {"mean": "SUM"}  # gloo has no mean
         options.reduceOp = getattr(ReduceOp, names.get(op, op.upper()))
-        self._finish(self._connected().allreduce([array], options))
         if op == "mean":
-            array.div_(self.size)
+            array.div_(self.size)  # before the sum, which may be too large for float16
+        self._finish(lambda: self._connected().allreduce([array], options))
 
     def broadcast(self, array: Any, source: int, call: Call) -> None:
         """Gives all the array of one; see `Carrier`."""
@@ -70,7 +73,7 @@ class GpuCarrier(Carrier):
         options = BroadcastOptions()
         options.timeout = _FOREVER
         options.rootRank = source
-        self._finish(self._connected().broadcast([array], options))
+        self._finish(lambda: self._connected().broadcast([array], options))
 
     def all_gather(self, value: Any, call: Call) -> Sequence[Any]:
         """Returns what each replica gave; see `Carrier`."""
@@ -83,6 +86,7 @@ class GpuCarrier(Carrier):
     def abort(self, error: Exception) -> None:
         """Has calls raise this error; see `Carrier`."""
         self._error = self._error or error
+        self._is_aborted.set()
         self._other.abort(error)
         if self._group is not None and hasattr(self._group, "abort"):
             self._group.abort()
@@ -127,9 +131,10 @@ class GpuCarrier(Carrier):
         options._timeout = _FOREVER
         return c10d.ProcessGroupNCCL(store, self.rank, self.size, options)
 
-    def _finish(self, work: Any) -> None:
-        """Waits until a call is over."""
+    def _finish(self, begin: Callable[[], Any]) -> None:
+        """Begins a call, and waits until it is over."""
         try:
+            work = begin()
             while not work.is_completed():
                 try:
                     work.wait(timedelta(seconds=_LOOK_S))
@@ -137,5 +142,9 @@ class GpuCarrier(Carrier):
                     if work.is_completed() or self._error is not None:
                         raise
             work.wait()
+        except ReplicaError:
+            raise
         except RuntimeError as error:
+            # Most likely a replica is lost: the carrier is told of it soon.
+            self._is_aborted.wait(NEWS_S)
             raise self._error or error from error

@@ -4,6 +4,7 @@ Leaves are arrays of numpy, tensors of PyTorch, arrays of JAX, and numbers. None
 imported: a value of theirs can only be there if somebody has.
 """
 
+import collections
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -69,4 +70,6 @@ def rebuilt(nest: Any, replace: Callable[[Any], Any]) -> Any:
 
 
 def _mapping(like: "Mapping[Any, Any]", items: "dict[Any, Any]") -> Any:
+    if isinstance(like, collections.defaultdict):
+        return type(like)(like.default_factory, items)
     return items if type(like) is dict else type(like)(items)  # type: ignore[call-arg]

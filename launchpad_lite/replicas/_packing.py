@@ -4,6 +4,7 @@ Values of all packages travel as numpy arrays. Tensors and arrays on a CPU give 
 without another copy; those on a device are copied to the host first.
 """
 
+import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,10 @@ if TYPE_CHECKING:
     import numpy as np
 
     Array = np.ndarray[Any, Any]
+
+
+#: Before the name of an array of integers: the same as floats.
+_CHECK = "check of "
 
 
 class Packed:
@@ -29,7 +34,8 @@ class Packed:
 
         Args:
             nest: The value.
-            op: How it will be combined: the mean of integers is a float.
+            op: How it will be combined: the mean of integers is a float. Their sums and products are
+                computed as floats, too, so that one that is too large is found.
             aside: The kind of leaves that are not packed.
 
         Raises:
@@ -38,13 +44,14 @@ class Packed:
         import numpy as np
 
         self._nest = nest
+        self._op = op
         self._leaves = list(_nests.leaves(nest))
         parts: dict[str, list[Any]] = {}
         self._places: list[tuple[str, tuple[int, ...]]] = []
         described = []
         for path, leaf in self._leaves:
             check_not_traced(leaf)
-            if aside and _nests.kind(leaf) == aside:
+            if aside and _nests.kind(leaf) == aside and not _may_wrap(leaf.dtype, op):
                 parts.setdefault(aside, []).append(leaf)
                 self._places.append((aside, ()))
                 what = f"{aside} {leaf.dtype}{list(leaf.shape)}"
@@ -60,19 +67,40 @@ class Packed:
         self.arrays: dict[str, Any] = {
             name: flat if name == aside else np.concatenate(flat) for name, flat in parts.items()
         }
+        for name, array in list(self.arrays.items()):
+            if name != aside and _may_wrap(array.dtype, op):
+                self.arrays[_CHECK + name] = array.astype(np.float64)
         self.text = _shortened(described)
 
     def unpacked(self) -> Any:
-        """Returns the nested value with what is in the arrays now; leaves are as they were."""
+        """Returns the nested value with what is in the arrays now; leaves are as they were.
+
+        Raises:
+            OverflowError: A sum or product of integers is too large for their type.
+        """
         offsets = dict.fromkeys(self.arrays, 0)
         found = []
-        for (_, leaf), (name, shape) in zip(self._leaves, self._places, strict=True):
+        for (path, leaf), (name, shape) in zip(self._leaves, self._places, strict=True):
             begin = offsets[name]
             offsets[name] = end = begin + _size(shape)
             part = self.arrays[name][begin:end]
+            # What wraps around is off by its whole range, and a float by much less than half of it.
+            check = self.arrays.get(_CHECK + name)
+            if (
+                check is not None
+                and (abs(check[begin:end] - part) >= 2.0 ** (8 * part.itemsize - 1)).any()
+            ):
+                raise OverflowError(
+                    f"{path or 'the value'}: the {self._op} over the replicas is too large for "
+                    f"{part.dtype}; convert it to a larger type, or to float"
+                )
             found.append(part[0] if name == self._aside else like(leaf, part.reshape(shape)))
         replacements = iter(found)
         return _nests.rebuilt(self._nest, lambda _: next(replacements))
+
+
+def _may_wrap(dtype: Any, op: str) -> bool:
+    return op in ("sum", "product") and getattr(dtype, "kind", "") in ("i", "u")
 
 
 def _size(shape: Sequence[int]) -> int:
@@ -117,29 +145,29 @@ def as_numpy(leaf: Any, path: str = "") -> "Array":
     import numpy as np
 
     kind = _nests.kind(leaf)
+    array: Array | None = None
     if kind == "torch":
-        torch = loaded_module("torch")
         tensor = leaf.detach().cpu()
-        if tensor.dtype is torch.bfloat16:  # numpy has no such type
-            tensor = tensor.float()
-        array: Array | None = tensor.contiguous().numpy()
-    elif kind:
+        # numpy has no bfloat16, and sums of 16 bits lose too much.
+        is_low = tensor.is_floating_point() and tensor.element_size() < 4
+        with contextlib.suppress(TypeError, RuntimeError):  # sparse, quantized, ..
+            array = (tensor.float() if is_low else tensor).contiguous().numpy()
+    elif kind and not isinstance(leaf, np.ma.MaskedArray):
         array = np.asarray(leaf)
-        if array.dtype.name == "bfloat16":
+        if "float" in array.dtype.name and array.itemsize < 4:
             array = array.astype(np.float32)
-    else:
-        array = None
     if array is None or array.dtype.kind not in "biufc":
-        what = type(leaf).__name__ if array is None else f"an array of {array.dtype}"
+        facts = [str(getattr(leaf, name)) for name in ("dtype", "layout") if hasattr(leaf, name)]
+        what = type(leaf).__name__ + (f" of {', '.join(facts)}" if facts else "")
         raise TypeError(
-            f"{path or 'the value'} is {what}: replicas combine numbers, and arrays of numbers "
+            f"{path or 'the value'} is {what}: replicas combine numbers, and dense arrays of numbers "
             "(numpy, PyTorch, JAX) in dicts, lists, tuples and dataclasses"
         )
     return array
 
 
 def like(leaf: Any, array: "Array") -> Any:
-    """Returns an array as the kind of leaf that another one is, on its device.
+    """Returns an array as the kind of leaf that another one is, on its device, in its layout.
 
     A mean of integers stays a float.
     """
@@ -148,14 +176,18 @@ def like(leaf: Any, array: "Array") -> Any:
         torch = loaded_module("torch")
         keeps = leaf.dtype.is_floating_point or leaf.dtype.is_complex or array.dtype.kind != "f"
         tensor = torch.from_numpy(array)
-        return tensor.to(leaf.device, leaf.dtype) if keeps else tensor.to(leaf.device)
+        tensor = tensor.to(leaf.device, leaf.dtype) if keeps else tensor.to(leaf.device)
+        if leaf.is_contiguous():
+            return tensor
+        return torch.empty_like(leaf.detach(), dtype=tensor.dtype).copy_(tensor)
+    keeps = kind != "number" and (leaf.dtype.kind not in "iub" or array.dtype.kind != "f")
     if kind == "jax":
         jax = loaded_module("jax")
-        keeps = leaf.dtype.kind not in "iub" or array.dtype.kind != "f"
         return jax.device_put(array.astype(leaf.dtype) if keeps else array, leaf.sharding)
     if kind == "number":
         value = array.item()
         return type(leaf)(value) if array.dtype.kind != "f" else value
+    array = array.astype(leaf.dtype, copy=False) if keeps else array
     return array[()] if array.ndim == 0 else array
 
 

@@ -17,6 +17,7 @@ import secrets
 import select
 import struct
 import sys
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -103,34 +104,40 @@ class OwnMemory:
         self.memory[:_MARK_BYTES] = mark
         self.place = Place(os.getpid(), self._descriptor, self._rung, mark)
         self._lent: int | None = None
-        #: Of each buffer, by the number that reports name: its first address, and its array.
-        self._buffers: list[tuple[int, Array]] = []
+        #: Of each buffer, by the number that reports name: its first address, and its memory, which
+        #: belongs to those who use it.
+        self._buffers: dict[int, tuple[int, weakref.ref[mmap.mmap]]] = {}
+        self._number = 0
 
     def buffer(self, nbytes: int) -> "Array":
-        """Returns zeroed memory that others can open."""
+        """Returns zeroed memory that others can open. It is freed when nobody uses it any more."""
         import numpy as np
 
-        if len(self._buffers) == _MAX_BUFFERS or nbytes == 0:
+        self._number += 1  # never used again: others may know the memory that had it
+        there = {number: its for number, its in self._buffers.items() if its[1]() is not None}
+        at = _entry(self._number)
+        if nbytes == 0 or at in map(_entry, there):
             return np.zeros(nbytes, np.uint8)
         descriptor, memory = self._make(nbytes)
         array = np.frombuffer(memory, np.uint8)
-        self._buffers.append((_address(array), array))
-        at = len(self._buffers) * _BUFFER.size
         self.memory[at : at + _BUFFER.size] = _BUFFER.pack(descriptor, nbytes)
+        # Another one, because another thread may be looking into it.
+        self._buffers = {**there, self._number: (_address(array), weakref.ref(memory))}
         return array
 
     def find(self, array: "Array") -> tuple[int, int]:
         """Returns in which buffer an array lies, from 1 on, and where; (0, 0) if in none."""
         if self._buffers:
             address = _address(array)
-            for number, (begin, buffer) in enumerate(self._buffers, 1):
+            for number, (begin, memory) in self._buffers.items():
+                buffer = memory() or b""
                 if begin <= address and address + array.nbytes <= begin + len(buffer):
                     return number, address - begin
         return 0, 0
 
-    def own_buffer(self, number: int) -> "Array":
-        """Returns a buffer by its number."""
-        return self._buffers[number - 1][1]
+    def memory_of(self, number: int) -> mmap.mmap | None:
+        """Returns the memory of a buffer by its number; None: it was freed."""
+        return self._buffers[number][1]() if number in self._buffers else None
 
     def lend(self, nbytes: int) -> tuple[int, "Array"]:
         """Returns the descriptor of memory, and the memory, until `take_back` or the next call."""
@@ -159,7 +166,7 @@ class OwnMemory:
 
     def _make(self, nbytes: int) -> tuple[int, mmap.mmap]:
         descriptor, memory = _make(nbytes)
-        self._keep(descriptor)
+        self._descriptors.callback(weakref.finalize(memory, os.close, descriptor))
         return descriptor, memory
 
     def _keep(self, *descriptors: int) -> tuple[int, ...]:
@@ -225,10 +232,16 @@ class SharedGroup:
         return self._chunks[index][number % CHUNKS]
 
     def buffer(self, index: int, number: int) -> "Array":
-        """Returns a buffer of a replica, as bytes; that replica has reported its number."""
+        """Returns a buffer of a replica, as bytes; both replicas have reported its number."""
+        import numpy as np
+
         if index == self.index:
-            return self._own.own_buffer(number)
+            memory = self._own.memory_of(number)
+            assert memory is not None  # the array that is combined lies there
+            return np.frombuffer(memory, np.uint8)
         if (index, number) not in self._buffers:
+            for key in [key for key in self._buffers if self._own.memory_of(key[1]) is None]:
+                del self._buffers[key]  # who has freed its own will not ask for those of others
             self._buffers[index, number] = self._open_buffer(index, number)
         return self._buffers[index, number]
 
@@ -298,7 +311,7 @@ class SharedGroup:
     def _open_buffer(self, index: int, number: int) -> "Array":
         import numpy as np
 
-        at = number * _BUFFER.size
+        at = _entry(number)
         descriptor, nbytes = _BUFFER.unpack(self._memories[index][at : at + _BUFFER.size])
         return np.frombuffer(self._map_of(index, descriptor, nbytes), np.uint8)
 
@@ -405,6 +418,11 @@ def _open(pid: int, descriptor: int, flags: int, kind: str) -> int:
     if not str(path.readlink()).startswith(kind):
         raise ProcessLookupError(f"process {pid} is another one here")
     return os.open(path, flags | os.O_CLOEXEC)
+
+
+def _entry(number: int) -> int:
+    """Returns where the table tells of a buffer."""
+    return (1 + number % _MAX_BUFFERS) * _BUFFER.size
 
 
 def _address(array: "Array") -> int:

@@ -13,8 +13,9 @@ _FIRST_BYTES = 1 << 20  # so that the first mean begins soon
 class Bucket:
     """Gradients of some parameters, next to each other.
 
+    It holds no parameter: who does decides how long there is one.
+
     Attributes:
-        parameters: Whose.
         gradients: What `grad` of each is, if it has one: a view of the memory of this bucket.
         missing: Indices of parameters whose gradient is not in the memory in this pass.
     """
@@ -27,9 +28,10 @@ class Bucket:
             parameters: Of one type, on one device.
         """
         import torch
+        from torch.utils.weak import TensorWeakRef
 
         self._collectives = collectives
-        self.parameters = parameters
+        self._parameters = [TensorWeakRef(each) for each in parameters]
         self.missing: set[int] = set(range(len(parameters)))
         self._future: Future[None] | None = None
         first = parameters[0]
@@ -42,10 +44,17 @@ class Bucket:
             self._memory = torch.zeros(self._count, dtype=first.dtype, device=first.device)
         self.gradients = _views(self._memory, parameters)
 
-    def take(self, index: int) -> None:
+    def parameters(self) -> list[Any]:
+        """Returns those whose gradients these are, as far as they are still there."""
+        return [each for parameter in self._parameters if (each := parameter()) is not None]
+
+    def begin(self) -> None:
+        """Begins a pass: all gradients are missing."""
+        self.missing = set(range(len(self._parameters)))
+
+    def take(self, index: int, parameter: Any) -> None:
         """Has the gradient of a parameter be in the memory; there is one."""
-        parameter, mine = self.parameters[index], self.gradients[index]
-        gradient = parameter.grad
+        gradient, mine = parameter.grad, self.gradients[index]
         if gradient is not mine:
             if gradient.is_sparse:
                 raise TypeError(
@@ -59,8 +68,9 @@ class Bucket:
     def launch(self, label: str) -> None:
         """Begins to take the mean; takes what is missing."""
         for index in list(self.missing):
-            if self.parameters[index].grad is not None:
-                self.take(index)
+            parameter = self._parameters[index]()
+            if parameter is not None and parameter.grad is not None:
+                self.take(index, parameter)
             else:
                 self.gradients[index].zero_()
         there = self._sent[self._count :]
@@ -87,7 +97,8 @@ class Bucket:
         if self.missing:
             there = self._sent[self._count :].tolist()
             for index in self.missing:
-                self.parameters[index].grad = self.gradients[index] if there[index] else None
+                if (parameter := self._parameters[index]()) is not None:
+                    parameter.grad = self.gradients[index] if there[index] else None
 
 
 def make_buckets(

@@ -5,12 +5,15 @@ The optimizer stays what it is: it gets hooks, and a few methods more. So schedu
 """
 
 import contextlib
+import functools
+import itertools
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
+from launchpad_lite.replicas import _nests
 from launchpad_lite.replicas._torch_buckets import Bucket, make_buckets
-from launchpad_lite.replicas.errors import ReplicaError
+from launchpad_lite.replicas.errors import CollectiveMismatchError, ReplicaError
 
 if TYPE_CHECKING:
     from launchpad_lite.replicas._collectives import Collectives
@@ -23,6 +26,7 @@ def wrap(
     collectives: "Collectives",
     *,
     model: Any = None,
+    buffers: Literal["own", "broadcast"] = "own",
     overlap: bool = True,
     bucket_bytes: int = BUCKET_BYTES,
     every: int | None = None,
@@ -35,15 +39,16 @@ def wrap(
     in `grad`: they are taken while it goes on. A parameter without a gradient in some replicas counts
     as zero there; one that has none in any replica keeps None. A `closure` returns the mean loss.
 
-    Gradients that `step()` has used, and that nobody has cleared, are not averaged before the next
-    `step()`: so what the loss of a generator leaves in its discriminator costs nothing.
+    A loss that passes through parameters which it does not train, as that of a generator through its
+    discriminator, adds to their gradients, and their mean costs time. What is trained alone is
+    `loss.backward(inputs=list(generator.parameters()))`.
 
     The optimizer has two methods more:
         no_sync(): A block whose backward passes only add up gradients of this replica. The mean is
             taken at the end of the first backward pass after it, or in `step()`.
         synchronize(): Takes the means now, if they are not taken yet. To be called before gradients
-            are clipped or unscaled, where a backward pass has not done it: with `overlap=False`,
-            after `no_sync`, and after `model.zero_grad(set_to_none=False)`.
+            are clipped or unscaled (`GradScaler`), where a backward pass has not done it: with
+            `overlap=False`, and after `no_sync`.
 
     With `every`, gradients stay those of the replica. After every so many steps, replicas take the mean
     of how far they have come (local SGD), and an outer optimizer makes a step with it (DiLoCo, arXiv
@@ -52,7 +57,11 @@ def wrap(
     Args:
         optimizer: Any `torch.optim.Optimizer`.
         collectives: Of this replica.
-        model: Its other parameters, and its buffers, become those of replica 0, too.
+        model: Its other parameters, and its buffers, become those of replica 0, too. The names of
+            its parameters are compared, so that all replicas have them in the same order. So are
+            those of `SGD(model.named_parameters())`.
+        buffers: `broadcast`: Buffers of the model, as the statistics of batch normalisation, become
+            those of replica 0 after each step. `own`: they stay those of each replica.
         overlap: Whether to take means in the backward pass; else in `step()`, or `synchronize()`.
             False is needed where parts of the model run in some replicas only while its backward pass
             has collectives of its own, and for some uses of `checkpoint(use_reentrant=True)`.
@@ -63,20 +72,43 @@ def wrap(
 
     Raises:
         TypeError: It is no optimizer of PyTorch, or has complex parameters.
-        ValueError: It is wrapped already, or `every` is missing or below 1.
+        ValueError: It is wrapped already, `every` is missing or below 1, or `buffers` is something
+            else or without a model.
         ReplicaError: In a backward pass: a gradient came twice. See `overlap`.
-        CollectiveMismatchError: Parameters differ in number, type or shape.
+        CollectiveMismatchError: Parameters differ in name, number, type or shape.
     """
     _check(optimizer, every, outer)
+    if buffers not in ("own", "broadcast") or (buffers == "broadcast" and model is None):
+        raise ValueError(f"buffers is 'own', or 'broadcast' with a model=, not {buffers!r}")
     label = label or type(optimizer).__name__
-    parameters = _parameters(optimizer)
-    others = [] if model is None else [*model.parameters(), *model.buffers()]
-    _take_from_first(collectives, [*parameters, *others], label)
+    of_model = [] if model is None else [*model.named_parameters(), *model.named_buffers()]
+    _take_from_first(collectives, _named(optimizer.param_groups, of_model), label)
     if every is None:
         _Average(collectives, optimizer, overlap, bucket_bytes, label)
     else:
         _Outer(collectives, optimizer, every, outer or _plain, bucket_bytes, label)
+    if buffers == "broadcast":
+        optimizer.register_step_post_hook(
+            lambda *_: _copy_first(collectives, list(model.buffers()), f"buffers of {label}")
+        )
     return optimizer
+
+
+def check_names(collectives: "Collectives", kept: Any) -> None:
+    """Checks that optimizers among kept things have the parameters of models there in one order.
+
+    Raises:
+        CollectiveMismatchError: They have them in another order in a replica.
+    """
+    import torch
+
+    things = [thing for _, thing in _nests.leaves(kept)]
+    models = [thing for thing in things if isinstance(thing, torch.nn.Module)]
+    of_models = [pair for model in models for pair in model.named_parameters()]
+    for thing in things:
+        if isinstance(thing, torch.optim.Optimizer):
+            named = _named(thing.param_groups, of_models)
+            _check_same(collectives, _texts(named), f"parameters of {type(thing).__name__}")
 
 
 def _plain(parameters: list[Any]) -> Any:
@@ -103,18 +135,55 @@ def _parameters(optimizer: Any) -> list[Any]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def _take_from_first(collectives: "Collectives", tensors: Sequence[Any], label: str) -> None:
-    """Makes tensors those of replica 0."""
+def _named(groups: Sequence[Any], of_model: Sequence[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    """Returns all tensors of groups and of a model, once each, with their names as far as known."""
+    of_groups = [
+        pair
+        for group in groups
+        for pair in itertools.zip_longest(group.get("param_names", ()), group["params"])
+    ]
+    names = {id(tensor): name for name, tensor in [*of_groups, *of_model]}
+    tensors = {id(tensor): tensor for _, tensor in [*of_groups, *of_model]}
+    return [(names[key] or "", tensor) for key, tensor in tensors.items()]
+
+
+def _texts(named: Sequence[tuple[str, Any]]) -> list[str]:
+    return [f"{name} {tensor.dtype}{list(tensor.shape)}".strip() for name, tensor in named]
+
+
+def _check_same(collectives: "Collectives", mine: Sequence[str], label: str) -> None:
+    """Checks that all replicas have the same things in the same order.
+
+    Raises:
+        CollectiveMismatchError: They have not.
+    """
+    first, *others = collectives.all_gather(mine, label)
+    for rank, other in enumerate(others, 1):
+        pairs = itertools.zip_longest(first, other, fillvalue="nothing")
+        for number, (one, another) in enumerate(pairs):
+            if one != another:
+                raise CollectiveMismatchError(
+                    f"{label}: number {number} is {one} in replica 0, and {another} in replica "
+                    f"{rank}; all replicas have the same ones in the same order"
+                )
+
+
+def _take_from_first(
+    collectives: "Collectives", named: Sequence[tuple[str, Any]], label: str
+) -> None:
+    """Makes tensors those of replica 0, which have the same names there."""
+    if collectives.size > 1:
+        _check_same(collectives, _texts(named), f"parameters of {label}")
+        _copy_first(collectives, [tensor for _, tensor in named], f"parameters of {label}")
+
+
+def _copy_first(collectives: "Collectives", tensors: Sequence[Any], label: str) -> None:
+    """Copies tensors of replica 0 into those of the others."""
     import torch
 
-    unique = list({id(tensor): tensor for tensor in tensors}.values())
-    if collectives.size == 1:
-        return
-    first = collectives.broadcast(
-        [tensor.detach() for tensor in unique], 0, f"parameters of {label}"
-    )
+    first = collectives.broadcast([tensor.detach() for tensor in tensors], 0, label)
     with torch.no_grad():
-        for tensor, value in zip(unique, first, strict=True):
+        for tensor, value in zip(tensors, first, strict=True):
             tensor.copy_(value)
 
 
@@ -130,28 +199,26 @@ class _Average:
         label: str,
     ) -> None:
         self._collectives = collectives
-        self._optimizer = optimizer
+        # It has this one, and is freed when nobody else has it.
+        self._optimizer = weakref.ref(optimizer)
         self._overlap = overlap
         self._bucket_bytes = bucket_bytes
         self._label = label
         self._buckets: list[Bucket] = []
-        self._places: dict[int, tuple[Bucket, int]] = {}
         self._launched = 0  # how many buckets, in this pass
         self._in_pass = False
         self._is_mean = False  # all gradients are, now
-        self._is_used = False  # `step` has used them, and nobody has cleared them
         self._paused = 0
-        #: This, and those in whose buckets some of its parameters are.
-        self._together = [self]
+        #: Those in whose buckets some of its parameters are.
+        self._others: list[_Average] = []
         self._add_new()
-        # Kept though the user drops the optimizer: when it is collected differs from replica to
-        # replica, and what is averaged must not.
-        collectives.averages.append(self)
-        self._change_optimizer()
+        self._change(optimizer)
 
-    def _change_optimizer(self) -> None:
-        optimizer = self._optimizer
-        self._zero_grad, self._add_param_group = optimizer.zero_grad, optimizer.add_param_group
+    @property
+    def _together(self) -> "list[_Average]":
+        return [self, *self._others]
+
+    def _change(self, optimizer: Any) -> None:
         optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_step_post_hook(self._after_step)
         optimizer.zero_grad = self.zero_grad
@@ -182,13 +249,15 @@ class _Average:
         """Clears the gradients; takes what that of the optimizer does."""
         for each in self._together:
             each._abandon_pass()
-            each._is_used = each._is_mean = False
-        self._zero_grad(*args, **kwargs)
+            each._is_mean = False
+        optimizer: Any = self._optimizer()
+        type(optimizer).zero_grad(optimizer, *args, **kwargs)
 
     def add_param_group(self, group: dict[str, Any]) -> None:
         """Adds parameters, which become those of replica 0."""
-        self._add_param_group(group)
-        added = self._optimizer.param_groups[-1]["params"]
+        optimizer: Any = self._optimizer()
+        type(optimizer).add_param_group(optimizer, group)
+        added = _named(optimizer.param_groups[-1:], ())
         _take_from_first(self._collectives, added, self._label)
         self._add_new()
 
@@ -212,14 +281,10 @@ class _Average:
     def _after_step(self, *_: Any) -> None:
         for each in self._together:
             each._is_mean = False
-            each._is_used = True
 
-    def _on_gradient(self, parameter: Any) -> None:
+    def _on_gradient(self, bucket: Bucket, index: int, parameter: Any) -> None:
         """A backward pass has added to a gradient."""
-        bucket, index = self._places[id(parameter)]
-        if self._is_used and parameter.grad is bucket.gradients[index]:
-            return
-        self._is_used = self._is_mean = False
+        self._is_mean = False
         if self._paused or not self._overlap:
             return
         if not self._in_pass:
@@ -230,7 +295,7 @@ class _Average:
                 "twice in one backward pass, as it does with checkpoint(use_reentrant=True); use "
                 "use_reentrant=False, or wrap_optimizer(..., overlap=False)"
             )
-        bucket.take(index)
+        bucket.take(index, parameter)
         while self._launched < len(self._buckets) and not self._buckets[self._launched].missing:
             self._launch()
 
@@ -246,7 +311,7 @@ class _Average:
     def _reset(self) -> None:
         self._launched = 0
         for bucket in self._buckets:
-            bucket.missing = set(range(len(bucket.parameters)))
+            bucket.begin()
 
     def _finish_pass(self) -> None:
         """Launches the rest, and waits for all."""
@@ -275,32 +340,44 @@ class _Average:
 
     def _add_new(self) -> None:
         """Makes buckets for parameters that have none: at the begin, added, or trained only now."""
-        if self._collectives.size == 1:
+        optimizer = self._optimizer()
+        if self._collectives.size == 1 or optimizer is None:
             return
-        mine = {id(each): each for each in _parameters(self._optimizer) if each.requires_grad}
-        for peer in self._collectives.averages:
-            if peer not in self._together and mine.keys() & peer._places.keys():
-                self._together.append(peer)
-        known = set().union(*[each._places for each in self._together])
-        new = [parameter for key, parameter in mine.items() if key not in known]
-        for bucket in make_buckets(self._collectives, new, self._bucket_bytes):
+        mine = {id(each): each for each in _parameters(optimizer)}
+        wanted = {key for key, each in mine.items() if each.requires_grad}
+        wanted = wanted.difference(*[each._known() for each in self._together])
+        if not wanted:
+            return
+        for other in self._collectives.averages.values():
+            if wanted & other._known():
+                self._others.append(other)
+                wanted -= other._known()
+        if not wanted:
+            return
+        new = {key: each for key, each in mine.items() if key in wanted}
+        numbers = [f"parameter {number}" for number, key in enumerate(mine) if key in new]
+        _check_same(self._collectives, numbers, f"what {self._label} trains")
+        for bucket in make_buckets(self._collectives, list(new.values()), self._bucket_bytes):
+            self._listen(len(self._buckets), bucket)
             self._buckets.append(bucket)
-            self._places |= {
-                id(parameter): (bucket, index) for index, parameter in enumerate(bucket.parameters)
-            }
-        self._listen(new)
 
-    def _listen(self, parameters: Iterable[Any]) -> None:
+    def _known(self) -> set[int]:
+        """Returns the ids of the parameters in its buckets."""
+        return {id(each) for bucket in self._buckets for each in bucket.parameters()}
+
+    def _listen(self, number: int, bucket: Bucket) -> None:
         # A weak reference: PyTorch keeps hooks where Python does not collect cycles.
         me = weakref.ref(self)
 
-        def on_gradient(parameter: Any) -> None:
+        def on_gradient(index: int, parameter: Any) -> None:
             average = me()
             if average is not None:
-                average._on_gradient(parameter)
+                average._on_gradient(average._buckets[number], index, parameter)
 
-        for parameter in parameters:
-            parameter.register_post_accumulate_grad_hook(on_gradient)
+        for index, parameter in enumerate(bucket.parameters()):
+            parameter.register_post_accumulate_grad_hook(functools.partial(on_gradient, index))
+        # This lives as long as one of the parameters has the hook, whoever drops the optimizer.
+        self._collectives.averages[on_gradient] = self
 
 
 class _Outer:
@@ -361,7 +438,7 @@ class _Outer:
 
     def _average(self) -> None:
         for number, bucket in enumerate(self._buckets):
-            bucket.missing = set(range(len(bucket.parameters)))
+            bucket.begin()
             bucket.launch(f"outer step of {self._label}, bucket {number}")
         for bucket in self._buckets:
             bucket.finish()

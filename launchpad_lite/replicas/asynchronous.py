@@ -317,7 +317,9 @@ class MultiWorkerAsyncReplicator(Replicator):
             TypeError: It is no optimizer, the parameters are missing, or the options are other ones.
             ValueError: Another optimizer has one of its parameters.
         """
-        if more := sorted(options.keys() - {"model", "overlap", "bucket_bytes", "label"}):
+        if more := sorted(
+            options.keys() - {"model", "buffers", "overlap", "bucket_bytes", "label"}
+        ):
             raise TypeError(f"{type(self).__name__} has no option {', '.join(more)} of optimizers")
         optimizers = self._me.optimizers
         wrapped = remote(optimizer, parameters, len(optimizers), self.servers)

@@ -337,7 +337,9 @@ class Replicator:
                 is called outside of `jax.jit`.
             parameters: What `MultiWorkerAsyncReplicator` needs for what is not of PyTorch; others need
                 it not.
-            **options: Of optimizers of PyTorch.
+            **options: Of optimizers of PyTorch: `model`, `buffers`, `every` and `outer` are in
+                docs/replicas.md. `overlap=False` takes means in `step()`, not in the backward pass;
+                `bucket_bytes` is how much is averaged at a time; `label` names it in errors.
 
         Raises:
             TypeError: It is no optimizer, or there is no such option.
@@ -369,6 +371,10 @@ class Replicator:
             ReplicaError: The checkpoint has not all of them, or they are of other types or shapes there.
         """
         here, training = self._me, self._me.training
+        if loaded_module("torch") is not None and here.collectives.size > 1:
+            from launchpad_lite.replicas import _torch_optimizer
+
+            _torch_optimizer.check_names(here.collectives, things)
         for name, thing in things.items():
             check_can_be_kept(name, thing)
         is_first, new = not here.kept, things.keys() - here.kept.keys()

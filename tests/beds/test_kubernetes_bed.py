@@ -261,21 +261,6 @@ def test_a_job_deleted_without_a_policy_leaves_its_pods(
     assert not pod["metadata"].get("ownerReferences")
 
 
-def test_an_object_of_another_structure_is_refused(
-    cluster: KubernetesCluster, client: Clients
-) -> None:
-    from kubernetes.client import ApiException, CustomObjectsApi
-
-    wrong = job("x", SLEEP)
-    wrong["spec"]["template"]["spec"]["containers"][0]["imagepolicy"] = "Never"
-    with pytest.raises(ApiException, match="unknown field") as caught:
-        # The client of Jobs would refuse it itself.
-        CustomObjectsApi(client.api).create_namespaced_custom_object(
-            "batch", "v1", TEAM, "jobs", wrong
-        )
-    assert caught.value.status == 400
-
-
 def test_nothing_outlives_a_killed_bed(tmp_path: Path) -> None:
     code = f"""
 import sys

@@ -91,7 +91,7 @@ def disturb(
     """Has something happen at each request before it is sent, and when it was answered.
 
     Returns:
-        The requests, as "POST jobs demo", the latest last.
+        The requests, as "POST jobs demo", the latest last; those that only try it as "TRY jobs demo".
     """
     send, seen = Api._send, list[str]()
 
@@ -99,7 +99,8 @@ def disturb(
         words = request.path.split("/namespaces/team/")[-1].split("/")
         if request.method == "POST":
             words.append(request.body["metadata"]["name"])
-        seen.append(" ".join([request.method, *words]))
+        is_tried = "dryRun" in (request.query or {})
+        seen.append(" ".join(["TRY" if is_tried else request.method, *words]))
         if before is not None:
             before()
         try:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import launchpad_lite as lp
+from launchers._kubernetes.client import Api
 from launchers.kubernetes import KubernetesLauncher, WorkStore, WorkVolume
 from launchpad_lite.errors import LaunchError
 from launchpad_lite.launching import LaunchOptions
@@ -25,7 +26,7 @@ pytest.importorskip("kubernetes_validate")
 
 from tests.beds.kubernetes.controllers import GarbageCollector, Loop
 from tests.beds.kubernetes.server import ApiServer, Failure
-from tests.beds.kubernetes.store import Store
+from tests.beds.kubernetes.store import ApiError, Store
 from tests.launchers.kubernetes_access import (
     HastyLauncher,
     disturb,
@@ -90,6 +91,122 @@ def left(cluster: ApiServer) -> list[str]:
 
 def nothing_is_left(cluster: ApiServer) -> bool:
     return bool(poll_until(lambda: not left(cluster), must=False))
+
+
+# What the server is asked before
+
+
+def refuse(
+    monkeypatch: pytest.MonkeyPatch, code: int, message: str, *causes: tuple[str, str], **where: str
+) -> None:
+    """Has the server refuse whatever is tried of these names, as a real one does.
+
+    Args:
+        monkeypatch: Of the test.
+        code: Of HTTP.
+        message: For people.
+        *causes: Fields, and what is wrong with each.
+        **where: `kind` and `name` of the objects that are refused; by default all.
+    """
+    details = {"causes": [{"field": field, "message": what} for field, what in causes]}
+    admit = ApiServer.admit
+
+    def admit_some(api: ApiServer, resource: str, item: Any, *, is_dry: bool = False) -> Any:
+        called = {"kind": item["kind"], "name": item["metadata"]["name"]}
+        if is_dry and where.items() <= called.items():
+            raise ApiError(code, "Invalid", message, details)
+        return admit(api, resource, item, is_dry=is_dry)
+
+    monkeypatch.setattr(ApiServer, "admit", admit_some)
+
+
+def test_all_that_the_server_refuses_is_told_at_once_and_nothing_is_created(
+    cluster: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = "spec.template.spec"
+    causes = (
+        (f"{where}.priorityClassName", 'Invalid value: "low": no such class'),
+        (f"{where}.containers[0].volumeMounts[0].name", 'Not found: "tpm"'),
+        ("spec.completions", "Invalid value: 0"),
+    )
+    message = 'Job.batch "demo-b" is invalid: [...]'
+    refuse(monkeypatch, 422, message, *causes, kind="Job", name="demo-b")
+    seen = disturb(monkeypatch)
+    typo = {"spec": {"hostNetwrok": True}}
+    pods = {"supervisor": {"patch": typo}, "b": {"priority_class": "low"}}
+    with pytest.raises(LaunchError) as caught:
+        create(launcher(pods=pods))
+    head, *told = str(caught.value).split("\n  ")
+    assert head == f"the API server {cluster.url} refuses the run, nothing was created:"
+    assert told[0].startswith('Job of the supervisor: Job in version "v1" cannot be handled')
+    assert "hostNetwrok" in told[0]
+    assert told[0].endswith(" (option patch)")
+    options = [" (option priority_class)", "", ""]
+    assert told[1:] == [
+        f"Job of group 'b': {field}: {what}{option}"
+        for (field, what), option in zip(causes, options, strict=True)
+    ]
+    assert not [each for each in seen if each.startswith("POST")]
+    assert not left(cluster)
+
+
+def test_jobs_that_a_jobset_is_to_make_are_judged_too(cluster: ApiServer) -> None:
+    cluster.tokens["a-token"] = None
+    typo = {"patch": {"spec": {"hostNetwrok": True}}, "node_selector": {"a": "b"}}
+    with pytest.raises(LaunchError, match=r"Job of group 'b': .*hostNetwrok.* \(option patch\)$"):
+        create(launcher(jobset=True, pods={"b": typo}))
+    assert not left(cluster)
+
+
+def test_keys_and_work_are_not_sent_to_be_judged(
+    cluster: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rehearse, sent = Api.rehearse, list[Any]()
+
+    def note(api: Api, obj: Any) -> None:
+        sent.append(obj)
+        rehearse(api, obj)
+
+    monkeypatch.setattr(Api, "rehearse", note)
+    create(launcher())
+    secrets = [each["data"] for each in sent if each["kind"] == "Secret"]
+    assert secrets == [{}] * len(cluster.store.items("secrets"))
+    assert len(sent) == len(left(cluster))
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        (400, 'admission webhook "policy" does not support dry run'),
+        (400, 'admission webhook "policy" denied the request: Secret "demo-trust" not found'),
+        (403, 'jobs.batch is forbidden: User "me" cannot create resource "jobs" in API group'),
+        (404, "the server could not find the requested resource"),
+        (409, 'jobs.batch "demo" already exists'),
+        (500, "Internal error occurred: the webhook is away"),
+    ],
+)
+def test_what_cannot_be_judged_before_is_left_to_the_creation(
+    cluster: ApiServer, monkeypatch: pytest.MonkeyPatch, code: int, message: str
+) -> None:
+    refuse(monkeypatch, code, message)
+    create(launcher())
+    assert "jobs/demo" in left(cluster)
+
+
+@pytest.mark.parametrize("code", [400, 403])
+def test_a_policy_of_the_cluster_is_told_before_anything_is_created(
+    cluster: ApiServer, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    message = 'admission webhook "policy" denied the request: a team label is required'
+    refuse(monkeypatch, code, message, kind="Service")
+    with pytest.raises(LaunchError) as caught:
+        create(launcher())
+    whose = ("the supervisor", "group 'a'", "group 'b'")
+    assert str(caught.value).split("\n  ")[1:] == [f"Service of {who}: {message}" for who in whose]
+    assert not left(cluster)
+
+
+# Creation
 
 
 def test_what_is_created_is_what_is_emitted_and_belongs_to_the_first_object(
@@ -364,6 +481,12 @@ def test_work_that_is_written_by_half_is_removed(
         emit(launcher(work=volume))
     assert "still there" not in str(caught.value)
     assert files_in(volume) == []
+
+
+@pytest.mark.parametrize("source", ["claim", {}, {"emptyDir": None}, {"nfs": {"server": {1}}}])
+def test_a_volume_for_work_that_is_none_is_refused_at_once(source: Any) -> None:
+    with pytest.raises(ValueError, match=r"source|emptyDir: a dict"):
+        WorkVolume("/shared", source)
 
 
 def test_a_folder_that_is_none_is_no_place_for_work(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from hypothesis import given, settings, strategies as st
 
 import launchpad_lite as lp
 from launchers._kubernetes import objects as objects_module
+from launchers._kubernetes.checks import mistakes
 from launchers._kubernetes.names import Names
 from launchers._kubernetes.objects import Cluster, Files, Group, manifests, mistakes_of, owned
 from launchers._kubernetes.pods import PodOptions, Volume
@@ -734,8 +735,9 @@ def test_whatever_users_write_is_at_most_a_mistake(
         PodOptions.of(options)
     with contextlib.suppress(ValueError):
         base, over = (PodOptions(image="i", patch={"spec": patch}) for patch in (first, second))
-        pod = pod_of(group("actor", pod=over.over(base), together=together))
-        json.dumps(pod, allow_nan=False)
+        objects = made(group("actor", pod=over.over(base), together=together))
+        json.dumps(objects, allow_nan=False)
+        mistakes(objects, Names.of("program", ["actor"], "demo"))
 
 
 @pytest.mark.parametrize("affinity", [None, {"podAffinity": None}, {"podAffinity": 7}, 7, [7]])

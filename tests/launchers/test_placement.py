@@ -1,6 +1,5 @@
 """Which executable runs on which host, and why some programs fit on none."""
 
-import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -112,13 +111,6 @@ def devices(*counts: int) -> list[Room]:
             SPREAD,
             {"a": "h1 h1", "b": "h2 h2 h2"},
         ),
-        # Best fit decreasing fails, too: it begins with 5 + 4 of 10.
-        (
-            {"a": cpu(5), "b": cpu(4, 4), "c": cpu(3, 2, 2)},
-            cores(10, 10),
-            PACK,
-            {"a": "h1", "b": "h2 h2", "c": "h1 h1 h2"},
-        ),
     ],
 )
 def test_nodes_are_placed_as_recorded(
@@ -155,10 +147,7 @@ def test_a_program_without_nodes_is_placed() -> None:
     assert place([], [H1], None, SPREAD) == Placement({})
 
 
-_NO_WAY = (
-    "; no way to divide the nodes among the hosts works: ask for less, choose the hosts by "
-    "placement, or add some"
-)
+_NO_WAY = "; ask for less, choose the hosts by placement, or add some"
 _LESS = "; ask for less, or choose a host that has more"
 _FEWER = "; ask for less, start fewer nodes, or add hosts"
 
@@ -288,26 +277,6 @@ def test_messages_about_many_hosts_and_nodes_stay_short() -> None:
     assert max(map(len, told)) < 300
 
 
-def test_a_search_that_gives_up_says_so() -> None:
-    # Two of them fit on a host, so one is left; but which is with which, there are too many ways.
-    wishes = cpu(*(33.5 + number * 0.37 for number in range(13)))
-    (told,) = mistakes({"a": wishes}, cores(*[100] * 6))
-    assert told.startswith("a[0] wants cpu=33.5; h1 has cpu=")
-    assert "attempts found no way to divide the nodes among the hosts, though there may be" in told
-
-
-def test_hosts_that_are_alike_are_not_tried_one_by_one() -> None:
-    (told,) = mistakes({"a": cpu(*[3] * 40), "b": cpu(2.5)}, cores(*[8] * 20))
-    assert told.startswith("b[0] wants cpu=2.5; h1 has cpu=2 left of 8, ")
-    assert "no way to divide the nodes among the hosts works" in told
-
-
-def test_many_nodes_go_where_they_leave_least_when_nothing_else_works() -> None:
-    groups = {"a": cpu(*[9] * 12), "b": cpu(*[6] * 36)}
-    hosts = Counter(placed(groups, cores(*[20] * 12, *[9] * 12), PACK)["a"].split())
-    assert hosts == {f"h{number}": 1 for number in range(13, 25)}
-
-
 def test_a_large_program_is_placed_soon() -> None:
     rooms = [Room(f"h{number}", cpu=64, ram_gib=256, gpu=8) for number in range(30)]
     groups = {"learner": [{"gpu": 1, "cpu": 4}] * 200, "actor": [{"cpu": 1, "gpu": 0.1}] * 390}
@@ -321,20 +290,20 @@ _GPUS = st.none() | st.sampled_from([0, 0.25, 0.4, 0.5, 0.6, 1, 2])
 
 
 @st.composite
-def _programs(draw: st.DrawFn, most: int = 10) -> list[Executable]:
+def _programs(draw: st.DrawFn) -> list[Executable]:
     wish = st.fixed_dictionaries(
         {"cpu": _AMOUNTS, "ram_gib": _AMOUNTS, "gpu": _GPUS},
         optional={"together": st.sampled_from(["x", "y"])},
     )
-    wishes = draw(st.lists(wish, min_size=1, max_size=most))
+    wishes = draw(st.lists(wish, min_size=1, max_size=10))
     cut = draw(st.integers(0, len(wishes)))
     return executables({"a": wishes[:cut], "b": wishes[cut:]})
 
 
 @st.composite
-def _some_rooms(draw: st.DrawFn, most: int = 4) -> list[Room]:
+def _some_rooms(draw: st.DrawFn) -> list[Room]:
     amount = st.none() | st.integers(0, 8)
-    count = draw(st.integers(1, most))
+    count = draw(st.integers(1, 4))
     return [
         Room(f"h{number}", draw(amount), draw(amount), draw(st.none() | st.integers(0, 4)))
         for number in range(count)
@@ -344,7 +313,7 @@ def _some_rooms(draw: st.DrawFn, most: int = 4) -> list[Room]:
 _STRATEGIES = st.sampled_from(Strategy)
 
 
-def _fits(nodes: Sequence[Executable], room: Room, known: dict[Any, bool]) -> bool:
+def _fits(nodes: Sequence[Executable], room: Room) -> bool:
     """Asks who divides a host among its nodes, whether that can be done."""
     plenty = 50  # more than all of them ask for
     machine = Machine(
@@ -352,10 +321,7 @@ def _fits(nodes: Sequence[Executable], room: Room, known: dict[Any, bool]) -> bo
         (plenty if room.ram_gib is None else int(room.ram_gib)) << 30,
         tuple(map(str, range(plenty if room.gpu is None else int(room.gpu)))),
     )
-    key = (room, *(each.name for each in nodes))
-    if key not in known:
-        known[key] = not allot(nodes, machine).mistakes
-    return known[key]
+    return not allot(nodes, machine).mistakes
 
 
 def _is_right(
@@ -363,7 +329,6 @@ def _is_right(
     nodes: Sequence[Executable],
     rooms: Sequence[Room],
     allowed: Mapping[str, Sequence[str]],
-    known: dict[Any, bool],
 ) -> bool:
     by_word: dict[str | None, set[str]] = {}
     for each in nodes:
@@ -372,8 +337,7 @@ def _is_right(
         all(len(there) == 1 for word, there in by_word.items() if word is not None)
         and all(hosts[each.name] in allowed.get(each.label, hosts.values()) for each in nodes)
         and all(
-            _fits([each for each in nodes if hosts[each.name] == room.name], room, known)
-            for room in rooms
+            _fits([each for each in nodes if hosts[each.name] == room.name], room) for room in rooms
         )
     )
 
@@ -395,21 +359,7 @@ def test_placements_fit_as_hosts_are_divided_and_are_as_users_chose(
     assert bool(placement.hosts) != bool(placement.mistakes)
     if placement.hosts:
         assert list(placement.hosts) == [each.name for each in nodes]
-        assert _is_right(placement.hosts, nodes, rooms, choice, {})
-
-
-@given(_programs(most=5), _some_rooms(most=3), _STRATEGIES)
-def test_small_programs_are_placed_whenever_that_can_be_done(
-    nodes: list[Executable], rooms: list[Room], strategy: Strategy
-) -> None:
-    names = [room.name for room in rooms]
-    ways = (
-        dict(zip([each.name for each in nodes], way, strict=True))
-        for way in itertools.product(names, repeat=len(nodes))
-    )
-    known: dict[Any, bool] = {}
-    possible = any(_is_right(way, nodes, rooms, {}, known) for way in ways)
-    assert bool(place(nodes, rooms, None, strategy).hosts) == possible
+        assert _is_right(placement.hosts, nodes, rooms, choice)
 
 
 @given(st.integers(0, 30), st.integers(0, 30), st.integers(1, 6))

@@ -1,7 +1,7 @@
 """Objects of another structure, which the API server refuses, and the defaults that it fills in.
 
 Structure comes from the published schemas of the newest release that kubernetes-validate knows. What
-schemas cannot say, the launcher checks itself before it asks a server.
+schemas cannot say passes here.
 """
 
 import functools

@@ -140,8 +140,8 @@ class ApiServer:
         for kind in self.faults.streams:
             self.faults.drop(kind)
 
-    def admit(self, resource: str, item: Object) -> Object:
-        """Creates an object as a request would; also for controllers."""
+    def admit(self, resource: str, item: Object, *, is_dry: bool = False) -> Object:
+        """Creates an object as a request would, or only judges it; also for controllers."""
         admission.check_structure(resource, item)
         if resource == "jobsets":
             for one in item["spec"].get("replicatedJobs") or []:
@@ -158,7 +158,7 @@ class ApiServer:
             item["spec"]["clusterIP"] = f"10.96.{high}.{low + 1}"
         item["metadata"]["uid"] = str(uuid.uuid4())
         admission.fill_identity(resource, item)
-        return self.store.create(resource, item)
+        return self.store.create(resource, item, is_dry=is_dry)
 
 
 @dataclass(frozen=True)
@@ -225,7 +225,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif self.command == "GET":
             self._answer(api.store.get(target.resource.plural, target.namespace, target.name))
         elif self.command == "POST":
-            self._create(target, body)
+            self._create(target, query, body)
         elif self.command == "PATCH":
             self._change(target, body)
         else:
@@ -267,11 +267,12 @@ class _Handler(BaseHTTPRequestHandler):
             {"name": target.name, "group": target.resource.group, "kind": resource},
         )
 
-    def _create(self, target: _Target, body: Any) -> None:
+    def _create(self, target: _Target, query: Mapping[str, str], body: Any) -> None:
         body["metadata"].setdefault("namespace", target.namespace)
         body.setdefault("apiVersion", target.resource.api_version)
         body.setdefault("kind", target.resource.kind)
-        self._answer(self.server_api.admit(target.resource.plural, body), 201)
+        is_dry = query.get("dryRun") == "All"
+        self._answer(self.server_api.admit(target.resource.plural, body, is_dry=is_dry), 201)
 
     def _change(self, target: _Target, body: Any) -> None:
         """Merges: for what tests change, a strategic merge patch means the same."""

@@ -115,8 +115,8 @@ class Store:
         self._objects: dict[tuple[str, str, str], Object] = {}
         self._changes: list[Change] = []
 
-    def create(self, resource: str, item: Mapping[str, Any]) -> Object:
-        """Stores a new object with its identity; raises ApiError where the name is taken."""
+    def create(self, resource: str, item: Mapping[str, Any], *, is_dry: bool = False) -> Object:
+        """Returns a new object with its identity; raises ApiError where the name is taken."""
         known = RESOURCES[resource]
         with self.changed:
             new = copy.deepcopy(dict(item))
@@ -133,6 +133,8 @@ class Store:
             metadata.setdefault("uid", str(uuid.uuid4()))
             metadata["creationTimestamp"] = stamp()
             metadata.pop("deletionTimestamp", None)
+            if is_dry:
+                return new
             self._objects[key] = new
             self._note("ADDED", resource, None, new)
             return new

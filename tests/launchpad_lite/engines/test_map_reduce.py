@@ -188,6 +188,7 @@ def test_whatever_a_function_raises_is_a_task_error(
         lambda: numbers.flat_map(lambda x: [fail(x)]).collect(),
         lambda: numbers.map_partitions(lambda items: [fail(x) for x in [*items, 9]]).collect(),
         lambda: chain.map(fail).collect(),
+        lambda: numbers.sort_by(fail).collect(),
         lambda: numbers.reduce(combine),
         lambda: numbers.fold(combine, 0),
         lambda: numbers.map(fail).cache().count(),
@@ -521,7 +522,7 @@ def test_a_broadcast_and_a_cache_survive_a_worker_that_was_lost_between_jobs() -
 
 def test_nothing_is_added_to_what_was_dropped_or_read_of_it() -> None:
     owner = "life", 1
-    store = Store(10, None)
+    store = Store(None)
     with pytest.raises(MissingError, match="life"):
         store.add(owner, 0, b"early")
     store.open(owner)

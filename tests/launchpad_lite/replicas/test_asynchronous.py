@@ -94,6 +94,7 @@ def mean_of(staleness: "collections.Counter[int]") -> float:
     return sum(stale * count for stale, count in staleness.items()) / staleness.total()
 
 
+@pytest.mark.slow
 @pytest.mark.serial
 def test_updates_are_staler_with_asp_than_with_psp_and_with_psp_than_with_bsp() -> None:
     seen = {}

@@ -20,6 +20,7 @@ from tests.launchpad_lite.replicas.carriers import (
     one_machine,
     processes,
     run,
+    shared_memories,
     two_machines,
 )
 from tests.launchpad_lite.replicas.together import in_memory
@@ -155,6 +156,25 @@ def test_calls_one_after_the_other(
                 np.testing.assert_array_equal(each, given_arrays[seed % size])
         else:
             check_reduced(got, given_arrays, op)
+
+
+def test_buffers_are_freed_when_nobody_uses_them(make: Makers) -> None:
+    def reduce(carrier: Carrier) -> Any:
+        counts = []
+        for number in range(0, 30, 3):
+            buffers = [carrier.buffer(LARGE).view(np.float32) for _ in range(2)]
+            for each in buffers:
+                each[:] = carrier.rank
+                carrier.all_reduce(each, "sum", Call(number, "all_reduce"))
+                assert set(each.tolist()) == {1.0}
+            del buffers, each
+            carrier.all_gather(None, Call(number + 1, "all have dropped theirs"))
+            counts.append(shared_memories())
+            carrier.all_gather(None, Call(number + 2, "all have counted"))
+        return max(counts) - counts[0]
+
+    with make(2) as carriers:
+        assert run(carriers, reduce) == [0, 0]
 
 
 @pytest.mark.parametrize("length", [3, LARGE // 2])

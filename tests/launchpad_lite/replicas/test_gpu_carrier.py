@@ -32,7 +32,7 @@ def test_tensors_are_combined_where_they_are(op: str) -> None:
     values = np.arange(3) + np.array([[1], [2], [3]])
     definition = {"product": "prod"}.get(op, op)
     expected = getattr(np, definition)(values, axis=0).tolist()
-    assert run(gpu_carriers(3), reduce) == [expected] * 3
+    assert run(gpu_carriers(3), reduce) == [pytest.approx(expected)] * 3
 
 
 def test_all_else_goes_the_other_way() -> None:
@@ -75,3 +75,34 @@ def test_a_call_in_flight_can_be_aborted() -> None:
     error, none = run(carriers, reduce)
     assert isinstance(error, ReplicaLostError)
     assert none is None
+
+
+def test_a_peer_that_dies_within_a_call_is_lost() -> None:
+    import torch
+
+    carriers = gpu_carriers(2)
+
+    def reduce(carrier: Any) -> None:
+        carrier.all_reduce(torch.zeros(2), "sum", Call(1, "both"))
+        if carrier.rank == 0:
+            carrier.all_reduce(torch.zeros(2), "sum", Call(2, "one"))
+        else:
+            carrier._agree(Call(2, "one"))
+            carrier._group = None  # closes its connections, as the end of its process does
+            lost = ReplicaLostError("replica 1 was lost")
+            threading.Timer(0.1, carriers[0].abort, [lost]).start()  # the news comes later
+
+    error, none = run(carriers, reduce)
+    assert isinstance(error, ReplicaLostError)
+    assert none is None
+
+
+def test_the_mean_of_large_float16_is_finite() -> None:
+    import torch
+
+    def reduce(carrier: Any) -> Any:
+        tensor = torch.full((2,), 40_000.0, dtype=torch.float16)
+        carrier.all_reduce(tensor, "mean", Call(1, "mean"))
+        return tensor.tolist()
+
+    assert run(gpu_carriers(2), reduce) == [[40_000.0, 40_000.0]] * 2

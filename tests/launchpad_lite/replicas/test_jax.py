@@ -103,6 +103,21 @@ def test_all_reduce_is_what_numpy_says(
         np.testing.assert_array_equal(found, results[0]["jax"])  # bit by bit
 
 
+@pytest.mark.parametrize("group", [(2, 1), (4, 2)])
+def test_large_values_of_small_types_are_combined_or_an_error(group: tuple[int, int]) -> None:
+    import jax.numpy as jnp
+
+    def story(repl: replicas.Replicator) -> Any:
+        half, eighth = jnp.full(2, 40_000, "float16"), jnp.full(2, 256, "float8_e4m3fn")
+        means = repl.all_reduce([half, eighth], "mean")
+        with pytest.raises(OverflowError, match="the sum over the replicas is too large for int32"):
+            repl.all_sum(jnp.full(2, 2**30, "int32"))
+        return [(str(each.dtype), np.asarray(each, float).tolist()) for each in means]
+
+    expected = [("float16", [40_000.0] * 2), ("float8_e4m3fn", [256.0] * 2)]
+    assert returned(run_on_devices(group[0], story, group[1])) == [expected] * group[0]
+
+
 @settings(deadline=None, max_examples=15)
 @given(st.sampled_from([(2, 1), (5, 1), (8, 1), (4, 2)]), st.data())
 def test_broadcast_and_all_gather_give_what_others_have(

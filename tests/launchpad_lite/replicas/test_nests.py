@@ -1,14 +1,17 @@
 """Nested values: taken apart, packed, and put together again."""
 
 import dataclasses
-from collections import OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
+from launchpad_lite import replicas
 from launchpad_lite.replicas import _nests
 from launchpad_lite.replicas._packing import Packed, combined
+from tests.engines import needs_torch
+from tests.launchpad_lite.replicas.together import in_memory, returned, together
 
 
 class Pair(NamedTuple):
@@ -49,6 +52,12 @@ def test_a_nest_comes_back_as_it_was() -> None:
     ]
 
 
+def test_mappings_stay_of_their_kind() -> None:
+    found = Packed([defaultdict(list, a=1), Counter(a=1)]).unpacked()
+    assert found == [{"a": 1}, Counter(a=1)]
+    assert found[0]["b"] == []
+
+
 def test_what_is_packed_is_a_copy() -> None:
     values = np.zeros(3)
     packed = Packed({"a": values})
@@ -71,3 +80,67 @@ def test_results_of_other_shapes_cannot_be_combined() -> None:
 def test_a_leaf_that_cannot_be_added_is_named(value: object) -> None:
     with pytest.raises(TypeError, match=r"\['a'\]\[1\] is .*: replicas combine numbers"):
         Packed({"a": [1, value]})
+
+
+def test_what_numpy_or_addition_cannot_do_is_named() -> None:
+    with pytest.raises(TypeError, match=r"\['a'\] is MaskedArray of float64: replicas"):
+        Packed({"a": np.ma.masked_array([1.0], [True])})
+
+
+@pytest.mark.parametrize("op", ["sum", "product"])
+@pytest.mark.parametrize(
+    "number", [2**62, -(2**62) - 1, np.int64(2**62), np.full(2, 2**30, np.int32), np.uint8(128)]
+)
+def test_integers_are_combined_exactly_or_not_at_all(number: Any, op: Any) -> None:
+    def exact(repl: replicas.Replicator) -> Any:
+        mine = {"a": number // 2 if op == "sum" else number, "b": -5}
+        if op == "product" and repl.replica_id:
+            mine["a"] = mine["a"] // mine["a"]  # ones
+        return repl.all_reduce(mine, op)
+
+    def too_large(repl: replicas.Replicator) -> list[str]:
+        texts = []
+        for call in (
+            lambda: repl.all_reduce({"b": 1, "a": number}, op),
+            lambda: repl.map_reduce(lambda _: {"b": 1, "a": number}, range(2), op),
+        ):
+            with pytest.raises(OverflowError, match=rf"\['a'\]: the {op} over .* too") as error:
+                call()
+            texts.append(str(error.value))
+        return texts
+
+    expected = 2 * (number // 2) if op == "sum" else number
+    for result in returned(together(in_memory(2), exact)):
+        assert np.array_equal(result["a"], expected)
+        assert type(result["a"]) is type(number)
+        assert result["b"] == (-10 if op == "sum" else 25)
+    first, other = returned(together(in_memory(2), too_large))
+    assert first == other
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float8_e4m3fn"])
+@needs_torch
+def test_means_of_small_floats_are_computed_with_more_bits(dtype: str) -> None:
+    import torch
+
+    large = 40_000.0 if dtype == "float16" else 256.0
+
+    def story(repl: replicas.Replicator) -> Any:
+        tensor = repl.all_reduce(torch.full((2,), large).to(getattr(torch, dtype)), "mean")
+        array = repl.all_reduce(np.full(2, 40_000, np.float16), "mean")
+        assert (tensor.dtype, array.dtype) == (getattr(torch, dtype), np.float16)
+        return tensor.float().tolist(), array.tolist()
+
+    assert returned(together(in_memory(2), story)) == [([large] * 2, [40_000.0] * 2)] * 2
+
+
+@needs_torch
+def test_tensors_keep_their_layout_or_are_refused() -> None:
+    import torch
+
+    images = torch.arange(24.0).view(1, 2, 3, 4).to(memory_format=torch.channels_last)
+    back = Packed(images.requires_grad_()).unpacked()
+    assert back.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(back, images)
+    with pytest.raises(TypeError, match=r"\['a'\] is Tensor of torch.float32, torch.sparse_coo: "):
+        Packed({"a": torch.eye(2).to_sparse()})

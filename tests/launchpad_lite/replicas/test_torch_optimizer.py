@@ -14,11 +14,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from launchpad_lite.replicas._carrier import AloneCarrier
+from launchpad_lite import replicas
+from launchpad_lite.replicas._carrier import AloneCarrier, Carrier
 from launchpad_lite.replicas._collectives import Collectives
 from launchpad_lite.replicas._torch_optimizer import wrap
-from launchpad_lite.replicas.errors import ReplicaError, ReplicaLostError
+from launchpad_lite.replicas.errors import (
+    CollectiveMismatchError,
+    ReplicaError,
+    ReplicaLostError,
+)
 from tests.engines import needs_torch
+from tests.launchpad_lite.replicas import carriers
+from tests.launchpad_lite.replicas.together import in_memory, returned, together
 from tests.launchpad_lite.replicas.torch_replicas import run_replicas
 
 if TYPE_CHECKING:
@@ -175,7 +182,9 @@ def test_gradients_after_a_backward_pass_are_means_in_the_memory_of_buckets() ->
             np.testing.assert_allclose(mine, expected, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("clear", ["zero_grad", "zeros", "model", "by hand"])
+@pytest.mark.parametrize(
+    "clear", ["zero_grad", "zeros", "model", "zeros of model", "by hand", "in place"]
+)
 @pytest.mark.parametrize("first", [True, False])
 def test_all_ways_to_clear_gradients(clear: str, first: bool) -> None:
     def run(collectives: Collectives) -> Any:
@@ -186,8 +195,12 @@ def test_all_ways_to_clear_gradients(clear: str, first: bool) -> None:
             if clear == "by hand":
                 for parameter in model.parameters():
                     parameter.grad = None
-            elif clear == "model":
-                model.zero_grad()
+            elif clear == "in place":
+                for parameter in model.parameters():
+                    if parameter.grad is not None:
+                        parameter.grad.data.zero_()
+            elif clear.endswith("model"):
+                model.zero_grad(set_to_none=clear == "model")
             else:
                 optimizer.zero_grad(set_to_none=clear == "zero_grad")
 
@@ -195,12 +208,14 @@ def test_all_ways_to_clear_gradients(clear: str, first: bool) -> None:
             if first:
                 cleared()
             loss_of(model, step, collectives.rank, collectives.size).backward()
+            means = np.concatenate([each.ravel() for each in gradients_of(model)])
             optimizer.step()
             if not first:
                 cleared()
-        return parameters_of(model)
+        return means, parameters_of(model)
 
-    together = run_replicas(2, run)
+    gradients, together = zip(*run_replicas(2, run), strict=True)
+    assert_same(gradients)
     assert_same(together)
     np.testing.assert_allclose(together[0], train(alone(), sgd, 5), rtol=1e-5, atol=1e-6)
 
@@ -276,10 +291,9 @@ def test_a_replica_whose_loss_reaches_no_parameter() -> None:
 
 
 def gan(collectives: Collectives, order: str = "clear first") -> Any:
-    """Trains two networks, each with its optimizer; returns parameters and what was reduced."""
+    """Trains two networks, each with its optimizer; returns their parameters."""
     import torch
 
-    labels = noted(collectives)
     generator, critic = drawn(torch.nn.Linear(5, 5), 1), network()
     optimizers = [
         wrap(sgd(critic.parameters()), collectives, label="critic"),
@@ -307,20 +321,14 @@ def gan(collectives: Collectives, order: str = "clear first") -> Any:
             if order == "clear after":
                 for each in optimizers:
                     each.zero_grad()
-    return np.concatenate([parameters_of(critic), parameters_of(generator)]), labels
+    return np.concatenate([parameters_of(critic), parameters_of(generator)])
 
 
 @pytest.mark.parametrize("order", ["clear first", "clear all", "clear after"])
 def test_two_optimizers_alternate_as_in_a_gan(order: str) -> None:
     together = run_replicas(2, lambda collectives: gan(collectives, order))
-    assert_same([parameters for parameters, _ in together])
-    np.testing.assert_allclose(together[0][0], gan(alone(), order)[0], rtol=1e-4, atol=1e-5)
-
-
-def test_what_a_generator_leaves_in_its_critic_is_not_averaged() -> None:
-    labels = run_replicas(2, gan)[0][1]
-    expected = ["gradients of critic, bucket 0", "gradients of generator, bucket 0"]
-    assert labels == expected * 10
+    assert_same(together)
+    np.testing.assert_allclose(together[0], gan(alone(), order), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("shared", ["all", "some"])
@@ -417,26 +425,152 @@ def test_schedulers_state_and_copies_know_an_ordinary_optimizer() -> None:
     assert_same(run_replicas(2, run))
 
 
-def test_an_optimizer_that_nobody_keeps_works_as_long_as_the_collectives() -> None:
+def test_an_optimizer_that_nobody_keeps_works_as_long_as_its_parameters() -> None:
     import torch
 
     def run(collectives: Collectives) -> Any:
         parameter = torch.nn.Parameter(torch.zeros(1))
         wrap(sgd([parameter]), collectives)
-        gc.collect()
         ((collectives.rank + 1.0) * parameter).sum().backward()
-        return parameter.grad.item()
+        mean = parameter.grad.item()
+        gone = weakref.ref(next(iter(collectives.averages.values())))
+        del parameter
+        return mean, gone()
 
-    assert run_replicas(2, run) == [1.5, 1.5]
+    assert run_replicas(2, run) == [(1.5, None)] * 2
 
-    # And no longer.
-    parameter = torch.nn.Parameter(torch.zeros(1))
-    collectives = Collectives(AloneCarrier())
-    wrap(sgd([parameter]), collectives)
-    gone = weakref.ref(parameter)
-    del parameter, collectives
-    gc.collect()
-    assert gone() is None
+
+@pytest.mark.parametrize("how", [{"bucket_bytes": 512}, {"every": 1}])
+def test_what_an_optimizer_has_is_freed_with_it_and_its_model(how: Any) -> None:
+    def run(carrier: Carrier) -> Any:
+        collectives = Collectives(carrier)
+        found = []
+        for _ in range(4):
+            train(collectives, sgd, 2, **how)
+            collectives.barrier("all have dropped theirs")
+            found.append(carriers.shared_memories())
+            collectives.barrier("all have counted")
+        assert not collectives.averages
+        return max(found) - found[0]
+
+    gc.disable()  # nothing of it waits for a collection
+    try:
+        with carriers.courier_carriers(carriers.one_machine)(2) as made:
+            assert carriers.run(made, run) == [0, 0]
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("names", ["of the model", "of the optimizer", "of what is kept"])
+def test_parameters_in_another_order_in_one_replica_are_an_error(names: str) -> None:
+    import torch
+
+    def story(repl: replicas.Replicator) -> str:
+        model = torch.nn.ModuleDict({"a": torch.nn.Linear(2, 2), "b": torch.nn.Linear(2, 2)})
+        named = list(model.named_parameters())
+        if repl.replica_id == 1:
+            named = named[2:] + named[:2]
+        parameters = named if names == "of the optimizer" else [each for _, each in named]
+        how = {"model": model} if names == "of the model" else {}
+
+        def begin() -> None:
+            optimizer = repl.wrap_optimizer(sgd(parameters), **how)
+            repl.keep(everything=[model], optimizer=optimizer)
+
+        with pytest.raises(CollectiveMismatchError) as error:
+            begin()
+        return str(error.value)
+
+    texts = returned(together(in_memory(3), story))
+    assert len(set(texts)) == 1
+    assert "number 0 is a.weight torch.float32[2, 2] in replica 0, and b.weight torch" in texts[0]
+    assert "float32[2, 2] in replica 1" in texts[0]
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_mismatch_in_the_backward_pass_names_the_line_of_the_user(overlap: bool) -> None:
+    import torch
+
+    def run(collectives: Collectives) -> str:
+        parameter = torch.nn.Parameter(torch.zeros(1))
+        optimizer = wrap(sgd([parameter]), collectives, overlap=overlap)
+        with pytest.raises(CollectiveMismatchError) as error:
+            trained(optimizer, parameter) if collectives.rank else collectives.barrier("elsewhere")
+        return str(error.value)
+
+    def trained(optimizer: Any, parameter: Any) -> None:
+        parameter.sum().backward()
+        optimizer.step()
+
+    line = trained.__code__.co_firstlineno + (1 if overlap else 2)
+    for text in run_replicas(2, run):
+        assert "replica 1: all_reduce(mean) of gradients of SGD, bucket 0" in text
+        assert f"{__file__}:{line} in trained" in text
+
+
+def test_other_parameters_that_are_trained_only_now_are_an_error() -> None:
+    import torch
+
+    def run(collectives: Collectives) -> str:
+        parameters = [torch.nn.Parameter(torch.ones(2)) for _ in range(3)]
+        for each in parameters[1:]:
+            each.requires_grad_(False)
+        optimizer = wrap(sgd(parameters), collectives)
+        parameters[1 + collectives.rank].requires_grad_(True)
+        with pytest.raises(CollectiveMismatchError) as error:
+            optimizer.synchronize()
+        return str(error.value)
+
+    text = "number 0 is parameter 1 in replica 0, and parameter 2 in replica 1"
+    assert all(text in each for each in run_replicas(2, run))
+
+
+@pytest.mark.parametrize("buffers", ["own", "broadcast"])
+def test_statistics_of_batch_normalisation(buffers: Any) -> None:
+    import torch
+
+    def run(collectives: Collectives) -> Any:
+        model = torch.nn.Sequential(torch.nn.BatchNorm1d(1))
+        model[0].running_var.fill_(collectives.rank)
+        optimizer = wrap(sgd(model.parameters()), collectives, model=model, buffers=buffers)
+        found = [model[0].running_var.item()]
+        model(torch.tensor([[1.0], [2.0]]) + 10 * collectives.rank).sum().backward()
+        optimizer.step()
+        return [*found, round(model[0].running_mean.item(), 2), int(model[0].num_batches_tracked)]
+
+    expected = [[0, 0.15, 1], [0, 1.15 if buffers == "own" else 0.15, 1]]
+    assert run_replicas(2, run) == expected
+
+
+@pytest.mark.parametrize("passes", [1, 3])
+def test_a_gradient_that_is_infinite_in_one_replica_has_all_skip_the_step(passes: int) -> None:
+    import torch
+
+    def run(collectives: Collectives) -> Any:
+        model = network()
+        optimizer = wrap(sgd(model.parameters()), collectives)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        scales = []
+        for step in range(4):
+            optimizer.zero_grad()
+            for part in range(passes):
+                is_last = part == passes - 1
+                with contextlib.nullcontext() if is_last else optimizer.no_sync():
+                    loss = loss_of(model, step, collectives.rank, collectives.size)
+                    if step == 1 and collectives.rank == 1 and part == 0:
+                        loss = loss * float("inf")
+                    scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+            scales.append(scaler.get_scale())
+        return parameters_of(model), scales
+
+    parameters, scales = zip(*run_replicas(2, run), strict=True)
+    assert_same(parameters)
+    assert np.isfinite(parameters[0]).all()
+    assert scales == ([1024.0, 512.0, 512.0, 512.0],) * 2
 
 
 def test_waiting_for_gradients_of_others_is_time_in_communication() -> None:
@@ -544,6 +678,8 @@ def test_what_cannot_be_wrapped() -> None:
         wrap(sgd([parameter]), alone(), outer=sgd)
     with pytest.raises(ValueError, match="at least 1, not 0"):
         wrap(sgd([parameter]), alone(), every=0)
+    with pytest.raises(ValueError, match="'broadcast' with a model=, not 'broadcast'"):
+        wrap(sgd([parameter]), alone(), buffers="broadcast")
 
 
 def test_sparse_and_complex_gradients_are_errors() -> None:
