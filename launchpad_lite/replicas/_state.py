@@ -78,7 +78,7 @@ class Training:
         self._file: IO[bytes] | None = None
         self._wanted = threading.Event()
         self._changed = threading.Condition()
-        #: Held while a snapshot is written: another one would be a second copy.
+        #: Held while a snapshot is taken or written: another one would be a second copy.
         self._writing = threading.Lock()
         #: Whether code of the user makes steps, so that a new snapshot will come.
         self._is_running = False
@@ -158,13 +158,14 @@ class Training:
         begun_at = time.monotonic()
         self._check_changes()
         kept = {name: packed(name, thing) for name, thing in self.kept.items()}
-        with self._writing, self._changed:
-            self._forget()  # first, so that there is only one copy at a time
-        kept = {name: _copied(payload) for name, payload in kept.items()}
-        with self._changed:
-            self._snapshot = Snapshot(self.step, self.course.places, kept)
-            self._wanted.clear()
-            self._changed.notify_all()
+        with self._writing:
+            with self._changed:
+                self._forget()  # first, so that there is only one copy at a time
+            kept = {name: _copied(payload) for name, payload in kept.items()}
+            with self._changed:
+                self._snapshot = Snapshot(self.step, self.course.places, kept)
+                self._wanted.clear()
+                self._changed.notify_all()
         now = time.monotonic()
         self._next_guard_at = now + (now - begun_at) / _GUARD_SHARE
 
