@@ -97,9 +97,9 @@ class Fleet:
         if keys := self._ended.get(node):
             self._of(node).tell_ended([node], keys)
 
-    def request_stop(self, node: str) -> None:
+    def request_stop(self, node: str, *, interrupts: bool) -> None:
         """Asks a node to end."""
-        self._of(node).request_stop(node)
+        self._of(node).request_stop(node, interrupts=interrupts)
 
     def let_go(self, node: str) -> None:
         """Lets a node stop to serve that has done its work."""

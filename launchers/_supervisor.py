@@ -80,8 +80,8 @@ class Host(Protocol):
             cause: How the one before failed, if it did; for people.
         """
 
-    def request_stop(self, node: str) -> None:
-        """Asks a node to end."""
+    def request_stop(self, node: str, *, interrupts: bool) -> None:
+        """Asks a node to end; `interrupts`: by a signal or a failure."""
 
     def let_go(self, node: str) -> None:
         """Lets a node stop to serve that has done its work."""
@@ -393,7 +393,7 @@ class SupervisedProgram(RunningProgram):
         elif isinstance(action, RequestStop):
             # What was registered in this process is called before any node can have ended.
             self._stopping.set()
-            host.request_stop(action.node)
+            host.request_stop(action.node, interrupts=action.interrupts)
         elif isinstance(action, LetGo):
             host.let_go(action.node)
         elif isinstance(action, EndCalls):

@@ -162,12 +162,12 @@ class _ThreadNode:
         with contextlib.suppress(ForcedExit):
             self._report = self.runtime.forcing.run(lambda: run_work(self._work, self.runtime))
 
-    def request_stop(self) -> None:
+    def request_stop(self, *, interrupts: bool) -> None:
         """Asks the node to end. May be repeated."""
         if not self.runtime.is_asked:
             with contextlib.suppress(RuntimeError):  # the interpreter ends already
                 self._handlers.start()
-        self.runtime.request_stop()
+        self.runtime.request_stop(interrupts=interrupts)
 
     @property
     def is_alive(self) -> bool:
@@ -182,7 +182,7 @@ class _ThreadNode:
     def force(self) -> None:
         """Does what SIGTERM is to a process: calls that wait fail, Python code gets ForcedExit."""
         # Its way out may ask whether it was asked to stop.
-        self.request_stop()
+        self.request_stop(interrupts=True)
         self.runtime.force()
 
     def leave_behind(self) -> None:
@@ -259,8 +259,8 @@ class _ThreadHost:
             failure = NodeFailure.of_exception(name, self.name, report)
         self._program.post(Ended(name, attempt, failure, self._stacks.get(name, "")))
 
-    def request_stop(self, node: str) -> None:
-        self._nodes[node].request_stop()
+    def request_stop(self, node: str, *, interrupts: bool) -> None:
+        self._nodes[node].request_stop(interrupts=interrupts)
 
     def let_go(self, node: str) -> None:
         self._nodes[node].runtime.let_go()

@@ -198,8 +198,11 @@ class _NodeAction:
     node: str
 
 
+@dataclass(frozen=True)
 class RequestStop(_NodeAction):
-    """Ask a node to end."""
+    """Ask a node to end; `interrupts`: by a signal or a failure, so its work may not be done."""
+
+    interrupts: bool = field(default=False, compare=False)
 
 
 class LetGo(_NodeAction):

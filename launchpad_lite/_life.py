@@ -773,7 +773,9 @@ class ProgramLife:
         node.asked = True
         self._enter(node, _Stage.ASKED, node.deadline)
         self._limit_hold(node, now)
-        return RequestStop(node.name)
+        return RequestStop(
+            node.name, interrupts=self._outcome in (Outcome.INTERRUPTED, Outcome.FAILED)
+        )
 
     def _limit_hold(self, node: _Node, now: float) -> None:
         # Each wave has its part, so that the last one has some of the notice, too.

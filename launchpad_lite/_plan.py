@@ -122,6 +122,7 @@ class Executable:
             self.liveness,
             self.checkpoints,
             self.seed,
+            self.restart.when is not RestartWhen.NEVER,
         )
 
 

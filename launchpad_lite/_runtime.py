@@ -71,6 +71,7 @@ class NodeSetup(NamedTuple):
         liveness: How it must show that it is not hung.
         checkpoints: Where its state is kept, if it is.
         seed: Of the program.
+        restarts: Whether it is started again when it fails.
     """
 
     program: str
@@ -81,6 +82,7 @@ class NodeSetup(NamedTuple):
     liveness: Liveness = Liveness()
     checkpoints: NodeCheckpoints | None = None
     seed: int = 0
+    restarts: bool = False
 
     @property
     def name(self) -> str:
@@ -98,6 +100,9 @@ class CurrentNode(NamedTuple):
         program: Name of its program.
         seed: For its random numbers: 32 bits, made of the seed of the program and its name. It is the
             same after each restart of the node, and in each run with `lp.launch(program, seed=...)`.
+        restarts: Whether it is started again when it fails.
+        keeps_state: Whether it has checkpoints.
+        is_interrupted: Whether it is to end by a signal or a failure, so that its work may not be done.
     """
 
     name: str
@@ -105,6 +110,9 @@ class CurrentNode(NamedTuple):
     replica: int
     program: str
     seed: int
+    restarts: bool
+    keeps_state: bool
+    is_interrupted: bool
 
 
 class NodeRuntime:
@@ -117,8 +125,8 @@ class NodeRuntime:
         self.stop_event = threading.Event()
         #: Whether the node may stop to serve once its work is done.
         self._may_go = threading.Event()
-        #: Whether it was asked to end.
-        self.is_asked = False
+        #: Whether it was asked to end, and whether by a signal or a failure.
+        self.is_asked = self.is_interrupted = False
         #: Keeps the state of the node's object.
         self.state = NodeState(setup.name, setup.checkpoints)
         self._link = link
@@ -243,8 +251,14 @@ class NodeRuntime:
         self.stop_event.wait()
         self.stop_handlers.call_all()
 
-    def request_stop(self) -> None:
-        """Asks the node to end. For supervisors. May be repeated."""
+    def request_stop(self, *, interrupts: bool = False) -> None:
+        """Asks the node to end. For supervisors. May be repeated.
+
+        Args:
+            interrupts: Whether a signal or a failure is why, so that its work may not be done.
+        """
+        if not self.is_asked:
+            self.is_interrupted = interrupts
         self.is_asked = True  # first: who wakes may look at it
         self.stop_event.set()
         self._may_go.set()
@@ -252,7 +266,7 @@ class NodeRuntime:
         self.clients.do(courier.stop_waiting)
         self._report_stop_received()
         for hosted in list(self._hosted):
-            hosted.request_stop()
+            hosted.request_stop(interrupts=self.is_interrupted)
 
     def prepare_force(self) -> None:
         """Has nothing saved any more, before the node is ended by force. For supervisors."""
@@ -333,7 +347,7 @@ class NodeRuntime:
                 self.stop_handlers.add(runtime.stop_handlers.call_all, catch_signals=False)
             self._hosted = hosted
         if self.stop_event.is_set():
-            self.request_stop()
+            self.request_stop(interrupts=self.is_interrupted)
         if self._calls_end:
             self.end_calls()
         try:
@@ -586,10 +600,19 @@ def current_node() -> CurrentNode:
                 rng = np.random.default_rng(me.seed)
                 print(f"{me.name} is replica {me.replica}")
     """
-    setup = current_runtime().setup
+    runtime = current_runtime()
+    setup = runtime.setup
     text = f"{setup.seed} {setup.name}".encode()
-    seed = int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "big")
-    return CurrentNode(setup.name, setup.label, setup.replica, setup.program, seed)
+    return CurrentNode(
+        setup.name,
+        setup.label,
+        setup.replica,
+        setup.program,
+        seed=int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "big"),
+        restarts=setup.restarts,
+        keeps_state=setup.checkpoints is not None,
+        is_interrupted=runtime.is_interrupted,
+    )
 
 
 def restart_count() -> int:

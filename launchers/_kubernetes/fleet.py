@@ -167,10 +167,10 @@ class PodFleet(Fleet):
         host.post(Ended(node, coming.attempt, None))
         return True
 
-    def request_stop(self, node: str) -> None:
+    def request_stop(self, node: str, *, interrupts: bool) -> None:
         """Asks a node to end."""
         if not self._cancel(node):
-            super().request_stop(node)
+            super().request_stop(node, interrupts=interrupts)
 
     def terminate(self, node: str) -> None:
         """Sends a node's process group SIGTERM."""

@@ -451,7 +451,7 @@ class Agent:
     def _stop(self, frame: Frame) -> None:
         if (worker := self._workers.get(frame["node"])) is not None:
             self._note_asked(worker)
-            self._tell(worker, "stop")
+            self._tell(worker, "stop", interrupts=frame["interrupts"])
 
     def _note_asked(self, worker: _Worker) -> None:
         """Takes note that a worker is asked to end, after all that it had done before."""
@@ -819,7 +819,7 @@ class Agent:
 
     def _end_all(self) -> None:
         for worker in self._workers.values():
-            self._tell(worker, "stop")
+            self._tell(worker, "stop", interrupts=True)
         self._await_workers(_ORPHAN_NOTICE_S)
         for worker in self._workers.values():
             if worker.status is None:

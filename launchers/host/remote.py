@@ -505,10 +505,10 @@ class AgentHost:
         body = dataclasses.replace(payload, setup=setup).encode()
         self._send(Frame("start", fields, body))
 
-    def request_stop(self, node: str) -> None:
+    def request_stop(self, node: str, *, interrupts: bool) -> None:
         """Asks a node to end."""
         self._stopping = True
-        self._send(Frame("stop", {"node": node}))
+        self._send(Frame("stop", {"node": node, "interrupts": interrupts}))
 
     def let_go(self, node: str) -> None:
         """Lets a node stop to serve that has done its work."""

@@ -175,7 +175,7 @@ class _Control:
                             (signum,) = os.read(key.fd, 1)
                             # First, because a node that was asked may end before more can be said.
                             self._link.preempted(signum)
-                            self._request_stop()
+                            self._request_stop(interrupts=True)
 
     def _on_frames(self) -> None:
         data = read_some(self._link.fd)
@@ -190,7 +190,7 @@ class _Control:
 
     def _obey(self, frame: Frame) -> None:
         if frame.op == "stop":
-            self._request_stop()
+            self._request_stop(interrupts=frame["interrupts"])
         elif frame.op == "let_go":
             self._runtime.let_go()
         elif frame.op == "end_calls":
@@ -209,7 +209,7 @@ class _Control:
         elif frame.op == "moved":
             self._runtime.note_moved(frame["endpoints"])
 
-    def _request_stop(self) -> None:
+    def _request_stop(self, *, interrupts: bool) -> None:
         # They may block; the end of the agent must be noticed all the same. Started before the
         # node can end, and no daemon: the process ends when they have returned.
         with contextlib.suppress(RuntimeError):  # the interpreter ends already
@@ -218,7 +218,7 @@ class _Control:
                 name="launchpad-stop-handlers",
                 daemon=False,
             ).start()
-        self._runtime.request_stop()
+        self._runtime.request_stop(interrupts=interrupts)
 
 
 def prepare_output() -> None:

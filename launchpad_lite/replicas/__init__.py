@@ -1,5 +1,6 @@
 """Replicas: write one replica, train on many. After TF-Replicator (arXiv 1902.00465)."""
 
+from launchpad_lite.replicas._kept import State
 from launchpad_lite.replicas._progress import Report
 from launchpad_lite.replicas.asynchronous import MultiWorkerAsyncReplicator
 from launchpad_lite.replicas.errors import (
@@ -30,6 +31,7 @@ __all__ = [
     "ReplicaLostError",
     "Replicator",
     "Report",
+    "State",
     "TpuReplicator",
     "UnsupportedCollectiveError",
 ]

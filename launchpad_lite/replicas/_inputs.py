@@ -12,6 +12,9 @@ from launchpad_lite.replicas.errors import InputSplitError
 #: Batches that a worker keeps for replicas that have not fetched theirs.
 _KEPT = 4
 
+#: Of a pipeline: its generation, how many runs are around its run, and its number.
+Key = tuple[int, int, int]
+
 
 def split_leading(batch: Any, parts: int) -> list[Any]:
     """Returns a batch in equal parts along the first dimension of each leaf.

@@ -17,6 +17,7 @@ from launchpad_lite.replicas._node import RESULTS, ReplicaNode
 from launchpad_lite.replicas._state import Training
 from launchpad_lite.replicas.errors import (
     CollectiveMismatchError,
+    InterruptedTraining,
     ReplicaError,
     ReplicaLostError,
 )
@@ -103,6 +104,8 @@ def _ignore(_: Any) -> None:
 
 
 def _raise(group: str, rank: int, error: BaseException) -> None:
-    if isinstance(error, (CollectiveMismatchError, ReplicaLostError)):  # says itself of whom it is
+    if isinstance(
+        error, (CollectiveMismatchError, ReplicaLostError, InterruptedTraining)
+    ):  # says itself of whom it is
         raise error
     raise ReplicaError(f"replica {rank} of {group}: {type(error).__name__}: {error}") from error

@@ -20,11 +20,11 @@ from launchpad_lite.replicas._carrier import AloneCarrier, Carrier
 from launchpad_lite.replicas._collectives import Collectives
 from launchpad_lite.replicas._courier_carrier import CourierCarrier
 from launchpad_lite.replicas._gpu_carrier import GpuCarrier
-from launchpad_lite.replicas._inputs import SharedPipeline
+from launchpad_lite.replicas._inputs import Key, SharedPipeline
 from launchpad_lite.replicas._mailbox import Box, Mailbox
 from launchpad_lite.replicas._meeting import Ended, Generation, Meeting
 from launchpad_lite.replicas._state import Training
-from launchpad_lite.replicas.errors import ReplicaError, ReplicaLostError
+from launchpad_lite.replicas.errors import InterruptedTraining, ReplicaError, ReplicaLostError
 
 if TYPE_CHECKING:
     from launchpad_lite.replicas.replicators import Here, Replicator
@@ -67,21 +67,24 @@ class ReplicaNode:
         self._rank = rank
         self._replicas = replicas
         self._body = functools.partial(_run, body, args=args, kwargs=kwargs, made=self._is_made)
-        self._name = lp.current_node().name
+        node = lp.current_node()
+        self._name = node.name
         self._group = self._name.partition("[")[0]
         self._stays = stays
         self._losses = lp.restart_count()
         self._lost_s = 0.0
         self._lost_at: float | None = None
-        self._training = Training()
+        self._training = Training(is_saved=node.keeps_state)
+        #: Whether it keeps snapshots, because there are no checkpoints for those that are lost.
+        self._is_guard = node.restarts and not node.keeps_state and rank < min(len(replicas), 2)
         self._results: Future[Any] = Future()
         #: The user's object, once there is one; another one after each loss.
         self._object: Any = None
         self._has_object: Future[None] = Future()
         #: Calls for the results, by replica: answered when it is through.
         self._asked: dict[int, Any] = {}
-        #: Of this worker, by generation and number, once there is one.
-        self._pipelines: dict[tuple[int, int], Future[SharedPipeline]] = {}
+        #: Of this worker, once there is one.
+        self._pipelines: dict[Key, Future[SharedPipeline]] = {}
         lp.register_stop_handler(self._refuse)
         self._box = Box()
         mailbox = Mailbox(self._box)
@@ -103,7 +106,7 @@ class ReplicaNode:
                 self._live()
             except _NotMetError:
                 lp.wait_for_stop(_RETRY_S)
-            except ReplicaLostError as error:
+            except (ReplicaLostError, InterruptedTraining) as error:
                 if not lp.stop_event().is_set():
                     _LOGGER.warning("%s: %s; all begin again", self._name, error)
                 self._losses += 1
@@ -119,7 +122,7 @@ class ReplicaNode:
         """Reads it."""
         self._training.restore(folder)
 
-    def replica_input(self, key: tuple[int, int], position: int, part: int) -> tuple[bool, Any]:
+    def replica_input(self, key: Key, position: int, part: int) -> tuple[bool, Any]:
         """Returns a part of a batch of the pipeline of this worker."""
         pipeline = self._pipelines.setdefault(key, Future()).result()
         return pipeline.take(position, part)
@@ -128,10 +131,12 @@ class ReplicaNode:
         """Returns what all replicas have returned, once this one knows it."""
         return self._results
 
-    def share(self, key: tuple[int, int], pipeline: SharedPipeline) -> None:
+    def share(self, key: Key, pipeline: SharedPipeline) -> None:
         """Serves a pipeline to the other replicas of this worker."""
+        generation, depth, _ = key
         for past in [each for each in self._pipelines if each < key]:
-            del self._pipelines[past]
+            if past[0] < generation or past[1] >= depth:  # its run has ended
+                del self._pipelines[past]
         self._pipelines.setdefault(key, Future()).set_result(pipeline)
 
     def _refuse(self) -> None:
@@ -142,6 +147,8 @@ class ReplicaNode:
 
     def _live(self) -> None:
         """Takes part in one generation."""
+        if self._is_guard and len(self._replicas) == 1 and not self._losses:
+            _LOGGER.warning("%s: without checkpoints, a restart begins at step 0", self._name)
         if self._losses:
             self._ask_for_end()
         with self._met() as (generation, collectives):
@@ -195,7 +202,8 @@ class ReplicaNode:
         """Returns what a replicator needs to know in a replica; its steps are to begin."""
         from launchpad_lite.replicas.replicators import Here  # this module is imported by it
 
-        training.step = 0
+        training.begin()
+        training.is_guard = self._is_guard and training is self._training
         here = Here(
             collectives.rank,
             collectives,

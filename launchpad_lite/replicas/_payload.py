@@ -1,9 +1,12 @@
-"""Values as bytes: a pickle, and the buffers of arrays beside it."""
+"""Values as bytes: a pickle, and the buffers of large arrays beside it."""
 
+import io
 import pickle
 import struct
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
+
+from launchpad_lite.launching import loaded_module
 
 if TYPE_CHECKING:
     import numpy as np
@@ -14,6 +17,9 @@ _COUNT = struct.Struct("<q")
 #: Arrays begin at multiples of it, as numpy has them.
 _ALIGNMENT = 64
 
+#: Smaller buffers are copied into the pickle: that is cheaper than to have them beside it.
+_INSIDE_BYTES = 1 << 12
+
 #: The pickle, then the buffers: all as uint8.
 Payload = Sequence[Any]
 
@@ -22,10 +28,39 @@ def pack(value: Any) -> "list[Array]":
     """Returns a value as a payload that lies in the memory of its arrays."""
     import numpy as np
 
-    buffers: list[pickle.PickleBuffer] = []
-    data = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
-    parts: list[Any] = [data, *(buffer.raw() for buffer in buffers)]
-    return [np.frombuffer(part, np.uint8) for part in parts]
+    parts: list[Any] = []
+
+    def stays_inside(buffer: pickle.PickleBuffer) -> bool:
+        raw = buffer.raw()
+        if raw.nbytes >= _INSIDE_BYTES:
+            parts.append(raw)
+        return raw.nbytes < _INSIDE_BYTES
+
+    file = io.BytesIO()
+    _Pickler(file, protocol=5, buffer_callback=stays_inside).dump(value)
+    return [np.frombuffer(part, np.uint8) for part in (file.getbuffer(), *parts)]
+
+
+class _Pickler(pickle.Pickler):
+    """Has tensors travel as buffers: PyTorch takes 0.1 ms for each, and its whole storage."""
+
+    def reducer_override(self, value: Any) -> Any:
+        torch = loaded_module("torch")
+        if torch is None or type(value) is not torch.Tensor or vars(value) or value.is_quantized:
+            return NotImplemented
+        try:  # as bytes, because numpy does not have all dtypes
+            data = value.detach().resolve_conj().cpu().contiguous().reshape(-1).view(torch.uint8)
+        except RuntimeError:  # sparse, say
+            return NotImplemented
+        facts = value.dtype, value.shape, value.device.type, value.requires_grad
+        return _tensor, (data.numpy(), *facts)
+
+
+def _tensor(data: Any, dtype: Any, shape: Any, device: str, requires_grad: bool) -> Any:
+    import torch
+
+    tensor = torch.from_numpy(data).view(dtype).reshape(shape)
+    return tensor.to(device).requires_grad_(requires_grad)
 
 
 def unpack(payload: Payload) -> Any:

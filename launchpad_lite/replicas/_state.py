@@ -1,18 +1,24 @@
 """The state of a training: what users keep, taken between two steps and put back."""
 
-import copy
-import io
+import operator
 import pickle
+import shutil
 import threading
-from collections.abc import Mapping, MutableMapping, Sequence
+import time
+import weakref
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
-import courier
-from launchpad_lite.replicas import _nests
+from launchpad_lite.replicas import _nests, _payload
+from launchpad_lite.replicas._course import Course, Place
+from launchpad_lite.replicas._kept import taken_from
+from launchpad_lite.replicas._payload import Payload
 from launchpad_lite.replicas.errors import ReplicaError
 
 _FILE = "training.pickle"
+#: The part of the time that snapshots for other replicas may take.
+_GUARD_SHARE = 0.02
 
 
 class Snapshot(NamedTuple):
@@ -20,125 +26,194 @@ class Snapshot(NamedTuple):
 
     Attributes:
         step: How many were made.
-        kept: What each kept thing was, by name.
+        places: Where its code was.
+        kept: What each kept thing was, by name, packed.
     """
 
     step: int
-    kept: dict[str, Any]
+    places: Sequence[Place]
+    kept: Mapping[str, Payload]
 
 
-def taken_from(thing: Any) -> Any:
-    """Returns what a kept thing is now."""
-    if hasattr(thing, "state_dict"):
-        return thing.state_dict()
-    return thing
-
-
-def put_into(name: str, thing: Any, value: Any) -> None:
-    """Makes a kept thing what it was."""
-    if hasattr(thing, "load_state_dict"):
-        thing.load_state_dict(value)
-    elif isinstance(thing, MutableMapping):
-        thing.clear()
-        thing.update(value)
-    elif _nests.kind(thing) == "numpy" and thing.shape == getattr(value, "shape", None):
-        thing[...] = value
-    elif isinstance(thing, list):
-        thing[:] = value
-    else:
-        raise ReplicaError(f"{name} is not what it was at the checkpoint: {type(thing).__name__}")
-
-
-def check_can_be_kept(name: str, thing: Any) -> None:
-    """Checks that a thing can be taken and put back.
+def packed(name: str, thing: Any) -> Payload:
+    """Returns what a kept thing is now, for `_payload.unpack`, in the memory of its arrays and tensors.
 
     Raises:
-        TypeError: It cannot.
+        TypeError: It cannot be pickled.
     """
-    has_state = hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")
-    if not has_state and not isinstance(thing, (MutableMapping, list)):
-        if _nests.kind(thing) != "numpy" or not hasattr(thing, "__setitem__"):  # as scalars
-            raise TypeError(
-                f"{name}: a {type(thing).__name__} cannot be kept: give something with state_dict() "
-                "and load_state_dict(), a dict, a list, or an array of numpy"
-            )
+    try:
+        return _payload.pack(taken_from(thing))
+    except (TypeError, AttributeError, pickle.PicklingError) as error:
+        raise TypeError(f"{name} cannot be kept: it cannot be pickled: {error}") from error
+
+
+def _arrays_of_jax(thing: Any) -> list[Any]:
+    """Returns those in dicts and lists: code that replaces them may not tell these."""
+    return [leaf for _, leaf in _nests.leaves(thing) if _nests.kind(leaf) == "jax"]
+
+
+def _copied(payload: Payload) -> Payload:
+    return [part.copy() for part in payload]
 
 
 class Training:
-    """How far a training is, on replica 0 with its newest snapshot. Thread-safe."""
+    """How far a training is, on replica 0 with its newest snapshot. Thread-safe.
 
-    def __init__(self) -> None:
+    Attributes:
+        step: How many steps were made.
+        course: Where its code is.
+        is_saved: Whether there are checkpoints.
+        is_guard: Whether it takes snapshots by itself, since no checkpoints ask for them.
+        kept: What is kept, by name.
+    """
+
+    def __init__(self, *, is_saved: bool = False, is_guard: bool = False) -> None:
         """Makes one that has not begun."""
         self.step = 0
-        self.snapshot: Snapshot | None = None
+        self.course = Course()
+        self.is_saved, self.is_guard = is_saved, is_guard
+        self.kept: Mapping[str, Any] = {}
+        #: The newest snapshot in memory; and where it is if that was freed.
+        self._snapshot: Snapshot | None = None
+        self._file: IO[bytes] | None = None
         self._wanted = threading.Event()
         self._changed = threading.Condition()
+        #: Held while a snapshot is taken or written: another one would be a second copy.
+        self._writing = threading.Lock()
         #: Whether code of the user makes steps, so that a new snapshot will come.
         self._is_running = False
-        self._kept: Mapping[str, Any] = {}
+        self._next_guard_at = 0.0
+        #: Arrays of JAX as they were when they were kept, by name, and after how many steps.
+        self._first_arrays: dict[str, tuple[int, list[weakref.ref[Any]]]] = {}
 
-    def newest(self, names: Sequence[str], *, is_first: bool) -> Snapshot | None:
-        """Returns a copy of what things were at the newest snapshot; None if they begin now.
+    def begin(self) -> None:
+        """Has the code of the user begin."""
+        self.step, self.course, self.kept = 0, Course(), {}
+        self._first_arrays.clear()
+
+    def go_on_at(self, step: int, places: Sequence[Place]) -> None:
+        """Has the code go on where it was at a snapshot, once it comes there again."""
+        self.step, self.course.saved = step, list(places)
+
+    def newest(self) -> Snapshot | None:
+        """Returns the newest snapshot."""
+        with self._changed:
+            if self._snapshot is not None or self._file is None:
+                return self._snapshot
+            self._file.seek(0)
+            return Snapshot(*pickle.load(self._file))
+
+    def claimed(self, found: Snapshot, names: Collection[str], *, is_first: bool) -> Any:
+        """Returns what things were at a snapshot, by name, as memory of their own.
 
         Args:
-            names: Of the things.
-            is_first: Whether none was kept before in this generation. Later ones may have come to
-                be kept only after the snapshot.
+            found: The snapshot.
+            names: Of the things that were not kept before in this generation.
+            is_first: Whether nothing was. Later ones may be kept only since the snapshot.
 
         Raises:
-            ReplicaError: It has not all of them.
+            ReplicaError: The snapshot has not all of them.
         """
-        if self.snapshot is None or not self.snapshot.kept:
-            return None
-        kept = self.snapshot.kept
-        missing = [name for name in names if name not in kept]
-        if not missing:
-            wanted = {name: kept[name] for name in names}
-            return Snapshot(self.snapshot.step, copy.deepcopy(wanted))
-        if len(missing) == len(names) and not is_first:
-            return None
-        raise ReplicaError(
-            f"the newest checkpoint has no {', '.join(missing)}, but {', '.join(kept)}; keep things by "
-            "the same names, or begin with another folder for checkpoints"
-        )
+        known = [name for name in names if name in found.kept]
+        if len(known) < len(names) and (is_first or known):
+            raise ReplicaError(
+                f"the newest checkpoint has no {', '.join(names - found.kept.keys())}, but "
+                f"{', '.join(found.kept)}; keep things by the same names, or begin with another folder "
+                "for checkpoints"
+            )
+        own = _copied if found is self._snapshot else list
+        return {name: own(found.kept[name]) for name in known}
 
-    def begin(self, kept: Mapping[str, Any]) -> None:
-        """Notes what is kept; steps begin."""
-        self._kept = kept
+    def note_kept(self, name: str, thing: Any) -> None:
+        """Notes what a thing is before steps change it."""
+        self._first_arrays[name] = self.step, [weakref.ref(each) for each in _arrays_of_jax(thing)]
+
+    def begin_steps(self) -> None:
+        """Steps begin."""
         with self._changed:
             self._is_running = True
 
-    def end(self) -> None:
+    def end_steps(self) -> None:
         """Steps have ended, by an error perhaps."""
         with self._changed:
             self._is_running = False
             self._changed.notify_all()
 
     def between_steps(self) -> None:
-        """Takes a snapshot if somebody waits for one."""
-        if self._wanted.is_set():
+        """Takes a snapshot if somebody waits for one, or it is time for another one."""
+        if self._wanted.is_set() or (self.is_guard and time.monotonic() >= self._next_guard_at):
+            self.take()
+
+    def take_at_end(self) -> None:
+        """Takes a snapshot of what a run or an epoch has left, if it may be needed."""
+        if self.is_saved or self.is_guard:
             self.take()
 
     def take(self) -> None:
-        """Takes a snapshot, which later changes of what is kept do not change."""
-        kept = {name: taken_from(thing) for name, thing in self._kept.items()}
-        copied = pickle.loads(pickle.dumps(kept, protocol=5))
-        with self._changed:
-            self.snapshot = Snapshot(self.step, copied)
-            self._wanted.clear()
-            self._changed.notify_all()
+        """Takes a snapshot, which later changes of what is kept do not change.
+
+        Raises:
+            ReplicaError: Something is kept that the steps do not change, but replace.
+        """
+        begun_at = time.monotonic()
+        self._check_changes()
+        kept = {name: packed(name, thing) for name, thing in self.kept.items()}
+        with self._writing:
+            with self._changed:
+                self._forget()  # first, so that there is only one copy at a time
+            kept = {name: _copied(payload) for name, payload in kept.items()}
+            with self._changed:
+                self._snapshot = Snapshot(self.step, self.course.places, kept)
+                self._wanted.clear()
+                self._changed.notify_all()
+        now = time.monotonic()
+        self._next_guard_at = now + (now - begun_at) / _GUARD_SHARE
+
+    def _forget(self) -> None:
+        self._snapshot = None
+        if self._file is not None:
+            self._file.close()
+        self._file = None
+
+    __del__ = _forget
+
+    def _check_changes(self) -> None:
+        for name in [name for name, (at, _) in self._first_arrays.items() if at < self.step]:
+            _, firsts = self._first_arrays.pop(name)
+            now = _arrays_of_jax(self.kept.get(name))
+            if now and all(map(operator.is_, now, [first() for first in firsts])):
+                raise ReplicaError(
+                    f"{name} has the arrays of JAX that it had when it was kept, so what the steps "
+                    "compute is not in it: arrays of JAX do not change, they are replaced. Write "
+                    "state = repl.state(params=params) in place of keep, and state.params = ..."
+                )
 
     def save(self, folder: Path) -> None:
-        """Writes a snapshot that is taken from now on; the last one, if no steps are made."""
+        """Writes a snapshot that is taken from now on; the last one, if no steps are made.
+
+        Steps go on meanwhile.
+        """
         with self._changed:
-            before = self.snapshot
+            before = self._snapshot
             self._wanted.set()
-            self._changed.wait_for(lambda: self.snapshot is not before or not self._is_running)
-            snapshot = self.snapshot
-        if snapshot is not None:
-            (folder / _FILE).write_bytes(courier.dumps(snapshot))
+            self._changed.wait_for(lambda: self._snapshot is not before or not self._is_running)
+            self._wanted.clear()
+        with self._writing:
+            if self._snapshot is None and self._file is None:
+                return
+            with (folder / _FILE).open("wb") as file:
+                if self._snapshot is not None:
+                    pickle.dump(tuple(self._snapshot), file, protocol=5)
+                elif self._file is not None:
+                    with self._changed:
+                        self._file.seek(0)
+                        shutil.copyfileobj(self._file, file)
+            with self._changed:
+                self._forget()
+            self.restore(folder)
 
     def restore(self, folder: Path) -> None:
-        """Reads what `save` has written."""
+        """Reads what `save` has written, once it is needed."""
         if (folder / _FILE).exists():
-            self.snapshot = pickle.load(io.BytesIO((folder / _FILE).read_bytes()))
+            # Open, because the checkpoint gets its name only later, and is removed at some time.
+            self._file = (folder / _FILE).open("rb")

@@ -6,7 +6,6 @@ Server" (OSDI 2014), by the engine of `launchpad_lite.engines`.
 
 import collections
 import contextlib
-import copy
 import dataclasses
 import functools
 import operator
@@ -19,14 +18,16 @@ import courier
 import launchpad_lite as lp
 from launchpad_lite import engines
 from launchpad_lite.engines.barriers import check_barrier
-from launchpad_lite.replicas import _inputs
+from launchpad_lite.replicas import _inputs, _payload
 from launchpad_lite.replicas._carrier import AloneCarrier
 from launchpad_lite.replicas._collectives import Collectives
+from launchpad_lite.replicas._kept import check_can_be_kept, put_into
 from launchpad_lite.replicas._node import LOST, ReplicaNode
 from launchpad_lite.replicas._progress import Progress, Share
 from launchpad_lite.replicas._remote_optimizers import FunctionalRemote, RemoteOptimizer, remote
-from launchpad_lite.replicas._state import check_can_be_kept, put_into, taken_from
+from launchpad_lite.replicas._state import packed
 from launchpad_lite.replicas.errors import (
+    InterruptedTraining,
     ReplicaError,
     ReplicaLostError,
     UnsupportedCollectiveError,
@@ -52,6 +53,8 @@ class _Done(NamedTuple):
 
 
 _NOTHING = _Done(0, 0, 0.0)
+#: Which run, and the replica.
+_Key = tuple[str, int]
 
 
 class _Servers(engines.ParameterServer):
@@ -73,9 +76,9 @@ class _Servers(engines.ParameterServer):
     def pull(self, key: Any, value: Any, update: Any) -> Any:
         if key != _DONE:
             return value.updated(update)
-        rank, more = update
-        before = value.get(rank, _NOTHING)
-        return {**value, rank: _Done(*map(operator.add, before, more))}
+        key, more = update
+        before = value.get(key, _NOTHING)
+        return {**value, key: _Done(*map(operator.add, before, more))}
 
     def visible(self, key: Any, value: Any) -> Any:
         return value.seen() if isinstance(key, int) else value
@@ -98,22 +101,25 @@ class _Here(Here):
     Attributes:
         ps: The servers.
         optimizers: In the order in which they were wrapped.
-        done: What each replica has done, as far as was read.
+        done: What each replica has done in each run, as far as was read.
     """
 
     ps: engines.ParameterServerClient
     optimizers: list[RemoteOptimizer] = dataclasses.field(default_factory=list)
-    done: Mapping[int, _Done] = dataclasses.field(default_factory=dict)
+    done: Mapping[_Key, _Done] = dataclasses.field(default_factory=dict)
 
-    @property
-    def made(self) -> int:
-        """How many steps all replicas have made."""
-        return sum(done.steps for done in self.done.values())
+    def made(self, run: "str | None" = None, rank: "int | None" = None) -> int:
+        """Returns how many steps were made: in one run or all, by one replica or all."""
+        return sum(
+            done.steps
+            for (its_run, its_rank), done in self.done.items()
+            if run in (None, its_run) and rank in (None, its_rank)
+        )
 
     def share_of(self, rank: int) -> Share:
         """Returns what a replica has done, for the progress."""
-        done = self.done.get(rank, _NOTHING)
-        return Share(done.examples, done.waited_s)
+        mine = [done for (_, its_rank), done in self.done.items() if its_rank == rank]
+        return Share(sum(done.examples for done in mine), sum(done.waited_s for done in mine))
 
     def keys(self) -> list[Any]:
         """Returns what a step needs of the servers."""
@@ -122,7 +128,7 @@ class _Here(Here):
     def take_over(self, values: Mapping[Any, Any]) -> None:
         """Takes over what the servers have."""
         self.done = values[_DONE]
-        self.training.step = self.done.get(self.rank, _NOTHING).steps
+        self.training.step = self.made(rank=self.rank)
         for optimizer in self.optimizers:
             for key in optimizer.keys:
                 optimizer.load(key, values[key])
@@ -277,7 +283,7 @@ class MultiWorkerAsyncReplicator(Replicator):
     @property
     def step(self) -> int:
         """How many steps replicas have made on average, as this replica has read."""
-        return self._me.made // self.num_replicas
+        return self._me.made() // self.num_replicas
 
     def staleness(self) -> "collections.Counter[int]":
         """Returns how stale the updates were that the servers have applied, as this replica has read.
@@ -338,15 +344,19 @@ class MultiWorkerAsyncReplicator(Replicator):
         here = self._me
         for name, thing in things.items():
             check_can_be_kept(name, thing)
+        new = {name: thing for name, thing in things.items() if name not in here.kept}
+        found = here.training.newest()
+        if found is not None and not here.kept:
+            here.training.go_on_at(found.step, found.places)
         here.kept.update(things)
-        key = ("kept", *things)
-        taken = {name: taken_from(thing) for name, thing in things.items()}
-        self._set_first(key, functools.partial(copy.deepcopy, taken))
-        state = _awaited(here.ps, key)
-        if here.training.snapshot is not None:
-            state = {**state, **here.training.snapshot.kept}
-        for name, thing in things.items():
-            put_into(name, thing, copy.deepcopy(state[name]))
+        here.training.kept = here.kept
+        if not new:
+            return
+        key = ("kept", *new)
+        self._set_first(key, lambda: {name: packed(name, new[name]) for name in new})
+        state = {**_awaited(here.ps, key), **(found.kept if found else {})}
+        for name, thing in new.items():
+            put_into(name, thing, _payload.unpack([part.copy() for part in state[name]]))
 
     def _set_first(self, key: Any, value: Callable[[], Any]) -> None:
         """Sets a value in replica 0, if there is none."""
@@ -365,6 +375,7 @@ class MultiWorkerAsyncReplicator(Replicator):
         steps: "int | None" = None,
         progress_s: float = 10.0,
         tensorboard: "str | None" = None,
+        counts: bool = True,
     ) -> Iterator[list[T]]:
         """Makes steps; yields after each of them a list with what this replica has returned.
 
@@ -376,41 +387,63 @@ class MultiWorkerAsyncReplicator(Replicator):
             step_fn: One step of this replica: takes a batch, returns any value. Several optimizers may
                 step in it, also several times; parameters change when it has returned.
             input_fn: Takes the index of the replica; else as for all replicators. The `step` that it
-                may take is how many this replica has made.
+                may take is how many this replica has made in this run.
             steps: How many steps there will be of each replica on average, those before a restart
                 included; None: until the input ends. Who is fast makes more of them. Steps in
                 flight at the end are made, too: less than one of each replica.
             progress_s: Seconds between two lines of progress, of replica 0.
             tensorboard: A folder for TensorBoard, for replica 0: numbers in what `step_fn` returns
                 there, and the speed.
+            counts: As for all replicators. Steps that do not count are of this replica alone, and their
+                gradients go nowhere.
 
         Raises:
             ReplicaError: The servers have parameters of another model.
             UpdateError: The servers could not apply an update.
         """
         here = self._me
+        if not counts or here.depth:
+            yield from super().run(step_fn, input_fn, steps=steps, counts=False)
+            return
+        if here.has_stopped:
+            return
         for optimizer in here.optimizers:
             for key in optimizer.keys:
                 self._set_first(key, functools.partial(optimizer.first, key))
         here.read()
-        inputs = self._inputs(input_fn) if input_fn else None
-        here.training.begin(here.kept)
+        place = here.training.course.enter("run")
+        if place.is_over:
+            return
+        run = here.training.course.name
+        inputs = self._inputs(input_fn, here.made(run, here.rank)) if input_fn else None
+        here.training.begin_steps()
+        here.depth += 1
         limit = None if steps is None else steps * self.num_replicas
-        stepping = _Stepping(here, step_fn, inputs, limit)
-        progress = Progress(here.label, steps, progress_s, tensorboard) if here.rank == 0 else None
+        stepping = _Stepping(here, step_fn, inputs, limit, run)
+        total = (
+            None if steps is None else (here.made() - here.made(run)) // self.num_replicas + steps
+        )
+        progress = Progress(here.label, total, progress_s, tensorboard) if here.rank == 0 else None
         try:
             for result in stepping.steps():
                 if progress is not None:
                     shares = [here.share_of(rank) for rank in range(self.num_replicas)]
                     progress.note(self.step, [result], shares, _text(here.staleness()))
                 yield [result]
+        except GeneratorExit:
+            place.is_over = True
+            raise
         finally:
-            here.training.end()
+            here.depth -= 1
+            here.training.end_steps()
             if progress is not None:
                 progress.close()
-        if not lp.stop_event().is_set():
+        here.has_stopped = lp.stop_event().is_set()
+        if not here.has_stopped:
             here.read()
-        here.training.take()
+        here.training.take_at_end()
+        if here.has_stopped and lp.current_node().is_interrupted:
+            raise InterruptedTraining(f"{here.label}: interrupted between two steps")
 
     # What it does not have.
 
@@ -462,12 +495,14 @@ class _Stepping:
         step_fn: Callable[..., Any],
         inputs: "_inputs.Inputs | None",
         limit: "int | None",
+        run: str,
     ) -> None:
         self._here = here
         self._step_fn = step_fn
         self._inputs = inputs
         #: How many steps all replicas make; None: no limit.
         self._limit = limit
+        self._run = run
         self._has_ended = False
         self._has_result = False
         self._result: Any = None
@@ -512,7 +547,7 @@ class _Stepping:
             lp.wait_for_stop(_POLL_S)
             return {}
         here.take_over(values)
-        is_enough = self._limit is not None and here.made >= self._limit
+        is_enough = self._limit is not None and here.made(self._run) >= self._limit
         # Asked again: a step is repeated, with the next batch, when a server was lost in it.
         if is_enough or not self._goes_on():
             self._has_ended = True
@@ -522,7 +557,10 @@ class _Stepping:
         done = _Done(1, self._call(), self._waited_s)
         self._waited_s, self._waits_since = 0.0, time.monotonic()
         updates = [optimizer.updates() for optimizer in here.optimizers]
-        return {_DONE: (here.rank, done), **{key: each[key] for each in updates for key in each}}
+        return {
+            _DONE: ((self._run, here.rank), done),
+            **{key: each[key] for each in updates for key in each},
+        }
 
     def _call(self) -> int:
         """Calls the function; returns how many examples it got."""

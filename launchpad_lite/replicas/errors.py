@@ -18,6 +18,10 @@ class ReplicaLostError(ReplicaError):
     """A replica has ended or cannot be reached, so what it takes part in cannot go on."""
 
 
+class InterruptedTraining(KeyboardInterrupt):
+    """A signal, or the failure of another node, ends a replica between two steps."""
+
+
 class InputSplitError(ReplicaError, ValueError):
     """A batch cannot be divided among the replicas of a worker."""
 

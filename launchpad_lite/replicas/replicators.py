@@ -7,6 +7,7 @@ After Table 1 of Buchlovsky et al., "TF-Replicator: Distributed Machine Learning
 import contextlib
 import dataclasses
 import enum
+import logging
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,23 +17,23 @@ from typing import Any, TypeVar
 import courier
 import launchpad_lite as lp
 from launchpad_lite.launching import loaded_module
-from launchpad_lite.replicas import _devices, _inputs, _torch_functions
+from launchpad_lite.replicas import _devices, _inputs, _payload, _torch_functions
 from launchpad_lite.replicas._carrier import AloneCarrier, Op
 from launchpad_lite.replicas._collectives import Collectives, split
+from launchpad_lite.replicas._course import Place
+from launchpad_lite.replicas._kept import State, check_can_be_kept, put_into
 from launchpad_lite.replicas._mesh_node import MeshNode
 from launchpad_lite.replicas._node import ReplicaNode, served_methods
 from launchpad_lite.replicas._optimizers import averaging
 from launchpad_lite.replicas._progress import Progress, Report, Share
-from launchpad_lite.replicas._state import (
-    Snapshot,
-    Training,
-    check_can_be_kept,
-    put_into,
-    taken_from,
-)
-from launchpad_lite.replicas.errors import ReplicaError
+from launchpad_lite.replicas._state import Training, packed
+from launchpad_lite.replicas.errors import InterruptedTraining, ReplicaError
 
 T = TypeVar("T")
+
+_LOGGER = logging.getLogger(__name__)
+#: Bytes that `keep` sends at a time.
+_PIECE = 1 << 24
 
 
 class InputReplication(enum.Enum):
@@ -42,6 +43,18 @@ class InputReplication(enum.Enum):
     PER_WORKER = "per_worker"
     #: One for each replica.
     PER_REPLICA = "per_replica"
+
+
+class Then(enum.IntEnum):
+    """What follows a step; what most replicas do not know yet, but one does, comes last."""
+
+    STEP = 0
+    #: The input has ended, or there are enough steps.
+    END = 1
+    #: The program stops.
+    STOP = 2
+    #: It stops although its work is not done.
+    INTERRUPT = 3
 
 
 @dataclass
@@ -55,11 +68,13 @@ class Here:
         label: The group of the replicas.
         generation: Which one.
         replicas: Clients of all replicas' nodes.
-        share: Serves a pipeline to the other replicas of the worker, by generation and number.
+        share: Serves a pipeline to the other replicas of the worker.
         pipelines: How many were opened in this generation.
         kept: What the user keeps, by name.
         report: What the steps have cost.
         size: How many replicas work together; None: as many as were planned.
+        depth: How many runs are open: the code is in the loop of the last one.
+        has_stopped: Whether a run has ended because the program stops.
     """
 
     rank: int
@@ -68,11 +83,13 @@ class Here:
     label: str = "replica"
     generation: int = 0
     replicas: Sequence[Any] = ()
-    share: Callable[[tuple[int, int], _inputs.SharedPipeline], None] = lambda *_: None
+    share: Callable[[_inputs.Key, _inputs.SharedPipeline], None] = lambda *_: None
     pipelines: int = 0
     kept: dict[str, Any] = dataclasses.field(default_factory=dict)
     report: Report = dataclasses.field(default_factory=Report)
     size: int | None = None
+    depth: int = 0
+    has_stopped: bool = False
 
 
 class Replicator:
@@ -194,8 +211,10 @@ class Replicator:
         self._here = here
         try:
             yield
+            if here.training.course.is_left:
+                here.training.take_at_end()
         finally:
-            here.training.end()
+            here.training.end_steps()
             self._here = None
 
     # Devices.
@@ -339,34 +358,121 @@ class Replicator:
 
         After a restart, it becomes what it was at the newest checkpoint; else all get that of
         replica 0. Checkpoints are kept by `checkpoints={"<label>": lp.Checkpoints(folder, period_s=60)}`
-        at the launch.
+        at the launch. Without them, a replica that is lost gets the state from another one.
+        What is kept by the same name again does not go back.
 
         Args:
             **things: What has `state_dict()` and `load_state_dict()`, as models and optimizers of
-                PyTorch have; dicts, lists, and arrays of numpy, which are changed in place.
+                PyTorch have; tensors, arrays of numpy; dicts and lists of these and of values. All are
+                changed in place. `state` is for what can only be replaced.
 
         Raises:
             TypeError: A thing cannot be kept.
-            ReplicaError: The checkpoint has not all of them.
+            ReplicaError: The checkpoint has not all of them, or they are of other types or shapes there.
         """
-        here = self._me
+        here, training = self._me, self._me.training
         if loaded_module("torch") is not None and here.collectives.size > 1:
             from launchpad_lite.replicas import _torch_optimizer
 
             _torch_optimizer.check_names(here.collectives, things)
         for name, thing in things.items():
             check_can_be_kept(name, thing)
-        found, mine = None, None
-        if here.rank == 0:
-            found = here.training.newest(list(things), is_first=not here.kept)
-            taken = {name: taken_from(thing) for name, thing in things.items()}
-            mine = found or Snapshot(here.training.step, taken)
+        is_first, new = not here.kept, things.keys() - here.kept.keys()
+        found = training.newest() if new else None
+        label = f"keep({', '.join(things)})"
+        found = found if found and found.kept else None
+        offers = here.collectives.all_gather(found.step if found else -1, label)
+        source = offers.index(max(offers))
+        mine: dict[str, _payload.Payload] = {}
+        told: Any = None
+        if here.rank == source:
+            old = training.claimed(found, new, is_first=is_first) if found else {}
+            if is_first and not old and here.report.losses:
+                _LOGGER.warning("%s: there is no snapshot; all begin again at step 0", here.label)
+            mine = {name: old.get(name) or packed(name, thing) for name, thing in things.items()}
+            heads = {name: (data, [*map(len, rest)]) for name, (data, *rest) in mine.items()}
+            told = heads, set(old), found and (found.step, found.places)
+        sizes, restored, where = here.collectives.all_gather(told, label)[source]
+        if is_first and where:
+            training.go_on_at(*where)
         here.kept.update(things)
-        names = f"keep({', '.join(things)})"
-        here.training.step, state = self._me.collectives.all_gather(mine, names)[0]
+        if here.rank == 0 or training.is_guard:
+            training.kept = here.kept
         for name, thing in things.items():
-            if here.rank or found:
-                put_into(name, thing, state[name])
+            payload = self._shared(mine.pop(name, None), sizes[name], source, label)
+            if here.rank != source or name in restored:
+                put_into(name, thing, _payload.unpack(payload))
+            training.note_kept(name, thing)
+
+    def _shared(
+        self, payload: Any, head: tuple[Any, list[int]], source: int, label: str
+    ) -> "_payload.Payload":
+        """Returns the payload of one replica in all of them; others give its pickle and its sizes."""
+        import numpy as np
+
+        parts: list[Any] = payload or [head[0], *(np.empty(size, np.uint8) for size in head[1])]
+        for part in parts[1:] if self.num_replicas > 1 else ():
+            for begin in range(0, len(part), _PIECE):
+                piece = part[begin : begin + _PIECE]
+                got = self._me.collectives.broadcast(piece, source, label)
+                if self._me.rank != source:
+                    piece[:] = got
+        return parts
+
+    def state(self, **values: Any) -> State:
+        """Returns an object with values as attributes, and keeps it by the name `state`.
+
+        It is for values that the code replaces, as numbers and arrays of JAX. Use them as its
+        attributes: after a restart, these are what they were.
+
+        Raises:
+            TypeError: A value cannot be pickled.
+            ReplicaError: There is a state already; or as `keep`.
+
+        Example:
+            state = repl.state(params=params, best=0.0)
+            state.params = optax.apply_updates(state.params, updates)
+        """
+        if "state" in self._me.kept:
+            raise ReplicaError("there is a state already; give repl.state() all values at once")
+        state = State(**values)
+        self.keep(state=state)
+        return state
+
+    def epochs(self, number: int) -> Iterator[int]:
+        """Yields numbers of epochs, from 0; after a restart, from the epoch on that was interrupted.
+
+        In that epoch, runs that were over make no steps, and the one that was interrupted goes on. When
+        the program stops, there is no further epoch.
+
+        Args:
+            number: How many epochs there are, those before a restart included.
+
+        Raises:
+            CollectiveMismatchError: Replicas made different calls.
+
+        Example:
+            for epoch in repl.epochs(10):
+                for losses in repl.run(step_fn, lambda index: loader_of(epoch, index)):
+                    pass
+                state.best = max(state.best, evaluate())
+        """
+        here = self._me
+        course = here.training.course
+        number = 0 if here.has_stopped else number
+        place = course.enter("epochs")
+        try:
+            while place.made < number and not place.is_over:
+                here.collectives.barrier(f"epoch {place.made} of {number}")
+                with course.in_loop():
+                    yield place.made
+                    if here.has_stopped:
+                        return
+                    course.end_epoch(place)
+                here.training.take_at_end()
+        except GeneratorExit:
+            place.is_over = True
+            raise
 
     def run(
         self,
@@ -376,53 +482,91 @@ class Replicator:
         steps: int | None = None,
         progress_s: float = 10.0,
         tensorboard: str | None = None,
+        counts: bool = True,
     ) -> Iterator[list[T]]:
         """Makes steps; yields after each of them what every replica has returned, by replica.
 
-        Ends after `steps`, when an input ends, or when the program stops: in all replicas after the
-        same step.
+        Ends after `steps`, when an input ends, or when a node or the launching script stops the program:
+        in all replicas after the same step. Calls are numbered in their order. After a restart, the
+        one that was interrupted goes on where it was, those before it make no steps, and those after
+        it begin from their start.
 
         Args:
             step_fn: One step of this replica: takes a batch, returns any value that can be pickled.
             input_fn: Takes the index of the replica (of the worker, with `PER_WORKER`); returns an
                 iterable of batches, or a callable that returns the next one, or raises StopIteration.
-                Each batch is fetched when the step before it is made. An `input_fn` that takes `step`,
-                too, begins there; from other iterables that many batches are dropped after a restart.
-                None: `step_fn` takes nothing.
-            steps: How many steps there will be, those before a restart included; None: until the
-                input ends.
+                Each batch is fetched when the step before it is made. After a restart, an `input_fn`
+                that takes `step`, too, begins at that step of this run; from other iterables that many
+                batches are dropped. None: `step_fn` takes nothing.
+            steps: How many steps this run makes, those before a restart included; None: until the
+                input ends. The same in all replicas.
             progress_s: Seconds between two lines of progress, of replica 0.
             tensorboard: A folder for TensorBoard: numbers in what `step_fn` returns, as means over the
                 replicas, and the speed.
+            counts: Whether its steps are those of the training: in `repl.step`, and after a restart. Give
+                False for an evaluation, which begins from its start then. A run in the loop of another
+                one never counts.
 
         Raises:
             InputSplitError: A batch cannot be divided among the replicas of a worker.
             CollectiveMismatchError: Replicas made different calls.
+            KeyboardInterrupt: Between two steps: a signal as Ctrl-C, or the failure of another node,
+                stops the program, so this is not the end of the training.
         """
-        here = self._me
-        inputs = self._inputs(input_fn) if input_fn else None
-        progress = Progress(here.label, steps, progress_s, tensorboard) if here.rank == 0 else None
-        here.training.begin(here.kept if here.rank == 0 else {})  # others begin as replica 0
+        here, training = self._me, self._me.training
+        counts = counts and not here.depth
+        place = training.course.enter("run") if counts and not here.has_stopped else Place("run", 0)
+        first, then, inputs = place.made, Then.STOP if here.has_stopped else Then.END, None
+        if not here.has_stopped and not place.is_over:
+            inputs = self._inputs(input_fn, first) if input_fn else None
+            mine = self._then(inputs, place, 0, steps)
+            then = max(here.collectives.all_gather(mine, f"run({steps=}, {counts=})"))
+        before = training.step - first if counts else 0
+        total = None if steps is None else before + steps
+        progress = Progress(here.label, total, progress_s, tensorboard) if here.rank == 0 else None
         begun_at = time.monotonic() - here.report.seconds
-        goes_on = all(here.collectives.all_gather(self._goes_on(inputs, 0, steps), "run"))
+        here.depth += 1
+        if counts:
+            training.begin_steps()
         try:
-            while goes_on:
-                here.training.between_steps()
-                results, shares, goes_on = self._step(step_fn, inputs, steps)
+            while then is Then.STEP:
+                if counts:
+                    training.between_steps()
+                results, shares, then = self._step(step_fn, inputs, place, steps)
+                training.step += counts
                 if progress is not None:
-                    progress.note(here.training.step, results, shares)
+                    progress.note(before + place.made, results, shares)
                 yield results
                 here.report.seconds = time.monotonic() - begun_at
-            here.training.take()
+            if counts and place.made > first:
+                training.take_at_end()
+        except GeneratorExit:
+            place.is_over = True  # or an error has left the loop, and nothing is saved any more
+            raise
         finally:
-            here.training.end()
+            here.depth -= 1
+            if counts:
+                training.end_steps()
             if progress is not None:
                 progress.close()
+        here.has_stopped = then is not Then.END
+        if then is Then.INTERRUPT:
+            raise InterruptedTraining(f"{here.label}: interrupted between two steps")
+        if place.made == first and then is Then.END and here.rank == 0:
+            was_made = first or place.is_over
+            why = "its steps were made before a restart" if was_made else "its input has no batch"
+            _LOGGER.warning(
+                "%s: a run makes no step: %s", here.label, why if steps != 0 else "steps=0"
+            )
 
     def _step(
-        self, step_fn: Callable[..., T], inputs: "_inputs.Inputs | None", steps: int | None
-    ) -> tuple[list[T], list[Share], bool]:
-        """Makes a step; returns what all have returned and done so far, and whether there is another."""
+        self,
+        step_fn: Callable[..., T],
+        inputs: "_inputs.Inputs | None",
+        place: Place,
+        steps: int | None,
+    ) -> tuple[list[T], list[Share], Then]:
+        """Makes a step; returns what all have returned and done so far, and what follows."""
         here = self._me
         if inputs is None:
             result = step_fn()
@@ -431,24 +575,26 @@ class Replicator:
             here.report.examples += _inputs.examples_in(batch)
             result = step_fn(batch)
         share = Share(here.report.examples, here.collectives.seconds)
-        mine = result, share, self._goes_on(inputs, 1, steps)
+        mine = result, share, self._then(inputs, place, 1, steps)
         every = here.collectives.all_gather(mine, "what step_fn returns")
-        here.training.step += 1
+        place.made += 1
         here.report.steps += 1
         here.report.waited_s = here.collectives.seconds
-        results, shares, go_on = zip(*every, strict=True)
-        return list(results), list(shares), all(go_on)
+        results, shares, then = zip(*every, strict=True)
+        return list(results), list(shares), max(then)
 
-    def _goes_on(self, inputs: "_inputs.Inputs | None", made: int, steps: int | None) -> bool:
-        """Returns whether this replica goes on after so many steps more; fetches its next batch."""
-        if steps is not None and self._me.training.step + made >= steps:
-            return False  # an input may wait for ever for a batch that nobody needs
+    def _then(
+        self, inputs: "_inputs.Inputs | None", place: Place, more: int, steps: int | None
+    ) -> Then:
+        """Returns what follows for this replica after so many steps more; fetches its next batch."""
+        if steps is not None and place.made + more >= steps:
+            return Then.END  # an input may wait for ever for a batch that nobody needs
         with contextlib.suppress(lp.NoProgramError):
             if lp.stop_event().is_set():
-                return False
-        return inputs is None or inputs.has_next()
+                return Then.INTERRUPT if lp.current_node().is_interrupted else Then.STOP
+        return Then.STEP if inputs is None or inputs.has_next() else Then.END
 
-    def _inputs(self, input_fn: Callable[..., Any]) -> _inputs.Inputs:
+    def _inputs(self, input_fn: Callable[..., Any], made: int) -> _inputs.Inputs:
         here = self._me
         shares = (
             self.input_replication is InputReplication.PER_WORKER and self.replicas_per_worker > 1
@@ -456,9 +602,9 @@ class Replicator:
         index = self.worker_id if shares else here.rank
         lead = self.worker_id * self.replicas_per_worker
         here.pipelines += 1
-        key = here.generation, here.pipelines
+        key = here.generation, here.depth, here.pipelines
         if not shares or here.rank == lead:
-            next_batch = _inputs.opened(input_fn, index, here.training.step)
+            next_batch = _inputs.opened(input_fn, index, made)
             if not shares:
                 return _inputs.from_pipeline(next_batch)
             here.share(

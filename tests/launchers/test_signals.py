@@ -28,6 +28,7 @@ _WAITING = """
         lp.register_stop_handler(lambda: pathlib.Path(f"handled{index}").touch())
         pathlib.Path(f"up{index}").touch()
         lp.wait_for_stop()
+        pathlib.Path(f"interrupted{index}").write_text(str(lp.current_node().is_interrupted))
 
     program = lp.Program("waiting")
     with program.group("node"):
@@ -108,6 +109,7 @@ def test_a_signal_stops_in_order(tmp_path: Path, how: str, signum: signal.Signal
         assert f"launchpad: stopping 'waiting' ({signum.name})" in told
         assert "Traceback" not in told
         assert len(list(tmp_path.glob("handled*"))) == 2
+        assert [path.read_text() for path in tmp_path.glob("interrupted*")] == ["True"] * 2
         script.assert_gone()
 
 

@@ -51,7 +51,7 @@ class FakeHosts:
         self._do("start", f"start {node}")
         self.post(Constructed(node, attempt, runs=node == "caller[0]"))
 
-    def request_stop(self, node: str) -> None:
+    def request_stop(self, node: str, *, interrupts: bool) -> None:
         self._do("request_stop", f"stop {node}")
 
     def end_calls(self, node: str) -> None:

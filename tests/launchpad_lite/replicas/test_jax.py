@@ -327,6 +327,46 @@ def test_batch_norm_over_replicas_is_that_of_the_whole_batch() -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=2e-6)
 
 
+# What is kept
+
+
+def going_on(**kept: Any) -> replicas.Replicator:
+    """Returns the replica of a training that goes on."""
+    repl = replicas.NonReplicator()
+    repl._me.training.kept = kept
+    repl._me.training.take()
+    return repl
+
+
+def test_arrays_of_jax_that_steps_replace_are_found() -> None:
+    import jax.numpy as jnp
+
+    def run(kept: Any, step: Callable[[], None]) -> None:
+        repl = replicas.NonReplicator()
+        repl.keep(params=kept)
+        repl._me.training.take()
+        for _ in repl.run(step, steps=1):
+            repl._me.training.take()
+
+    params = {"w": jnp.zeros(2)}
+    with pytest.raises(
+        replicas.ReplicaError, match=r"params has the arrays of JAX that it had when"
+    ):
+        run(params, lambda: None)
+    run(params, lambda: params.update(w=params["w"] + 1))
+
+
+def test_arrays_of_jax_in_a_state_are_kept() -> None:
+    import jax.numpy as jnp
+
+    repl = replicas.NonReplicator()
+    state = repl.state(params={"w": jnp.zeros(2)}, best=(0.0, jnp.zeros(1)))
+    state.params = {"w": state.params["w"] + 1}
+    repl = going_on(state=state)
+    state = repl.state(params={"w": jnp.zeros(2)}, best=(0.0, jnp.zeros(1)))
+    assert state.params["w"].tolist() == [1.0, 1.0]
+
+
 # TpuReplicator in a program
 
 LEARNER = """
