@@ -1,9 +1,12 @@
-"""Values as bytes: a pickle, and the buffers of arrays beside it."""
+"""Values as bytes: a pickle, and the buffers of large arrays beside it."""
 
+import io
 import pickle
 import struct
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
+
+from launchpad_lite.launching import loaded_module
 
 if TYPE_CHECKING:
     import numpy as np
@@ -13,6 +16,8 @@ if TYPE_CHECKING:
 _COUNT = struct.Struct("<q")
 #: Arrays begin at multiples of it, as numpy has them.
 _ALIGNMENT = 64
+#: Smaller buffers are copied into the pickle: that is cheaper than to have them beside it.
+_INSIDE_BYTES = 1 << 12
 
 #: The pickle, then the buffers: all as uint8.
 Payload = Sequence[Any]
@@ -22,10 +27,39 @@ def pack(value: Any) -> "list[Array]":
     """Returns a value as a payload that lies in the memory of its arrays."""
     import numpy as np
 
-    buffers: list[pickle.PickleBuffer] = []
-    data = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
-    parts: list[Any] = [data, *(buffer.raw() for buffer in buffers)]
-    return [np.frombuffer(part, np.uint8) for part in parts]
+    parts: list[Any] = []
+
+    def stays_inside(buffer: pickle.PickleBuffer) -> bool:
+        raw = buffer.raw()
+        if raw.nbytes >= _INSIDE_BYTES:
+            parts.append(raw)
+        return raw.nbytes < _INSIDE_BYTES
+
+    file = io.BytesIO()
+    _Pickler(file, protocol=5, buffer_callback=stays_inside).dump(value)
+    return [np.frombuffer(part, np.uint8) for part in (file.getbuffer(), *parts)]
+
+
+class _Pickler(pickle.Pickler):
+    """Has tensors on the CPU travel as buffers: PyTorch takes 0.1 ms for each, and its whole storage."""
+
+    def reducer_override(self, value: Any) -> Any:
+        torch = loaded_module("torch")
+        if torch is None or type(value) is not torch.Tensor or vars(value):
+            return NotImplemented
+        try:
+            array = value.detach().contiguous().numpy()
+        except (TypeError, RuntimeError):  # it is not on the CPU, or of a type that numpy has not
+            return NotImplemented
+        facts = array.dtype.str, array.shape, value.requires_grad
+        return _tensor, (pickle.PickleBuffer(array), *facts)
+
+
+def _tensor(buffer: Any, dtype: str, shape: tuple[int, ...], requires_grad: bool) -> Any:
+    import numpy as np
+    import torch
+
+    return torch.from_numpy(np.ndarray(shape, dtype, buffer)).requires_grad_(requires_grad)
 
 
 def unpack(payload: Payload) -> Any:
