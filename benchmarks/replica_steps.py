@@ -61,9 +61,9 @@ def small_batches(repl: replicas.Replicator) -> float:
 
 def shared_batches(repl: replicas.Replicator) -> float:
     """Steps with halves of a batch of 2 MiB."""
-    import numpy as np
+    import torch
 
-    batch = np.zeros((64, 2 * _MIB // 64), np.uint8)
+    batch = torch.zeros((64, 2 * _MIB // 64), dtype=torch.uint8)
     return _per_step(repl, len, lambda _: itertools.repeat(batch))
 
 

@@ -7,7 +7,7 @@ After Table 1 of Buchlovsky et al., "TF-Replicator: Distributed Machine Learning
 import contextlib
 import dataclasses
 import enum
-import sys
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -73,6 +73,13 @@ class Here:
     kept: dict[str, Any] = dataclasses.field(default_factory=dict)
     report: Report = dataclasses.field(default_factory=Report)
     size: int | None = None
+
+    def has_next(self, inputs: _inputs.Inputs | None) -> bool:
+        """Returns whether an input, if there is one, goes on; notes how long that took."""
+        begun_at = time.monotonic()
+        has_next = inputs is None or inputs.has_next()
+        self.report.input_s += time.monotonic() - begun_at
+        return has_next
 
 
 class Replicator:
@@ -380,8 +387,8 @@ class Replicator:
             step_fn: One step of this replica: takes a batch, returns any value that can be pickled.
             input_fn: Takes the index of the replica (of the worker, with `PER_WORKER`); returns an
                 iterable of batches, or a callable that returns the next one, or raises StopIteration.
-                Each batch is fetched when the step before it is made. An `input_fn` that takes `step`,
-                too, begins there; from other iterables that many batches are dropped after a restart.
+                A thread asks a slow iterable for the next batch while a step is made; a callable is
+                called between two steps. An `input_fn` that takes `step`, too, begins there; from other iterables that many batches are dropped after a restart.
                 None: `step_fn` takes nothing.
             steps: How many steps there will be, those before a restart included; None: until the
                 input ends.
@@ -410,6 +417,8 @@ class Replicator:
             here.training.take()
         finally:
             here.training.end()
+            if inputs is not None:
+                inputs.close()
             if progress is not None:
                 progress.close()
 
@@ -421,11 +430,12 @@ class Replicator:
         if inputs is None:
             result = step_fn()
         else:
-            batch = inputs.next()
+            batch = inputs.next(is_last=steps is not None and here.training.step + 1 >= steps)
             here.report.examples += _inputs.examples_in(batch)
             result = step_fn(batch)
-        share = Share(here.report.examples, here.collectives.seconds)
-        mine = result, share, self._goes_on(inputs, 1, steps)
+        goes_on = self._goes_on(inputs, 1, steps)
+        share = Share(here.report.examples, here.collectives.seconds, here.report.input_s)
+        mine = result, share, goes_on
         every = here.collectives.all_gather(mine, "what step_fn returns")
         here.training.step += 1
         here.report.steps += 1
@@ -440,7 +450,7 @@ class Replicator:
         with contextlib.suppress(lp.NoProgramError):
             if lp.stop_event().is_set():
                 return False
-        return inputs is None or inputs.has_next()
+        return self._me.has_next(inputs)
 
     def _inputs(self, input_fn: Callable[..., Any]) -> _inputs.Inputs:
         here = self._me
@@ -451,22 +461,20 @@ class Replicator:
         lead = self.worker_id * self.replicas_per_worker
         here.pipelines += 1
         key = here.generation, here.pipelines
+        positions = itertools.count()
         if not shares or here.rank == lead:
-            next_batch = _inputs.opened(input_fn, index, here.training.step)
+            pipeline = _inputs.opened(input_fn, index, here.training.step)
             if not shares:
-                return _inputs.from_pipeline(next_batch)
-            here.share(
-                key,
-                _inputs.SharedPipeline(next_batch, self.replicas_per_worker, self.input_split_fn),
-            )
+                return _inputs.Inputs(pipeline.take)
+            shared = _inputs.SharedPipeline(pipeline, self.replicas_per_worker, self.input_split_fn)
+            here.share(key, shared)
+            return _inputs.Inputs(lambda: shared.take(next(positions), 0))
         node = here.replicas[lead]
-        positions = iter(range(sys.maxsize))
 
-        def take() -> tuple[bool, Any]:
-            part = here.rank - lead
-            call = node.futures.replica_input(key, next(positions), part)
-            found: tuple[bool, Any] = here.collectives.result_of(call)
-            return found
+        def take() -> _inputs.Batch:
+            call = node.futures.replica_input(key, next(positions), here.rank - lead)
+            found: _inputs.Batch = here.collectives.result_of(call)
+            return found.unpacked()
 
         return _inputs.Inputs(take)
 

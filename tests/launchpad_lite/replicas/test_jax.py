@@ -1,6 +1,7 @@
 """Arrays of JAX in all replicators, and TpuReplicator on virtual CPU devices."""
 
 import functools
+import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -310,6 +311,20 @@ def test_batch_norm_over_replicas_is_that_of_the_whole_batch() -> None:
     expected = (batch - batch.mean(0)) / np.sqrt(batch.var(0) + 1e-5)
     found = np.concatenate(returned(run_on_devices(4, story)))
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=2e-6)
+
+
+def test_batches_are_made_on_the_device_of_the_replica(devices: Any) -> None:
+    import jax.numpy as jnp
+
+    def story(repl: Any) -> Any:
+        def input_fn(index: int) -> Any:
+            for number in range(5):
+                time.sleep(0.002)  # so long that a thread fetches the later ones
+                yield jnp.full(2, number)
+
+        return [*repl.run(lambda batch: next(iter(batch.devices())).id, input_fn)]
+
+    assert returned(run_on_devices(2, story)) == [[[0, 1]] * 5] * 2
 
 
 # TpuReplicator in a program
