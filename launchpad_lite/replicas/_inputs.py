@@ -194,7 +194,11 @@ class SharedPipeline:
 
 
 class Inputs:
-    """The input of one replica, batch by batch."""
+    """The input of one replica, batch by batch.
+
+    Attributes:
+        last: The last batch that was fetched.
+    """
 
     def __init__(self, take: Callable[[], Batch]) -> None:
         """Makes it.
@@ -202,6 +206,7 @@ class Inputs:
         Args:
             take: Fetches the next batch.
         """
+        self.last: Any = None
         self._take = take
         self._took_s = 0.0
         self._next: Batch | None = None
@@ -222,19 +227,23 @@ class Inputs:
             begun_at = time.monotonic()
             self._next = self._take()
             self._took_s = time.monotonic() - begun_at
+        if self._next.is_there:
+            self.last = self._next.value
         return self._next.is_there
 
     def next(self, *, is_last: bool) -> Any:
         """Returns the next batch, after `has_next`; has the one behind it fetched, if it may be.
 
+        Without a next one, returns the last one again.
+
         Args:
             is_last: Whether no other one is needed.
         """
-        assert self._next is not None
-        batch, self._next = self._next, None
-        if batch.may_overlap and not is_last:
-            self._fetch_later()
-        return batch.value
+        if self._next is not None and self._next.is_there:
+            may_overlap, self._next = self._next.may_overlap, None
+            if may_overlap and not is_last:
+                self._fetch_later()
+        return self.last
 
     def close(self) -> None:
         """Waits for a batch that is being fetched, but not for long."""

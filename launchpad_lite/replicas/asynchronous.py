@@ -364,6 +364,7 @@ class MultiWorkerAsyncReplicator(Replicator):
         steps: "int | None" = None,
         progress_s: float = 10.0,
         tensorboard: "str | None" = None,
+        uneven: str = "end",  # noqa: ARG002 - each replica ends by itself
     ) -> Iterator[list[T]]:
         """Makes steps; yields after each of them a list with what this replica has returned.
 
@@ -382,6 +383,7 @@ class MultiWorkerAsyncReplicator(Replicator):
             progress_s: Seconds between two lines of progress, of replica 0.
             tensorboard: A folder for TensorBoard, for replica 0: numbers in what `step_fn` returns
                 there, and the speed.
+            uneven: Not used: each replica ends by itself.
 
         Raises:
             ReplicaError: The servers have parameters of another model.

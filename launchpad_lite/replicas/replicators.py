@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import enum
 import itertools
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,8 @@ from launchpad_lite.replicas._state import (
 from launchpad_lite.replicas.errors import ReplicaError
 
 T = TypeVar("T")
+
+_LOGGER = logging.getLogger(__name__)
 
 
 class InputReplication(enum.Enum):
@@ -377,6 +380,7 @@ class Replicator:
         steps: int | None = None,
         progress_s: float = 10.0,
         tensorboard: str | None = None,
+        uneven: str = "end",
     ) -> Iterator[list[T]]:
         """Makes steps; yields after each of them what every replica has returned, by replica.
 
@@ -388,28 +392,46 @@ class Replicator:
             input_fn: Takes the index of the replica (of the worker, with `PER_WORKER`); returns an
                 iterable of batches, or a callable that returns the next one, or raises StopIteration.
                 A thread asks a slow iterable for the next batch while a step is made; a callable is
-                called between two steps. An `input_fn` that takes `step`, too, begins there; from other iterables that many batches are dropped after a restart.
-                None: `step_fn` takes nothing.
+                called between two steps. An `input_fn` that takes `step`, too, begins there; from
+                other iterables that many batches are dropped after a restart. None: `step_fn` takes
+                nothing.
             steps: How many steps there will be, those before a restart included; None: until the
                 input ends.
             progress_s: Seconds between two lines of progress, of replica 0.
             tensorboard: A folder for TensorBoard: numbers in what `step_fn` returns, as means over the
                 replicas, and the speed.
+            uneven: What happens when some inputs have ended: all replicas `end`; or those without input
+                `join` the steps of the others with the last batch again. In these steps they are left
+                out of sums, means and what is yielded; means are over the others.
 
         Raises:
+            ValueError: `uneven` is something else.
             InputSplitError: A batch cannot be divided among the replicas of a worker.
             CollectiveMismatchError: Replicas made different calls.
         """
+        if uneven not in ("end", "join"):
+            raise ValueError(f"uneven is 'end' or 'join', not {uneven!r}")
         here = self._me
         inputs = self._inputs(input_fn) if input_fn else None
         progress = Progress(here.label, steps, progress_s, tensorboard) if here.rank == 0 else None
         here.training.begin(here.kept if here.rank == 0 else {})  # others begin as replica 0
         begun_at = time.monotonic() - here.report.seconds
-        goes_on = all(here.collectives.all_gather(self._goes_on(inputs, 0, steps), "run"))
+        answers = here.collectives.all_gather(self._goes_on(inputs, 0, steps), f"run({uneven=})")
+        goes_on, idle = self._agreed(answers, uneven)
+        if idle and inputs is not None:  # those who have never had a batch get one
+            source = answers.index(True)
+            mine = inputs.last if here.rank == source else None
+            batches = here.collectives.all_gather(mine, "a batch to stand in")
+            if here.rank in idle:
+                inputs.last = batches[source]
         try:
             while goes_on:
                 here.training.between_steps()
-                results, shares, goes_on = self._step(step_fn, inputs, steps)
+                here.collectives.idle = idle
+                results, shares, answers = self._step(step_fn, inputs, steps)
+                here.collectives.idle = ()
+                results = [each for rank, each in enumerate(results) if rank not in idle]
+                goes_on, idle = self._agreed(answers, uneven)
                 if progress is not None:
                     progress.note(here.training.step, results, shares)
                 yield results
@@ -424,14 +446,15 @@ class Replicator:
 
     def _step(
         self, step_fn: Callable[..., T], inputs: "_inputs.Inputs | None", steps: int | None
-    ) -> tuple[list[T], list[Share], bool]:
-        """Makes a step; returns what all have returned and done so far, and whether there is another."""
+    ) -> tuple[list[T], list[Share], list[bool | None]]:
+        """Makes a step; returns what all have returned, done so far, and say of another step."""
         here = self._me
         if inputs is None:
             result = step_fn()
         else:
             batch = inputs.next(is_last=steps is not None and here.training.step + 1 >= steps)
-            here.report.examples += _inputs.examples_in(batch)
+            if here.rank not in here.collectives.idle:
+                here.report.examples += _inputs.examples_in(batch)
             result = step_fn(batch)
         goes_on = self._goes_on(inputs, 1, steps)
         share = Share(here.report.examples, here.collectives.seconds, here.report.input_s)
@@ -441,15 +464,34 @@ class Replicator:
         here.report.steps += 1
         here.report.waited_s = here.collectives.seconds
         results, shares, go_on = zip(*every, strict=True)
-        return list(results), list(shares), all(go_on)
+        return list(results), list(shares), list(go_on)
 
-    def _goes_on(self, inputs: "_inputs.Inputs | None", made: int, steps: int | None) -> bool:
-        """Returns whether this replica goes on after so many steps more; fetches its next batch."""
+    def _agreed(self, answers: Sequence[bool | None], uneven: str) -> tuple[bool, list[int]]:
+        """Returns whether there is another step, for `_goes_on` of all, and who has no input for it."""
+        ended = [rank for rank, answer in enumerate(answers) if answer is False]
+        if None in answers or len(ended) in (0, len(answers)):
+            return all(answers), []
+        if uneven == "join":
+            return True, ended
+        if self._me.rank == 0:
+            _LOGGER.warning(
+                "%s: the input of replica %s has ended before that of others, after step %d, so all "
+                "end; uneven='join' goes on with the others",
+                self._me.label,
+                ", ".join(map(str, ended)),
+                self._me.training.step,
+            )
+        return False, []
+
+    def _goes_on(
+        self, inputs: "_inputs.Inputs | None", made: int, steps: int | None
+    ) -> bool | None:
+        """Returns whether this replica has input after so many steps more; None: there are no more."""
         if steps is not None and self._me.training.step + made >= steps:
-            return False  # an input may wait for ever for a batch that nobody needs
+            return None  # an input may wait for ever for a batch that nobody needs
         with contextlib.suppress(lp.NoProgramError):
             if lp.stop_event().is_set():
-                return False
+                return None
         return self._me.has_next(inputs)
 
     def _inputs(self, input_fn: Callable[..., Any]) -> _inputs.Inputs:

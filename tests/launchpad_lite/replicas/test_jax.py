@@ -327,6 +327,24 @@ def test_batches_are_made_on_the_device_of_the_replica(devices: Any) -> None:
     assert returned(run_on_devices(2, story)) == [[[0, 1]] * 5] * 2
 
 
+@pytest.mark.parametrize("op", OPS)
+def test_idle_replicas_are_left_out(op: Any) -> None:
+    import jax.numpy as jnp
+
+    def story(repl: Any) -> Any:
+        def step_fn(values: Any) -> Any:
+            return repl.all_reduce([values, values.astype(int)], op)
+
+        return [*repl.run(step_fn, values, uneven="join")]
+
+    def values(index: int) -> Any:
+        return [jnp.array([2.0 + index, -jnp.inf]), jnp.array([5.0, -3.0])][: 1 + index % 2]
+
+    for first, second in returned(run_on_devices(3, story)):
+        assert first[0][0][0] == pytest.approx(OPS[op]([2, 3, 4]))
+        np.testing.assert_allclose(second, [[[5, -3]] * 2])
+
+
 # TpuReplicator in a program
 
 LEARNER = """

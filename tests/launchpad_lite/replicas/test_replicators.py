@@ -86,6 +86,48 @@ def test_steps_end_for_all_when_one_input_ends(pipeline: Any) -> None:
     assert repl.launch(count, launcher="test_mt") == [3, 3]
 
 
+def test_the_replica_whose_input_ends_before_that_of_others_is_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def count(repl: replicas.Replicator, *lengths: int) -> None:
+        list(repl.run(lambda _: None, lambda index: range(lengths[index])))
+
+    replicas.MultiWorkerReplicator(3).launch(count, 2, 2, 2, launcher="test_mt")
+    assert "has ended" not in caplog.text
+    replicas.MultiWorkerReplicator(3).launch(count, 2, 3, 2, launcher="test_mt")
+    assert "input of replica 0, 2 has ended before that of others, after step 2" in caplog.text
+
+
+@pytest.mark.parametrize("lengths", [(2, 4, 3), (0, 3, 2), (3, 0, 0)])
+def test_replicas_without_input_join_the_steps_of_the_others(lengths: tuple[int, ...]) -> None:
+    ops: Any = {"sum": np.sum, "mean": np.mean, "max": np.max, "min": np.min, "product": np.prod}
+    values = np.arange(1.0, 13.0).reshape(3, 4)
+
+    def work(repl: replicas.Replicator) -> Any:
+        def step_fn(number: float) -> Any:
+            kinds = np.float32, np.int64
+            return {
+                op: [repl.all_reduce(kind(number), op) for kind in kinds]  # type: ignore[arg-type]
+                for op in ops
+            }
+
+        def input_fn(index: int) -> Any:
+            return values[index, : lengths[index]]
+
+        found = [*repl.run(step_fn, input_fn, uneven="join")]
+        return found, repl.all_sum(1), repl.report.examples
+
+    outcomes = replicas.MultiWorkerReplicator(3).launch(work, launcher="test_mt")
+    assert [examples for _, _, examples in outcomes] == [*lengths]
+    for steps, members, _ in outcomes:
+        assert members == 3
+        assert len(steps) == max(lengths)
+        for number, results in enumerate(steps):
+            there = [values[rank, number] for rank in range(3) if lengths[rank] > number]
+            expected = {op: [function(there)] * 2 for op, function in ops.items()}
+            assert results == [pytest.approx(expected)] * len(there)
+
+
 def test_replicas_of_one_worker_share_the_input_of_each_run() -> None:
     def work(repl: replicas.Replicator) -> Any:
         def run(first: int) -> Any:
