@@ -19,7 +19,7 @@ from launchpad_lite.replicas.errors import InputSplitError
 _KEPT = 4
 #: Seconds between looks at whether the thread that waits for a batch is to end.
 _LOOK_S = 0.2
-#: Seconds for a batch that are worth a thread, whose start at each batch takes 0.1 ms.
+#: Seconds for a batch that are worth a thread: to wake it takes 0.1 ms at each batch.
 _WORTH_S = 5e-4
 #: Seconds that the end of a run waits for a batch that is being fetched.
 _PATIENCE_S = 1.0
@@ -41,8 +41,8 @@ class Batch(NamedTuple):
     is_packed: bool = False
 
     def packed(self) -> "Batch":
-        """Returns it as courier sends it fastest."""
-        with contextlib.suppress(Exception):  # courier sends more than pickle knows
+        """Returns it as a payload, which courier sends faster; itself if it cannot be one."""
+        with contextlib.suppress(Exception):  # courier pickles more than pickle does
             return self._replace(value=_payload.pack(self.value), is_packed=True)
         return self
 
