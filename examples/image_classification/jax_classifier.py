@@ -3,7 +3,6 @@
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -11,19 +10,23 @@ from launchpad_lite import replicas
 
 #: Of running means and variances.
 _MOMENTUM = 0.9
+_SGD = optax.inject_hyperparams(optax.sgd)(0.1, momentum=0.9, nesterov=True)
 _STRIDES = {"a": 1, "b": 2, "c": 2}
 
 
 def first_parameters(seed: int, width: int = 16) -> "dict[str, Any]":
-    """Returns the parameters of a network: He's initial weights."""
+    """Returns the parameters of a network, as arrays of numpy: He's initial weights."""
     rng = np.random.default_rng(seed)
 
     def convolution(inputs: int, outputs: int, size: int = 3) -> Any:
         scale = np.sqrt(2 / (inputs * size * size))
-        return jnp.asarray(scale * rng.normal(size=(outputs, inputs, size, size)), jnp.float32)
+        return np.float32(scale * rng.normal(size=(outputs, inputs, size, size)))
 
     def norm(channels: int) -> Any:
-        return {"scale": jnp.ones(channels), "shift": jnp.zeros(channels)}
+        return {
+            "scale": np.ones(channels, np.float32),
+            "shift": np.zeros(channels, np.float32),
+        }
 
     params: dict[str, Any] = {"stem": convolution(1, width), "norm": norm(width)}
     inputs = width
@@ -37,8 +40,8 @@ def first_parameters(seed: int, width: int = 16) -> "dict[str, Any]":
             params[name]["short"] = convolution(inputs, outputs, 1)
         inputs = outputs
     scale = 1 / np.sqrt(inputs)
-    params["weights"] = jnp.asarray(scale * rng.normal(size=(inputs, 10)), jnp.float32)
-    params["bias"] = jnp.zeros(10)
+    params["weights"] = np.float32(scale * rng.normal(size=(inputs, 10)))
+    params["bias"] = np.zeros(10, np.float32)
     return params
 
 
@@ -88,41 +91,55 @@ def _gradients(params: Any, images: Any, labels: Any) -> Any:
     return loss, statistics, gradients
 
 
+@jax.jit  # type: ignore[untyped-decorator]  # mypy does not read jax
+def _changed(params: Any, updates: Any, kept: Any, seen: Any) -> Any:
+    """Returns the next parameters, and the next running means and variances."""
+    return optax.apply_updates(params, updates), jax.tree.map(
+        lambda old, new: _MOMENTUM * old + (1 - _MOMENTUM) * new, kept, seen
+    )
+
+
+@jax.jit  # type: ignore[untyped-decorator]  # mypy does not read jax
+def _digits(params: Any, images: Any, statistics: Any) -> Any:
+    return scores_of(params, images, statistics)[0].argmax(1)
+
+
 class Classifier:
     """A network and how it learns, in one replica."""
 
     def __init__(self, repl: replicas.Replicator, seed: int) -> None:
-        self._sgd = optax.inject_hyperparams(optax.sgd)(0.1, momentum=0.9, nesterov=True)
-        with repl.context():
-            params = first_parameters(seed)
-            self._optimizer = repl.wrap_optimizer(self._sgd)
-            _, statistics = scores_of(params, jnp.zeros((1, 1, 8, 8)), None)
+        params = first_parameters(seed)
+        self._optimizer = repl.wrap_optimizer(_SGD._replace(update=jax.jit(_SGD.update)))
+        images = np.zeros((1, 1, 8, 8), np.float32)
+        _, statistics = jax.eval_shape(lambda params: scores_of(params, images, None), params)
+        with repl.context() as self._device:
+            optimizer = jax.jit(_SGD.init)(params)
         self.state: dict[str, Any] = {
             "network": {
                 "params": params,
-                "optimizer": self._sgd.init(params),
-                "statistics": jax.tree.map(jnp.zeros_like, statistics),
+                "optimizer": optimizer,
+                "statistics": jax.tree.map(
+                    lambda seen: np.zeros(seen.shape, seen.dtype), statistics
+                ),
             }
         }
 
     def step(self, images: Any, labels: Any, rate: float) -> float:
         """Learns from a batch; returns the loss."""
         network = self.state["network"]
-        loss, statistics, gradients = _gradients(network["params"], images, labels)
-        network["optimizer"].hyperparams["learning_rate"] = jnp.asarray(rate)
+        # JAX compiles again for arrays that are committed to a device, as averages are. So all are.
+        network.update(jax.device_put(network, self._device))
+        loss, seen, gradients = _gradients(network["params"], images, labels)
+        network["optimizer"].hyperparams["learning_rate"] = np.float32(rate)
         updates, network["optimizer"] = self._optimizer.update(
             gradients, network["optimizer"], network["params"]
         )
-        network["params"] = optax.apply_updates(network["params"], updates)
-        network["statistics"] = jax.tree.map(
-            lambda kept, new: _MOMENTUM * kept + (1 - _MOMENTUM) * new,
-            network["statistics"],
-            statistics,
+        network["params"], network["statistics"] = _changed(
+            network["params"], updates, network["statistics"], seen
         )
         return float(loss)
 
     def predict(self, images: Any) -> Any:
         """Returns the digit on each image, as an array of numpy."""
         network = self.state["network"]
-        scores, _ = scores_of(network["params"], images, network["statistics"])
-        return np.asarray(scores.argmax(1))
+        return np.asarray(_digits(network["params"], images, network["statistics"]))

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
@@ -16,6 +16,7 @@ import courier
 from launchpad_lite.launching import loaded_module
 from launchpad_lite.replicas._call import Call
 from launchpad_lite.replicas._carrier import NEWS_S, Carrier, Op
+from launchpad_lite.replicas._operations import leave_out
 from launchpad_lite.replicas._packing import Packed
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class Collectives:
         on_gpu: Whether `reduce_later` takes tensors on a GPU.
         averages: What takes means of gradients by these; each key lives as long as its parameters.
         seconds: Time spent waiting for others and moving data, so far.
+        idle: Replicas that are left out of what is combined.
     """
 
     def __init__(self, carrier: Carrier) -> None:
@@ -51,6 +53,7 @@ class Collectives:
         self.on_gpu = carrier.on_gpu
         self.averages: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self.seconds = 0.0
+        self.idle: Collection[int] = ()
         self._carrier = carrier
         #: Held while a call gets its number and its place in the order.
         self._lock = threading.RLock()
@@ -79,7 +82,7 @@ class Collectives:
 
         def reduce(call: Call) -> None:
             for array in packed.arrays.values():
-                self._carrier.all_reduce(array, op, call)
+                self._reduce(array, op, call, self.idle)
 
         self._now(reduce, f"all_reduce({op})", label, packed.text)
         return packed.unpacked()
@@ -142,7 +145,7 @@ class Collectives:
             call = self._call(f"all_reduce({op})", label, text)
             if self._background is None:
                 self._background = ThreadPoolExecutor(1, "replica-collectives")
-            self._last = self._background.submit(self._carrier.all_reduce, array, op, call)
+            self._last = self._background.submit(self._reduce, array, op, call, self.idle)
             return self._last
 
     def finish(self, later: "Future[None]") -> None:
@@ -196,6 +199,18 @@ class Collectives:
         if self._background is not None:
             self._background.shutdown(cancel_futures=True)
         self._carrier.close()
+
+    def _reduce(self, array: Any, op: Op, call: Call, idle: Collection[int]) -> None:
+        if not idle:
+            self._carrier.all_reduce(array, op, call)
+            return
+        if self.rank in idle:
+            leave_out(array, op)
+        self._carrier.all_reduce(array, "sum" if op == "mean" else op, call)
+        if op == "mean" and isinstance(array, list):
+            array[:] = [leaf / (self.size - len(idle)) for leaf in array]
+        elif op == "mean":
+            array /= self.size - len(idle)
 
     def _now(self, work: Callable[[Call], T], kind: str, label: str, text: str = "") -> T:
         with self._lock:

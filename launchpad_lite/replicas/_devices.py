@@ -87,3 +87,9 @@ def on_device_of_jax(device: Any) -> Iterator[Any]:
 
     with jax.default_device(device):
         yield device
+
+
+def like_here() -> "contextlib.AbstractContextManager[Any]":
+    """Returns a block in which another thread makes arrays of JAX where this one does."""
+    jax = loaded_module("jax")
+    return jax.default_device(jax.config.jax_default_device) if jax else contextlib.nullcontext()

@@ -1,16 +1,55 @@
 """What replicas get as input: a pipeline each, or one for all replicas of a worker."""
 
+import concurrent.futures
+import contextlib
+import contextvars
 import inspect
 import itertools
+import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, NamedTuple
 
-from launchpad_lite.replicas import _nests
+from launchpad_lite.replicas import _devices, _nests, _payload
 from launchpad_lite.replicas.errors import InputSplitError
 
 #: Batches that a worker keeps for replicas that have not fetched theirs.
 _KEPT = 4
+#: Seconds between looks at whether the thread that waits for a batch is to end.
+_LOOK_S = 0.2
+#: Seconds for a batch that are worth a thread: to wake it takes 0.1 ms at each batch.
+_WORTH_S = 5e-4
+#: Seconds that the end of a run waits for a batch that is being fetched.
+_PATIENCE_S = 1.0
+
+
+class Batch(NamedTuple):
+    """What a pipeline gives.
+
+    Attributes:
+        is_there: Whether it has not ended.
+        value: The batch.
+        may_overlap: Whether the next one may be fetched while a step is made with this one.
+        is_packed: Whether the batch is one of `_payload`.
+    """
+
+    is_there: bool
+    value: Any = None
+    may_overlap: bool = False
+    is_packed: bool = False
+
+    def packed(self) -> "Batch":
+        """Returns it as a payload, which courier sends faster; itself if it cannot be one."""
+        with contextlib.suppress(Exception):  # courier pickles more than pickle does
+            return self._replace(value=_payload.pack(self.value), is_packed=True)
+        return self
+
+    def unpacked(self) -> "Batch":
+        """Returns it as it was."""
+        return self._replace(value=_payload.unpack(self.value)) if self.is_packed else self
+
 
 #: Of a pipeline: its generation, how many runs are around its run, and its number.
 Key = tuple[int, int, int]
@@ -53,7 +92,41 @@ def examples_in(batch: Any) -> int:
     return 0
 
 
-def opened(input_fn: Callable[..., Any], index: int, step: int) -> Callable[[], Any]:
+class Pipeline:
+    """Batches as the user's code makes them, one after the other."""
+
+    def __init__(self, next_batch: Callable[[], Any], *, is_iterable: bool = False) -> None:
+        """Makes one.
+
+        Args:
+            next_batch: Returns the next batch, or raises StopIteration.
+            is_iterable: Whether they come from an iterable.
+        """
+        self._next_batch = next_batch
+        #: The first batch, until the second one is there.
+        self._first: Any = None
+        self._may_overlap: bool | None = None if is_iterable else False
+
+    def take(self) -> Batch:
+        """Returns the next batch."""
+        try:
+            value = self._next_batch()
+        except StopIteration:
+            return Batch(False)
+        if self._may_overlap is None and self._first is not None:
+            # An iterable that fills the same memory again would change the batch of a step.
+            self._may_overlap = not _addresses(self._first) & _addresses(value)
+        self._first = value if self._may_overlap is None else None
+        return Batch(True, value, bool(self._may_overlap))
+
+
+def _addresses(batch: Any) -> set[int]:
+    leaves = [leaf for _, leaf in _nests.leaves(batch)]
+    arrays = {leaf.ctypes.data for leaf in leaves if hasattr(leaf, "ctypes")}
+    return arrays | {leaf.data_ptr() for leaf in leaves if _nests.kind(leaf) == "torch"} - {0}
+
+
+def opened(input_fn: Callable[..., Any], index: int, step: int) -> Pipeline:
     """Opens a pipeline where a training goes on.
 
     Args:
@@ -62,53 +135,44 @@ def opened(input_fn: Callable[..., Any], index: int, step: int) -> Callable[[], 
         step: How many steps were made before. A pipeline that does not begin there by itself has
             as many batches dropped.
 
-    Returns:
-        What returns the next batch, or raises StopIteration.
-
     Raises:
         TypeError: It returns something else than an iterable or a callable.
     """
     takes_step = "step" in inspect.signature(input_fn).parameters
     pipeline = input_fn(index, step=step) if takes_step else input_fn(index)
     if hasattr(pipeline, "__iter__") or hasattr(pipeline, "__next__"):
-        iterator: Iterator[Any] = iter(pipeline)
-        if not takes_step:
-            next(itertools.islice(iterator, step, step), None)
-        return iterator.__next__
+        iterator = itertools.islice(pipeline, 0 if takes_step else step, None)
+        return Pipeline(iterator.__next__, is_iterable=True)
     if not callable(pipeline):
         raise TypeError(
             f"input_fn returned {type(pipeline).__name__}: it returns an iterable of batches, or a "
             "callable that returns the next one"
         )
-    next_batch: Callable[[], Any] = pipeline
-    return next_batch
+    return Pipeline(pipeline)
 
 
 class SharedPipeline:
     """A pipeline of which each replica of a worker gets a part. Thread-safe."""
 
     def __init__(
-        self,
-        next_batch: Callable[[], Any],
-        parts: int,
-        split: Callable[[Any, int], Sequence[Any]],
+        self, pipeline: Pipeline, parts: int, split: Callable[[Any, int], Sequence[Any]]
     ) -> None:
         """Makes one.
 
         Args:
-            next_batch: Returns the next batch, or raises StopIteration.
+            pipeline: Makes the batches.
             parts: How many replicas there are.
             split: Divides a batch.
         """
-        self._next_batch = next_batch
+        self._pipeline = pipeline
         self._parts = parts
         self._split = split
         self._lock = threading.Lock()
-        self._batches: dict[int, Sequence[Any]] = {}
+        self._batches: dict[int, Sequence[Batch]] = {}
         self._end: int | None = None
 
-    def take(self, position: int, part: int) -> tuple[bool, Any]:
-        """Returns whether there is a batch at a position, and a part of it.
+    def take(self, position: int, part: int) -> Batch:
+        """Returns a part of the batch at a position.
 
         Raises:
             InputSplitError: A batch cannot be divided.
@@ -116,17 +180,15 @@ class SharedPipeline:
         with self._lock:
             while position not in self._batches and self._end is None:
                 self._fetch()
-            if position not in self._batches:
-                return False, None
-            return True, self._batches[position][part]
+            return self._batches[position][part] if position in self._batches else Batch(False)
 
     def _fetch(self) -> None:
         position = max(self._batches, default=-1) + 1
-        try:
-            parts = list(self._split(self._next_batch(), self._parts))
-        except StopIteration:
+        batch = self._pipeline.take()
+        if not batch.is_there:
             self._end = position
             return
+        parts = [batch._replace(value=part) for part in self._split(batch.value, self._parts)]
         if len(parts) != self._parts:
             raise InputSplitError(
                 f"input_split_fn returned {len(parts)} parts for {self._parts} replicas"
@@ -136,36 +198,80 @@ class SharedPipeline:
 
 
 class Inputs:
-    """The input of one replica, batch by batch."""
+    """The input of one replica, batch by batch.
 
-    def __init__(self, take: Callable[[], tuple[bool, Any]]) -> None:
+    Attributes:
+        last: The last batch that was fetched.
+    """
+
+    def __init__(self, take: Callable[[], Batch]) -> None:
         """Makes it.
 
         Args:
-            take: Returns whether there is another batch, and the batch.
+            take: Fetches the next batch.
         """
+        self.last: Any = None
         self._take = take
-        self._next: tuple[bool, Any] | None = None
+        self._took_s = 0.0
+        self._next: Batch | None = None
+        #: The next batch, if the thread fetches it; and what it is asked for.
+        self._later: Future[Batch] | None = None
+        self._asked: queue.SimpleQueue[Future[Batch] | None] = queue.SimpleQueue()
+        #: Fetches batches while steps are made; None: not decided, or that does not pay.
+        self._thread: threading.Thread | None = None
+        self._is_decided = False
 
     def has_next(self) -> bool:
         """Returns whether there is another batch, which is fetched if there is."""
-        if self._next is None:
+        if self._later is not None:
+            while not self._later.done():
+                concurrent.futures.wait([self._later], _LOOK_S)
+            self._next, self._later = self._later.result(), None
+        elif self._next is None:
+            begun_at = time.monotonic()
             self._next = self._take()
-        return self._next[0]
+            self._took_s = time.monotonic() - begun_at
+        if self._next.is_there:
+            self.last = self._next.value
+        return self._next.is_there
 
-    def next(self) -> Any:
-        """Returns the next batch; after `has_next`."""
-        (_, batch), self._next = self._next or self._take(), None
-        return batch
+    def next(self, *, is_last: bool) -> Any:
+        """Returns the next batch, after `has_next`; has the one behind it fetched, if it may be.
 
+        Without a next one, returns the last one again.
 
-def from_pipeline(next_batch: Callable[[], Any]) -> Inputs:
-    """Returns the input of a replica with a pipeline of its own."""
+        Args:
+            is_last: Whether no other one is needed.
+        """
+        if self._next is not None and self._next.is_there:
+            may_overlap, self._next = self._next.may_overlap, None
+            if may_overlap and not is_last:
+                self._fetch_later()
+        return self.last
 
-    def take() -> tuple[bool, Any]:
-        try:
-            return True, next_batch()
-        except StopIteration:
-            return False, None
+    def close(self) -> None:
+        """Waits for a batch that is being fetched, but not for long."""
+        self._asked.put(None)
+        if self._thread is not None:
+            self._thread.join(_PATIENCE_S)
 
-    return Inputs(take)
+    def _fetch_later(self) -> None:
+        if not self._is_decided and self._took_s > _WORTH_S:
+            # A daemon: a batch that nobody needs may never come.
+            target, device = contextvars.copy_context().run, _devices.like_here()
+            self._thread = threading.Thread(
+                target=target, args=(self._serve, device), name="replica-input", daemon=True
+            )
+            self._thread.start()
+        self._is_decided = True
+        if self._thread is not None:
+            self._later = Future()
+            self._asked.put(self._later)
+
+    def _serve(self, device: "contextlib.AbstractContextManager[Any]") -> None:
+        with device:
+            for later in iter(self._asked.get, None):
+                try:
+                    later.set_result(self._take())
+                except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+                    later.set_exception(error)

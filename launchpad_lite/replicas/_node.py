@@ -20,7 +20,7 @@ from launchpad_lite.replicas._carrier import AloneCarrier, Carrier
 from launchpad_lite.replicas._collectives import Collectives
 from launchpad_lite.replicas._courier_carrier import CourierCarrier
 from launchpad_lite.replicas._gpu_carrier import GpuCarrier
-from launchpad_lite.replicas._inputs import Key, SharedPipeline
+from launchpad_lite.replicas._inputs import Batch, Key, SharedPipeline
 from launchpad_lite.replicas._mailbox import Box, Mailbox
 from launchpad_lite.replicas._meeting import Ended, Generation, Meeting
 from launchpad_lite.replicas._state import Training
@@ -122,10 +122,10 @@ class ReplicaNode:
         """Reads it."""
         self._training.restore(folder)
 
-    def replica_input(self, key: Key, position: int, part: int) -> tuple[bool, Any]:
-        """Returns a part of a batch of the pipeline of this worker."""
+    def replica_input(self, key: Key, position: int, part: int) -> Batch:
+        """Returns a part of a batch of the pipeline of this worker, packed."""
         pipeline = self._pipelines.setdefault(key, Future()).result()
-        return pipeline.take(position, part)
+        return pipeline.take(position, part).packed()
 
     def replica_results(self) -> "Future[Any]":
         """Returns what all replicas have returned, once this one knows it."""

@@ -85,6 +85,27 @@ class Operation:
             self.join(result, part, out=result)
 
 
+def leave_out(array: Any, op: Op) -> None:
+    """Fills an array, or replaces arrays of JAX in a list, with values that change no result."""
+    if not isinstance(array, list):
+        array[...] = _neutral(op, array.dtype)
+        return
+    from jax.numpy import full_like
+
+    array[:] = [full_like(leaf, _neutral(op, leaf.dtype)) for leaf in array]
+
+
+def _neutral(op: Op, dtype: Any) -> Any:
+    import numpy as np
+
+    if op not in ("max", "min"):
+        return int(op == "product")
+    limits: tuple[Any, Any] = -np.inf, np.inf
+    if dtype.kind in "iu":
+        limits = np.iinfo(dtype).min, np.iinfo(dtype).max
+    return (limits if dtype.kind != "b" else (False, True))[op == "min"]
+
+
 def check_flat(array: Any) -> None:
     """Checks that an array is what carriers take.
 

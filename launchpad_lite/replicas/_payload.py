@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 _COUNT = struct.Struct("<q")
 #: Arrays begin at multiples of it, as numpy has them.
 _ALIGNMENT = 64
-
 #: Smaller buffers are copied into the pickle: that is cheaper than to have them beside it.
 _INSIDE_BYTES = 1 << 12
 

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ class Report:
         examples: How many it has seen.
         seconds: How long they took, with the code between them.
         waited_s: Seconds of these for other replicas and for data between them.
+        input_s: Seconds of these for input.
         losses: How often a replica was lost since the start.
         lost_s: Seconds from losses until steps were made again.
 
@@ -30,6 +31,7 @@ class Report:
     examples: int = 0
     seconds: float = 0.0
     waited_s: float = 0.0
+    input_s: float = 0.0
     losses: int = 0
     lost_s: float = 0.0
 
@@ -37,8 +39,9 @@ class Report:
 class Share(NamedTuple):
     """What one replica has done so far, as all know it."""
 
-    examples: int
+    examples: float
     waited_s: float
+    input_s: float
 
 
 class Progress:
@@ -85,29 +88,32 @@ class Progress:
         if now - self._at < self._period_s:
             return
         seconds, steps = now - self._at, step - self._step
-        examples = sum(share.examples for share in shares) - sum(
-            share.examples for share in self._shares
-        )
-        waited = [
-            (share.waited_s - before.waited_s) / seconds
-            for share, before in zip(shares, self._shares, strict=True)
+        per_s = [
+            Share(*((new - old) / seconds for old, new in zip(*pair, strict=True)))
+            for pair in zip(self._shares, shares, strict=True)
         ]
+        examples_per_s = sum(share.examples for share in per_s)
         of_total = "" if self._total is None else f" of {self._total:,}"
         print(  # noqa: T201 - the progress of a training is what people look for
             f"{self._label}: step {step:,}{of_total}, {steps / seconds:,.1f} steps/s, "
-            f"{examples / seconds:,.0f} examples/s, {min(waited):.0%} to {max(waited):.0%} of the "
-            f"time in communication{more}",
+            f"{examples_per_s:,.0f} examples/s, {_span(share.waited_s for share in per_s)} of the "
+            f"time in communication, {_span(share.input_s for share in per_s)} waiting for input{more}",
             file=sys.stderr,
         )
         if self._writer is not None:
             self._writer.add_scalar("steps_per_s", steps / seconds, step)
-            self._writer.add_scalar("examples_per_s", examples / seconds, step)
+            self._writer.add_scalar("examples_per_s", examples_per_s, step)
         self._at, self._step, self._shares = now, step, shares
 
     def close(self) -> None:
         """Writes what is left."""
         if self._writer is not None:
             self._writer.close()
+
+
+def _span(parts: Iterable[float]) -> str:
+    found = sorted(parts)
+    return f"{found[0]:.0%} to {found[-1]:.0%}"
 
 
 def _means(results: Sequence[Any]) -> "list[tuple[str, float]]":

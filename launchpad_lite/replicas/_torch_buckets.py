@@ -73,6 +73,8 @@ class Bucket:
                 self.take(index, parameter)
             else:
                 self.gradients[index].zero_()
+        if self._collectives.rank in self._collectives.idle:
+            self.missing = set(range(len(self.gradients)))  # others decide which there are
         there = self._sent[self._count :]
         there.fill_(1)
         for index in self.missing:

@@ -50,6 +50,7 @@ class _Done(NamedTuple):
     steps: int
     examples: int
     waited_s: float
+    input_s: float = 0.0
 
 
 _NOTHING = _Done(0, 0, 0.0)
@@ -119,7 +120,7 @@ class _Here(Here):
     def share_of(self, rank: int) -> Share:
         """Returns what a replica has done, for the progress."""
         mine = [done for (_, its_rank), done in self.done.items() if its_rank == rank]
-        return Share(sum(done.examples for done in mine), sum(done.waited_s for done in mine))
+        return Share(*(sum(getattr(done, name) for done in mine) for name in Share._fields))
 
     def keys(self) -> list[Any]:
         """Returns what a step needs of the servers."""
@@ -376,6 +377,7 @@ class MultiWorkerAsyncReplicator(Replicator):
         progress_s: float = 10.0,
         tensorboard: "str | None" = None,
         counts: bool = True,
+        uneven: str = "end",  # noqa: ARG002 - each replica ends by itself
     ) -> Iterator[list[T]]:
         """Makes steps; yields after each of them a list with what this replica has returned.
 
@@ -396,6 +398,7 @@ class MultiWorkerAsyncReplicator(Replicator):
                 there, and the speed.
             counts: As for all replicators. Steps that do not count are of this replica alone, and their
                 gradients go nowhere.
+            uneven: Not used: each replica ends by itself.
 
         Raises:
             ReplicaError: The servers have parameters of another model.
@@ -436,6 +439,8 @@ class MultiWorkerAsyncReplicator(Replicator):
         finally:
             here.depth -= 1
             here.training.end_steps()
+            if inputs is not None:
+                inputs.close()
             if progress is not None:
                 progress.close()
         here.has_stopped = lp.stop_event().is_set()
@@ -506,8 +511,9 @@ class _Stepping:
         self._has_ended = False
         self._has_result = False
         self._result: Any = None
-        #: Seconds for the servers, as far as they do not know; and since when more is added.
+        #: Seconds for the servers, as far as they do not know; for input, as far as they know.
         self._waited_s = 0.0
+        self._input_s = here.report.input_s
         self._waits_since = 0.0
 
     def steps(self) -> Iterator[Any]:
@@ -536,9 +542,7 @@ class _Stepping:
         self._here.report.waited_s += waited_s
 
     def _goes_on(self) -> bool:
-        if lp.stop_event().is_set():
-            return False
-        return self._inputs is None or self._inputs.has_next()
+        return not lp.stop_event().is_set() and self._here.has_next(self._inputs)
 
     def _push(self, values: Mapping[Any, Any]) -> Mapping[Any, Any]:
         here = self._here
@@ -547,14 +551,15 @@ class _Stepping:
             lp.wait_for_stop(_POLL_S)
             return {}
         here.take_over(values)
+        self._note_wait()
         is_enough = self._limit is not None and here.made(self._run) >= self._limit
         # Asked again: a step is repeated, with the next batch, when a server was lost in it.
         if is_enough or not self._goes_on():
             self._has_ended = True
             return {}
         here.training.between_steps()
-        self._note_wait()
-        done = _Done(1, self._call(), self._waited_s)
+        more_s, self._input_s = here.report.input_s - self._input_s, here.report.input_s
+        done = _Done(1, self._call(), self._waited_s, more_s)
         self._waited_s, self._waits_since = 0.0, time.monotonic()
         updates = [optimizer.updates() for optimizer in here.optimizers]
         return {
@@ -567,7 +572,8 @@ class _Stepping:
         if self._inputs is None:
             self._result = self._step_fn()
             return 0
-        batch = self._inputs.next()
+        is_last = self._limit is not None and self._here.made(self._run) + 1 >= self._limit
+        batch = self._inputs.next(is_last=is_last)
         examples = _inputs.examples_in(batch)
         self._here.report.examples += examples
         self._result = self._step_fn(batch)

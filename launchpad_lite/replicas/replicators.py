@@ -7,8 +7,8 @@ After Table 1 of Buchlovsky et al., "TF-Replicator: Distributed Machine Learning
 import contextlib
 import dataclasses
 import enum
+import itertools
 import logging
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -49,12 +49,14 @@ class Then(enum.IntEnum):
     """What follows a step; what most replicas do not know yet, but one does, comes last."""
 
     STEP = 0
-    #: The input has ended, or there are enough steps.
-    END = 1
+    #: The input has ended.
+    EMPTY = 1
+    #: There are enough steps, or no replica has input.
+    END = 2
     #: The program stops.
-    STOP = 2
+    STOP = 3
     #: It stops although its work is not done.
-    INTERRUPT = 3
+    INTERRUPT = 4
 
 
 @dataclass
@@ -90,6 +92,13 @@ class Here:
     size: int | None = None
     depth: int = 0
     has_stopped: bool = False
+
+    def has_next(self, inputs: _inputs.Inputs | None) -> bool:
+        """Returns whether an input, if there is one, goes on; notes how long that took."""
+        begun_at = time.monotonic()
+        has_next = inputs is None or inputs.has_next()
+        self.report.input_s += time.monotonic() - begun_at
+        return has_next
 
 
 class Replicator:
@@ -483,6 +492,7 @@ class Replicator:
         progress_s: float = 10.0,
         tensorboard: str | None = None,
         counts: bool = True,
+        uneven: str = "end",
     ) -> Iterator[list[T]]:
         """Makes steps; yields after each of them what every replica has returned, by replica.
 
@@ -495,9 +505,10 @@ class Replicator:
             step_fn: One step of this replica: takes a batch, returns any value that can be pickled.
             input_fn: Takes the index of the replica (of the worker, with `PER_WORKER`); returns an
                 iterable of batches, or a callable that returns the next one, or raises StopIteration.
-                Each batch is fetched when the step before it is made. After a restart, an `input_fn`
-                that takes `step`, too, begins at that step of this run; from other iterables that many
-                batches are dropped. None: `step_fn` takes nothing.
+                A thread asks a slow iterable for the next batch while a step is made; a callable is
+                called between two steps. After a restart, an `input_fn` that takes `step`, too, begins
+                at that step of this run; from other iterables that many batches are dropped. None:
+                `step_fn` takes nothing.
             steps: How many steps this run makes, those before a restart included; None: until the
                 input ends. The same in all replicas.
             progress_s: Seconds between two lines of progress, of replica 0.
@@ -506,21 +517,35 @@ class Replicator:
             counts: Whether its steps are those of the training: in `repl.step`, and after a restart. Give
                 False for an evaluation, which begins from its start then. A run in the loop of another
                 one never counts.
+            uneven: What happens when some inputs have ended: all replicas `end`; or those without input
+                `join` the steps of the others with the last batch again. In these steps they are left
+                out of sums, means and what is yielded; means are over the others.
 
         Raises:
+            ValueError: `uneven` is something else.
             InputSplitError: A batch cannot be divided among the replicas of a worker.
             CollectiveMismatchError: Replicas made different calls.
             KeyboardInterrupt: Between two steps: a signal as Ctrl-C, or the failure of another node,
                 stops the program, so this is not the end of the training.
         """
+        if uneven not in ("end", "join"):
+            raise ValueError(f"uneven is 'end' or 'join', not {uneven!r}")
         here, training = self._me, self._me.training
         counts = counts and not here.depth
         place = training.course.enter("run") if counts and not here.has_stopped else Place("run", 0)
         first, then, inputs = place.made, Then.STOP if here.has_stopped else Then.END, None
+        idle: list[int] = []
         if not here.has_stopped and not place.is_over:
             inputs = self._inputs(input_fn, first) if input_fn else None
             mine = self._then(inputs, place, 0, steps)
-            then = max(here.collectives.all_gather(mine, f"run({steps=}, {counts=})"))
+            answers = here.collectives.all_gather(mine, f"run({steps=}, {counts=}, {uneven=})")
+            then, idle = self._agreed(answers, uneven, place)
+            if idle and inputs is not None:  # those who have never had a batch get one
+                source = answers.index(Then.STEP)
+                batch = inputs.last if here.rank == source else None
+                batches = here.collectives.all_gather(batch, "a batch to stand in")
+                if here.rank in idle:
+                    inputs.last = batches[source]
         before = training.step - first if counts else 0
         total = None if steps is None else before + steps
         progress = Progress(here.label, total, progress_s, tensorboard) if here.rank == 0 else None
@@ -532,8 +557,12 @@ class Replicator:
             while then is Then.STEP:
                 if counts:
                     training.between_steps()
-                results, shares, then = self._step(step_fn, inputs, place, steps)
+                here.collectives.idle = idle
+                results, shares, answers = self._step(step_fn, inputs, place, steps)
+                here.collectives.idle = ()
                 training.step += counts
+                results = [each for rank, each in enumerate(results) if rank not in idle]
+                then, idle = self._agreed(answers, uneven, place)
                 if progress is not None:
                     progress.note(before + place.made, results, shares)
                 yield results
@@ -547,6 +576,8 @@ class Replicator:
             here.depth -= 1
             if counts:
                 training.end_steps()
+            if inputs is not None:
+                inputs.close()
             if progress is not None:
                 progress.close()
         here.has_stopped = then is not Then.END
@@ -565,23 +596,45 @@ class Replicator:
         inputs: "_inputs.Inputs | None",
         place: Place,
         steps: int | None,
-    ) -> tuple[list[T], list[Share], Then]:
-        """Makes a step; returns what all have returned and done so far, and what follows."""
+    ) -> tuple[list[T], list[Share], list[Then]]:
+        """Makes a step; returns what all have returned, done so far, and say of what follows."""
         here = self._me
         if inputs is None:
             result = step_fn()
         else:
-            batch = inputs.next()
-            here.report.examples += _inputs.examples_in(batch)
+            batch = inputs.next(is_last=steps is not None and place.made + 1 >= steps)
+            if here.rank not in here.collectives.idle:
+                here.report.examples += _inputs.examples_in(batch)
             result = step_fn(batch)
-        share = Share(here.report.examples, here.collectives.seconds)
-        mine = result, share, self._then(inputs, place, 1, steps)
+        then = self._then(inputs, place, 1, steps)
+        share = Share(here.report.examples, here.collectives.seconds, here.report.input_s)
+        mine = result, share, then
         every = here.collectives.all_gather(mine, "what step_fn returns")
         place.made += 1
         here.report.steps += 1
         here.report.waited_s = here.collectives.seconds
-        results, shares, then = zip(*every, strict=True)
-        return list(results), list(shares), max(then)
+        results, shares, answers = zip(*every, strict=True)
+        return list(results), list(shares), list(answers)
+
+    def _agreed(self, answers: Sequence[Then], uneven: str, place: Place) -> tuple[Then, list[int]]:
+        """Returns what follows, for `_then` of all, and who has no input for it."""
+        then = max(answers)
+        ended = [rank for rank, answer in enumerate(answers) if answer is Then.EMPTY]
+        if then is not Then.EMPTY:
+            return then, []
+        if len(ended) == len(answers):
+            return Then.END, []
+        if uneven == "join":
+            return Then.STEP, ended
+        if self._me.rank == 0:
+            _LOGGER.warning(
+                "%s: the input of replica %s has ended before that of others, after step %d, so all "
+                "end; uneven='join' goes on with the others",
+                self._me.label,
+                ", ".join(map(str, ended)),
+                place.made,
+            )
+        return Then.END, []
 
     def _then(
         self, inputs: "_inputs.Inputs | None", place: Place, more: int, steps: int | None
@@ -592,7 +645,7 @@ class Replicator:
         with contextlib.suppress(lp.NoProgramError):
             if lp.stop_event().is_set():
                 return Then.INTERRUPT if lp.current_node().is_interrupted else Then.STOP
-        return Then.STEP if inputs is None or inputs.has_next() else Then.END
+        return Then.STEP if self._me.has_next(inputs) else Then.EMPTY
 
     def _inputs(self, input_fn: Callable[..., Any], made: int) -> _inputs.Inputs:
         here = self._me
@@ -603,22 +656,20 @@ class Replicator:
         lead = self.worker_id * self.replicas_per_worker
         here.pipelines += 1
         key = here.generation, here.depth, here.pipelines
+        positions = itertools.count()
         if not shares or here.rank == lead:
-            next_batch = _inputs.opened(input_fn, index, made)
+            pipeline = _inputs.opened(input_fn, index, made)
             if not shares:
-                return _inputs.from_pipeline(next_batch)
-            here.share(
-                key,
-                _inputs.SharedPipeline(next_batch, self.replicas_per_worker, self.input_split_fn),
-            )
+                return _inputs.Inputs(pipeline.take)
+            shared = _inputs.SharedPipeline(pipeline, self.replicas_per_worker, self.input_split_fn)
+            here.share(key, shared)
+            return _inputs.Inputs(lambda: shared.take(next(positions), 0))
         node = here.replicas[lead]
-        positions = iter(range(sys.maxsize))
 
-        def take() -> tuple[bool, Any]:
-            part = here.rank - lead
-            call = node.futures.replica_input(key, next(positions), part)
-            found: tuple[bool, Any] = here.collectives.result_of(call)
-            return found
+        def take() -> _inputs.Batch:
+            call = node.futures.replica_input(key, next(positions), here.rank - lead)
+            found: _inputs.Batch = here.collectives.result_of(call)
+            return found.unpacked()
 
         return _inputs.Inputs(take)
 

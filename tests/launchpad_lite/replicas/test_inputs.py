@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from launchpad_lite import replicas
 from launchpad_lite.replicas import ReplicaLostError
 from launchpad_lite.replicas._carrier import AloneCarrier
 from launchpad_lite.replicas._collectives import Collectives
-from launchpad_lite.replicas._inputs import SharedPipeline, opened, split_leading
+from launchpad_lite.replicas._inputs import Batch, Pipeline, SharedPipeline, opened, split_leading
 
 
 def test_a_batch_is_divided_along_the_first_dimension() -> None:
@@ -35,35 +35,45 @@ def test_a_number_cannot_be_divided() -> None:
 
 def test_each_replica_of_a_worker_gets_its_part_of_each_batch_until_the_end() -> None:
     batches = iter([np.arange(4), np.arange(4) + 10])
-    pipeline = SharedPipeline(lambda: next(batches), 2, split_leading)
-    np.testing.assert_array_equal(pipeline.take(0, 1)[1], [2, 3])
-    np.testing.assert_array_equal(pipeline.take(1, 1)[1], [12, 13])
-    np.testing.assert_array_equal(pipeline.take(0, 0)[1], [0, 1])
-    assert pipeline.take(2, 1) == (False, None)
-    assert pipeline.take(2, 0) == (False, None)
+    pipeline = SharedPipeline(Pipeline(lambda: next(batches)), 2, split_leading)
+    np.testing.assert_array_equal(pipeline.take(0, 1).value, [2, 3])
+    np.testing.assert_array_equal(pipeline.take(1, 1).value, [12, 13])
+    np.testing.assert_array_equal(pipeline.take(0, 0).value, [0, 1])
+    assert not pipeline.take(2, 1).is_there
+    assert not pipeline.take(2, 0).is_there
 
 
 def test_a_split_function_that_returns_too_few_parts_is_an_error() -> None:
-    pipeline = SharedPipeline(lambda: 1, 3, lambda batch, parts: [batch])
+    pipeline = SharedPipeline(Pipeline(lambda: 1), 3, lambda batch, parts: [batch])
     with pytest.raises(replicas.InputSplitError, match="1 parts for 3 replicas"):
         pipeline.take(0, 0)
 
 
 def test_a_pipeline_goes_on_where_the_training_was() -> None:
-    next_batch = opened(lambda index: range(10), 0, step=4)
-    assert next_batch() == 4
+    pipeline = opened(lambda index: range(10), 0, step=4)
+    assert pipeline.take().value == 4
 
 
 def test_a_pipeline_that_takes_the_step_begins_there_by_itself() -> None:
     def numbers(index: int, step: int) -> Iterator[int]:
         return iter(range(100 * index + step, 1000))
 
-    next_batch = opened(numbers, 2, step=4)
-    assert next_batch() == 204
+    pipeline = opened(numbers, 2, step=4)
+    assert pipeline.take().value == 204
 
 
 def test_a_callable_is_asked_for_each_batch() -> None:
-    assert opened(lambda index: lambda: index, 3, step=4)() == 3
+    assert opened(lambda index: lambda: index, 3, step=4).take().value == 3
+
+
+def test_a_part_travels_whatever_it_is() -> None:
+    class Local(NamedTuple):
+        x: Any
+
+    array, local = np.arange(3), Local(1)
+    np.testing.assert_array_equal(Batch(True, array).packed().unpacked().value, array)
+    assert Batch(True, array).packed().value[0].dtype == np.uint8
+    assert Batch(True, local).packed().unpacked().value is local  # courier finds a way
 
 
 def test_what_is_no_pipeline_is_refused() -> None:

@@ -1,6 +1,7 @@
 """Arrays of JAX in all replicators, and TpuReplicator on virtual CPU devices."""
 
 import functools
+import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -325,6 +326,38 @@ def test_batch_norm_over_replicas_is_that_of_the_whole_batch() -> None:
     expected = (batch - batch.mean(0)) / np.sqrt(batch.var(0) + 1e-5)
     found = np.concatenate(returned(run_on_devices(4, story)))
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=2e-6)
+
+
+def test_batches_are_made_on_the_device_of_the_replica(devices: Any) -> None:
+    import jax.numpy as jnp
+
+    def story(repl: Any) -> Any:
+        def input_fn(index: int) -> Any:
+            for number in range(5):
+                time.sleep(0.002)  # so long that a thread fetches the later ones
+                yield jnp.full(2, number)
+
+        return [*repl.run(lambda batch: next(iter(batch.devices())).id, input_fn)]
+
+    assert returned(run_on_devices(2, story)) == [[[0, 1]] * 5] * 2
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_idle_replicas_are_left_out(op: Any) -> None:
+    import jax.numpy as jnp
+
+    def story(repl: Any) -> Any:
+        def step_fn(values: Any) -> Any:
+            return repl.all_reduce([values, values.astype(int)], op)
+
+        return [*repl.run(step_fn, values, uneven="join")]
+
+    def values(index: int) -> Any:
+        return [jnp.array([2.0 + index, -jnp.inf]), jnp.array([5.0, -3.0])][: 1 + index % 2]
+
+    for first, second in returned(run_on_devices(3, story)):
+        assert first[0][0][0] == pytest.approx(OPS[op]([2, 3, 4]))
+        np.testing.assert_allclose(second, [[[5, -3]] * 2])
 
 
 # What is kept

@@ -4,6 +4,7 @@ import copy
 import itertools
 import os
 import pickle
+import re
 import signal
 import threading
 import time
@@ -85,6 +86,48 @@ def test_steps_end_for_all_when_one_input_ends(pipeline: Any) -> None:
     assert repl.launch(count, launcher="test_mt") == [3, 3]
 
 
+def test_the_replica_whose_input_ends_before_that_of_others_is_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def count(repl: replicas.Replicator, *lengths: int) -> None:
+        list(repl.run(lambda _: None, lambda index: range(lengths[index])))
+
+    replicas.MultiWorkerReplicator(3).launch(count, 2, 2, 2, launcher="test_mt")
+    assert "has ended" not in caplog.text
+    replicas.MultiWorkerReplicator(3).launch(count, 2, 3, 2, launcher="test_mt")
+    assert "input of replica 0, 2 has ended before that of others, after step 2" in caplog.text
+
+
+@pytest.mark.parametrize("lengths", [(2, 4, 3), (0, 3, 2), (3, 0, 0)])
+def test_replicas_without_input_join_the_steps_of_the_others(lengths: tuple[int, ...]) -> None:
+    ops: Any = {"sum": np.sum, "mean": np.mean, "max": np.max, "min": np.min, "product": np.prod}
+    values = np.arange(1.0, 13.0).reshape(3, 4)
+
+    def work(repl: replicas.Replicator) -> Any:
+        def step_fn(number: float) -> Any:
+            kinds = np.float32, np.int64
+            return {
+                op: [repl.all_reduce(kind(number), op) for kind in kinds]  # type: ignore[arg-type]
+                for op in ops
+            }
+
+        def input_fn(index: int) -> Any:
+            return values[index, : lengths[index]]
+
+        found = [*repl.run(step_fn, input_fn, uneven="join")]
+        return found, repl.all_sum(1), repl.report.examples
+
+    outcomes = replicas.MultiWorkerReplicator(3).launch(work, launcher="test_mt")
+    assert [examples for _, _, examples in outcomes] == [*lengths]
+    for steps, members, _ in outcomes:
+        assert members == 3
+        assert len(steps) == max(lengths)
+        for number, results in enumerate(steps):
+            there = [values[rank, number] for rank in range(3) if lengths[rank] > number]
+            expected = {op: [function(there)] * 2 for op, function in ops.items()}
+            assert results == [pytest.approx(expected)] * len(there)
+
+
 def test_replicas_of_one_worker_share_the_input_of_each_run() -> None:
     def work(repl: replicas.Replicator) -> Any:
         def run(first: int) -> Any:
@@ -95,6 +138,90 @@ def test_replicas_of_one_worker_share_the_input_of_each_run() -> None:
 
     results = replicas.MultiGpuReplicator(num_gpus=2).launch(work, launcher="test_mt")
     assert results == [[[[[0, 1], [2, 3]]], [[[10, 11], [12, 13]]]]] * 2
+
+
+@pytest.mark.parametrize(
+    "repl",
+    [
+        replicas.MultiWorkerReplicator(1),
+        replicas.MultiGpuReplicator(num_gpus=2),
+        replicas.MultiWorkerAsyncReplicator(1),
+    ],
+    ids=str,
+)
+def test_an_iterable_is_asked_for_the_next_batch_while_a_step_is_made(
+    repl: replicas.Replicator,
+) -> None:
+    def work(repl: replicas.Replicator) -> Any:
+        asked = [threading.Event() for _ in range(6)]
+
+        def input_fn(index: int) -> Iterator[Any]:
+            for number, event in enumerate(asked):
+                event.set()
+                time.sleep(0.002)  # it pays
+                yield np.full(2, number)
+
+        def step_fn(batch: Any) -> Any:
+            number = batch.tolist()[0]
+            # The second batch shows that they do not lie in the same memory.
+            overlaps = repl.replica_id > 0 or number in (0, 5) or asked[number + 1].wait(5)
+            return number, overlaps
+
+        for results in repl.run(step_fn, input_fn, steps=6):
+            number, overlaps = zip(*results, strict=True)
+            assert all(overlaps)
+            if repl.replica_id == 0:
+                assert not any(event.is_set() for event in asked[number[0] + 2 :])
+        return number
+
+    for numbers in repl.launch(work, launcher="test_mt"):
+        assert set(numbers) == {5}
+
+
+@pytest.mark.parametrize("kind", ["callable", "iterable that fills the same memory"])
+def test_what_cannot_overlap_a_step_is_asked_after_it(kind: str) -> None:
+    buffer, is_stepping = np.zeros(1), threading.Event()
+
+    def fill(number: int) -> Any:
+        assert not is_stepping.is_set()
+        buffer[...] = number
+        time.sleep(0.002)
+        return buffer if kind == "callable" else {"x": buffer[:]}
+
+    numbers = map(fill, range(4))
+
+    def step_fn(batch: Any) -> float:
+        is_stepping.set()
+        time.sleep(0.02)  # an asker of its own would have come by now
+        is_stepping.clear()
+        return float(buffer[0])
+
+    pipeline = numbers.__next__ if kind == "callable" else numbers
+    assert [*replicas.NonReplicator().run(step_fn, lambda _: pipeline)] == [[0], [1], [2], [3]]
+
+
+def test_what_the_input_raises_ends_the_run_after_the_steps_before_it() -> None:
+    def input_fn(index: int) -> Iterator[int]:
+        yield from range(4)
+        raise LookupError("batch 4 is lost")
+
+    steps = replicas.NonReplicator().run(lambda number: number, input_fn)
+    assert [next(steps) for _ in range(3)] == [[0], [1], [2]]
+    with pytest.raises(LookupError, match="batch 4 is lost"):
+        next(steps)
+
+
+def test_waiting_for_input_is_called_so(capsys: pytest.CaptureFixture[str]) -> None:
+    def input_fn(index: int) -> Iterator[int]:
+        for number in range(4):
+            time.sleep(0.1)
+            yield number
+
+    repl = replicas.NonReplicator()
+    list(repl.run(lambda number: number, input_fn, progress_s=0.15))
+    shares = re.findall(r"(\d+)% waiting for input", capsys.readouterr().err)
+    assert min(map(int, shares)) > 50
+    assert 0.4 <= repl.report.input_s <= repl.report.seconds
 
 
 @pytest.mark.parametrize(

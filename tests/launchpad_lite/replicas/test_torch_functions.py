@@ -1,15 +1,18 @@
 """Gradients flow through collectives on tensors of PyTorch."""
 
+import itertools
 from typing import Any
 
 import numpy as np
 import pytest
 
-from launchpad_lite.replicas import _torch_functions as functions
+from launchpad_lite.replicas import _payload, _torch_functions as functions
+from launchpad_lite.replicas._call import Call
 from launchpad_lite.replicas._carrier import AloneCarrier
 from launchpad_lite.replicas._collectives import Collectives
 from launchpad_lite.replicas._torch_optimizer import wrap
 from tests.engines import needs_torch
+from tests.launchpad_lite.replicas.carriers import courier_carriers, one_machine, run as run_all
 from tests.launchpad_lite.replicas.torch_replicas import run_replicas
 
 pytestmark = needs_torch
@@ -184,3 +187,33 @@ def test_batch_norm_by_all_sum_is_that_of_the_whole_batch(size: int) -> None:
     for _, _, gradients in found:
         for mine, parameter in zip(gradients, parameters, strict=True):
             np.testing.assert_allclose(mine, parameter.grad, rtol=1e-9, atol=1e-12)
+
+
+def test_tensors_are_gathered_as_they_were() -> None:
+    import torch
+
+    given = {
+        "view": torch.arange(6.0).reshape(2, 3).T,
+        "gradient": torch.ones(2, requires_grad=True) * 2,
+        "large": torch.arange(9999),
+        "bfloat16": torch.ones(2, dtype=torch.bfloat16),
+        "conjugate": torch.tensor([1j]).conj(),
+        "sparse": torch.ones(2).to_sparse(),
+        "parameter": torch.nn.Parameter(torch.zeros(())),
+        "empty": torch.ones(0, 2),
+    }
+    with courier_carriers(one_machine)(2) as carriers:
+        results = run_all(carriers, lambda each: each.all_gather(given, Call(0, "all_gather")))
+    for gathered in itertools.chain(*results):
+        for name, tensor in given.items():
+            found = gathered[name]
+            assert type(found) is type(tensor)
+            assert found.requires_grad == tensor.requires_grad
+            torch.testing.assert_close(found, tensor)
+
+
+def test_small_tensors_travel_inside_of_one_pickle() -> None:
+    import torch
+
+    payload = _payload.pack([torch.zeros(100_000)[:3] for _ in range(60)])
+    assert [len(part) < 6000 for part in payload] == [True]

@@ -837,3 +837,21 @@ def test_synchronize_makes_the_outer_step_before_its_time() -> None:
         return weights.tolist()
 
     assert run_replicas(2, run) == [[-1.5, -1.5]] * 2
+
+
+def test_gradients_of_idle_replicas_do_not_count() -> None:
+    from torch import nn
+
+    def head(collectives: Collectives) -> Any:
+        model = nn.ModuleList([drawn(nn.Linear(5, 1), seed) for seed in (1, 2)])
+        wrap(sgd(model.parameters()), collectives)
+        collectives.idle = [1]
+        loss_of(model[collectives.rank % 2], 7, collectives.rank, 3).backward()
+        return gradients_of(model)
+
+    expected = drawn(nn.Linear(5, 1), 1)
+    (sum(loss_of(expected, 7, rank, 3) for rank in (0, 2)) / 2).backward()
+    for *used, unused_weight, unused_bias in run_replicas(3, head):
+        for found, wanted in zip(used, gradients_of(expected), strict=True):
+            np.testing.assert_allclose(found, wanted, rtol=1e-6)
+        assert unused_weight is unused_bias is None
