@@ -532,6 +532,7 @@ class Replicator:
             raise ValueError(f"uneven is 'end' or 'join', not {uneven!r}")
         here, training = self._me, self._me.training
         counts = counts and not here.depth
+        begun_at = time.monotonic() - here.report.seconds
         place = training.course.enter("run") if counts and not here.has_stopped else Place("run", 0)
         first, then, inputs = place.made, Then.STOP if here.has_stopped else Then.END, None
         idle: list[int] = []
@@ -549,7 +550,6 @@ class Replicator:
         before = training.step - first if counts else 0
         total = None if steps is None else before + steps
         progress = Progress(here.label, total, progress_s, tensorboard) if here.rank == 0 else None
-        begun_at = time.monotonic() - here.report.seconds
         here.depth += 1
         if counts:
             training.begin_steps()
