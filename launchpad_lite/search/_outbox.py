@@ -63,6 +63,8 @@ class Outbox:
         #: Held while a broker is asked: it forgets what another thread would send it meanwhile.
         self._asking = threading.RLock()
         self._outstanding = dict(outstanding)
+        #: Of these, those of the earlier life: brokers may have them with the code of that time.
+        self._renewed = set(outstanding)
         #: Of these, those that no broker has accepted yet.
         self._unsent: dict[str, None] = {}
         #: Outcomes that were collected, and are to be kept by brokers.
@@ -151,6 +153,7 @@ class Outbox:
             with self._lock:
                 for each in part[:count]:
                     self._unsent.pop(each.id, None)
+                    self._renewed.discard(each.id)
                 given_up = [each.id for each in part if each.id not in self._outstanding]
             self._have_forgotten(given_up)  # meanwhile
             if count < len(part):
@@ -233,17 +236,19 @@ class Outbox:
                 return False
             known = [*self._outstanding, *self._kept]  # it may have what it did not answer to
         try:
-            life, missing = self._client().resume(self._model, known)
+            awaited = [each for each in known if each in self._renewed]
+            life, missing = self._client().resume(self._model, known, awaited)
         except (*LOST, KeyError):
             self._note_loss()
             return False
         with self._lock:
             self._life, self._lost_at = life, None
             self._left.discard(self._broker)
-            for each in set(known).difference(missing):
+            wanted = {*missing, *awaited}
+            for each in set(known).difference(wanted):
                 self._unsent.pop(each, None)
             self._unsent.update(
-                dict.fromkeys(each for each in missing if each in self._outstanding)
+                dict.fromkeys(each for each in known if each in wanted & self._outstanding.keys())
             )
         return True
 

@@ -127,6 +127,9 @@ class Queue:
         self._deadlines: list[tuple[float, str]] = []
         self._workers: dict[str, _Worker] = {}
         self._owners: dict[str, _Owner] = {}
+        #: Tasks of an earlier life, which wait until their model says that they are as they were, or
+        #: sends them again with the newest code.
+        self._awaited: set[str] = set()
         #: Tasks that workers have, and that no model has sent (again) yet.
         self._claims: dict[str, tuple[Life, str]] = {}
         self._began_at: float | None = None
@@ -150,7 +153,9 @@ class Queue:
                 self._set_deadline(task, now)
             if task.outcome is not None:
                 self._owner(task.owner).ready[task.submission.id] = None
-            elif task.lease is not None:
+                continue
+            self._awaited.add(task.submission.id)
+            if task.lease is not None:
                 self._leased.add(task.submission.id)
                 task.expires_at = now + self._lease_s
                 worker = task.lease[0]
@@ -179,12 +184,21 @@ class Queue:
     # What models say.
 
     def submit(self, owner: str, submissions: Sequence[Submission], now: float) -> int:
-        """Takes tasks, as many as there is room for, in order; returns how many. Known ones count."""
+        """Takes tasks, as many as there is room for, in order; returns how many. Known ones count.
+
+        One that is known and has no outcome is as it came last from now on.
+        """
         self._begin(now)
         for count, submission in enumerate(submissions):
+            self._awaited.discard(submission.id)
             if (known := self._tasks.get(submission.id)) is not None:
                 if known.helps:  # its broker is lost to the model, and this one has it already
                     self._own(known, owner, submission, now)
+                elif known.outcome is None:
+                    if known.submission != submission:
+                        known.submission = submission
+                        self._note(known, is_new=True)
+                    self._wait(known)
                 continue
             if self._queued >= self._max_queued:
                 return count
@@ -277,12 +291,22 @@ class Queue:
             else:
                 task.is_stopped = True
 
-    def resume(self, owner: str, ids: Collection[str]) -> list[str]:
-        """Forgets all tasks of a model but these; returns those of them that are not here."""
+    def resume(self, owner: str, ids: Collection[str], awaited: Collection[str] = ()) -> list[str]:
+        """Forgets all tasks of a model but these; returns those of them that are not here.
+
+        Args:
+            owner: The model.
+            ids: What it wants.
+            awaited: Of these, those that come again, and wait until then.
+        """
         wanted = set(ids)
         here = self._owner(owner).ids
         for each in [each for each in here if each not in wanted]:
             self._remove(self._tasks[each])
+        self._awaited.update(awaited)
+        for each in self._awaited.intersection(here).difference(awaited):
+            self._awaited.discard(each)
+            self._wait(self._tasks[each])
         return self.missing(owner, ids)
 
     def missing(self, owner: str, ids: Iterable[str]) -> list[str]:
@@ -573,9 +597,14 @@ class Queue:
     # What becomes of a task.
 
     def _push(self, task: Task) -> None:
-        key, _, kind, priority, *_ = task.submission
         self._queued += not task.helps
-        heapq.heappush(self._waiting.setdefault(kind, []), (-priority, task.number, key))
+        self._wait(task)
+
+    def _wait(self, task: Task) -> None:
+        """Has workers find a task that waits."""
+        key, _, kind, priority, *_ = task.submission
+        if key not in self._awaited and self._is_waiting(task):
+            heapq.heappush(self._waiting.setdefault(kind, []), (-priority, task.number, key))
 
     def _peek(self, kind: str) -> tuple[float, int, str] | None:
         heap = self._waiting.get(kind, [])
@@ -629,6 +658,7 @@ class Queue:
     def _remove(self, task: Task) -> None:
         key = task.submission.id
         self._release(task)
+        self._awaited.discard(key)
         del self._tasks[key]
         owner = self._owner(task.owner)
         owner.ids.pop(key)

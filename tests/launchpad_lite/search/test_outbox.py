@@ -28,11 +28,13 @@ class Broker:
         self.submitted.append(len(submissions))
         return self.queue.submit(model, submissions, 0.0)
 
-    def resume(self, model: str, ids: Sequence[str]) -> tuple[str, list[str]]:
+    def resume(
+        self, model: str, ids: Sequence[str], awaited: Sequence[str]
+    ) -> tuple[str, list[str]]:
         if not self.has_come.is_set():
             self.has_come.set()
             self.may_go_on.wait(10)
-        return "life", self.queue.resume(model, ids)
+        return "life", self.queue.resume(model, ids, awaited)
 
     def collect(self, *_: Any) -> Any:
         raise courier.CallTimeoutError("nothing comes")

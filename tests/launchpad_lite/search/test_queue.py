@@ -296,7 +296,9 @@ class World:
     @staticmethod
     def waiting(queue: Queue) -> list[Task]:
         tasks = [
-            each for each in queue._tasks.values() if each.lease is None and each.outcome is None
+            each
+            for key, each in queue._tasks.items()
+            if each.lease is None and each.outcome is None and key not in queue._awaited
         ]
         return sorted(tasks, key=lambda task: (-task.submission.priority, task.number))
 
@@ -433,9 +435,13 @@ class World:
             held = [key for worker in queue._workers.values() for key in worker.held]
             assert leased == queue._leased == set(held)
             assert len(held) == len(leased)
-            waiting = [each for each in self.waiting(queue) if not each.helps]
+            queued = [
+                each
+                for each in tasks.values()
+                if each.lease is None and each.outcome is None and not each.helps
+            ]
             load = queue.load(self.now)
-            assert (load.queued, load.running) == (len(waiting), len(leased))
+            assert (load.queued, load.running) == (len(queued), len(leased))
             owned = {key: name for name, owner in queue._owners.items() for key in owner.ids}
             assert owned == {key: each.owner for key, each in tasks.items()}
             assert all(set(owner.ready) <= set(owner.ids) for owner in queue._owners.values())
@@ -660,6 +666,7 @@ def test_a_worker_that_ends_with_its_broker_is_no_fault_of_its_tasks() -> None:
     take(queue)
     again = make_queue(max_losses=0)
     again.restore(queue.take_changes().new, 0.0)
+    again.resume(MODEL, ["1"])
     assert take(again, Life(WORKER.name, "second"))
     assert not states(again)
     take(again, Life(WORKER.name, "third"))
@@ -774,6 +781,24 @@ def test_restored_leases_outlive_a_slow_start() -> None:
     again.restore(queue.take_changes().new, 0.0)
     again.tick(60.0)
     assert again.beat(WORKER, {"1": each.token}, (), 60.0) == []
+
+
+def test_what_an_earlier_life_has_left_waits_until_its_model_has_the_newest_code_of_it() -> None:
+    queue = make_queue()
+    ask(queue, "kept", "changed", "run")
+    take(queue, count=1)
+    again = make_queue()
+    again.restore(queue.take_changes().new, 0.0)
+    assert again.load(0.0).queued == 2
+    other = Life(WORKER.name, "second")  # the task of its first life waits as well
+    assert not take(again, other, count=3)
+    assert again.resume(MODEL, ["kept", "changed", "run"], ["changed"]) == []
+    assert [each.id for each in take(again, other, count=3, held=())] == ["kept", "run"]
+    again.submit(MODEL, [Submission("changed", b"newest")], 0.0)
+    (found,) = take(again, Life("another", "life"))
+    assert (found.id, found.payload) == ("changed", b"newest")
+    (stored,) = [each for each in again.take_changes().new if each.submission.id == "changed"]
+    assert stored.submission.payload == b"newest"
 
 
 def test_workers_keep_what_a_broker_without_a_store_has_forgotten() -> None:
