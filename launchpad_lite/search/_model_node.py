@@ -21,8 +21,8 @@ from launchpad_lite.search._messages import (
 from launchpad_lite.search._outbox import Outbox
 from launchpad_lite.search._presence import Presence
 from launchpad_lite.search._timing import Timing
-from launchpad_lite.search.errors import FailedTaskError
-from launchpad_lite.search.models import Model, Trial, TrialState, best_of
+from launchpad_lite.search.errors import FailedTaskError, SearchError
+from launchpad_lite.search.models import Model, Trial, TrialState, best_of, name_of
 from launchpad_lite.search.tasks import Foreign, submission_of
 
 #: Seconds between two looks at the stop while nothing happens.
@@ -49,6 +49,7 @@ class Status(NamedTuple):
         best: The best trial.
         seconds: Since the beginning, without times in which it did not run.
         is_over: Whether it is over.
+        was_over: Whether it was over before, and this call has tried nothing.
         unknown_kinds: Kinds of tasks that wait, and that no worker takes.
 
     Example:
@@ -66,6 +67,7 @@ class Status(NamedTuple):
     best: Trial | None = None
     seconds: float = 0.0
     is_over: bool = False
+    was_over: bool = False
     unknown_kinds: tuple[str, ...] = ()
 
 
@@ -80,6 +82,7 @@ class ModelNode:
         timing: Timing,
         ahead: int | None,
         stays: bool,
+        anyway: bool = False,
     ) -> None:
         """Makes one.
 
@@ -90,11 +93,13 @@ class ModelNode:
             timing: Of the search.
             ahead: How many tasks may be outstanding at a time; None: a few more than workers.
             stays: Whether it serves until the program stops, when the search is over.
+            anyway: Whether it may begin where another model has ended.
         """
         self._model = model
         self._timing = timing
         self._ahead = ahead
         self._stays = stays
+        self._anyway = anyway
         who = Life(lp.current_node().name, uuid.uuid4().hex)
         member = member_here("model", who)
         self._presence = Presence(member, name_server, brokers, courier.Client, timing)
@@ -105,6 +110,8 @@ class ModelNode:
         self._trials: list[Trial] = []
         self._earlier_s = 0.0
         self._is_over = False
+        #: How many trials it had when it was over before.
+        self._ended_with: int | None = None
         self._broker = ""
 
         self._began_at = time.monotonic()
@@ -123,26 +130,38 @@ class ModelNode:
         with self._lock:
             state = {
                 "model": self._model,
-                "tasks": self._tasks,
+                "tasks": {key: task for key, (task, _) in self._tasks.items()},
                 "numbers": self._numbers,
                 "trials": self._trials,
                 "seconds": self._seconds(),
                 "is_over": self._is_over,
                 "broker": self._outbox.broker if self._outbox else self._broker,
             }
-            data = courier.dumps(state)
+            data = courier.dumps(state, newest=True)
         (folder / "model.pickle").write_bytes(data)
 
     def restore(self, folder: Path) -> None:
-        """Takes over what a checkpoint has."""
+        """Takes over what a checkpoint has, with the newest code of the script.
+
+        Raises:
+            SearchError: It is of another model.
+        """
         state = pickle.loads((folder / "model.pickle").read_bytes())
-        self._model = state["model"]
-        self._tasks = state["tasks"]
+        model, tasks = state["model"], state["tasks"]
         self._numbers = state["numbers"]
         self._trials = state["trials"]
         self._earlier_s = state["seconds"]
-        self._is_over = state["is_over"]
+        self._ended_with = len(self._trials) if state["is_over"] else None
         self._broker = state["broker"]
+        now, before = name_of(type(self._model)), name_of(type(model))
+        if now == before:
+            model.resumed(self._model, list(tasks.values()))
+            self._model = model
+            self._tasks = {key: (task, submission_of(task, key)) for key, task in tasks.items()}
+        elif self._anyway:
+            self._give_up()
+        else:
+            raise SearchError(f"it is of a search by {before}, and this one is by {now}")
 
     def _seconds(self) -> float:
         return self._earlier_s + time.monotonic() - self._began_at
@@ -170,6 +189,7 @@ class ModelNode:
             best,
             self._seconds(),
             self._is_over,
+            self._is_over and self._ended_with == len(self._trials),
             () if outbox is None else tuple(outbox.unknown_kinds),
         )
 
@@ -291,11 +311,16 @@ class ModelNode:
     def _end(self, outbox: Outbox) -> None:
         """Ends what the search has used."""
         outbox.cancel(list(outbox.outstanding))
+        self._give_up()
+        lp.save_checkpoint()
+        self._presence.end_search(self._wait_for_stop)
+
+    def _give_up(self) -> None:
+        """Ends trials that are outstanding."""
+        self._tasks, self._numbers = {}, {}
         for trial in self._trials:
             if trial.state is TrialState.OUTSTANDING:
                 trial.state = TrialState.STOPPED
-        lp.save_checkpoint()
-        self._presence.end_search(self._wait_for_stop)
 
     def _wait_for_stop(self, seconds: float) -> bool:
         """Waits, and lets those stop the program who wait for the end of the search."""

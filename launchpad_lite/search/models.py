@@ -65,6 +65,7 @@ class Model:
 
     Attributes:
         maximize: Whether higher scores are better.
+        total: How many trials there will be, if it has that.
 
     Example:
         class Grid(search.Model):
@@ -79,6 +80,7 @@ class Model:
     """
 
     maximize: bool = True
+    total: int
 
     def ask(self) -> Any:
         """Returns the next task: a `Task`, any object with a method `run`, or a function.
@@ -126,6 +128,25 @@ class Model:
         """
         raise error
 
+    def identity(self) -> dict[str, str]:
+        """Returns what makes it this search, for `search.run` with a folder: names to texts.
+
+        What is kept of a search with another identity is not gone on with.
+        """
+        return {}
+
+    def resumed(self, given: "Model", outstanding: Sequence[Any]) -> None:  # noqa: ARG002
+        """Takes over what another call of the same search may change: by default the number of trials.
+
+        Functions and classes that the script defines are the newest ones already.
+
+        Args:
+            given: The model with which the search was called this time.
+            outstanding: The tasks that have no result yet.
+        """
+        if hasattr(given, "total"):
+            self.total = given.total
+
     def score(self, result: Any) -> float | None:
         """Returns how good a result is, for tables; None: that cannot be said.
 
@@ -133,6 +154,12 @@ class Model:
         """
         value = number_of(result)
         return None if value is None or math.isnan(value) else value
+
+
+def name_of(function: Any) -> str:
+    """Returns the name of a function or class, without its module."""
+    function = getattr(function, "func", function)  # of a functools.partial
+    return str(getattr(function, "__qualname__", type(function).__qualname__))
 
 
 def number_of(result: Any) -> float | None:

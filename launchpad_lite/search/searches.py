@@ -10,7 +10,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from launchpad_lite.errors import MissingExtraError
 from launchpad_lite.search.errors import FailedTaskError, SearchError
-from launchpad_lite.search.models import Model, number_of
+from launchpad_lite.search.models import Model, name_of, number_of
 from launchpad_lite.search.tasks import Task
 
 __all__ = [
@@ -53,6 +53,10 @@ class Candidate(Task, Generic[C]):
         named = candidate if isinstance(candidate, Mapping) else {"candidate": repr(candidate)}
         self.params = dict(named)
 
+    def renew(self, evaluate: Callable[[C], Any], retries: int) -> None:
+        """Has it call another function, in place of an earlier version."""
+        self._evaluate, self.retries = evaluate, retries
+
     def run(self) -> Any:
         """Calls the function."""
         return self._evaluate(self.candidate)
@@ -72,6 +76,7 @@ class _Search(Model, Generic[C]):
         seed: int,
         maximize: bool,
         retries: int,
+        **settings: object,
     ) -> None:
         if not callable(evaluate):
             raise TypeError(f"{type(self).__name__}: evaluate is a function, not {evaluate!r}")
@@ -80,6 +85,10 @@ class _Search(Model, Generic[C]):
         self._evaluate = evaluate
         self._retries = retries
         self._random = random.Random(seed)  # noqa: S311 - no secret
+        settings = {"function": evaluate, **settings, "seed": seed, "maximize": maximize}
+        self._identity = {
+            name: name_of(each) if callable(each) else repr(each) for name, each in settings.items()
+        }
         self.maximize = maximize
         self.total = trials
         self._asked = 0
@@ -88,11 +97,23 @@ class _Search(Model, Generic[C]):
 
     def ask(self) -> "Candidate[C] | None":
         """As `Model.ask`."""
-        if self._asked == self.total:
+        if self._asked >= self.total:
             return None
         candidate = self.propose()
         self._asked += 1
         return Candidate(self._evaluate, candidate, self._retries)
+
+    def identity(self) -> dict[str, str]:
+        """As `Model.identity`."""
+        return self._identity
+
+    def resumed(self, given: Model, outstanding: Sequence["Candidate[C]"]) -> None:
+        """As `Model.resumed`; takes over functions, also those without a name."""
+        super().resumed(given, outstanding)
+        vars(self).update({name: each for name, each in vars(given).items() if callable(each)})
+        self._retries = vars(given).get("_retries", 0)
+        for task in outstanding:
+            task.renew(self._evaluate, self._retries)
 
     def propose(self) -> C:
         """Returns what is tried next."""
@@ -163,7 +184,9 @@ class RandomSearch(_Search[C]):
             maximize: Whether more is better.
             retries: How often `evaluate` may be called again when it has raised.
         """
-        super().__init__(evaluate, trials, seed=seed, maximize=maximize, retries=retries)
+        super().__init__(
+            evaluate, trials, seed=seed, maximize=maximize, retries=retries, sample=sample
+        )
         self._sample = sample
 
     def propose(self) -> C:
@@ -212,7 +235,17 @@ class RegularizedEvolution(_Search[C]):
         Raises:
             ValueError: The tournament is empty, or larger than the population.
         """
-        super().__init__(evaluate, trials, seed=seed, maximize=maximize, retries=retries)
+        super().__init__(
+            evaluate,
+            trials,
+            seed=seed,
+            maximize=maximize,
+            retries=retries,
+            sample=sample,
+            mutate=mutate,
+            population=population,
+            tournament=tournament,
+        )
         if not 1 <= tournament <= population:
             raise ValueError(
                 f"RegularizedEvolution: 1 to {population} (the population) take part in a tournament, "
@@ -288,7 +321,16 @@ class VariableLengthEvolution(_Search[G]):
         retries: int = 0,
     ) -> None:
         """Describes the search; arguments as for `RegularizedEvolution`. The least fit ones die."""
-        super().__init__(evaluate, trials, seed=seed, maximize=maximize, retries=retries)
+        super().__init__(
+            evaluate,
+            trials,
+            seed=seed,
+            maximize=maximize,
+            retries=retries,
+            sample=sample,
+            population=population,
+            tournament=tournament,
+        )
         if not 1 <= tournament <= population:
             raise ValueError(
                 f"VariableLengthEvolution: 1 to {population} (the population) take part in a "
@@ -398,7 +440,16 @@ class SuccessiveHalving(_Search[C]):
         Raises:
             ValueError: The first rung is before the first step, or nobody would be stopped.
         """
-        super().__init__(evaluate, trials, seed=seed, maximize=maximize, retries=retries)
+        super().__init__(
+            evaluate,
+            trials,
+            seed=seed,
+            maximize=maximize,
+            retries=retries,
+            sample=sample,
+            first_rung=first_rung,
+            reduction=reduction,
+        )
         if first_rung < 1 or reduction < 2:
             raise ValueError(
                 "SuccessiveHalving: first_rung is at least 1 and reduction at least 2, not "

@@ -243,3 +243,84 @@ def test_a_search_in_a_pipe_prints_a_row_now_and_then(monkeypatch):
         ["queued", "running", "done"],
         ["3", "2", "1"],
     ]
+
+
+def _draw(rng):
+    return {"x": rng.random()}
+
+
+def _random(evaluate, trials, **options):
+    return search.RandomSearch(evaluate, _draw, trials, **options)
+
+
+def _first(candidate):
+    return 1.0
+
+
+def test_a_search_that_has_ended_goes_on_to_more_trials_with_the_newest_functions(tmp_path, capfd):
+    run(_random(lambda candidate: 1.0, 3), folder=tmp_path)
+    result = run(_random(lambda candidate: 2.0, 6), folder=tmp_path)
+    assert [trial.score for trial in result.trials] == [1.0] * 3 + [2.0] * 3
+    assert len({trial.params["x"] for trial in result.trials}) == 6, "the same was drawn again"
+    assert "complete, from" not in capfd.readouterr().err
+    result = run(_random(lambda candidate: 3.0, 5), folder=tmp_path)
+    assert len(result.trials) == 6
+    assert f"search: complete, from {tmp_path}: 6 trials" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("other", "text"),
+    [
+        (_random(_first, 4, seed=1), "its seed is 1, and was 0"),
+        (_random(_first, 4, maximize=False), "its maximize is False, and was True"),
+        (_random(square, 4), "its function is square, and was _first"),
+        (
+            search.RandomSearch(_first, lambda rng: {"y": 1}, 4),
+            r"its sample is <lambda>, and was _draw",
+        ),
+        (search.SuccessiveHalving(_first, _draw, 4), "algorithm is SuccessiveHalving, and was"),
+    ],
+)
+def test_another_search_in_a_folder_is_refused_by_what_differs(other, text, tmp_path):
+    run(_random(_first, 2), folder=tmp_path)
+    with pytest.raises(search.SearchError, match=text) as refused:
+        run(other, folder=tmp_path)
+    assert (
+        'Name a new folder, or go on with what is kept there: search.run(..., resume="any'
+        in str(refused.value)
+    )
+    assert len(run(_random(_first, 3), folder=tmp_path).trials) == 3, "it has changed the folder"
+
+
+def test_another_search_goes_on_in_a_folder_if_it_is_to(tmp_path):
+    run(_random(_first, 2), folder=tmp_path)
+    result = run(_random(lambda candidate: 2.0, 4, seed=1), folder=tmp_path, resume="anyway")
+    assert [trial.score for trial in result.trials] == [1.0, 1.0, 2.0, 2.0]
+    other = search.SuccessiveHalving(_first, _draw, 3)
+    result = run(other, folder=tmp_path, resume="anyway")
+    assert isinstance(result.model, search.SuccessiveHalving)
+    assert len(result.trials) == 7
+
+
+def test_a_model_of_another_name_does_not_take_the_place_of_one_whose_state_is_kept(tmp_path):
+    kept = {"search_model": tmp_path}
+
+    def start(model):
+        program = lp.Program("part")
+        search.add_to(program, model, workers=1, timing=QUICK)
+        lp.launch(program, "local_mt", checkpoints=kept).wait(30)
+
+    start(squares(2))
+    with pytest.raises(lp.NodeFailedError, match="of a search by Tasks, and this one is by Random"):
+        start(_random(_first, 2))
+
+
+def test_a_folder_of_an_earlier_version_is_refused(tmp_path):
+    (tmp_path / "search_broker[0].sqlite").touch()
+    with pytest.raises(search.SearchError, match=r"an earlier version .* Name a new folder"):
+        run(squares(1), folder=tmp_path)
+
+
+def test_what_a_folder_may_be_used_for_is_one_of_two(tmp_path):
+    with pytest.raises(ValueError, match='resume is "same" or "anyway"'):
+        run(squares(1), folder=tmp_path, resume="always")
