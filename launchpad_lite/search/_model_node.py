@@ -1,8 +1,10 @@
 """A model as a node: asks it for tasks, has them run, and tells it the results."""
 
+import logging
 import pickle
 import threading
 import time
+import traceback
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,6 +27,12 @@ from launchpad_lite.search.errors import FailedTaskError, SearchError
 from launchpad_lite.search.models import Model, Trial, TrialState, best_of, name_of
 from launchpad_lite.search.tasks import Foreign, submission_of
 
+_LOGGER = logging.getLogger(__name__)
+
+#: So many trials may fail before the first result: then all would. The log has so many of a search.
+_MOST_FAILURES = 10
+#: Characters of a traceback.
+_MOST_TEXT = 8000
 #: Seconds between two looks at the stop while nothing happens.
 _WAIT_S = 0.5
 #: Seconds between two checkpoints.
@@ -51,6 +59,7 @@ class Status(NamedTuple):
         is_over: Whether it is over.
         was_over: Whether it was over before, and this call has tried nothing.
         unknown_kinds: Kinds of tasks that wait, and that no worker takes.
+        failure: Why it has ended though it is not over: all trials failed.
 
     Example:
         def watch(node):  # in a node that got the handle of search.add_to
@@ -69,6 +78,7 @@ class Status(NamedTuple):
     is_over: bool = False
     was_over: bool = False
     unknown_kinds: tuple[str, ...] = ()
+    failure: str = ""
 
 
 class ModelNode:
@@ -122,6 +132,11 @@ class ModelNode:
         self._is_kept = False
         self._mean_s: float | None = None
         self._outbox: Outbox | None = None
+        #: What the model raised when it was told what tasks had reported, by their ids.
+        self._wrong: dict[str, Exception] = {}
+        #: How many trials have failed in this life, and whether any one has not, in all lives.
+        self._failed, self._has_result = 0, False
+        self._failure = ""
 
     # Its state.
 
@@ -150,6 +165,9 @@ class ModelNode:
         model, tasks = state["model"], state["tasks"]
         self._numbers = state["numbers"]
         self._trials = state["trials"]
+        self._has_result = any(
+            trial.state in (TrialState.DONE, TrialState.STOPPED) for trial in self._trials
+        )
         self._earlier_s = state["seconds"]
         self._ended_with = len(self._trials) if state["is_over"] else None
         self._broker = state["broker"]
@@ -188,9 +206,10 @@ class ModelNode:
             0 if outbox is None else outbox.workers,
             best,
             self._seconds(),
-            self._is_over,
+            self._is_over or bool(self._failure),
             self._is_over and self._ended_with == len(self._trials),
             () if outbox is None else tuple(outbox.unknown_kinds),
+            self._failure,
         )
 
     def wait(self, seconds: float) -> Status:
@@ -219,7 +238,7 @@ class ModelNode:
         sent = {key: submission for key, (_, submission) in self._tasks.items()}
         self._outbox = outbox = Outbox(self._presence, self._timing, sent, self._broker)
         stop = lp.stop_event()
-        while not stop.is_set() and not self._is_over:
+        while not stop.is_set() and not self._is_over and not self._failure:
             lp.heartbeat()
             with self._lock:
                 self._fill(outbox)
@@ -231,12 +250,15 @@ class ModelNode:
                 for outcome in outcomes:
                     self._settle(outcome)
                 self._is_over = self._has_ended(outbox)
+                self._failure = self._why_it_fails()
             self._keep(outbox)
-        if self._is_over:
+        if self._is_over or self._failure:
             self._end(outbox)
         if self._stays:
             lp.wait_for_stop()
         self._presence.leave()
+        if self._failure and not self._stays:
+            raise SearchError(self._failure)
 
     def _fill(self, outbox: Outbox) -> None:
         while len(outbox) < self._limit(outbox) and not self._model.done():
@@ -262,7 +284,12 @@ class ModelNode:
         task, _ = self._tasks[point.id]
         trial = self._trials[self._numbers[point.id]]
         trial.curve.append((point.step, point.value))
-        if self._model.report(task, point.step, point.value):
+        try:
+            is_stopped = self._model.report(task, point.step, point.value)
+        except Exception as error:  # noqa: BLE001 - of the user's code
+            self._wrong.setdefault(point.id, error)
+            is_stopped = True
+        if is_stopped:
             outbox.stop([point.id])
 
     def _settle(self, outcome: Outcome) -> None:
@@ -278,18 +305,69 @@ class ModelNode:
         self._mean_s = (
             outcome.seconds if mean_s is None else mean_s + _NEWEST * (outcome.seconds - mean_s)
         )
-        if outcome.state is State.DONE:
-            result = outcome.payload if isinstance(task, Foreign) else pickle.loads(outcome.payload)
-            trial.state, trial.score = TrialState.DONE, self._model.score(result)
-            self._model.tell(task, result)
-        elif outcome.state is State.STOPPED:
-            trial.state = TrialState.STOPPED
-            trial.score = trial.curve[-1][1] if trial.curve else None
-            self._model.stopped(task, trial.score)
-        else:
-            error = failure_of(repr(task), outcome)
-            trial.state, trial.error = TrialState.FAILED, str(error)
+        try:
+            if wrong := self._wrong.pop(outcome.id, None):
+                raise wrong
+            if outcome.state is State.DONE:
+                is_foreign = isinstance(task, Foreign)
+                result = outcome.payload if is_foreign else pickle.loads(outcome.payload)
+                trial.score = self._model.score(result)
+                self._model.tell(task, result)
+                trial.state = TrialState.DONE
+            elif outcome.state is State.STOPPED:
+                trial.score = trial.curve[-1][1] if trial.curve else None
+                self._model.stopped(task, trial.score)
+                trial.state = TrialState.STOPPED
+            else:
+                self._fail(task, trial, failure_of(repr(task), outcome), outcome.text)
+                return
+            self._has_result = True
+        except Exception as error:  # noqa: BLE001 - of the user's code, or its result cannot be unpickled
+            what = "result" if outcome.state is State.DONE else "end"
+            failure = FailedTaskError(
+                f"{task!r}: the model did not take its {what}: {type(error).__name__}: {error}"
+            )
+            failure.__cause__ = error
+            text = (
+                "" if isinstance(error, SearchError) else "".join(traceback.format_exception(error))
+            )
+            self._fail(task, trial, failure, text)
+
+    def _fail(self, task: Any, trial: Trial, error: FailedTaskError, text: str) -> None:
+        """Notes that a trial has failed, and tells the model.
+
+        Args:
+            task: The task.
+            trial: Of it.
+            error: What the model is told.
+            text: Where it was raised.
+        """
+        trial.state, trial.score = TrialState.FAILED, None
+        trial.error = (
+            str(error) if text in str(error) else f"{error}\n{text[-_MOST_TEXT:].rstrip()}"
+        )
+        self._failed += 1
+        try:
             self._model.fail(task, error)
+        except Exception as untold:  # noqa: BLE001 - of the user's code
+            trial.is_told = False
+            trial.error += (
+                f"\nThe model was not told: fail() raised {type(untold).__name__}: {untold}"
+            )
+        if self._failed <= _MOST_FAILURES:
+            _LOGGER.warning("trial %d has failed: %s", trial.number, trial.error)
+
+    def _why_it_fails(self) -> str:
+        if self._has_result or not (self._failed or self._is_over):
+            return ""
+        errors = [trial.error for trial in self._trials if trial.state is TrialState.FAILED]
+        if self._failed >= _MOST_FAILURES:
+            return f"the first {len(errors)} trials have all failed; the last one: {errors[-1]}"
+        return (
+            f"all trials have failed; the last one: {errors[-1]}"
+            if errors and self._is_over
+            else ""
+        )
 
     def _has_ended(self, outbox: Outbox) -> bool:
         if self._model.done():
@@ -310,8 +388,9 @@ class ModelNode:
 
     def _end(self, outbox: Outbox) -> None:
         """Ends what the search has used."""
-        outbox.cancel(list(outbox.outstanding))
-        self._give_up()
+        if self._is_over:
+            outbox.cancel(list(outbox.outstanding))
+            self._give_up()
         lp.save_checkpoint()
         self._presence.end_search(self._wait_for_stop)
 

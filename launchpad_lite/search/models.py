@@ -32,12 +32,13 @@ class Trial:
         params: Its `params`, if it has some.
         state: What has become of it.
         score: How good it is: of its result, or the last value that it reported.
-        error: Why it failed.
+        error: Why it failed, and where in the user's code.
         worker: Who ran it last.
         asked_at: Seconds after the beginning of the search.
         told_at: When its end was known, in the same seconds; None before.
         seconds: How long it ran.
         curve: What it has reported: steps and values.
+        is_told: Whether its model took note of what became of it; if not, its error says why.
 
     Example:
         best = search.run(model).best  # a search.Trial
@@ -55,6 +56,7 @@ class Trial:
     told_at: float | None = None
     seconds: float = 0.0
     curve: list[tuple[int, float]] = field(default_factory=list)
+    is_told: bool = True
 
 
 class Model:
@@ -119,14 +121,13 @@ class Model:
             value: What it has reported last.
         """
 
-    def fail(self, task: Any, error: FailedTaskError) -> None:  # noqa: ARG002
-        """Takes note that a task has no result. By default that ends the search.
+    def fail(self, task: Any, error: FailedTaskError) -> None:
+        """Takes note that a task has no result, or one that the model did not take. The search goes on.
 
         Args:
             task: The task.
-            error: Says why, and has the exception of the task as its cause.
+            error: Says why, and has the exception as its cause.
         """
-        raise error
 
     def identity(self) -> dict[str, str]:
         """Returns what makes it this search, for `search.run` with a folder: names to texts.

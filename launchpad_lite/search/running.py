@@ -268,7 +268,8 @@ def run(
         **launch_options: As for `lp.launch`: `resources`, `hosts`, `restart`, ..
 
     Raises:
-        SearchError: It was stopped before its end, or the folder has another search.
+        SearchError: It was stopped before its end, the first 10 trials or all of them have failed, or the
+            folder has another search.
         NodeFailedError: The model, a broker or a worker has failed for good.
         StoreInUseError: Another search uses the folder.
         StoreError: What brokers have kept there is damaged.
@@ -310,14 +311,16 @@ def run(
     table = Table(getattr(model, "total", total) if total is None else total) if progress else None
     running = lp.launch(program, launcher, restart=restart, **options)
     try:
-        result, was_over = _follow(running, handle, table)
+        result, status = _follow(running, handle, table)
         running.complete()
     finally:
         running.stop()
     if kept is not None:
         os.close(open_private(kept / "trials.csv", is_new=True))
         result.to_csv(kept / "trials.csv")
-    if was_over:
+    if status.failure:
+        raise SearchError(status.failure)
+    if status.was_over:
         _say(f"complete, from {kept}: {len(result.trials)} trials")
     return result
 
@@ -332,8 +335,8 @@ def _client(handle: lp.Handle[ModelNode]) -> Any:
 
 def _follow(
     running: lp.RunningProgram, handle: lp.Handle[ModelNode], table: Table | None
-) -> tuple[Result, bool]:
-    """Shows how far a search is; returns what it has found, and whether it was over before."""
+) -> tuple[Result, Status]:
+    """Shows how far a search is; returns what it has found, and how it has ended."""
     node = _client(handle)
     try:
         while not running.join(0.0):
@@ -350,7 +353,7 @@ def _follow(
             if table is not None:
                 table.show(status)
             if status.is_over:
-                return Result(node.trials(), node.model(), status.seconds), status.was_over
+                return Result(node.trials(), node.model(), status.seconds), status
     finally:
         if table is not None:
             table.end()

@@ -25,9 +25,6 @@ __all__ = [
 
 C = TypeVar("C")
 
-#: So many tasks may fail one after the other, before the first result: then all would.
-_MOST_FAILURES = 10
-
 
 class Candidate(Task, Generic[C]):
     """Says how good a candidate is: a call of the user's function.
@@ -92,8 +89,6 @@ class _Search(Model, Generic[C]):
         self.maximize = maximize
         self.total = trials
         self._asked = 0
-        self._ended = 0
-        self._failed = 0
 
     def ask(self) -> "Candidate[C] | None":
         """As `Model.ask`."""
@@ -121,7 +116,6 @@ class _Search(Model, Generic[C]):
 
     def tell(self, task: "Candidate[C]", result: Any) -> None:
         """As `Model.tell`."""
-        self._ended += 1
         score = self.score(result)
         if score is None and number_of(result) is None:
             raise SearchError(
@@ -138,17 +132,8 @@ class _Search(Model, Generic[C]):
     def learn(self, task: "Candidate[C]", fitness: float) -> None:
         """Takes note of how fit a candidate is; more is better."""
 
-    def fail(self, task: "Candidate[C]", error: FailedTaskError) -> None:  # noqa: ARG002
-        """As `Model.fail`."""
-        self._failed += 1
-        if not self._ended and self._failed >= _MOST_FAILURES:
-            raise SearchError(
-                f"the first {self._failed} tasks have all failed; the last one: {error}"
-            ) from error
-
     def stopped(self, task: "Candidate[C]", value: float | None) -> None:
         """As `Model.stopped`."""
-        self._ended += 1
         if value is not None:
             self.learn(task, self._fitness(value))
 

@@ -63,11 +63,73 @@ def test_a_search_ends_when_its_model_is_done_and_gives_up_the_rest():
     assert result.model.results == [4]
 
 
-def test_a_task_that_raises_ends_the_search_unless_its_model_says_otherwise():
-    with pytest.raises(lp.NodeFailedError) as failed:
-        run(Tasks(search.Call(fail, "key")))
-    assert "fail('key') on search_worker" in str(failed.value)
-    assert "KeyError: 'key'" in str(failed.value)
+def test_a_task_that_raises_is_a_failed_trial_with_the_line_that_raised(tmp_path, caplog):
+    result = run(Tasks(search.Call(fail, "key"), search.Call(square, 3)), folder=tmp_path)
+    assert result.model.results == [9]
+    (failed,) = [trial for trial in result.trials if trial.state is search.TrialState.FAILED]
+    assert "fail('key') on search_worker" in failed.error
+    assert 'tasks_for_tests.py", line ' in failed.error
+    assert failed.error.endswith("raise KeyError(x)\nKeyError: 'key'")
+    with (tmp_path / "trials.csv").open() as file:
+        assert failed.error in [row["error"] for row in csv.DictReader(file)]
+    assert f"trial {failed.number} has failed: {failed.error}" in caplog.text
+
+
+def _gone():
+    raise ModuleNotFoundError("No module named 'gone'")
+
+
+class _Unreadable:
+    def __reduce__(self):
+        return _gone, ()
+
+
+class Picky(Tasks):
+    """Takes nothing but whole numbers."""
+
+    def tell(self, task, result):
+        super().tell(task, result + 0)
+
+    def report(self, task, step, value):
+        return bool(1 // int(value - 2))
+
+    def fail(self, task, error):
+        if "climb" in str(error):
+            raise LookupError("who?")
+        self.results.append(error)
+
+
+def test_what_a_model_cannot_be_told_is_a_failed_trial_and_the_search_goes_on(tmp_path):
+    tasks = (
+        search.Call(lambda: None),
+        search.Call(_Unreadable),
+        search.Call(climb, 2, steps=2),
+        search.Call(square, 3),
+    )
+    result = run(Picky(*tasks), folder=tmp_path)
+    none, unreadable, reported, good = result.trials
+    failed = [trial.state for trial in (none, unreadable, reported)]
+    assert (failed, good.score) == ([search.TrialState.FAILED] * 3, 9.0)
+    assert "the model did not take its result: TypeError: unsupported operand" in none.error
+    assert "result + 0" in none.error
+    assert "the model did not take its result: ModuleNotFoundError: No mod" in unreadable.error
+    assert "ZeroDivisionError" in reported.error
+    assert "The model was not told: fail() raised LookupError: who?" in reported.error
+    assert [trial.is_told for trial in result.trials] == [True, True, False, True]
+    assert [type(each) for each in result.model.results if each != 9] == [
+        search.FailedTaskError
+    ] * 2
+    assert (tmp_path / "trials.csv").exists()
+
+
+def test_a_search_that_stopped_because_all_failed_goes_on_with_a_function_that_works(tmp_path):
+    with pytest.raises(search.SearchError, match=r"the first \d+ trials .*KeyError"):
+        run(_random(fail, 30), folder=tmp_path, ahead=2)
+    assert (tmp_path / "trials.csv").exists()
+    result = run(_random(lambda candidate: 2.0, 30), folder=tmp_path, resume="anyway")
+    assert len(result.trials) == 30
+    states = {trial.state for trial in result.trials}
+    assert states == {search.TrialState.FAILED, search.TrialState.DONE}
 
 
 def test_a_task_that_raises_is_run_again_as_often_as_it_may_be():
@@ -97,8 +159,14 @@ def _keep(key):
 
 
 def test_a_search_whose_first_tasks_all_fail_says_so():
-    with pytest.raises(lp.NodeFailedError, match="the first 10 tasks have all failed"):
-        run(search.RandomSearch(fail, lambda rng: rng.random(), trials=100))
+    with pytest.raises(search.SearchError, match=r"the first \d+ trials have all failed"):
+        run(_random(fail, 100))
+    with pytest.raises(search.SearchError, match="all trials have failed"):
+        run(_random(fail, 2))
+    program = lp.Program("part")
+    search.add_to(program, _random(fail, 2), workers=1, timing=QUICK)
+    with pytest.raises(lp.NodeFailedError, match="all trials have failed"):
+        lp.launch(program, "local_mt").wait(30)
 
 
 def test_a_task_that_cannot_be_pickled_is_named():
@@ -112,7 +180,7 @@ class _Locks(search.Model):
 
 
 def test_a_result_that_cannot_travel_is_an_error_of_its_task():
-    with pytest.raises(lp.NodeFailedError, match=r"the result of .* cannot be pickled"):
+    with pytest.raises(search.SearchError, match=r"the result of .* cannot be pickled"):
         run(Tasks(search.Call(threading.Lock)))
 
 
@@ -120,22 +188,14 @@ def test_a_deadline_that_has_passed_fails_a_task():
     class Late(search.Call):
         deadline_s = 0.3
 
-    class Keeps(Tasks):
-        def fail(self, task, error):
-            self.results.append(str(error))
-
-    result = run(Keeps(Late(climb, 0)))
-    assert "not done within its 0.3 s" in result.model.results[0]
+    result = run(Tasks(Late(climb, 0), search.Call(square, 1)))
+    assert "not done within its 0.3 s" in result.trials[0].error
 
 
 def test_a_kind_that_no_worker_takes_is_said(capsys):
-    class Foreigner(Tasks):
-        def fail(self, task, error):
-            pass
-
     task = search.Foreign("cobol", b"")
     task.deadline_s = 1.2
-    run(Foreigner(task), progress=True)
+    run(Tasks(task, search.Call(square, 1)), progress=True)
     assert "tasks of kind 'cobol' wait, and no worker takes them" in capsys.readouterr().err
 
 
