@@ -25,6 +25,7 @@ from launchpad_lite.search._presence import Presence
 from launchpad_lite.search._timing import Timing
 from launchpad_lite.search.errors import FailedTaskError, SearchError
 from launchpad_lite.search.models import Model, Trial, TrialState, best_of, name_of
+from launchpad_lite.search.searches import Candidate
 from launchpad_lite.search.tasks import Foreign, submission_of
 
 _LOGGER = logging.getLogger(__name__)
@@ -313,6 +314,8 @@ class ModelNode:
                 result = outcome.payload if is_foreign else pickle.loads(outcome.payload)
                 trial.score = self._model.score(result)
                 self._model.tell(task, result)
+                if isinstance(task, Candidate):
+                    trial.values, trial.is_feasible = task.values, task.is_feasible
                 trial.state = TrialState.DONE
             elif outcome.state is State.STOPPED:
                 trial.score = trial.curve[-1][1] if trial.curve else None

@@ -38,6 +38,8 @@ class Trial:
         told_at: When its end was known, in the same seconds; None before.
         seconds: How long it ran.
         curve: What it has reported: steps and values.
+        values: Its scores, if the model has several objectives.
+        is_feasible: Whether it keeps the constraints of the study of Optuna; else it is not the best.
         is_told: Whether its model took note of what became of it; if not, its error says why.
 
     Example:
@@ -56,6 +58,8 @@ class Trial:
     told_at: float | None = None
     seconds: float = 0.0
     curve: list[tuple[int, float]] = field(default_factory=list)
+    values: tuple[float, ...] = ()
+    is_feasible: bool = True
     is_told: bool = True
 
 
@@ -176,7 +180,9 @@ def number_of(result: Any) -> float | None:
 def best_of(trials: Sequence[Trial], *, maximize: bool) -> Trial | None:
     """Returns the trial with the best score of those that are done; the first of equals."""
     scored = [
-        trial for trial in trials if trial.state is TrialState.DONE and trial.score is not None
+        trial
+        for trial in trials
+        if trial.state is TrialState.DONE and trial.score is not None and trial.is_feasible
     ]
     sign = 1.0 if maximize else -1.0
     return max(scored, key=lambda trial: sign * (trial.score or 0.0), default=None)
