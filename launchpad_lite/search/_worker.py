@@ -230,7 +230,7 @@ class Worker:
                 ) from error
             if len(payload) > self._max_result_bytes:
                 raise MemoryError(
-                    f"the result of {task!r} has {len(payload):,} bytes, more than max_result_bytes="
+                    f"the result of {task!r} has {len(payload):,} bytes, and results have at most "
                     f"{self._max_result_bytes:,}: write it to a file, and return its path"
                 )
         except StoppedEarlyError:

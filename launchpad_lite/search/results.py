@@ -1,5 +1,6 @@
 """What a search has found: tables and a picture."""
 
+import collections
 import csv
 import itertools
 import operator
@@ -16,7 +17,7 @@ __all__ = ["Result"]
 _COLUMNS = ("number", "state", "score", "seconds", "asked_at", "told_at", "worker", "task", "error")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result:
     """What a search has found.
 
@@ -34,6 +35,18 @@ class Result:
     trials: Sequence[Trial]
     model: Model
     seconds: float
+
+    def __repr__(self) -> str:
+        counts = collections.Counter(trial.state.value for trial in self.trials)
+        states = ", ".join(f"{count} {state}" for state, count in counts.items())
+        lines = [f"{len(self.trials)} trials in {self.seconds:.1f} s: {states}"]
+        if best := self.best:
+            lines.append(
+                f"best: trial {best.number}, score {best.score}, {dict(best.params)!r:.500}"
+            )
+        if hasattr(self.model, "study"):
+            lines.append("study of Optuna: .model.study")
+        return "\n".join(lines)
 
     @property
     def best(self) -> Trial | None:

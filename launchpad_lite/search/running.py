@@ -106,9 +106,11 @@ def add_parts(
     Raises:
         ValueError: A number is too small, or the program has such a group.
     """
-    if workers < 0 or brokers < 1:
+    least = 0 if options.folder else 1  # others join by a file there
+    if workers < least or brokers < 1:
         raise ValueError(
-            f"a search has at least 1 broker and 0 workers, not {brokers} and {workers}"
+            f"a search has at least 1 broker and {least} workers, not {brokers} and {workers}; with folder=, "
+            "all workers may come from outside"
         )
     groups = {part: f"{label}_{part}" for part in ("name_server", "broker", "worker")}
     if taken := [group for group in groups.values() if group in program.groups]:

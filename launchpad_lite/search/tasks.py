@@ -3,6 +3,7 @@
 import contextvars
 import math
 import operator
+import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -59,15 +60,20 @@ class Call(Task):
             raise TypeError(f"search.Call takes a function, not {function!r}")
         self._function = function
         self._args = args
-        self.params = kwargs
+        self._kwargs = kwargs
+
+    @property
+    def params(self) -> Mapping[str, Any]:  # type: ignore[override]  # to set them would change the call
+        """Its arguments that have names; read-only."""
+        return types.MappingProxyType(self._kwargs)
 
     def run(self) -> Any:
         """Calls the function."""
-        return self._function(*self._args, **self.params)
+        return self._function(*self._args, **self._kwargs)
 
     def __repr__(self) -> str:
         arguments = [repr(each) for each in self._args]
-        arguments += [f"{name}={value!r}" for name, value in self.params.items()]
+        arguments += [f"{name}={value!r}" for name, value in self._kwargs.items()]
         name = getattr(self._function, "__name__", repr(self._function))
         return f"{name}({', '.join(arguments)})"
 

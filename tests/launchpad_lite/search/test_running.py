@@ -4,6 +4,7 @@ import csv
 import functools
 import io
 import os
+import re
 import threading
 
 import pytest
@@ -199,8 +200,18 @@ def test_a_kind_that_no_worker_takes_is_said(capsys):
     assert "tasks of kind 'cobol' wait, and no worker takes them" in capsys.readouterr().err
 
 
-def test_a_search_may_have_no_workers_of_its_own():
-    assert run(Tasks(), workers=0).trials == []
+def test_a_search_may_have_no_workers_of_its_own_if_others_can_join(tmp_path):
+    assert run(Tasks(), workers=0, folder=tmp_path).trials == []
+    with pytest.raises(ValueError, match="1 broker and 1 workers, not 1 and 0; with folder="):
+        run(Tasks(), workers=0)
+
+
+def test_a_result_shows_itself_on_one_screen():
+    result = run(_random(lambda candidate: 1.0, 40))
+    lines = repr(result).splitlines()
+    assert re.fullmatch(r"40 trials in [\d.]+ s: 40 done", lines[0])
+    assert lines[1].startswith("best: trial 0, score 1.0, {'x': 0.8444")
+    assert len(lines) == 2
 
 
 def test_brokers_help_each_other():
@@ -227,7 +238,7 @@ def test_a_search_is_a_part_of_a_program_that_ends_with_it():
 @pytest.mark.parametrize(
     ("mistake", "text"),
     [
-        ({"workers": -1}, "0 workers, not 1 and -1"),
+        ({"workers": -1}, "1 workers, not 1 and -1"),
         ({"brokers": 0}, "at least 1 broker"),
         ({"ahead": 0}, "at least 1 task is outstanding"),
     ],
