@@ -54,6 +54,8 @@ class Status(NamedTuple):
         done: Trials with a result.
         failed: Trials that have failed.
         stopped: Trials that were stopped early.
+        again: How often a trial was run again, because it had lost its worker or had raised.
+        lost: How many workers were lost with a trial.
         workers: Workers that are there.
         best: The best trial.
         seconds: Since the beginning, without times in which it did not run.
@@ -73,6 +75,8 @@ class Status(NamedTuple):
     done: int = 0
     failed: int = 0
     stopped: int = 0
+    again: int = 0
+    lost: int = 0
     workers: int = 0
     best: Trial | None = None
     seconds: float = 0.0
@@ -193,9 +197,11 @@ class ModelNode:
             counts = dict.fromkeys(TrialState, 0)
             for trial in self._trials:
                 counts[trial.state] += 1
+            again = sum(max(0, trial.attempts - 1) for trial in self._trials)
+            lost = sum(trial.lost_workers for trial in self._trials)
             outbox = self._outbox
             best = best_of(self._trials, maximize=self._model.maximize)
-        load = None if outbox is None else outbox.load
+        load = None if outbox is None or self._is_over else outbox.load_now()
         outstanding = counts[TrialState.OUTSTANDING]
         running = 0 if load is None else min(outstanding, load.running)
         return Status(
@@ -204,6 +210,8 @@ class ModelNode:
             counts[TrialState.DONE],
             counts[TrialState.FAILED],
             counts[TrialState.STOPPED],
+            again,
+            lost,
             0 if outbox is None else outbox.workers,
             best,
             self._seconds(),
@@ -296,11 +304,8 @@ class ModelNode:
     def _settle(self, outcome: Outcome) -> None:
         task, _ = self._tasks.pop(outcome.id)
         trial = self._trials[self._numbers.pop(outcome.id)]
-        trial.told_at, trial.seconds, trial.worker = (
-            self._seconds(),
-            outcome.seconds,
-            outcome.worker,
-        )
+        trial.told_at, trial.seconds = self._seconds(), outcome.seconds
+        trial.worker, trial.attempts, trial.lost_workers = outcome[-3:]
         self._told.append(outcome.id)
         mean_s = self._mean_s
         self._mean_s = (

@@ -20,7 +20,7 @@ create table if not exists search_brokers (
 create table if not exists search_tasks (
     broker text, id text, number bigint, owner text, kind text, payload bytea,
     priority double precision, retries integer, deadline_s double precision,
-    deadline_at double precision, worker text, life text, token text, errors text, losses integer,
+    worker text, life text, token text, errors text, losses integer,
     state text, result bytea, text text, seconds double precision, ran_by text,
     primary key (broker, id)
 );

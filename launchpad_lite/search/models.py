@@ -37,6 +37,8 @@ class Trial:
         asked_at: Seconds after the beginning of the search.
         told_at: When its end was known, in the same seconds; None before.
         seconds: How long it ran.
+        attempts: How often it was run; lost workers and `retries` make it more than 1.
+        lost_workers: How many workers were lost with it.
         curve: What it has reported: steps and values.
         values: Its scores, if the model has several objectives.
         is_feasible: Whether it keeps the constraints of the study of Optuna; else it is not the best.
@@ -57,6 +59,8 @@ class Trial:
     asked_at: float = 0.0
     told_at: float | None = None
     seconds: float = 0.0
+    attempts: int = 1
+    lost_workers: int = 0
     curve: list[tuple[int, float]] = field(default_factory=list)
     values: tuple[float, ...] = ()
     is_feasible: bool = True

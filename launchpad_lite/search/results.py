@@ -14,7 +14,10 @@ from launchpad_lite.search.models import Model, Trial, TrialState, best_of
 
 __all__ = ["Result"]
 
-_COLUMNS = ("number", "state", "score", "seconds", "asked_at", "told_at", "worker", "task", "error")
+_COLUMNS = (
+    *("number", "state", "score", "seconds", "attempts", "lost_workers"),
+    *("asked_at", "told_at", "worker", "task", "error"),
+)
 
 
 @dataclass(frozen=True, repr=False)
@@ -43,6 +46,10 @@ class Result:
         if best := self.best:
             lines.append(
                 f"best: trial {best.number}, score {best.score}, {dict(best.params)!r:.500}"
+            )
+        if lost := sum(trial.lost_workers for trial in self.trials):
+            lines.append(
+                f"workers lost: {lost}; runs: {sum(trial.attempts for trial in self.trials)}"
             )
         if hasattr(self.model, "study"):
             lines.append("study of Optuna: .model.study")

@@ -6,6 +6,7 @@ import io
 import os
 import re
 import threading
+import time
 
 import pytest
 
@@ -149,7 +150,9 @@ def test_a_task_that_raises_is_run_again_as_often_as_it_may_be():
 
     task = Flaky()
     _kept[id(task)] = task
-    assert run(Tasks(task)).model.results == [7]
+    result = run(Tasks(task))
+    assert result.model.results == [7]
+    assert result.trials[0].attempts == 3
 
 
 _kept: dict[int, search.Task] = {}
@@ -194,9 +197,13 @@ def test_a_deadline_that_has_passed_fails_a_task():
 
 
 def test_a_kind_that_no_worker_takes_is_said(capsys):
-    task = search.Foreign("cobol", b"")
-    task.deadline_s = 1.2
-    run(Tasks(task, search.Call(square, 1)), progress=True)
+    class Ends(Tasks):
+        end_at = time.monotonic() + 1.2
+
+        def done(self):
+            return time.monotonic() > self.end_at
+
+    run(Ends(search.Foreign("cobol", b"")), progress=True)
     assert "tasks of kind 'cobol' wait, and no worker takes them" in capsys.readouterr().err
 
 
@@ -304,16 +311,44 @@ def test_a_program_whose_work_is_done_is_completed(work, monkeypatch):
 
 def test_a_search_in_a_pipe_prints_a_row_now_and_then(monkeypatch):
     out = io.StringIO()
-    table, status = Table(None, out), Status(queued=3, running=2, done=1)
+    table, status = Table(None, out), Status(queued=3, running=2, done=1, again=6, lost=5)
     table.show(status)
     table.show(status._replace(is_over=True))
     assert not out.getvalue()  # a search that is over soon prints nothing
     monkeypatch.setattr(_progress, "_ROW_S", 0.0)
     table.show(status)
-    assert [line.split()[:3] for line in out.getvalue().splitlines()] == [
-        ["queued", "running", "done"],
-        ["3", "2", "1"],
+    assert [line.split()[:7] for line in out.getvalue().splitlines()] == [
+        ["queued", "running", "done", "failed", "stopped", "again", "lost"],
+        ["3", "2", "1", "0", "0", "6", "5"],
     ]
+
+
+def test_as_many_trials_are_said_to_run_as_workers_are_busy():
+    program = lp.Program("busy")
+    begun, may_end = threading.Barrier(4), threading.Event()
+    tasks = [_Waits(begun, may_end) for _ in range(3)]
+    _kept.update({id(task): task for task in tasks})
+    handle = search.add_to(program, Tasks(*tasks), workers=3, timing=QUICK)
+    with lp.launch(program, "local_mt") as running:
+        begun.wait(20)
+        assert handle.dereference().status().running == 3
+        may_end.set()
+        running.wait(20)
+
+
+class _Waits(search.Task):
+    """Waits until others run as well, and until it may end."""
+
+    def __init__(self, begun, may_end):
+        self._begun, self._may_end = begun, may_end
+
+    def run(self):
+        self._begun.wait(20)
+        self._may_end.wait(20)
+        return 1
+
+    def __reduce__(self):
+        return _keep, (id(self),)
 
 
 def _draw(rng):

@@ -211,7 +211,8 @@ def test_a_trial_of_optuna_that_diverges_fails(optuna, space):
 def test_a_study_that_is_newer_than_the_checkpoint_of_its_search_is_told_once(
     optuna, space, tmp_path
 ):
-    study = optuna.create_study(storage=f"sqlite:///{tmp_path}/study.db")
+    backend = optuna.storages.journal.JournalFileBackend(str(tmp_path / "study.log"))
+    study = optuna.create_study(storage=optuna.storages.JournalStorage(backend))
     given = search.OptunaSearch(study, space, hill, trials=4)
     model = search.OptunaSearch(study, space, hill, trials=3)
     told, failed = model.ask(), model.ask()
@@ -293,7 +294,8 @@ def test_what_prunes_a_trial_as_in_optuna_stops_it(optuna, space):
             raise optuna.TrialPruned
         return params["x"]
 
-    result = run(search.OptunaSearch(optuna.create_study(), space, evaluate, trials=10))
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    result = run(search.OptunaSearch(study, space, evaluate, trials=10))
     states = {trial.params["x"] < 0: trial.state for trial in result.trials}
     assert states == {True: search.TrialState.STOPPED, False: search.TrialState.DONE}
     assert {trial.state.name for trial in result.model.study.trials} == {"COMPLETE", "PRUNED"}

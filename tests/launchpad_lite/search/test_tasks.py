@@ -51,3 +51,10 @@ def test_params_of_a_call_are_its_arguments_and_cannot_be_set():
     with pytest.raises(TypeError, match="does not support item assignment"):
         task.params["rate"] = 2
     assert pickle.loads(pickle.dumps(task)).params == {"rate": 1}
+
+
+def test_a_call_shows_itself_shortly_whatever_its_arguments_are() -> None:
+    task = Call(len, bytes(1 << 24), text="x" * 1000, values=[1, 2, 3])
+    assert repr(task).startswith("len(<16,777,216 bytes>, text='xxx")
+    assert repr(task).endswith("values=[1, 2, 3])")
+    assert len(repr(task)) < 600
