@@ -17,6 +17,7 @@ from launchpad_lite.search._helping import LOST
 from launchpad_lite.search._messages import Life, member_here
 from launchpad_lite.search._model_node import ModelNode, Status
 from launchpad_lite.search._name_server import NameServer, make_name_server
+from launchpad_lite.search._postgres import check_database
 from launchpad_lite.search._presence import Presence
 from launchpad_lite.search._progress import Table
 from launchpad_lite.search._resuming import begin
@@ -273,7 +274,7 @@ def run(
         SearchError: It was stopped before its end, the first 10 trials or all of them have failed, or the
             folder has another search.
         NodeFailedError: The model, a broker or a worker has failed for good.
-        StoreInUseError: Another search uses the folder.
+        StoreInUseError: Another search uses the folder or the database.
         StoreError: What brokers have kept there is damaged.
         TypeError: As for `add_to`.
         ValueError: As for `add_to`.
@@ -304,6 +305,8 @@ def run(
         groups = ("search_name_server", "search_broker", "search_worker")
         there = [group for group in groups if group in program.groups]  # without workers: no group
         restart = {**dict.fromkeys(there, RESTART), **restart}
+    if database is not None:
+        check_database(database, timing.silence_s)
     if kept is not None:
         check_files(kept, RELEASE_S)
         is_elsewhere = "checkpoints" in options
