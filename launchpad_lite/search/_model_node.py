@@ -332,50 +332,33 @@ class ModelNode:
             self._has_result = True
         except Exception as error:  # noqa: BLE001 - of the user's code, or its result cannot be unpickled
             what = "result" if outcome.state is State.DONE else "end"
-            failure = FailedTaskError(
-                f"{task!r}: the model did not take its {what}: {type(error).__name__}: {error}"
-            )
+            text = f"the model did not take its {what}: {type(error).__name__}: {error}"
+            failure = FailedTaskError(f"{task!r}: {text}")
             failure.__cause__ = error
-            text = (
-                "" if isinstance(error, SearchError) else "".join(traceback.format_exception(error))
-            )
-            self._fail(task, trial, failure, text)
+            lines = [] if isinstance(error, SearchError) else traceback.format_exception(error)
+            self._fail(task, trial, failure, "".join(lines))
 
     def _fail(self, task: Any, trial: Trial, error: FailedTaskError, text: str) -> None:
-        """Notes that a trial has failed, and tells the model.
-
-        Args:
-            task: The task.
-            trial: Of it.
-            error: What the model is told.
-            text: Where it was raised.
-        """
-        trial.state, trial.score = TrialState.FAILED, None
-        trial.error = (
-            str(error) if text in str(error) else f"{error}\n{text[-_MOST_TEXT:].rstrip()}"
-        )
+        """Notes that a trial has failed, and where that was raised, and tells the model."""
+        trial.state, trial.score, trial.error = TrialState.FAILED, None, str(error)
+        if text not in trial.error:
+            trial.error += f"\n{text[-_MOST_TEXT:].rstrip()}"
         self._failed += 1
         try:
             self._model.fail(task, error)
         except Exception as untold:  # noqa: BLE001 - of the user's code
             trial.is_told = False
-            trial.error += (
-                f"\nThe model was not told: fail() raised {type(untold).__name__}: {untold}"
-            )
+            why = f"fail() raised {type(untold).__name__}: {untold}"
+            trial.error += f"\nThe model was not told: {why}"
         if self._failed <= _MOST_FAILURES:
             _LOGGER.warning("trial %d has failed: %s", trial.number, trial.error)
 
     def _why_it_fails(self) -> str:
-        if self._has_result or not (self._failed or self._is_over):
+        if self._has_result or not (self._failed >= _MOST_FAILURES or self._is_over):
             return ""
         errors = [trial.error for trial in self._trials if trial.state is TrialState.FAILED]
-        if self._failed >= _MOST_FAILURES:
-            return f"the first {len(errors)} trials have all failed; the last one: {errors[-1]}"
-        return (
-            f"all trials have failed; the last one: {errors[-1]}"
-            if errors and self._is_over
-            else ""
-        )
+        which = "all" if self._is_over else f"the first {len(errors)}"
+        return f"{which} trials have failed; the last one: {errors[-1]}" if errors else ""
 
     def _has_ended(self, outbox: Outbox) -> bool:
         if self._model.done():

@@ -3,11 +3,10 @@
 import hashlib
 import inspect
 import json
-import os
 from pathlib import Path
 from typing import Any
 
-from launchpad_lite._private_files import make_folder, open_to_read, write_private
+from launchpad_lite._private_files import make_folder, read_private, write_private
 from launchpad_lite.search.errors import SearchError
 from launchpad_lite.search.models import Model, name_of
 
@@ -40,16 +39,13 @@ def begin(folder: Path, model: Model, *, anyway: bool, is_elsewhere: bool) -> li
             "go on with. Name a new folder"
         )
     # Until there is a state, nothing has come of what was called before.
-    before = json.loads(_read(path)) if path.exists() and (has_state or is_elsewhere) else now
+    before = (
+        json.loads(read_private(path)) if path.exists() and (has_state or is_elsewhere) else now
+    )
     if not anyway:
         _check_same(folder, before["search"], now["search"])
     write_private(path, json.dumps(now, indent=1).encode())
     return [name for name, digest in now["code"].items() if before["code"].get(name) != digest]
-
-
-def _read(path: Path) -> bytes:
-    with os.fdopen(open_to_read(path), "rb") as file:
-        return file.read()
 
 
 def _check_same(folder: Path, before: dict[str, str], now: dict[str, str]) -> None:

@@ -44,13 +44,11 @@ class Result:
         states = ", ".join(f"{count} {state}" for state, count in counts.items())
         lines = [f"{len(self.trials)} trials in {self.seconds:.1f} s: {states}"]
         if best := self.best:
-            lines.append(
-                f"best: trial {best.number}, score {best.score}, {dict(best.params)!r:.500}"
-            )
+            params = repr(dict(best.params))
+            lines.append(f"best: trial {best.number}, score {best.score}, {params:.500}")
         if lost := sum(trial.lost_workers for trial in self.trials):
-            lines.append(
-                f"workers lost: {lost}; runs: {sum(trial.attempts for trial in self.trials)}"
-            )
+            runs = sum(trial.attempts for trial in self.trials)
+            lines.append(f"workers lost: {lost}; runs: {runs}")
         if hasattr(self.model, "study"):
             lines.append("study of Optuna: .model.study")
         return "\n".join(lines)
