@@ -250,9 +250,8 @@ class Outbox:
             wanted = {*missing, *awaited}
             for each in set(known).difference(wanted):
                 self._unsent.pop(each, None)
-            self._unsent.update(
-                dict.fromkeys(each for each in known if each in wanted & self._outstanding.keys())
-            )
+            wanted.intersection_update(self._outstanding)
+            self._unsent.update(dict.fromkeys(each for each in known if each in wanted))
         return True
 
     def _note_loss(self, error: Exception) -> None:
