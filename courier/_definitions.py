@@ -1,6 +1,7 @@
 """What a script defines comes by value to others, where pickle looks for its name in `__main__`."""
 
 import functools
+import pickle
 import sys
 from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
@@ -38,6 +39,12 @@ def name_in_script(obj: object) -> str | None:
 def found(place: object, name: str) -> object:
     """Returns what is found by its qualified name, or None."""
     return functools.reduce(lambda outer, each: getattr(outer, each, None), name.split("."), place)
+
+
+def newest_of(name: str, data: bytes) -> object:
+    """Returns what the script has under a name; what was pickled if it has nothing there."""
+    here = found(sys.modules["__main__"], name)
+    return pickle.loads(data) if here is None else here
 
 
 def set_state_and_keep(

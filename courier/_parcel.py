@@ -24,7 +24,7 @@ from typing import IO, Any
 
 import cloudpickle
 
-from courier._definitions import found, name_in_script, set_state_and_keep
+from courier._definitions import found, name_in_script, newest_of, set_state_and_keep
 from courier._texts import said_by, shortened
 from courier.errors import ProtocolError, SerializationError
 
@@ -157,8 +157,13 @@ def dump(value: Any, file: IO[bytes]) -> None:
     Pickler(file, protocol=5).dump(value)
 
 
-def dumps(value: Any) -> bytes:
+def dumps(value: Any, *, newest: bool = False) -> bytes:
     """Returns what `dump` writes.
+
+    Args:
+        value: What is pickled.
+        newest: Whether the process that reads it takes functions and classes of the script from its own
+            script, by their names. It takes those that it does not find there as they are now.
 
     Example:
         double = pickle.loads(courier.dumps(lambda x: 2 * x))
@@ -166,7 +171,7 @@ def dumps(value: Any) -> bytes:
     if (data := _plain(value)) is not None:
         return data
     with io.BytesIO() as file:
-        dump(value, file)
+        (_Newest if newest else Pickler)(file, protocol=5).dump(value)
         return file.getvalue()
 
 
@@ -203,6 +208,15 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if (name := name_in_script(obj)) is None:
             return reduced
         return *made, (set_state, state, name), items, pairs, set_state_and_keep
+
+
+class _Newest(Pickler):
+    """Pickles what the script defines by its name, with a copy for a script that has it no more."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, type | types.FunctionType) and (name := name_in_script(obj)):
+            return newest_of, (name, dumps(obj))
+        return super().reducer_override(obj)
 
 
 #: Of what `Pickler` looks at itself.

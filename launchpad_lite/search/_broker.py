@@ -187,12 +187,15 @@ class Broker:
         await self._keep()
 
     @courier.idempotent
-    async def resume(self, model: str, ids: Sequence[str]) -> tuple[str, list[str]]:
-        """Forgets all tasks of a model but these; returns its life, and those that are not here.
+    async def resume(
+        self, model: str, ids: Sequence[str], awaited: Sequence[str] = ()
+    ) -> tuple[str, list[str]]:
+        """Forgets tasks as `Queue.resume`; returns its life, and those that are not here.
 
         If a lost broker has some of them in the same database, this one takes them over.
         """
-        missing = self._queue.resume(model, ids)
+        missing = self._queue.resume(model, ids, awaited)
+        self._hand_out()
         if missing and self._store is not None:
             silence_s = self._timing.takeover_s
             lost = await self._in_store(self._store.take_over, model, silence_s)

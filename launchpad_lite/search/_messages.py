@@ -16,6 +16,8 @@ PYTHON = "python"
 MOST_BYTES = 16 << 20
 #: What a slow network carries in a second.
 _SLOW_BYTES = 4 << 20
+#: Seconds longer that calls may take if calls before took too long.
+_MOST_SLACK_S = 120.0
 
 
 class Life(NamedTuple):
@@ -39,7 +41,7 @@ class Submission(NamedTuple):
         kind: Which workers can run it.
         priority: Higher ones are first.
         retries: How often it may be run again when it has raised.
-        deadline_s: Seconds from the submission until it fails; None: never.
+        deadline_s: Seconds that it may run until it fails; None: any time.
     """
 
     id: str
@@ -86,6 +88,8 @@ class Outcome(NamedTuple):
         text: What failed, for people.
         seconds: How long it ran.
         worker: Who ran it.
+        attempts: How often it was run.
+        lost_workers: How many workers were lost with it.
     """
 
     id: str
@@ -95,6 +99,8 @@ class Outcome(NamedTuple):
     text: str = ""
     seconds: float = 0.0
     worker: str = ""
+    attempts: int = 1
+    lost_workers: int = 0
 
 
 class _Loaded(Protocol):
@@ -120,6 +126,11 @@ def first_of(items: Iterable[L]) -> list[L]:
 def transfer_s(items: Iterable[_Loaded]) -> float:
     """Returns how many seconds longer a call may take that carries these."""
     return sum(len(each.payload) for each in items) / _SLOW_BYTES
+
+
+def longer(slack_s: float) -> float:
+    """Returns how many seconds longer the next call may take, after one that took too long."""
+    return min(2 * slack_s + 1, _MOST_SLACK_S)
 
 
 class Progress(NamedTuple):

@@ -1,8 +1,10 @@
 """A model as a node: asks it for tasks, has them run, and tells it the results."""
 
+import logging
 import pickle
 import threading
 import time
+import traceback
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,10 +23,17 @@ from launchpad_lite.search._messages import (
 from launchpad_lite.search._outbox import Outbox
 from launchpad_lite.search._presence import Presence
 from launchpad_lite.search._timing import Timing
-from launchpad_lite.search.errors import FailedTaskError
-from launchpad_lite.search.models import Model, Trial, TrialState, best_of
+from launchpad_lite.search.errors import FailedTaskError, SearchError
+from launchpad_lite.search.models import Model, Trial, TrialState, best_of, name_of
+from launchpad_lite.search.searches import Candidate
 from launchpad_lite.search.tasks import Foreign, submission_of
 
+_LOGGER = logging.getLogger(__name__)
+
+#: So many trials may fail before the first result: then all would. The log has so many of a search.
+_MOST_FAILURES = 10
+#: Characters of a traceback.
+_MOST_TEXT = 8000
 #: Seconds between two looks at the stop while nothing happens.
 _WAIT_S = 0.5
 #: Seconds between two checkpoints.
@@ -45,11 +54,15 @@ class Status(NamedTuple):
         done: Trials with a result.
         failed: Trials that have failed.
         stopped: Trials that were stopped early.
+        again: How often a trial was run again, because it had lost its worker or had raised.
+        lost: How many workers were lost with a trial.
         workers: Workers that are there.
         best: The best trial.
         seconds: Since the beginning, without times in which it did not run.
         is_over: Whether it is over.
+        was_over: Whether it was over before, and this call has tried nothing.
         unknown_kinds: Kinds of tasks that wait, and that no worker takes.
+        failure: Why it has ended though it is not over: all trials failed.
 
     Example:
         def watch(node):  # in a node that got the handle of search.add_to
@@ -62,11 +75,15 @@ class Status(NamedTuple):
     done: int = 0
     failed: int = 0
     stopped: int = 0
+    again: int = 0
+    lost: int = 0
     workers: int = 0
     best: Trial | None = None
     seconds: float = 0.0
     is_over: bool = False
+    was_over: bool = False
     unknown_kinds: tuple[str, ...] = ()
+    failure: str = ""
 
 
 class ModelNode:
@@ -80,6 +97,7 @@ class ModelNode:
         timing: Timing,
         ahead: int | None,
         stays: bool,
+        anyway: bool = False,
     ) -> None:
         """Makes one.
 
@@ -90,11 +108,13 @@ class ModelNode:
             timing: Of the search.
             ahead: How many tasks may be outstanding at a time; None: a few more than workers.
             stays: Whether it serves until the program stops, when the search is over.
+            anyway: Whether it may begin where another model has ended.
         """
         self._model = model
         self._timing = timing
         self._ahead = ahead
         self._stays = stays
+        self._anyway = anyway
         who = Life(lp.current_node().name, uuid.uuid4().hex)
         member = member_here("model", who)
         self._presence = Presence(member, name_server, brokers, courier.Client, timing)
@@ -105,6 +125,8 @@ class ModelNode:
         self._trials: list[Trial] = []
         self._earlier_s = 0.0
         self._is_over = False
+        #: How many trials it had when it was over before.
+        self._ended_with: int | None = None
         self._broker = ""
 
         self._began_at = time.monotonic()
@@ -115,6 +137,11 @@ class ModelNode:
         self._is_kept = False
         self._mean_s: float | None = None
         self._outbox: Outbox | None = None
+        #: What the model raised when it was told what tasks had reported, by their ids.
+        self._wrong: dict[str, Exception] = {}
+        #: How many trials have failed in this life, and whether any one has not, in all lives.
+        self._failed, self._has_result = 0, False
+        self._failure = ""
 
     # Its state.
 
@@ -123,26 +150,41 @@ class ModelNode:
         with self._lock:
             state = {
                 "model": self._model,
-                "tasks": self._tasks,
+                "tasks": {key: task for key, (task, _) in self._tasks.items()},
                 "numbers": self._numbers,
                 "trials": self._trials,
                 "seconds": self._seconds(),
                 "is_over": self._is_over,
                 "broker": self._outbox.broker if self._outbox else self._broker,
             }
-            data = courier.dumps(state)
+            data = courier.dumps(state, newest=True)
         (folder / "model.pickle").write_bytes(data)
 
     def restore(self, folder: Path) -> None:
-        """Takes over what a checkpoint has."""
+        """Takes over what a checkpoint has, with the newest code of the script.
+
+        Raises:
+            SearchError: It is of another model.
+        """
         state = pickle.loads((folder / "model.pickle").read_bytes())
-        self._model = state["model"]
-        self._tasks = state["tasks"]
+        model, tasks = state["model"], state["tasks"]
         self._numbers = state["numbers"]
         self._trials = state["trials"]
+        self._has_result = any(
+            trial.state in (TrialState.DONE, TrialState.STOPPED) for trial in self._trials
+        )
         self._earlier_s = state["seconds"]
-        self._is_over = state["is_over"]
+        self._ended_with = len(self._trials) if state["is_over"] else None
         self._broker = state["broker"]
+        now, before = name_of(type(self._model)), name_of(type(model))
+        if now == before:
+            model.resumed(self._model, list(tasks.values()))
+            self._model = model
+            self._tasks = {key: (task, submission_of(task, key)) for key, task in tasks.items()}
+        elif self._anyway:
+            self._give_up()
+        else:
+            raise SearchError(f"it is of a search by {before}, and this one is by {now}")
 
     def _seconds(self) -> float:
         return self._earlier_s + time.monotonic() - self._began_at
@@ -155,9 +197,11 @@ class ModelNode:
             counts = dict.fromkeys(TrialState, 0)
             for trial in self._trials:
                 counts[trial.state] += 1
+            again = sum(max(0, trial.attempts - 1) for trial in self._trials)
+            lost = sum(trial.lost_workers for trial in self._trials)
             outbox = self._outbox
             best = best_of(self._trials, maximize=self._model.maximize)
-        load = None if outbox is None else outbox.load
+        load = None if outbox is None or self._is_over else outbox.load_now()
         outstanding = counts[TrialState.OUTSTANDING]
         running = 0 if load is None else min(outstanding, load.running)
         return Status(
@@ -166,11 +210,15 @@ class ModelNode:
             counts[TrialState.DONE],
             counts[TrialState.FAILED],
             counts[TrialState.STOPPED],
+            again,
+            lost,
             0 if outbox is None else outbox.workers,
             best,
             self._seconds(),
-            self._is_over,
+            self._is_over or bool(self._failure),
+            self._is_over and self._ended_with == len(self._trials),
             () if outbox is None else tuple(outbox.unknown_kinds),
+            self._failure,
         )
 
     def wait(self, seconds: float) -> Status:
@@ -199,7 +247,7 @@ class ModelNode:
         sent = {key: submission for key, (_, submission) in self._tasks.items()}
         self._outbox = outbox = Outbox(self._presence, self._timing, sent, self._broker)
         stop = lp.stop_event()
-        while not stop.is_set() and not self._is_over:
+        while not stop.is_set() and not self._is_over and not self._failure:
             lp.heartbeat()
             with self._lock:
                 self._fill(outbox)
@@ -211,12 +259,15 @@ class ModelNode:
                 for outcome in outcomes:
                     self._settle(outcome)
                 self._is_over = self._has_ended(outbox)
+                self._failure = self._why_it_fails()
             self._keep(outbox)
-        if self._is_over:
+        if self._is_over or self._failure:
             self._end(outbox)
         if self._stays:
             lp.wait_for_stop()
         self._presence.leave()
+        if self._failure and not self._stays:
+            raise SearchError(self._failure)
 
     def _fill(self, outbox: Outbox) -> None:
         while len(outbox) < self._limit(outbox) and not self._model.done():
@@ -242,34 +293,72 @@ class ModelNode:
         task, _ = self._tasks[point.id]
         trial = self._trials[self._numbers[point.id]]
         trial.curve.append((point.step, point.value))
-        if self._model.report(task, point.step, point.value):
+        try:
+            is_stopped = self._model.report(task, point.step, point.value)
+        except Exception as error:  # noqa: BLE001 - of the user's code
+            self._wrong.setdefault(point.id, error)
+            is_stopped = True
+        if is_stopped:
             outbox.stop([point.id])
 
     def _settle(self, outcome: Outcome) -> None:
         task, _ = self._tasks.pop(outcome.id)
         trial = self._trials[self._numbers.pop(outcome.id)]
-        trial.told_at, trial.seconds, trial.worker = (
-            self._seconds(),
-            outcome.seconds,
-            outcome.worker,
-        )
+        trial.told_at, trial.seconds = self._seconds(), outcome.seconds
+        trial.worker, trial.attempts, trial.lost_workers = outcome[-3:]
         self._told.append(outcome.id)
         mean_s = self._mean_s
         self._mean_s = (
             outcome.seconds if mean_s is None else mean_s + _NEWEST * (outcome.seconds - mean_s)
         )
-        if outcome.state is State.DONE:
-            result = outcome.payload if isinstance(task, Foreign) else pickle.loads(outcome.payload)
-            trial.state, trial.score = TrialState.DONE, self._model.score(result)
-            self._model.tell(task, result)
-        elif outcome.state is State.STOPPED:
-            trial.state = TrialState.STOPPED
-            trial.score = trial.curve[-1][1] if trial.curve else None
-            self._model.stopped(task, trial.score)
-        else:
-            error = failure_of(repr(task), outcome)
-            trial.state, trial.error = TrialState.FAILED, str(error)
+        try:
+            if wrong := self._wrong.pop(outcome.id, None):
+                raise wrong
+            if outcome.state is State.DONE:
+                is_foreign = isinstance(task, Foreign)
+                result = outcome.payload if is_foreign else pickle.loads(outcome.payload)
+                trial.score = self._model.score(result)
+                self._model.tell(task, result)
+                if isinstance(task, Candidate):
+                    trial.values, trial.is_feasible = task.values, task.is_feasible
+                trial.state = TrialState.DONE
+            elif outcome.state is State.STOPPED:
+                trial.score = trial.curve[-1][1] if trial.curve else None
+                self._model.stopped(task, trial.score)
+                trial.state = TrialState.STOPPED
+            else:
+                self._fail(task, trial, failure_of(repr(task), outcome), outcome.text)
+                return
+            self._has_result = True
+        except Exception as error:  # noqa: BLE001 - of the user's code, or its result cannot be unpickled
+            what = "result" if outcome.state is State.DONE else "end"
+            text = f"the model did not take its {what}: {type(error).__name__}: {error}"
+            failure = FailedTaskError(f"{task!r}: {text}")
+            failure.__cause__ = error
+            lines = [] if isinstance(error, SearchError) else traceback.format_exception(error)
+            self._fail(task, trial, failure, "".join(lines))
+
+    def _fail(self, task: Any, trial: Trial, error: FailedTaskError, text: str) -> None:
+        """Notes that a trial has failed, and where that was raised, and tells the model."""
+        trial.state, trial.score, trial.error = TrialState.FAILED, None, str(error)
+        if text not in trial.error:
+            trial.error += f"\n{text[-_MOST_TEXT:].rstrip()}"
+        self._failed += 1
+        try:
             self._model.fail(task, error)
+        except Exception as untold:  # noqa: BLE001 - of the user's code
+            trial.is_told = False
+            why = f"fail() raised {type(untold).__name__}: {untold}"
+            trial.error += f"\nThe model was not told: {why}"
+        if self._failed <= _MOST_FAILURES:
+            _LOGGER.warning("trial %d has failed: %s", trial.number, trial.error)
+
+    def _why_it_fails(self) -> str:
+        if self._has_result or not (self._failed >= _MOST_FAILURES or self._is_over):
+            return ""
+        errors = [trial.error for trial in self._trials if trial.state is TrialState.FAILED]
+        which = "all" if self._is_over else f"the first {len(errors)}"
+        return f"{which} trials have failed; the last one: {errors[-1]}" if errors else ""
 
     def _has_ended(self, outbox: Outbox) -> bool:
         if self._model.done():
@@ -290,12 +379,18 @@ class ModelNode:
 
     def _end(self, outbox: Outbox) -> None:
         """Ends what the search has used."""
-        outbox.cancel(list(outbox.outstanding))
+        if self._is_over:
+            outbox.cancel(list(outbox.outstanding))
+            self._give_up()
+        lp.save_checkpoint()
+        self._presence.end_search(self._wait_for_stop)
+
+    def _give_up(self) -> None:
+        """Ends trials that are outstanding."""
+        self._tasks, self._numbers = {}, {}
         for trial in self._trials:
             if trial.state is TrialState.OUTSTANDING:
                 trial.state = TrialState.STOPPED
-        lp.save_checkpoint()
-        self._presence.end_search(self._wait_for_stop)
 
     def _wait_for_stop(self, seconds: float) -> bool:
         """Waits, and lets those stop the program who wait for the end of the search."""

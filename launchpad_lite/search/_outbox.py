@@ -22,6 +22,7 @@ from launchpad_lite.search._messages import (
     Progress,
     Submission,
     first_of,
+    longer,
     transfer_s,
 )
 from launchpad_lite.search._presence import Presence
@@ -31,8 +32,6 @@ from launchpad_lite.search._timing import Timing
 _RETRY_S = 0.1
 #: Heartbeats that are left out when the name server does not answer.
 _PAUSES = 10
-#: Seconds that large outcomes may take to come.
-_MOST_SLACK_S = 120.0
 #: Tasks in one call.
 _MOST_AT_ONCE = 1000
 
@@ -63,6 +62,8 @@ class Outbox:
         #: Held while a broker is asked: it forgets what another thread would send it meanwhile.
         self._asking = threading.RLock()
         self._outstanding = dict(outstanding)
+        #: Of these, those of the earlier life: brokers may have them with the code of that time.
+        self._renewed = set(outstanding)
         #: Of these, those that no broker has accepted yet.
         self._unsent: dict[str, None] = {}
         #: Outcomes that were collected, and are to be kept by brokers.
@@ -75,7 +76,7 @@ class Outbox:
         #: Which life of it knows the tasks; empty before it was asked.
         self._life = ""
         self._lost_at: float | None = None
-        #: Seconds longer that outcomes may take to come: how large they are is not known before.
+        #: Seconds longer that calls may take: how large outcomes are, and how slow a disk is, is not known.
         self._slack_s = 0.0
         #: Brokers that may still have tasks of this model.
         self._left: set[str] = set()
@@ -98,6 +99,13 @@ class Outbox:
     def workers(self) -> int:
         """How many workers the search has."""
         return max(self._presence.view.workers, self.load.workers)
+
+    def load_now(self) -> Load:
+        """Returns how busy the broker is, as it says now, or said last."""
+        with contextlib.suppress(*LOST, courier.CallCancelledError, KeyError):
+            client = self._presence.client(self._broker)
+            self.load = courier.with_timeout(client, self._timing.beat_s).load()
+        return self.load
 
     def __len__(self) -> int:
         return len(self._outstanding)
@@ -144,13 +152,14 @@ class Outbox:
                 break  # to be ready sent all
             try:
                 count = self._client(transfer_s(part)).submit(self._model, part)
-            except (*LOST, KeyError):  # the other thread may have left the broker
-                self._note_loss()
+            except (*LOST, KeyError) as error:  # the other thread may have left the broker
+                self._note_loss(error)
                 return False
             self._lost_at = None
             with self._lock:
                 for each in part[:count]:
                     self._unsent.pop(each.id, None)
+                    self._renewed.discard(each.id)
                 given_up = [each.id for each in part if each.id not in self._outstanding]
             self._have_forgotten(given_up)  # meanwhile
             if count < len(part):
@@ -179,17 +188,14 @@ class Outbox:
             acknowledged, self._acknowledged = self._acknowledged, []
             stopped, self._stopped = self._stopped, []
         try:
-            client = self._client(wait_s + self._slack_s)
-            found: Collected = client.collect(
+            found: Collected = self._client(wait_s).collect(
                 self._model, self._session, acknowledged, stopped, wait_s
             )
         except (*LOST, KeyError) as error:
-            if isinstance(error, courier.CallTimeoutError):
-                self._slack_s = min(2 * self._slack_s + 1, _MOST_SLACK_S)
             with self._lock:
                 self._acknowledged = acknowledged + self._acknowledged
                 self._stopped = stopped + self._stopped
-            self._note_loss()
+            self._note_loss(error)
             return [], []
         self._lost_at = None
         self._slack_s /= 2
@@ -216,7 +222,7 @@ class Outbox:
 
     def _client(self, wait_s: float = 0.0) -> Any:
         client = self._presence.client(self._broker)
-        return courier.with_timeout(client, wait_s + 2 * self._timing.beat_s)
+        return courier.with_timeout(client, wait_s + self._slack_s + 2 * self._timing.beat_s)
 
     def _is_ready(self) -> bool:
         """Finds a broker, and has it know the outstanding tasks; returns whether it does."""
@@ -233,22 +239,25 @@ class Outbox:
                 return False
             known = [*self._outstanding, *self._kept]  # it may have what it did not answer to
         try:
-            life, missing = self._client().resume(self._model, known)
-        except (*LOST, KeyError):
-            self._note_loss()
+            awaited = [each for each in known if each in self._renewed]
+            life, missing = self._client().resume(self._model, known, awaited)
+        except (*LOST, KeyError) as error:
+            self._note_loss(error)
             return False
         with self._lock:
             self._life, self._lost_at = life, None
             self._left.discard(self._broker)
-            for each in set(known).difference(missing):
+            wanted = {*missing, *awaited}
+            for each in set(known).difference(wanted):
                 self._unsent.pop(each, None)
-            self._unsent.update(
-                dict.fromkeys(each for each in missing if each in self._outstanding)
-            )
+            wanted.intersection_update(self._outstanding)
+            self._unsent.update(dict.fromkeys(each for each in known if each in wanted))
         return True
 
-    def _note_loss(self) -> None:
+    def _note_loss(self, error: Exception) -> None:
         now = time.monotonic()
+        if isinstance(error, courier.CallTimeoutError):
+            self._slack_s = longer(self._slack_s)
         with self._lock:
             self._life = ""
             self._session = uuid.uuid4().hex  # what it had answered may not have arrived

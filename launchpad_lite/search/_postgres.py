@@ -5,32 +5,44 @@ to write of the one before: its next write fails.
 """
 
 import contextlib
+import os
+import socket
+import time
 import zlib
 from collections.abc import Iterator
 from typing import Any
 
 from launchpad_lite.search._queue import Changes, Task
 from launchpad_lite.search._store import CHANGING, COLUMNS, changing_of, row_of, task_of
-from launchpad_lite.search.errors import StoreError
+from launchpad_lite.search.errors import StoreError, StoreInUseError
 
 _TABLES = """
 create table if not exists search_brokers (
     name text primary key, epoch bigint not null, seen_at timestamptz not null
 );
+alter table search_brokers add column if not exists process text;
 create table if not exists search_tasks (
     broker text, id text, number bigint, owner text, kind text, payload bytea,
     priority double precision, retries integer, deadline_s double precision,
-    deadline_at double precision, worker text, life text, token text, errors text, losses integer,
+    worker text, life text, token text, errors text, losses integer,
     state text, result bytea, text text, seconds double precision, ran_by text,
     primary key (broker, id)
 );
 """
+#: Seconds until a database that is in use is looked at again.
+_RETRY_S = 0.1
 #: So that two brokers do not make the tables at once.
 _LOCK = zlib.crc32(b"launchpad_lite.search")
 _OPEN = """
-insert into search_brokers values (%s, 1, clock_timestamp())
-on conflict (name) do update set epoch = search_brokers.epoch + 1, seen_at = clock_timestamp()
+insert into search_brokers values (%s, 1, clock_timestamp(), %s)
+on conflict (name) do update
+    set epoch = search_brokers.epoch + 1, seen_at = clock_timestamp(), process = excluded.process
 returning epoch
+"""
+_CLOSE = "update search_brokers set seen_at = '-infinity' where name = %s and epoch = %s"
+_SEEN = """
+select name, process from search_brokers
+where seen_at > clock_timestamp() - make_interval(secs => %s) order by name
 """
 _HOLD = "update search_brokers set seen_at = clock_timestamp() where name = %s and epoch = %s"
 _INSERT = (
@@ -55,6 +67,33 @@ _FENCE = "update search_brokers set epoch = epoch + 1 where name = any(%s)"
 _TAKE = (
     f"delete from search_tasks where broker = any(%s) and owner = %s returning {', '.join(COLUMNS)}"  # noqa: S608 - as above
 )
+
+
+def check_database(url: str, silence_s: float) -> None:
+    """Refuses a database that another search uses, as far as it can be asked from here.
+
+    Args:
+        url: As for `PostgresStore`.
+        silence_s: Seconds after which brokers that do not show themselves are lost.
+
+    Raises:
+        StoreInUseError: It is used.
+    """
+    with contextlib.suppress(ImportError):
+        import psycopg
+
+        give_up_at = time.monotonic() + 2 * silence_s
+        with (
+            contextlib.suppress(psycopg.Error),  # brokers say what is wrong
+            psycopg.connect(url, autocommit=True, connect_timeout=10) as connection,
+        ):
+            while found := connection.execute(_SEEN, (silence_s,)).fetchone():
+                if time.monotonic() > give_up_at:
+                    raise StoreInUseError(
+                        f"database {connection.info.dbname}: another search uses it, by {found[0]}, "
+                        f"{found[1]}. End that one, or give each search a database of its own"
+                    )
+                time.sleep(_RETRY_S)
 
 
 class PostgresStore:
@@ -94,7 +133,8 @@ class PostgresStore:
                 run = self._connection.execute
                 run("select pg_advisory_xact_lock(%s)", (_LOCK,))
                 run(_TABLES)
-                ((self._epoch,),) = run(_OPEN, (broker,)).fetchall()
+                process = f"process {os.getpid()} on {socket.gethostname()}"
+                ((self._epoch,),) = run(_OPEN, (broker, process)).fetchall()
         except BaseException:
             self._connection.close()
             raise
@@ -138,7 +178,9 @@ class PostgresStore:
         return [task_of(row) for row in rows]
 
     def close(self) -> None:
-        """As `Store.close`."""
+        """As `Store.close`. Another search may use the database at once."""
+        with contextlib.suppress(self._error):
+            self._connection.execute(_CLOSE, (self._broker, self._epoch))
         self._connection.close()
 
     @contextlib.contextmanager

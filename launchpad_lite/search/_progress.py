@@ -12,6 +12,8 @@ _WIDTHS = {
     "done": 7,
     "failed": 7,
     "stopped": 8,
+    "again": 6,
+    "lost": 5,
     "workers": 8,
     "best": 12,
 }

@@ -24,6 +24,7 @@ from launchpad_lite.search._messages import (
     State,
     Submission,
     first_of,
+    transfer_s,
 )
 
 #: Points of learning curves that wait for a model; older ones are dropped.
@@ -46,7 +47,7 @@ class Task:
         losses: How often its worker was lost.
         outcome: What its owner gets.
         expires_at: When the lease ends. Not stored.
-        deadline_at: When it fails. Stored as what is left.
+        deadline_at: When it has run too long. Not stored.
         is_stopped: Whether its worker is to end it. Not stored.
     """
 
@@ -124,9 +125,11 @@ class Queue:
         self._waiting: dict[str, list[tuple[float, int, str]]] = {}
         self._queued = 0
         self._leased: set[str] = set()
-        self._deadlines: list[tuple[float, str]] = []
         self._workers: dict[str, _Worker] = {}
         self._owners: dict[str, _Owner] = {}
+        #: Tasks of an earlier life, which wait until their model says that they are as they were, or
+        #: sends them again with the newest code.
+        self._awaited: set[str] = set()
         #: Tasks that workers have, and that no model has sent (again) yet.
         self._claims: dict[str, tuple[Life, str]] = {}
         self._began_at: float | None = None
@@ -146,13 +149,13 @@ class Queue:
         for task in sorted(tasks, key=lambda task: task.number):
             number = task.number
             self._keep(task)
-            if task.submission.deadline_s is not None:
-                self._set_deadline(task, now)
             if task.outcome is not None:
                 self._owner(task.owner).ready[task.submission.id] = None
-            elif task.lease is not None:
+                continue
+            self._awaited.add(task.submission.id)
+            if task.lease is not None:
                 self._leased.add(task.submission.id)
-                task.expires_at = now + self._lease_s
+                self._time(task, now)
                 worker = task.lease[0]
                 known = self._workers.setdefault(
                     worker.name, _Worker(worker.life, frozenset(), False, now, is_restored=True)
@@ -179,12 +182,21 @@ class Queue:
     # What models say.
 
     def submit(self, owner: str, submissions: Sequence[Submission], now: float) -> int:
-        """Takes tasks, as many as there is room for, in order; returns how many. Known ones count."""
+        """Takes tasks, as many as there is room for, in order; returns how many. Known ones count.
+
+        One that is known and has no outcome is as it came last from now on.
+        """
         self._begin(now)
         for count, submission in enumerate(submissions):
+            self._awaited.discard(submission.id)
             if (known := self._tasks.get(submission.id)) is not None:
                 if known.helps:  # its broker is lost to the model, and this one has it already
                     self._own(known, owner, submission, now)
+                elif known.outcome is None:
+                    if known.submission != submission:
+                        known.submission = submission
+                        self._note(known, is_new=True)
+                    self._wait(known)
                 continue
             if self._queued >= self._max_queued:
                 return count
@@ -199,8 +211,6 @@ class Queue:
         submission = task.submission
         self._keep(task)
         self._note(task, is_new=True)
-        if submission.deadline_s is not None:
-            self._set_deadline(task, now)
         claim = self._claims.pop(submission.id, None)
         if claim is None:
             self._push(task)
@@ -214,11 +224,11 @@ class Queue:
         task.helps, task.owner, task.submission = False, owner, submission
         self._keep(task)
         self._note(task, is_new=True)
-        if submission.deadline_s is not None:
-            self._set_deadline(task, now)
         if task.outcome is not None:
             self._owner(owner).ready[submission.id] = None
-        elif task.lease is None:
+        elif task.lease is not None:
+            self._time(task, now)
+        else:
             self._push(task)  # again: it has its priority now
 
     def collect(self, owner: str, session: str) -> tuple[list[Outcome], list[Progress]]:
@@ -243,9 +253,15 @@ class Queue:
         return outcomes, progress
 
     def _outcome(self, key: str) -> Outcome:
-        outcome = self._tasks[key].outcome
-        assert outcome is not None
-        return outcome
+        task = self._tasks[key]
+        assert task.outcome is not None
+        if not (task.losses or task.errors):
+            return task.outcome
+        attempts, lost_workers = task.outcome[-2:]
+        return task.outcome._replace(
+            attempts=attempts + task.losses + len(task.errors),
+            lost_workers=lost_workers + task.losses,
+        )
 
     def has_news(self, owner: str) -> bool:
         """Returns whether `collect` would return something."""
@@ -277,12 +293,22 @@ class Queue:
             else:
                 task.is_stopped = True
 
-    def resume(self, owner: str, ids: Collection[str]) -> list[str]:
-        """Forgets all tasks of a model but these; returns those of them that are not here."""
+    def resume(self, owner: str, ids: Collection[str], awaited: Collection[str] = ()) -> list[str]:
+        """Forgets all tasks of a model but these; returns those of them that are not here.
+
+        Args:
+            owner: The model.
+            ids: What it wants.
+            awaited: Of these, those that come again, and wait until then.
+        """
         wanted = set(ids)
         here = self._owner(owner).ids
         for each in [each for each in here if each not in wanted]:
             self._remove(self._tasks[each])
+        self._awaited.update(awaited)
+        for each in self._awaited.intersection(here).difference(awaited):
+            self._awaited.discard(each)
+            self._wait(self._tasks[each])
         return self.missing(owner, ids)
 
     def missing(self, owner: str, ids: Iterable[str]) -> list[str]:
@@ -375,7 +401,8 @@ class Queue:
             if len(task.errors) <= task.submission.retries:
                 self._return(task)
                 return True
-            outcome = outcome._replace(text=_gathered(task.errors))
+            attempts = outcome.attempts - 1  # the last one is among the errors
+            outcome = outcome._replace(text=_gathered(task.errors), attempts=attempts)
         self._settle(task, outcome)
         return True
 
@@ -397,7 +424,7 @@ class Queue:
     # What time says.
 
     def tick(self, now: float) -> None:
-        """Ends leases and deadlines that are over. Called several times in the time of a lease."""
+        """Ends leases and runs that are too long. Called several times in the time of a lease."""
         self._begin(now)
         gap_s = 0.0 if self._ticked_at is None else now - self._ticked_at
         self._ticked_at = now
@@ -406,10 +433,12 @@ class Queue:
                 self._tasks[each].expires_at = now + self._lease_s
             for worker in self._workers.values():
                 worker.seen_at = now
-        self._end_late(now)
         for each in sorted(self._leased):
             task = self._tasks[each]
-            if task.expires_at <= now:
+            if task.deadline_at is not None and task.deadline_at <= now:
+                text = f"not done within its {task.submission.deadline_s:g} s (deadline_s)"
+                self._decide(task, State.FAILED, text, attempts=1)
+            elif task.expires_at <= now:
                 self._lose(task, f"was not heard of for {self._lease_s:g} s")
         for name in [
             name
@@ -421,26 +450,11 @@ class Queue:
             self._claims.clear()
         self._tidy()
 
-    def _end_late(self, now: float) -> None:
-        while self._deadlines and self._deadlines[0][0] <= now:
-            at, key = heapq.heappop(self._deadlines)
-            task = self._tasks.get(key)
-            if task is not None and task.deadline_at == at and task.outcome is None:
-                text = f"not done within its {task.submission.deadline_s:g} s (deadline_s)"
-                self._decide(task, State.FAILED, text)
-
     def _tidy(self) -> None:
         """Forgets models without tasks, and entries of heaps that do not count, once most do not."""
         for name in [name for name, owner in self._owners.items() if not owner.ids]:
             del self._owners[name]
         most = 2 * len(self._tasks) + _MOST_STALE
-        if len(self._deadlines) > most:
-            self._deadlines = [
-                (at, key)
-                for at, key in self._deadlines
-                if (task := self._tasks.get(key)) is not None and task.deadline_at == at
-            ]
-            heapq.heapify(self._deadlines)
         if sum(map(len, self._waiting.values())) + len(self._waiting) > most:
             heaps = {
                 kind: [entry for entry in heap if self._counts(entry)]
@@ -490,7 +504,7 @@ class Queue:
                 known, task.number = task, next(self._numbers)
                 self._add(task, now)
             elif known.helps:
-                known.errors, known.deadline_at = task.errors, task.deadline_at
+                known.errors = task.errors
                 self._own(known, task.owner, task.submission, now)
             if outcome is not None and known.outcome is None:
                 self._settle(known, outcome)
@@ -550,13 +564,20 @@ class Queue:
     def _lend(self, task: Task, worker: Life, token: str, now: float) -> Assignment:
         key, payload, kind, *_ = task.submission
         task.lease = worker, token
-        task.expires_at = now + self._lease_s
+        self._time(task, now)
         self._leased.add(key)
         if worker.name not in self._workers:
             self._workers[worker.name] = _Worker(worker.life, frozenset(), False, now)
         self._workers[worker.name].held.add(key)
         self._note(task)
         return Assignment(key, token, kind, payload)
+
+    def _time(self, task: Task, now: float) -> None:
+        """Begins the time that a worker has a task for; longer, if it takes longer to arrive."""
+        arrives_at = now + transfer_s([task.submission])
+        task.expires_at = arrives_at + self._lease_s
+        limit_s = task.submission.deadline_s
+        task.deadline_at = None if limit_s is None else arrives_at + limit_s
 
     def _lose(self, task: Task, why: str) -> None:
         assert task.lease is not None
@@ -573,9 +594,14 @@ class Queue:
     # What becomes of a task.
 
     def _push(self, task: Task) -> None:
-        key, _, kind, priority, *_ = task.submission
         self._queued += not task.helps
-        heapq.heappush(self._waiting.setdefault(kind, []), (-priority, task.number, key))
+        self._wait(task)
+
+    def _wait(self, task: Task) -> None:
+        """Has workers find a task that waits."""
+        key, _, kind, priority, *_ = task.submission
+        if key not in self._awaited and self._is_waiting(task):
+            heapq.heappush(self._waiting.setdefault(kind, []), (-priority, task.number, key))
 
     def _peek(self, kind: str) -> tuple[float, int, str] | None:
         heap = self._waiting.get(kind, [])
@@ -617,8 +643,8 @@ class Queue:
         self._push(task)
         self._note(task)
 
-    def _decide(self, task: Task, state: State, text: str = "") -> None:
-        self._settle(task, Outcome(task.submission.id, "", state, text=text))
+    def _decide(self, task: Task, state: State, text: str = "", attempts: int = 0) -> None:
+        self._settle(task, Outcome(task.submission.id, "", state, text=text, attempts=attempts))
 
     def _settle(self, task: Task, outcome: Outcome) -> None:
         self._release(task)
@@ -629,6 +655,7 @@ class Queue:
     def _remove(self, task: Task) -> None:
         key = task.submission.id
         self._release(task)
+        self._awaited.discard(key)
         del self._tasks[key]
         owner = self._owner(task.owner)
         owner.ids.pop(key)
@@ -641,12 +668,6 @@ class Queue:
 
     def _owner(self, name: str) -> _Owner:
         return self._owners.setdefault(name, _Owner())
-
-    def _set_deadline(self, task: Task, now: float) -> None:
-        assert task.submission.deadline_s is not None
-        if task.deadline_at is None:
-            task.deadline_at = now + task.submission.deadline_s
-        heapq.heappush(self._deadlines, (task.deadline_at, task.submission.id))
 
     def _begin(self, now: float) -> None:
         if self._began_at is None:
@@ -664,7 +685,6 @@ def _copies(tasks: Iterable[Task]) -> list[Task]:
             task.errors,
             task.losses,
             task.outcome,
-            deadline_at=task.deadline_at,
         )
         for task in tasks
     ]

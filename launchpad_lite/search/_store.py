@@ -66,7 +66,6 @@ COLUMNS = (
     "priority",
     "retries",
     "deadline_s",
-    "deadline_at",
     "worker",
     "life",
     "token",
@@ -79,15 +78,12 @@ COLUMNS = (
     "ran_by",
 )
 #: Those of them that change.
-CHANGING = COLUMNS[9:]
+CHANGING = COLUMNS[8:]
 
 
 def row_of(task: Task) -> tuple[object, ...]:
-    """Returns a task as a row. Times of this process's clock become times of day."""
+    """Returns a task as a row."""
     submission = task.submission
-    deadline_at = None
-    if task.deadline_at is not None:
-        deadline_at = time.time() + task.deadline_at - time.monotonic()
     return (
         submission.id,
         task.number,
@@ -97,7 +93,6 @@ def row_of(task: Task) -> tuple[object, ...]:
         submission.priority,
         submission.retries,
         submission.deadline_s,
-        deadline_at,
         *changing_of(task),
     )
 
@@ -136,7 +131,6 @@ def task_of(row: Sequence[Any]) -> Task:
         priority,
         retries,
         deadline_s,
-        deadline_at,
         worker,
         life,
         token,
@@ -150,21 +144,21 @@ def task_of(row: Sequence[Any]) -> Task:
     ) = row
     submission = Submission(key, bytes(payload), kind, priority, retries, deadline_s)
     task = Task(submission, owner, number)
-    if deadline_at is not None:
-        task.deadline_at = deadline_at - time.time() + time.monotonic()
     if token is not None:
         task.lease = Life(worker, life), token
     task.errors = tuple(json.loads(errors))
     task.losses = losses
     if state is not None:
-        task.outcome = Outcome(key, "", State(state), bytes(result), text, seconds, ran_by)
+        ended = State(state)
+        attempts = int(ended is not State.FAILED)  # besides errors and losses
+        task.outcome = Outcome(key, "", ended, bytes(result), text, seconds, ran_by, attempts)
     return task
 
 
 _TABLE = """
 create table if not exists tasks (
     id text primary key, number integer, owner text, kind text, payload blob, priority real,
-    retries integer, deadline_s real, deadline_at real, worker text, life text, token text,
+    retries integer, deadline_s real, worker text, life text, token text,
     errors text, losses integer, state text, result blob, text text, seconds real, ran_by text
 )
 """

@@ -11,7 +11,15 @@ from typing import Any
 
 import courier
 from launchpad_lite.search._helping import LOST
-from launchpad_lite.search._messages import PYTHON, Assignment, Outcome, State, first_of, transfer_s
+from launchpad_lite.search._messages import (
+    PYTHON,
+    Assignment,
+    Outcome,
+    State,
+    first_of,
+    longer,
+    transfer_s,
+)
 from launchpad_lite.search._presence import Presence
 from launchpad_lite.search._timing import Timing
 from launchpad_lite.search.errors import SearchError, StoppedEarlyError
@@ -62,6 +70,8 @@ class Worker:
         #: Where it goes after its task, because fewer workers are there; empty: nowhere.
         self._next_broker = ""
         self._mean_s = 1.0
+        #: Seconds longer that tasks may take to arrive: how large they are is not known before.
+        self._slack_s = 0.0
         #: Changed by both threads.
         self._lock = threading.Lock()
         #: Held by the thread that sends reports.
@@ -136,6 +146,8 @@ class Worker:
             found = self._exchange(self._broker, self._count(), self._timing.poll_s)
         except LOST as error:
             lost, self._broker, self._next_broker = self._broker, "", ""
+            if isinstance(error, courier.CallTimeoutError):
+                self._slack_s = longer(self._slack_s)
             if isinstance(error, courier.ServerUnreachableError):  # it has ended for good
                 self._ended.add(lost)
                 self._is_over = self._presence.has_ended(self._ended)
@@ -177,11 +189,12 @@ class Worker:
         with self._lock:
             sent = {outcome.id for outcome in outcomes}
             held = [each for each in self._held.get(broker, ()) if each not in sent]
-        client = self._client(broker, wait_s + transfer_s(outcomes))
+        client = self._client(broker, wait_s + self._slack_s + transfer_s(outcomes))
         found: list[Assignment] | None = client.work(
             self._me, held, outcomes, (PYTHON,), count, wait_s
         )
         self._forget(broker, outcomes)
+        self._slack_s /= 2
         return found
 
     # Running them.
@@ -230,7 +243,7 @@ class Worker:
                 ) from error
             if len(payload) > self._max_result_bytes:
                 raise MemoryError(
-                    f"the result of {task!r} has {len(payload):,} bytes, more than max_result_bytes="
+                    f"the result of {task!r} has {len(payload):,} bytes, and results have at most "
                     f"{self._max_result_bytes:,}: write it to a file, and return its path"
                 )
         except StoppedEarlyError:
@@ -238,6 +251,10 @@ class Worker:
         except BaseException as error:
             if not isinstance(error, Exception) and self._stop.is_set():
                 raise  # not by the task: its node is ended by force
+            if (
+                type(error).__name__ == "TrialPruned"
+            ):  # of Optuna, as in functions that were made for it
+                return State.STOPPED, b"", ""
             report = courier.ExceptionReport.text_of(error, skip_frames=1)
             report = report.with_object(error, self._max_result_bytes)
             return State.FAILED, pickle.dumps(report), report.traceback

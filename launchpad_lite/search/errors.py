@@ -1,7 +1,7 @@
 """What can go wrong with a search.
 
 SearchError
-├── FailedTaskError     a task raised, lost its workers too often, or was too late   (RuntimeError)
+├── FailedTaskError     a task raised, lost its workers too often, or took too long   (RuntimeError)
 ├── StoreError          the store of a broker cannot be read or written              (OSError)
 ├── StoreInUseError     another broker uses this store                               (OSError)
 ├── TaskPickleError     a task or its result cannot be pickled                       (TypeError)
@@ -26,7 +26,7 @@ class SearchError(LaunchpadError):
 
 
 class FailedTaskError(SearchError, RuntimeError):
-    """A task has no result: it raised, lost its workers too often, or its deadline has passed."""
+    """A task has no result: it raised, lost its workers too often, or took too long."""
 
 
 class StoreError(SearchError, OSError):

@@ -32,12 +32,17 @@ class Trial:
         params: Its `params`, if it has some.
         state: What has become of it.
         score: How good it is: of its result, or the last value that it reported.
-        error: Why it failed.
+        error: Why it failed, and where in the user's code.
         worker: Who ran it last.
         asked_at: Seconds after the beginning of the search.
         told_at: When its end was known, in the same seconds; None before.
         seconds: How long it ran.
+        attempts: How often it was run; lost workers and `retries` make it more than 1.
+        lost_workers: How many workers were lost with it.
         curve: What it has reported: steps and values.
+        values: Its scores, if the model has several objectives.
+        is_feasible: Whether it keeps the constraints of the study of Optuna; else it is not the best.
+        is_told: Whether its model took note of what became of it; if not, its error says why.
 
     Example:
         best = search.run(model).best  # a search.Trial
@@ -54,7 +59,12 @@ class Trial:
     asked_at: float = 0.0
     told_at: float | None = None
     seconds: float = 0.0
+    attempts: int = 1
+    lost_workers: int = 0
     curve: list[tuple[int, float]] = field(default_factory=list)
+    values: tuple[float, ...] = ()
+    is_feasible: bool = True
+    is_told: bool = True
 
 
 class Model:
@@ -65,6 +75,7 @@ class Model:
 
     Attributes:
         maximize: Whether higher scores are better.
+        total: How many trials there will be, if it has that.
 
     Example:
         class Grid(search.Model):
@@ -79,6 +90,7 @@ class Model:
     """
 
     maximize: bool = True
+    total: int
 
     def ask(self) -> Any:
         """Returns the next task: a `Task`, any object with a method `run`, or a function.
@@ -117,14 +129,32 @@ class Model:
             value: What it has reported last.
         """
 
-    def fail(self, task: Any, error: FailedTaskError) -> None:  # noqa: ARG002
-        """Takes note that a task has no result. By default that ends the search.
+    def fail(self, task: Any, error: FailedTaskError) -> None:
+        """Takes note that a task has no result, or one that the model did not take. The search goes on.
 
         Args:
             task: The task.
-            error: Says why, and has the exception of the task as its cause.
+            error: Says why, and has the exception as its cause.
         """
-        raise error
+
+    def identity(self) -> dict[str, str]:
+        """Returns what makes it this search, for `search.run` with a folder: names to texts.
+
+        What is kept of a search with another identity is not gone on with.
+        """
+        return {}
+
+    def resumed(self, given: "Model", outstanding: Sequence[Any]) -> None:  # noqa: ARG002
+        """Takes over what another call of the same search may change: by default the number of trials.
+
+        Functions and classes that the script defines are the newest ones already.
+
+        Args:
+            given: The model with which the search was called this time.
+            outstanding: The tasks that have no result yet.
+        """
+        if hasattr(given, "total"):
+            self.total = given.total
 
     def score(self, result: Any) -> float | None:
         """Returns how good a result is, for tables; None: that cannot be said.
@@ -133,6 +163,12 @@ class Model:
         """
         value = number_of(result)
         return None if value is None or math.isnan(value) else value
+
+
+def name_of(function: Any) -> str:
+    """Returns the name of a function or class, without its module."""
+    function = getattr(function, "func", function)  # of a functools.partial
+    return str(getattr(function, "__qualname__", type(function).__qualname__))
 
 
 def number_of(result: Any) -> float | None:
@@ -148,7 +184,9 @@ def number_of(result: Any) -> float | None:
 def best_of(trials: Sequence[Trial], *, maximize: bool) -> Trial | None:
     """Returns the trial with the best score of those that are done; the first of equals."""
     scored = [
-        trial for trial in trials if trial.state is TrialState.DONE and trial.score is not None
+        trial
+        for trial in trials
+        if trial.state is TrialState.DONE and trial.score is not None and trial.is_feasible
     ]
     sign = 1.0 if maximize else -1.0
     return max(scored, key=lambda trial: sign * (trial.score or 0.0), default=None)

@@ -1,7 +1,9 @@
 """What a search has found: tables and a picture."""
 
+import collections
 import csv
 import itertools
+import operator
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,10 +14,13 @@ from launchpad_lite.search.models import Model, Trial, TrialState, best_of
 
 __all__ = ["Result"]
 
-_COLUMNS = ("number", "state", "score", "seconds", "asked_at", "told_at", "worker", "task", "error")
+_COLUMNS = (
+    *("number", "state", "score", "seconds", "attempts", "lost_workers"),
+    *("asked_at", "told_at", "worker", "task", "error"),
+)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result:
     """What a search has found.
 
@@ -34,15 +39,48 @@ class Result:
     model: Model
     seconds: float
 
+    def __repr__(self) -> str:
+        counts = collections.Counter(trial.state.value for trial in self.trials)
+        states = ", ".join(f"{count} {state}" for state, count in counts.items())
+        lines = [f"{len(self.trials)} trials in {self.seconds:.1f} s: {states}"]
+        if best := self.best:
+            params = repr(dict(best.params))
+            lines.append(f"best: trial {best.number}, score {best.score}, {params:.500}")
+        if lost := sum(trial.lost_workers for trial in self.trials):
+            runs = sum(trial.attempts for trial in self.trials)
+            lines.append(f"workers lost: {lost}; runs: {runs}")
+        if hasattr(self.model, "study"):
+            lines.append("study of Optuna: .model.study")
+        return "\n".join(lines)
+
     @property
     def best(self) -> Trial | None:
-        """The trial with the best score; None without one."""
+        """The trial with the best score, of several objectives in the first one; None without one."""
         return best_of(self.trials, maximize=self.model.maximize)
+
+    @property
+    def best_trials(self) -> list[Trial]:
+        """The best trials: with several objectives, those to which no other one is better in all."""
+        signs = [1 if each else -1 for each in getattr(self.model, "directions", ())]
+        if len(signs) < 2:
+            return [] if self.best is None else [self.best]
+        found = [
+            (trial, [sign * value for sign, value in zip(signs, trial.values, strict=True)])
+            for trial in self.trials
+            if trial.values and trial.is_feasible
+        ]
+
+        def is_beaten(mine: list[float]) -> bool:
+            return any(other != mine and all(map(operator.ge, other, mine)) for _, other in found)
+
+        return [trial for trial, mine in found if not is_beaten(mine)]
 
     def _rows(self) -> Iterator[dict[str, Any]]:
         for trial in self.trials:
             row = {name: getattr(trial, name) for name in _COLUMNS}
             row["state"] = trial.state.value
+            if len(trial.values) > 1:
+                row |= {f"values.{index}": value for index, value in enumerate(trial.values)}
             yield row | {f"params.{name}": value for name, value in trial.params.items()}
 
     def to_csv(self, path: str | os.PathLike[str]) -> None:

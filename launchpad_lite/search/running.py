@@ -1,11 +1,12 @@
 """A search as a program of its own, or as a part of one."""
 
 import os
+import sys
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import courier
 import launchpad_lite as lp
@@ -16,8 +17,10 @@ from launchpad_lite.search._helping import LOST
 from launchpad_lite.search._messages import Life, member_here
 from launchpad_lite.search._model_node import ModelNode, Status
 from launchpad_lite.search._name_server import NameServer, make_name_server
+from launchpad_lite.search._postgres import check_database
 from launchpad_lite.search._presence import Presence
 from launchpad_lite.search._progress import Table
+from launchpad_lite.search._resuming import begin
 from launchpad_lite.search._store import check_files
 from launchpad_lite.search._timing import DEFAULT, Timing
 from launchpad_lite.search._worker import Worker
@@ -104,9 +107,11 @@ def add_parts(
     Raises:
         ValueError: A number is too small, or the program has such a group.
     """
-    if workers < 0 or brokers < 1:
+    least = 0 if options.folder else 1  # others join by a file there
+    if workers < least or brokers < 1:
         raise ValueError(
-            f"a search has at least 1 broker and 0 workers, not {brokers} and {workers}"
+            f"a search has at least 1 broker and {least} workers, not {brokers} and {workers}; with folder=, "
+            "all workers may come from outside"
         )
     groups = {part: f"{label}_{part}" for part in ("name_server", "broker", "worker")}
     if taken := [group for group in groups.values() if group in program.groups]:
@@ -204,6 +209,7 @@ def _add(
     ahead: int | None,
     device_share: float | None,
     stays: bool,
+    anyway: bool = False,
 ) -> lp.Handle[ModelNode]:
     if not isinstance(model, Model):
         raise TypeError(f"a search takes a search.Model, not {model!r}")
@@ -218,7 +224,7 @@ def _add(
         device_share=device_share,
     )
     node = lp.CourierNode(
-        ModelNode, model, parts.name_server, parts.brokers, options.timing, ahead, stays
+        ModelNode, model, parts.name_server, parts.brokers, options.timing, ahead, stays, anyway
     )
     return program.add_node(node, label=f"{label}_model")
 
@@ -237,11 +243,13 @@ def run(
     device_share: float | None = None,
     timing: Timing = DEFAULT,
     progress: bool = True,
+    resume: Literal["same", "anyway"] = "same",
     **launch_options: Any,
 ) -> Result:
     """Runs a search, and returns what it has found.
 
-    Ctrl-C stops it in order. With a folder, the same call goes on where it was.
+    Ctrl-C stops it in order. With a folder, the same call goes on where it was, with the newest code of
+    the script; or on to more trials.
 
     Args:
         model: Decides what is tried. It runs in a node; what it has become is in the result.
@@ -257,12 +265,16 @@ def run(
         device_share: As for `add_to`.
         timing: As for `add_to`.
         progress: Whether to show how far it is: one row on a terminal, a row every 10 s elsewhere.
+        resume: What to do if the folder has a search with another space, seed, algorithm or function.
+            `"same"`: that is an error. `"anyway"`: to go on with it, for so many trials in all; what the
+            model had learnt is kept if the algorithm is the same.
         **launch_options: As for `lp.launch`: `resources`, `hosts`, `restart`, ..
 
     Raises:
-        SearchError: It was stopped before its end.
+        SearchError: It was stopped before its end, the first 10 trials or all of them have failed, or the
+            folder has another search.
         NodeFailedError: The model, a broker or a worker has failed for good.
-        StoreInUseError: Another search uses the folder.
+        StoreInUseError: Another search uses the folder or the database.
         StoreError: What brokers have kept there is damaged.
         TypeError: As for `add_to`.
         ValueError: As for `add_to`.
@@ -271,6 +283,8 @@ def run(
         result = search.run(search.RandomSearch(train, sample, trials=100), workers=8)
         print(result.best)
     """
+    if resume not in ("same", "anyway"):
+        raise ValueError(f'resume is "same" or "anyway", not {resume!r}')
     program = lp.Program("search")
     kept = None if folder is None else Path(folder).absolute()
     handle = _add(
@@ -283,6 +297,7 @@ def run(
         ahead=ahead,
         device_share=device_share,
         stays=True,
+        anyway=resume == "anyway",
     )
     options = dict(launch_options)
     restart = options.pop("restart", {})
@@ -290,20 +305,33 @@ def run(
         groups = ("search_name_server", "search_broker", "search_worker")
         there = [group for group in groups if group in program.groups]  # without workers: no group
         restart = {**dict.fromkeys(there, RESTART), **restart}
+    if database is not None:
+        check_database(database, timing.silence_s)
     if kept is not None:
         check_files(kept, RELEASE_S)
+        is_elsewhere = "checkpoints" in options
+        for file in begin(kept, model, anyway=resume == "anyway", is_elsewhere=is_elsewhere):
+            _say(f"{file} has changed: what is tried from now on runs its newest code")
         options.setdefault("checkpoints", {"search_model": kept / "model"})
     table = Table(getattr(model, "total", total) if total is None else total) if progress else None
     running = lp.launch(program, launcher, restart=restart, **options)
     try:
-        result = _follow(running, handle, table)
+        result, status = _follow(running, handle, table)
         running.complete()
     finally:
         running.stop()
     if kept is not None:
         os.close(open_private(kept / "trials.csv", is_new=True))
         result.to_csv(kept / "trials.csv")
+    if status.failure:
+        raise SearchError(status.failure)
+    if status.was_over:
+        _say(f"complete, from {kept}: {len(result.trials)} trials")
     return result
+
+
+def _say(text: str) -> None:
+    print(f"search: {text}", file=sys.stderr)  # noqa: T201 - to the user, as the table
 
 
 def _client(handle: lp.Handle[ModelNode]) -> Any:
@@ -312,8 +340,8 @@ def _client(handle: lp.Handle[ModelNode]) -> Any:
 
 def _follow(
     running: lp.RunningProgram, handle: lp.Handle[ModelNode], table: Table | None
-) -> Result:
-    """Shows how far a search is; returns what it has found."""
+) -> tuple[Result, Status]:
+    """Shows how far a search is; returns what it has found, and how it has ended."""
     node = _client(handle)
     try:
         while not running.join(0.0):
@@ -330,7 +358,7 @@ def _follow(
             if table is not None:
                 table.show(status)
             if status.is_over:
-                return Result(node.trials(), node.model(), status.seconds)
+                return Result(node.trials(), node.model(), status.seconds), status
     finally:
         if table is not None:
             table.end()

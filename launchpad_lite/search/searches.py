@@ -5,12 +5,13 @@ import collections
 import itertools
 import math
 import random
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from launchpad_lite.errors import MissingExtraError
 from launchpad_lite.search.errors import FailedTaskError, SearchError
-from launchpad_lite.search.models import Model, number_of
+from launchpad_lite.search.models import Model, name_of, number_of
 from launchpad_lite.search.tasks import Task
 
 __all__ = [
@@ -24,9 +25,6 @@ __all__ = [
 ]
 
 C = TypeVar("C")
-
-#: So many tasks may fail one after the other, before the first result: then all would.
-_MOST_FAILURES = 10
 
 
 class Candidate(Task, Generic[C]):
@@ -50,8 +48,15 @@ class Candidate(Task, Generic[C]):
         #: For the model that asked for it.
         self.pair: int | None = None
         self.number = 0
+        #: For the trial, from the model: its scores if there are several, and whether it may be the best.
+        self.values: tuple[float, ...] = ()
+        self.is_feasible = True
         named = candidate if isinstance(candidate, Mapping) else {"candidate": repr(candidate)}
         self.params = dict(named)
+
+    def renew(self, evaluate: Callable[[C], Any], retries: int) -> None:
+        """Has it call another function, in place of an earlier version."""
+        self._evaluate, self.retries = evaluate, retries
 
     def run(self) -> Any:
         """Calls the function."""
@@ -80,19 +85,37 @@ class _Search(Model, Generic[C]):
         self._evaluate = evaluate
         self._retries = retries
         self._random = random.Random(seed)  # noqa: S311 - no secret
+        self._identity: dict[str, str] = {}
+        self._note(function=evaluate, seed=seed, maximize=maximize)
         self.maximize = maximize
         self.total = trials
         self._asked = 0
-        self._ended = 0
-        self._failed = 0
 
     def ask(self) -> "Candidate[C] | None":
         """As `Model.ask`."""
-        if self._asked == self.total:
+        if self._asked >= self.total:
             return None
         candidate = self.propose()
         self._asked += 1
         return Candidate(self._evaluate, candidate, self._retries)
+
+    def _note(self, **settings: object) -> None:
+        """Makes settings a part of its identity."""
+        for name, each in settings.items():
+            self._identity[name] = name_of(each) if callable(each) else repr(each)
+
+    def identity(self) -> dict[str, str]:
+        """As `Model.identity`."""
+        return self._identity
+
+    def resumed(self, given: Model, outstanding: Sequence["Candidate[C]"]) -> None:
+        """As `Model.resumed`; takes over functions, also those without a name."""
+        super().resumed(given, outstanding)
+        for name, each in vars(given).items():
+            if isinstance(each, types.FunctionType) or name in ("_evaluate", "_retries", "_space"):
+                setattr(self, name, each)
+        for task in outstanding:
+            task.renew(self._evaluate, self._retries)
 
     def propose(self) -> C:
         """Returns what is tried next."""
@@ -100,7 +123,6 @@ class _Search(Model, Generic[C]):
 
     def tell(self, task: "Candidate[C]", result: Any) -> None:
         """As `Model.tell`."""
-        self._ended += 1
         score = self.score(result)
         if score is None and number_of(result) is None:
             raise SearchError(
@@ -117,17 +139,8 @@ class _Search(Model, Generic[C]):
     def learn(self, task: "Candidate[C]", fitness: float) -> None:
         """Takes note of how fit a candidate is; more is better."""
 
-    def fail(self, task: "Candidate[C]", error: FailedTaskError) -> None:  # noqa: ARG002
-        """As `Model.fail`."""
-        self._failed += 1
-        if not self._ended and self._failed >= _MOST_FAILURES:
-            raise SearchError(
-                f"the first {self._failed} tasks have all failed; the last one: {error}"
-            ) from error
-
     def stopped(self, task: "Candidate[C]", value: float | None) -> None:
         """As `Model.stopped`."""
-        self._ended += 1
         if value is not None:
             self.learn(task, self._fitness(value))
 
@@ -164,6 +177,7 @@ class RandomSearch(_Search[C]):
             retries: How often `evaluate` may be called again when it has raised.
         """
         super().__init__(evaluate, trials, seed=seed, maximize=maximize, retries=retries)
+        self._note(sample=sample)
         self._sample = sample
 
     def propose(self) -> C:
@@ -213,6 +227,7 @@ class RegularizedEvolution(_Search[C]):
             ValueError: The tournament is empty, or larger than the population.
         """
         super().__init__(evaluate, trials, seed=seed, maximize=maximize, retries=retries)
+        self._note(sample=sample, mutate=mutate, population=population, tournament=tournament)
         if not 1 <= tournament <= population:
             raise ValueError(
                 f"RegularizedEvolution: 1 to {population} (the population) take part in a tournament, "
@@ -289,6 +304,7 @@ class VariableLengthEvolution(_Search[G]):
     ) -> None:
         """Describes the search; arguments as for `RegularizedEvolution`. The least fit ones die."""
         super().__init__(evaluate, trials, seed=seed, maximize=maximize, retries=retries)
+        self._note(sample=sample, population=population, tournament=tournament)
         if not 1 <= tournament <= population:
             raise ValueError(
                 f"VariableLengthEvolution: 1 to {population} (the population) take part in a "
@@ -399,6 +415,7 @@ class SuccessiveHalving(_Search[C]):
             ValueError: The first rung is before the first step, or nobody would be stopped.
         """
         super().__init__(evaluate, trials, seed=seed, maximize=maximize, retries=retries)
+        self._note(sample=sample, first_rung=first_rung, reduction=reduction)
         if first_rung < 1 or reduction < 2:
             raise ValueError(
                 "SuccessiveHalving: first_rung is at least 1 and reduction at least 2, not "
@@ -432,10 +449,11 @@ class SuccessiveHalving(_Search[C]):
         return rung == steps
 
 
-class OptunaSearch(Model):
+class OptunaSearch(_Search[dict[str, Any]]):
     """Tries what a study of Optuna asks for; its samplers and pruners do what they do there.
 
-    Only this model uses the study, so any storage will do. Needs `launchpad-lite[optuna]`.
+    Only this model uses the study, so any storage will do. What it fills is `result.model.study`; if the
+    study is stored, that of the script, too. Needs `launchpad-lite[optuna]`.
 
     Example:
         study = optuna.create_study(direction="maximize", pruner=optuna.pruners.HyperbandPruner())
@@ -455,7 +473,8 @@ class OptunaSearch(Model):
         """Describes the search.
 
         Args:
-            study: An `optuna.Study` with one objective.
+            study: An `optuna.Study`. With several objectives, `evaluate` returns as many numbers, and
+                `result.best_trials` has the best trials.
             space: A distribution of Optuna for each parameter.
             evaluate: Returns how good parameters are. Runs in workers, which need no Optuna.
                 `search.report(value)` is what `trial.report` and `trial.should_prune` are there.
@@ -471,38 +490,70 @@ class OptunaSearch(Model):
             raise MissingExtraError(
                 "OptunaSearch needs Optuna. Run: pip install 'launchpad-lite[optuna]'"
             ) from None
-        self.maximize = study.direction == optuna.study.StudyDirection.MAXIMIZE
+        #: Whether more is better, for each objective.
+        self.directions = [
+            each == optuna.study.StudyDirection.MAXIMIZE for each in study.directions
+        ]
+        super().__init__(evaluate, trials, seed=0, maximize=self.directions[0], retries=retries)
+        self._note(sampler=type(study.sampler), space=dict(sorted(space.items())))
+        self._note(directions=[each.name for each in study.directions])
         self.study = study
-        self.total = trials
         self._space = dict(space)
-        self._evaluate = evaluate
-        self._retries = retries
-        self._asked = 0
+        #: Whether its sampler has tried all that there is.
+        self._is_exhausted = False
         #: Those that are outstanding, by the numbers that Optuna gives them.
         self._trials: dict[int, Any] = {}
 
+    def resumed(self, given: Model, outstanding: Sequence[Candidate[dict[str, Any]]]) -> None:
+        """As `Model.resumed`. In a study that is stored, trials that were lost with a kill have failed."""
+        from optuna.trial import TrialState
+
+        super().resumed(given, outstanding)
+        for trial in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+            if trial.number not in self._trials:
+                self._tell(trial.number, None, TrialState.FAIL)
+
+    def done(self) -> bool:
+        """As `Model.done`: a grid may end before its number of trials."""
+        return self._is_exhausted
+
     def ask(self) -> Candidate[dict[str, Any]] | None:
         """As `Model.ask`."""
-        if self._asked == self.total:
-            return None
-        self._asked += 1
-        trial = self.study.ask(self._space)
-        self._trials[trial.number] = trial
-        task = Candidate(self._evaluate, dict(trial.params), self._retries)
-        task.number = trial.number
+        task = super().ask()
+        if task is not None:
+            task.number = self._newest
         return task
+
+    def propose(self) -> dict[str, Any]:
+        """Asks the study."""
+        trial = self.study.ask(self._space)
+        self._newest = trial.number
+        self._trials[trial.number] = trial
+        return dict(trial.params)
 
     def tell(self, task: Candidate[dict[str, Any]], result: Any) -> None:
         """As `Model.tell`."""
         from optuna.trial import TrialState
 
-        score = self.score(result)
-        is_nan = score is None and number_of(result) is not None
-        self._end(task, score, TrialState.FAIL if is_nan else None)
+        are_many = len(self.directions) > 1 and hasattr(result, "__iter__")
+        numbers = [number_of(each) for each in (result if are_many else [result])]
+        if len(numbers) != len(self.directions) or None in numbers:
+            raise SearchError(
+                f"{task!r} returned {result!r}; this study needs {len(self.directions)} numbers"
+            )
+        values = [each for each in numbers if each is not None and not math.isnan(each)]
+        if len(values) < len(numbers):
+            self._end(task, None, TrialState.FAIL)
+            return
+        told = self._end(task, values)
+        task.values = tuple(values)
+        task.is_feasible = all(each <= 0 for each in told.system_attrs.get("constraints") or ())
 
     def report(self, task: Candidate[dict[str, Any]], step: int, value: float) -> bool:
         """As `Model.report`."""
         trial = self._trials[task.number]
+        if len(self.directions) > 1:
+            return False  # Optuna prunes with one objective only
         trial.report(value, step)
         return bool(trial.should_prune())
 
@@ -522,8 +573,16 @@ class OptunaSearch(Model):
 
         self._end(task, None, TrialState.FAIL)
 
-    def _end(self, task: Candidate[dict[str, Any]], value: float | None, state: Any = None) -> None:
-        trial = self._trials.pop(task.number)
-        if value is None and state is None:
-            raise SearchError(f"{task!r} returned no number")
-        self.study.tell(trial, value, state)
+    def _end(self, task: Candidate[dict[str, Any]], values: Any, state: Any = None) -> Any:
+        self._trials.pop(task.number, None)
+        return self._tell(task.number, values, state)
+
+    def _tell(self, number: int, values: Any, state: Any) -> Any:
+        """Ends a trial of the study, unless that has it as ended: it may be newer than a checkpoint."""
+        try:
+            return self.study.tell(number, values, state, skip_if_finished=True)
+        except RuntimeError as error:
+            if "Study.stop" not in str(error):
+                raise
+            self._is_exhausted = True  # it was told, and the sampler asks to end
+            return self.study.get_trials(deepcopy=False)[number]

@@ -3,6 +3,8 @@
 import contextvars
 import math
 import operator
+import reprlib
+import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,13 +16,26 @@ from launchpad_lite.search.errors import StoppedEarlyError, TaskPickleError
 __all__ = ["Call", "Foreign", "Task", "report"]
 
 
+class _Repr(reprlib.Repr):
+    """Shows arguments in texts, however large they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxdict = self.maxlist = self.maxtuple = 50
+        self.maxstring = self.maxother = 500
+
+    def repr_bytes(self, value: bytes, _: int) -> str:
+        return repr(value) if len(value) < self.maxother else f"<{len(value):,} bytes>"
+
+
 class Task:
     """A piece of work; subclass it, or use `Call`. Pickled to a worker, which calls `run`.
 
     Attributes:
         priority: Tasks with a higher one are run first.
         retries: How often it may be run again when it has raised.
-        deadline_s: Seconds from the submission until it fails; None: never.
+        deadline_s: Seconds that a run of it may take; then it fails, and its next `search.report` ends
+            it. None: any time.
         params: What it tries, for tables; names to values.
 
     Example:
@@ -59,15 +74,20 @@ class Call(Task):
             raise TypeError(f"search.Call takes a function, not {function!r}")
         self._function = function
         self._args = args
-        self.params = kwargs
+        self._kwargs = kwargs
+
+    @property
+    def params(self) -> Mapping[str, Any]:  # type: ignore[override]  # to set them would change the call
+        """Its arguments that have names; read-only."""
+        return types.MappingProxyType(self._kwargs)
 
     def run(self) -> Any:
         """Calls the function."""
-        return self._function(*self._args, **self.params)
+        return self._function(*self._args, **self._kwargs)
 
     def __repr__(self) -> str:
-        arguments = [repr(each) for each in self._args]
-        arguments += [f"{name}={value!r}" for name, value in self.params.items()]
+        arguments = [_Repr().repr(each) for each in self._args]
+        arguments += [f"{name}={_Repr().repr(value)}" for name, value in self._kwargs.items()]
         name = getattr(self._function, "__name__", repr(self._function))
         return f"{name}({', '.join(arguments)})"
 

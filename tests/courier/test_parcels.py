@@ -2,7 +2,9 @@ import asyncio
 import collections
 import linecache
 import pickle
+import sys
 import traceback
+import types
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -189,3 +191,17 @@ def test_a_function_arrives_also_if_its_file_cannot_be_looked_for() -> None:
     linecache.cache[file] = len(_SCRIPT), None, _SCRIPT.splitlines(keepends=True), file
     two = pickle.loads(dumps(names["two"]))
     assert two.__code__.co_filename == file
+
+
+def test_what_the_script_defines_may_be_the_newest_for_who_reads_it(monkeypatch):
+    def script(code: str) -> dict[str, Any]:
+        main = types.ModuleType("__main__")
+        exec(code, vars(main))
+        monkeypatch.setitem(sys.modules, "__main__", main)
+        return vars(main)
+
+    old = script("def f(): return 1\nclass A:\n  def g(self): return 1\ndef gone(): return 1\n")
+    kept = dumps((old["f"], old["A"](), old["gone"]), newest=True)
+    script("def f(): return 2\nclass A:\n  def g(self): return 2\n")
+    function, instance, gone = pickle.loads(kept)
+    assert (function(), instance.g(), gone()) == (2, 2, 1)

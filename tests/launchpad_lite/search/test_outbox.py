@@ -19,6 +19,8 @@ class Broker:
 
     def __init__(self) -> None:
         self.queue = Queue()
+        #: Of the newest call, and how long it takes to store a task.
+        self.timeout_s, self.takes_s = 0.0, 0.0
         self.submitted: list[int] = []
         #: Of the first call that asks what is here: set when it has come, and when it may go on.
         self.has_come, self.may_go_on = threading.Event(), threading.Event()
@@ -26,13 +28,17 @@ class Broker:
 
     def submit(self, model: str, submissions: Sequence[Submission]) -> int:
         self.submitted.append(len(submissions))
+        if self.timeout_s < self.takes_s:
+            raise courier.CallTimeoutError("it takes longer")
         return self.queue.submit(model, submissions, 0.0)
 
-    def resume(self, model: str, ids: Sequence[str]) -> tuple[str, list[str]]:
+    def resume(
+        self, model: str, ids: Sequence[str], awaited: Sequence[str]
+    ) -> tuple[str, list[str]]:
         if not self.has_come.is_set():
             self.has_come.set()
             self.may_go_on.wait(10)
-        return "life", self.queue.resume(model, ids)
+        return "life", self.queue.resume(model, ids, awaited)
 
     def collect(self, *_: Any) -> Any:
         raise courier.CallTimeoutError("nothing comes")
@@ -45,7 +51,11 @@ def broker() -> Broker:
 
 @pytest.fixture
 def outbox(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Outbox:
-    monkeypatch.setattr(courier, "with_timeout", lambda client, _: client)
+    def with_timeout(client: Broker, timeout_s: float) -> Broker:
+        client.timeout_s = timeout_s
+        return client
+
+    monkeypatch.setattr(courier, "with_timeout", with_timeout)
     presence: Any = types.SimpleNamespace(
         member=types.SimpleNamespace(who=types.SimpleNamespace(name="model")),
         view=View(True, {"broker": ("", Load())}),
@@ -76,4 +86,11 @@ def test_a_thread_that_asks_what_a_broker_has_loses_no_task_that_another_one_sen
     broker.may_go_on.set()
     collecting.join()
     sending.join()
+    assert broker.queue.load(0.0).queued == 1
+
+
+def test_a_task_that_takes_long_to_arrive_arrives(outbox: Outbox, broker: Broker) -> None:
+    broker.takes_s = 60.0
+    outbox.add([Submission("large", bytes(MOST_BYTES))])
+    assert any(outbox.send() for _ in range(8))
     assert broker.queue.load(0.0).queued == 1

@@ -1,6 +1,7 @@
 """Where brokers keep their tasks: in a database, where they take over from each other."""
 
 import collections
+import functools
 import os
 import signal
 import threading
@@ -13,19 +14,21 @@ from typing import Any
 import pytest
 
 import launchpad_lite as lp
+from launchpad_lite import search
 from launchpad_lite.search._broker import BrokerOptions
 from launchpad_lite.search._messages import Life, Outcome, State, Submission
 from launchpad_lite.search._model_node import ModelNode
 from launchpad_lite.search._postgres import PostgresStore
 from launchpad_lite.search._queue import Changes, Task
 from launchpad_lite.search._timing import Timing
-from launchpad_lite.search.errors import StoreError
+from launchpad_lite.search.errors import StoreError, StoreInUseError
 from launchpad_lite.search.models import Model
 from launchpad_lite.search.running import add_parts
 from launchpad_lite.search.tasks import Call
 from launchpad_lite.testing import poll_until
 from tests.engines import needs_postgres
 from tests.launchpad_lite.search.databases import postgres
+from tests.launchpad_lite.search.tasks_for_tests import QUICK, Tasks
 
 pytestmark = [pytest.mark.slow, needs_postgres, pytest.mark.xdist_group("postgres")]
 Open = Callable[[str], PostgresStore]
@@ -75,14 +78,11 @@ def ids(store: PostgresStore) -> list[str]:
 
 def test_every_field_comes_back(open_store: Open) -> None:
     submission = Submission("full", b"\x00\xff", "rust", -1.5, 3, 60.0)
-    outcome = Outcome("full", "", State.FAILED, b"\x01", "raised\n", 1.25, "worker[3]")
+    outcome = Outcome("full", "", State.FAILED, b"\x01", "raised\n", 1.25, "worker[3]", 0)
     lease = Life("worker[3]", "life"), "token"
-    deadline_at = time.monotonic() + 60.0
-    full = Task(submission, "model", 7, False, lease, ("a\0b",), 2, outcome, 0.0, deadline_at)
+    full = Task(submission, "model", 7, False, lease, ("a\0b",), 2, outcome)
     open_store("broker").write(new(full, task("bare")))
     found = {each.submission.id: each for each in open_store("broker").load()}
-    assert found["full"].deadline_at == pytest.approx(deadline_at, abs=0.1)
-    found["full"].deadline_at = deadline_at
     assert found == {"full": full, "bare": task("bare")}
 
 
@@ -262,3 +262,34 @@ def test_a_broker_takes_over_from_one_that_is_killed_under_load(url: str, tmp_pa
     # Only what workers had at that time is run again.
     again = sum(runs.values()) - count
     assert again < min(outstanding, 200), runs.most_common(3)
+
+
+def test_a_second_search_is_refused_by_what_holds_the_database(url: str) -> None:
+    with PostgresStoreInUse(url) as held, pytest.raises(StoreInUseError) as refused:
+        search.run(Squares(Path(), 0), database=url, launcher="local_mt", timing=QUICK)
+    assert f"another search uses it, by held, process {os.getpid()} on " in str(refused.value)
+    held.store.close()
+    run = functools.partial(search.run, database=url, launcher="local_mt", timing=QUICK, workers=1)
+    for _ in range(2):  # a search that has ended holds nothing
+        assert run(Tasks(Call(abs, -1))).model.results == [1]
+
+
+class PostgresStoreInUse:
+    """Shows that a broker is there, again and again."""
+
+    def __init__(self, url: str) -> None:
+        self.store = PostgresStore(url, "held")
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._beat)
+
+    def _beat(self) -> None:
+        while not self._ended.wait(0.1):
+            self.store.beat()
+
+    def __enter__(self) -> "PostgresStoreInUse":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()

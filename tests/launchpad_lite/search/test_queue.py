@@ -296,7 +296,9 @@ class World:
     @staticmethod
     def waiting(queue: Queue) -> list[Task]:
         tasks = [
-            each for each in queue._tasks.values() if each.lease is None and each.outcome is None
+            each
+            for key, each in queue._tasks.items()
+            if each.lease is None and each.outcome is None and key not in queue._awaited
         ]
         return sorted(tasks, key=lambda task: (-task.submission.priority, task.number))
 
@@ -433,9 +435,13 @@ class World:
             held = [key for worker in queue._workers.values() for key in worker.held]
             assert leased == queue._leased == set(held)
             assert len(held) == len(leased)
-            waiting = [each for each in self.waiting(queue) if not each.helps]
+            queued = [
+                each
+                for each in tasks.values()
+                if each.lease is None and each.outcome is None and not each.helps
+            ]
             load = queue.load(self.now)
-            assert (load.queued, load.running) == (len(waiting), len(leased))
+            assert (load.queued, load.running) == (len(queued), len(leased))
             owned = {key: name for name, owner in queue._owners.items() for key in owner.ids}
             assert owned == {key: each.owner for key, each in tasks.items()}
             assert all(set(owner.ready) <= set(owner.ids) for owner in queue._owners.values())
@@ -469,7 +475,7 @@ class World:
             assert not queue._tasks
             assert not queue._owners
             assert not queue._claims
-            assert sum(map(len, queue._waiting.values())) + len(queue._deadlines) <= 200
+            assert sum(map(len, queue._waiting.values())) <= 200
         assert not self.rows
 
     def go_on(self) -> None:
@@ -489,7 +495,7 @@ class World:
 
 
 def stored(task: Task) -> Task:
-    return replace(task, expires_at=0.0, is_stopped=False)
+    return replace(task, expires_at=0.0, deadline_at=None, is_stopped=False)
 
 
 #: What may happen, and how often it does, in relation to the others.
@@ -660,6 +666,7 @@ def test_a_worker_that_ends_with_its_broker_is_no_fault_of_its_tasks() -> None:
     take(queue)
     again = make_queue(max_losses=0)
     again.restore(queue.take_changes().new, 0.0)
+    again.resume(MODEL, ["1"])
     assert take(again, Life(WORKER.name, "second"))
     assert not states(again)
     take(again, Life(WORKER.name, "third"))
@@ -704,25 +711,39 @@ def test_a_stopped_task_is_not_run_again(how: str) -> None:
     assert states(queue) == {"1": State.STOPPED}
 
 
-def test_a_deadline_ends_a_task_wherever_it_is() -> None:
+def test_a_task_that_runs_too_long_fails_and_those_that_wait_have_their_time() -> None:
     queue = make_queue()
-    ask(queue, "waits", "runs", deadline_s=3.0)
+    ask(queue, "runs", "waits", deadline_s=3.0)
     (each,) = take(queue)
     queue.tick(2.9)
     assert not states(queue)
     queue.tick(3.0)
-    assert states(queue) == {"waits": State.FAILED, "runs": State.FAILED}
+    assert states(queue) == {"runs": State.FAILED}
     assert queue.beat(WORKER, {each.id: each.token}, (), 3.0) == [each.id]
     assert not queue.finish(done(each)), "it is too late"
 
 
-def test_an_old_deadline_does_not_end_a_task_that_came_again() -> None:
+def test_a_stop_does_not_count_as_time_that_a_task_has_run() -> None:
     queue = make_queue()
     ask(queue, "1", deadline_s=3.0)
-    queue.cancel(MODEL, ["1"])
-    ask(queue, "1", deadline_s=3.0, now=2.0)
-    queue.tick(3.5)
-    assert not states(queue)
+    take(queue)
+    again = make_queue()
+    again.restore(queue.take_changes().new, 86_400.0)
+    again.tick(86_402.0)
+    assert not states(again)
+    again.tick(86_403.0)
+    assert states(again) == {"1": State.FAILED}
+
+
+def test_a_large_task_has_time_to_arrive() -> None:
+    queue = make_queue()
+    queue.submit(MODEL, [Submission("large", bytes(64 << 20), deadline_s=3.0)], 0.0)
+    take(queue)
+    for second in range(16):
+        queue.tick(float(second))
+    assert queue.load(15.0).running == 1
+    queue.tick(19.0)
+    assert states(queue) == {"large": State.FAILED}
 
 
 def test_the_outcome_of_a_lost_worker_counts_if_it_is_the_first() -> None:
@@ -774,6 +795,24 @@ def test_restored_leases_outlive_a_slow_start() -> None:
     again.restore(queue.take_changes().new, 0.0)
     again.tick(60.0)
     assert again.beat(WORKER, {"1": each.token}, (), 60.0) == []
+
+
+def test_what_an_earlier_life_has_left_waits_until_its_model_has_the_newest_code_of_it() -> None:
+    queue = make_queue()
+    ask(queue, "kept", "changed", "run")
+    take(queue, count=1)
+    again = make_queue()
+    again.restore(queue.take_changes().new, 0.0)
+    assert again.load(0.0).queued == 2
+    other = Life(WORKER.name, "second")  # the task of its first life waits as well
+    assert not take(again, other, count=3)
+    assert again.resume(MODEL, ["kept", "changed", "run"], ["changed"]) == []
+    assert [each.id for each in take(again, other, count=3, held=())] == ["kept", "run"]
+    again.submit(MODEL, [Submission("changed", b"newest")], 0.0)
+    (found,) = take(again, Life("another", "life"))
+    assert (found.id, found.payload) == ("changed", b"newest")
+    (stored,) = [each for each in again.take_changes().new if each.submission.id == "changed"]
+    assert stored.submission.payload == b"newest"
 
 
 def test_workers_keep_what_a_broker_without_a_store_has_forgotten() -> None:
@@ -877,7 +916,6 @@ def test_nothing_is_left_of_models_workers_and_tasks() -> None:
     assert not queue._owners
     assert not queue._workers
     assert sum(map(len, queue._waiting.values())) + len(queue._waiting) <= 100
-    assert len(queue._deadlines) <= 100
 
 
 def test_tasks_of_a_lost_broker_wait_again_and_outcomes_are_kept() -> None:
@@ -896,7 +934,24 @@ def test_tasks_of_a_lost_broker_wait_again_and_outcomes_are_kept() -> None:
     assert {each.submission.id for each in queue.take_changes().new} == {"runs", "done", "helped"}
     (again,) = take(queue)
     assert again.id == runs.id
-    queue.tick(5.0)
+    queue.tick(6.0)
     assert states(queue) == dict.fromkeys(["runs", "helped", "known"], State.FAILED) | {
         "done": State.DONE
     }
+
+
+def test_an_outcome_says_how_often_its_task_was_run_and_how_many_workers_were_lost() -> None:
+    queue = make_queue(max_losses=1)
+    ask(queue, "lost", "raises", retries=1)
+    _, raises = take(queue, count=2)
+    queue.finish(Outcome(raises.id, raises.token, State.FAILED, text="first"))
+    queue.tick(0.0)
+    queue.tick(LEASE_S / 2)
+    queue.tick(LEASE_S)
+    (again,) = take(queue, OTHER)
+    (last,) = take(queue, Life("third", "life"))
+    assert (again.id, last.id) == ("lost", "raises")
+    queue.finish(done(again))
+    queue.finish(Outcome(last.id, last.token, State.FAILED, text="second"))
+    found = {each.id: (each.attempts, each.lost_workers) for each in queue.collect(MODEL, "s")[0]}
+    assert found == {"lost": (2, 1), "raises": (2, 0)}

@@ -111,7 +111,7 @@ class Script:
         state = pickle.loads(newest.read_bytes())
         told = set(state["model"].told)
         results = self._results()
-        known = {task.number for key, (task, _) in state["tasks"].items() if key in results}
+        known = {task.number for key, task in state["tasks"].items() if key in results}
         return Kept(len(state["trials"]), told | known, told | set(results.values()), self.runs())
 
     def _results(self) -> dict[str, int]:
@@ -179,3 +179,61 @@ def test_after_ctrl_c_the_same_call_goes_on(tmp_path: Path, marked: Marked):
     assert script.finish() == collections.Counter(range(_TASKS))
     assert script.runs() == collections.Counter(range(_TASKS))
     assert len(script.rows()) == _TASKS
+
+
+_CHANGING = """
+import sys, time
+from pathlib import Path
+
+from launchpad_lite import search
+from tests.launchpad_lite.search.tasks_for_tests import QUICK
+
+
+def train(params):
+    with (Path(sys.argv[1]) / "runs").open("a") as file:
+        file.write(f"{value}\\n")
+    time.sleep(0.1)
+    return {value}
+
+
+class Many(search.Model):
+    total = {trials}
+    asked = 0
+
+    def ask(self):
+        self.asked += 1
+        return search.Call(train, {{"x": self.asked}}) if self.asked <= self.total else None
+
+
+if __name__ == "__main__":
+    result = search.run(Many(), workers=2, folder=Path(sys.argv[1]) / "search", timing=QUICK, ahead=20)
+    print("RESULT", sorted({{trial.score for trial in result.trials}}), len(result.trials))
+"""
+
+
+def test_after_a_stop_the_newest_code_of_the_script_runs(tmp_path: Path, marked: Marked):
+    """Also of tasks that waited in the broker."""
+    runs = tmp_path / "runs"
+    runs.touch()
+
+    def start(value: int, trials: int) -> "subprocess.Popen[str]":
+        (tmp_path / "tune.py").write_text(_CHANGING.format(value=value, trials=trials))
+        return subprocess.Popen(
+            [sys.executable, str(tmp_path / "tune.py"), str(tmp_path)],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    first = start(1, 60)
+    wait_until(lambda: len(runs.read_text().split()) >= 10, timeout_s=60)
+    _kill_all(marked)
+    first.communicate()
+    old = len(runs.read_text().split())
+    second = start(2, 70)
+    output, _ = second.communicate(timeout=120)
+    assert "tune.py has changed: what is tried from now on runs its newest code" in output
+    assert "RESULT [1.0, 2.0] 70" in output
+    assert runs.read_text().split()[old:] == ["2"] * (len(runs.read_text().split()) - old)

@@ -4,7 +4,9 @@ import csv
 import functools
 import io
 import os
+import re
 import threading
+import time
 
 import pytest
 
@@ -63,11 +65,73 @@ def test_a_search_ends_when_its_model_is_done_and_gives_up_the_rest():
     assert result.model.results == [4]
 
 
-def test_a_task_that_raises_ends_the_search_unless_its_model_says_otherwise():
-    with pytest.raises(lp.NodeFailedError) as failed:
-        run(Tasks(search.Call(fail, "key")))
-    assert "fail('key') on search_worker" in str(failed.value)
-    assert "KeyError: 'key'" in str(failed.value)
+def test_a_task_that_raises_is_a_failed_trial_with_the_line_that_raised(tmp_path, caplog):
+    result = run(Tasks(search.Call(fail, "key"), search.Call(square, 3)), folder=tmp_path)
+    assert result.model.results == [9]
+    (failed,) = [trial for trial in result.trials if trial.state is search.TrialState.FAILED]
+    assert "fail('key') on search_worker" in failed.error
+    assert 'tasks_for_tests.py", line ' in failed.error
+    assert failed.error.endswith("raise KeyError(x)\nKeyError: 'key'")
+    with (tmp_path / "trials.csv").open() as file:
+        assert failed.error in [row["error"] for row in csv.DictReader(file)]
+    assert f"trial {failed.number} has failed: {failed.error}" in caplog.text
+
+
+def _gone():
+    raise ModuleNotFoundError("No module named 'gone'")
+
+
+class _Unreadable:
+    def __reduce__(self):
+        return _gone, ()
+
+
+class Picky(Tasks):
+    """Takes nothing but whole numbers."""
+
+    def tell(self, task, result):
+        super().tell(task, result + 0)
+
+    def report(self, task, step, value):
+        return bool(1 // int(value - 2))
+
+    def fail(self, task, error):
+        if "climb" in str(error):
+            raise LookupError("who?")
+        self.results.append(error)
+
+
+def test_what_a_model_cannot_be_told_is_a_failed_trial_and_the_search_goes_on(tmp_path):
+    tasks = (
+        search.Call(lambda: None),
+        search.Call(_Unreadable),
+        search.Call(climb, 2, steps=2),
+        search.Call(square, 3),
+    )
+    result = run(Picky(*tasks), folder=tmp_path)
+    none, unreadable, reported, good = result.trials
+    failed = [trial.state for trial in (none, unreadable, reported)]
+    assert (failed, good.score) == ([search.TrialState.FAILED] * 3, 9.0)
+    assert "the model did not take its result: TypeError: unsupported operand" in none.error
+    assert "result + 0" in none.error
+    assert "the model did not take its result: ModuleNotFoundError: No mod" in unreadable.error
+    assert "ZeroDivisionError" in reported.error
+    assert "The model was not told: fail() raised LookupError: who?" in reported.error
+    assert [trial.is_told for trial in result.trials] == [True, True, False, True]
+    assert [type(each) for each in result.model.results if each != 9] == [
+        search.FailedTaskError
+    ] * 2
+    assert (tmp_path / "trials.csv").exists()
+
+
+def test_a_search_that_stopped_because_all_failed_goes_on_with_a_function_that_works(tmp_path):
+    with pytest.raises(search.SearchError, match=r"the first \d+ trials .*KeyError"):
+        run(_random(fail, 30), folder=tmp_path, ahead=2)
+    assert (tmp_path / "trials.csv").exists()
+    result = run(_random(lambda candidate: 2.0, 30), folder=tmp_path, resume="anyway")
+    assert len(result.trials) == 30
+    states = {trial.state for trial in result.trials}
+    assert states == {search.TrialState.FAILED, search.TrialState.DONE}
 
 
 def test_a_task_that_raises_is_run_again_as_often_as_it_may_be():
@@ -86,7 +150,9 @@ def test_a_task_that_raises_is_run_again_as_often_as_it_may_be():
 
     task = Flaky()
     _kept[id(task)] = task
-    assert run(Tasks(task)).model.results == [7]
+    result = run(Tasks(task))
+    assert result.model.results == [7]
+    assert result.trials[0].attempts == 3
 
 
 _kept: dict[int, search.Task] = {}
@@ -97,8 +163,14 @@ def _keep(key):
 
 
 def test_a_search_whose_first_tasks_all_fail_says_so():
-    with pytest.raises(lp.NodeFailedError, match="the first 10 tasks have all failed"):
-        run(search.RandomSearch(fail, lambda rng: rng.random(), trials=100))
+    with pytest.raises(search.SearchError, match=r"the first \d+ trials have failed"):
+        run(_random(fail, 100))
+    with pytest.raises(search.SearchError, match="all trials have failed"):
+        run(_random(fail, 2))
+    program = lp.Program("part")
+    search.add_to(program, _random(fail, 2), workers=1, timing=QUICK)
+    with pytest.raises(lp.NodeFailedError, match="all trials have failed"):
+        lp.launch(program, "local_mt").wait(30)
 
 
 def test_a_task_that_cannot_be_pickled_is_named():
@@ -112,7 +184,7 @@ class _Locks(search.Model):
 
 
 def test_a_result_that_cannot_travel_is_an_error_of_its_task():
-    with pytest.raises(lp.NodeFailedError, match=r"the result of .* cannot be pickled"):
+    with pytest.raises(search.SearchError, match=r"the result of .* cannot be pickled"):
         run(Tasks(search.Call(threading.Lock)))
 
 
@@ -120,27 +192,33 @@ def test_a_deadline_that_has_passed_fails_a_task():
     class Late(search.Call):
         deadline_s = 0.3
 
-    class Keeps(Tasks):
-        def fail(self, task, error):
-            self.results.append(str(error))
-
-    result = run(Keeps(Late(climb, 0)))
-    assert "not done within its 0.3 s" in result.model.results[0]
+    result = run(Tasks(Late(climb, 0), search.Call(square, 1)))
+    assert "not done within its 0.3 s" in result.trials[0].error
 
 
 def test_a_kind_that_no_worker_takes_is_said(capsys):
-    class Foreigner(Tasks):
-        def fail(self, task, error):
-            pass
+    class Ends(Tasks):
+        end_at = time.monotonic() + 1.2
 
-    task = search.Foreign("cobol", b"")
-    task.deadline_s = 1.2
-    run(Foreigner(task), progress=True)
+        def done(self):
+            return time.monotonic() > self.end_at
+
+    run(Ends(search.Foreign("cobol", b"")), progress=True)
     assert "tasks of kind 'cobol' wait, and no worker takes them" in capsys.readouterr().err
 
 
-def test_a_search_may_have_no_workers_of_its_own():
-    assert run(Tasks(), workers=0).trials == []
+def test_a_search_may_have_no_workers_of_its_own_if_others_can_join(tmp_path):
+    assert run(Tasks(), workers=0, folder=tmp_path).trials == []
+    with pytest.raises(ValueError, match="1 broker and 1 workers, not 1 and 0; with folder="):
+        run(Tasks(), workers=0)
+
+
+def test_a_result_shows_itself_on_one_screen():
+    result = run(_random(lambda candidate: 1.0, 40))
+    lines = repr(result).splitlines()
+    assert re.fullmatch(r"40 trials in [\d.]+ s: 40 done", lines[0])
+    assert lines[1].startswith("best: trial 0, score 1.0, {'x': 0.8444")
+    assert len(lines) == 2
 
 
 def test_brokers_help_each_other():
@@ -167,7 +245,7 @@ def test_a_search_is_a_part_of_a_program_that_ends_with_it():
 @pytest.mark.parametrize(
     ("mistake", "text"),
     [
-        ({"workers": -1}, "0 workers, not 1 and -1"),
+        ({"workers": -1}, "1 workers, not 1 and -1"),
         ({"brokers": 0}, "at least 1 broker"),
         ({"ahead": 0}, "at least 1 task is outstanding"),
     ],
@@ -233,13 +311,122 @@ def test_a_program_whose_work_is_done_is_completed(work, monkeypatch):
 
 def test_a_search_in_a_pipe_prints_a_row_now_and_then(monkeypatch):
     out = io.StringIO()
-    table, status = Table(None, out), Status(queued=3, running=2, done=1)
+    table, status = Table(None, out), Status(queued=3, running=2, done=1, again=6, lost=5)
     table.show(status)
     table.show(status._replace(is_over=True))
     assert not out.getvalue()  # a search that is over soon prints nothing
     monkeypatch.setattr(_progress, "_ROW_S", 0.0)
     table.show(status)
-    assert [line.split()[:3] for line in out.getvalue().splitlines()] == [
-        ["queued", "running", "done"],
-        ["3", "2", "1"],
+    assert [line.split()[:7] for line in out.getvalue().splitlines()] == [
+        ["queued", "running", "done", "failed", "stopped", "again", "lost"],
+        ["3", "2", "1", "0", "0", "6", "5"],
     ]
+
+
+def test_as_many_trials_are_said_to_run_as_workers_are_busy():
+    program = lp.Program("busy")
+    begun, may_end = threading.Barrier(4), threading.Event()
+    tasks = [_Waits(begun, may_end) for _ in range(3)]
+    _kept.update({id(task): task for task in tasks})
+    handle = search.add_to(program, Tasks(*tasks), workers=3, timing=QUICK)
+    with lp.launch(program, "local_mt") as running:
+        begun.wait(20)
+        assert handle.dereference().status().running == 3
+        may_end.set()
+        running.wait(20)
+
+
+class _Waits(search.Task):
+    """Waits until others run as well, and until it may end."""
+
+    def __init__(self, begun, may_end):
+        self._begun, self._may_end = begun, may_end
+
+    def run(self):
+        self._begun.wait(20)
+        self._may_end.wait(20)
+        return 1
+
+    def __reduce__(self):
+        return _keep, (id(self),)
+
+
+def _draw(rng):
+    return {"x": rng.random()}
+
+
+def _random(evaluate, trials, **options):
+    return search.RandomSearch(evaluate, _draw, trials, **options)
+
+
+def _first(candidate):
+    return 1.0
+
+
+def test_a_search_that_has_ended_goes_on_to_more_trials_with_the_newest_functions(tmp_path, capfd):
+    run(_random(lambda candidate: 1.0, 3), folder=tmp_path)
+    result = run(_random(lambda candidate: 2.0, 6), folder=tmp_path)
+    assert [trial.score for trial in result.trials] == [1.0] * 3 + [2.0] * 3
+    assert len({trial.params["x"] for trial in result.trials}) == 6, "the same was drawn again"
+    assert "complete, from" not in capfd.readouterr().err
+    result = run(_random(lambda candidate: 3.0, 5), folder=tmp_path)
+    assert len(result.trials) == 6
+    assert f"search: complete, from {tmp_path}: 6 trials" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("other", "text"),
+    [
+        (_random(_first, 4, seed=1), "its seed is 1, and was 0"),
+        (_random(_first, 4, maximize=False), "its maximize is False, and was True"),
+        (_random(square, 4), "its function is square, and was _first"),
+        (
+            search.RandomSearch(_first, lambda rng: {"y": 1}, 4),
+            r"its sample is <lambda>, and was _draw",
+        ),
+        (search.SuccessiveHalving(_first, _draw, 4), "algorithm is SuccessiveHalving, and was"),
+    ],
+)
+def test_another_search_in_a_folder_is_refused_by_what_differs(other, text, tmp_path):
+    run(_random(_first, 2), folder=tmp_path)
+    with pytest.raises(search.SearchError, match=text) as refused:
+        run(other, folder=tmp_path)
+    assert (
+        'Name a new folder, or go on with what is kept there: search.run(..., resume="any'
+        in str(refused.value)
+    )
+    assert len(run(_random(_first, 3), folder=tmp_path).trials) == 3, "it has changed the folder"
+
+
+def test_another_search_goes_on_in_a_folder_if_it_is_to(tmp_path):
+    run(_random(_first, 2), folder=tmp_path)
+    result = run(_random(lambda candidate: 2.0, 4, seed=1), folder=tmp_path, resume="anyway")
+    assert [trial.score for trial in result.trials] == [1.0, 1.0, 2.0, 2.0]
+    other = search.SuccessiveHalving(_first, _draw, 3)
+    result = run(other, folder=tmp_path, resume="anyway")
+    assert isinstance(result.model, search.SuccessiveHalving)
+    assert len(result.trials) == 7
+
+
+def test_a_model_of_another_name_does_not_take_the_place_of_one_whose_state_is_kept(tmp_path):
+    kept = {"search_model": tmp_path}
+
+    def start(model):
+        program = lp.Program("part")
+        search.add_to(program, model, workers=1, timing=QUICK)
+        lp.launch(program, "local_mt", checkpoints=kept).wait(30)
+
+    start(squares(2))
+    with pytest.raises(lp.NodeFailedError, match="of a search by Tasks, and this one is by Random"):
+        start(_random(_first, 2))
+
+
+def test_a_folder_of_an_earlier_version_is_refused(tmp_path):
+    (tmp_path / "search_broker[0].sqlite").touch()
+    with pytest.raises(search.SearchError, match=r"an earlier version .* Name a new folder"):
+        run(squares(1), folder=tmp_path)
+
+
+def test_what_a_folder_may_be_used_for_is_one_of_two(tmp_path):
+    with pytest.raises(ValueError, match='resume is "same" or "anyway"'):
+        run(squares(1), folder=tmp_path, resume="always")

@@ -1,6 +1,8 @@
 """Models that are ready to use, driven by hand."""
 
+import functools
 import math
+import pickle
 import random
 from collections.abc import Callable
 from typing import Any
@@ -8,6 +10,7 @@ from typing import Any
 import pytest
 
 from launchpad_lite import search
+from tests.launchpad_lite.search.tasks_for_tests import QUICK
 
 
 def play(model: search.Model, at_once: int = 4, curve: Callable[[Any], list[float]] = lambda _: []):
@@ -16,6 +19,8 @@ def play(model: search.Model, at_once: int = 4, curve: Callable[[Any], list[floa
     outstanding: list[Any] = []
     results = []
     while True:
+        if model.done():
+            return results
         while len(outstanding) < at_once and (task := model.ask()) is not None:
             outstanding.append(task)
         if not outstanding:
@@ -170,9 +175,19 @@ def test_numbers_that_make_no_search_are_refused(make):
         make()
 
 
-def test_samplers_and_pruners_of_optuna_decide():
+@pytest.fixture
+def optuna():
     optuna = pytest.importorskip("optuna")
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    return optuna
+
+
+@pytest.fixture
+def space(optuna):
+    return {"x": optuna.distributions.FloatDistribution(-10, 10)}
+
+
+def test_samplers_and_pruners_of_optuna_decide(optuna):
     study = optuna.create_study(
         direction="maximize",
         sampler=optuna.samplers.RandomSampler(seed=0),
@@ -187,10 +202,109 @@ def test_samplers_and_pruners_of_optuna_decide():
     assert study.best_value == max(hill(t.params) for t in study.trials if t.values)
 
 
-def test_a_trial_of_optuna_that_diverges_fails():
-    optuna = pytest.importorskip("optuna")
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
+def test_a_trial_of_optuna_that_diverges_fails(optuna, space):
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
-    space = {"x": optuna.distributions.FloatDistribution(-10, 10)}
     play(search.OptunaSearch(study, space, diverge, trials=10))
     assert {trial.state.name for trial in study.trials} == {"COMPLETE", "FAIL"}
+
+
+def test_a_study_that_is_newer_than_the_checkpoint_of_its_search_is_told_once(
+    optuna, space, tmp_path
+):
+    backend = optuna.storages.journal.JournalFileBackend(str(tmp_path / "study.log"))
+    study = optuna.create_study(storage=optuna.storages.JournalStorage(backend))
+    given = search.OptunaSearch(study, space, hill, trials=4)
+    model = search.OptunaSearch(study, space, hill, trials=3)
+    told, failed = model.ask(), model.ask()
+    kept = pickle.dumps((model, [told, failed]))
+    model.tell(told, -1.0)
+    model.fail(failed, search.FailedTaskError("lost"))
+    model.ask()  # nobody knows of it after the kill
+    model, tasks = pickle.loads(kept)
+    model.resumed(given, tasks)
+    model.tell(tasks[0], -2.0)
+    model.tell(tasks[1], -3.0)
+    play(model)
+    assert [trial.state.name for trial in study.trials] == [
+        "COMPLETE",
+        "FAIL",
+        "FAIL",
+        "COMPLETE",
+        "COMPLETE",
+    ]
+    assert study.trials[0].value == -1.0
+
+
+@pytest.mark.filterwarnings("ignore:BruteForceSampler is experimental")
+@pytest.mark.parametrize("sampler", ["grid", "brute force"])
+def test_a_sampler_of_optuna_that_has_tried_all_ends_the_search(sampler, optuna):
+    grid = {"x": [1, 2, 3]}
+    samplers = {
+        "grid": optuna.samplers.GridSampler(grid),
+        "brute force": optuna.samplers.BruteForceSampler(),
+    }
+    study = optuna.create_study(sampler=samplers[sampler])
+    space = {"x": optuna.distributions.CategoricalDistribution(grid["x"])}
+    play(search.OptunaSearch(study, space, hill, trials=50), at_once=1)
+    assert sorted(trial.params["x"] for trial in study.trials) == grid["x"]
+
+
+run = functools.partial(search.run, launcher="local_mt", workers=1, timing=QUICK, progress=False)
+
+
+@pytest.mark.filterwarnings("ignore:.*constraints_func:FutureWarning")
+def test_the_best_trial_keeps_the_constraints_of_its_study(optuna, space):
+    sampler = optuna.samplers.TPESampler(
+        seed=0, constraints_func=lambda trial: [trial.params["x"] - 1]
+    )
+    study = optuna.create_study(sampler=sampler, direction="maximize")
+    result = run(search.OptunaSearch(study, space, lambda params: params["x"], trials=10))
+    feasible = [trial.params["x"] for trial in result.trials if trial.params["x"] <= 1]
+    assert result.best is not None
+    assert 0 < len(feasible) < 10
+    assert result.best.score == max(feasible)
+
+
+def test_with_several_objectives_the_best_trials_are_those_that_no_other_one_beats(
+    optuna, space, tmp_path
+):
+    study = optuna.create_study(
+        directions=["minimize", "maximize"], sampler=optuna.samplers.RandomSampler(seed=0)
+    )
+
+    def evaluate(params):
+        if params["x"] < -5:
+            return 1.0  # one is missing
+        return params["x"] ** 2, params["x"]
+
+    result = run(search.OptunaSearch(study, space, evaluate, trials=20), folder=tmp_path)
+    positive = {trial.params["x"] for trial in result.trials if trial.params["x"] >= 0}
+    good = {trial.params["x"] for trial in result.best_trials}
+    assert good.issuperset(positive)
+    assert good == {trial.params["x"] for trial in result.model.study.best_trials}
+    failed = [trial for trial in result.trials if trial.state is search.TrialState.FAILED]
+    assert failed
+    assert all("this study needs 2 numbers" in trial.error for trial in failed)
+    assert "values.1" in (tmp_path / "trials.csv").read_text().splitlines()[0]
+
+
+def test_what_prunes_a_trial_as_in_optuna_stops_it(optuna, space):
+    def evaluate(params):
+        if params["x"] < 0:
+            raise optuna.TrialPruned
+        return params["x"]
+
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    result = run(search.OptunaSearch(study, space, evaluate, trials=10))
+    states = {trial.params["x"] < 0: trial.state for trial in result.trials}
+    assert states == {True: search.TrialState.STOPPED, False: search.TrialState.DONE}
+    assert {trial.state.name for trial in result.model.study.trials} == {"COMPLETE", "PRUNED"}
+
+
+def test_a_random_search_does_not_go_on_in_the_folder_of_a_study(optuna, space, tmp_path):
+    run(search.OptunaSearch(optuna.create_study(), space, hill, trials=1), folder=tmp_path)
+    with pytest.raises(search.SearchError, match="algorithm is RandomSearch, and was OptunaSearch"):
+        run(search.RandomSearch(hill, sample, 1), folder=tmp_path)
+    wider = {"x": optuna.distributions.FloatDistribution(-20, 20)}
+    with pytest.raises(search.SearchError, match=r"its space is .*-20"):
+        run(search.OptunaSearch(optuna.create_study(), wider, hill, trials=1), folder=tmp_path)

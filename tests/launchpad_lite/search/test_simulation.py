@@ -85,12 +85,12 @@ class Broker:
     def cancel(self, model: str, ids: Sequence[str]) -> Any:
         return self.call(lambda: self.queue.cancel(model, ids))
 
-    def resume(self, model: str, ids: Sequence[str]) -> Any:
+    def resume(self, model: str, ids: Sequence[str], awaited: Sequence[str] = ()) -> Any:
         def answer() -> tuple[str, list[str]]:
-            missing = self.queue.resume(model, ids)
+            missing = self.queue.resume(model, ids, awaited)
             if missing and self.network.kind == "database":
                 self.take_over()
-                missing = self.queue.resume(model, ids)
+                missing = self.queue.resume(model, ids, awaited)
             return self.life, missing
 
         return self.call(answer)

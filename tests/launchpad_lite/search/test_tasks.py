@@ -1,5 +1,6 @@
 """Tasks as users write them, on their way to a broker."""
 
+import pickle
 from typing import Any
 
 import numpy as np
@@ -41,3 +42,19 @@ def test_numbers_that_make_no_sense_are_refused(options: dict[str, Any]) -> None
 def test_a_foreign_task_is_bytes() -> None:
     with pytest.raises(TypeError, match="the payload of a foreign task is bytes, not '1'"):
         Foreign("js", "1")  # type: ignore[arg-type]
+
+
+def test_params_of_a_call_are_its_arguments_and_cannot_be_set():
+    task = Call(dict, rate=1)
+    with pytest.raises(AttributeError, match="params"):
+        task.params = {"rate": 2}
+    with pytest.raises(TypeError, match="does not support item assignment"):
+        task.params["rate"] = 2
+    assert pickle.loads(pickle.dumps(task)).params == {"rate": 1}
+
+
+def test_a_call_shows_itself_shortly_whatever_its_arguments_are() -> None:
+    task = Call(len, bytes(1 << 24), text="x" * 1000, values=[1, 2, 3])
+    assert repr(task).startswith("len(<16,777,216 bytes>, text='xxx")
+    assert repr(task).endswith("values=[1, 2, 3])")
+    assert len(repr(task)) < 600
