@@ -125,6 +125,7 @@ def test_a_projected_distribution_keeps_its_mean_and_stays_on_the_atoms() -> Non
 
 @needs_torch
 @pytest.mark.slow
+@pytest.mark.xdist_group("training")  # one at a time: each takes all cores
 def test_the_script_learns_with_a_learner_of_two_replicas(tmp_path: Path) -> None:
     # A policy that has not learned has a mean return of about -1200.
     done = run_example("control_agent", "--replicas=2", "--target=-500", f"--output={tmp_path}")

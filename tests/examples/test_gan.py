@@ -112,6 +112,7 @@ def test_the_discriminator_has_a_spectral_norm_of_one() -> None:
 
 @needs_torch
 @pytest.mark.slow
+@pytest.mark.xdist_group("training")  # one at a time: each takes all cores
 def test_the_script_draws_digits_that_a_classifier_reads(tmp_path: Path) -> None:
     arguments = ("--replicas=2", "--batch=32", "--steps=400", f"--output={tmp_path}")
     done = run_example("gan", *arguments)

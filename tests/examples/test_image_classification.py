@@ -32,6 +32,7 @@ def test_batches_of_all_replicas_are_one_epoch_whoever_begins_where() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("training")  # one at a time: each takes all cores
 @pytest.mark.parametrize(
     "replicator",
     [
