@@ -67,7 +67,7 @@ def test_a_worker_hears_of_the_stop_after_something_that_it_cannot_obey(
     try:
         _Control(link, runtime, _Termination(), -1).start()
         unknown = Frame("ended", {"keys": ["of nobody"]}).encode()
-        write_all(ours.fileno(), unknown + Frame("stop").encode())
+        write_all(ours.fileno(), unknown + Frame("stop", {"interrupts": False}).encode())
         assert runtime.stop_event.wait(10)
         heard = FrameReader(ours.fileno()).read(float("inf"))
         assert heard is not None
