@@ -366,19 +366,19 @@ class Worker:
             for place, part in parts.items()
             if place[0] != self._index
         }
-        for call in calls.values():
-            call.add_done_callback(ignore)  # after an error of another one
         found: dict[int, list[bytes]] = {}
-        for (worker, life), part in parts.items():
-            try:
-                chunks = (
-                    self.fetch(life, shuffle, part, partition)
-                    if worker == self._index
-                    else calls[worker, life].result()
-                )
-            except (courier.ServerLostError, courier.ServerUnreachableError):
-                raise MissingError(life) from None
-            found.update(zip(part, chunks, strict=True))
+        try:
+            for (worker, life), part in parts.items():
+                if worker == self._index:
+                    chunks = self.fetch(life, shuffle, part, partition)
+                else:
+                    chunks = calls.pop((worker, life)).result()
+                found.update(zip(part, chunks, strict=True))
+        except (courier.ServerLostError, courier.ServerUnreachableError):
+            raise MissingError(life) from None
+        finally:
+            for call in calls.values():  # after an error
+                call.add_done_callback(ignore)
         for source in wanted:
             yield from found.pop(source)
 
