@@ -35,17 +35,17 @@ def test_a_fast_test_that_takes_too_long_fails_the_run(suite: pytest.Pytester) -
         import time, pytest
 
         def test_late():
-            time.sleep(0.3)
+            time.sleep(0.5)
 
         @pytest.mark.slow
         def test_slow():
-            time.sleep(0.3)
+            time.sleep(0.5)
         """
     )
     run = suite.runpytest_subprocess("-n2")
     assert run.ret == pytest.ExitCode.TESTS_FAILED
     run.assert_outcomes(passed=2)
-    run.stdout.fnmatch_lines("*0.3 s *::test_late")
+    run.stdout.fnmatch_lines("*0.5 s *::test_late")
     run.stdout.no_fnmatch_line("* s *::test_slow")
 
 
@@ -58,7 +58,7 @@ def test_a_fast_test_that_is_in_time_alone_once_passes(suite: pytest.Pytester) -
             runs = pathlib.Path("runs")
             runs.open("a").write(".")
             if runs.stat().st_size < 3:
-                time.sleep(0.3)
+                time.sleep(0.5)
         """
     )
     assert suite.runpytest_subprocess().ret == pytest.ExitCode.OK
@@ -73,7 +73,7 @@ def test_what_fails_alone_is_not_run_until_it_passes(suite: pytest.Pytester) -> 
             runs = pathlib.Path("runs")
             runs.open("a").write(".")
             assert runs.stat().st_size != 2
-            time.sleep(0.3)
+            time.sleep(0.5)
         """
     )
     assert suite.runpytest_subprocess().ret == pytest.ExitCode.TESTS_FAILED
@@ -83,7 +83,7 @@ def test_nothing_is_known_of_late_tests_on_a_machine_that_others_use(
     suite: pytest.Pytester,
 ) -> None:
     suite.makeconftest(_CONFTEST.format(busy=-1.0))
-    suite.makepyfile("import time\ndef test_late():\n    time.sleep(0.3)")
+    suite.makepyfile("import time\ndef test_late():\n    time.sleep(0.5)")
     run = suite.runpytest_subprocess()
     assert run.ret == pytest.ExitCode.OK
     run.stdout.fnmatch_lines("1 were late, but other programs used *")
@@ -95,15 +95,15 @@ def test_of_many_late_tests_the_slowest_are_measured_again(suite: pytest.Pyteste
         """
         import time, pytest
 
-        @pytest.mark.parametrize("s", [0.3, 0.35, 0.25])
+        @pytest.mark.parametrize("s", [0.5, 0.55, 0.45])
         def test_late(s):
             time.sleep(s)
         """
     )
     run = suite.runpytest_subprocess()
     assert run.ret == pytest.ExitCode.TESTS_FAILED
-    run.stdout.fnmatch_lines(["3 were late; the slowest 1 were measured again.", "*[[]0.35[]]*"])
-    run.stdout.no_fnmatch_line("*[[]0.25[]]*")
+    run.stdout.fnmatch_lines(["3 were late; the slowest 1 were measured again.", "*[[]0.55[]]*"])
+    run.stdout.no_fnmatch_line("*[[]0.45[]]*")
 
 
 def test_a_test_has_one_tier(suite: pytest.Pytester) -> None:
@@ -120,6 +120,13 @@ def test_a_test_has_one_tier(suite: pytest.Pytester) -> None:
     run = suite.runpytest_subprocess()
     assert run.ret == pytest.ExitCode.USAGE_ERROR
     run.stderr.fnmatch_lines("*::test_both has more than one tier: *bed*slow*")
+
+
+def test_no_fast_test_is_serial(suite: pytest.Pytester) -> None:
+    suite.makepyfile("import pytest\n@pytest.mark.serial\ndef test_alone(): ...")
+    run = suite.runpytest_subprocess()
+    assert run.ret == pytest.ExitCode.USAGE_ERROR
+    run.stderr.fnmatch_lines("*::test_alone is serial: give it another tier than fast")
 
 
 def test_four_quarters_are_all_tests(suite: pytest.Pytester) -> None:
