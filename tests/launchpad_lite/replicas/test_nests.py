@@ -109,10 +109,11 @@ def test_integers_are_combined_exactly_or_not_at_all(number: Any, op: Any) -> No
             texts.append(str(error.value))
         return texts
 
-    expected = 2 * (number // 2) if op == "sum" else number
+    mine = number // 2 if op == "sum" else number  # before numpy 2, of another type
+    expected = 2 * mine if op == "sum" else mine
     for result in returned(together(in_memory(2), exact)):
         assert np.array_equal(result["a"], expected)
-        assert type(result["a"]) is type(number)
+        assert type(result["a"]) is type(mine)
         assert result["b"] == (-10 if op == "sum" else 25)
     first, other = returned(together(in_memory(2), too_large))
     assert first == other
