@@ -206,11 +206,12 @@ class Collectives:
             return
         if self.rank in idle:
             leave_out(array, op)
-        self._carrier.all_reduce(array, "sum" if op == "mean" else op, call)
+        # Divided before the sum, which may be too large for float16.
         if op == "mean" and isinstance(array, list):
             array[:] = [leaf / (self.size - len(idle)) for leaf in array]
         elif op == "mean":
             array /= self.size - len(idle)
+        self._carrier.all_reduce(array, "sum" if op == "mean" else op, call)
 
     def _now(self, work: Callable[[Call], T], kind: str, label: str, text: str = "") -> T:
         with self._lock:

@@ -360,6 +360,22 @@ def test_idle_replicas_are_left_out(op: Any) -> None:
         np.testing.assert_allclose(second, [[[5, -3]] * 2])
 
 
+def test_the_mean_without_idle_replicas_is_that_of_any_type() -> None:
+    import jax.numpy as jnp
+
+    def story(repl: Any) -> Any:
+        def step_fn(values: Any) -> Any:
+            return repl.all_reduce([values, values > 0], "mean")
+
+        return [*repl.run(step_fn, values, uneven="join")]
+
+    def values(index: int) -> Any:
+        return [jnp.full(1, 40_000, jnp.float16)] * (1 + (index > 0))
+
+    for _, second in returned(run_on_devices(3, story)):
+        assert [float(leaf[0]) for leaf in second[0]] == [40_000, 1]
+
+
 # What is kept
 
 
