@@ -79,9 +79,8 @@ def _combined(leaf: Any, op: Op) -> Any:
     if leaf.dtype == bool and op != "mean":
         return _combined(leaf.astype(jnp.int8), op).astype(bool)
     if jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.dtype.itemsize < 4:
-        return _combined(leaf.astype(jnp.float32), op).astype(
-            leaf.dtype
-        )  # sums would lose too much
+        # Sums would lose too much.
+        return _combined(leaf.astype(jnp.float32), op).astype(leaf.dtype)
     if op == "mean":
         is_whole = not jnp.issubdtype(leaf.dtype, jnp.inexact)
         return jax.lax.pmean(leaf.astype(float) if is_whole else leaf, "replicas")

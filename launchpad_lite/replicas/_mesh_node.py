@@ -104,8 +104,7 @@ def _ignore(_: Any) -> None:
 
 
 def _raise(group: str, rank: int, error: BaseException) -> None:
-    if isinstance(
-        error, (CollectiveMismatchError, ReplicaLostError, InterruptedTraining)
-    ):  # says itself of whom it is
+    # These say themselves of whom they are.
+    if isinstance(error, (CollectiveMismatchError, ReplicaLostError, InterruptedTraining)):
         raise error
     raise ReplicaError(f"replica {rank} of {group}: {type(error).__name__}: {error}") from error

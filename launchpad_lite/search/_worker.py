@@ -251,9 +251,7 @@ class Worker:
         except BaseException as error:
             if not isinstance(error, Exception) and self._stop.is_set():
                 raise  # not by the task: its node is ended by force
-            if (
-                type(error).__name__ == "TrialPruned"
-            ):  # of Optuna, as in functions that were made for it
+            if type(error).__name__ == "TrialPruned":  # of Optuna, in functions made for it
                 return State.STOPPED, b"", ""
             report = courier.ExceptionReport.text_of(error, skip_frames=1)
             report = report.with_object(error, self._max_result_bytes)
