@@ -4,7 +4,6 @@ import importlib
 import os
 import signal
 import tempfile
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +16,11 @@ from tests.engines import needs_reverb
 pytestmark = [
     pytest.mark.slow,  # each process loads TensorFlow
     needs_reverb,
+    # TensorFlow uses what is deprecated; that is no matter of ours. Nodes filter as the test does.
+    pytest.mark.filterwarnings("ignore"),
 ]
 #: For a server to end in, whose tables are kept only if it does.
 _NOTICE_S = 60.0
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _quietly_loaded() -> None:
-    # TensorFlow uses what is deprecated; that is no matter of ours, and threads would stumble.
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        importlib.import_module("reverb")
 
 
 def make_tables() -> list[Any]:
