@@ -29,7 +29,7 @@ from launchpad_lite.search.searches import (
     SuccessiveHalving,
     VariableLengthEvolution,
 )
-from launchpad_lite.search.tasks import Call, Foreign, Task, report
+from launchpad_lite.search.tasks import Call, Foreign, RunningTrial, Task, current_trial, report
 
 __all__ = [
     "Call",
@@ -44,6 +44,7 @@ __all__ = [
     "RandomSearch",
     "RegularizedEvolution",
     "Result",
+    "RunningTrial",
     "SearchError",
     "Status",
     "StoppedEarlyError",
@@ -58,6 +59,7 @@ __all__ = [
     "VariableLengthEvolution",
     "WorkerMismatchError",
     "add_to",
+    "current_trial",
     "report",
     "run",
 ]

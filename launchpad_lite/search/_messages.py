@@ -32,6 +32,24 @@ class Life(NamedTuple):
     life: str
 
 
+class Limits(NamedTuple):
+    """What a run of a task needs, and may take.
+
+    Attributes:
+        timeout_s: Seconds that it may run until it fails; None: any time.
+        progress_timeout_s: Seconds without a report until it fails; None: any time.
+        cpus: Cores of its machine.
+        gpus: Devices of its machine, or a part of one.
+        memory_bytes: Of its machine; 0: not counted.
+    """
+
+    timeout_s: float | None = None
+    progress_timeout_s: float | None = None
+    cpus: float = 0.0
+    gpus: float = 0.0
+    memory_bytes: int = 0
+
+
 class Submission(NamedTuple):
     """A task on its way to a broker.
 
@@ -41,7 +59,7 @@ class Submission(NamedTuple):
         kind: Which workers can run it.
         priority: Higher ones are first.
         retries: How often it may be run again when it has raised.
-        deadline_s: Seconds that it may run until it fails; None: any time.
+        limits: What a run of it needs, and may take.
     """
 
     id: str
@@ -49,7 +67,7 @@ class Submission(NamedTuple):
     kind: str = PYTHON
     priority: float = 0.0
     retries: int = 0
-    deadline_s: float | None = None
+    limits: Limits = Limits()
 
 
 class Assignment(NamedTuple):
@@ -60,12 +78,14 @@ class Assignment(NamedTuple):
         token: Of this assignment.
         kind: As in `Submission`.
         payload: As in `Submission`.
+        limits: As in `Submission`.
     """
 
     id: str
     token: str
     kind: str
     payload: bytes
+    limits: Limits = Limits()
 
 
 class State(enum.Enum):

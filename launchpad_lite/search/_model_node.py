@@ -1,5 +1,6 @@
 """A model as a node: asks it for tasks, has them run, and tells it the results."""
 
+import hashlib
 import logging
 import pickle
 import threading
@@ -26,7 +27,7 @@ from launchpad_lite.search._timing import Timing
 from launchpad_lite.search.errors import FailedTaskError, SearchError
 from launchpad_lite.search.models import Model, Trial, TrialState, best_of, name_of
 from launchpad_lite.search.searches import Candidate
-from launchpad_lite.search.tasks import Foreign, submission_of
+from launchpad_lite.search.tasks import Foreign, RunningTrial, submission_of
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -98,6 +99,7 @@ class ModelNode:
         ahead: int | None,
         stays: bool,
         anyway: bool = False,
+        folder: str | None = None,
     ) -> None:
         """Makes one.
 
@@ -109,12 +111,14 @@ class ModelNode:
             ahead: How many tasks may be outstanding at a time; None: a few more than workers.
             stays: Whether it serves until the program stops, when the search is over.
             anyway: Whether it may begin where another model has ended.
+            folder: Of the search; None: it has none.
         """
         self._model = model
         self._timing = timing
         self._ahead = ahead
         self._stays = stays
         self._anyway = anyway
+        self._folder = folder
         who = Life(lp.current_node().name, uuid.uuid4().hex)
         member = member_here("model", who)
         self._presence = Presence(member, name_server, brokers, courier.Client, timing)
@@ -180,7 +184,7 @@ class ModelNode:
         if now == before:
             model.resumed(self._model, list(tasks.values()))
             self._model = model
-            self._tasks = {key: (task, submission_of(task, key)) for key, task in tasks.items()}
+            self._tasks = {key: (task, self._submission(task, key)) for key, task in tasks.items()}
         elif self._anyway:
             self._give_up()
         else:
@@ -275,12 +279,19 @@ class ModelNode:
             if task is None:
                 break
             key = uuid.uuid4().hex
-            submission = submission_of(task, key)
-            self._tasks[key] = task, submission
             self._numbers[key] = number = len(self._trials)
+            submission = self._submission(task, key)
+            self._tasks[key] = task, submission
             params = dict(getattr(task, "params", {}))
             self._trials.append(Trial(number, repr(task), params, asked_at=self._seconds()))
             outbox.add([submission])
+
+    def _submission(self, task: Any, key: str) -> Submission:
+        number = self._numbers[key]
+        digest = hashlib.sha256(f"{getattr(self._model, 'seed', 0)}/{number}".encode()).digest()
+        seed = int.from_bytes(digest[:4], "big")
+        parent = task.parent if isinstance(task, Candidate) else None
+        return submission_of(task, key, RunningTrial(number, seed, self._folder, parent))
 
     def _limit(self, outbox: Outbox) -> int:
         if self._ahead is not None:

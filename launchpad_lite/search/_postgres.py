@@ -23,7 +23,7 @@ create table if not exists search_brokers (
 alter table search_brokers add column if not exists process text;
 create table if not exists search_tasks (
     broker text, id text, number bigint, owner text, kind text, payload bytea,
-    priority double precision, retries integer, deadline_s double precision,
+    priority double precision, retries integer, limits text,
     worker text, life text, token text, errors text, losses integer,
     state text, result bytea, text text, seconds double precision, ran_by text,
     primary key (broker, id)

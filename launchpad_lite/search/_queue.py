@@ -436,7 +436,7 @@ class Queue:
         for each in sorted(self._leased):
             task = self._tasks[each]
             if task.deadline_at is not None and task.deadline_at <= now:
-                text = f"not done within its {task.submission.deadline_s:g} s (deadline_s)"
+                text = f"not done within its {task.submission.limits.timeout_s:g} s (timeout_s)"
                 self._decide(task, State.FAILED, text, attempts=1)
             elif task.expires_at <= now:
                 self._lose(task, f"was not heard of for {self._lease_s:g} s")
@@ -470,7 +470,7 @@ class Queue:
         """Takes tasks of another broker, to help it. The owner has stored them; this one does not."""
         for each in assignments:
             if each.id not in self._tasks:
-                submission = Submission(each.id, each.payload, each.kind)
+                submission = Submission(each.id, each.payload, each.kind, limits=each.limits)
                 task = Task(submission, owner, next(self._numbers), helps=True)
                 self._keep(task)
                 self._push(task)
@@ -562,7 +562,7 @@ class Queue:
         return found
 
     def _lend(self, task: Task, worker: Life, token: str, now: float) -> Assignment:
-        key, payload, kind, *_ = task.submission
+        key, payload, kind, _, _, limits = task.submission
         task.lease = worker, token
         self._time(task, now)
         self._leased.add(key)
@@ -570,13 +570,13 @@ class Queue:
             self._workers[worker.name] = _Worker(worker.life, frozenset(), False, now)
         self._workers[worker.name].held.add(key)
         self._note(task)
-        return Assignment(key, token, kind, payload)
+        return Assignment(key, token, kind, payload, limits)
 
     def _time(self, task: Task, now: float) -> None:
         """Begins the time that a worker has a task for; longer, if it takes longer to arrive."""
         arrives_at = now + transfer_s([task.submission])
         task.expires_at = arrives_at + self._lease_s
-        limit_s = task.submission.deadline_s
+        limit_s = task.submission.limits.timeout_s
         task.deadline_at = None if limit_s is None else arrives_at + limit_s
 
     def _lose(self, task: Task, why: str) -> None:

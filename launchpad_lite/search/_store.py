@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from launchpad_lite._private_files import make_own_folder
-from launchpad_lite.search._messages import Life, Outcome, State, Submission
+from launchpad_lite.search._messages import Life, Limits, Outcome, State, Submission
 from launchpad_lite.search._queue import Changes, Task
 from launchpad_lite.search.errors import StoreError, StoreInUseError
 
@@ -65,7 +65,7 @@ COLUMNS = (
     "payload",
     "priority",
     "retries",
-    "deadline_s",
+    "limits",
     "worker",
     "life",
     "token",
@@ -92,7 +92,7 @@ def row_of(task: Task) -> tuple[object, ...]:
         submission.payload,
         submission.priority,
         submission.retries,
-        submission.deadline_s,
+        json.dumps(submission.limits),
         *changing_of(task),
     )
 
@@ -130,7 +130,7 @@ def task_of(row: Sequence[Any]) -> Task:
         payload,
         priority,
         retries,
-        deadline_s,
+        limits,
         worker,
         life,
         token,
@@ -142,7 +142,9 @@ def task_of(row: Sequence[Any]) -> Task:
         seconds,
         ran_by,
     ) = row
-    submission = Submission(key, bytes(payload), kind, priority, retries, deadline_s)
+    submission = Submission(
+        key, bytes(payload), kind, priority, retries, Limits(*json.loads(limits))
+    )
     task = Task(submission, owner, number)
     if token is not None:
         task.lease = Life(worker, life), token
@@ -158,7 +160,7 @@ def task_of(row: Sequence[Any]) -> Task:
 _TABLE = """
 create table if not exists tasks (
     id text primary key, number integer, owner text, kind text, payload blob, priority real,
-    retries integer, deadline_s real, worker text, life text, token text,
+    retries integer, limits text, worker text, life text, token text,
     errors text, losses integer, state text, result blob, text text, seconds real, ran_by text
 )
 """

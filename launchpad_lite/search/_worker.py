@@ -23,7 +23,7 @@ from launchpad_lite.search._messages import (
 from launchpad_lite.search._presence import Presence
 from launchpad_lite.search._timing import Timing
 from launchpad_lite.search.errors import SearchError, StoppedEarlyError
-from launchpad_lite.search.tasks import Running, running
+from launchpad_lite.search.tasks import Running, Tried, running
 
 #: Short tasks are fetched together: as many as take this time.
 _BATCH_S = 0.02
@@ -228,8 +228,11 @@ class Worker:
             self._outcomes.setdefault(self._broker, []).append(outcome)
 
     def _outcome_of(self, assignment: Assignment) -> tuple[State, bytes, str]:
+        assert self._running is not None
         try:
             task = pickle.loads(assignment.payload)
+            if isinstance(task, Tried):
+                task, self._running.trial = task
             run = getattr(task, "run", task)
             value = run()
             if inspect.iscoroutine(value):

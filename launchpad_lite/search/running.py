@@ -224,7 +224,15 @@ def _add(
         device_share=device_share,
     )
     node = lp.CourierNode(
-        ModelNode, model, parts.name_server, parts.brokers, options.timing, ahead, stays, anyway
+        ModelNode,
+        model,
+        parts.name_server,
+        parts.brokers,
+        options.timing,
+        ahead,
+        stays,
+        anyway,
+        options.folder,
     )
     return program.add_node(node, label=f"{label}_model")
 

@@ -33,6 +33,7 @@ class Candidate(Task, Generic[C]):
     Attributes:
         candidate: What is tried.
         retries: How often it may be run again when it has raised.
+        parent: Number of the trial whose folder it goes on from; None: it begins anew.
 
     Example:
         class Better(search.RandomSearch):
@@ -45,6 +46,7 @@ class Candidate(Task, Generic[C]):
         self._evaluate = evaluate
         self.candidate = candidate
         self.retries = retries
+        self.parent: int | None = None
         #: For the model that asked for it.
         self.pair: int | None = None
         self.number = 0
@@ -84,6 +86,7 @@ class _Search(Model, Generic[C]):
             raise ValueError(f"{type(self).__name__}: at least 1 trial, not {trials}")
         self._evaluate = evaluate
         self._retries = retries
+        self.seed = seed
         self._random = random.Random(seed)  # noqa: S311 - no secret
         self._identity: dict[str, str] = {}
         self._note(function=evaluate, seed=seed, maximize=maximize)

@@ -7,13 +7,15 @@ import reprlib
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import courier
-from launchpad_lite.search._messages import PYTHON, Progress, Submission
-from launchpad_lite.search.errors import StoppedEarlyError, TaskPickleError
+from launchpad_lite._private_files import make_folder
+from launchpad_lite.search._messages import PYTHON, Limits, Progress, Submission
+from launchpad_lite.search.errors import SearchError, StoppedEarlyError, TaskPickleError
 
-__all__ = ["Call", "Foreign", "Task", "report"]
+__all__ = ["Call", "Foreign", "RunningTrial", "Task", "current_trial", "report"]
 
 
 class _Repr(reprlib.Repr):
@@ -34,7 +36,7 @@ class Task:
     Attributes:
         priority: Tasks with a higher one are run first.
         retries: How often it may be run again when it has raised.
-        deadline_s: Seconds that a run of it may take; then it fails, and its next `search.report` ends
+        timeout_s: Seconds that a run of it may take; then it fails, and its next `search.report` ends
             it. None: any time.
         params: What it tries, for tables; names to values.
 
@@ -49,7 +51,7 @@ class Task:
 
     priority: float = 0.0
     retries: int = 0
-    deadline_s: float | None = None
+    timeout_s: float | None = None
     params: Mapping[str, Any] = {}
 
     def run(self) -> Any:
@@ -121,21 +123,70 @@ class Foreign(Task):
         return f"Foreign({self.kind!r}, {len(self.payload)} bytes)"
 
 
-def submission_of(task: Any, key: str) -> Submission:
+@dataclass(frozen=True)
+class RunningTrial:
+    """The trial of a search that a task runs for, as its worker sees it.
+
+    Attributes:
+        number: As `Trial.number`.
+        seed: For random numbers: the same whenever this trial runs, and another one for each trial.
+    """
+
+    number: int
+    seed: int
+    #: Of the search.
+    _kept: str | None = None
+    _parent: int | None = None
+
+    @property
+    def folder(self) -> Path:
+        """Its own folder, for checkpoints and files: `trials/<number>` in that of the search.
+
+        It is there, and only its owner may enter it. A run after a lost worker finds what was written.
+
+        Raises:
+            SearchError: The search has no folder.
+        """
+        folder = self._folder_of(self.number)
+        make_folder(folder)
+        return folder
+
+    @property
+    def parent(self) -> Path | None:
+        """The folder of the trial that it goes on from; None: it begins anew."""
+        return None if self._parent is None else self._folder_of(self._parent)
+
+    def _folder_of(self, number: int) -> Path:
+        if self._kept is None:
+            raise SearchError(
+                "a trial has a folder only if the search has one: search.run(folder=)"
+            )
+        return Path(self._kept, "trials", str(number))
+
+
+class Tried(NamedTuple):
+    """A task of a trial, on its way to a worker."""
+
+    task: Any
+    trial: RunningTrial
+
+
+def submission_of(task: Any, key: str, trial: RunningTrial | None = None) -> Submission:
     """Returns a task as it travels.
 
     Raises:
-        TypeError: It is no task, or its priority, retries or deadline are no numbers.
-        ValueError: Its priority, retries or deadline make no sense.
+        TypeError: It is no task, or its priority, retries or limits are no numbers.
+        ValueError: Its priority, retries or limits make no sense.
         TaskPickleError: It cannot be pickled.
     """
     options = _options(task)
+    sent = task if trial is None else Tried(task, trial)
     if isinstance(task, Foreign):
         return Submission(key, task.payload, task.kind, *options)
     if not callable(getattr(task, "run", None)) and not callable(task):
         raise TypeError(f"a task has a method run(), or is a function; {task!r} is neither")
     try:
-        return Submission(key, courier.dumps(task), PYTHON, *options)
+        return Submission(key, courier.dumps(sent), PYTHON, *options)
     except Exception as error:
         raise TaskPickleError(
             f"the task {task!r} cannot be pickled: {type(error).__name__}: {error}; give it what it "
@@ -143,22 +194,22 @@ def submission_of(task: Any, key: str) -> Submission:
         ) from error
 
 
-def _options(task: Any) -> tuple[float, int, float | None]:
-    """Returns priority, retries and deadline of a task; as numbers of Python, which databases take."""
-    deadline_s = getattr(task, "deadline_s", None)
+def _options(task: Any) -> tuple[float, int, Limits]:
+    """Returns priority, retries and limits of a task; as numbers of Python, which databases take."""
     try:
         priority = float(getattr(task, "priority", 0.0))
         retries = operator.index(getattr(task, "retries", 0))
-        deadline_s = None if deadline_s is None else float(deadline_s)
+        timeout_s = getattr(task, "timeout_s", None)
+        timeout_s = None if timeout_s is None else float(timeout_s)
     except (TypeError, ValueError) as error:
         raise TypeError(
-            f"{task!r}: its priority, retries and deadline_s are numbers: {error}"
+            f"{task!r}: its priority, retries and timeout_s are numbers: {error}"
         ) from error
     if not (math.isfinite(priority) and 0 <= retries < 1 << 31):
         raise ValueError(f"{task!r}: its priority is finite, and its retries are at least 0")
-    if deadline_s is not None and not 0 < deadline_s < math.inf:
-        raise ValueError(f"{task!r}: its deadline_s is above 0, or None")
-    return priority, retries, deadline_s
+    if timeout_s is not None and not 0 < timeout_s < math.inf:
+        raise ValueError(f"{task!r}: its timeout_s is above 0, or None")
+    return priority, retries, Limits(timeout_s)
 
 
 @dataclass
@@ -171,6 +222,7 @@ class Running:
     progress: list[Progress] = field(default_factory=list)
     steps: int = 0
     is_stopped: bool = False
+    trial: RunningTrial | None = None
 
 
 running: "contextvars.ContextVar[Running | None]" = contextvars.ContextVar("running", default=None)
@@ -202,3 +254,19 @@ def report(value: float, step: int | None = None) -> None:
     task.steps = step + 1
     task.progress.append(Progress(task.key, step, float(value)))
     task.wake()
+
+
+def current_trial() -> RunningTrial:
+    """Returns the trial that the task which calls it runs for.
+
+    Raises:
+        RuntimeError: Not called by a task of a model, in the thread that runs it.
+
+    Example:
+        def train(params):
+            random.seed(search.current_trial().seed)
+    """
+    task = running.get()
+    if task is None or task.trial is None:
+        raise RuntimeError("search.current_trial: no task of a model runs in this thread")
+    return task.trial

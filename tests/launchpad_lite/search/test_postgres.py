@@ -16,7 +16,7 @@ import pytest
 import launchpad_lite as lp
 from launchpad_lite import search
 from launchpad_lite.search._broker import BrokerOptions
-from launchpad_lite.search._messages import Life, Outcome, State, Submission
+from launchpad_lite.search._messages import Life, Limits, Outcome, State, Submission
 from launchpad_lite.search._model_node import ModelNode
 from launchpad_lite.search._postgres import PostgresStore
 from launchpad_lite.search._queue import Changes, Task
@@ -77,7 +77,9 @@ def ids(store: PostgresStore) -> list[str]:
 
 
 def test_every_field_comes_back(open_store: Open) -> None:
-    submission = Submission("full", b"\x00\xff", "rust", -1.5, 3, 60.0)
+    submission = Submission(
+        "full", b"\x00\xff", "rust", -1.5, 3, Limits(60.0, 5.0, 0.5, 1.0, 1 << 40)
+    )
     outcome = Outcome("full", "", State.FAILED, b"\x01", "raised\n", 1.25, "worker[3]", 0)
     lease = Life("worker[3]", "life"), "token"
     full = Task(submission, "model", 7, False, lease, ("a\0b",), 2, outcome)

@@ -13,6 +13,7 @@ from launchpad_lite.search._messages import (
     MOST_BYTES,
     Assignment,
     Life,
+    Limits,
     Load,
     Outcome,
     Progress,
@@ -135,9 +136,9 @@ class World:
 
     # The model.
 
-    def ask(self, priority: float, retries: int, deadline_s: float | None, kind: str) -> None:
+    def ask(self, priority: float, retries: int, timeout_s: float | None, kind: str) -> None:
         key = str(next(self.numbers))
-        submission = Submission(key, b"payload", kind, priority, retries, deadline_s)
+        submission = Submission(key, b"payload", kind, priority, retries, Limits(timeout_s))
         self.submissions[key] = submission
         self.outstanding[key] = self.unsent[key] = None
 
@@ -214,12 +215,12 @@ class World:
             assert (
                 self.failures.get(outcome.id, 0) > submission.retries
                 or f"lost {MAX_LOSSES + 1} workers" in outcome.text
-                or ("deadline_s" in outcome.text and self.is_late(submission))
+                or ("timeout_s" in outcome.text and self.is_late(submission))
             )
 
     def is_late(self, submission: Submission) -> bool:
-        assert submission.deadline_s is not None
-        return self.now >= self.sent_at[submission.id] + submission.deadline_s
+        assert submission.limits.timeout_s is not None
+        return self.now >= self.sent_at[submission.id] + submission.limits.timeout_s
 
     def cancel(self) -> None:
         if not (self.is_known and self.outstanding):
@@ -713,7 +714,7 @@ def test_a_stopped_task_is_not_run_again(how: str) -> None:
 
 def test_a_task_that_runs_too_long_fails_and_those_that_wait_have_their_time() -> None:
     queue = make_queue()
-    ask(queue, "runs", "waits", deadline_s=3.0)
+    ask(queue, "runs", "waits", limits=Limits(3.0))
     (each,) = take(queue)
     queue.tick(2.9)
     assert not states(queue)
@@ -725,7 +726,7 @@ def test_a_task_that_runs_too_long_fails_and_those_that_wait_have_their_time() -
 
 def test_a_stop_does_not_count_as_time_that_a_task_has_run() -> None:
     queue = make_queue()
-    ask(queue, "1", deadline_s=3.0)
+    ask(queue, "1", limits=Limits(3.0))
     take(queue)
     again = make_queue()
     again.restore(queue.take_changes().new, 86_400.0)
@@ -737,7 +738,7 @@ def test_a_stop_does_not_count_as_time_that_a_task_has_run() -> None:
 
 def test_a_large_task_has_time_to_arrive() -> None:
     queue = make_queue()
-    queue.submit(MODEL, [Submission("large", bytes(64 << 20), deadline_s=3.0)], 0.0)
+    queue.submit(MODEL, [Submission("large", bytes(64 << 20), limits=Limits(3.0))], 0.0)
     take(queue)
     for second in range(16):
         queue.tick(float(second))
@@ -828,12 +829,14 @@ def test_a_task_with_which_a_broker_helps_becomes_its_own() -> None:
     queue = make_queue(max_queued=1)
     queue.adopt("broker", [Assignment("1", "theirs", "python", b"")])
     assert queue.load(0.0).queued == 0
-    assert ask(queue, "1", priority=2.0, deadline_s=1.0) == 1
+    assert ask(queue, "1", priority=2.0, limits=Limits(1.0)) == 1
     assert queue.load(0.0).queued == 1
     queue.stop("broker", ["1"])
     queue.drop("broker", ["1"])
     assert not queue.helps("broker", "1")
-    assert queue.take_changes().new[0].submission == Submission("1", b"", "python", 2.0, 0, 1.0)
+    assert queue.take_changes().new[0].submission == Submission(
+        "1", b"", "python", 2.0, 0, Limits(1.0)
+    )
     (each,) = take(queue)
     queue.finish(done(each))
     assert queue.collect("broker", "") == ([], [])
@@ -904,7 +907,13 @@ def test_nothing_is_left_of_models_workers_and_tasks() -> None:
     queue = make_queue()
     for index in range(10_000):
         keys = [f"{index} {number}" for number in range(10)]
-        ask(queue, *keys[:5], owner=f"model[{index}]", deadline_s=1e6, kind=f"kind {index % 500}")
+        ask(
+            queue,
+            *keys[:5],
+            owner=f"model[{index}]",
+            limits=Limits(1e6),
+            kind=f"kind {index % 500}",
+        )
         queue.cancel(f"model[{index}]", keys)
         queue.collect(f"model[{index}]", "")
         queue.has_news(f"nobody[{index}]")
@@ -920,10 +929,10 @@ def test_nothing_is_left_of_models_workers_and_tasks() -> None:
 
 def test_tasks_of_a_lost_broker_wait_again_and_outcomes_are_kept() -> None:
     lost, queue = make_queue(), make_queue(max_queued=1)
-    ask(lost, "runs", "done", "helped", "known", deadline_s=5.0)
+    ask(lost, "runs", "done", "helped", "known", limits=Limits(5.0))
     runs, ended = take(lost, count=2)
     lost.finish(done(ended))
-    ask(queue, "known", deadline_s=5.0)
+    ask(queue, "known", limits=Limits(5.0))
     queue.adopt("broker", [Assignment("helped", "theirs", "python", b"")])
     take(queue, OTHER, 2)
     queue.take_changes()

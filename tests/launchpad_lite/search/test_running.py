@@ -188,9 +188,9 @@ def test_a_result_that_cannot_travel_is_an_error_of_its_task():
         run(Tasks(search.Call(threading.Lock)))
 
 
-def test_a_deadline_that_has_passed_fails_a_task():
+def test_a_timeout_fails_a_task():
     class Late(search.Call):
-        deadline_s = 0.3
+        timeout_s = 0.3
 
     result = run(Tasks(Late(climb, 0), search.Call(square, 1)))
     assert "not done within its 0.3 s" in result.trials[0].error

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from launchpad_lite.search._messages import Life, Outcome, State, Submission
+from launchpad_lite.search._messages import Life, Limits, Outcome, State, Submission
 from launchpad_lite.search._queue import Changes, Task
 from launchpad_lite.search._store import SqliteStore, check_files
 from launchpad_lite.search.errors import StoreError, StoreInUseError
@@ -27,7 +27,9 @@ def new(*tasks: Task) -> Changes:
 
 
 def full() -> Task:
-    submission = Submission("full", b"\x00\xff", "rust", -1.5, 3, 60.0)
+    submission = Submission(
+        "full", b"\x00\xff", "rust", -1.5, 3, Limits(60.0, 5.0, 0.5, 1.0, 1 << 40)
+    )
     outcome = Outcome("full", "", State.FAILED, b"\x01", "raised\n", 1.25, "worker[3]", 0)
     lease = Life("worker[3]", "life"), "token"
     return Task(submission, "model", 7, False, lease, ("first", "second"), 2, outcome)

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from launchpad_lite.search._messages import Limits
 from launchpad_lite.search.tasks import Call, Foreign, submission_of
 
 
@@ -17,23 +18,19 @@ def call(**options: Any) -> Call:
 
 
 def test_numbers_of_numpy_become_those_that_databases_take() -> None:
-    task = call(priority=np.int64(3), retries=np.int32(2), deadline_s=np.float32(1.5))
+    task = call(priority=np.int64(3), retries=np.int32(2), timeout_s=np.float32(1.5))
     options = submission_of(task, "key")[3:]
-    assert options == (3.0, 2, 1.5)
-    assert [type(each) for each in options] == [float, int, float]
+    assert options == (3.0, 2, Limits(1.5))
+    assert [type(each) for each in (*options[:2], options[2].timeout_s)] == [float, int, float]
 
 
-@pytest.mark.parametrize(
-    "options", [{"priority": "high"}, {"retries": 1.5}, {"deadline_s": "soon"}]
-)
+@pytest.mark.parametrize("options", [{"priority": "high"}, {"retries": 1.5}, {"timeout_s": "soon"}])
 def test_what_is_no_number_is_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(TypeError, match=r"abs\(-1\): its priority, retries and deadline_s are"):
+    with pytest.raises(TypeError, match=r"abs\(-1\): its priority, retries and timeout_s are"):
         submission_of(call(**options), "key")
 
 
-@pytest.mark.parametrize(
-    "options", [{"priority": float("nan")}, {"retries": -1}, {"deadline_s": 0}]
-)
+@pytest.mark.parametrize("options", [{"priority": float("nan")}, {"retries": -1}, {"timeout_s": 0}])
 def test_numbers_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"abs\(-1\): its"):
         submission_of(call(**options), "key")
