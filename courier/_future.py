@@ -1,6 +1,7 @@
 """Calls in flight, as futures of the standard library."""
 
 import concurrent.futures
+import contextlib
 import logging
 import threading
 import time
@@ -13,6 +14,9 @@ from courier._lane import PendingCall
 from courier.errors import CallCancelledError
 
 Callback = Callable[[concurrent.futures.Future[Any]], object]
+
+#: Seconds that the lock of a future is waited for. Threads hold it for an instant only.
+_PATIENCE_S = 0.05
 
 _log = logging.getLogger(__name__)
 
@@ -142,7 +146,7 @@ class CallFuture(concurrent.futures.Future[Any]):
                 result = self._connection.finish(pending, self._method)
             except BaseException as error:  # noqa: BLE001 - the future gets it
                 # Its frames refer to this future, which would then live until the next garbage collection.
-                self.set_exception(error.with_traceback(None))
+                self._end(self.set_exception, error.with_traceback(None))
                 if not (self._is_read or self._connection.is_ending):
                     self._unread = _Unread(self._connection, self._method, error)
             else:
@@ -163,7 +167,25 @@ class CallFuture(concurrent.futures.Future[Any]):
         if vars(self).setdefault("_ends_alone", True):
             self._state = FINISHED
         else:
-            self.set_result(result)
+            self._end(self.set_result, result)
+
+    def _end(self, settle: Callable[[Any], None], outcome: Any) -> None:
+        """Settles this future, which takes its lock; in another thread, if one keeps that.
+
+        A signal handler may run in the one that keeps it, and call the same server: the thread that
+        settles reads that answer, too.
+        """
+        if self._condition.acquire(timeout=_PATIENCE_S):
+            try:
+                settle(outcome)
+            finally:
+                self._condition.release()
+        else:
+            self._connection.run_aside(lambda: self._end_late(settle, outcome))
+
+    def _end_late(self, settle: Callable[[Any], None], outcome: Any) -> None:
+        with contextlib.suppress(concurrent.futures.InvalidStateError):  # cancelled in the meantime
+            settle(outcome)
 
     def _call_or_defer(self, callback: Callback) -> None:
         # The settling thread reads the answers of all calls and must not be blocked.

@@ -77,6 +77,17 @@ def test_a_signal_handler_may_call_the_same_server(
     assert step > 20
 
 
+def test_who_holds_the_lock_of_a_future_may_call_the_same_server(serve: Serve, node: Node) -> None:
+    _, client = serve(node)
+    future = client.futures.echo("first")
+    with future._condition:  # as where a signal handler interrupts cancel(); another thread reads
+        beside = threading.Thread(target=client.echo)
+        beside.start()
+        beside.join(20)
+        assert not beside.is_alive()
+    assert future.result(20) == "first"
+
+
 @pytest.mark.parametrize("name", ["call", "futures"])
 def test_a_signal_handler_may_close_the_client(
     serve: Serve, connect: Connect, node: Node, name: str
