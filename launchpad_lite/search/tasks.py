@@ -130,6 +130,11 @@ class RunningTrial:
     Attributes:
         number: As `Trial.number`.
         seed: For random numbers: the same whenever this trial runs, and another one for each trial.
+
+    Example:
+        def train(params):
+            trial = search.current_trial()  # a search.RunningTrial
+            np.save(trial.folder / "weights.npy", fit(params, trial.seed))
     """
 
     number: int
