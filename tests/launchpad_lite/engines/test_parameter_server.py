@@ -764,7 +764,7 @@ def _note(ps: engines.ParameterServerClient, folder: Path) -> None:
         return progress.updates > 0 and not progress.workers
 
     poll_until(ended)
-    (folder / "note.json").write_text(json.dumps([ps.get("a").value, step]))
+    (folder / "note.json").write_text(json.dumps([int(ps.get("a").value), step]))
 
 
 class Hanging(Sum):
