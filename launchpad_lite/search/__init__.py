@@ -23,6 +23,7 @@ from launchpad_lite.search.running import add_to, run
 from launchpad_lite.search.searches import (
     Candidate,
     Genome,
+    GridSearch,
     OptunaSearch,
     RandomSearch,
     RegularizedEvolution,
@@ -39,6 +40,7 @@ __all__ = [
     "FailedTaskError",
     "Foreign",
     "Genome",
+    "GridSearch",
     "Model",
     "OptunaSearch",
     "RandomSearch",

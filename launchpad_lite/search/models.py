@@ -40,7 +40,7 @@ class Trial:
         attempts: How often it was run; lost workers and `retries` make it more than 1.
         lost_workers: How many workers were lost with it.
         curve: What it has reported: steps and values.
-        values: Its scores, if the model has several objectives.
+        values: Its scores, one for each objective, if the model says them.
         is_feasible: Whether it keeps the constraints of the study of Optuna; else it is not the best.
         is_told: Whether its model took note of what became of it; if not, its error says why.
 

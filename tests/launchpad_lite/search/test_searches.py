@@ -1,5 +1,6 @@
 """Models that are ready to use, driven by hand."""
 
+import csv
 import functools
 import math
 import pickle
@@ -114,8 +115,8 @@ def test_of_a_pair_of_children_the_fitter_one_lives_even_if_the_other_fails():
         task.candidate = Word(text)
         model.tell(task, 0.0)
     one, other = model.ask(), model.ask()
-    assert one.pair is not None
-    assert one.pair == other.pair
+    assert one.mark is not None
+    assert one.mark == other.mark
     model.fail(one, search.FailedTaskError("lost"))
     model.tell(other, 5.0)
     assert (5.0, other.candidate) in model._living
@@ -173,6 +174,66 @@ def test_bytes_are_no_score():
 def test_numbers_that_make_no_search_are_refused(make):
     with pytest.raises(ValueError, match="not"):
         make()
+
+
+def test_a_grid_tries_each_point_once_in_the_order_of_its_lists():
+    grid = {"rate": [1, 2], "layers": {"width": (3, 4), "depth": range(5, 7)}}
+    model = search.GridSearch(len, grid)
+    assert model.total == 8
+    points = [task.candidate for task, _ in play(model, at_once=1)]
+    assert points[:3] == [
+        {"rate": 1, "layers": {"width": 3, "depth": 5}},
+        {"rate": 1, "layers": {"width": 3, "depth": 6}},
+        {"rate": 1, "layers": {"width": 4, "depth": 5}},
+    ]
+    assert len({repr(point) for point in points}) == len(points) == 8
+
+
+def test_parts_of_a_grid_that_depend_on_others_are_a_list_of_grids():
+    model = search.GridSearch(len, [{"opt": ["sgd"], "momentum": [0.8, 0.9]}, {"opt": ["adam"]}])
+    assert [task.candidate for task, _ in play(model, at_once=1)] == [
+        {"opt": "sgd", "momentum": 0.8},
+        {"opt": "sgd", "momentum": 0.9},
+        {"opt": "adam"},
+    ]
+
+
+@pytest.mark.parametrize("grid", [{"opt": "sgd"}, {"layers": {"width": 64}}])
+def test_values_of_a_grid_that_are_no_list_are_refused(grid):
+    with pytest.raises(TypeError, match="a parameter has a list of values, or a dict, not"):
+        search.GridSearch(hill, grid)
+
+
+def test_the_identity_of_a_grid_has_no_addresses():
+    grid = search.GridSearch(hill, {"activation": [hill, sample]}).identity()["grid"]
+    assert grid == "{'activation': [<function hill>, <function sample>]}"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: search.RandomSearch(hill, sample, 4),
+        lambda: search.RegularizedEvolution(hill, sample, nudge, 4, population=2, tournament=1),
+        lambda: search.SuccessiveHalving(hill, sample, 4),
+        lambda: search.GridSearch(hill, {"x": [6, 7]}),
+    ],
+)
+def test_what_was_enqueued_is_tried_first_and_is_one_of_the_trials(make):
+    model = make()
+    model.enqueue({"x": 3.0})
+    model.enqueue({"x": 4.0})
+    tried = [task.candidate["x"] for task, _ in play(model, at_once=1)]
+    assert tried[:2] == [3.0, 4.0]
+    assert len(tried) == model.total == 4
+
+
+def test_a_genome_that_was_enqueued_is_no_child_of_a_pair():
+    model = search.VariableLengthEvolution(
+        lambda word: 0.0, lambda rng: Word("a"), 9, population=2, tournament=1
+    )
+    model.enqueue(Word("abc"))
+    assert model.ask().mark is None
+    assert model.ask().candidate.text == "a"
 
 
 @pytest.fixture
@@ -252,6 +313,103 @@ def test_a_sampler_of_optuna_that_has_tried_all_ends_the_search(sampler, optuna)
 run = functools.partial(search.run, launcher="local_mt", workers=1, timing=QUICK, progress=False)
 
 
+def test_what_was_enqueued_is_tried_once_though_each_call_of_the_script_enqueues_it(
+    optuna, space, tmp_path
+):
+    storage = f"sqlite:///{tmp_path}/study.sqlite"
+
+    def tune(make, folder, trials, *enqueued):
+        model = make(trials)
+        for x in enqueued:
+            model.enqueue({"x": x})
+        return [trial.params["x"] for trial in run(model, folder=tmp_path / folder).trials]
+
+    def of_optuna(trials):
+        study = optuna.create_study(storage=storage, study_name="s", load_if_exists=True)
+        return search.OptunaSearch(study, space, hill, trials)
+
+    for name, make in (
+        ("random", functools.partial(search.RandomSearch, hill, sample)),
+        ("optuna", of_optuna),
+    ):
+        first = tune(make, name, 2, 1.5)
+        later = tune(make, name, 5, 1.5, 2.5)
+        assert later[:2] == first
+        assert (later[0], later[2]) == (1.5, 2.5)
+        assert len(set(later)) == 5
+
+
+def test_a_function_of_a_trial_of_optuna_is_a_space_with_conditions(optuna, tmp_path):
+    def space(trial):
+        params = {"layers": {"count": trial.suggest_int("count", 1, 3)}}
+        if trial.suggest_categorical("opt", ["sgd", "adam"]) == "sgd":
+            params["momentum"] = trial.suggest_float("momentum", 0, 1)
+        return params
+
+    def evaluate(params):
+        search.report(float(params["layers"]["count"]))
+        return params.get("momentum", 0.5), params["layers"]["count"]
+
+    def tune(trials, space=space):
+        sampler = optuna.samplers.RandomSampler(seed=0)
+        study = optuna.create_study(directions=["maximize", "minimize"], sampler=sampler)
+        model = search.OptunaSearch(study, space, evaluate, trials)
+        model.enqueue({"count": 2, "opt": "sgd", "momentum": 0.25})
+        return run(model, folder=tmp_path)
+
+    tune(5)
+    result = tune(12)
+    assert result.trials[0].params == {"layers": {"count": 2}, "momentum": 0.25}
+    assert "{'layers': {'count': 2}, 'momentum': 0.25}" in result.trials[0].task
+    assert {trial.state for trial in result.trials} == {search.TrialState.DONE}
+    assert {"momentum" in trial.params for trial in result.trials} == {True, False}
+    assert {trial.params["layers"]["count"] for trial in result.best_trials} >= {1}
+    with (tmp_path / "trials.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["params.layers.count"] for row in rows] == [
+        str(trial.params["layers"]["count"]) for trial in result.trials
+    ]
+    with pytest.raises(search.SearchError, match=r"its space is .*<lambda>, and was .*space"):
+        tune(13, lambda trial: {})
+
+
+def test_a_space_that_is_a_function_is_pruned_and_ends_as_others(optuna):
+    study = optuna.create_study(
+        sampler=optuna.samplers.RandomSampler(seed=0),
+        pruner=optuna.pruners.MedianPruner(n_startup_trials=5),
+    )
+    model = search.OptunaSearch(
+        study, lambda trial: {"x": trial.suggest_float("x", 0, 9)}, hill, 30
+    )
+    play(model, curve=lambda task: [task.candidate["x"]] * 3)
+    assert [trial.state.name for trial in study.trials].count("PRUNED") > 5
+    assert len(study.trials) == 30
+
+
+_FIVE = [-3, -1, 0.5, 2, 95]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        functools.partial(search.GridSearch, grid={"x": _FIVE}),
+        functools.partial(
+            search.RandomSearch, sample=lambda rng: {"x": rng.choice(_FIVE)}, trials=40
+        ),
+    ],
+)
+def test_models_without_optuna_have_the_best_trials_of_several_objectives(make):
+    def evaluate(params):
+        x = params["x"]
+        return 1.0 if x == -3 else (x, math.nan if x > 90 else x * x)
+
+    result = run(make(evaluate, maximize=[True, False]))
+    assert {trial.params["x"] for trial in result.best_trials} == {0.5, 2}
+    failed = [trial for trial in result.trials if trial.state is search.TrialState.FAILED]
+    assert {trial.params["x"] for trial in failed} == {-3}
+    assert "returned 1.0; this search needs 2 numbers" in failed[0].error
+
+
 @pytest.mark.filterwarnings("ignore:.*constraints_func:FutureWarning")
 def test_the_best_trial_keeps_the_constraints_of_its_study(optuna, space):
     sampler = optuna.samplers.TPESampler(
@@ -284,7 +442,7 @@ def test_with_several_objectives_the_best_trials_are_those_that_no_other_one_bea
     assert good == {trial.params["x"] for trial in result.model.study.best_trials}
     failed = [trial for trial in result.trials if trial.state is search.TrialState.FAILED]
     assert failed
-    assert all("this study needs 2 numbers" in trial.error for trial in failed)
+    assert all("this search needs 2 numbers" in trial.error for trial in failed)
     assert "values.1" in (tmp_path / "trials.csv").read_text().splitlines()[0]
 
 
@@ -301,10 +459,15 @@ def test_what_prunes_a_trial_as_in_optuna_stops_it(optuna, space):
     assert {trial.state.name for trial in result.model.study.trials} == {"COMPLETE", "PRUNED"}
 
 
-def test_a_random_search_does_not_go_on_in_the_folder_of_a_study(optuna, space, tmp_path):
+def test_a_search_does_not_go_on_in_the_folder_of_another_algorithm_or_space(
+    optuna, space, tmp_path
+):
     run(search.OptunaSearch(optuna.create_study(), space, hill, trials=1), folder=tmp_path)
     with pytest.raises(search.SearchError, match="algorithm is RandomSearch, and was OptunaSearch"):
         run(search.RandomSearch(hill, sample, 1), folder=tmp_path)
     wider = {"x": optuna.distributions.FloatDistribution(-20, 20)}
+    run(search.GridSearch(hill, {"x": [1]}), folder=tmp_path / "grid")
+    with pytest.raises(search.SearchError, match=r"its grid is {'x': \[2\]}, and was {'x': \[1\]}"):
+        run(search.GridSearch(hill, {"x": [2]}), folder=tmp_path / "grid")
     with pytest.raises(search.SearchError, match=r"its space is .*-20"):
         run(search.OptunaSearch(optuna.create_study(), wider, hill, trials=1), folder=tmp_path)
