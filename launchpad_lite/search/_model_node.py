@@ -3,6 +3,7 @@
 import hashlib
 import logging
 import pickle
+import shutil
 import threading
 import time
 import traceback
@@ -248,6 +249,10 @@ class ModelNode:
         Raises:
             SearchError: It cannot go on.
         """
+        if self._folder is not None:
+            for each in Path(self._folder, "trials").glob("*"):
+                if each.name.isdigit() and int(each.name) >= len(self._trials):
+                    shutil.rmtree(each, ignore_errors=True)  # lost with a kill: its number is free
         sent = {key: submission for key, (_, submission) in self._tasks.items()}
         self._outbox = outbox = Outbox(self._presence, self._timing, sent, self._broker)
         stop = lp.stop_event()
@@ -283,15 +288,18 @@ class ModelNode:
             submission = self._submission(task, key)
             self._tasks[key] = task, submission
             params = dict(getattr(task, "params", {}))
-            self._trials.append(Trial(number, repr(task), params, asked_at=self._seconds()))
+            trial = Trial(number, repr(task), params, asked_at=self._seconds())
+            if isinstance(task, Candidate):
+                task.number, trial.parent, trial.steps = number, task.parent, task.steps
+            self._trials.append(trial)
             outbox.add([submission])
 
     def _submission(self, task: Any, key: str) -> Submission:
         number = self._numbers[key]
         digest = hashlib.sha256(f"{getattr(self._model, 'seed', 0)}/{number}".encode()).digest()
         seed = int.from_bytes(digest[:4], "big")
-        parent = task.parent if isinstance(task, Candidate) else None
-        return submission_of(task, key, RunningTrial(number, seed, self._folder, parent))
+        goes_on = (task.parent, task.steps) if isinstance(task, Candidate) else ()
+        return submission_of(task, key, RunningTrial(number, seed, self._folder, *goes_on))
 
     def _limit(self, outbox: Outbox) -> int:
         if self._ahead is not None:

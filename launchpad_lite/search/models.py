@@ -43,6 +43,8 @@ class Trial:
         values: Its scores, one for each objective, if the model says them.
         is_feasible: Whether it keeps the constraints of the study of Optuna; else it is not the best.
         is_told: Whether its model took note of what became of it; if not, its error says why.
+        parent: Number of the trial from whose folder it goes on; None: it begins anew.
+        steps: How many steps it makes in all, as `RunningTrial.steps`.
 
     Example:
         best = search.run(model).best  # a search.Trial
@@ -65,6 +67,8 @@ class Trial:
     values: tuple[float, ...] = ()
     is_feasible: bool = True
     is_told: bool = True
+    parent: int | None = None
+    steps: int | None = None
 
 
 class Model:
@@ -76,6 +80,7 @@ class Model:
     Attributes:
         maximize: Whether higher scores are better.
         total: How many trials there will be, if it has that.
+        needs_folder: Whether trials go on from the folders of others, so that the search needs one.
 
     Example:
         class Grid(search.Model):
@@ -91,6 +96,7 @@ class Model:
 
     maximize: bool = True
     total: int
+    needs_folder: bool = False
 
     def ask(self) -> Any:
         """Returns the next task: a `Task`, any object with a method `run`, or a function.

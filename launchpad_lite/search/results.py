@@ -81,6 +81,8 @@ class Result:
             row["state"] = trial.state.value
             if len(trial.values) > 1:
                 row |= {f"values.{index}": value for index, value in enumerate(trial.values)}
+            if trial.parent is not None or trial.steps is not None:
+                row |= {"parent": trial.parent, "steps": trial.steps}
             yield row | _flat(trial.params, "params")
 
     def to_csv(self, path: str | os.PathLike[str]) -> None:

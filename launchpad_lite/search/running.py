@@ -179,7 +179,7 @@ def add_to(
 
     Raises:
         TypeError: It is no model.
-        ValueError: A number is too small, or the program has such a group.
+        ValueError: A number is too small, the program has such a group, or the model needs a folder.
 
     Example:
         handle = search.add_to(program, Grid(rates), workers=8)
@@ -213,6 +213,9 @@ def _add(
 ) -> lp.Handle[ModelNode]:
     if not isinstance(model, Model):
         raise TypeError(f"a search takes a search.Model, not {model!r}")
+    if model.needs_folder and options.folder is None:
+        who = type(model).__name__
+        raise ValueError(f"{who} needs folder=: its trials go on from the folders of others")
     if ahead is not None and ahead < 1:
         raise ValueError(f"at least 1 task is outstanding at a time (ahead), not {ahead}")
     parts = add_parts(

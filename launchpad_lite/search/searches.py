@@ -20,6 +20,7 @@ __all__ = [
     "Genome",
     "GridSearch",
     "OptunaSearch",
+    "PopulationBasedTraining",
     "RandomSearch",
     "RegularizedEvolution",
     "SuccessiveHalving",
@@ -29,7 +30,7 @@ __all__ = [
 C = TypeVar("C")
 
 #: What another call of a search may change, besides functions.
-_RENEWED = ("_evaluate", "_retries", "_space", "_enqueued")
+_RENEWED = ("_evaluate", "_retries", "_space", "_enqueued", "_rounds", "_last_rung")
 
 
 class Candidate(Task, Generic[C]):
@@ -39,6 +40,8 @@ class Candidate(Task, Generic[C]):
         candidate: What is tried.
         retries: How often it may be run again when it has raised.
         parent: Number of the trial whose folder it goes on from; None: it begins anew.
+        steps: As `RunningTrial.steps`.
+        number: As `Trial.number`, once the search has it.
 
     Example:
         class Better(search.RandomSearch):
@@ -52,6 +55,8 @@ class Candidate(Task, Generic[C]):
         self.candidate = candidate
         self.retries = retries
         self.parent: int | None = None
+        self.steps: int | None = None
+        self.number = 0
         #: By which the model that asked for it knows what it belongs to.
         self.mark: Any = None
         #: For the trial, from the model: its scores, and whether it may be the best.
@@ -102,8 +107,9 @@ class _Search(Model, Generic[C]):
         #: All that was ever enqueued, and how many of these were asked for.
         self._enqueued: list[C] = []
         self._taken = 0
-        #: Attributes of the next task, which `propose` may set.
+        #: Attributes of the next task, which `propose` may set, and of one that begins anew.
         self._marks: Mapping[str, Any] = {}
+        self._first_marks: Mapping[str, Any] = {}
 
     def enqueue(self, candidate: C) -> None:
         """Has a candidate tried before others, as one of the trials; `OptunaSearch` takes values by name.
@@ -117,7 +123,7 @@ class _Search(Model, Generic[C]):
         """As `Model.ask`."""
         if self._asked >= self.total:
             return None
-        self._marks = {}
+        self._marks = self._first_marks
         candidate = self._next()
         self._asked += 1
         task = Candidate(self._evaluate, candidate, self._retries)
@@ -182,7 +188,9 @@ class _Search(Model, Generic[C]):
 
     def stopped(self, task: "Candidate[C]", value: float | None) -> None:
         """As `Model.stopped`."""
-        if value is not None:
+        if self.needs_folder:
+            self.learn(task, -math.inf)  # it may have written no checkpoint
+        elif value is not None:
             self.learn(task, self._fitness(value))
 
 
@@ -461,8 +469,12 @@ class VariableLengthEvolution(RandomSearch[G]):
 class SuccessiveHalving(RandomSearch[C]):
     """Stops those early that are not among the best at a rung; asynchronously, so nobody waits.
 
-    ASHA, in the variant that stops: Li et al., "A System for Massively Parallel Hyperparameter
-    Tuning" (MLSys 2020). `evaluate` calls `search.report(value)` after each step.
+    ASHA: Li et al., "A System for Massively Parallel Hyperparameter Tuning" (MLSys 2020). By default it
+    is the variant that stops: `evaluate` calls `search.report(value)` after each step.
+
+    With `promote=True`, each rung of a candidate is a trial. The best at a rung go on from their
+    checkpoints, the others end. `evaluate` trains from `search.current_trial().parent`, or anew if that
+    is None, until it has made `steps` in all, and writes a checkpoint to `folder`.
 
     Example:
         def train(params):
@@ -481,6 +493,8 @@ class SuccessiveHalving(RandomSearch[C]):
         *,
         first_rung: int = 1,
         reduction: int = 3,
+        promote: bool = False,
+        last_rung: float = math.inf,
         seed: int = 0,
         maximize: bool = True,
         retries: int = 0,
@@ -490,9 +504,11 @@ class SuccessiveHalving(RandomSearch[C]):
         Args:
             evaluate: As for `RandomSearch`; reports its progress.
             sample: Draws a candidate.
-            trials: As for `RandomSearch`.
+            trials: As for `RandomSearch`; with `promote`, those that go on included.
             first_rung: Steps that each candidate may make.
             reduction: One in so many goes on at a rung; the next rung is as many times as far.
+            promote: Whether candidates go on from checkpoints; then the search needs a folder.
+            last_rung: With `promote`, no candidate makes more steps than that.
             seed: As for `RandomSearch`.
             maximize: As for `RandomSearch`.
             retries: As for `RandomSearch`.
@@ -501,33 +517,160 @@ class SuccessiveHalving(RandomSearch[C]):
             ValueError: The first rung is before the first step, or nobody would be stopped.
         """
         super().__init__(evaluate, sample, trials, seed=seed, maximize=maximize, retries=retries)
-        self._note(first_rung=first_rung, reduction=reduction)
+        self._note(first_rung=first_rung, reduction=reduction, promote=promote)
         if first_rung < 1 or reduction < 2:
             raise ValueError(
                 "SuccessiveHalving: first_rung is at least 1 and reduction at least 2, not "
                 f"{first_rung} and {reduction}"
             )
+        self.needs_folder = promote
+        self._first_marks = {"steps": first_rung} if promote else {}
         self._first_rung = first_rung
         self._reduction = reduction
-        #: What all that got there had reported, by steps.
-        self._rungs: dict[int, list[float]] = {}
+        self._last_rung = last_rung
+        #: How fit all were that got there, by steps, and their numbers.
+        self._rungs: dict[int, list[tuple[float, int]]] = {}
+        #: What may go on, by number.
+        self._waiting: dict[int, C] = {}
 
-    def report(self, task: Candidate[C], step: int, value: float) -> bool:  # noqa: ARG002
+    def propose(self) -> C:
+        """Has one go on at the highest rung where one may, or draws a candidate."""
+        for steps in sorted(self._rungs, reverse=True) if self._waiting else ():
+            rung, further = self._rungs[steps], steps * self._reduction
+            best = rung[len(rung) - len(rung) // self._reduction :]
+            waiting = [number for _, number in best if number in self._waiting]
+            if waiting and further <= self._last_rung:
+                self._marks = {"parent": waiting[-1], "steps": further}
+                return self._waiting.pop(waiting[-1])
+        return super().propose()
+
+    def learn(self, task: Candidate[C], fitness: float) -> None:
+        """Takes note of how fit a candidate is at its rung."""
+        if task.steps is not None:
+            bisect.insort(self._rungs.setdefault(task.steps, []), (fitness, task.number))
+            if fitness > -math.inf:
+                self._waiting[task.number] = task.candidate
+
+    def report(self, task: Candidate[C], step: int, value: float) -> bool:
         """As `Model.report`."""
         steps = step + 1
-        if not self._is_rung(steps):
+        if self.needs_folder or not self._is_rung(steps):
             return False
         fitness = self._fitness(value)
         rung = self._rungs.setdefault(steps, [])
-        bisect.insort(rung, fitness)
+        bisect.insort(rung, (fitness, task.number))
         kept = max(1, len(rung) // self._reduction)
-        return fitness == -math.inf or fitness < rung[-kept]
+        return fitness == -math.inf or fitness < rung[-kept][0]
 
     def _is_rung(self, steps: int) -> bool:
         rung = self._first_rung
         while rung < steps:
             rung *= self._reduction
         return rung == steps
+
+
+class _Member:
+    """One of a population."""
+
+    def __init__(self) -> None:
+        self.rounds = 0
+        self.is_busy = False
+        #: Of its last good round: what was tried, and in which trial.
+        self.candidate: Any = None
+        self.parent: int | None = None
+        #: Of its newest round; -inf: it has failed.
+        self.fitness: float | None = None
+
+
+class PopulationBasedTraining(RandomSearch[C]):
+    """Trains a population in rounds; who is among the worst goes on from the checkpoint of a good one.
+
+    Jaderberg et al., "Population Based Training of Neural Networks" (2017), with truncation selection.
+    Each round of a member is a trial: `evaluate` trains from `search.current_trial().parent`, or anew if
+    that is None, and writes a checkpoint to `folder`. A member is compared with the newest finished rounds
+    of the others, so nobody waits for a slow one. If a round fails, its member goes on from a good one.
+
+    Example:
+        def perturb(params, rng):
+            return {"rate": params["rate"] * rng.choice([0.8, 1.2])}
+
+        model = search.PopulationBasedTraining(train, sample, perturb, population=20, rounds=10)
+        search.run(model, workers=8, folder="runs/1")
+    """
+
+    needs_folder = True
+
+    def __init__(
+        self,
+        evaluate: Callable[[C], Any],
+        sample: Callable[[random.Random], C],
+        perturb: Callable[[C, random.Random], C],
+        *,
+        population: int,
+        rounds: int,
+        quantile: float = 0.2,
+        seed: int = 0,
+        maximize: bool = True,
+        retries: int = 0,
+    ) -> None:
+        """Describes the search, of `population * rounds` trials; other arguments as for `RandomSearch`.
+
+        `perturb` returns a new candidate that differs a little, for who goes on from another one. Of the
+        population, the worst `quantile` are replaced by the best, which are as many.
+
+        Raises:
+            ValueError: The population has less than 2 members, or the quantile is above a half.
+        """
+        if population < 2 or not 0 < quantile <= 0.5:
+            raise ValueError(
+                f"PopulationBasedTraining: at least 2 members, not {population}; the quantile is above 0 and "
+                f"at most 0.5, not {quantile}"
+            )
+        trials = population * rounds
+        super().__init__(evaluate, sample, trials, seed=seed, maximize=maximize, retries=retries)
+        self._note(perturb=perturb, population=population, quantile=quantile)
+        self._perturb = perturb
+        self._rounds = rounds
+        self._count = max(1, int(population * quantile))
+        self._members = [_Member() for _ in range(population)]
+
+    def ask(self) -> Candidate[C] | None:
+        """As `Model.ask`: the next round of a member that has made fewest."""
+        free = [each for each in self._members if not each.is_busy and each.rounds < self._rounds]
+        if not free:
+            return None
+        member = min(free, key=lambda each: each.rounds)
+        member.rounds, member.is_busy = member.rounds + 1, True
+        source = self._source_of(member)
+        if source.parent is None:
+            candidate = self._next()
+        elif source is member:
+            candidate = member.candidate
+        else:
+            candidate = self._perturb(source.candidate, self._random)
+        task = Candidate(self._evaluate, candidate, self._retries)
+        task.mark, task.parent = self._members.index(member), source.parent
+        return task
+
+    def _source_of(self, member: _Member) -> _Member:
+        """Returns from whose checkpoint a member goes on: from its own, unless it is one of the worst."""
+        ranked = [each for each in self._members if each.fitness is not None]
+        ranked.sort(key=lambda each: each.fitness or 0.0)
+        best = ranked[-self._count :]
+        good = [each for each in best if each.fitness != -math.inf]
+        is_replaced = good and member in ranked[: self._count] and member not in best
+        return self._random.choice(good) if is_replaced else member
+
+    def learn(self, task: Candidate[C], fitness: float) -> None:
+        """Takes note of how fit a member is."""
+        member = self._members[task.mark]
+        member.is_busy, member.fitness = False, fitness
+        if fitness > -math.inf:
+            member.candidate, member.parent = task.candidate, task.number
+
+    def fail(self, task: Candidate[C], error: FailedTaskError) -> None:  # noqa: ARG002
+        """As `Model.fail`."""
+        self.learn(task, -math.inf)
 
 
 class OptunaSearch(_Search[dict[str, Any]]):

@@ -430,3 +430,17 @@ def test_a_folder_of_an_earlier_version_is_refused(tmp_path):
 def test_what_a_folder_may_be_used_for_is_one_of_two(tmp_path):
     with pytest.raises(ValueError, match='resume is "same" or "anyway"'):
         run(squares(1), folder=tmp_path, resume="always")
+
+
+def test_files_of_trials_that_a_kill_has_lost_are_not_there_for_those_with_their_numbers(tmp_path):
+    run(_random(_first, 2), folder=tmp_path)
+    for number in (1, 2):
+        (tmp_path / "trials" / str(number)).mkdir(parents=True)
+        (tmp_path / "trials" / str(number) / "weights").touch()
+    run(
+        _random(lambda _: len(list(search.current_trial().folder.iterdir())), 3),
+        folder=tmp_path,
+        resume="anyway",
+    )
+    left = [path.parent.name for path in (tmp_path / "trials").rglob("weights")]
+    assert left == ["1"]

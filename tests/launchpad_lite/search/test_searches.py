@@ -2,6 +2,8 @@
 
 import csv
 import functools
+import itertools
+import json
 import math
 import pickle
 import random
@@ -19,10 +21,12 @@ def play(model: search.Model, at_once: int = 4, curve: Callable[[Any], list[floa
     rng = random.Random(0)
     outstanding: list[Any] = []
     results = []
+    numbers = itertools.count()
     while True:
         if model.done():
             return results
         while len(outstanding) < at_once and (task := model.ask()) is not None:
+            task.number = next(numbers)
             outstanding.append(task)
         if not outstanding:
             return results
@@ -215,6 +219,8 @@ def test_the_identity_of_a_grid_has_no_addresses():
         lambda: search.RandomSearch(hill, sample, 4),
         lambda: search.RegularizedEvolution(hill, sample, nudge, 4, population=2, tournament=1),
         lambda: search.SuccessiveHalving(hill, sample, 4),
+        lambda: search.SuccessiveHalving(hill, sample, 4, promote=True),
+        lambda: search.PopulationBasedTraining(hill, sample, nudge, population=4, rounds=1),
         lambda: search.GridSearch(hill, {"x": [6, 7]}),
     ],
 )
@@ -234,6 +240,156 @@ def test_a_genome_that_was_enqueued_is_no_child_of_a_pair():
     model.enqueue(Word("abc"))
     assert model.ask().mark is None
     assert model.ask().candidate.text == "a"
+
+
+TARGET = 1.2
+
+
+def advance(place: list[float], params: dict[str, float]) -> list[float]:
+    """Makes a step of the toy of Jaderberg et al.: its gradient sees only what `params` let it see."""
+    return [x - 0.02 * 2 * h * x for x, h in zip(place, (params["h0"], params["h1"]), strict=True)]
+
+
+def draw_toy(rng: random.Random) -> dict[str, float]:
+    first = rng.random()
+    return {"h0": first, "h1": 1 - first}
+
+
+def perturb_toy(params: dict[str, float], rng: random.Random) -> dict[str, float]:
+    return {name: min(1.0, max(0.0, h + rng.gauss(0, 0.2))) for name, h in params.items()}
+
+
+def score_toy(place: list[float]) -> float:
+    return TARGET - sum(x * x for x in place)
+
+
+def train_toy(params: dict[str, float]) -> float:
+    """Makes 10 steps from the checkpoint of the parent."""
+    trial = search.current_trial()
+    place = [0.9, 0.9]
+    if trial.parent is not None:
+        place = json.loads((trial.parent / "place").read_text())
+    for _ in range(10):
+        place = advance(place, params)
+    (trial.folder / "place").write_text(json.dumps(place))
+    return score_toy(place)
+
+
+class Population:
+    """Rounds of population-based training that end when the test says so."""
+
+    def __init__(self, **options: Any) -> None:
+        self.model = search.PopulationBasedTraining(
+            hill, sample, nudge, **{"population": 4, "rounds": 3, "quantile": 0.25, **options}
+        )
+        self._numbers = itertools.count()
+
+    def ask(self) -> Any:
+        task = self.model.ask()
+        task.number = next(self._numbers)
+        return task
+
+    def first_round(self, *scores: float) -> list[Any]:
+        tasks = [self.ask() for _ in scores]
+        for task, score in zip(tasks, scores, strict=True):
+            self.model.tell(task, score)
+        return tasks
+
+
+def test_who_is_among_the_worst_goes_on_from_the_checkpoint_of_one_of_the_best():
+    population = Population()
+    first = population.first_round(2.0, 3.0, 4.0, 1.0)
+    second = [population.ask() for _ in first]
+    assert [task.parent for task in first] == [None] * 4
+    assert [task.parent for task in second] == [0, 1, 2, 2]
+    assert [task.candidate for task in second[:3]] == [task.candidate for task in first[:3]]
+    assert second[3].candidate["x"] == pytest.approx(first[2].candidate["x"], abs=30)
+    assert second[3].candidate != first[2].candidate
+
+
+def test_nobody_waits_for_a_slow_member_and_each_makes_its_rounds():
+    population = Population()
+    slow, *quick = [population.ask() for _ in range(4)]
+    for _ in range(3):
+        for task in quick:
+            population.model.tell(task, float(task.number))
+        quick = [task for _ in quick if (task := population.model.ask())]
+        for task in quick:
+            task.number = next(population._numbers)
+    assert quick == []
+    population.model.tell(slow, 100.0)
+    assert population.ask().parent == slow.number
+
+
+def test_a_member_whose_round_has_failed_goes_on_from_the_last_good_one():
+    population = Population()
+    first = population.first_round(1.0, 2.0, 3.0, 4.0)
+    second = [population.ask() for _ in first]
+    population.model.fail(second[2], search.FailedTaskError("lost"))
+    population.model.fail(second[1], search.FailedTaskError("lost"))
+    population.model.tell(second[0], 3.5)
+    population.model.tell(second[3], math.nan)
+    # One of the three is the worst, and goes on from the best; the others from what they had.
+    assert [population.ask().parent for _ in first] == [second[0].number, second[0].number, 2, 3]
+
+
+def test_the_first_round_that_fails_is_made_again_with_another_candidate():
+    population = Population()
+    task = population.ask()
+    population.model.fail(task, search.FailedTaskError("lost"))
+    again = [population.ask() for _ in range(4)][-1]
+    assert (again.mark, again.parent) == (task.mark, None)
+    assert again.candidate != task.candidate
+
+
+def test_a_population_goes_on_from_its_checkpoint_and_to_more_rounds():
+    population = Population()
+    population.first_round(1.0, 2.0, 3.0, 4.0)
+    outstanding = [population.ask() for _ in range(2)]
+    model, tasks = pickle.loads(pickle.dumps((population.model, outstanding)))
+    model.resumed(Population(rounds=5).model, tasks)
+    population.model = model
+    ended = {0, 1, 2, 3}
+    while tasks:
+        task = tasks.pop(0)
+        assert task.parent in ended
+        ended.add(task.number)
+        model.tell(task, 1.0)
+        tasks += [population.ask()] if len(ended) + len(tasks) < model.total else []
+    assert len(ended) == model.total == 20
+    assert model.ask() is None
+
+
+def test_at_each_rung_the_best_goes_on_from_its_checkpoint():
+    model = search.SuccessiveHalving(
+        lambda candidate: candidate["x"], sample, 200, reduction=3, promote=True, last_rung=9
+    )
+    tried = {task.number: task for task, _ in play(model)}
+    rungs = {steps: [t for t in tried.values() if t.steps == steps] for steps in (1, 3, 9)}
+    assert sum(map(len, rungs.values())) == len(tried) == 200
+    assert [len(rung) for rung in rungs.values()] == pytest.approx([139, 46, 15], abs=5)
+    for steps in (3, 9):
+        for task in rungs[steps]:
+            assert tried[task.parent].steps * 3 == steps
+            assert tried[task.parent].candidate == task.candidate
+    parents = [task.parent for task in tried.values() if task.parent is not None]
+    assert len(set(parents)) == len(parents), "one went on twice"
+    best = sorted(task.candidate["x"] for task in rungs[1])[-20:]
+    assert set(best) <= {task.candidate["x"] for task in rungs[3]}
+    assert not model.report(rungs[1][0], 0, -1e9)
+
+
+def test_who_has_diverged_or_was_stopped_does_not_go_on():
+    model = search.SuccessiveHalving(diverge, sample, 100, promote=True, maximize=False)
+    results = play(model, at_once=1)
+    assert max(task.steps for task, _ in results) >= 9
+    assert not any(task.candidate["x"] < 0 for task, _ in results if task.parent is not None)
+    model = search.SuccessiveHalving(hill, sample, 9, promote=True, reduction=2)
+    for number in range(2):
+        task = model.ask()
+        task.number = number
+        model.stopped(task, 1.0)
+    assert model.ask().parent is None
 
 
 @pytest.fixture
@@ -311,6 +467,70 @@ def test_a_sampler_of_optuna_that_has_tried_all_ends_the_search(sampler, optuna)
 
 
 run = functools.partial(search.run, launcher="local_mt", workers=1, timing=QUICK, progress=False)
+
+
+def test_population_based_training_comes_nearer_than_chance_with_as_many_steps(tmp_path):
+    options = {"population": 8, "rounds": 20, "quantile": 0.25}
+    model = search.PopulationBasedTraining(train_toy, draw_toy, perturb_toy, **options)
+    result = run(model, folder=tmp_path, workers=2)
+    assert len(result.trials) == 8 * 20
+    by_chance = [[0.9, 0.9] for _ in range(8)]
+    rng = random.Random(0)
+    for index, params in enumerate([draw_toy(rng) for _ in by_chance]):
+        for _ in range(10 * 20):
+            by_chance[index] = advance(by_chance[index], params)
+    assert result.best is not None
+    assert result.best.score > max(map(score_toy, by_chance))
+    # Each went on from a trial that had ended, and with its weights.
+    trials = {trial.number: trial for trial in result.trials}
+    later = [trial for trial in result.trials if trial.parent is not None]
+    assert len(later) == 8 * 19
+    for trial in later:
+        assert trials[trial.parent].told_at <= trial.asked_at
+        before, after = [
+            json.loads((tmp_path / "trials" / str(number) / "place").read_text())
+            for number in (trial.parent, trial.number)
+        ]
+        assert after[0] <= before[0]
+
+
+def test_candidates_that_go_on_at_a_rung_do_not_train_again_what_they_have(tmp_path):
+    def train(params):
+        trial = search.current_trial()
+        steps = 0 if trial.parent is None else int((trial.parent / "steps").read_text())
+        for _ in range(steps, trial.steps):
+            with (tmp_path / "made").open("a") as file:
+                file.write("a step\n")
+        (trial.folder / "steps").write_text(str(trial.steps))
+        return params["x"] * trial.steps
+
+    model = search.SuccessiveHalving(train, sample, 40, promote=True)
+    result = run(model, folder=tmp_path / "search", ahead=2)
+    made = len((tmp_path / "made").read_text().splitlines())
+    furthest = {}
+    for trial in result.trials:
+        furthest[trial.params["x"]] = max(trial.steps, furthest.get(trial.params["x"], 0))
+    assert made == sum(furthest.values())
+    assert made < sum(trial.steps for trial in result.trials)
+    with (tmp_path / "search" / "trials.csv").open() as file:
+        rows = [(row["parent"], row["steps"]) for row in csv.DictReader(file)]
+    assert rows[0] == ("", "1")
+    assert max(int(steps) for _, steps in rows) >= 9
+    assert all((parent == "") == (steps == "1") for parent, steps in rows)
+
+
+def test_a_search_that_has_ended_goes_on_to_a_later_rung(tmp_path):
+    def tune(trials, last_rung):
+        model = search.SuccessiveHalving(hill, sample, trials, promote=True, last_rung=last_rung)
+        return {trial.steps for trial in run(model, folder=tmp_path, ahead=1).trials}
+
+    assert tune(4, 1) == {1}
+    assert tune(8, 3) == {1, 3}
+
+
+def test_a_search_that_goes_on_from_checkpoints_needs_a_folder():
+    with pytest.raises(ValueError, match="SuccessiveHalving needs folder=: its trials go on from"):
+        run(search.SuccessiveHalving(hill, sample, 9, promote=True))
 
 
 def test_what_was_enqueued_is_tried_once_though_each_call_of_the_script_enqueues_it(
