@@ -17,7 +17,7 @@ from launchpad_lite.search.errors import (
     WorkerMismatchError,
 )
 from launchpad_lite.search.executor import Executor, ExecutorHandle
-from launchpad_lite.search.models import Model, Trial, TrialState
+from launchpad_lite.search.models import Callback, Model, Trial, TrialState
 from launchpad_lite.search.results import Result
 from launchpad_lite.search.running import add_to, run
 from launchpad_lite.search.searches import (
@@ -35,6 +35,7 @@ from launchpad_lite.search.tasks import Call, Foreign, RunningTrial, Task, curre
 
 __all__ = [
     "Call",
+    "Callback",
     "Candidate",
     "Executor",
     "ExecutorHandle",

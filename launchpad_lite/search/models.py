@@ -8,7 +8,7 @@ from typing import Any
 
 from launchpad_lite.search.errors import FailedTaskError
 
-__all__ = ["Model", "Trial", "TrialState"]
+__all__ = ["Callback", "Model", "Trial", "TrialState"]
 
 
 class TrialState(enum.Enum):
@@ -69,6 +69,28 @@ class Trial:
     is_told: bool = True
     parent: int | None = None
     steps: int | None = None
+
+
+class Callback:
+    """Is told of each trial, for logs; subclass it, and pass it to `search.run` as `callbacks=`.
+
+    It is pickled to the node of the model, whose thread calls its methods: those of a trial in the
+    order below. A slow one slows the search. What it raises is a warning, once, and the search goes on.
+
+    Example:
+        class Show(search.Callback):
+            def on_trial_end(self, trial):
+                print(trial.number, trial.state.value, trial.score)
+    """
+
+    def on_trial_start(self, trial: Trial) -> None:
+        """Takes note that a worker runs a trial."""
+
+    def on_trial_report(self, trial: Trial, step: int, value: float) -> None:
+        """Takes what a running trial has reported."""
+
+    def on_trial_end(self, trial: Trial) -> None:
+        """Takes note of what has become of a trial: its `state`, `score` and `error`."""
 
 
 class Model:
