@@ -17,13 +17,15 @@ from launchpad_lite.search.errors import (
     WorkerMismatchError,
 )
 from launchpad_lite.search.executor import Executor, ExecutorHandle
-from launchpad_lite.search.models import Model, Trial, TrialState
+from launchpad_lite.search.models import Callback, Model, Trial, TrialState
 from launchpad_lite.search.results import Result
 from launchpad_lite.search.running import add_to, run
 from launchpad_lite.search.searches import (
     Candidate,
     Genome,
+    GridSearch,
     OptunaSearch,
+    PopulationBasedTraining,
     RandomSearch,
     RegularizedEvolution,
     SuccessiveHalving,
@@ -33,14 +35,17 @@ from launchpad_lite.search.tasks import Call, Foreign, RunningTrial, Task, curre
 
 __all__ = [
     "Call",
+    "Callback",
     "Candidate",
     "Executor",
     "ExecutorHandle",
     "FailedTaskError",
     "Foreign",
     "Genome",
+    "GridSearch",
     "Model",
     "OptunaSearch",
+    "PopulationBasedTraining",
     "RandomSearch",
     "RegularizedEvolution",
     "Result",

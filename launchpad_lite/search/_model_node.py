@@ -3,11 +3,12 @@
 import hashlib
 import logging
 import pickle
+import shutil
 import threading
 import time
 import traceback
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +26,7 @@ from launchpad_lite.search._outbox import Outbox
 from launchpad_lite.search._presence import Presence
 from launchpad_lite.search._timing import Timing
 from launchpad_lite.search.errors import FailedTaskError, SearchError
-from launchpad_lite.search.models import Model, Trial, TrialState, best_of, name_of
+from launchpad_lite.search.models import Callback, Model, Trial, TrialState, best_of, name_of
 from launchpad_lite.search.searches import Candidate
 from launchpad_lite.search.tasks import Foreign, RunningTrial, submission_of
 
@@ -100,6 +101,7 @@ class ModelNode:
         stays: bool,
         anyway: bool = False,
         folder: str | None = None,
+        callbacks: Sequence[Callback] = (),
     ) -> None:
         """Makes one.
 
@@ -112,6 +114,7 @@ class ModelNode:
             stays: Whether it serves until the program stops, when the search is over.
             anyway: Whether it may begin where another model has ended.
             folder: Of the search; None: it has none.
+            callbacks: Are told of trials.
         """
         self._model = model
         self._timing = timing
@@ -119,6 +122,7 @@ class ModelNode:
         self._stays = stays
         self._anyway = anyway
         self._folder = folder
+        self._callbacks = callbacks
         who = Life(lp.current_node().name, uuid.uuid4().hex)
         member = member_here("model", who)
         self._presence = Presence(member, name_server, brokers, courier.Client, timing)
@@ -146,6 +150,9 @@ class ModelNode:
         #: How many trials have failed in this life, and whether any one has not, in all lives.
         self._failed, self._has_result = 0, False
         self._failure = ""
+        #: Trials of this life that callbacks know as begun, by id; and callbacks that have raised.
+        self._begun: dict[str, Trial] = {}
+        self._have_raised: list[Callback] = []
 
     # Its state.
 
@@ -248,6 +255,10 @@ class ModelNode:
         Raises:
             SearchError: It cannot go on.
         """
+        if self._folder is not None:
+            for each in Path(self._folder, "trials").glob("*"):
+                if each.name.isdigit() and int(each.name) >= len(self._trials):
+                    shutil.rmtree(each, ignore_errors=True)  # lost with a kill: its number is free
         sent = {key: submission for key, (_, submission) in self._tasks.items()}
         self._outbox = outbox = Outbox(self._presence, self._timing, sent, self._broker)
         stop = lp.stop_event()
@@ -283,15 +294,19 @@ class ModelNode:
             submission = self._submission(task, key)
             self._tasks[key] = task, submission
             params = dict(getattr(task, "params", {}))
-            self._trials.append(Trial(number, repr(task), params, asked_at=self._seconds()))
+            trial = Trial(number, repr(task), params, asked_at=self._seconds())
+            if isinstance(task, Candidate):
+                task.number, trial.parent, trial.steps = number, task.parent, task.steps
+            self._trials.append(trial)
             outbox.add([submission])
+            self._begin([key])
 
     def _submission(self, task: Any, key: str) -> Submission:
         number = self._numbers[key]
         digest = hashlib.sha256(f"{getattr(self._model, 'seed', 0)}/{number}".encode()).digest()
         seed = int.from_bytes(digest[:4], "big")
-        parent = task.parent if isinstance(task, Candidate) else None
-        return submission_of(task, key, RunningTrial(number, seed, self._folder, parent))
+        goes_on = (task.parent, task.steps) if isinstance(task, Candidate) else ()
+        return submission_of(task, key, RunningTrial(number, seed, self._folder, *goes_on))
 
     def _limit(self, outbox: Outbox) -> int:
         if self._ahead is not None:
@@ -300,10 +315,31 @@ class ModelNode:
         workers = max(1, outbox.workers)
         return workers + max(1, int(workers * min(each, _MOST_AHEAD)))
 
+    def _begin(self, ids: Iterable[str]) -> None:
+        """Takes note that workers run tasks."""
+        for key in ids:
+            if key in self._tasks and key not in self._begun:
+                self._begun[key] = trial = self._trials[self._numbers[key]]
+                self._call_back("on_trial_start", trial)
+
+    def _call_back(self, name: str, *arguments: Any) -> None:
+        for callback in self._callbacks:
+            try:
+                getattr(callback, name)(*arguments)
+            except Exception:
+                if callback not in self._have_raised:
+                    self._have_raised.append(callback)
+                    who = f"{type(callback).__qualname__}.{name}"
+                    _LOGGER.warning(
+                        "callback %s has raised; the search goes on", who, exc_info=True
+                    )
+
     def _follow(self, outbox: Outbox, point: Progress) -> None:
         task, _ = self._tasks[point.id]
         trial = self._trials[self._numbers[point.id]]
         trial.curve.append((point.step, point.value))
+        self._begin([point.id])
+        self._call_back("on_trial_report", trial, point.step, point.value)
         try:
             is_stopped = self._model.report(task, point.step, point.value)
         except Exception as error:  # noqa: BLE001 - of the user's code
@@ -313,6 +349,7 @@ class ModelNode:
             outbox.stop([point.id])
 
     def _settle(self, outcome: Outcome) -> None:
+        self._begin([outcome.id])
         task, _ = self._tasks.pop(outcome.id)
         trial = self._trials[self._numbers.pop(outcome.id)]
         trial.told_at, trial.seconds = self._seconds(), outcome.seconds
@@ -339,8 +376,7 @@ class ModelNode:
                 trial.state = TrialState.STOPPED
             else:
                 self._fail(task, trial, failure_of(repr(task), outcome), outcome.text)
-                return
-            self._has_result = True
+            self._has_result |= outcome.state is not State.FAILED
         except Exception as error:  # noqa: BLE001 - of the user's code, or its result cannot be unpickled
             what = "result" if outcome.state is State.DONE else "end"
             text = f"the model did not take its {what}: {type(error).__name__}: {error}"
@@ -348,6 +384,7 @@ class ModelNode:
             failure.__cause__ = error
             lines = [] if isinstance(error, SearchError) else traceback.format_exception(error)
             self._fail(task, trial, failure, "".join(lines))
+        self._call_back("on_trial_end", self._begun.pop(outcome.id))
 
     def _fail(self, task: Any, trial: Trial, error: FailedTaskError, text: str) -> None:
         """Notes that a trial has failed, and where that was raised, and tells the model."""
@@ -402,6 +439,8 @@ class ModelNode:
         for trial in self._trials:
             if trial.state is TrialState.OUTSTANDING:
                 trial.state = TrialState.STOPPED
+        for trial in self._begun.values():
+            self._call_back("on_trial_end", trial)
 
     def _wait_for_stop(self, seconds: float) -> bool:
         """Waits, and lets those stop the program who wait for the end of the search."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from launchpad_lite.search.errors import FailedTaskError
 
-__all__ = ["Model", "Trial", "TrialState"]
+__all__ = ["Callback", "Model", "Trial", "TrialState"]
 
 
 class TrialState(enum.Enum):
@@ -40,9 +40,11 @@ class Trial:
         attempts: How often it was run; lost workers and `retries` make it more than 1.
         lost_workers: How many workers were lost with it.
         curve: What it has reported: steps and values.
-        values: Its scores, if the model has several objectives.
+        values: Its scores, one for each objective, if the model says them.
         is_feasible: Whether it keeps the constraints of the study of Optuna; else it is not the best.
         is_told: Whether its model took note of what became of it; if not, its error says why.
+        parent: Number of the trial from whose folder it goes on; None: it begins anew.
+        steps: How many steps it makes in all, as `RunningTrial.steps`.
 
     Example:
         best = search.run(model).best  # a search.Trial
@@ -65,6 +67,30 @@ class Trial:
     values: tuple[float, ...] = ()
     is_feasible: bool = True
     is_told: bool = True
+    parent: int | None = None
+    steps: int | None = None
+
+
+class Callback:
+    """Is told of each trial, for logs; subclass it, and pass it to `search.run` as `callbacks=`.
+
+    It is pickled to the node of the model, whose thread calls its methods: those of a trial in the
+    order below. A slow one slows the search. What it raises is a warning, once, and the search goes on.
+
+    Example:
+        class Show(search.Callback):
+            def on_trial_end(self, trial):
+                print(trial.number, trial.state.value, trial.score)
+    """
+
+    def on_trial_start(self, trial: Trial) -> None:
+        """Takes note that a worker runs a trial."""
+
+    def on_trial_report(self, trial: Trial, step: int, value: float) -> None:
+        """Takes what a running trial has reported."""
+
+    def on_trial_end(self, trial: Trial) -> None:
+        """Takes note of what has become of a trial: its `state`, `score` and `error`."""
 
 
 class Model:
@@ -76,6 +102,7 @@ class Model:
     Attributes:
         maximize: Whether higher scores are better.
         total: How many trials there will be, if it has that.
+        needs_folder: Whether trials go on from the folders of others, so that the search needs one.
 
     Example:
         class Grid(search.Model):
@@ -91,6 +118,7 @@ class Model:
 
     maximize: bool = True
     total: int
+    needs_folder: bool = False
 
     def ask(self) -> Any:
         """Returns the next task: a `Task`, any object with a method `run`, or a function.

@@ -5,7 +5,7 @@ import csv
 import itertools
 import operator
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,7 +81,9 @@ class Result:
             row["state"] = trial.state.value
             if len(trial.values) > 1:
                 row |= {f"values.{index}": value for index, value in enumerate(trial.values)}
-            yield row | {f"params.{name}": value for name, value in trial.params.items()}
+            if trial.parent is not None or trial.steps is not None:
+                row |= {"parent": trial.parent, "steps": trial.steps}
+            yield row | _flat(trial.params, "params")
 
     def to_csv(self, path: str | os.PathLike[str]) -> None:
         """Writes a table of the trials: a row for each, with its parameters in columns."""
@@ -150,3 +152,12 @@ class Result:
             ),
             key=lambda point: point[0],
         )
+
+
+def _flat(params: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Returns parameters by the names of their columns: those of a nested dict as `params.a.b`."""
+    columns: dict[str, Any] = {}
+    for key, value in params.items():
+        is_nested = isinstance(value, Mapping) and value
+        columns |= _flat(value, f"{name}.{key}") if is_nested else {f"{name}.{key}": value}
+    return columns

@@ -3,7 +3,7 @@
 import os
 import sys
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -25,7 +25,7 @@ from launchpad_lite.search._store import check_files
 from launchpad_lite.search._timing import DEFAULT, Timing
 from launchpad_lite.search._worker import Worker
 from launchpad_lite.search.errors import SearchError
-from launchpad_lite.search.models import Model
+from launchpad_lite.search.models import Callback, Model
 from launchpad_lite.search.results import Result
 
 __all__ = ["add_to", "run"]
@@ -152,6 +152,7 @@ def add_to(
     max_losses: int = 5,
     device_share: float | None = None,
     timing: Timing = DEFAULT,
+    callbacks: Sequence[Callback] = (),
 ) -> lp.Handle[ModelNode]:
     """Adds a search to a program; returns a handle, by which other nodes see how far it is.
 
@@ -176,10 +177,11 @@ def add_to(
         device_share: Each worker gets this part of a device of its machine (1: one of its own), and
             sees only that one; None: it sees all.
         timing: How long the parts wait for each other.
+        callbacks: Are told of each trial.
 
     Raises:
         TypeError: It is no model.
-        ValueError: A number is too small, or the program has such a group.
+        ValueError: A number is too small, the program has such a group, or the model needs a folder.
 
     Example:
         handle = search.add_to(program, Grid(rates), workers=8)
@@ -195,6 +197,7 @@ def add_to(
         ahead=ahead,
         device_share=device_share,
         stays=False,
+        callbacks=callbacks,
     )
 
 
@@ -209,10 +212,14 @@ def _add(
     ahead: int | None,
     device_share: float | None,
     stays: bool,
+    callbacks: Sequence[Callback],
     anyway: bool = False,
 ) -> lp.Handle[ModelNode]:
     if not isinstance(model, Model):
         raise TypeError(f"a search takes a search.Model, not {model!r}")
+    if model.needs_folder and options.folder is None:
+        who = type(model).__name__
+        raise ValueError(f"{who} needs folder=: its trials go on from the folders of others")
     if ahead is not None and ahead < 1:
         raise ValueError(f"at least 1 task is outstanding at a time (ahead), not {ahead}")
     parts = add_parts(
@@ -233,6 +240,7 @@ def _add(
         stays,
         anyway,
         options.folder,
+        callbacks,
     )
     return program.add_node(node, label=f"{label}_model")
 
@@ -252,6 +260,7 @@ def run(
     timing: Timing = DEFAULT,
     progress: bool = True,
     resume: Literal["same", "anyway"] = "same",
+    callbacks: Sequence[Callback] = (),
     **launch_options: Any,
 ) -> Result:
     """Runs a search, and returns what it has found.
@@ -276,6 +285,7 @@ def run(
         resume: What to do if the folder has a search with another space, seed, algorithm or function.
             `"same"`: that is an error. `"anyway"`: to go on with it, for so many trials in all; what the
             model had learnt is kept if the algorithm is the same.
+        callbacks: As for `add_to`.
         **launch_options: As for `lp.launch`: `resources`, `hosts`, `restart`, ..
 
     Raises:
@@ -305,6 +315,7 @@ def run(
         ahead=ahead,
         device_share=device_share,
         stays=True,
+        callbacks=callbacks,
         anyway=resume == "anyway",
     )
     options = dict(launch_options)

@@ -5,8 +5,9 @@ import collections
 import itertools
 import math
 import random
+import re
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from launchpad_lite.errors import MissingExtraError
@@ -17,7 +18,9 @@ from launchpad_lite.search.tasks import Task
 __all__ = [
     "Candidate",
     "Genome",
+    "GridSearch",
     "OptunaSearch",
+    "PopulationBasedTraining",
     "RandomSearch",
     "RegularizedEvolution",
     "SuccessiveHalving",
@@ -25,6 +28,9 @@ __all__ = [
 ]
 
 C = TypeVar("C")
+
+#: What another call of a search may change, besides functions.
+_RENEWED = ("_evaluate", "_retries", "_space", "_enqueued", "_rounds", "_last_rung")
 
 
 class Candidate(Task, Generic[C]):
@@ -34,6 +40,8 @@ class Candidate(Task, Generic[C]):
         candidate: What is tried.
         retries: How often it may be run again when it has raised.
         parent: Number of the trial whose folder it goes on from; None: it begins anew.
+        steps: As `RunningTrial.steps`.
+        number: As `Trial.number`, once the search has it.
 
     Example:
         class Better(search.RandomSearch):
@@ -47,10 +55,11 @@ class Candidate(Task, Generic[C]):
         self.candidate = candidate
         self.retries = retries
         self.parent: int | None = None
-        #: For the model that asked for it.
-        self.pair: int | None = None
+        self.steps: int | None = None
         self.number = 0
-        #: For the trial, from the model: its scores if there are several, and whether it may be the best.
+        #: By which the model that asked for it knows what it belongs to.
+        self.mark: Any = None
+        #: For the trial, from the model: its scores, and whether it may be the best.
         self.values: tuple[float, ...] = ()
         self.is_feasible = True
         named = candidate if isinstance(candidate, Mapping) else {"candidate": repr(candidate)}
@@ -77,7 +86,7 @@ class _Search(Model, Generic[C]):
         trials: int,
         *,
         seed: int,
-        maximize: bool,
+        maximize: bool | Sequence[bool],
         retries: int,
     ) -> None:
         if not callable(evaluate):
@@ -90,22 +99,49 @@ class _Search(Model, Generic[C]):
         self._random = random.Random(seed)  # noqa: S311 - no secret
         self._identity: dict[str, str] = {}
         self._note(function=evaluate, seed=seed, maximize=maximize)
-        self.maximize = maximize
+        #: Whether more is better, for each objective.
+        self.directions = [maximize] if isinstance(maximize, bool) else list(maximize)
+        self.maximize = self.directions[0]
         self.total = trials
         self._asked = 0
+        #: All that was ever enqueued, and how many of these were asked for.
+        self._enqueued: list[C] = []
+        self._taken = 0
+        #: Attributes of the next task, which `propose` may set, and of one that begins anew.
+        self._marks: Mapping[str, Any] = {}
+        self._first_marks: Mapping[str, Any] = {}
+
+    def enqueue(self, candidate: C) -> None:
+        """Has a candidate tried before others, as one of the trials; `OptunaSearch` takes values by name.
+
+        Call it before `search.run`. If the search goes on from a folder, what was tried is not tried again;
+        new candidates come after those of the earlier call.
+        """
+        self._enqueued.append(candidate)
 
     def ask(self) -> "Candidate[C] | None":
         """As `Model.ask`."""
         if self._asked >= self.total:
             return None
-        candidate = self.propose()
+        self._marks = self._first_marks
+        candidate = self._next()
         self._asked += 1
-        return Candidate(self._evaluate, candidate, self._retries)
+        task = Candidate(self._evaluate, candidate, self._retries)
+        vars(task).update(self._marks)
+        return task
+
+    def _next(self) -> C:
+        """Returns what was enqueued, and then what it proposes."""
+        if self._taken < len(self._enqueued):
+            self._taken += 1
+            return self._enqueued[self._taken - 1]
+        return self.propose()
 
     def _note(self, **settings: object) -> None:
-        """Makes settings a part of its identity."""
+        """Makes settings a part of its identity; without addresses of objects, which change."""
         for name, each in settings.items():
-            self._identity[name] = name_of(each) if callable(each) else repr(each)
+            text = name_of(each) if callable(each) else re.sub(" at 0x[0-9a-f]+", "", repr(each))
+            self._identity[name] = text
 
     def identity(self) -> dict[str, str]:
         """As `Model.identity`."""
@@ -115,7 +151,7 @@ class _Search(Model, Generic[C]):
         """As `Model.resumed`; takes over functions, also those without a name."""
         super().resumed(given, outstanding)
         for name, each in vars(given).items():
-            if isinstance(each, types.FunctionType) or name in ("_evaluate", "_retries", "_space"):
+            if isinstance(each, types.FunctionType) or name in _RENEWED:
                 setattr(self, name, each)
         for task in outstanding:
             task.renew(self._evaluate, self._retries)
@@ -126,12 +162,20 @@ class _Search(Model, Generic[C]):
 
     def tell(self, task: "Candidate[C]", result: Any) -> None:
         """As `Model.tell`."""
-        score = self.score(result)
-        if score is None and number_of(result) is None:
-            raise SearchError(
-                f"{task!r} returned {result!r}; a search needs a number, or a tuple that begins with one"
-            )
-        self.learn(task, self._fitness(score))
+        task.values = self._values_of(task, result)
+        self.learn(task, self._fitness(task.values[0] if task.values else None))
+
+    def _values_of(self, task: "Candidate[C]", result: Any) -> tuple[float, ...]:
+        """Returns a number for each objective; none, if one of them is NaN."""
+        needed, results = f"{len(self.directions)} numbers", result
+        if len(self.directions) == 1:
+            needed, score = "a number, or a tuple that begins with one", self.score(result)
+            results = [result if score is None else score]
+        numbers = [number_of(each) for each in results] if hasattr(results, "__iter__") else []
+        values = [each for each in numbers if each is not None]
+        if not len(values) == len(numbers) == len(self.directions):
+            raise SearchError(f"{task!r} returned {result!r}; this search needs {needed}")
+        return () if any(map(math.isnan, values)) else tuple(values)
 
     def _fitness(self, value: float | None) -> float:
         """Returns how fit who reached a value is; NaN, of training that diverged, is the worst."""
@@ -144,7 +188,9 @@ class _Search(Model, Generic[C]):
 
     def stopped(self, task: "Candidate[C]", value: float | None) -> None:
         """As `Model.stopped`."""
-        if value is not None:
+        if self.needs_folder:
+            self.learn(task, -math.inf)  # it may have written no checkpoint
+        elif value is not None:
             self.learn(task, self._fitness(value))
 
 
@@ -165,7 +211,7 @@ class RandomSearch(_Search[C]):
         trials: int,
         *,
         seed: int = 0,
-        maximize: bool = True,
+        maximize: bool | Sequence[bool] = True,
         retries: int = 0,
     ) -> None:
         """Describes the search.
@@ -176,7 +222,8 @@ class RandomSearch(_Search[C]):
             sample: Draws a candidate.
             trials: How many are tried.
             seed: Of what is drawn.
-            maximize: Whether more is better.
+            maximize: Whether more is better. With several objectives, whether it is for each, as in
+                `[True, False]`: `evaluate` returns as many numbers, and `result.best_trials` has the best.
             retries: How often `evaluate` may be called again when it has raised.
         """
         super().__init__(evaluate, trials, seed=seed, maximize=maximize, retries=retries)
@@ -188,7 +235,59 @@ class RandomSearch(_Search[C]):
         return self._sample(self._random)
 
 
-class RegularizedEvolution(_Search[C]):
+class GridSearch(_Search[dict[str, Any]]):
+    """Tries all points of a grid, each once, in the order of the lists; the last name changes fastest.
+
+    A grid has a list of values for each parameter, or again a dict. Of a list of grids, it tries one after
+    the other, as of `[{"opt": ["sgd"], "momentum": [0.8, 0.9]}, {"opt": ["adam"]}]`.
+
+    Example:
+        grid = {"rate": [0.1, 0.01], "layers": {"width": [64, 128], "depth": range(2, 5)}}
+        search.run(search.GridSearch(train, grid))  # train({"rate": 0.1, "layers": {"width": 64, ..
+    """
+
+    def __init__(
+        self,
+        evaluate: Callable[[dict[str, Any]], Any],
+        grid: Mapping[str, Any] | Sequence[Mapping[str, Any]],
+        *,
+        maximize: bool | Sequence[bool] = True,
+        retries: int = 0,
+    ) -> None:
+        """Describes the search; other arguments as for `RandomSearch`.
+
+        Raises:
+            TypeError: The values of a parameter are no list.
+            ValueError: There is no point.
+        """
+        grids = [grid] if isinstance(grid, Mapping) else grid
+        points = [point for each in grids for point in _points_of(each)]
+        self._points: collections.deque[dict[str, Any]] = collections.deque(points)
+        super().__init__(evaluate, len(points), seed=0, maximize=maximize, retries=retries)
+        self._note(grid=grid)
+
+    def enqueue(self, candidate: dict[str, Any]) -> None:
+        """As for `RandomSearch`, but besides the points of the grid."""
+        super().enqueue(candidate)
+        self.total += 1
+
+    def propose(self) -> dict[str, Any]:
+        """Returns the next point."""
+        return self._points.popleft()
+
+
+def _points_of(grid: Any) -> Iterator[Any]:
+    """Yields the points of a grid, or the values of a parameter."""
+    if isinstance(grid, str) or not hasattr(grid, "__getitem__"):
+        raise TypeError(f"GridSearch: a parameter has a list of values, or a dict, not {grid!r}")
+    if not isinstance(grid, Mapping):
+        yield from grid
+        return
+    for values in itertools.product(*map(_points_of, grid.values())):
+        yield dict(zip(grid, values, strict=True))
+
+
+class RegularizedEvolution(RandomSearch[C]):
     """Mutates the best of a few, and lets the oldest die.
 
     Real et al., "Regularized Evolution for Image Classifier Architecture Search" (AAAI 2019).
@@ -229,14 +328,13 @@ class RegularizedEvolution(_Search[C]):
         Raises:
             ValueError: The tournament is empty, or larger than the population.
         """
-        super().__init__(evaluate, trials, seed=seed, maximize=maximize, retries=retries)
-        self._note(sample=sample, mutate=mutate, population=population, tournament=tournament)
+        super().__init__(evaluate, sample, trials, seed=seed, maximize=maximize, retries=retries)
+        self._note(mutate=mutate, population=population, tournament=tournament)
         if not 1 <= tournament <= population:
             raise ValueError(
                 f"RegularizedEvolution: 1 to {population} (the population) take part in a tournament, "
                 f"not {tournament}"
             )
-        self._sample = sample
         self._mutate = mutate
         self._tournament = tournament
         self._first = population
@@ -245,7 +343,7 @@ class RegularizedEvolution(_Search[C]):
     def propose(self) -> C:
         """Draws one of the first candidates, or mutates a good one."""
         if self._asked < self._first or not self._living:
-            return self._sample(self._random)
+            return super().propose()
         drawn = self._random.sample(self._living, min(self._tournament, len(self._living)))
         _, parent = max(drawn, key=lambda each: each[0])
         return self._mutate(parent, self._random)
@@ -280,7 +378,7 @@ class Genome(Protocol):
 G = TypeVar("G", bound=Genome)
 
 
-class VariableLengthEvolution(_Search[G]):
+class VariableLengthEvolution(RandomSearch[G]):
     """Recombines two good candidates of the same length, and mutates them else.
 
     Algorithm 1 of Hajewski and Oliveira, "Building Scalable Deep Learning Systems with RPC". Where
@@ -306,14 +404,13 @@ class VariableLengthEvolution(_Search[G]):
         retries: int = 0,
     ) -> None:
         """Describes the search; arguments as for `RegularizedEvolution`. The least fit ones die."""
-        super().__init__(evaluate, trials, seed=seed, maximize=maximize, retries=retries)
-        self._note(sample=sample, population=population, tournament=tournament)
+        super().__init__(evaluate, sample, trials, seed=seed, maximize=maximize, retries=retries)
+        self._note(population=population, tournament=tournament)
         if not 1 <= tournament <= population:
             raise ValueError(
                 f"VariableLengthEvolution: 1 to {population} (the population) take part in a "
                 f"tournament, not {tournament}"
             )
-        self._sample = sample
         self._tournament = tournament
         self._first = population
         self._living: list[tuple[float, G]] = []
@@ -323,23 +420,17 @@ class VariableLengthEvolution(_Search[G]):
         #: By number, the first of a pair that has ended.
         self._first_of_pair: dict[int, tuple[float, G]] = {}
 
-    def ask(self) -> Candidate[G] | None:
-        """As `Model.ask`."""
-        task = super().ask()
-        if task is not None:
-            task.pair = self._pair
-        return task
-
     def propose(self) -> G:
         """Draws one of the first candidates, or makes a child of good ones."""
         if not self._children:
             self._breed()
-        child, self._pair = self._children.popleft()
+        child, pair = self._children.popleft()
+        self._marks = {"mark": pair}
         return child
 
     def _breed(self) -> None:
         if self._asked < self._first or len(self._living) < 2:
-            self._children.append((self._sample(self._random), None))
+            self._children.append((super().propose(), None))
             return
         one, other = self._parent(), self._parent()
         if len(one) != len(other):
@@ -357,11 +448,11 @@ class VariableLengthEvolution(_Search[G]):
     def learn(self, task: Candidate[G], fitness: float) -> None:
         """Takes note of how fit a candidate is."""
         fitter = fitness, task.candidate
-        if task.pair is not None:
-            if task.pair not in self._first_of_pair:
-                self._first_of_pair[task.pair] = fitter
+        if task.mark is not None:
+            if task.mark not in self._first_of_pair:
+                self._first_of_pair[task.mark] = fitter
                 return
-            fitter = max(fitter, self._first_of_pair.pop(task.pair), key=lambda each: each[0])
+            fitter = max(fitter, self._first_of_pair.pop(task.mark), key=lambda each: each[0])
         if fitter[0] == -math.inf:
             return
         self._living.append(fitter)
@@ -371,15 +462,19 @@ class VariableLengthEvolution(_Search[G]):
     def fail(self, task: Candidate[G], error: FailedTaskError) -> None:
         """As `Model.fail`."""
         super().fail(task, error)
-        if task.pair is not None:
+        if task.mark is not None:
             self.learn(task, -math.inf)
 
 
-class SuccessiveHalving(_Search[C]):
+class SuccessiveHalving(RandomSearch[C]):
     """Stops those early that are not among the best at a rung; asynchronously, so nobody waits.
 
-    ASHA, in the variant that stops: Li et al., "A System for Massively Parallel Hyperparameter
-    Tuning" (MLSys 2020). `evaluate` calls `search.report(value)` after each step.
+    ASHA: Li et al., "A System for Massively Parallel Hyperparameter Tuning" (MLSys 2020). By default it
+    is the variant that stops: `evaluate` calls `search.report(value)` after each step.
+
+    With `promote=True`, each rung of a candidate is a trial. The best at a rung go on from their
+    checkpoints, the others end. `evaluate` trains from `search.current_trial().parent`, or anew if that
+    is None, until it has made `steps` in all, and writes a checkpoint to `folder`.
 
     Example:
         def train(params):
@@ -398,6 +493,8 @@ class SuccessiveHalving(_Search[C]):
         *,
         first_rung: int = 1,
         reduction: int = 3,
+        promote: bool = False,
+        last_rung: float = math.inf,
         seed: int = 0,
         maximize: bool = True,
         retries: int = 0,
@@ -407,9 +504,11 @@ class SuccessiveHalving(_Search[C]):
         Args:
             evaluate: As for `RandomSearch`; reports its progress.
             sample: Draws a candidate.
-            trials: As for `RandomSearch`.
+            trials: As for `RandomSearch`; with `promote`, those that go on included.
             first_rung: Steps that each candidate may make.
             reduction: One in so many goes on at a rung; the next rung is as many times as far.
+            promote: Whether candidates go on from checkpoints; then the search needs a folder.
+            last_rung: With `promote`, no candidate makes more steps than that.
             seed: As for `RandomSearch`.
             maximize: As for `RandomSearch`.
             retries: As for `RandomSearch`.
@@ -417,39 +516,161 @@ class SuccessiveHalving(_Search[C]):
         Raises:
             ValueError: The first rung is before the first step, or nobody would be stopped.
         """
-        super().__init__(evaluate, trials, seed=seed, maximize=maximize, retries=retries)
-        self._note(sample=sample, first_rung=first_rung, reduction=reduction)
+        super().__init__(evaluate, sample, trials, seed=seed, maximize=maximize, retries=retries)
+        self._note(first_rung=first_rung, reduction=reduction, promote=promote)
         if first_rung < 1 or reduction < 2:
             raise ValueError(
                 "SuccessiveHalving: first_rung is at least 1 and reduction at least 2, not "
                 f"{first_rung} and {reduction}"
             )
-        self._sample = sample
+        self.needs_folder = promote
+        self._first_marks = {"steps": first_rung} if promote else {}
         self._first_rung = first_rung
         self._reduction = reduction
-        #: What all that got there had reported, by steps.
-        self._rungs: dict[int, list[float]] = {}
+        self._last_rung = last_rung
+        #: How fit all were that got there, by steps, and their numbers.
+        self._rungs: dict[int, list[tuple[float, int]]] = {}
+        #: What may go on, by number.
+        self._waiting: dict[int, C] = {}
 
     def propose(self) -> C:
-        """Draws a candidate."""
-        return self._sample(self._random)
+        """Has one go on at the highest rung where one may, or draws a candidate."""
+        for steps in sorted(self._rungs, reverse=True) if self._waiting else ():
+            rung, further = self._rungs[steps], steps * self._reduction
+            best = rung[len(rung) - len(rung) // self._reduction :]
+            waiting = [number for _, number in best if number in self._waiting]
+            if waiting and further <= self._last_rung:
+                self._marks = {"parent": waiting[-1], "steps": further}
+                return self._waiting.pop(waiting[-1])
+        return super().propose()
 
-    def report(self, task: Candidate[C], step: int, value: float) -> bool:  # noqa: ARG002
+    def learn(self, task: Candidate[C], fitness: float) -> None:
+        """Takes note of how fit a candidate is at its rung."""
+        if task.steps is not None:
+            bisect.insort(self._rungs.setdefault(task.steps, []), (fitness, task.number))
+            if fitness > -math.inf:
+                self._waiting[task.number] = task.candidate
+
+    def report(self, task: Candidate[C], step: int, value: float) -> bool:
         """As `Model.report`."""
         steps = step + 1
-        if not self._is_rung(steps):
+        if self.needs_folder or not self._is_rung(steps):
             return False
         fitness = self._fitness(value)
         rung = self._rungs.setdefault(steps, [])
-        bisect.insort(rung, fitness)
+        bisect.insort(rung, (fitness, task.number))
         kept = max(1, len(rung) // self._reduction)
-        return fitness == -math.inf or fitness < rung[-kept]
+        return fitness == -math.inf or fitness < rung[-kept][0]
 
     def _is_rung(self, steps: int) -> bool:
         rung = self._first_rung
         while rung < steps:
             rung *= self._reduction
         return rung == steps
+
+
+class _Member:
+    """One of a population."""
+
+    def __init__(self) -> None:
+        self.rounds = 0
+        self.is_busy = False
+        #: Of its last good round: what was tried, and in which trial.
+        self.candidate: Any = None
+        self.parent: int | None = None
+        #: Of its newest round; -inf: it has failed.
+        self.fitness: float | None = None
+
+
+class PopulationBasedTraining(RandomSearch[C]):
+    """Trains a population in rounds; who is among the worst goes on from the checkpoint of a good one.
+
+    Jaderberg et al., "Population Based Training of Neural Networks" (2017), with truncation selection.
+    Each round of a member is a trial: `evaluate` trains from `search.current_trial().parent`, or anew if
+    that is None, and writes a checkpoint to `folder`. A member is compared with the newest finished rounds
+    of the others, so nobody waits for a slow one. If a round fails, its member goes on from a good one.
+
+    Example:
+        def perturb(params, rng):
+            return {"rate": params["rate"] * rng.choice([0.8, 1.2])}
+
+        model = search.PopulationBasedTraining(train, sample, perturb, population=20, rounds=10)
+        search.run(model, workers=8, folder="runs/1")
+    """
+
+    needs_folder = True
+
+    def __init__(
+        self,
+        evaluate: Callable[[C], Any],
+        sample: Callable[[random.Random], C],
+        perturb: Callable[[C, random.Random], C],
+        *,
+        population: int,
+        rounds: int,
+        quantile: float = 0.2,
+        seed: int = 0,
+        maximize: bool = True,
+        retries: int = 0,
+    ) -> None:
+        """Describes the search, of `population * rounds` trials; other arguments as for `RandomSearch`.
+
+        `perturb` returns a new candidate that differs a little, for who goes on from another one. Of the
+        population, the worst `quantile` are replaced by the best, which are as many.
+
+        Raises:
+            ValueError: The population has less than 2 members, or the quantile is above a half.
+        """
+        if population < 2 or not 0 < quantile <= 0.5:
+            raise ValueError(
+                f"PopulationBasedTraining: at least 2 members, not {population}; the quantile is above 0 and "
+                f"at most 0.5, not {quantile}"
+            )
+        trials = population * rounds
+        super().__init__(evaluate, sample, trials, seed=seed, maximize=maximize, retries=retries)
+        self._note(perturb=perturb, population=population, quantile=quantile)
+        self._perturb = perturb
+        self._rounds = rounds
+        self._count = max(1, int(population * quantile))
+        self._members = [_Member() for _ in range(population)]
+
+    def ask(self) -> Candidate[C] | None:
+        """As `Model.ask`: the next round of a member that has made fewest."""
+        free = [each for each in self._members if not each.is_busy and each.rounds < self._rounds]
+        if not free:
+            return None
+        member = min(free, key=lambda each: each.rounds)
+        member.rounds, member.is_busy = member.rounds + 1, True
+        source = self._source_of(member)
+        if source.parent is None:
+            candidate = self._next()
+        elif source is member:
+            candidate = member.candidate
+        else:
+            candidate = self._perturb(source.candidate, self._random)
+        task = Candidate(self._evaluate, candidate, self._retries)
+        task.mark, task.parent = self._members.index(member), source.parent
+        return task
+
+    def _source_of(self, member: _Member) -> _Member:
+        """Returns from whose checkpoint a member goes on: from its own, unless it is one of the worst."""
+        ranked = [each for each in self._members if each.fitness is not None]
+        ranked.sort(key=lambda each: each.fitness or 0.0)
+        best = ranked[-self._count :]
+        good = [each for each in best if each.fitness != -math.inf]
+        is_replaced = good and member in ranked[: self._count] and member not in best
+        return self._random.choice(good) if is_replaced else member
+
+    def learn(self, task: Candidate[C], fitness: float) -> None:
+        """Takes note of how fit a member is."""
+        member = self._members[task.mark]
+        member.is_busy, member.fitness = False, fitness
+        if fitness > -math.inf:
+            member.candidate, member.parent = task.candidate, task.number
+
+    def fail(self, task: Candidate[C], error: FailedTaskError) -> None:  # noqa: ARG002
+        """As `Model.fail`."""
+        self.learn(task, -math.inf)
 
 
 class OptunaSearch(_Search[dict[str, Any]]):
@@ -467,8 +688,8 @@ class OptunaSearch(_Search[dict[str, Any]]):
     def __init__(
         self,
         study: Any,
-        space: Mapping[str, Any],
-        evaluate: Callable[[dict[str, Any]], float],
+        space: Mapping[str, Any] | Callable[[Any], dict[str, Any]],
+        evaluate: Callable[[dict[str, Any]], Any],
         trials: int,
         *,
         retries: int = 0,
@@ -478,7 +699,9 @@ class OptunaSearch(_Search[dict[str, Any]]):
         Args:
             study: An `optuna.Study`. With several objectives, `evaluate` returns as many numbers, and
                 `result.best_trials` has the best trials.
-            space: A distribution of Optuna for each parameter.
+            space: A distribution of Optuna for each parameter; or a function that takes an `optuna.Trial`,
+                calls its `suggest_float`, `suggest_int` and `suggest_categorical`, under any conditions, and
+                returns the parameters, also nested. It runs in the node of the model.
             evaluate: Returns how good parameters are. Runs in workers, which need no Optuna.
                 `search.report(value)` is what `trial.report` and `trial.should_prune` are there.
             trials: How many are tried.
@@ -493,15 +716,12 @@ class OptunaSearch(_Search[dict[str, Any]]):
             raise MissingExtraError(
                 "OptunaSearch needs Optuna. Run: pip install 'launchpad-lite[optuna]'"
             ) from None
-        #: Whether more is better, for each objective.
-        self.directions = [
-            each == optuna.study.StudyDirection.MAXIMIZE for each in study.directions
-        ]
-        super().__init__(evaluate, trials, seed=0, maximize=self.directions[0], retries=retries)
-        self._note(sampler=type(study.sampler), space=dict(sorted(space.items())))
-        self._note(directions=[each.name for each in study.directions])
+        more = [each == optuna.study.StudyDirection.MAXIMIZE for each in study.directions]
+        super().__init__(evaluate, trials, seed=0, maximize=more, retries=retries)
+        noted = space if callable(space) else dict(sorted(space.items()))
+        self._note(sampler=type(study.sampler), space=noted)
         self.study = study
-        self._space = dict(space)
+        self._space = space
         #: Whether its sampler has tried all that there is.
         self._is_exhausted = False
         #: Those that are outstanding, by the numbers that Optuna gives them.
@@ -514,47 +734,37 @@ class OptunaSearch(_Search[dict[str, Any]]):
         super().resumed(given, outstanding)
         for trial in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             if trial.number not in self._trials:
-                self._tell(trial.number, None, TrialState.FAIL)
+                self._tell(trial.number, None, "FAIL")
 
     def done(self) -> bool:
         """As `Model.done`: a grid may end before its number of trials."""
         return self._is_exhausted
 
-    def ask(self) -> Candidate[dict[str, Any]] | None:
-        """As `Model.ask`."""
-        task = super().ask()
-        if task is not None:
-            task.number = self._newest
-        return task
+    def _next(self) -> dict[str, Any]:
+        if self._taken < len(self._enqueued):
+            self.study.enqueue_trial(super()._next())
+        return self.propose()
 
     def propose(self) -> dict[str, Any]:
         """Asks the study."""
-        trial = self.study.ask(self._space)
-        self._newest = trial.number
+        space = self._space
+        trial = self.study.ask(None if callable(space) else space)
+        self._marks = {"mark": trial.number}
         self._trials[trial.number] = trial
-        return dict(trial.params)
+        return space(trial) if callable(space) else dict(trial.params)
 
     def tell(self, task: Candidate[dict[str, Any]], result: Any) -> None:
         """As `Model.tell`."""
-        from optuna.trial import TrialState
-
-        are_many = len(self.directions) > 1 and hasattr(result, "__iter__")
-        numbers = [number_of(each) for each in (result if are_many else [result])]
-        if len(numbers) != len(self.directions) or None in numbers:
-            raise SearchError(
-                f"{task!r} returned {result!r}; this study needs {len(self.directions)} numbers"
-            )
-        values = [each for each in numbers if each is not None and not math.isnan(each)]
-        if len(values) < len(numbers):
-            self._end(task, None, TrialState.FAIL)
+        task.values = self._values_of(task, result)
+        if not task.values:
+            self._end(task, None, "FAIL")
             return
-        told = self._end(task, values)
-        task.values = tuple(values)
+        told = self._end(task, list(task.values))
         task.is_feasible = all(each <= 0 for each in told.system_attrs.get("constraints") or ())
 
     def report(self, task: Candidate[dict[str, Any]], step: int, value: float) -> bool:
         """As `Model.report`."""
-        trial = self._trials[task.number]
+        trial = self._trials[task.mark]
         if len(self.directions) > 1:
             return False  # Optuna prunes with one objective only
         trial.report(value, step)
@@ -566,24 +776,22 @@ class OptunaSearch(_Search[dict[str, Any]]):
         value: float | None,  # noqa: ARG002 - Optuna has it as what was reported
     ) -> None:
         """As `Model.stopped`."""
-        from optuna.trial import TrialState
-
-        self._end(task, None, TrialState.PRUNED)
+        self._end(task, None, "PRUNED")
 
     def fail(self, task: Candidate[dict[str, Any]], error: FailedTaskError) -> None:  # noqa: ARG002
         """As `Model.fail`."""
+        self._end(task, None, "FAIL")
+
+    def _end(self, task: Candidate[dict[str, Any]], values: Any, state: str = "COMPLETE") -> Any:
+        self._trials.pop(task.mark, None)
+        return self._tell(task.mark, values, state)
+
+    def _tell(self, number: int, values: Any, state: str) -> Any:
+        """Ends a trial of the study, unless that has it as ended: it may be newer than a checkpoint."""
         from optuna.trial import TrialState
 
-        self._end(task, None, TrialState.FAIL)
-
-    def _end(self, task: Candidate[dict[str, Any]], values: Any, state: Any = None) -> Any:
-        self._trials.pop(task.number, None)
-        return self._tell(task.number, values, state)
-
-    def _tell(self, number: int, values: Any, state: Any) -> Any:
-        """Ends a trial of the study, unless that has it as ended: it may be newer than a checkpoint."""
         try:
-            return self.study.tell(number, values, state, skip_if_finished=True)
+            return self.study.tell(number, values, TrialState[state], skip_if_finished=True)
         except RuntimeError as error:
             if "Study.stop" not in str(error):
                 raise

@@ -129,6 +129,8 @@ class RunningTrial:
 
     Attributes:
         number: As `Trial.number`.
+        steps: How many steps are made in all when it has ended, those of its parent included, if the model
+            says that.
         seed: For random numbers: the same whenever this trial runs, and another one for each trial.
 
     Example:
@@ -142,6 +144,7 @@ class RunningTrial:
     #: Of the search.
     _kept: str | None = None
     _parent: int | None = None
+    steps: int | None = None
 
     @property
     def folder(self) -> Path:

@@ -237,3 +237,69 @@ def test_after_a_stop_the_newest_code_of_the_script_runs(tmp_path: Path, marked:
     assert "tune.py has changed: what is tried from now on runs its newest code" in output
     assert "RESULT [1.0, 2.0] 70" in output
     assert runs.read_text().split()[old:] == ["2"] * (len(runs.read_text().split()) - old)
+
+
+_POPULATION = """
+import sys, time
+from pathlib import Path
+
+import launchpad_lite as lp
+from launchpad_lite import search
+from tests.launchpad_lite.search.tasks_for_tests import QUICK
+
+
+def train(params):
+    trial = search.current_trial()
+    line = trial.folder / "line"
+    if not line.exists():  # else it has lost its worker
+        before = "" if trial.parent is None else (trial.parent / "line").read_text()
+        line.write_text(f"{before}/{trial.number}")
+    time.sleep(0.1)
+    return params
+
+
+if __name__ == "__main__":
+    here = Path(sys.argv[1])
+    search.run(
+        search.PopulationBasedTraining(
+            train, lambda rng: rng.random(), lambda x, rng: x * 1.1, population=4, rounds=12
+        ),
+        workers=2,
+        folder=here,
+        timing=QUICK,
+        checkpoints={"search_model": lp.Checkpoints(here / "model", period_s=0.5)},
+    )
+"""
+
+
+def test_a_population_goes_on_after_a_kill_from_checkpoints_of_its_own_trials(
+    tmp_path: Path, marked: Marked
+):
+    (tmp_path / "tune.py").write_text(_POPULATION)
+
+    def start() -> "subprocess.Popen[str]":
+        return subprocess.Popen(
+            [sys.executable, str(tmp_path / "tune.py"), str(tmp_path / "search")],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    lines = tmp_path / "search" / "trials"
+    for count in (14, 30):
+        process = start()
+        wait_until(lambda least=count: len([*lines.glob("*/line")]) >= least, timeout_s=60)
+        _kill_all(marked)
+        process.communicate()
+        marked.assert_gone()
+    process = start()
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output
+    with (tmp_path / "search" / "trials.csv").open() as file:
+        parents = {row["number"]: row["parent"] for row in csv.DictReader(file)}
+    assert len(parents) == 4 * 12
+    for number, parent in parents.items():
+        before = (lines / parent / "line").read_text() if parent else ""
+        assert (lines / number / "line").read_text() == f"{before}/{number}"

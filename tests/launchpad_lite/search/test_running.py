@@ -430,3 +430,82 @@ def test_a_folder_of_an_earlier_version_is_refused(tmp_path):
 def test_what_a_folder_may_be_used_for_is_one_of_two(tmp_path):
     with pytest.raises(ValueError, match='resume is "same" or "anyway"'):
         run(squares(1), folder=tmp_path, resume="always")
+
+
+def test_files_of_trials_that_a_kill_has_lost_are_not_there_for_those_with_their_numbers(tmp_path):
+    run(_random(_first, 2), folder=tmp_path)
+    for number in (1, 2):
+        (tmp_path / "trials" / str(number)).mkdir(parents=True)
+        (tmp_path / "trials" / str(number) / "weights").touch()
+    run(
+        _random(lambda _: len(list(search.current_trial().folder.iterdir())), 3),
+        folder=tmp_path,
+        resume="anyway",
+    )
+    left = [path.parent.name for path in (tmp_path / "trials").rglob("weights")]
+    assert left == ["1"]
+
+
+class Told(search.Callback):
+    """Keeps what it is told, and who told it."""
+
+    def __init__(self):
+        self.told = _told  # as a file would be, it is not in the pickle
+
+    def __reduce__(self):
+        return Told, ()
+
+    def on_trial_start(self, trial):
+        self._note("start", trial)
+
+    def on_trial_report(self, trial, step, value):
+        assert (step, value) == trial.curve[-1]
+        self._note("report", trial)
+
+    def on_trial_end(self, trial):
+        self._note(trial.state.value, trial)
+
+    def _note(self, what, trial):
+        self.told.setdefault(trial.number, []).append(what)
+        self.told.setdefault("node", set()).add(lp.current_node().name)
+
+
+_told: dict[object, object] = {}
+
+
+class Raising(search.Callback):
+    def on_trial_report(self, trial, step, value):
+        raise OSError("the disk is full")
+
+    def on_trial_end(self, trial):
+        raise OSError("the disk is full")
+
+
+def test_callbacks_are_told_of_each_trial_in_order_whatever_others_raise(caplog):
+    class Halting(Tasks):
+        def report(self, task, step, value):
+            return value >= 3
+
+    _told.clear()
+    tasks = (search.Call(climb, 1, steps=2), search.Call(climb, 2), search.Call(fail, "key"))
+    result = run(Halting(*tasks), callbacks=[Raising(), Told()])
+    assert _told.pop("node") == {"search_model[0]"}
+    assert _told[0] == ["start", "report", "report", "done"]
+    assert (_told[1][:2], _told[1][-1]) == (["start", "report"], "stopped")
+    assert _told[2] == ["start", "failed"]
+    assert [trial.state.value for trial in result.trials] == ["done", "stopped", "failed"]
+    said = [record for record in caplog.records if "callback" in record.getMessage()]
+    assert [record.getMessage() for record in said] == [
+        "callback Raising.on_trial_report has raised; the search goes on"
+    ]
+    assert "OSError: the disk is full" in caplog.text
+
+
+def test_callbacks_are_told_the_end_of_trials_that_are_given_up():
+    class First(Tasks):
+        def done(self):
+            return bool(self.results)
+
+    _told.clear()
+    run(First(search.Call(square, 2), search.Call(climb, 0, pause_s=0.001)), callbacks=[Told()])
+    assert (_told[0], _told[1][0], _told[1][-1]) == (["start", "done"], "start", "stopped")

@@ -1,6 +1,9 @@
 """Models that are ready to use, driven by hand."""
 
+import csv
 import functools
+import itertools
+import json
 import math
 import pickle
 import random
@@ -18,10 +21,12 @@ def play(model: search.Model, at_once: int = 4, curve: Callable[[Any], list[floa
     rng = random.Random(0)
     outstanding: list[Any] = []
     results = []
+    numbers = itertools.count()
     while True:
         if model.done():
             return results
         while len(outstanding) < at_once and (task := model.ask()) is not None:
+            task.number = next(numbers)
             outstanding.append(task)
         if not outstanding:
             return results
@@ -114,8 +119,8 @@ def test_of_a_pair_of_children_the_fitter_one_lives_even_if_the_other_fails():
         task.candidate = Word(text)
         model.tell(task, 0.0)
     one, other = model.ask(), model.ask()
-    assert one.pair is not None
-    assert one.pair == other.pair
+    assert one.mark is not None
+    assert one.mark == other.mark
     model.fail(one, search.FailedTaskError("lost"))
     model.tell(other, 5.0)
     assert (5.0, other.candidate) in model._living
@@ -173,6 +178,218 @@ def test_bytes_are_no_score():
 def test_numbers_that_make_no_search_are_refused(make):
     with pytest.raises(ValueError, match="not"):
         make()
+
+
+def test_a_grid_tries_each_point_once_in_the_order_of_its_lists():
+    grid = {"rate": [1, 2], "layers": {"width": (3, 4), "depth": range(5, 7)}}
+    model = search.GridSearch(len, grid)
+    assert model.total == 8
+    points = [task.candidate for task, _ in play(model, at_once=1)]
+    assert points[:3] == [
+        {"rate": 1, "layers": {"width": 3, "depth": 5}},
+        {"rate": 1, "layers": {"width": 3, "depth": 6}},
+        {"rate": 1, "layers": {"width": 4, "depth": 5}},
+    ]
+    assert len({repr(point) for point in points}) == len(points) == 8
+
+
+def test_parts_of_a_grid_that_depend_on_others_are_a_list_of_grids():
+    model = search.GridSearch(len, [{"opt": ["sgd"], "momentum": [0.8, 0.9]}, {"opt": ["adam"]}])
+    assert [task.candidate for task, _ in play(model, at_once=1)] == [
+        {"opt": "sgd", "momentum": 0.8},
+        {"opt": "sgd", "momentum": 0.9},
+        {"opt": "adam"},
+    ]
+
+
+@pytest.mark.parametrize("grid", [{"opt": "sgd"}, {"layers": {"width": 64}}])
+def test_values_of_a_grid_that_are_no_list_are_refused(grid):
+    with pytest.raises(TypeError, match="a parameter has a list of values, or a dict, not"):
+        search.GridSearch(hill, grid)
+
+
+def test_the_identity_of_a_grid_has_no_addresses():
+    grid = search.GridSearch(hill, {"activation": [hill, sample]}).identity()["grid"]
+    assert grid == "{'activation': [<function hill>, <function sample>]}"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: search.RandomSearch(hill, sample, 4),
+        lambda: search.RegularizedEvolution(hill, sample, nudge, 4, population=2, tournament=1),
+        lambda: search.SuccessiveHalving(hill, sample, 4),
+        lambda: search.SuccessiveHalving(hill, sample, 4, promote=True),
+        lambda: search.PopulationBasedTraining(hill, sample, nudge, population=4, rounds=1),
+        lambda: search.GridSearch(hill, {"x": [6, 7]}),
+    ],
+)
+def test_what_was_enqueued_is_tried_first_and_is_one_of_the_trials(make):
+    model = make()
+    model.enqueue({"x": 3.0})
+    model.enqueue({"x": 4.0})
+    tried = [task.candidate["x"] for task, _ in play(model, at_once=1)]
+    assert tried[:2] == [3.0, 4.0]
+    assert len(tried) == model.total == 4
+
+
+def test_a_genome_that_was_enqueued_is_no_child_of_a_pair():
+    model = search.VariableLengthEvolution(
+        lambda word: 0.0, lambda rng: Word("a"), 9, population=2, tournament=1
+    )
+    model.enqueue(Word("abc"))
+    assert model.ask().mark is None
+    assert model.ask().candidate.text == "a"
+
+
+TARGET = 1.2
+
+
+def advance(place: list[float], params: dict[str, float]) -> list[float]:
+    """Makes a step of the toy of Jaderberg et al.: its gradient sees only what `params` let it see."""
+    return [x - 0.02 * 2 * h * x for x, h in zip(place, (params["h0"], params["h1"]), strict=True)]
+
+
+def draw_toy(rng: random.Random) -> dict[str, float]:
+    first = rng.random()
+    return {"h0": first, "h1": 1 - first}
+
+
+def perturb_toy(params: dict[str, float], rng: random.Random) -> dict[str, float]:
+    return {name: min(1.0, max(0.0, h + rng.gauss(0, 0.2))) for name, h in params.items()}
+
+
+def score_toy(place: list[float]) -> float:
+    return TARGET - sum(x * x for x in place)
+
+
+def train_toy(params: dict[str, float]) -> float:
+    """Makes 10 steps from the checkpoint of the parent."""
+    trial = search.current_trial()
+    place = [0.9, 0.9]
+    if trial.parent is not None:
+        place = json.loads((trial.parent / "place").read_text())
+    for _ in range(10):
+        place = advance(place, params)
+    (trial.folder / "place").write_text(json.dumps(place))
+    return score_toy(place)
+
+
+class Population:
+    """Rounds of population-based training that end when the test says so."""
+
+    def __init__(self, **options: Any) -> None:
+        self.model = search.PopulationBasedTraining(
+            hill, sample, nudge, **{"population": 4, "rounds": 3, "quantile": 0.25, **options}
+        )
+        self._numbers = itertools.count()
+
+    def ask(self) -> Any:
+        task = self.model.ask()
+        task.number = next(self._numbers)
+        return task
+
+    def first_round(self, *scores: float) -> list[Any]:
+        tasks = [self.ask() for _ in scores]
+        for task, score in zip(tasks, scores, strict=True):
+            self.model.tell(task, score)
+        return tasks
+
+
+def test_who_is_among_the_worst_goes_on_from_the_checkpoint_of_one_of_the_best():
+    population = Population()
+    first = population.first_round(2.0, 3.0, 4.0, 1.0)
+    second = [population.ask() for _ in first]
+    assert [task.parent for task in first] == [None] * 4
+    assert [task.parent for task in second] == [0, 1, 2, 2]
+    assert [task.candidate for task in second[:3]] == [task.candidate for task in first[:3]]
+    assert second[3].candidate["x"] == pytest.approx(first[2].candidate["x"], abs=30)
+    assert second[3].candidate != first[2].candidate
+
+
+def test_nobody_waits_for_a_slow_member_and_each_makes_its_rounds():
+    population = Population()
+    slow, *quick = [population.ask() for _ in range(4)]
+    for _ in range(3):
+        for task in quick:
+            population.model.tell(task, float(task.number))
+        quick = [task for _ in quick if (task := population.model.ask())]
+        for task in quick:
+            task.number = next(population._numbers)
+    assert quick == []
+    population.model.tell(slow, 100.0)
+    assert population.ask().parent == slow.number
+
+
+def test_a_member_whose_round_has_failed_goes_on_from_the_last_good_one():
+    population = Population()
+    first = population.first_round(1.0, 2.0, 3.0, 4.0)
+    second = [population.ask() for _ in first]
+    population.model.fail(second[2], search.FailedTaskError("lost"))
+    population.model.fail(second[1], search.FailedTaskError("lost"))
+    population.model.tell(second[0], 3.5)
+    population.model.tell(second[3], math.nan)
+    # One of the three is the worst, and goes on from the best; the others from what they had.
+    assert [population.ask().parent for _ in first] == [second[0].number, second[0].number, 2, 3]
+
+
+def test_the_first_round_that_fails_is_made_again_with_another_candidate():
+    population = Population()
+    task = population.ask()
+    population.model.fail(task, search.FailedTaskError("lost"))
+    again = [population.ask() for _ in range(4)][-1]
+    assert (again.mark, again.parent) == (task.mark, None)
+    assert again.candidate != task.candidate
+
+
+def test_a_population_goes_on_from_its_checkpoint_and_to_more_rounds():
+    population = Population()
+    population.first_round(1.0, 2.0, 3.0, 4.0)
+    outstanding = [population.ask() for _ in range(2)]
+    model, tasks = pickle.loads(pickle.dumps((population.model, outstanding)))
+    model.resumed(Population(rounds=5).model, tasks)
+    population.model = model
+    ended = {0, 1, 2, 3}
+    while tasks:
+        task = tasks.pop(0)
+        assert task.parent in ended
+        ended.add(task.number)
+        model.tell(task, 1.0)
+        tasks += [population.ask()] if len(ended) + len(tasks) < model.total else []
+    assert len(ended) == model.total == 20
+    assert model.ask() is None
+
+
+def test_at_each_rung_the_best_goes_on_from_its_checkpoint():
+    model = search.SuccessiveHalving(
+        lambda candidate: candidate["x"], sample, 200, reduction=3, promote=True, last_rung=9
+    )
+    tried = {task.number: task for task, _ in play(model)}
+    rungs = {steps: [t for t in tried.values() if t.steps == steps] for steps in (1, 3, 9)}
+    assert sum(map(len, rungs.values())) == len(tried) == 200
+    assert [len(rung) for rung in rungs.values()] == pytest.approx([139, 46, 15], abs=5)
+    for steps in (3, 9):
+        for task in rungs[steps]:
+            assert tried[task.parent].steps * 3 == steps
+            assert tried[task.parent].candidate == task.candidate
+    parents = [task.parent for task in tried.values() if task.parent is not None]
+    assert len(set(parents)) == len(parents), "one went on twice"
+    best = sorted(task.candidate["x"] for task in rungs[1])[-20:]
+    assert set(best) <= {task.candidate["x"] for task in rungs[3]}
+    assert not model.report(rungs[1][0], 0, -1e9)
+
+
+def test_who_has_diverged_or_was_stopped_does_not_go_on():
+    model = search.SuccessiveHalving(diverge, sample, 100, promote=True, maximize=False)
+    results = play(model, at_once=1)
+    assert max(task.steps for task, _ in results) >= 9
+    assert not any(task.candidate["x"] < 0 for task, _ in results if task.parent is not None)
+    model = search.SuccessiveHalving(hill, sample, 9, promote=True, reduction=2)
+    for number in range(2):
+        task = model.ask()
+        task.number = number
+        model.stopped(task, 1.0)
+    assert model.ask().parent is None
 
 
 @pytest.fixture
@@ -252,6 +469,167 @@ def test_a_sampler_of_optuna_that_has_tried_all_ends_the_search(sampler, optuna)
 run = functools.partial(search.run, launcher="local_mt", workers=1, timing=QUICK, progress=False)
 
 
+def test_population_based_training_comes_nearer_than_chance_with_as_many_steps(tmp_path):
+    options = {"population": 8, "rounds": 20, "quantile": 0.25}
+    model = search.PopulationBasedTraining(train_toy, draw_toy, perturb_toy, **options)
+    result = run(model, folder=tmp_path, workers=2)
+    assert len(result.trials) == 8 * 20
+    by_chance = [[0.9, 0.9] for _ in range(8)]
+    rng = random.Random(0)
+    for index, params in enumerate([draw_toy(rng) for _ in by_chance]):
+        for _ in range(10 * 20):
+            by_chance[index] = advance(by_chance[index], params)
+    assert result.best is not None
+    assert result.best.score > max(map(score_toy, by_chance))
+    # Each went on from a trial that had ended, and with its weights.
+    trials = {trial.number: trial for trial in result.trials}
+    later = [trial for trial in result.trials if trial.parent is not None]
+    assert len(later) == 8 * 19
+    for trial in later:
+        assert trials[trial.parent].told_at <= trial.asked_at
+        before, after = [
+            json.loads((tmp_path / "trials" / str(number) / "place").read_text())
+            for number in (trial.parent, trial.number)
+        ]
+        assert after[0] <= before[0]
+
+
+def test_candidates_that_go_on_at_a_rung_do_not_train_again_what_they_have(tmp_path):
+    def train(params):
+        trial = search.current_trial()
+        steps = 0 if trial.parent is None else int((trial.parent / "steps").read_text())
+        for _ in range(steps, trial.steps):
+            with (tmp_path / "made").open("a") as file:
+                file.write("a step\n")
+        (trial.folder / "steps").write_text(str(trial.steps))
+        return params["x"] * trial.steps
+
+    model = search.SuccessiveHalving(train, sample, 40, promote=True)
+    result = run(model, folder=tmp_path / "search", ahead=2)
+    made = len((tmp_path / "made").read_text().splitlines())
+    furthest = {}
+    for trial in result.trials:
+        furthest[trial.params["x"]] = max(trial.steps, furthest.get(trial.params["x"], 0))
+    assert made == sum(furthest.values())
+    assert made < sum(trial.steps for trial in result.trials)
+    with (tmp_path / "search" / "trials.csv").open() as file:
+        rows = [(row["parent"], row["steps"]) for row in csv.DictReader(file)]
+    assert rows[0] == ("", "1")
+    assert max(int(steps) for _, steps in rows) >= 9
+    assert all((parent == "") == (steps == "1") for parent, steps in rows)
+
+
+def test_a_search_that_has_ended_goes_on_to_a_later_rung(tmp_path):
+    def tune(trials, last_rung):
+        model = search.SuccessiveHalving(hill, sample, trials, promote=True, last_rung=last_rung)
+        return {trial.steps for trial in run(model, folder=tmp_path, ahead=1).trials}
+
+    assert tune(4, 1) == {1}
+    assert tune(8, 3) == {1, 3}
+
+
+def test_a_search_that_goes_on_from_checkpoints_needs_a_folder():
+    with pytest.raises(ValueError, match="SuccessiveHalving needs folder=: its trials go on from"):
+        run(search.SuccessiveHalving(hill, sample, 9, promote=True))
+
+
+def test_what_was_enqueued_is_tried_once_though_each_call_of_the_script_enqueues_it(
+    optuna, space, tmp_path
+):
+    storage = f"sqlite:///{tmp_path}/study.sqlite"
+
+    def tune(make, folder, trials, *enqueued):
+        model = make(trials)
+        for x in enqueued:
+            model.enqueue({"x": x})
+        return [trial.params["x"] for trial in run(model, folder=tmp_path / folder).trials]
+
+    def of_optuna(trials):
+        study = optuna.create_study(storage=storage, study_name="s", load_if_exists=True)
+        return search.OptunaSearch(study, space, hill, trials)
+
+    for name, make in (
+        ("random", functools.partial(search.RandomSearch, hill, sample)),
+        ("optuna", of_optuna),
+    ):
+        first = tune(make, name, 2, 1.5)
+        later = tune(make, name, 5, 1.5, 2.5)
+        assert later[:2] == first
+        assert (later[0], later[2]) == (1.5, 2.5)
+        assert len(set(later)) == 5
+
+
+def test_a_function_of_a_trial_of_optuna_is_a_space_with_conditions(optuna, tmp_path):
+    def space(trial):
+        params = {"layers": {"count": trial.suggest_int("count", 1, 3)}}
+        if trial.suggest_categorical("opt", ["sgd", "adam"]) == "sgd":
+            params["momentum"] = trial.suggest_float("momentum", 0, 1)
+        return params
+
+    def evaluate(params):
+        search.report(float(params["layers"]["count"]))
+        return params.get("momentum", 0.5), params["layers"]["count"]
+
+    def tune(trials, space=space):
+        sampler = optuna.samplers.RandomSampler(seed=0)
+        study = optuna.create_study(directions=["maximize", "minimize"], sampler=sampler)
+        model = search.OptunaSearch(study, space, evaluate, trials)
+        model.enqueue({"count": 2, "opt": "sgd", "momentum": 0.25})
+        return run(model, folder=tmp_path)
+
+    tune(5)
+    result = tune(12)
+    assert result.trials[0].params == {"layers": {"count": 2}, "momentum": 0.25}
+    assert "{'layers': {'count': 2}, 'momentum': 0.25}" in result.trials[0].task
+    assert {trial.state for trial in result.trials} == {search.TrialState.DONE}
+    assert {"momentum" in trial.params for trial in result.trials} == {True, False}
+    assert {trial.params["layers"]["count"] for trial in result.best_trials} >= {1}
+    with (tmp_path / "trials.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["params.layers.count"] for row in rows] == [
+        str(trial.params["layers"]["count"]) for trial in result.trials
+    ]
+    with pytest.raises(search.SearchError, match=r"its space is .*<lambda>, and was .*space"):
+        tune(13, lambda trial: {})
+
+
+def test_a_space_that_is_a_function_is_pruned_and_ends_as_others(optuna):
+    study = optuna.create_study(
+        sampler=optuna.samplers.RandomSampler(seed=0),
+        pruner=optuna.pruners.MedianPruner(n_startup_trials=5),
+    )
+    model = search.OptunaSearch(
+        study, lambda trial: {"x": trial.suggest_float("x", 0, 9)}, hill, 30
+    )
+    play(model, curve=lambda task: [task.candidate["x"]] * 3)
+    assert [trial.state.name for trial in study.trials].count("PRUNED") > 5
+    assert len(study.trials) == 30
+
+
+_FIVE = [-3, -1, 0.5, 2, 95]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        functools.partial(search.GridSearch, grid={"x": _FIVE}),
+        functools.partial(
+            search.RandomSearch, sample=lambda rng: {"x": rng.choice(_FIVE)}, trials=40
+        ),
+    ],
+)
+def test_models_without_optuna_have_the_best_trials_of_several_objectives(make):
+    def evaluate(params):
+        x = params["x"]
+        return 1.0 if x == -3 else (x, math.nan if x > 90 else x * x)
+
+    result = run(make(evaluate, maximize=[True, False]))
+    assert {trial.params["x"] for trial in result.best_trials} == {0.5, 2}
+    failed = [trial for trial in result.trials if trial.state is search.TrialState.FAILED]
+    assert {trial.params["x"] for trial in failed} == {-3}
+    assert "returned 1.0; this search needs 2 numbers" in failed[0].error
+
+
 @pytest.mark.filterwarnings("ignore:.*constraints_func:FutureWarning")
 def test_the_best_trial_keeps_the_constraints_of_its_study(optuna, space):
     sampler = optuna.samplers.TPESampler(
@@ -284,7 +662,7 @@ def test_with_several_objectives_the_best_trials_are_those_that_no_other_one_bea
     assert good == {trial.params["x"] for trial in result.model.study.best_trials}
     failed = [trial for trial in result.trials if trial.state is search.TrialState.FAILED]
     assert failed
-    assert all("this study needs 2 numbers" in trial.error for trial in failed)
+    assert all("this search needs 2 numbers" in trial.error for trial in failed)
     assert "values.1" in (tmp_path / "trials.csv").read_text().splitlines()[0]
 
 
@@ -301,10 +679,15 @@ def test_what_prunes_a_trial_as_in_optuna_stops_it(optuna, space):
     assert {trial.state.name for trial in result.model.study.trials} == {"COMPLETE", "PRUNED"}
 
 
-def test_a_random_search_does_not_go_on_in_the_folder_of_a_study(optuna, space, tmp_path):
+def test_a_search_does_not_go_on_in_the_folder_of_another_algorithm_or_space(
+    optuna, space, tmp_path
+):
     run(search.OptunaSearch(optuna.create_study(), space, hill, trials=1), folder=tmp_path)
     with pytest.raises(search.SearchError, match="algorithm is RandomSearch, and was OptunaSearch"):
         run(search.RandomSearch(hill, sample, 1), folder=tmp_path)
     wider = {"x": optuna.distributions.FloatDistribution(-20, 20)}
+    run(search.GridSearch(hill, {"x": [1]}), folder=tmp_path / "grid")
+    with pytest.raises(search.SearchError, match=r"its grid is {'x': \[2\]}, and was {'x': \[1\]}"):
+        run(search.GridSearch(hill, {"x": [2]}), folder=tmp_path / "grid")
     with pytest.raises(search.SearchError, match=r"its space is .*-20"):
         run(search.OptunaSearch(optuna.create_study(), wider, hill, trials=1), folder=tmp_path)
