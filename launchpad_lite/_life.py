@@ -378,6 +378,7 @@ class ProgramLife:
 
     def _note_end(self, node: _Node, event: Ended, now: float) -> list[Action]:
         node.failed_by_itself = node.failed_by_itself or node.fails_by_itself(unasked=event.unasked)
+        node.asked_to_leave = node.asked_to_leave or event.wants_restart
         by_force = node.stage in (_Stage.TERMINATED, _Stage.KILLED) and not node.failed_by_itself
         failure = self._judge(node, event.failure, event.stacks)
         verdict, node.verdict = node.verdict, None
@@ -500,7 +501,7 @@ class ProgramLife:
             self._enter(node, _Stage.ASKED, node.deadline)
             self._limit_hold(node, now)
             return self._note_stop(StopAsked(f"{told} to {node.name}", event.signum), now)
-        text = event.reason or f"it was asked from outside to end, by {told}"
+        text = f"it was asked from outside to end, by {told}"
         node.verdict, node.asked_to_leave = NodeFailure(node.name, node.terms.host, text), True
         self._enter(node, _Stage.ASKED, now + self._notice_s)
         return []

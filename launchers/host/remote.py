@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import logging
 import math
+import os
 import pickle
 import queue
 import signal
@@ -435,7 +436,7 @@ class AgentHost:
         if frame.op == "stop_received":
             return StopReceived(node, attempt, frame["listens"])
         if frame.op == "preempted":
-            return Preempted(node, attempt, frame["signum"], frame["reason"])
+            return Preempted(node, attempt, frame["signum"])
         if frame.op == "healthy":
             return Healthy(node, attempt)
         if frame.op == "heartbeat":
@@ -451,6 +452,7 @@ class AgentHost:
                 self._stacks.get(node, ""),
                 dead_s=frame["dead_s"],
                 unasked=frame["unasked"],
+                wants_restart=frame["status"] == os.EX_TEMPFAIL,
             )
         raise ValueError(f"the agent said {frame.op!r}")
 

@@ -1,12 +1,12 @@
 """When a running task has to end: which limit it exceeds."""
 
+import contextlib
 import math
+import os
 from collections.abc import Callable
+from typing import NoReturn
 
 from launchpad_lite.search._messages import Limits
-
-#: Seconds between two looks at the memory of a task.
-_LOOK_S = 0.2
 
 
 def look(
@@ -28,7 +28,7 @@ def look(
     most = limits.memory_bytes
     if most and (used := memory()) > most:
         return f"it used {used:,} bytes, more than memory_bytes={most:,}", 0.0
-    return "", min(timeout_s - ran_s, progress_s - idle_s, _LOOK_S if most else math.inf)
+    return "", min(timeout_s - ran_s, progress_s - idle_s)
 
 
 def memory_here() -> int:
@@ -40,3 +40,14 @@ def memory_here() -> int:
         return sum(each.memory_info().rss for each in (here, *here.children(recursive=True)))
     except psutil.NoSuchProcess:  # one has just ended
         return 0
+
+
+def end_process(why: str) -> NoReturn:
+    """Ends this process and those below it at once; who supervises it is to start it again."""
+    import psutil
+
+    os.write(2, f"{why}\n".encode(errors="replace"))  # streams may be locked
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()
+    os._exit(os.EX_TEMPFAIL)

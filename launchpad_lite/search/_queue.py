@@ -450,11 +450,10 @@ class Queue:
                 worker.seen_at = now
         for each in sorted(self._leased):
             task = self._tasks[each]
-            if (
-                task.deadline_at is not None
-                and task.deadline_at <= now
-                and self._is_stuck(task, now)
-            ):
+            is_due = task.deadline_at is not None and task.deadline_at <= now
+            # Workers that are heard of end tasks by themselves, but for those in other languages.
+            is_python = task.submission.kind == PYTHON
+            if is_due and not (is_python and task.expires_at >= now + self._lease_s / 2):
                 assert task.lease is not None
                 text = f"it ran longer than timeout_s={task.submission.limits.timeout_s:g}"
                 outcome = Outcome(each, "", State.FAILED, text=text, worker=task.lease[0].name)
@@ -470,10 +469,6 @@ class Queue:
         if self._began_at is not None and now - self._began_at > 2 * self._lease_s:
             self._claims.clear()
         self._tidy()
-
-    def _is_stuck(self, task: Task, now: float) -> bool:
-        """Returns whether its worker will not end a task at its limits: it is silent, or knows none."""
-        return task.submission.kind != PYTHON or task.expires_at < now + self._lease_s / 2
 
     def _tidy(self) -> None:
         """Forgets models without tasks, and entries of heaps that do not count, once most do not."""

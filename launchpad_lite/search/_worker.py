@@ -11,14 +11,13 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import courier
-import launchpad_lite as lp
 from launchpad_lite.search._helping import LOST
-from launchpad_lite.search._limits import look, memory_here
+from launchpad_lite.search._limits import end_process, look, memory_here
 from launchpad_lite.search._messages import (
     PYTHON,
     Assignment,
@@ -48,6 +47,7 @@ _REPORT_S = 0.1
 #: Of the stack of a task that is ended, below those of this room.
 _MOST_FRAMES = 20
 _HERE = str(Path(__file__).parent)
+_NO_LIMITS = Limits()
 #: Seconds without a broker after which a worker gives up.
 _ALONE_S = 120.0
 
@@ -77,8 +77,6 @@ class Worker:
         self._stop = stop
         self._max_result_bytes = max_result_bytes
         self._heartbeat = heartbeat
-        #: Ends this process, for a reason, and has another worker take its place.
-        self.restart: Callable[[str], object] = lp.restart_node
         self._beating = threading.Thread(target=self._beat, name="search-heartbeat", daemon=True)
         #: The thread that runs tasks, and whether it can be ended, with its process.
         self._thread, self._has_process = 0, False
@@ -253,7 +251,9 @@ class Worker:
             if isinstance(task, Tried):
                 task, self._running.trial = task
             run = getattr(task, "run", task)
-            value = self._call(run, assignment.limits)
+            is_watched = assignment.limits != _NO_LIMITS or self._running.trial is not None
+            with self._watched(self._running) if is_watched else contextlib.nullcontext():
+                value = run()
             if inspect.iscoroutine(value):
                 value.close()
                 raise TypeError(f"{task!r} is async: call asyncio.run in it")
@@ -280,22 +280,20 @@ class Worker:
             return State.FAILED, pickle.dumps(report), report.traceback
         return State.DONE, payload, ""
 
-    def _call(self, run: Callable[[], Any], limits: Limits) -> Any:
-        """Calls a task. The other thread looks at its limits."""
-        assert self._running is not None
-        self._running.begun_at = self._running.moved_at = time.monotonic()
-        if limits == Limits():
-            return run()
-        self._stirred.set()
-        # If the task holds the GIL in C, the other thread cannot end it.
-        if is_timed := limits.timeout_s is not None and self._has_process:
-            last_s = min((limits.timeout_s or 0) + self._timing.lease_s, threading.TIMEOUT_MAX)
-            faulthandler.dump_traceback_later(last_s, exit=True, file=2)
-        try:
-            return run()
-        finally:
-            if is_timed:
-                faulthandler.cancel_dump_traceback_later()
+    @contextlib.contextmanager
+    def _watched(self, task: Running) -> Iterator[None]:
+        """Has the other thread look at a task in a block."""
+        limits = self._assigned.limits
+        task.begun_at = task.moved_at = time.monotonic()
+        if limits != _NO_LIMITS:
+            self._stirred.set()
+        with contextlib.ExitStack() as stack:
+            if limits.timeout_s is not None and self._has_process:
+                # If the task holds the GIL in C, the other thread cannot end it.
+                last_s = min(limits.timeout_s + self._timing.lease_s, threading.TIMEOUT_MAX)
+                faulthandler.dump_traceback_later(last_s, exit=True, file=2)
+                stack.callback(faulthandler.cancel_dump_traceback_later)
+            yield
 
     # Ending them.
 
@@ -331,7 +329,7 @@ class Worker:
             self._outcomes.setdefault(self._broker, []).append(outcome)
         if self._has_process:
             self._leave_all()
-            self.restart(f"it ends with its task: {why}")
+            end_process(f"{self._me.name} ends with its task: {why}")
         task.is_stopped = True
         self._client(self._broker).hand_in([outcome])
         self._forget(self._broker, [outcome])

@@ -52,11 +52,11 @@ class Fails:
 
 
 class Stuck:
-    """Starts again by a thread, while its code is stuck."""
+    """Ends its process by a thread while its code is stuck, to start again."""
 
     def run(self) -> None:
         if lp.restart_count() < 4:
-            threading.Timer(0, lp.restart_node, ["it is stuck"]).start()
+            threading.Timer(0, os._exit, [os.EX_TEMPFAIL]).start()
             time.sleep(1000)
 
 
@@ -100,18 +100,17 @@ def test_a_killed_node_comes_back_at_its_address_and_knows_that_it_did(
     assert result.outcome is lp.Outcome.STOPPED
 
 
-def test_a_node_that_starts_again_by_itself_has_not_failed(launch_program: Any) -> None:
+@pytest.mark.parametrize("is_restarted", [True, False])
+def test_a_node_that_ends_to_start_again_fails_only_if_it_is_not_restarted(
+    launch_program: Any, is_restarted: bool
+) -> None:
     program = lp.Program("stuck")
     program.add_node(lp.PyClassNode(Stuck), label="stuck")
-    policy = lp.RestartPolicy(backoff_s=0.01, max_restarts=1)
-    result = launch_program(program, "test_mp", restart=policy).wait()
-    assert [each.failure.summary for each in result.restarts] == ["it is stuck"] * 4
-
-
-def test_a_node_that_is_not_restarted_fails_when_it_starts_again(launch_program: Any) -> None:
-    program = lp.Program("stuck")
-    program.add_node(lp.PyClassNode(Stuck), label="stuck")
-    with pytest.raises(lp.NodeFailedError, match=r"stuck\[0\].*exit code 1(.|\n)*it is stuck"):
+    if is_restarted:
+        policy = lp.RestartPolicy(backoff_s=0.01, max_restarts=1)
+        assert len(launch_program(program, "test_mp", restart=policy).wait().restarts) == 4
+        return
+    with pytest.raises(lp.NodeFailedError, match=r"stuck\[0\].*exit code 75"):
         launch_program(program, "test_mp").wait()
 
 

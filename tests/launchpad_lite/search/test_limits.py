@@ -1,6 +1,7 @@
 """Limits that end a task: what is decided, and processes that are ended."""
 
 import ctypes
+import dataclasses
 import math
 import os
 import subprocess
@@ -17,7 +18,7 @@ from launchpad_lite.search._joining import JOIN_FILE
 from launchpad_lite.search._limits import look
 from launchpad_lite.search._messages import Limits
 from launchpad_lite.testing import poll_until
-from tests.launchpad_lite.search.searches import ROOT, searching, worker
+from tests.launchpad_lite.search.searches import output_of, searching, worker
 from tests.launchpad_lite.search.tasks_for_tests import QUICK, Tasks, square
 
 GIB = 1 << 30
@@ -31,7 +32,7 @@ GIB = 1 << 30
         (Limits(3.0), 3.0, 0.0, 0, ("it ran longer than timeout_s=3", 0.0)),
         (Limits(3.0, 0.5), 2.0, 0.25, 0, ("", 0.25)),
         (Limits(3.0, 0.5), 2.0, 0.5, 0, ("it showed no progress within progress_timeout_s=0.5", 0)),
-        (Limits(memory_bytes=GIB), 0.0, 0.0, GIB, ("", 0.2)),
+        (Limits(memory_bytes=GIB), 0.0, 0.0, GIB, ("", math.inf)),
         (Limits(9.0, memory_bytes=5), 1, 1, 6, ("it used 6 bytes, more than memory_bytes=5", 0.0)),
         # It has not begun: its code is imported.
         (Limits(3.0, 0.5), -math.inf, -math.inf, 0, ("", math.inf)),
@@ -76,7 +77,7 @@ def stand(file: Path) -> None:
 
 
 def eat() -> None:
-    eaten = bytearray(GIB // 2)
+    eaten = bytearray(GIB // 8)
     time.sleep(1000 + len(eaten) // GIB)
 
 
@@ -93,12 +94,12 @@ def test_a_task_beyond_a_limit_ends_with_its_process_and_others_go_on(tmp_path: 
             limited(search.Call(hang, pids), timeout_s=0.3, retries=1),
             limited(search.Call(hang_once, tmp_path / "once"), timeout_s=0.3, retries=1),
             limited(search.Call(stand, tmp_path / "stood"), progress_timeout_s=0.5),
-            limited(search.Call(eat), memory_bytes=GIB // 4),
+            limited(search.Call(eat), memory_bytes=GIB // 8),
             *(search.Call(square, x) for x in range(30)),
         ),
         workers=2,
         launcher="test_mp",
-        timing=QUICK,
+        timing=dataclasses.replace(QUICK, lease_s=5.0),
     )
     hung, once, stood, ate = result.trials[3:7]
     assert "it was run 2 times, and failed each time" in hung.error
@@ -107,7 +108,7 @@ def test_a_task_beyond_a_limit_ends_with_its_process_and_others_go_on(tmp_path: 
     assert (once.state, once.attempts) == (TrialState.DONE, 2)
     assert "it showed no progress within progress_timeout_s=0.5" in stood.error
     assert (tmp_path / "stood").exists(), "it was ended though it showed progress"
-    assert "more than memory_bytes=268,435,456" in ate.error
+    assert "more than memory_bytes=134,217,728" in ate.error
     assert [trial.state for trial in result.trials].count(TrialState.DONE) == 34
     assert [trial.lost_workers for trial in result.trials] == [0] * 37
     assert all(is_gone(int(pid)) for pid in pids.read_text().split())
@@ -140,16 +141,17 @@ def test_a_task_is_ended_on_demand(tmp_path: Path) -> None:
     assert is_gone(int((tmp_path / "pid").read_text()))
 
 
-def test_a_worker_from_outside_begins_again_after_a_task_that_was_ended(tmp_path: Path) -> None:
+def test_a_worker_from_outside_says_by_its_exit_code_that_it_is_to_start_again(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "search").mkdir()
     hung = limited(search.Call(hang, tmp_path / "pids"), timeout_s=0.3)
-    model = Tasks(hung, search.Call(os.getpid), search.Call(os.getcwd))
-    with (
-        searching(model, tmp_path / "search") as client,
-        worker(tmp_path / "search" / JOIN_FILE) as process,
-    ):
-        poll_until(lambda: client.status().is_over, 20)
-        assert client.model().results == [process.pid, str(ROOT)]
-        pid, child = map(int, (tmp_path / "pids").read_text().split())
-        assert pid == process.pid
-        assert is_gone(child)
+    join = tmp_path / "search" / JOIN_FILE
+    with searching(Tasks(hung, search.Call(square, 3)), tmp_path / "search") as client:
+        with worker(join) as process:
+            assert "ends with its task: it ran longer than timeout_s=0.3" in output_of(process)
+            assert process.returncode == os.EX_TEMPFAIL
+        with worker(join) as process:
+            assert "works for" in output_of(process)
+        assert client.model().results == [9]
+    assert all(is_gone(int(pid)) for pid in (tmp_path / "pids").read_text().split())
