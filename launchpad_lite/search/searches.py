@@ -12,7 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from launchpad_lite.errors import MissingExtraError
 from launchpad_lite.search.errors import FailedTaskError, SearchError
 from launchpad_lite.search.models import Model, name_of, number_of
-from launchpad_lite.search.tasks import Task
+from launchpad_lite.search.tasks import LIMITS, Task, options_of
 
 __all__ = [
     "Candidate",
@@ -32,7 +32,6 @@ class Candidate(Task, Generic[C]):
 
     Attributes:
         candidate: What is tried.
-        retries: How often it may be run again when it has raised.
         parent: Number of the trial whose folder it goes on from; None: it begins anew.
 
     Example:
@@ -42,10 +41,9 @@ class Candidate(Task, Generic[C]):
                 print(task.candidate, result)  # task is a search.Candidate
     """
 
-    def __init__(self, evaluate: Callable[[C], Any], candidate: C, retries: int = 0) -> None:
-        self._evaluate = evaluate
+    def __init__(self, evaluate: Callable[[C], Any], candidate: C, **limits: Any) -> None:
+        self.renew(evaluate, **limits)
         self.candidate = candidate
-        self.retries = retries
         self.parent: int | None = None
         #: For the model that asked for it.
         self.pair: int | None = None
@@ -56,9 +54,10 @@ class Candidate(Task, Generic[C]):
         named = candidate if isinstance(candidate, Mapping) else {"candidate": repr(candidate)}
         self.params = dict(named)
 
-    def renew(self, evaluate: Callable[[C], Any], retries: int) -> None:
-        """Has it call another function, in place of an earlier version."""
-        self._evaluate, self.retries = evaluate, retries
+    def renew(self, evaluate: Callable[[C], Any], **limits: Any) -> None:
+        """Has it call another function within other limits, in place of an earlier version."""
+        self._evaluate = evaluate
+        vars(self).update(limits)
 
     def run(self) -> Any:
         """Calls the function."""
@@ -78,14 +77,17 @@ class _Search(Model, Generic[C]):
         *,
         seed: int,
         maximize: bool,
-        retries: int,
+        **limits: Any,
     ) -> None:
         if not callable(evaluate):
             raise TypeError(f"{type(self).__name__}: evaluate is a function, not {evaluate!r}")
         if trials < 1:
             raise ValueError(f"{type(self).__name__}: at least 1 trial, not {trials}")
+        if unknown := limits.keys() - set(LIMITS):
+            raise TypeError(f"{type(self).__name__} takes no {', '.join(sorted(unknown))}")
         self._evaluate = evaluate
-        self._retries = retries
+        self._limits = {name: getattr(Task, name) for name in LIMITS} | limits
+        options_of(Candidate(evaluate, "a trial", **self._limits))  # refuses what makes no sense
         self.seed = seed
         self._random = random.Random(seed)  # noqa: S311 - no secret
         self._identity: dict[str, str] = {}
@@ -100,7 +102,7 @@ class _Search(Model, Generic[C]):
             return None
         candidate = self.propose()
         self._asked += 1
-        return Candidate(self._evaluate, candidate, self._retries)
+        return Candidate(self._evaluate, candidate, **self._limits)
 
     def _note(self, **settings: object) -> None:
         """Makes settings a part of its identity."""
@@ -115,10 +117,10 @@ class _Search(Model, Generic[C]):
         """As `Model.resumed`; takes over functions, also those without a name."""
         super().resumed(given, outstanding)
         for name, each in vars(given).items():
-            if isinstance(each, types.FunctionType) or name in ("_evaluate", "_retries", "_space"):
+            if isinstance(each, types.FunctionType) or name in ("_evaluate", "_limits", "_space"):
                 setattr(self, name, each)
         for task in outstanding:
-            task.renew(self._evaluate, self._retries)
+            task.renew(self._evaluate, **self._limits)
 
     def propose(self) -> C:
         """Returns what is tried next."""
@@ -166,7 +168,7 @@ class RandomSearch(_Search[C]):
         *,
         seed: int = 0,
         maximize: bool = True,
-        retries: int = 0,
+        **limits: Any,
     ) -> None:
         """Describes the search.
 
@@ -177,9 +179,9 @@ class RandomSearch(_Search[C]):
             trials: How many are tried.
             seed: Of what is drawn.
             maximize: Whether more is better.
-            retries: How often `evaluate` may be called again when it has raised.
+            **limits: Of each trial: `retries`, `timeout_s`, `progress_timeout_s`, `memory_bytes`, as of `Task`.
         """
-        super().__init__(evaluate, trials, seed=seed, maximize=maximize, retries=retries)
+        super().__init__(evaluate, trials, seed=seed, maximize=maximize, **limits)
         self._note(sample=sample)
         self._sample = sample
 
@@ -211,7 +213,7 @@ class RegularizedEvolution(_Search[C]):
         tournament: int = 10,
         seed: int = 0,
         maximize: bool = True,
-        retries: int = 0,
+        **limits: Any,
     ) -> None:
         """Describes the search.
 
@@ -224,12 +226,12 @@ class RegularizedEvolution(_Search[C]):
             tournament: How many of them are drawn, of which the best one is mutated.
             seed: As for `RandomSearch`.
             maximize: As for `RandomSearch`.
-            retries: As for `RandomSearch`.
+            **limits: As for `RandomSearch`.
 
         Raises:
             ValueError: The tournament is empty, or larger than the population.
         """
-        super().__init__(evaluate, trials, seed=seed, maximize=maximize, retries=retries)
+        super().__init__(evaluate, trials, seed=seed, maximize=maximize, **limits)
         self._note(sample=sample, mutate=mutate, population=population, tournament=tournament)
         if not 1 <= tournament <= population:
             raise ValueError(
@@ -303,10 +305,10 @@ class VariableLengthEvolution(_Search[G]):
         tournament: int = 3,
         seed: int = 0,
         maximize: bool = True,
-        retries: int = 0,
+        **limits: Any,
     ) -> None:
         """Describes the search; arguments as for `RegularizedEvolution`. The least fit ones die."""
-        super().__init__(evaluate, trials, seed=seed, maximize=maximize, retries=retries)
+        super().__init__(evaluate, trials, seed=seed, maximize=maximize, **limits)
         self._note(sample=sample, population=population, tournament=tournament)
         if not 1 <= tournament <= population:
             raise ValueError(
@@ -400,7 +402,7 @@ class SuccessiveHalving(_Search[C]):
         reduction: int = 3,
         seed: int = 0,
         maximize: bool = True,
-        retries: int = 0,
+        **limits: Any,
     ) -> None:
         """Describes the search.
 
@@ -412,12 +414,12 @@ class SuccessiveHalving(_Search[C]):
             reduction: One in so many goes on at a rung; the next rung is as many times as far.
             seed: As for `RandomSearch`.
             maximize: As for `RandomSearch`.
-            retries: As for `RandomSearch`.
+            **limits: As for `RandomSearch`.
 
         Raises:
             ValueError: The first rung is before the first step, or nobody would be stopped.
         """
-        super().__init__(evaluate, trials, seed=seed, maximize=maximize, retries=retries)
+        super().__init__(evaluate, trials, seed=seed, maximize=maximize, **limits)
         self._note(sample=sample, first_rung=first_rung, reduction=reduction)
         if first_rung < 1 or reduction < 2:
             raise ValueError(
@@ -470,8 +472,7 @@ class OptunaSearch(_Search[dict[str, Any]]):
         space: Mapping[str, Any],
         evaluate: Callable[[dict[str, Any]], float],
         trials: int,
-        *,
-        retries: int = 0,
+        **limits: Any,
     ) -> None:
         """Describes the search.
 
@@ -482,7 +483,7 @@ class OptunaSearch(_Search[dict[str, Any]]):
             evaluate: Returns how good parameters are. Runs in workers, which need no Optuna.
                 `search.report(value)` is what `trial.report` and `trial.should_prune` are there.
             trials: How many are tried.
-            retries: How often `evaluate` may be called again when it has raised.
+            **limits: Of each trial: `retries`, `timeout_s`, `progress_timeout_s`, `memory_bytes`, as of `Task`.
 
         Raises:
             MissingExtraError: Optuna is not installed.
@@ -497,7 +498,7 @@ class OptunaSearch(_Search[dict[str, Any]]):
         self.directions = [
             each == optuna.study.StudyDirection.MAXIMIZE for each in study.directions
         ]
-        super().__init__(evaluate, trials, seed=0, maximize=self.directions[0], retries=retries)
+        super().__init__(evaluate, trials, seed=0, maximize=self.directions[0], **limits)
         self._note(sampler=type(study.sampler), space=dict(sorted(space.items())))
         self._note(directions=[each.name for each in study.directions])
         self.study = study

@@ -19,6 +19,10 @@ from launchpad_lite.search.errors import SearchError, StoppedEarlyError, TaskPic
 __all__ = ["Call", "Foreign", "RunningTrial", "Task", "current_trial", "report"]
 
 
+#: What tasks say of a run.
+LIMITS = ("retries", "timeout_s", "progress_timeout_s", "memory_bytes")
+
+
 class _Repr(reprlib.Repr):
     """Shows arguments in texts, however large they are."""
 
@@ -36,7 +40,7 @@ class Task:
 
     Attributes:
         priority: Tasks with a higher one are run first.
-        retries: How often it may be run again when it has raised.
+        retries: How often it may be run again when it has failed.
         timeout_s: Seconds that a run of it may take; then its worker's process ends, and the run has
             failed. None: any time.
         progress_timeout_s: The same for the time without a `search.report`.
@@ -184,7 +188,7 @@ def submission_of(task: Any, key: str, trial: RunningTrial | None = None) -> Sub
         ValueError: Its priority, retries or limits make no sense.
         TaskPickleError: It cannot be pickled.
     """
-    options = _options(task)
+    options = options_of(task)
     sent = task if trial is None else Tried(task, trial)
     if isinstance(task, Foreign):
         return Submission(key, task.payload, task.kind, *options)
@@ -199,7 +203,7 @@ def submission_of(task: Any, key: str, trial: RunningTrial | None = None) -> Sub
         ) from error
 
 
-def _options(task: Any) -> tuple[float, int, Limits]:
+def options_of(task: Any) -> tuple[float, int, Limits]:
     """Returns priority, retries and limits of a task; as numbers of Python, which databases take."""
     try:
         priority = float(getattr(task, "priority", 0.0))
@@ -222,13 +226,7 @@ def _options(task: Any) -> tuple[float, int, Limits]:
 
 @dataclass
 class Running:
-    """The task that a worker runs, for `report`. Used by two threads, of which one only reads.
-
-    Attributes:
-        begun_at: When its code began to run; infinity before.
-        moved_at: When that has shown progress last, or has begun.
-        is_over: Whether its outcome is decided, by either thread.
-    """
+    """The task that a worker runs, for `report`. Used by two threads, of which one only reads."""
 
     key: str
     #: Wakes who sends reports.
@@ -237,8 +235,10 @@ class Running:
     steps: int = 0
     is_stopped: bool = False
     trial: RunningTrial | None = None
+    #: When its code began, and when it has reported last.
     begun_at: float = math.inf
     moved_at: float = math.inf
+    #: Whether one of the threads has decided its outcome.
     is_over: bool = False
 
 
