@@ -28,6 +28,7 @@ from launchpad_lite.search._messages import (
     longer,
     transfer_s,
 )
+from launchpad_lite.search._output import TrialOutput
 from launchpad_lite.search._presence import Presence
 from launchpad_lite.search._timing import Timing
 from launchpad_lite.search.errors import SearchError, StoppedEarlyError
@@ -44,6 +45,8 @@ _NEWEST = 0.2
 _RETRY_S = 0.1
 #: Points of learning curves are sent this often at most.
 _REPORT_S = 0.1
+#: Seconds after which what a trial prints can be followed.
+_SILENT_S = 0.5
 #: Of the stack of a task that is ended, below those of this room.
 _MOST_FRAMES = 20
 _HERE = str(Path(__file__).parent)
@@ -97,6 +100,7 @@ class Worker:
         self._outcomes: dict[str, list[Outcome]] = {}
         self._running: Running | None = None
         self._assigned = Assignment("", "", PYTHON, b"")
+        self._output = TrialOutput(self._me.name)
         self._began_at = 0.0
         #: Set when there is something to send.
         self._stirred = threading.Event()
@@ -282,12 +286,14 @@ class Worker:
 
     @contextlib.contextmanager
     def _watched(self, task: Running) -> Iterator[None]:
-        """Has the other thread look at a task in a block."""
+        """Has the other thread look at a task, and its output go where it belongs, in a block."""
         limits = self._assigned.limits
         task.begun_at = task.moved_at = time.monotonic()
         if limits != _NO_LIMITS:
             self._stirred.set()
         with contextlib.ExitStack() as stack:
+            if task.trial is not None and self._has_process:
+                stack.enter_context(self._output.of(task.trial))
             if limits.timeout_s is not None and self._has_process:
                 # If the task holds the GIL in C, the other thread cannot end it.
                 last_s = min(limits.timeout_s + self._timing.lease_s, threading.TIMEOUT_MAX)
@@ -309,6 +315,8 @@ class Worker:
         if task is None or task.is_over:
             return math.inf
         memory = memory_here if self._has_process else int
+        if now - task.begun_at > _SILENT_S:
+            self._output.keep()
         limits = self._assigned.limits
         why, pause_s = look(limits, now - task.begun_at, now - task.moved_at, memory)
         if why:
@@ -440,6 +448,7 @@ class Worker:
         """Hands in all outcomes, gives back all else, and says good-bye."""
         with self._lock:
             self._unbegun.clear()
+        self._output.close()
         for name in set(self._held) | set(self._outcomes) | {self._broker} - {""}:
             self._leave(name)
         self._presence.leave()
