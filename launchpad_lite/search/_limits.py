@@ -38,16 +38,16 @@ def memory_here() -> int:
     here = psutil.Process()
     try:
         return sum(each.memory_info().rss for each in (here, *here.children(recursive=True)))
-    except psutil.NoSuchProcess:  # one has just ended
+    except psutil.Error:  # one has just ended
         return 0
 
 
 def end_process(why: str) -> NoReturn:
-    """Ends this process and those below it at once; who supervises it is to start it again."""
+    """Ends this process at once, and asks those below it to end; who supervises it is to start it again."""
     import psutil
 
     os.write(2, f"{why}\n".encode(errors="replace"))  # streams may be locked
     for child in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            child.kill()
+        with contextlib.suppress(psutil.Error):
+            child.terminate()  # not by force: trackers of shared memory give it back
     os._exit(os.EX_TEMPFAIL)

@@ -5,11 +5,11 @@ import ctypes
 import os
 import sys
 import threading
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 from launchpad_lite._private_files import make_folder, make_own_folder, open_private, open_to_read
+from launchpad_lite.search._messages import Life
 from launchpad_lite.search.errors import SearchError
 from launchpad_lite.search.tasks import RunningTrial
 
@@ -25,9 +25,8 @@ class TrialOutput:
     A folder with a log takes a third of a millisecond, so only a trial that prints gets one.
     """
 
-    def __init__(self, worker: str) -> None:
+    def __init__(self, worker: Life) -> None:
         self._worker = worker
-        self._life = uuid.uuid4().hex[:8]
         self._lock = threading.Lock()
         #: The folder of all trials.
         self._trials: Path | None = None
@@ -59,9 +58,9 @@ class TrialOutput:
         log = folder / "log"
         if log.exists():
             out = open_private(log)
-            os.write(out, f"--- run again by {self._worker}\n".encode())
+            os.write(out, f"--- run again by {self._worker.name}\n".encode())
             return out
-        aside = folder.with_name(f".{folder.name}-{self._life}")
+        aside = folder.with_name(f".{folder.name}-{self._worker.life}")
         with self._lock:
             if self._aside is not None:
                 self._aside.rename(aside)
@@ -93,12 +92,9 @@ def _print_to(*outputs: int) -> None:
 
 
 def last_lines(folder: str, number: int, *, was_lost: bool) -> str:
-    """Returns what a trial has printed last; nothing if that cannot be read here.
+    """Returns what a trial of a search has printed last; nothing if that cannot be read here.
 
-    Args:
-        folder: Of the search.
-        number: Of the trial.
-        was_lost: Whether its worker may have ended before the log had its place.
+    If its worker `was_lost`, it may have ended before the log had its place.
     """
     log = Path(folder, "trials", str(number), "log")
     with contextlib.suppress(OSError):

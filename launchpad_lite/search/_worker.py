@@ -100,7 +100,7 @@ class Worker:
         self._outcomes: dict[str, list[Outcome]] = {}
         self._running: Running | None = None
         self._assigned = Assignment("", "", PYTHON, b"")
-        self._output = TrialOutput(self._me.name)
+        self._output = TrialOutput(self._me)
         self._began_at = 0.0
         #: Set when there is something to send.
         self._stirred = threading.Event()
@@ -336,8 +336,10 @@ class Worker:
         with self._lock:
             self._outcomes.setdefault(self._broker, []).append(outcome)
         if self._has_process:
-            self._leave_all()
-            end_process(f"{self._me.name} ends with its task: {why}")
+            try:
+                self._leave_all()
+            finally:
+                end_process(f"{self._me.name} ends with its task: {why}")
         task.is_stopped = True
         self._client(self._broker).hand_in([outcome])
         self._forget(self._broker, [outcome])
@@ -382,16 +384,14 @@ class Worker:
                 )
                 for name, tokens in held.items()
             }
-            is_killed = False
             for name, call in calls.items():  # at the same time: some may be lost
                 with contextlib.suppress(*LOST):
                     stops = call.result()
                     if task is not None and task.key in held[name]:
                         del task.progress[: len(points)]
                         task.is_stopped |= task.key in stops
-                        is_killed |= stops.get(task.key, False)
-        if task is not None and is_killed:
-            self._end(task, State.STOPPED, "its model has asked for that")
+                        if stops.get(task.key):
+                            self._end(task, State.STOPPED, "its model has asked for that")
 
     def _client(self, broker: str, wait_s: float = 0.0) -> Any:
         client = self._presence.client(broker)

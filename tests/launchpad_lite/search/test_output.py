@@ -12,8 +12,11 @@ import pytest
 
 from launchpad_lite import search
 from launchpad_lite.search import RunningTrial
+from launchpad_lite.search._messages import Life
 from launchpad_lite.search._output import TrialOutput, last_lines
 from tests.launchpad_lite.search.tasks_for_tests import QUICK, Tasks, square
+
+WORKER = Life("worker", "life")
 
 
 def trial(folder: Path, number: int) -> RunningTrial:
@@ -36,7 +39,7 @@ def print_everywhere() -> None:
 def test_what_a_trial_prints_is_in_its_log_and_a_silent_one_has_none(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    output = TrialOutput("worker")
+    output = TrialOutput(WORKER)
     before = os.umask(0)
     try:
         for number, run in enumerate([lambda: None, print_everywhere, lambda: None]):
@@ -56,14 +59,14 @@ def test_what_a_trial_prints_is_in_its_log_and_a_silent_one_has_none(
 
 def test_a_trial_that_runs_again_adds_to_its_log(tmp_path: Path) -> None:
     for worker in ("one", "two"):
-        output = TrialOutput(worker)
+        output = TrialOutput(Life(worker, worker))
         with output.of(trial(tmp_path, 7)):
             os.write(1, worker.encode() + b"\n")
     assert logs(tmp_path) == {"7/log": "one\n--- run again by two\ntwo\n"}
 
 
 def test_a_trial_can_be_followed_while_it_runs(tmp_path: Path) -> None:
-    output = TrialOutput("worker")
+    output = TrialOutput(WORKER)
     with output.of(trial(tmp_path, 7)):
         os.write(1, b"one\n")
         output.keep()
@@ -76,7 +79,7 @@ def test_without_a_folder_here_output_goes_where_it_went(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for each in (RunningTrial(0, 0), trial(tmp_path / "elsewhere", 0)):
-        with TrialOutput("worker").of(each):
+        with TrialOutput(WORKER).of(each):
             os.write(1, b"here\n")
     assert capfd.readouterr().out == "here\nhere\n"
     assert list(tmp_path.iterdir()) == []
