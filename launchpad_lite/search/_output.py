@@ -10,7 +10,6 @@ from pathlib import Path
 
 from launchpad_lite._private_files import make_folder, make_own_folder, open_private, open_to_read
 from launchpad_lite.search._messages import Life
-from launchpad_lite.search.errors import SearchError
 from launchpad_lite.search.tasks import RunningTrial
 
 #: Of the end of a log.
@@ -28,21 +27,20 @@ class TrialOutput:
     def __init__(self, worker: Life) -> None:
         self._worker = worker
         self._lock = threading.Lock()
-        #: The folder of all trials.
-        self._trials: Path | None = None
-        #: Where a trial prints first. Empty, it is renamed for the next one.
-        self._aside: Path | None = None
-        #: Where that belongs.
-        self._log = Path()
+        #: The folder of the search, once it was found here. All paths are texts, which takes half the time.
+        self._kept: str | None = None
+        #: Where a trial prints first, open, and where that belongs. Empty, it is renamed for the next one.
+        self._out, self._aside, self._log = -1, "", ""
 
     @contextlib.contextmanager
     def of(self, trial: RunningTrial) -> Iterator[None]:
         """Takes what is printed in a block, if the folder of the search is here."""
         before = [os.dup(1), os.dup(2)]
-        with contextlib.suppress(SearchError, OSError):
-            out = self._open(trial._folder_of(trial.number))
-            _print_to(out, out)
-            os.close(out)
+        if trial._kept is not None:
+            with contextlib.suppress(OSError):
+                out = self._open(trial._kept, trial.number)
+                _print_to(out, out)
+                os.close(out)
         try:
             yield
         finally:
@@ -51,35 +49,39 @@ class TrialOutput:
                 os.close(each)
             self.keep()
 
-    def _open(self, folder: Path) -> int:
-        if folder.parent != self._trials:
-            folder.parents[1].stat()  # raises if it is not here
-            self._trials = make_own_folder(folder.parent)
-        log = folder / "log"
-        if log.exists():
-            out = open_private(log)
+    def _open(self, kept: str, number: int) -> int:
+        trials = f"{kept}/trials"
+        if kept != self._kept:
+            Path(kept).stat()  # raises if it is not here
+            make_own_folder(Path(trials))
+            self._kept = kept
+        log, aside = f"{trials}/{number}/log", f"{trials}/.{number}-{self._worker.life}"
+        if os.access(log, os.F_OK):
+            out = open_private(Path(log))
             os.write(out, f"--- run again by {self._worker.name}\n".encode())
             return out
-        aside = folder.with_name(f".{folder.name}-{self._worker.life}")
         with self._lock:
-            if self._aside is not None:
-                self._aside.rename(aside)
+            if self._aside:
+                os.rename(self._aside, aside)  # noqa: PTH104 - as above
+            else:
+                self._out = open_private(Path(aside))
             self._aside, self._log = aside, log
-            return open_private(aside)
+            return os.dup(self._out)
 
     def keep(self) -> None:
         """Gives the log its place once the trial has printed."""
         with self._lock, contextlib.suppress(OSError):
-            if self._aside is not None and self._aside.stat().st_size:
-                make_folder(self._log.parent)
-                self._aside.rename(self._log)
-                self._aside = None
+            if self._aside and os.fstat(self._out).st_size:
+                os.close(self._out)
+                aside, self._aside, log = Path(self._aside), "", Path(self._log)
+                make_folder(log.parent)
+                aside.rename(log)
 
     def close(self) -> None:
         """Leaves no empty file behind."""
         self.keep()
-        if self._aside is not None:
-            self._aside.unlink(missing_ok=True)
+        if self._aside:
+            Path(self._aside).unlink(missing_ok=True)
 
 
 def _print_to(*outputs: int) -> None:
@@ -105,5 +107,5 @@ def last_lines(folder: str, number: int, *, was_lost: bool) -> str:
         with os.fdopen(open_to_read(log), "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _MOST_BYTES))
             lines = file.read().decode(errors="replace").splitlines()[-_MOST_LINES:]
-            return "\n".join([f"\nThe end of {log}:", *lines])
+            return "\n".join([f"\nThe end of {log}:", *lines]) if lines else ""
     return ""
