@@ -27,6 +27,8 @@ class TrialOutput:
     def __init__(self, worker: Life) -> None:
         self._worker = worker
         self._lock = threading.Lock()
+        #: Where this process prints else.
+        self._before: tuple[int, int] | None = None
         #: The folder of the search, once it was found here. All paths are texts, which takes half the time.
         self._kept: str | None = None
         #: Where a trial prints first, open, and where that belongs. Empty, it is renamed for the next one.
@@ -35,18 +37,17 @@ class TrialOutput:
     @contextlib.contextmanager
     def of(self, trial: RunningTrial) -> Iterator[None]:
         """Takes what is printed in a block, if the folder of the search is here."""
-        before = [os.dup(1), os.dup(2)]
+        self._before = self._before or (os.dup(1), os.dup(2))
         if trial._kept is not None:
             with contextlib.suppress(OSError):
                 out = self._open(trial._kept, trial.number)
                 _print_to(out, out)
-                os.close(out)
+                if out != self._out:
+                    os.close(out)
         try:
             yield
         finally:
-            _print_to(*before)
-            for each in before:
-                os.close(each)
+            _print_to(*self._before)
             self.keep()
 
     def _open(self, kept: str, number: int) -> int:
@@ -66,14 +67,15 @@ class TrialOutput:
             else:
                 self._out = open_private(Path(aside))
             self._aside, self._log = aside, log
-            return os.dup(self._out)
+            return self._out
 
     def keep(self) -> None:
         """Gives the log its place once the trial has printed."""
         with self._lock, contextlib.suppress(OSError):
             if self._aside and os.fstat(self._out).st_size:
                 os.close(self._out)
-                aside, self._aside, log = Path(self._aside), "", Path(self._log)
+                aside, log = Path(self._aside), Path(self._log)
+                self._out, self._aside = -1, ""
                 make_folder(log.parent)
                 aside.rename(log)
 
@@ -84,13 +86,14 @@ class TrialOutput:
             Path(self._aside).unlink(missing_ok=True)
 
 
-def _print_to(*outputs: int) -> None:
-    """Has this process print to two descriptors, once what it has printed is where that belongs."""
-    for stream, output, number in zip((sys.stdout, sys.stderr), outputs, (1, 2), strict=True):
+def _print_to(out: int, error: int) -> None:
+    """Has this process print to descriptors, once what it has printed is where that belongs."""
+    for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):  # the user's own
             stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # it flushes, too
-        _C.fflush(None)
-        os.dup2(output, number)
+    _C.fflush(None)
+    os.dup2(out, 1)
+    os.dup2(error, 2)
 
 
 def last_lines(folder: str, number: int, *, was_lost: bool) -> str:
