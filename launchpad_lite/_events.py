@@ -33,6 +33,7 @@ class Ended:
         for_good: Whether no restart can help, whatever its policy: no host is left for it.
         dead_s: Seconds for which it was dead already; what it had started had time to end.
         unasked: Whether it certainly died before it could notice that it is to end.
+        wants_restart: Whether it has ended to start again, which is no failure of its own.
     """
 
     node: str
@@ -42,6 +43,7 @@ class Ended:
     for_good: bool = False
     dead_s: float = 0.0
     unasked: bool = False
+    wants_restart: bool = False
 
 
 @dataclass(frozen=True)

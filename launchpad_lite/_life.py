@@ -378,6 +378,7 @@ class ProgramLife:
 
     def _note_end(self, node: _Node, event: Ended, now: float) -> list[Action]:
         node.failed_by_itself = node.failed_by_itself or node.fails_by_itself(unasked=event.unasked)
+        node.asked_to_leave = node.asked_to_leave or event.wants_restart
         by_force = node.stage in (_Stage.TERMINATED, _Stage.KILLED) and not node.failed_by_itself
         failure = self._judge(node, event.failure, event.stacks)
         verdict, node.verdict = node.verdict, None

@@ -2,6 +2,7 @@
 
 import enum
 import errno
+import os
 import signal
 import textwrap
 from collections.abc import Iterable, Sequence
@@ -120,6 +121,7 @@ class NodeFailure:
                 text += f" (it had up to {peak_mib:,.0f} MiB)"
         else:
             text = f"its process ended by itself with exit code {status}"
+            text += ", to start again" if status == os.EX_TEMPFAIL else ""
         return cls(node, host, text, exit_status=status, last_output=last_output)
 
     def headline(self) -> str:

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import logging
 import math
+import os
 import pickle
 import queue
 import signal
@@ -451,6 +452,7 @@ class AgentHost:
                 self._stacks.get(node, ""),
                 dead_s=frame["dead_s"],
                 unasked=frame["unasked"],
+                wants_restart=frame["status"] == os.EX_TEMPFAIL,
             )
         raise ValueError(f"the agent said {frame.op!r}")
 

@@ -23,6 +23,7 @@ from launchpad_lite.search._messages import (
     member_here,
 )
 from launchpad_lite.search._outbox import Outbox
+from launchpad_lite.search._output import last_lines
 from launchpad_lite.search._presence import Presence
 from launchpad_lite.search._timing import Timing
 from launchpad_lite.search.errors import FailedTaskError, SearchError
@@ -391,6 +392,9 @@ class ModelNode:
         trial.state, trial.score, trial.error = TrialState.FAILED, None, str(error)
         if text not in trial.error:
             trial.error += f"\n{text[-_MOST_TEXT:].rstrip()}"
+        if self._folder is not None:
+            was_lost = error.__cause__ is None
+            trial.error += last_lines(self._folder, trial.number, was_lost=was_lost)
         self._failed += 1
         try:
             self._model.fail(task, error)

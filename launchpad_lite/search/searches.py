@@ -13,7 +13,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from launchpad_lite.errors import MissingExtraError
 from launchpad_lite.search.errors import FailedTaskError, SearchError
 from launchpad_lite.search.models import Model, name_of, number_of
-from launchpad_lite.search.tasks import Task
+from launchpad_lite.search.tasks import LIMITS, Task, options_of
 
 __all__ = [
     "Candidate",
@@ -30,7 +30,7 @@ __all__ = [
 C = TypeVar("C")
 
 #: What another call of a search may change, besides functions.
-_RENEWED = ("_evaluate", "_retries", "_space", "_enqueued", "_rounds", "_last_rung")
+_RENEWED = ("_evaluate", "_limits", "_space", "_enqueued", "_rounds", "_last_rung")
 
 
 class Candidate(Task, Generic[C]):
@@ -38,7 +38,6 @@ class Candidate(Task, Generic[C]):
 
     Attributes:
         candidate: What is tried.
-        retries: How often it may be run again when it has raised.
         parent: Number of the trial whose folder it goes on from; None: it begins anew.
         steps: As `RunningTrial.steps`.
         number: As `Trial.number`, once the search has it.
@@ -50,10 +49,9 @@ class Candidate(Task, Generic[C]):
                 print(task.candidate, result)  # task is a search.Candidate
     """
 
-    def __init__(self, evaluate: Callable[[C], Any], candidate: C, retries: int = 0) -> None:
-        self._evaluate = evaluate
+    def __init__(self, evaluate: Callable[[C], Any], candidate: C, **limits: Any) -> None:
+        self.renew(evaluate, **limits)
         self.candidate = candidate
-        self.retries = retries
         self.parent: int | None = None
         self.steps: int | None = None
         self.number = 0
@@ -65,9 +63,10 @@ class Candidate(Task, Generic[C]):
         named = candidate if isinstance(candidate, Mapping) else {"candidate": repr(candidate)}
         self.params = dict(named)
 
-    def renew(self, evaluate: Callable[[C], Any], retries: int) -> None:
-        """Has it call another function, in place of an earlier version."""
-        self._evaluate, self.retries = evaluate, retries
+    def renew(self, evaluate: Callable[[C], Any], **limits: Any) -> None:
+        """Has it call another function within other limits, in place of an earlier version."""
+        self._evaluate = evaluate
+        vars(self).update(limits)
 
     def run(self) -> Any:
         """Calls the function."""
@@ -87,14 +86,17 @@ class _Search(Model, Generic[C]):
         *,
         seed: int,
         maximize: bool | Sequence[bool],
-        retries: int,
+        **limits: Any,
     ) -> None:
         if not callable(evaluate):
             raise TypeError(f"{type(self).__name__}: evaluate is a function, not {evaluate!r}")
         if trials < 1:
             raise ValueError(f"{type(self).__name__}: at least 1 trial, not {trials}")
+        if unknown := limits.keys() - set(LIMITS):
+            raise TypeError(f"{type(self).__name__} takes no {', '.join(sorted(unknown))}")
         self._evaluate = evaluate
-        self._retries = retries
+        self._limits = {name: getattr(Task, name) for name in LIMITS} | limits
+        options_of(Candidate(evaluate, "a trial", **self._limits))  # refuses what makes no sense
         self.seed = seed
         self._random = random.Random(seed)  # noqa: S311 - no secret
         self._identity: dict[str, str] = {}
@@ -126,7 +128,7 @@ class _Search(Model, Generic[C]):
         self._marks = self._first_marks
         candidate = self._next()
         self._asked += 1
-        task = Candidate(self._evaluate, candidate, self._retries)
+        task = Candidate(self._evaluate, candidate, **self._limits)
         vars(task).update(self._marks)
         return task
 
@@ -154,7 +156,7 @@ class _Search(Model, Generic[C]):
             if isinstance(each, types.FunctionType) or name in _RENEWED:
                 setattr(self, name, each)
         for task in outstanding:
-            task.renew(self._evaluate, self._retries)
+            task.renew(self._evaluate, **self._limits)
 
     def propose(self) -> C:
         """Returns what is tried next."""
@@ -212,7 +214,7 @@ class RandomSearch(_Search[C]):
         *,
         seed: int = 0,
         maximize: bool | Sequence[bool] = True,
-        retries: int = 0,
+        **limits: Any,
     ) -> None:
         """Describes the search.
 
@@ -224,9 +226,9 @@ class RandomSearch(_Search[C]):
             seed: Of what is drawn.
             maximize: Whether more is better. With several objectives, whether it is for each, as in
                 `[True, False]`: `evaluate` returns as many numbers, and `result.best_trials` has the best.
-            retries: How often `evaluate` may be called again when it has raised.
+            **limits: Of each trial: `retries`, `timeout_s`, `progress_timeout_s`, `memory_bytes`, as of `Task`.
         """
-        super().__init__(evaluate, trials, seed=seed, maximize=maximize, retries=retries)
+        super().__init__(evaluate, trials, seed=seed, maximize=maximize, **limits)
         self._note(sample=sample)
         self._sample = sample
 
@@ -252,7 +254,7 @@ class GridSearch(_Search[dict[str, Any]]):
         grid: Mapping[str, Any] | Sequence[Mapping[str, Any]],
         *,
         maximize: bool | Sequence[bool] = True,
-        retries: int = 0,
+        **limits: Any,
     ) -> None:
         """Describes the search; other arguments as for `RandomSearch`.
 
@@ -263,7 +265,7 @@ class GridSearch(_Search[dict[str, Any]]):
         grids = [grid] if isinstance(grid, Mapping) else grid
         points = [point for each in grids for point in _points_of(each)]
         self._points: collections.deque[dict[str, Any]] = collections.deque(points)
-        super().__init__(evaluate, len(points), seed=0, maximize=maximize, retries=retries)
+        super().__init__(evaluate, len(points), seed=0, maximize=maximize, **limits)
         self._note(grid=grid)
 
     def enqueue(self, candidate: dict[str, Any]) -> None:
@@ -310,7 +312,7 @@ class RegularizedEvolution(RandomSearch[C]):
         tournament: int = 10,
         seed: int = 0,
         maximize: bool = True,
-        retries: int = 0,
+        **limits: Any,
     ) -> None:
         """Describes the search.
 
@@ -323,12 +325,12 @@ class RegularizedEvolution(RandomSearch[C]):
             tournament: How many of them are drawn, of which the best one is mutated.
             seed: As for `RandomSearch`.
             maximize: As for `RandomSearch`.
-            retries: As for `RandomSearch`.
+            **limits: As for `RandomSearch`.
 
         Raises:
             ValueError: The tournament is empty, or larger than the population.
         """
-        super().__init__(evaluate, sample, trials, seed=seed, maximize=maximize, retries=retries)
+        super().__init__(evaluate, sample, trials, seed=seed, maximize=maximize, **limits)
         self._note(mutate=mutate, population=population, tournament=tournament)
         if not 1 <= tournament <= population:
             raise ValueError(
@@ -401,10 +403,10 @@ class VariableLengthEvolution(RandomSearch[G]):
         tournament: int = 3,
         seed: int = 0,
         maximize: bool = True,
-        retries: int = 0,
+        **limits: Any,
     ) -> None:
         """Describes the search; arguments as for `RegularizedEvolution`. The least fit ones die."""
-        super().__init__(evaluate, sample, trials, seed=seed, maximize=maximize, retries=retries)
+        super().__init__(evaluate, sample, trials, seed=seed, maximize=maximize, **limits)
         self._note(population=population, tournament=tournament)
         if not 1 <= tournament <= population:
             raise ValueError(
@@ -497,7 +499,7 @@ class SuccessiveHalving(RandomSearch[C]):
         last_rung: float = math.inf,
         seed: int = 0,
         maximize: bool = True,
-        retries: int = 0,
+        **limits: Any,
     ) -> None:
         """Describes the search.
 
@@ -511,12 +513,12 @@ class SuccessiveHalving(RandomSearch[C]):
             last_rung: With `promote`, no candidate makes more steps than that.
             seed: As for `RandomSearch`.
             maximize: As for `RandomSearch`.
-            retries: As for `RandomSearch`.
+            **limits: As for `RandomSearch`.
 
         Raises:
             ValueError: The first rung is before the first step, or nobody would be stopped.
         """
-        super().__init__(evaluate, sample, trials, seed=seed, maximize=maximize, retries=retries)
+        super().__init__(evaluate, sample, trials, seed=seed, maximize=maximize, **limits)
         self._note(first_rung=first_rung, reduction=reduction, promote=promote)
         if first_rung < 1 or reduction < 2:
             raise ValueError(
@@ -611,7 +613,7 @@ class PopulationBasedTraining(RandomSearch[C]):
         quantile: float = 0.2,
         seed: int = 0,
         maximize: bool = True,
-        retries: int = 0,
+        **limits: Any,
     ) -> None:
         """Describes the search, of `population * rounds` trials; other arguments as for `RandomSearch`.
 
@@ -627,7 +629,7 @@ class PopulationBasedTraining(RandomSearch[C]):
                 f"at most 0.5, not {quantile}"
             )
         trials = population * rounds
-        super().__init__(evaluate, sample, trials, seed=seed, maximize=maximize, retries=retries)
+        super().__init__(evaluate, sample, trials, seed=seed, maximize=maximize, **limits)
         self._note(perturb=perturb, population=population, quantile=quantile)
         self._perturb = perturb
         self._rounds = rounds
@@ -648,7 +650,7 @@ class PopulationBasedTraining(RandomSearch[C]):
             candidate = member.candidate
         else:
             candidate = self._perturb(source.candidate, self._random)
-        task = Candidate(self._evaluate, candidate, self._retries)
+        task = Candidate(self._evaluate, candidate, **self._limits)
         task.mark, task.parent = self._members.index(member), source.parent
         return task
 
@@ -691,8 +693,7 @@ class OptunaSearch(_Search[dict[str, Any]]):
         space: Mapping[str, Any] | Callable[[Any], dict[str, Any]],
         evaluate: Callable[[dict[str, Any]], Any],
         trials: int,
-        *,
-        retries: int = 0,
+        **limits: Any,
     ) -> None:
         """Describes the search.
 
@@ -705,7 +706,7 @@ class OptunaSearch(_Search[dict[str, Any]]):
             evaluate: Returns how good parameters are. Runs in workers, which need no Optuna.
                 `search.report(value)` is what `trial.report` and `trial.should_prune` are there.
             trials: How many are tried.
-            retries: How often `evaluate` may be called again when it has raised.
+            **limits: Of each trial: `retries`, `timeout_s`, `progress_timeout_s`, `memory_bytes`, as of `Task`.
 
         Raises:
             MissingExtraError: Optuna is not installed.
@@ -717,7 +718,7 @@ class OptunaSearch(_Search[dict[str, Any]]):
                 "OptunaSearch needs Optuna. Run: pip install 'launchpad-lite[optuna]'"
             ) from None
         more = [each == optuna.study.StudyDirection.MAXIMIZE for each in study.directions]
-        super().__init__(evaluate, trials, seed=0, maximize=more, retries=retries)
+        super().__init__(evaluate, trials, seed=0, maximize=more, **limits)
         noted = space if callable(space) else dict(sorted(space.items()))
         self._note(sampler=type(study.sampler), space=noted)
         self.study = study

@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,15 @@ class Fails:
             raise ValueError(self._error)
 
 
+class Stuck:
+    """Ends its process by a thread while its code is stuck, to start again."""
+
+    def run(self) -> None:
+        if lp.restart_count() < 4:
+            threading.Timer(0, os._exit, [os.EX_TEMPFAIL]).start()
+            time.sleep(1000)
+
+
 def _service(marks: Path) -> lp.Program:
     program = lp.Program("service")
     program.add_node(lp.CourierNode(Service, str(marks)), label="service")
@@ -88,6 +98,20 @@ def test_a_killed_node_comes_back_at_its_address_and_knows_that_it_did(
     expected = "SIGKILL" if how == "kill_process" else "exit code 7"
     assert all(expected in restart.failure.summary for restart in result.restarts)
     assert result.outcome is lp.Outcome.STOPPED
+
+
+@pytest.mark.parametrize("is_restarted", [True, False])
+def test_a_node_that_ends_to_start_again_fails_only_if_it_is_not_restarted(
+    launch_program: Any, is_restarted: bool
+) -> None:
+    program = lp.Program("stuck")
+    program.add_node(lp.PyClassNode(Stuck), label="stuck")
+    if is_restarted:
+        policy = lp.RestartPolicy(backoff_s=0.01, max_restarts=1)
+        assert len(launch_program(program, "test_mp", restart=policy).wait().restarts) == 4
+        return
+    with pytest.raises(lp.NodeFailedError, match=r"stuck\[0\].*exit code 75"):
+        launch_program(program, "test_mp").wait()
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import itertools
 import math
 import random
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -373,7 +374,7 @@ class Life:
             assert each.attempt == attempts[each.node]
             assert policy.when is not RestartWhen.NEVER
             assert each.failure is not None or policy.when is RestartWhen.ALWAYS
-            if each.failure is not None and "from outside" not in each.failure.summary:
+            if each.failure and not re.search("from outside|start again", each.failure.summary):
                 recent = failed.setdefault(each.node, [])
                 recent.append(each.at_s)
                 since = each.at_s - policy.window_s
@@ -836,6 +837,20 @@ STORIES = {
             (broke("a", 3), []),
             (1.0, [Start("a", 4)]),
             (broke("a", 4), [DumpStacks("b"), RequestStop("b")]),
+        ],
+    ),
+    "a node that ends to start again is restarted, which counts as no failure": Story(
+        [NodeTerms("a", restart=policy(max_restarts=0, backoff_s=1.0))],
+        [
+            *(
+                each
+                for attempt in range(3)
+                for each in (
+                    (Ended("a", attempt, failure("a", text="to start again"), wants_restart=True), []),
+                    (1.0, [Start("a", attempt + 1)]),
+                )
+            ),
+            (broke("a", 3), [Outcome.FAILED]),
         ],
     ),
     "a node that does not leave is ended by force and restarted": Story(

@@ -404,6 +404,22 @@ def space(optuna):
     return {"x": optuna.distributions.FloatDistribution(-10, 10)}
 
 
+def test_a_search_gives_its_trials_limits_and_takes_over_newer_ones():
+    def made(**limits: Any) -> search.RandomSearch[float]:
+        return search.RandomSearch(abs, lambda rng: rng.random(), 9, **limits)
+
+    model = made(timeout_s=60, retries=2)
+    task = model.ask()
+    assert (task.timeout_s, task.retries, task.progress_timeout_s) == (60, 2, None)
+    model.resumed(made(progress_timeout_s=5), [task])
+    for each in (task, model.ask()):
+        assert (each.timeout_s, each.retries, each.progress_timeout_s) == (None, 0, 5)
+    with pytest.raises(ValueError, match="timeout_s and progress_timeout_s are above 0"):
+        made(timeout_s=0)
+    with pytest.raises(TypeError, match="RandomSearch takes no timeout"):
+        made(timeout=60)
+
+
 def test_samplers_and_pruners_of_optuna_decide(optuna):
     study = optuna.create_study(
         direction="maximize",

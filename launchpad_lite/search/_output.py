@@ -1,0 +1,114 @@
+"""What trials print: `trials/<number>/log` in the folder of a search."""
+
+import contextlib
+import ctypes
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from launchpad_lite._private_files import make_folder, make_own_folder, open_private, open_to_read
+from launchpad_lite.search._messages import Life
+from launchpad_lite.search.tasks import RunningTrial
+
+#: Of the end of a log.
+_MOST_BYTES = 4000
+_MOST_LINES = 40
+_C = ctypes.CDLL(None)
+
+
+class TrialOutput:
+    """Takes what this process, its C code and processes below it print, one trial after the other.
+
+    A folder with a log takes a third of a millisecond, so only a trial that prints gets one.
+    """
+
+    def __init__(self, worker: Life) -> None:
+        self._worker = worker
+        self._lock = threading.Lock()
+        #: Where this process prints else.
+        self._before: tuple[int, int] | None = None
+        #: The folder of the search, once it was found here. All paths are texts, which takes half the time.
+        self._kept: str | None = None
+        #: Where a trial prints first, open, and where that belongs. Empty, it is renamed for the next one.
+        self._out, self._aside, self._log = -1, "", ""
+
+    @contextlib.contextmanager
+    def of(self, trial: RunningTrial) -> Iterator[None]:
+        """Takes what is printed in a block, if the folder of the search is here."""
+        self._before = self._before or (os.dup(1), os.dup(2))
+        if trial._kept is not None:
+            with contextlib.suppress(OSError):
+                out = self._open(trial._kept, trial.number)
+                _print_to(out, out)
+                if out != self._out:
+                    os.close(out)
+        try:
+            yield
+        finally:
+            _print_to(*self._before)
+            self.keep()
+
+    def _open(self, kept: str, number: int) -> int:
+        trials = f"{kept}/trials"
+        if kept != self._kept:
+            Path(kept).stat()  # raises if it is not here
+            make_own_folder(Path(trials))
+            self._kept = kept
+        log, aside = f"{trials}/{number}/log", f"{trials}/.{number}-{self._worker.life}"
+        if os.access(log, os.F_OK):
+            out = open_private(Path(log))
+            os.write(out, f"--- run again by {self._worker.name}\n".encode())
+            return out
+        with self._lock:
+            if self._aside:
+                os.rename(self._aside, aside)  # noqa: PTH104 - as above
+            else:
+                self._out = open_private(Path(aside))
+            self._aside, self._log = aside, log
+            return self._out
+
+    def keep(self) -> None:
+        """Gives the log its place once the trial has printed."""
+        with self._lock, contextlib.suppress(OSError):
+            if self._aside and os.fstat(self._out).st_size:
+                os.close(self._out)
+                aside, log = Path(self._aside), Path(self._log)
+                self._out, self._aside = -1, ""
+                make_folder(log.parent)
+                aside.rename(log)
+
+    def close(self) -> None:
+        """Leaves no empty file behind."""
+        self.keep()
+        if self._aside:
+            Path(self._aside).unlink(missing_ok=True)
+
+
+def _print_to(out: int, error: int) -> None:
+    """Has this process print to descriptors, once what it has printed is where that belongs."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # the user's own
+            stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # it flushes, too
+    _C.fflush(None)
+    os.dup2(out, 1)
+    os.dup2(error, 2)
+
+
+def last_lines(folder: str, number: int, *, was_lost: bool) -> str:
+    """Returns what a trial of a search has printed last; nothing if that cannot be read here.
+
+    If its worker `was_lost`, it may have ended before the log had its place.
+    """
+    log = Path(folder, "trials", str(number), "log")
+    with contextlib.suppress(OSError):
+        if was_lost and not log.exists():
+            for aside in log.parents[1].glob(f".{number}-*"):
+                make_folder(log.parent)
+                aside.rename(log)
+        with os.fdopen(open_to_read(log), "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _MOST_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()[-_MOST_LINES:]
+            return "\n".join([f"\nThe end of {log}:", *lines]) if lines else ""
+    return ""
