@@ -56,7 +56,7 @@ class Store(Protocol):
         """Lets another broker use it. Safe to call twice."""
 
 
-#: A task as a row of a table, in this order.
+#: A task as a row, in this order.
 COLUMNS = (
     "id",
     "number",
@@ -157,15 +157,21 @@ def task_of(row: Sequence[Any]) -> Task:
     return task
 
 
-_TABLE = """
+#: Of the tables: a payload is in one that does not change, for SQLite writes rows as a whole.
+_VERSION = 2
+_TABLES = """
 create table if not exists tasks (
     id text primary key, number integer, owner text, kind text, payload blob, priority real,
-    retries integer, limits text, worker text, life text, token text,
-    errors text, losses integer, state text, result blob, text text, seconds real, ran_by text
-)
+    retries integer, limits text
+);
+create table if not exists states (
+    id text primary key, worker text, life text, token text, errors text, losses integer,
+    state text, result blob, text text, seconds real, ran_by text
+) without rowid
 """
-_PUT = f"replace into tasks values ({','.join('?' * len(COLUMNS))})"  # noqa: S608 - question marks
-_CHANGE = f"update tasks set {', '.join(f'{each} = ?' for each in CHANGING)} where id = ?"  # noqa: S608 - names of ours
+_STAYING = len(COLUMNS) - len(CHANGING)
+_PUT = f"replace into tasks values ({','.join('?' * _STAYING)})"  # noqa: S608 - question marks
+_CHANGE = f"replace into states values (?, {','.join('?' * len(CHANGING))})"  # noqa: S608 - as above
 
 
 #: Folder in that of a search, which may be shared: what brokers keep is unpickled.
@@ -217,8 +223,17 @@ class SqliteStore:
         run("pragma locking_mode = exclusive")
         run("pragma journal_mode = wal")
         run("pragma synchronous = normal")
+        run("pragma secure_delete = off")  # in some builds it writes zeros over all that is removed
         run("begin immediate")  # takes the lock, which the end of the process releases
-        run(_TABLE)
+        is_new = run("select 1 from sqlite_master").fetchone() is None
+        if not is_new and run("pragma user_version").fetchone() != (_VERSION,):
+            raise StoreError(
+                f"{self._path}: another version of launchpad-lite has kept tasks here, which this one "
+                "cannot read; name a new folder"
+            )
+        for table in _TABLES.split(";"):
+            run(table)
+        run(f"pragma user_version = {_VERSION}")
         run("commit")
         (found,) = run("pragma quick_check").fetchone()
         if found != "ok":
@@ -227,7 +242,8 @@ class SqliteStore:
     def load(self) -> list[Task]:
         """As `Store.load`."""
         with self._explained():
-            rows = self._database.execute(f"select {', '.join(COLUMNS)} from tasks")  # noqa: S608 - names of ours
+            columns = ", ".join(COLUMNS)
+            rows = self._database.execute(f"select {columns} from tasks join states using (id)")  # noqa: S608 - names of ours
             return [task_of(row) for row in rows]
 
     def write(self, changes: Changes) -> None:
@@ -236,13 +252,17 @@ class SqliteStore:
         with self._explained():
             database.execute("begin")
             try:
-                database.executemany(_PUT, map(row_of, changes.new))
+                database.executemany(_PUT, [row_of(task)[:_STAYING] for task in changes.new])
                 database.executemany(
-                    _CHANGE, [(*changing_of(task), task.submission.id) for task in changes.changed]
+                    _CHANGE,
+                    [
+                        (task.submission.id, *changing_of(task))
+                        for task in (*changes.new, *changes.changed)
+                    ],
                 )
-                database.executemany(
-                    "delete from tasks where id = ?", [(each,) for each in changes.removed]
-                )
+                removed = [(each,) for each in changes.removed]
+                database.executemany("delete from tasks where id = ?", removed)
+                database.executemany("delete from states where id = ?", removed)
                 database.execute("commit")
             except BaseException:
                 with contextlib.suppress(sqlite3.Error):

@@ -1,8 +1,10 @@
 """Where a broker keeps its tasks: in a file."""
 
+import contextlib
 import itertools
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -70,6 +72,33 @@ def test_changes_and_removals_are_taken_over(store: SqliteStore, path: Path) -> 
     )
     found = reopened(store, path)
     assert found == {"1": task("1", b"again"), "2": task("2", lease=lease), "4": task("4")}
+
+
+def test_a_payload_is_written_once_whatever_becomes_of_its_task(
+    store: SqliteStore, path: Path
+) -> None:
+    size = 10_000_000
+
+    def written() -> int:
+        counts = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+        return int(counts["wchar"])
+
+    before = written()
+    store.write(new(task("1", os.urandom(size))))
+    lease = Life("worker[0]", "life"), "token"
+    outcome = Outcome("1", "", State.DONE, b"result")
+    for fields in ({"lease": lease}, {"outcome": outcome}):
+        store.write(Changes([], [task("1", **fields)], []))
+    store.write(Changes([], [], ["1"]))
+    assert written() - before < 2.2 * size, "in the log, and from there in the file"
+
+
+def test_a_file_of_another_version_is_refused(path: Path) -> None:
+    path.parent.mkdir(mode=0o700)
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.execute("create table tasks (id text primary key, payload blob)")
+    with pytest.raises(StoreError, match=rf"{path}: another version .* name a new folder"):
+        SqliteStore(path)
 
 
 def test_messages_of_exceptions_may_have_anything_in_them(store: SqliteStore, path: Path) -> None:
