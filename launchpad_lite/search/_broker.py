@@ -3,11 +3,13 @@
 import asyncio
 import collections
 import contextlib
+import itertools
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,7 +29,7 @@ from launchpad_lite.search._messages import (
 )
 from launchpad_lite.search._postgres import PostgresStore
 from launchpad_lite.search._queue import Changes, Queue
-from launchpad_lite.search._store import BROKERS, SqliteStore, Store
+from launchpad_lite.search._store import BROKERS, PART_BYTES, PAYLOAD, RESULT, SqliteStore, Store
 from launchpad_lite.search._timing import Timing
 from launchpad_lite.search._waiting import is_set_within, set_at_stop
 
@@ -110,7 +112,9 @@ class Broker:
         #: Of each model that waits; set when there may be something for it.
         self._news: dict[str, asyncio.Event] = {}
         self._stored = self._queue.changes
-        self._writing: asyncio.Task[None] | None = None
+        self._writing: asyncio.Task[Any] | None = None
+        #: Held while something large is written.
+        self._staging = asyncio.Lock()
         self._writer = ThreadPoolExecutor(1, "broker-store")
         self._view = View(True, {})
         #: Set when it is to end, and lets nobody wait.
@@ -134,6 +138,8 @@ class Broker:
     @courier.idempotent
     async def submit(self, model: str, submissions: Sequence[Submission]) -> int:
         """Accepts tasks, as many as there is room for, in order; returns how many."""
+        for each in submissions:
+            await self._stage(each.id, PAYLOAD, each.payload, partial(self._queue.lacks, each))
         count = self._queue.submit(model, submissions, time.monotonic())
         self._hand_out()
         await self._keep()
@@ -228,7 +234,7 @@ class Broker:
             wait_s: Seconds to wait.
             helps: Whether it is a broker.
         """
-        self._take(outcomes)
+        await self._take(outcomes)
         for other in [each for each in self._waiters if each.worker.name == worker.name]:
             self._waiters.remove(other)  # its caller has given up
             other.found.cancel()
@@ -279,13 +285,13 @@ class Broker:
     @courier.idempotent
     async def hand_in(self, outcomes: Sequence[Outcome]) -> None:
         """Takes outcomes of a worker that works for another broker by now."""
-        self._take(outcomes)
+        await self._take(outcomes)
         await self._keep()
 
     @courier.idempotent
     async def leave(self, worker: Life, outcomes: Sequence[Outcome]) -> None:
         """Takes the last outcomes of a worker that leaves, and all else that it has."""
-        self._take(outcomes)
+        await self._take(outcomes)
         self._queue.leave(worker)
         if not self._queue.load(time.monotonic()).workers:
             self._deserted.set()
@@ -413,9 +419,10 @@ class Broker:
                     waiter.found.set_result(found)
                     self._waiters.remove(waiter)
 
-    def _take(self, outcomes: Sequence[Outcome]) -> None:
-        for outcome in outcomes:
-            self._queue.finish(outcome)
+    async def _take(self, outcomes: Sequence[Outcome]) -> None:
+        for each in outcomes:
+            await self._stage(each.id, RESULT, each.payload, partial(self._queue.awaits, each))
+            self._queue.finish(each)
         self._tell()
 
     def _tell(self) -> None:
@@ -448,6 +455,22 @@ class Broker:
                 )
             # Callers may be cancelled, because they are lost themselves. The write goes on.
             await asyncio.shield(self._writing)
+
+    async def _stage(self, key: str, what: str, body: bytes, is_wanted: Callable[[], bool]) -> None:
+        """Has the store take over something large, in parts that other writes pass."""
+        if self._store is None or len(body) <= PART_BYTES:
+            return
+        async with self._staging:  # one after the other: the same may come again, after a timeout
+            for part in itertools.count() if is_wanted() else ():
+                while self._writing is not None and not self._writing.done():
+                    await asyncio.shield(self._writing)
+                    await asyncio.sleep(0)  # those go first who wait for it, too
+                self._writing = asyncio.get_running_loop().create_task(
+                    self._in_store(self._store.stage, key, what, body, part)
+                )
+                if await asyncio.shield(self._writing):
+                    break
+                await asyncio.sleep(0)
 
     def _write_here(self, changes: Changes, upto: int) -> None:
         if self._store is not None:

@@ -203,6 +203,13 @@ class Queue:
             self._add(Task(submission, owner, next(self._numbers)), now)
         return len(submissions)
 
+    def lacks(self, submission: Submission) -> bool:
+        """Returns whether `submit` would take this task for the first time, or in place of an earlier one."""
+        known = self._tasks.get(submission.id)
+        if known is None:
+            return self._queued < self._max_queued
+        return known.helps or (known.outcome is None and known.submission != submission)
+
     def _keep(self, task: Task) -> None:
         self._tasks[task.submission.id] = task
         self._owner(task.owner).ids[task.submission.id] = None
@@ -388,14 +395,19 @@ class Queue:
             return False
         return True
 
-    def finish(self, outcome: Outcome) -> bool:
-        """Takes an outcome; returns whether it counts, because it is the first one of its task."""
+    def awaits(self, outcome: Outcome) -> bool:
+        """Returns whether an outcome would count."""
         task = self._tasks.get(outcome.id)
         if task is None or task.outcome is not None:
             return False
         is_current = task.lease is not None and task.lease[1] == outcome.token
-        if outcome.state is not State.DONE and not is_current:
-            return False  # somebody else has it by now
+        return outcome.state is State.DONE or is_current  # else somebody else has it by now
+
+    def finish(self, outcome: Outcome) -> bool:
+        """Takes an outcome; returns whether it counts, because it is the first one of its task."""
+        if not self.awaits(outcome):
+            return False
+        task = self._tasks[outcome.id]
         if outcome.state is State.FAILED and not task.helps:
             task.errors += (outcome.text,)
             if len(task.errors) <= task.submission.retries:

@@ -4,8 +4,9 @@ import contextlib
 import json
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from launchpad_lite._private_files import make_own_folder
@@ -29,6 +30,19 @@ class Store(Protocol):
 
         Raises:
             StoreError: They cannot be written.
+        """
+
+    def stage(self, key: str, what: str, body: bytes, part: int) -> bool:
+        """Takes over a part of something large, ahead of the write of its task; returns if it was the last.
+
+        Args:
+            key: Of the task.
+            what: `PAYLOAD` or `RESULT`.
+            body: All of it. `write` leaves this very object out.
+            part: Which one, from 0 on.
+
+        Raises:
+            StoreError: It cannot be written.
         """
 
     def is_quick(self, changes: Changes) -> bool:
@@ -56,6 +70,12 @@ class Store(Protocol):
         """Lets another broker use it. Safe to call twice."""
 
 
+#: Other writes pass between two parts of what is larger.
+PART_BYTES = 1 << 20
+PAYLOAD, RESULT = "payload", "result"
+#: What was staged, by task and what it is.
+Bodies = Mapping[tuple[str, str], bytes]
+_NOTHING: Bodies = MappingProxyType({})
 #: A task as a row, in this order.
 COLUMNS = (
     "id",
@@ -81,23 +101,24 @@ COLUMNS = (
 CHANGING = COLUMNS[8:]
 
 
-def row_of(task: Task) -> tuple[object, ...]:
-    """Returns a task as a row."""
+def row_of(task: Task, staged: Bodies = _NOTHING) -> tuple[object, ...]:
+    """Returns a task as a row, without what was staged."""
     submission = task.submission
+    is_staged = staged.get((submission.id, PAYLOAD)) is submission.payload
     return (
         submission.id,
         task.number,
         task.owner,
         submission.kind,
-        submission.payload,
+        None if is_staged else submission.payload,
         submission.priority,
         submission.retries,
         json.dumps(submission.limits),
-        *changing_of(task),
+        *changing_of(task, staged),
     )
 
 
-def changing_of(task: Task) -> tuple[object, ...]:
+def changing_of(task: Task, staged: Bodies = _NOTHING) -> tuple[object, ...]:
     """Returns the values of `CHANGING`."""
     (worker, life), token = task.lease or ((None, None), None)
     outcome = task.outcome
@@ -106,7 +127,7 @@ def changing_of(task: Task) -> tuple[object, ...]:
         if outcome is None
         else (
             outcome.state.value,
-            outcome.payload,
+            None if staged.get((outcome.id, RESULT)) is outcome.payload else outcome.payload,
             _storable(outcome.text),
             outcome.seconds,
             outcome.worker,
@@ -120,7 +141,7 @@ def _storable(text: str) -> str:
     return text.encode(errors="backslashreplace").decode().replace("\0", "\\0")
 
 
-def task_of(row: Sequence[Any]) -> Task:
+def task_of(row: Sequence[Any], staged: Bodies = _NOTHING) -> Task:
     """Returns the task of a row."""
     (
         key,
@@ -142,6 +163,7 @@ def task_of(row: Sequence[Any]) -> Task:
         seconds,
         ran_by,
     ) = row
+    payload = staged.get((key, PAYLOAD), b"") if payload is None else payload
     submission = Submission(
         key, bytes(payload), kind, priority, retries, Limits(*json.loads(limits))
     )
@@ -152,6 +174,7 @@ def task_of(row: Sequence[Any]) -> Task:
     task.losses = losses
     if state is not None:
         ended = State(state)
+        result = staged.get((key, RESULT), b"") if result is None else result
         attempts = int(ended is not State.FAILED)  # besides errors and losses
         task.outcome = Outcome(key, "", ended, bytes(result), text, seconds, ran_by, attempts)
     return task
@@ -167,7 +190,10 @@ create table if not exists tasks (
 create table if not exists states (
     id text primary key, worker text, life text, token text, errors text, losses integer,
     state text, result blob, text text, seconds real, ran_by text
-) without rowid
+) without rowid;
+create table if not exists parts (
+    id text, what text, part integer, data blob, primary key (id, what, part)
+)
 """
 _STAYING = len(COLUMNS) - len(CHANGING)
 _PUT = f"replace into tasks values ({','.join('?' * _STAYING)})"  # noqa: S608 - question marks
@@ -202,6 +228,7 @@ class SqliteStore:
             StoreError: It is damaged, or cannot be made.
         """
         self._path = path
+        self._staged: dict[tuple[str, str], bytes] = {}
         try:
             make_own_folder(path.parent)
             path.touch(mode=0o600)  # the files that SQLite puts beside it have its mode
@@ -233,6 +260,7 @@ class SqliteStore:
             )
         for table in _TABLES.split(";"):
             run(table)
+        run("delete from parts where id not in (select id from tasks)")  # their task never came
         run(f"pragma user_version = {_VERSION}")
         run("commit")
         (found,) = run("pragma quick_check").fetchone()
@@ -244,30 +272,53 @@ class SqliteStore:
         with self._explained():
             columns = ", ".join(COLUMNS)
             rows = self._database.execute(f"select {columns} from tasks join states using (id)")  # noqa: S608 - names of ours
-            return [task_of(row) for row in rows]
+            parts: dict[tuple[str, str], list[bytes]] = {}
+            found = self._database.execute(
+                "select id, what, data from parts order by id, what, part"
+            )
+            for key, what, data in found:
+                parts.setdefault((key, what), []).append(data)
+            staged = {each: b"".join(parts[each]) for each in parts}
+            return [task_of(row, staged) for row in rows]
+
+    def stage(self, key: str, what: str, body: bytes, part: int) -> bool:
+        """As `Store.stage`."""
+        data = body[part * PART_BYTES : (part + 1) * PART_BYTES]
+        with self._explained():
+            run = self._database.execute
+            run("replace into parts values (?, ?, ?, ?)", (key, what, part, data))
+            if (part + 1) * PART_BYTES < len(body):
+                return False
+            run("delete from parts where id = ? and what = ? and part > ?", (key, what, part))
+        self._staged[key, what] = body
+        return True
 
     def write(self, changes: Changes) -> None:
         """As `Store.write`."""
-        database = self._database
+        database, staged = self._database, self._staged
         with self._explained():
             database.execute("begin")
             try:
-                database.executemany(_PUT, [row_of(task)[:_STAYING] for task in changes.new])
+                database.executemany(
+                    _PUT, [row_of(task, staged)[:_STAYING] for task in changes.new]
+                )
                 database.executemany(
                     _CHANGE,
                     [
-                        (task.submission.id, *changing_of(task))
+                        (task.submission.id, *changing_of(task, staged))
                         for task in (*changes.new, *changes.changed)
                     ],
                 )
                 removed = [(each,) for each in changes.removed]
-                database.executemany("delete from tasks where id = ?", removed)
-                database.executemany("delete from states where id = ?", removed)
+                for table in ("tasks", "states", "parts"):
+                    database.executemany(f"delete from {table} where id = ?", removed)  # noqa: S608 - names of ours
                 database.execute("commit")
             except BaseException:
                 with contextlib.suppress(sqlite3.Error):
                     database.execute("rollback")
                 raise
+        for key in [each for each in staged if each[0] in changes.removed]:
+            del staged[key]
 
     def is_quick(self, changes: Changes) -> bool:
         """As `Store.is_quick`: 16 small tasks take some 0.2 ms."""
