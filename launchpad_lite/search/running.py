@@ -17,7 +17,7 @@ from launchpad_lite.search._helping import LOST
 from launchpad_lite.search._messages import Life, member_here
 from launchpad_lite.search._model_node import ModelNode, Status
 from launchpad_lite.search._name_server import NameServer, make_name_server
-from launchpad_lite.search._postgres import check_database
+from launchpad_lite.search._postgres import held_database
 from launchpad_lite.search._presence import Presence
 from launchpad_lite.search._progress import Table
 from launchpad_lite.search._resuming import begin
@@ -324,21 +324,20 @@ def run(
         groups = ("search_name_server", "search_broker", "search_worker")
         there = [group for group in groups if group in program.groups]  # without workers: no group
         restart = {**dict.fromkeys(there, RESTART), **restart}
-    if database is not None:
-        check_database(database, timing.silence_s)
-    if kept is not None:
-        check_files(kept, RELEASE_S)
-        is_elsewhere = "checkpoints" in options
-        for file in begin(kept, model, anyway=resume == "anyway", is_elsewhere=is_elsewhere):
-            _say(f"{file} has changed: what is tried from now on runs its newest code")
-        options.setdefault("checkpoints", {"search_model": kept / "model"})
     table = Table(getattr(model, "total", total) if total is None else total) if progress else None
-    running = lp.launch(program, launcher, restart=restart, **options)
-    try:
-        result, status = _follow(running, handle, table)
-        running.complete()
-    finally:
-        running.stop()
+    with held_database(database, timing.silence_s):
+        if kept is not None:
+            check_files(kept, RELEASE_S)
+            is_elsewhere = "checkpoints" in options
+            for file in begin(kept, model, anyway=resume == "anyway", is_elsewhere=is_elsewhere):
+                _say(f"{file} has changed: what is tried from now on runs its newest code")
+            options.setdefault("checkpoints", {"search_model": kept / "model"})
+        running = lp.launch(program, launcher, restart=restart, **options)
+        try:
+            result, status = _follow(running, handle, table)
+            running.complete()
+        finally:
+            running.stop()
     if kept is not None:
         os.close(open_private(kept / "trials.csv", is_new=True))
         result.to_csv(kept / "trials.csv")
