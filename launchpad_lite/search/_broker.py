@@ -20,7 +20,9 @@ from launchpad_lite.search._messages import (
     Assignment,
     Collected,
     Life,
+    Limits,
     Load,
+    Machine,
     Member,
     Outcome,
     Progress,
@@ -32,6 +34,7 @@ from launchpad_lite.search._queue import Changes, Queue
 from launchpad_lite.search._store import BROKERS, PART_BYTES, PAYLOAD, RESULT, SqliteStore, Store
 from launchpad_lite.search._timing import Timing
 from launchpad_lite.search._waiting import is_set_within, set_at_stop
+from launchpad_lite.search.errors import SearchError
 
 #: Seconds until a name server that does not answer is called again.
 _RETRY_S = 0.1
@@ -67,6 +70,7 @@ class _Waiter:
     kinds: Collection[str]
     count: int
     helps: bool
+    machine: Machine | None
     found: "asyncio.Future[list[Assignment]]"
 
 
@@ -139,6 +143,10 @@ class Broker:
     async def submit(self, model: str, submissions: Sequence[Submission]) -> int:
         """Accepts tasks, as many as there is room for, in order; returns how many."""
         for each in submissions:
+            if self._helping and each.limits.needs != Limits().needs:
+                raise SearchError(
+                    "tasks with cpus, gpus or memory_bytes need a search with brokers=1"
+                )
             await self._stage(each.id, PAYLOAD, each.payload, partial(self._queue.lacks, each))
         count = self._queue.submit(model, submissions, time.monotonic())
         self._hand_out()
@@ -222,6 +230,7 @@ class Broker:
         count: int,
         wait_s: float,
         helps: bool = False,
+        machine: Machine | None = None,
     ) -> list[Assignment] | None:
         """Takes outcomes, and returns tasks; waits for some. None: the search is over.
 
@@ -233,29 +242,25 @@ class Broker:
             count: How many tasks it wants at most.
             wait_s: Seconds to wait.
             helps: Whether it is a broker.
+            machine: As for `Queue.take`.
         """
         await self._take(outcomes)
         for other in [each for each in self._waiters if each.worker.name == worker.name]:
             self._waiters.remove(other)  # its caller has given up
             other.found.cancel()
-        found = self._queue.take(worker, held, kinds, count, time.monotonic(), helps=helps)
+        now = time.monotonic()
+        found = self._queue.take(worker, held, kinds, count, now, helps=helps, machine=machine)
+        if outcomes and self._queue.needs_room():
+            self._hand_out()  # there may be more room than for one
         if count and not found and wait_s > 0 and not self._closed.is_set():
-            found = await self._wait_for_task(worker, held, kinds, count, wait_s, helps=helps)
+            future = asyncio.get_running_loop().create_future()
+            waiter = _Waiter(worker, held, kinds, count, helps, machine, future)
+            found = await self._wait_for_task(waiter, wait_s)
         await self._keep()
         return None if self._is_over and not found else found
 
-    async def _wait_for_task(
-        self,
-        worker: Life,
-        held: Collection[str],
-        kinds: Collection[str],
-        count: int,
-        wait_s: float,
-        *,
-        helps: bool,
-    ) -> list[Assignment]:
-        future = asyncio.get_running_loop().create_future()
-        waiter = _Waiter(worker, held, kinds, count, helps, future)
+    async def _wait_for_task(self, waiter: _Waiter, wait_s: float) -> list[Assignment]:
+        future = waiter.found
         self._waiters.append(waiter)
         self._stir()  # there may be somebody to help
         try:
@@ -414,6 +419,7 @@ class Broker:
                     waiter.count,
                     time.monotonic(),
                     helps=waiter.helps,
+                    machine=waiter.machine,
                 )
                 if found:
                     waiter.found.set_result(found)

@@ -24,10 +24,11 @@ alter table search_brokers add column if not exists process text;
 create table if not exists search_tasks (
     broker text, id text, number bigint, owner text, kind text, payload bytea,
     priority double precision, retries integer, limits text,
-    worker text, life text, token text, errors text, losses integer,
+    worker text, life text, token text, place text, errors text, losses integer,
     state text, result bytea, text text, seconds double precision, ran_by text,
     primary key (broker, id)
 );
+alter table search_tasks add column if not exists place text not null default '["", []]';
 """
 #: Seconds until a database that is in use is looked at again.
 _RETRY_S = 0.1

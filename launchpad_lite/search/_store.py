@@ -89,6 +89,7 @@ COLUMNS = (
     "worker",
     "life",
     "token",
+    "place",
     "errors",
     "losses",
     "state",
@@ -133,7 +134,15 @@ def changing_of(task: Task, staged: Bodies = _NOTHING) -> tuple[object, ...]:
             outcome.worker,
         )
     )
-    return (worker, life, token, json.dumps(task.errors), task.losses, *ended)
+    return (
+        worker,
+        life,
+        token,
+        json.dumps(task.place),
+        json.dumps(task.errors),
+        task.losses,
+        *ended,
+    )
 
 
 def _storable(text: str) -> str:
@@ -155,6 +164,7 @@ def task_of(row: Sequence[Any], staged: Bodies = _NOTHING) -> Task:
         worker,
         life,
         token,
+        place,
         errors,
         losses,
         state,
@@ -170,6 +180,8 @@ def task_of(row: Sequence[Any], staged: Bodies = _NOTHING) -> Task:
     task = Task(submission, owner, number)
     if token is not None:
         task.lease = Life(worker, life), token
+        name, devices = json.loads(place)
+        task.place = name, tuple(devices)
     task.errors = tuple(json.loads(errors))
     task.losses = losses
     if state is not None:
@@ -188,7 +200,7 @@ create table if not exists tasks (
     retries integer, limits text
 );
 create table if not exists states (
-    id text primary key, worker text, life text, token text, errors text, losses integer,
+    id text primary key, worker text, life text, token text, place text, errors text, losses integer,
     state text, result blob, text text, seconds real, ran_by text
 ) without rowid;
 create table if not exists parts (

@@ -52,6 +52,7 @@ class Candidate(Task, Generic[C]):
 
     def __init__(self, evaluate: Callable[[C], Any], candidate: C, retries: int = 0) -> None:
         self._evaluate = evaluate
+        self.need_as(evaluate)
         self.candidate = candidate
         self.retries = retries
         self.parent: int | None = None
@@ -68,6 +69,7 @@ class Candidate(Task, Generic[C]):
     def renew(self, evaluate: Callable[[C], Any], retries: int) -> None:
         """Has it call another function, in place of an earlier version."""
         self._evaluate, self.retries = evaluate, retries
+        self.need_as(evaluate)
 
     def run(self) -> Any:
         """Calls the function."""

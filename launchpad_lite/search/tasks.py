@@ -8,14 +8,16 @@ import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import courier
 from launchpad_lite._private_files import make_folder
 from launchpad_lite.search._messages import PYTHON, Limits, Progress, Submission
 from launchpad_lite.search.errors import SearchError, StoppedEarlyError, TaskPickleError
 
-__all__ = ["Call", "Foreign", "RunningTrial", "Task", "current_trial", "report"]
+__all__ = ["Call", "Foreign", "RunningTrial", "Task", "current_trial", "needs", "report"]
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class _Repr(reprlib.Repr):
@@ -38,6 +40,8 @@ class Task:
         retries: How often it may be run again when it has raised.
         timeout_s: Seconds that a run of it may take; then it fails, and its next `search.report` ends
             it. None: any time.
+        cpus: Cores of its worker's machine that it uses.
+        gpus: Devices that it uses, which its process then sees alone; or a part of one, below 1.
         params: What it tries, for tables; names to values.
 
     Example:
@@ -52,11 +56,40 @@ class Task:
     priority: float = 0.0
     retries: int = 0
     timeout_s: float | None = None
+    cpus: float = 0.0
+    gpus: float = 0.0
     params: Mapping[str, Any] = {}
 
     def run(self) -> Any:
         """Does the work, in a worker; returns the result."""
         raise NotImplementedError(f"{type(self).__name__} has no run()")
+
+    def need_as(self, function: Callable[..., Any]) -> None:
+        """Has it need what a function needs that it calls."""
+        for name in ("cpus", "gpus", "memory_bytes"):
+            if hasattr(function, name):
+                setattr(self, name, getattr(function, name))
+
+
+def needs(**each: float) -> Callable[[F], F]:
+    """Returns a decorator, by which tasks that call a function need something of their machine.
+
+    Args:
+        **each: `cpus`, `gpus` and `memory_bytes`, as those of `Task`.
+
+    Example:
+        @search.needs(cpus=2, gpus=0.5)
+        def train(params):
+            ...
+    """
+    if unknown := set(each).difference(("cpus", "gpus", "memory_bytes")):
+        raise TypeError(f"search.needs takes cpus, gpus and memory_bytes, not {unknown.pop()}")
+
+    def mark(function: F) -> F:
+        vars(function).update(each)
+        return function
+
+    return mark
 
 
 class Call(Task):
@@ -75,6 +108,7 @@ class Call(Task):
         if not callable(function):
             raise TypeError(f"search.Call takes a function, not {function!r}")
         self._function = function
+        self.need_as(function)
         self._args = args
         self._kwargs = kwargs
 
@@ -209,6 +243,7 @@ def _options(task: Any) -> tuple[float, int, Limits]:
         retries = operator.index(getattr(task, "retries", 0))
         timeout_s = getattr(task, "timeout_s", None)
         timeout_s = None if timeout_s is None else float(timeout_s)
+        cpus, gpus = float(getattr(task, "cpus", 0.0)), float(getattr(task, "gpus", 0.0))
     except (TypeError, ValueError) as error:
         raise TypeError(
             f"{task!r}: its priority, retries and timeout_s are numbers: {error}"
@@ -217,7 +252,11 @@ def _options(task: Any) -> tuple[float, int, Limits]:
         raise ValueError(f"{task!r}: its priority is finite, and its retries are at least 0")
     if timeout_s is not None and not 0 < timeout_s < math.inf:
         raise ValueError(f"{task!r}: its timeout_s is above 0, or None")
-    return priority, retries, Limits(timeout_s)
+    if not (0 <= cpus < math.inf and (0 <= gpus < 1 or gpus == gpus // 1 < math.inf)):
+        raise ValueError(
+            f"{task!r}: its cpus are at least 0, and its gpus a whole number, or a part of one below 1"
+        )
+    return priority, retries, Limits(timeout_s, cpus=cpus, gpus=gpus)
 
 
 @dataclass
