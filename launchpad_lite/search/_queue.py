@@ -51,7 +51,7 @@ class Task:
         helps: Whether it belongs to another broker.
         lease: Who has it, and the token of the assignment.
         errors: Of each time that it has raised.
-        place: The machine where it uses what it needs, and the devices; empty: it needs nothing.
+        place: The machine whose part it uses in its lease, and the devices; empty: it needs nothing.
         losses: How often its worker was lost.
         outcome: What its owner gets.
         expires_at: When the lease ends. Not stored.
@@ -99,6 +99,8 @@ class _Worker:
     #: Whether it was there before this life of the broker, and was not heard of in it.
     is_restored: bool = False
     machine: Machine | None = None
+    #: The task that uses something of the machine, and what: until the worker says that it has it no more.
+    using: tuple[str, Use] | None = None
 
 
 @dataclass
@@ -134,9 +136,7 @@ class Queue:
         #: By kind and needs, the next task first. An entry counts if its task waits.
         self._waiting: dict[_Lane, list[tuple[float, int, str]]] = {}
         #: Of these lanes, those whose tasks need something.
-        self._needing: set[tuple[str, Limits]] = set()
-        #: Tasks that use something of a machine, by its name and their ids.
-        self._placed: dict[str, dict[str, Task]] = {}
+        self._needing: set[_Lane] = set()
         self._queued = 0
         self._leased: set[str] = set()
         self._workers: dict[str, _Worker] = {}
@@ -170,13 +170,14 @@ class Queue:
             if task.lease is not None:
                 self._leased.add(task.submission.id)
                 self._time(task, now)
-                if task.place[0]:
-                    self._put(task, task.place)
                 worker = task.lease[0]
                 known = self._workers.setdefault(
                     worker.name, _Worker(worker.life, frozenset(), False, now, is_restored=True)
                 )
                 known.held.add(task.submission.id)
+                if task.place[0]:
+                    known.machine = Machine(task.place[0])
+                    known.using = task.submission.id, (task.submission.limits, task.place[1])
             else:
                 self._push(task)
         self._numbers = itertools.count(number + 1)
@@ -368,6 +369,8 @@ class Queue:
         """
         known = self._greet(worker, kinds, now, helps=helps)
         known.machine = machine
+        if known.using and known.using[0] not in held:
+            known.using = None
         for each in sorted(known.held.difference(held)):
             self._return(self._tasks[each])
         return [
@@ -502,7 +505,6 @@ class Queue:
                 for lane, heap in self._waiting.items()
             }
             self._waiting = {lane: heap for lane, heap in heaps.items() if heap}
-            self._needing.intersection_update(self._waiting)
             for heap in self._waiting.values():
                 heapq.heapify(heap)
 
@@ -541,7 +543,6 @@ class Queue:
         """
         for task in sorted(tasks, key=lambda task: task.number):
             outcome, task.outcome, task.lease = task.outcome, None, None
-            task.place = _NOWHERE
             known = self._tasks.get(task.submission.id)
             if known is None:
                 known, task.number = task, next(self._numbers)
@@ -608,8 +609,9 @@ class Queue:
             heapq.heappop(self._waiting[_lane_of(task.submission)])
             self._queued -= not task.helps
             self._leased.add(task.submission.id)  # so that it does not wait any more
+            task.place = place
             if place[0]:
-                self._put(task, place)
+                worker.using = task.submission.id, (task.submission.limits, place[1])
             found.append(task)
         return found
 
@@ -619,8 +621,11 @@ class Queue:
         heads = [head for lane in lanes if (head := self._peek(lane)) is not None]
         if heads and not self._needing:
             return self._tasks[min(heads)[2]], _NOWHERE
-        there = self._placed.get(machine.name, {}).values() if machine else ()
-        used: list[Use] = [(each.submission.limits, each.place[1]) for each in there]
+        used = [
+            each.using[1]
+            for each in self._workers.values()
+            if each.using and each.machine and machine and each.machine.name == machine.name
+        ]
         is_kept = False
         for _, _, key in sorted(heads):
             task = self._tasks[key]
@@ -646,11 +651,6 @@ class Queue:
         return not any(
             each.name == worker.machine.name and each.pinned in ((), devices) for each in others
         )
-
-    def _put(self, task: Task, place: tuple[str, tuple[str, ...]]) -> None:
-        """Takes note of what a task uses."""
-        task.place = place
-        self._placed.setdefault(place[0], {})[task.submission.id] = task
 
     def _lend(self, task: Task, worker: Life, token: str, now: float) -> Assignment:
         key, payload, kind, _, _, limits = task.submission
@@ -703,6 +703,7 @@ class Queue:
             if self._counts(heap[0]):
                 return heap[0]
             heapq.heappop(heap)
+        self._needing.discard(lane)
         return None
 
     def _counts(self, entry: tuple[float, int, str]) -> bool:
@@ -725,9 +726,6 @@ class Queue:
                 worker.held.discard(task.submission.id)
             self._leased.discard(task.submission.id)
             task.lease = None
-            if task.place[0]:
-                del self._placed[task.place[0]][task.submission.id]
-                task.place = _NOWHERE
         elif task.outcome is None and not task.helps:
             self._queued -= 1
 

@@ -1003,6 +1003,7 @@ def test_what_waits_for_room_is_passed_only_by_what_it_does_not_need() -> None:
     queue.leave(Life("a", ""))
     assert [each.id for each in lend(queue, "d")] == ["runs"], "it is older"
     queue.cancel(MODEL, ["runs"])
+    assert lend(queue, "e") == [], "it runs until its worker says that it has it no more"
     assert [each.id for each in lend(queue, "d")] == ["large"]
 
 
@@ -1013,6 +1014,7 @@ def test_what_waits_for_devices_has_them_kept() -> None:
     ask(queue, "both", limits=needing(gpus=2))
     ask(queue, "one", limits=needing(gpus=1))
     assert lend(queue, "b") == []
+    queue.leave(Life("a", ""))
     queue.cancel(MODEL, ["half"])
     assert [each.devices for each in lend(queue, "b")] == [("0", "1")]
 
@@ -1034,6 +1036,7 @@ def test_a_process_that_sees_other_devices_is_the_last_choice() -> None:
     ask(queue, "2", limits=needing(gpus=1))
     assert [each.devices for each in lend(queue, "0", pinned[0])] == [("0",)]
     queue.cancel(MODEL, ["1", "2"])
+    assert lend(queue, "1", pinned[1]) == lend(queue, "0", pinned[0]) == []
     ask(queue, "both", limits=needing(gpus=2))
     assert lend(queue, "free", HOST._replace(devices=("0",))) == []
     assert lend(queue, "0", pinned[0]) == [], "another one there has seen none yet"
@@ -1060,7 +1063,7 @@ def test_what_a_task_uses_outlives_the_broker() -> None:
     again.resume(MODEL, ["1", "2"])
     assert lend(again, "b") == []
     again.cancel(MODEL, ["1"])
-    assert [each.id for each in lend(again, "b")] == ["2"]
+    assert [each.id for each in lend(again, "a")] == ["2"]
 
 
 @pytest.mark.parametrize("seed", range(3))
