@@ -28,7 +28,7 @@ create table if not exists search_tasks (
     state text, result bytea, text text, seconds double precision, ran_by text,
     primary key (broker, id)
 );
-alter table search_tasks add column if not exists place text not null default '["", []]';
+alter table search_tasks add column if not exists place text;
 """
 #: Seconds until a database that is in use is looked at again.
 _RETRY_S = 0.1

@@ -1,6 +1,7 @@
 """Where a broker keeps its tasks, so that its end loses none."""
 
 import contextlib
+import itertools
 import json
 import sqlite3
 import time
@@ -138,8 +139,8 @@ def changing_of(task: Task, staged: Bodies = _NOTHING) -> tuple[object, ...]:
         worker,
         life,
         token,
-        json.dumps(task.place),
-        json.dumps(task.errors),
+        json.dumps(task.place) if task.place[0] else None,
+        json.dumps(task.errors) if task.errors else "[]",
         task.losses,
         *ended,
     )
@@ -180,8 +181,9 @@ def task_of(row: Sequence[Any], staged: Bodies = _NOTHING) -> Task:
     task = Task(submission, owner, number)
     if token is not None:
         task.lease = Life(worker, life), token
-        name, devices = json.loads(place)
-        task.place = name, tuple(devices)
+        if place is not None:
+            name, devices = json.loads(place)
+            task.place = name, tuple(devices)
     task.errors = tuple(json.loads(errors))
     task.losses = losses
     if state is not None:
@@ -192,24 +194,22 @@ def task_of(row: Sequence[Any], staged: Bodies = _NOTHING) -> Task:
     return task
 
 
-#: Of the tables: a payload is in one that does not change, for SQLite writes rows as a whole.
+#: Of the tables.
 _VERSION = 2
 _TABLES = """
 create table if not exists tasks (
     id text primary key, number integer, owner text, kind text, payload blob, priority real,
-    retries integer, limits text
+    retries integer, limits text, worker text, life text, token text, place text,
+    errors text, losses integer, state text, result blob, text text, seconds real, ran_by text
 );
-create table if not exists states (
-    id text primary key, worker text, life text, token text, place text, errors text, losses integer,
-    state text, result blob, text text, seconds real, ran_by text
-) without rowid;
 create table if not exists parts (
     id text, what text, part integer, data blob, primary key (id, what, part)
 )
 """
-_STAYING = len(COLUMNS) - len(CHANGING)
-_PUT = f"replace into tasks values ({','.join('?' * _STAYING)})"  # noqa: S608 - question marks
-_CHANGE = f"replace into states values (?, {','.join('?' * len(CHANGING))})"  # noqa: S608 - as above
+_PUT = f"replace into tasks values ({','.join('?' * len(COLUMNS))})"  # noqa: S608 - question marks
+_CHANGE = f"update tasks set {', '.join(f'{each} = ?' for each in CHANGING)} where id = ?"  # noqa: S608 - names of ours
+#: Larger payloads are no part of the row, which SQLite writes as a whole whenever it changes.
+_ROW_BYTES = 4096
 
 
 #: Folder in that of a search, which may be shared: what brokers keep is unpickled.
@@ -282,16 +282,13 @@ class SqliteStore:
     def load(self) -> list[Task]:
         """As `Store.load`."""
         with self._explained():
-            columns = ", ".join(COLUMNS)
-            rows = self._database.execute(f"select {columns} from tasks join states using (id)")  # noqa: S608 - names of ours
+            run = self._database.execute
             parts: dict[tuple[str, str], list[bytes]] = {}
-            found = self._database.execute(
-                "select id, what, data from parts order by id, what, part"
-            )
-            for key, what, data in found:
+            for key, what, data in run("select id, what, data from parts order by id, what, part"):
                 parts.setdefault((key, what), []).append(data)
-            staged = {each: b"".join(parts[each]) for each in parts}
-            return [task_of(row, staged) for row in rows]
+            self._staged = {each: b"".join(parts[each]) for each in parts}
+            rows = run(f"select {', '.join(COLUMNS)} from tasks")  # noqa: S608 - names of ours
+            return [task_of(row, self._staged) for row in rows]
 
     def stage(self, key: str, what: str, body: bytes, part: int) -> bool:
         """As `Store.stage`."""
@@ -311,26 +308,28 @@ class SqliteStore:
         with self._explained():
             database.execute("begin")
             try:
-                database.executemany(
-                    _PUT, [row_of(task, staged)[:_STAYING] for task in changes.new]
-                )
+                for key, payload, *_ in [task.submission for task in changes.new]:
+                    if len(payload) > _ROW_BYTES and staged.get((key, PAYLOAD)) is not payload:
+                        parts = itertools.count()
+                        while not self.stage(key, PAYLOAD, payload, next(parts)):
+                            pass
+                database.executemany(_PUT, [row_of(task, staged) for task in changes.new])
                 database.executemany(
                     _CHANGE,
-                    [
-                        (task.submission.id, *changing_of(task, staged))
-                        for task in (*changes.new, *changes.changed)
-                    ],
+                    [(*changing_of(task, staged), task.submission.id) for task in changes.changed],
                 )
                 removed = [(each,) for each in changes.removed]
-                for table in ("tasks", "states", "parts"):
-                    database.executemany(f"delete from {table} where id = ?", removed)  # noqa: S608 - names of ours
+                database.executemany("delete from tasks where id = ?", removed)
+                if staged:
+                    database.executemany("delete from parts where id = ?", removed)
                 database.execute("commit")
             except BaseException:
                 with contextlib.suppress(sqlite3.Error):
                     database.execute("rollback")
                 raise
-        for key in [each for each in staged if each[0] in changes.removed]:
-            del staged[key]
+        for each in changes.removed:
+            for what in (PAYLOAD, RESULT):
+                staged.pop((each, what), None)
 
     def is_quick(self, changes: Changes) -> bool:
         """As `Store.is_quick`: 16 small tasks take some 0.2 ms."""
