@@ -20,7 +20,6 @@ from launchpad_lite.search._messages import (
     Assignment,
     Collected,
     Life,
-    Limits,
     Load,
     Machine,
     Member,
@@ -143,11 +142,13 @@ class Broker:
     async def submit(self, model: str, submissions: Sequence[Submission]) -> int:
         """Accepts tasks, as many as there is room for, in order; returns how many."""
         for each in submissions:
-            if self._helping and each.limits.needs != Limits().needs:
+            if self._helping and any(each.limits.needs):
                 raise SearchError(
                     "tasks with cpus, gpus or memory_bytes need a search with brokers=1"
                 )
-            await self._stage(each.id, PAYLOAD, each.payload, partial(self._queue.lacks, each))
+            if len(each.payload) > PART_BYTES:
+                is_wanted = partial(self._queue.lacks, each)
+                await self._stage(each.id, PAYLOAD, each.payload, is_wanted)
         count = self._queue.submit(model, submissions, time.monotonic())
         self._hand_out()
         await self._keep()
@@ -427,7 +428,9 @@ class Broker:
 
     async def _take(self, outcomes: Sequence[Outcome]) -> None:
         for each in outcomes:
-            await self._stage(each.id, RESULT, each.payload, partial(self._queue.awaits, each))
+            if len(each.payload) > PART_BYTES:
+                is_wanted = partial(self._queue.awaits, each)
+                await self._stage(each.id, RESULT, each.payload, is_wanted)
             self._queue.finish(each)
         self._tell()
 
@@ -464,7 +467,7 @@ class Broker:
 
     async def _stage(self, key: str, what: str, body: bytes, is_wanted: Callable[[], bool]) -> None:
         """Has the store take over something large, in parts that other writes pass."""
-        if self._store is None or len(body) <= PART_BYTES:
+        if self._store is None:
             return
         async with self._staging:  # one after the other: the same may come again, after a timeout
             for part in itertools.count() if is_wanted() else ():

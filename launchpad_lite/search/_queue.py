@@ -596,7 +596,7 @@ class Queue:
         found: list[Task] = []
         size = 0
         while len(found) < count and (first := self._first(worker)) is not None:
-            task, place = first
+            task, lane, place = first
             if worker.helps and task.helps:
                 break  # nobody helps a helper
             if found and (task.losses or found[0].losses):
@@ -606,7 +606,7 @@ class Queue:
             size += len(task.submission.payload)
             if found and size > MOST_BYTES:
                 break
-            heapq.heappop(self._waiting[_lane_of(task.submission)])
+            heapq.heappop(self._waiting[lane])
             self._queued -= not task.helps
             self._leased.add(task.submission.id)  # so that it does not wait any more
             task.place = place
@@ -615,28 +615,30 @@ class Queue:
             found.append(task)
         return found
 
-    def _first(self, worker: _Worker) -> tuple[Task, tuple[str, tuple[str, ...]]] | None:
-        """Returns the first task that a worker can run now, and where."""
+    def _first(self, worker: _Worker) -> tuple[Task, _Lane, tuple[str, tuple[str, ...]]] | None:
+        """Returns the first task that a worker can run now, its lane, and where it is to run."""
         lanes, machine = self._lanes(worker.kinds), worker.machine
-        heads = [head for lane in lanes if (head := self._peek(lane)) is not None]
+        heads = [(head, lane) for lane in lanes if (head := self._peek(lane)) is not None]
+        heads.sort(key=lambda each: each[0])
         if heads and not self._needing:
-            return self._tasks[min(heads)[2]], _NOWHERE
+            (_, _, key), lane = heads[0]
+            return self._tasks[key], lane, _NOWHERE
         used = [
             each.using[1]
             for each in self._workers.values()
             if each.using and each.machine and machine and each.machine.name == machine.name
         ]
         is_kept = False
-        for _, _, key in sorted(heads):
+        for (_, _, key), lane in heads:
             task = self._tasks[key]
-            if isinstance(lane := _lane_of(task.submission), str):
-                return task, _NOWHERE
+            if isinstance(lane, str):
+                return task, lane, _NOWHERE
             needs = lane[1]
             if machine is None or not could_run(machine, needs):
                 continue
             devices = room(machine, needs, used)
             if devices is not None and self._is_best(worker, devices):
-                return task, (machine.name, devices)
+                return task, lane, (machine.name, devices)
             if not is_kept:
                 is_kept = True
                 used.append(kept_for(machine, needs, used))

@@ -244,6 +244,7 @@ def _options(task: Any) -> tuple[float, int, Limits]:
         timeout_s = getattr(task, "timeout_s", None)
         timeout_s = None if timeout_s is None else float(timeout_s)
         cpus, gpus = float(getattr(task, "cpus", 0.0)), float(getattr(task, "gpus", 0.0))
+        memory_bytes = operator.index(getattr(task, "memory_bytes", 0))
     except (TypeError, ValueError) as error:
         raise TypeError(
             f"{task!r}: its priority, retries and timeout_s are numbers: {error}"
@@ -256,7 +257,7 @@ def _options(task: Any) -> tuple[float, int, Limits]:
         raise ValueError(
             f"{task!r}: its cpus are at least 0, and its gpus a whole number, or a part of one below 1"
         )
-    return priority, retries, Limits(timeout_s, cpus=cpus, gpus=gpus)
+    return priority, retries, Limits(timeout_s, None, cpus, gpus, memory_bytes)
 
 
 @dataclass

@@ -68,12 +68,12 @@ def test_workers_that_are_threads_run_no_tasks_with_devices(
 
 
 def test_what_a_function_needs_comes_with_its_task() -> None:
-    @search.needs(cpus=2, gpus=0.5)
+    @search.needs(cpus=2, gpus=0.5, memory_bytes=7)
     def train(params: object) -> float:
         return 0.0
 
     for task in (train, Call(train, None), search.RandomSearch(train, lambda _: None, 1).ask()):
-        assert submission_of(task, "1").limits.needs[:2] == (2.0, 0.5)
+        assert submission_of(task, "1").limits.needs == (2.0, 0.5, 7)
     with pytest.raises(TypeError, match="takes cpus, gpus and memory_bytes, not gpu"):
         search.needs(gpu=1)
     for wrong in ({"gpus": 1.5}, {"cpus": -1}, {"gpus": float("nan")}):
