@@ -31,7 +31,15 @@ from launchpad_lite.search.searches import (
     SuccessiveHalving,
     VariableLengthEvolution,
 )
-from launchpad_lite.search.tasks import Call, Foreign, RunningTrial, Task, current_trial, report
+from launchpad_lite.search.tasks import (
+    Call,
+    Foreign,
+    RunningTrial,
+    Task,
+    current_trial,
+    needs,
+    report,
+)
 
 __all__ = [
     "Call",
@@ -65,6 +73,7 @@ __all__ = [
     "WorkerMismatchError",
     "add_to",
     "current_trial",
+    "needs",
     "report",
     "run",
 ]

@@ -3,11 +3,13 @@
 import asyncio
 import collections
 import contextlib
+import itertools
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,6 +21,7 @@ from launchpad_lite.search._messages import (
     Collected,
     Life,
     Load,
+    Machine,
     Member,
     Outcome,
     Progress,
@@ -27,9 +30,10 @@ from launchpad_lite.search._messages import (
 )
 from launchpad_lite.search._postgres import PostgresStore
 from launchpad_lite.search._queue import Changes, Queue
-from launchpad_lite.search._store import BROKERS, SqliteStore, Store
+from launchpad_lite.search._store import BROKERS, PART_BYTES, PAYLOAD, RESULT, SqliteStore, Store
 from launchpad_lite.search._timing import Timing
 from launchpad_lite.search._waiting import is_set_within, set_at_stop
+from launchpad_lite.search.errors import SearchError
 
 #: Seconds until a name server that does not answer is called again.
 _RETRY_S = 0.1
@@ -65,6 +69,7 @@ class _Waiter:
     kinds: Collection[str]
     count: int
     helps: bool
+    machine: Machine | None
     found: "asyncio.Future[list[Assignment]]"
 
 
@@ -110,7 +115,9 @@ class Broker:
         #: Of each model that waits; set when there may be something for it.
         self._news: dict[str, asyncio.Event] = {}
         self._stored = self._queue.changes
-        self._writing: asyncio.Task[None] | None = None
+        self._writing: asyncio.Task[Any] | None = None
+        #: Held while something large is written.
+        self._staging = asyncio.Lock()
         self._writer = ThreadPoolExecutor(1, "broker-store")
         self._view = View(True, {})
         #: Set when it is to end, and lets nobody wait.
@@ -134,6 +141,14 @@ class Broker:
     @courier.idempotent
     async def submit(self, model: str, submissions: Sequence[Submission]) -> int:
         """Accepts tasks, as many as there is room for, in order; returns how many."""
+        for each in submissions:
+            if self._helping and any(each.limits.needs):
+                raise SearchError(
+                    "tasks with cpus, gpus or memory_bytes need a search with brokers=1"
+                )
+            if len(each.payload) > PART_BYTES:
+                is_wanted = partial(self._queue.lacks, each)
+                await self._stage(each.id, PAYLOAD, each.payload, is_wanted)
         count = self._queue.submit(model, submissions, time.monotonic())
         self._hand_out()
         await self._keep()
@@ -216,6 +231,7 @@ class Broker:
         count: int,
         wait_s: float,
         helps: bool = False,
+        machine: Machine | None = None,
     ) -> list[Assignment] | None:
         """Takes outcomes, and returns tasks; waits for some. None: the search is over.
 
@@ -227,29 +243,25 @@ class Broker:
             count: How many tasks it wants at most.
             wait_s: Seconds to wait.
             helps: Whether it is a broker.
+            machine: As for `Queue.take`.
         """
-        self._take(outcomes)
+        await self._take(outcomes)
         for other in [each for each in self._waiters if each.worker.name == worker.name]:
             self._waiters.remove(other)  # its caller has given up
             other.found.cancel()
-        found = self._queue.take(worker, held, kinds, count, time.monotonic(), helps=helps)
+        now = time.monotonic()
+        found = self._queue.take(worker, held, kinds, count, now, helps=helps, machine=machine)
+        if outcomes and self._queue.needs_room():
+            self._hand_out()  # there may be more room than for one
         if count and not found and wait_s > 0 and not self._closed.is_set():
-            found = await self._wait_for_task(worker, held, kinds, count, wait_s, helps=helps)
+            future = asyncio.get_running_loop().create_future()
+            waiter = _Waiter(worker, held, kinds, count, helps, machine, future)
+            found = await self._wait_for_task(waiter, wait_s)
         await self._keep()
         return None if self._is_over and not found else found
 
-    async def _wait_for_task(
-        self,
-        worker: Life,
-        held: Collection[str],
-        kinds: Collection[str],
-        count: int,
-        wait_s: float,
-        *,
-        helps: bool,
-    ) -> list[Assignment]:
-        future = asyncio.get_running_loop().create_future()
-        waiter = _Waiter(worker, held, kinds, count, helps, future)
+    async def _wait_for_task(self, waiter: _Waiter, wait_s: float) -> list[Assignment]:
+        future = waiter.found
         self._waiters.append(waiter)
         self._stir()  # there may be somebody to help
         try:
@@ -279,13 +291,13 @@ class Broker:
     @courier.idempotent
     async def hand_in(self, outcomes: Sequence[Outcome]) -> None:
         """Takes outcomes of a worker that works for another broker by now."""
-        self._take(outcomes)
+        await self._take(outcomes)
         await self._keep()
 
     @courier.idempotent
     async def leave(self, worker: Life, outcomes: Sequence[Outcome]) -> None:
         """Takes the last outcomes of a worker that leaves, and all else that it has."""
-        self._take(outcomes)
+        await self._take(outcomes)
         self._queue.leave(worker)
         if not self._queue.load(time.monotonic()).workers:
             self._deserted.set()
@@ -408,14 +420,18 @@ class Broker:
                     waiter.count,
                     time.monotonic(),
                     helps=waiter.helps,
+                    machine=waiter.machine,
                 )
                 if found:
                     waiter.found.set_result(found)
                     self._waiters.remove(waiter)
 
-    def _take(self, outcomes: Sequence[Outcome]) -> None:
-        for outcome in outcomes:
-            self._queue.finish(outcome)
+    async def _take(self, outcomes: Sequence[Outcome]) -> None:
+        for each in outcomes:
+            if len(each.payload) > PART_BYTES:
+                is_wanted = partial(self._queue.awaits, each)
+                await self._stage(each.id, RESULT, each.payload, is_wanted)
+            self._queue.finish(each)
         self._tell()
 
     def _tell(self) -> None:
@@ -448,6 +464,22 @@ class Broker:
                 )
             # Callers may be cancelled, because they are lost themselves. The write goes on.
             await asyncio.shield(self._writing)
+
+    async def _stage(self, key: str, what: str, body: bytes, is_wanted: Callable[[], bool]) -> None:
+        """Has the store take over something large, in parts that other writes pass."""
+        if self._store is None:
+            return
+        async with self._staging:  # one after the other: the same may come again, after a timeout
+            for part in itertools.count() if is_wanted() else ():
+                while self._writing is not None and not self._writing.done():
+                    await asyncio.shield(self._writing)
+                    await asyncio.sleep(0)  # those go first who wait for it, too
+                self._writing = asyncio.get_running_loop().create_task(
+                    self._in_store(self._store.stage, key, what, body, part)
+                )
+                if await asyncio.shield(self._writing):
+                    break
+                await asyncio.sleep(0)
 
     def _write_here(self, changes: Changes, upto: int) -> None:
         if self._store is not None:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import courier
 from launchpad_lite.errors import LaunchpadError
-from launchpad_lite.search._devices import DeviceWish
 from launchpad_lite.search._joining import JOIN_FILE, JoinInfo, OutsideWorker, name_here
 from launchpad_lite.search.errors import SearchError
 from launchpad_lite.search.running import MAX_RESULT_BYTES
@@ -59,18 +58,6 @@ def _parser() -> argparse.ArgumentParser:
         "--secret-file", type=Path, metavar="FILE", help="holds the secret as hexadecimal digits"
     )
     worker.add_argument("--name", default="", help="of this worker; no other one may have it")
-    worker.add_argument(
-        "--device-share",
-        type=float,
-        metavar="PART",
-        help="claims this part of a device that no other worker has, and sees only that one: 1, 0.5",
-    )
-    worker.add_argument(
-        "--devices",
-        type=lambda text: tuple(filter(None, text.split(","))),
-        metavar="LIST",
-        help="which ones it may claim, as CUDA_VISIBLE_DEVICES names them; by default all",
-    )
     return parser
 
 
@@ -79,25 +66,10 @@ def _work(options: argparse.Namespace) -> None:
     with _Signals(stop) as signals:
         info = _info(options)
         name = options.name or name_here()
-        worker = OutsideWorker(info, name, stop, MAX_RESULT_BYTES, _wish(options))
+        worker = OutsideWorker(info, name, stop, MAX_RESULT_BYTES)
         signals.wake = worker.wake
         print(f"{name} works for the search at {info.address}", file=sys.stderr)  # noqa: T201
         worker.run()
-
-
-def _wish(options: argparse.Namespace) -> DeviceWish | None:
-    """Returns which device the worker needs.
-
-    Raises:
-        SearchError: It is not a part of one.
-    """
-    if options.device_share is None and not options.devices:
-        return None
-    try:
-        share = 1.0 if options.device_share is None else options.device_share
-        return DeviceWish(share, options.devices or None)
-    except ValueError as error:
-        raise SearchError(f"--device-share: {error}") from error
 
 
 def _info(options: argparse.Namespace) -> JoinInfo:

@@ -10,7 +10,6 @@ from typing import Any
 
 import courier
 from launchpad_lite._private_files import make_folder, read_private, write_private
-from launchpad_lite.search._devices import DeviceWish, held_device
 from launchpad_lite.search._messages import Life, member_here
 from launchpad_lite.search._presence import Presence
 from launchpad_lite.search._timing import Timing
@@ -104,7 +103,6 @@ class OutsideWorker:
         name: str,
         stop: threading.Event,
         max_result_bytes: int,
-        device: DeviceWish | None = None,
     ) -> None:
         """Reaches the name server.
 
@@ -113,7 +111,6 @@ class OutsideWorker:
             name: Of the worker.
             stop: Set when it is to end after its task.
             max_result_bytes: Larger results fail.
-            device: That it needs; None: none.
 
         Raises:
             SearchError: There is no such search, or it does not take this worker.
@@ -122,16 +119,14 @@ class OutsideWorker:
         member = member_here("worker", Life(name, uuid.uuid4().hex))
         presence = Presence(member, info.connect(), {}, info.connect, timing)
         self._worker = Worker(presence, timing, stop, max_result_bytes, lambda: None)
-        self._device = held_device(presence, device, timing, stop)
 
     def run(self) -> None:
         """Works until it is to end, or the search is over.
 
         Raises:
-            SearchError: It is not taken, gets no device, or nobody answers any more.
+            SearchError: It is not taken, or nobody answers any more.
         """
-        with self._device:
-            self._worker.run()
+        self._worker.run()
 
     def wake(self) -> None:
         """Has it look at `stop`. Thread-safe."""

@@ -49,6 +49,29 @@ class Limits(NamedTuple):
     gpus: float = 0.0
     memory_bytes: int = 0
 
+    @property
+    def needs(self) -> tuple[float, float, int]:
+        """What it needs of its machine: cores, devices and memory."""
+        return self.cpus, self.gpus, self.memory_bytes
+
+
+class Machine(NamedTuple):
+    """What a worker may use of its machine, together with all other workers there.
+
+    Attributes:
+        name: Tells it from others.
+        cpus: Cores.
+        memory_bytes: Main memory.
+        devices: Accelerators, as CUDA_VISIBLE_DEVICES names them.
+        pinned: Those that the process of the worker sees for good; empty: it has used none yet.
+    """
+
+    name: str
+    cpus: float = 0.0
+    memory_bytes: int = 0
+    devices: tuple[str, ...] = ()
+    pinned: tuple[str, ...] = ()
+
 
 class Submission(NamedTuple):
     """A task on its way to a broker.
@@ -79,6 +102,7 @@ class Assignment(NamedTuple):
         kind: As in `Submission`.
         payload: As in `Submission`.
         limits: As in `Submission`.
+        devices: Those of the worker's machine that it uses.
     """
 
     id: str
@@ -86,6 +110,7 @@ class Assignment(NamedTuple):
     kind: str
     payload: bytes
     limits: Limits = Limits()
+    devices: tuple[str, ...] = ()
 
 
 class State(enum.Enum):
@@ -185,7 +210,7 @@ class Collected(NamedTuple):
         outcomes: Each until it is acknowledged, once in each session.
         progress: Since the last call.
         load: Of the broker.
-        unknown_kinds: Kinds of waiting tasks that no worker takes.
+        unknown_kinds: Kinds of waiting tasks that no worker takes, with what they need.
     """
 
     life: str
@@ -202,19 +227,15 @@ class Member(NamedTuple):
         role: `broker`, `worker` or `model`.
         who: Its name and life.
         address: `host:port` where it can be called; empty if it cannot.
-        machine: Which machine it is on, for devices: a name for people, and what tells it from others.
         version: Of launchpad-lite.
         python: Its Python, as `3.11`; empty in other languages.
-        device: The device that it uses, and which part of it.
     """
 
     role: str
     who: Life
     address: str = ""
-    machine: str = ""
     version: str = ""
     python: str = ""
-    device: tuple[str, float] | None = None
 
 
 def member_here(role: str, who: Life) -> Member:

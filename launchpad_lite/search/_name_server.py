@@ -1,7 +1,7 @@
 """The name server as a node."""
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +18,11 @@ _NO_LOAD = Load()
 class NameServer:
     """Knows brokers, workers and models. It keeps nothing: it learns all by their next heartbeats."""
 
-    def __init__(
-        self,
-        timing: Timing,
-        *,
-        is_first: bool = False,
-        announce: Callable[[], object] = lambda: None,
-    ) -> None:
+    def __init__(self, timing: Timing, *, announce: Callable[[], object] = lambda: None) -> None:
         """Makes one that knows nobody.
 
         Args:
             timing: Of the search.
-            is_first: Whether no earlier one has known anybody.
             announce: Is called when its node serves.
         """
         self._timing = timing
@@ -38,7 +31,6 @@ class NameServer:
             silence_s=timing.silence_s,
             version=lp.__version__,
             now=time.monotonic(),
-            is_first=is_first,
         )
 
     def set_courier_server(self, server: Any) -> None:
@@ -65,13 +57,6 @@ class NameServer:
     async def place(self, role: str, who: Life, avoid: Collection[str] = ()) -> str:
         """As `Registry.place`."""
         return self._registry.place(role, who, avoid, time.monotonic())
-
-    @courier.idempotent
-    async def claim(
-        self, who: Life, machine: str, devices: Sequence[str], share: float
-    ) -> str | None:
-        """As `Registry.claim`."""
-        return self._registry.claim(who, machine, devices, share, time.monotonic())
 
     @courier.idempotent
     async def leave(self, role: str, who: Life) -> None:
@@ -112,4 +97,4 @@ def make_name_server(me: Any, timing: Timing, folder: str | None) -> NameServer:
             path = JoinInfo.of(me).write(Path(folder))
             lp.register_stop_handler(lambda: path.unlink(missing_ok=True))
 
-    return NameServer(timing, is_first=lp.restart_count() == 0, announce=announce)
+    return NameServer(timing, announce=announce)

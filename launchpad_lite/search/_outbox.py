@@ -16,6 +16,7 @@ from typing import Any
 import courier
 from launchpad_lite.search._helping import LOST
 from launchpad_lite.search._messages import (
+    MOST_BYTES,
     Collected,
     Load,
     Outcome,
@@ -66,6 +67,8 @@ class Outbox:
         self._renewed = set(outstanding)
         #: Of these, those that no broker has accepted yet.
         self._unsent: dict[str, None] = {}
+        #: Of these, a large one that is on its way, and its call: others pass it.
+        self._large: tuple[str, Any] = ("", None)
         #: Outcomes that were collected, and are to be kept by brokers.
         self._kept: dict[str, None] = {}
         self._acknowledged: list[str] = []
@@ -152,10 +155,12 @@ class Outbox:
             if not part:
                 break  # to be ready sent all
             try:
-                count = self._client(transfer_s(part)).submit(self._model, part)
+                count = self._submit(part)
             except (*LOST, KeyError) as error:  # the other thread may have left the broker
                 self._note_loss(error)
                 return False
+            if count is None:
+                return False  # once it is there, the next call notes it
             self._lost_at = None
             with self._lock:
                 for each in part[:count]:
@@ -169,8 +174,28 @@ class Outbox:
 
     def _next_part(self) -> list[Submission]:
         with self._lock:
-            some = itertools.islice(self._unsent, _MOST_AT_ONCE)
-            return first_of(self._outstanding[each] for each in some)
+            some = [
+                self._outstanding[each] for each in itertools.islice(self._unsent, _MOST_AT_ONCE)
+            ]
+            return first_of(sorted(some, key=_is_large))
+
+    def _submit(self, part: Sequence[Submission]) -> int | None:
+        """Returns how many tasks the broker has accepted; None: a large one is on its way."""
+        accepted: int
+        if not _is_large(part[0]):
+            accepted = self._client(transfer_s(part)).submit(self._model, part)
+            return accepted
+        key, call = self._large
+        if key != part[0].id:
+            # It takes what it takes; that the broker is lost, other calls find out.
+            client = courier.with_timeout(self._presence.client(self._broker), None)
+            call = client.futures.submit(self._model, part)
+            self._large = part[0].id, call
+        if not call.done():
+            return None
+        self._large = ("", None)
+        accepted = call.result()
+        return accepted
 
     def collect(self, wait_s: float) -> tuple[list[Outcome], list[Progress]]:
         """Returns outcomes of outstanding tasks, each once, and their progress; waits for some.
@@ -266,7 +291,7 @@ class Outbox:
                 self._lost_at = now
             elif now - self._lost_at > self._timing.patience_s:
                 self._left.add(self._broker)
-                self._broker, self._lost_at = "", None
+                self._broker, self._lost_at, self._large = "", None, ("", None)
 
     def _beat(self) -> None:
         now = time.monotonic()
@@ -295,3 +320,7 @@ class Outbox:
             with contextlib.suppress(*LOST, KeyError):
                 self._client().cancel(self._model, [each.id for each in found])
         return found
+
+
+def _is_large(submission: Submission) -> bool:
+    return len(submission.payload) > MOST_BYTES

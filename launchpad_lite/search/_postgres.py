@@ -24,15 +24,22 @@ alter table search_brokers add column if not exists process text;
 create table if not exists search_tasks (
     broker text, id text, number bigint, owner text, kind text, payload bytea,
     priority double precision, retries integer, limits text,
-    worker text, life text, token text, errors text, losses integer,
+    worker text, life text, token text, place text, errors text, losses integer,
     state text, result bytea, text text, seconds double precision, ran_by text,
     primary key (broker, id)
 );
+alter table search_tasks add column if not exists place text;
 """
 #: Seconds until a database that is in use is looked at again.
 _RETRY_S = 0.1
 #: So that two brokers do not make the tables at once.
 _LOCK = zlib.crc32(b"launchpad_lite.search")
+#: Held by the script of a search.
+_SEARCH = _LOCK + 1
+_HOLDER = """
+select 'its script', application_name from pg_locks join pg_stat_activity using (pid)
+where locktype = 'advisory' and granted and pg_locks.database = pg_stat_activity.datid and objid = %s
+"""
 _OPEN = """
 insert into search_brokers values (%s, 1, clock_timestamp(), %s)
 on conflict (name) do update
@@ -69,31 +76,50 @@ _TAKE = (
 )
 
 
-def check_database(url: str, silence_s: float) -> None:
-    """Refuses a database that another search uses, as far as it can be asked from here.
+@contextlib.contextmanager
+def held_database(url: str | None, silence_s: float) -> Iterator[None]:
+    """Holds a database for one search in a block, as far as it can be reached from here.
 
     Args:
-        url: As for `PostgresStore`.
+        url: As for `PostgresStore`; None: there is none.
         silence_s: Seconds after which brokers that do not show themselves are lost.
 
     Raises:
-        StoreInUseError: It is used.
+        StoreInUseError: Another search uses it.
     """
-    with contextlib.suppress(ImportError):
-        import psycopg
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(ImportError):
+            import psycopg
 
-        give_up_at = time.monotonic() + 2 * silence_s
-        with (
-            contextlib.suppress(psycopg.Error),  # brokers say what is wrong
-            psycopg.connect(url, autocommit=True, connect_timeout=10) as connection,
-        ):
-            while found := connection.execute(_SEEN, (silence_s,)).fetchone():
-                if time.monotonic() > give_up_at:
-                    raise StoreInUseError(
-                        f"database {connection.info.dbname}: another search uses it, by {found[0]}, "
-                        f"{found[1]}. End that one, or give each search a database of its own"
+            with contextlib.suppress(psycopg.Error):  # brokers say what is wrong
+                if url is not None:
+                    held = psycopg.connect(
+                        url, autocommit=True, connect_timeout=10, application_name=_process()
                     )
-                time.sleep(_RETRY_S)
+                    stack.callback(held.close)
+                    _take_hold(held, silence_s)
+        yield
+
+
+def _take_hold(connection: Any, silence_s: float) -> None:
+    """Locks a database until the connection is closed, once no other search uses it."""
+    give_up_at = time.monotonic() + 2 * silence_s
+    while True:
+        ((is_mine,),) = connection.execute("select pg_try_advisory_lock(%s)", (_SEARCH,))
+        query, argument = (_SEEN, silence_s) if is_mine else (_HOLDER, _SEARCH)
+        found = connection.execute(query, (argument,)).fetchone()
+        if is_mine and found is None:
+            return
+        if found is not None and time.monotonic() > give_up_at:
+            raise StoreInUseError(
+                f"database {connection.info.dbname}: another search uses it, by {found[0]}, "
+                f"{found[1]}. End that one, or give each search a database of its own"
+            )
+        time.sleep(_RETRY_S)
+
+
+def _process() -> str:
+    return f"process {os.getpid()} on {socket.gethostname()}"
 
 
 class PostgresStore:
@@ -133,8 +159,7 @@ class PostgresStore:
                 run = self._connection.execute
                 run("select pg_advisory_xact_lock(%s)", (_LOCK,))
                 run(_TABLES)
-                process = f"process {os.getpid()} on {socket.gethostname()}"
-                ((self._epoch,),) = run(_OPEN, (broker, process)).fetchall()
+                ((self._epoch,),) = run(_OPEN, (broker, _process())).fetchall()
         except BaseException:
             self._connection.close()
             raise
@@ -155,6 +180,10 @@ class PostgresStore:
                 cursor.executemany(_CHANGE, rows)
             if changes.removed:
                 cursor.execute(_DELETE, (me, list(changes.removed)))
+
+    def stage(self, key: str, what: str, body: bytes, part: int) -> bool:  # noqa: ARG002 - as `Store`
+        """As `Store.stage`: `write` takes all."""
+        return True
 
     def is_quick(self, changes: Changes) -> bool:  # noqa: ARG002 - as `Store`
         """As `Store.is_quick`: never, because a server may not answer."""

@@ -2,7 +2,7 @@
 
 import contextlib
 import random
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import courier
@@ -61,17 +61,6 @@ class Presence:
             return False
         self.view = view
         return True
-
-    def claim(self, machine: str, devices: Sequence[str], share: float) -> str | None:
-        """Gets it a device, as `Registry.claim`; heartbeats keep it, also for a new name server.
-
-        Raises:
-            SearchError: All are taken.
-        """
-        device: str | None = self._name_server.claim(self.member.who, machine, devices, share)
-        if device is not None:
-            self.member = self.member._replace(machine=machine, device=(device, share))
-        return device
 
     def leave(self) -> None:
         """Says good-bye."""

@@ -19,7 +19,9 @@ from launchpad_lite.search._messages import (
     PYTHON,
     Assignment,
     Life,
+    Limits,
     Load,
+    Machine,
     Outcome,
     Progress,
     State,
@@ -27,7 +29,12 @@ from launchpad_lite.search._messages import (
     first_of,
     transfer_s,
 )
+from launchpad_lite.search._room import Use, could_run, kept_for, room
 
+#: A kind; with what tasks of it need of a machine, if they need something. In a lane they are alike.
+_Lane = str | tuple[str, Limits]
+#: Where a task is, and on which devices, that needs nothing.
+_NOWHERE: tuple[str, tuple[str, ...]] = "", ()
 #: Points of learning curves that wait for a model; older ones are dropped.
 _MOST_PROGRESS = 10_000
 #: Entries of heaps that do not count, before they are looked for.
@@ -45,6 +52,7 @@ class Task:
         helps: Whether it belongs to another broker.
         lease: Who has it, and the token of the assignment.
         errors: Of each time that it has raised.
+        place: The machine whose part it uses in its lease, and the devices; empty: it needs nothing.
         losses: How often its worker was lost.
         outcome: What its owner gets.
         expires_at: When the lease ends. Not stored.
@@ -61,6 +69,7 @@ class Task:
     errors: tuple[str, ...] = ()
     losses: int = 0
     outcome: Outcome | None = None
+    place: tuple[str, tuple[str, ...]] = _NOWHERE
     expires_at: float = 0.0
     deadline_at: float | None = None
     is_stopped: bool = False
@@ -92,6 +101,9 @@ class _Worker:
     held: set[str] = field(default_factory=set)
     #: Whether it was there before this life of the broker, and was not heard of in it.
     is_restored: bool = False
+    machine: Machine | None = None
+    #: The task that uses something of the machine, and what: until the worker says that it has it no more.
+    using: tuple[str, Use] | None = None
 
 
 @dataclass
@@ -124,8 +136,10 @@ class Queue:
         self._max_queued = max_queued
         self._tasks: dict[str, Task] = {}
         self._numbers = itertools.count()
-        #: By kind, the next task first. An entry counts if its task waits.
-        self._waiting: dict[str, list[tuple[float, int, str]]] = {}
+        #: By kind and needs, the next task first. An entry counts if its task waits.
+        self._waiting: dict[_Lane, list[tuple[float, int, str]]] = {}
+        #: Of these lanes, those whose tasks need something.
+        self._needing: set[_Lane] = set()
         self._queued = 0
         self._leased: set[str] = set()
         self._workers: dict[str, _Worker] = {}
@@ -164,6 +178,9 @@ class Queue:
                     worker.name, _Worker(worker.life, frozenset(), False, now, is_restored=True)
                 )
                 known.held.add(task.submission.id)
+                if task.place[0]:
+                    known.machine = Machine(task.place[0])
+                    known.using = task.submission.id, (task.submission.limits, task.place[1])
             else:
                 self._push(task)
         self._numbers = itertools.count(number + 1)
@@ -205,6 +222,13 @@ class Queue:
                 return count
             self._add(Task(submission, owner, next(self._numbers)), now)
         return len(submissions)
+
+    def lacks(self, submission: Submission) -> bool:
+        """Returns whether `submit` would take this task for the first time, or in place of an earlier one."""
+        known = self._tasks.get(submission.id)
+        if known is None:
+            return self._queued < self._max_queued
+        return known.helps or (known.outcome is None and known.submission != submission)
 
     def _keep(self, task: Task) -> None:
         self._tasks[task.submission.id] = task
@@ -331,8 +355,12 @@ class Queue:
         now: float,
         *,
         helps: bool = False,
+        machine: Machine | None = None,
     ) -> list[Assignment]:
-        """Leases tasks to a worker, the first ones first.
+        """Leases tasks to a worker, the first ones first that its machine has room for.
+
+        Of those that wait for room there, the first one has what it needs kept for it: later ones get what
+        is left.
 
         Args:
             worker: Who asks.
@@ -341,8 +369,12 @@ class Queue:
             count: How many it wants.
             now: The time.
             helps: Whether it is a broker.
+            machine: Where it is; None: it gets no tasks that need something of a machine.
         """
         known = self._greet(worker, kinds, now, helps=helps)
+        known.machine = machine
+        if known.using and known.using[0] not in held:
+            known.using = None
         for each in sorted(known.held.difference(held)):
             self._return(self._tasks[each])
         return [
@@ -351,7 +383,14 @@ class Queue:
 
     def has_work(self, kinds: Collection[str]) -> bool:
         """Returns whether a task of these kinds waits."""
-        return any(self._peek(kind) is not None for kind in kinds)
+        return any(self._peek(lane) is not None for lane in self._lanes(kinds))
+
+    def needs_room(self) -> bool:
+        """Returns whether tasks wait that need something of a machine."""
+        return bool(self._needing)
+
+    def _lanes(self, kinds: Collection[str]) -> list[_Lane]:
+        return [*kinds, *(lane for lane in self._needing if lane[0] in kinds)]
 
     def beat(
         self,
@@ -396,14 +435,19 @@ class Queue:
             return False
         return True
 
-    def finish(self, outcome: Outcome) -> bool:
-        """Takes an outcome; returns whether it counts, because it is the first one of its task."""
+    def awaits(self, outcome: Outcome) -> bool:
+        """Returns whether an outcome would count."""
         task = self._tasks.get(outcome.id)
         if task is None or task.outcome is not None:
             return False
         is_current = task.lease is not None and task.lease[1] == outcome.token
-        if outcome.state is not State.DONE and not is_current:
-            return False  # somebody else has it by now
+        return outcome.state is State.DONE or is_current  # else somebody else has it by now
+
+    def finish(self, outcome: Outcome) -> bool:
+        """Takes an outcome; returns whether it counts, because it is the first one of its task."""
+        if not self.awaits(outcome):
+            return False
+        task = self._tasks[outcome.id]
         if outcome.state is State.FAILED:
             self._fail(task, outcome)
         else:
@@ -477,10 +521,10 @@ class Queue:
         most = 2 * len(self._tasks) + _MOST_STALE
         if sum(map(len, self._waiting.values())) + len(self._waiting) > most:
             heaps = {
-                kind: [entry for entry in heap if self._counts(entry)]
-                for kind, heap in self._waiting.items()
+                lane: [entry for entry in heap if self._counts(entry)]
+                for lane, heap in self._waiting.items()
             }
-            self._waiting = {kind: heap for kind, heap in heaps.items() if heap}
+            self._waiting = {lane: heap for lane, heap in heaps.items() if heap}
             for heap in self._waiting.values():
                 heapq.heapify(heap)
 
@@ -542,9 +586,17 @@ class Queue:
         return Load(self._queued, len(self._leased), len(workers), idle)
 
     def unknown_kinds(self) -> list[str]:
-        """Returns the kinds of waiting tasks that none of its workers takes."""
-        known = {kind for worker in self._workers.values() for kind in worker.kinds}
-        return sorted(kind for kind in self._waiting if kind not in known and self._peek(kind))
+        """Returns the kinds of waiting tasks that none of its workers takes, with what they need."""
+        return sorted(
+            kind + _text(needs)
+            for lane in self._waiting
+            for kind, needs in [(lane, Limits()) if isinstance(lane, str) else lane]
+            if self._peek(lane)
+            and not any(
+                kind in each.kinds and could_run(each.machine, needs)
+                for each in self._workers.values()
+            )
+        )
 
     # Workers that come and go.
 
@@ -563,23 +615,64 @@ class Queue:
     def _next(self, worker: _Worker, count: int) -> list[Task]:
         found: list[Task] = []
         size = 0
-        while len(found) < count:
-            heads = [head for kind in worker.kinds if (head := self._peek(kind)) is not None]
-            if not heads:
-                break
-            task = self._tasks[min(heads)[2]]
+        while len(found) < count and (first := self._first(worker)) is not None:
+            task, lane, place = first
             if worker.helps and task.helps:
                 break  # nobody helps a helper
             if found and (task.losses or found[0].losses):
                 break  # it may be what ends workers: no other task is to share its fate
+            if found and (place[0] or found[0].place[0]):
+                break  # it would use its part of the machine while it waits
             size += len(task.submission.payload)
             if found and size > MOST_BYTES:
                 break
-            heapq.heappop(self._waiting[task.submission.kind])
+            heapq.heappop(self._waiting[lane])
             self._queued -= not task.helps
             self._leased.add(task.submission.id)  # so that it does not wait any more
+            task.place = place
+            if place[0]:
+                worker.using = task.submission.id, (task.submission.limits, place[1])
             found.append(task)
         return found
+
+    def _first(self, worker: _Worker) -> tuple[Task, _Lane, tuple[str, tuple[str, ...]]] | None:
+        """Returns the first task that a worker can run now, its lane, and where it is to run."""
+        lanes, machine = self._lanes(worker.kinds), worker.machine
+        heads = [(head, lane) for lane in lanes if (head := self._peek(lane)) is not None]
+        heads.sort(key=lambda each: each[0])
+        if heads and not self._needing:
+            (_, _, key), lane = heads[0]
+            return self._tasks[key], lane, _NOWHERE
+        used = [
+            each.using[1]
+            for each in self._workers.values()
+            if each.using and each.machine and machine and each.machine.name == machine.name
+        ]
+        is_kept = False
+        for (_, _, key), lane in heads:
+            task = self._tasks[key]
+            if isinstance(lane, str):
+                return task, lane, _NOWHERE
+            needs = lane[1]
+            if machine is None or not could_run(machine, needs):
+                continue
+            devices = room(machine, needs, used)
+            if devices is not None and self._is_best(worker, devices):
+                return task, lane, (machine.name, devices)
+            if not is_kept:
+                is_kept = True
+                used.append(kept_for(machine, needs, used))
+        return None
+
+    def _is_best(self, worker: _Worker, devices: tuple[str, ...]) -> bool:
+        """Returns whether no worker that waits there is better: one that sees others has to start again."""
+        assert worker.machine is not None
+        if not devices or worker.machine.pinned in ((), devices):
+            return True
+        others = [each.machine for each in self._workers.values() if not each.held and each.machine]
+        return not any(
+            each.name == worker.machine.name and each.pinned in ((), devices) for each in others
+        )
 
     def _lend(self, task: Task, worker: Life, token: str, now: float) -> Assignment:
         key, payload, kind, _, _, limits = task.submission
@@ -590,7 +683,7 @@ class Queue:
             self._workers[worker.name] = _Worker(worker.life, frozenset(), False, now)
         self._workers[worker.name].held.add(key)
         self._note(task)
-        return Assignment(key, token, kind, payload, limits)
+        return Assignment(key, token, kind, payload, limits, task.place[1])
 
     def _time(self, task: Task, now: float) -> None:
         """Begins the time that a worker has a task for; longer, if it takes longer to arrive."""
@@ -619,16 +712,20 @@ class Queue:
 
     def _wait(self, task: Task) -> None:
         """Has workers find a task that waits."""
-        key, _, kind, priority, *_ = task.submission
+        key, _, _, priority, *_ = task.submission
         if key not in self._awaited and self._is_waiting(task):
-            heapq.heappush(self._waiting.setdefault(kind, []), (-priority, task.number, key))
+            lane = _lane_of(task.submission)
+            if not isinstance(lane, str):
+                self._needing.add(lane)
+            heapq.heappush(self._waiting.setdefault(lane, []), (-priority, task.number, key))
 
-    def _peek(self, kind: str) -> tuple[float, int, str] | None:
-        heap = self._waiting.get(kind, [])
+    def _peek(self, lane: _Lane) -> tuple[float, int, str] | None:
+        heap = self._waiting.get(lane, [])
         while heap:
             if self._counts(heap[0]):
                 return heap[0]
             heapq.heappop(heap)
+        self._needing.discard(lane)
         return None
 
     def _counts(self, entry: tuple[float, int, str]) -> bool:
@@ -705,6 +802,7 @@ def _copies(tasks: Iterable[Task]) -> list[Task]:
             task.errors,
             task.losses,
             task.outcome,
+            task.place,
         )
         for task in tasks
     ]
@@ -714,3 +812,16 @@ def _gathered(errors: Sequence[str]) -> str:
     if len(errors) == 1:
         return errors[0]
     return f"it was run {len(errors)} times, and failed each time; the last one:\n{errors[-1]}"
+
+
+def _lane_of(submission: Submission) -> _Lane:
+    _, _, cpus, gpus, memory_bytes = submission.limits
+    if not (cpus or gpus or memory_bytes):
+        return submission.kind
+    return submission.kind, Limits(None, None, cpus, gpus, memory_bytes)
+
+
+def _text(needs: Limits) -> str:
+    """Returns what a task needs, for people."""
+    named = [f"{name}={each:g}" for name, each in needs._asdict().items() if each]
+    return f" with {', '.join(named)}" if named else ""

@@ -1,18 +1,15 @@
-"""What the name server knows: who is there, and which device is whose.
+"""What the name server knows: who is there.
 
 A state machine without I/O and without a clock. Not thread-safe.
 """
 
-import collections
 import itertools
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from launchpad_lite.search._messages import Life, Load, Member, View
-from launchpad_lite.search.errors import SearchError, WorkerMismatchError
-
-_ROUNDING = 1e-9
+from launchpad_lite.search.errors import WorkerMismatchError
 
 
 @dataclass
@@ -27,21 +24,16 @@ class _Entry:
 class Registry:
     """Who is there. It is empty at first, and learns all from heartbeats."""
 
-    def __init__(
-        self, *, silence_s: float, version: str, now: float, is_first: bool = False
-    ) -> None:
+    def __init__(self, *, silence_s: float, version: str, now: float) -> None:
         """Makes an empty one.
 
         Args:
             silence_s: Seconds until somebody who is silent is dropped.
             version: Of launchpad-lite, which all must have.
             now: The time.
-            is_first: Whether no earlier one has known anybody.
         """
         self._silence_s = silence_s
         self._version = version
-        #: Who was there before it began is known by then.
-        self._knows_all_at = now if is_first else now + silence_s
         self._looked_at = now
         #: By role and name. Heartbeats of many workers look only at brokers, which are few.
         self._entries: dict[str, dict[str, _Entry]] = {}
@@ -55,7 +47,6 @@ class Registry:
 
         Raises:
             WorkerMismatchError: It has another version, or its pickles are not those of the others.
-            SearchError: It was silent, and others got its device.
         """
         name = member.who.name
         if member.version != self._version:
@@ -70,7 +61,6 @@ class Registry:
                     "pickled tasks need the same"
                 )
             self._python = member.python
-        self._check_device(member, now)
         self._entries.setdefault(member.role, {})[name] = _Entry(member, now)
         self._drops_at = min(self._drops_at, now + self._silence_s)
 
@@ -120,62 +110,6 @@ class Registry:
         if placed is not None and placed.member.who == who:
             placed.broker = place
         return place
-
-    def claim(
-        self, who: Life, machine: str, devices: Sequence[str], share: float, now: float
-    ) -> str | None:
-        """Gives a worker a device of its machine, until it leaves or is silent.
-
-        Args:
-            who: The worker.
-            machine: Where it is.
-            devices: The devices there.
-            share: Which part of one it needs, at most 1.
-            now: The time.
-
-        Returns:
-            The device; None: ask again. The worker, or those that have devices, may not be known
-            yet.
-
-        Raises:
-            SearchError: All are taken.
-        """
-        self._expire(now)
-        entry = self._of("worker").get(who.name)
-        if entry is None or entry.member.who != who or now < self._knows_all_at:
-            return None
-        used = self._used(machine, who.name)
-        # The fullest one that still has room, so that whole ones stay free.
-        fit = [each for each in devices if used[each] + share <= 1 + _ROUNDING]
-        if not fit:
-            raise SearchError(
-                f"{who.name}: no device of {machine.partition('/')[0]} has {share:g} of it left: "
-                + ", ".join(f"{each}: {used[each]:g} used" for each in devices)
-                + "; start fewer workers there, or ask for a smaller device_share"
-            )
-        device = max(fit, key=lambda each: used[each])
-        entry.member = entry.member._replace(machine=machine, device=(device, share))
-        return device
-
-    def _used(self, machine: str, but: str) -> dict[str, float]:
-        """Returns which part of each device of a machine workers have, but for one of them."""
-        used: collections.defaultdict[str, float] = collections.defaultdict(float)
-        for name, entry in self._of("worker").items():
-            device = entry.member.device
-            if name != but and entry.member.machine == machine and device:
-                used[device[0]] += device[1]
-        return used
-
-    def _check_device(self, member: Member, now: float) -> None:
-        if member.device is None:
-            return
-        self._expire(now)
-        device, share = member.device
-        if self._used(member.machine, member.who.name)[device] + share > 1 + _ROUNDING:
-            raise SearchError(
-                f"{member.who.name} was not heard of for {self._silence_s:g} s, and others got its "
-                f"device {device}: it has to start again"
-            )
 
     def leave(self, role: str, who: Life) -> None:
         """Forgets somebody."""

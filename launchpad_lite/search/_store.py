@@ -1,11 +1,13 @@
 """Where a broker keeps its tasks, so that its end loses none."""
 
 import contextlib
+import itertools
 import json
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from launchpad_lite._private_files import make_own_folder
@@ -29,6 +31,19 @@ class Store(Protocol):
 
         Raises:
             StoreError: They cannot be written.
+        """
+
+    def stage(self, key: str, what: str, body: bytes, part: int) -> bool:
+        """Takes over a part of something large, ahead of the write of its task; returns if it was the last.
+
+        Args:
+            key: Of the task.
+            what: `PAYLOAD` or `RESULT`.
+            body: All of it. `write` leaves this very object out.
+            part: Which one, from 0 on.
+
+        Raises:
+            StoreError: It cannot be written.
         """
 
     def is_quick(self, changes: Changes) -> bool:
@@ -56,7 +71,13 @@ class Store(Protocol):
         """Lets another broker use it. Safe to call twice."""
 
 
-#: A task as a row of a table, in this order.
+#: Other writes pass between two parts of what is larger.
+PART_BYTES = 1 << 20
+PAYLOAD, RESULT = "payload", "result"
+#: What was staged, by task and what it is.
+Bodies = Mapping[tuple[str, str], bytes]
+_NOTHING: Bodies = MappingProxyType({})
+#: A task as a row, in this order.
 COLUMNS = (
     "id",
     "number",
@@ -69,6 +90,7 @@ COLUMNS = (
     "worker",
     "life",
     "token",
+    "place",
     "errors",
     "losses",
     "state",
@@ -81,23 +103,24 @@ COLUMNS = (
 CHANGING = COLUMNS[8:]
 
 
-def row_of(task: Task) -> tuple[object, ...]:
-    """Returns a task as a row."""
+def row_of(task: Task, staged: Bodies = _NOTHING) -> tuple[object, ...]:
+    """Returns a task as a row, without what was staged."""
     submission = task.submission
+    is_staged = staged.get((submission.id, PAYLOAD)) is submission.payload
     return (
         submission.id,
         task.number,
         task.owner,
         submission.kind,
-        submission.payload,
+        None if is_staged else submission.payload,
         submission.priority,
         submission.retries,
         json.dumps(submission.limits),
-        *changing_of(task),
+        *changing_of(task, staged),
     )
 
 
-def changing_of(task: Task) -> tuple[object, ...]:
+def changing_of(task: Task, staged: Bodies = _NOTHING) -> tuple[object, ...]:
     """Returns the values of `CHANGING`."""
     (worker, life), token = task.lease or ((None, None), None)
     outcome = task.outcome
@@ -106,13 +129,21 @@ def changing_of(task: Task) -> tuple[object, ...]:
         if outcome is None
         else (
             outcome.state.value,
-            outcome.payload,
+            None if staged.get((outcome.id, RESULT)) is outcome.payload else outcome.payload,
             _storable(outcome.text),
             outcome.seconds,
             outcome.worker,
         )
     )
-    return (worker, life, token, json.dumps(task.errors), task.losses, *ended)
+    return (
+        worker,
+        life,
+        token,
+        json.dumps(task.place) if task.place[0] else None,
+        json.dumps(task.errors) if task.errors else "[]",
+        task.losses,
+        *ended,
+    )
 
 
 def _storable(text: str) -> str:
@@ -120,7 +151,7 @@ def _storable(text: str) -> str:
     return text.encode(errors="backslashreplace").decode().replace("\0", "\\0")
 
 
-def task_of(row: Sequence[Any]) -> Task:
+def task_of(row: Sequence[Any], staged: Bodies = _NOTHING) -> Task:
     """Returns the task of a row."""
     (
         key,
@@ -134,6 +165,7 @@ def task_of(row: Sequence[Any]) -> Task:
         worker,
         life,
         token,
+        place,
         errors,
         losses,
         state,
@@ -142,30 +174,42 @@ def task_of(row: Sequence[Any]) -> Task:
         seconds,
         ran_by,
     ) = row
+    payload = staged.get((key, PAYLOAD), b"") if payload is None else payload
     submission = Submission(
         key, bytes(payload), kind, priority, retries, Limits(*json.loads(limits))
     )
     task = Task(submission, owner, number)
     if token is not None:
         task.lease = Life(worker, life), token
+        if place is not None:
+            name, devices = json.loads(place)
+            task.place = name, tuple(devices)
     task.errors = tuple(json.loads(errors))
     task.losses = losses
     if state is not None:
         ended = State(state)
+        result = staged.get((key, RESULT), b"") if result is None else result
         attempts = int(ended is not State.FAILED)  # besides errors and losses
         task.outcome = Outcome(key, "", ended, bytes(result), text, seconds, ran_by, attempts)
     return task
 
 
-_TABLE = """
+#: Of the tables.
+_VERSION = 2
+_TABLES = """
 create table if not exists tasks (
     id text primary key, number integer, owner text, kind text, payload blob, priority real,
-    retries integer, limits text, worker text, life text, token text,
+    retries integer, limits text, worker text, life text, token text, place text,
     errors text, losses integer, state text, result blob, text text, seconds real, ran_by text
+);
+create table if not exists parts (
+    id text, what text, part integer, data blob, primary key (id, what, part)
 )
 """
 _PUT = f"replace into tasks values ({','.join('?' * len(COLUMNS))})"  # noqa: S608 - question marks
 _CHANGE = f"update tasks set {', '.join(f'{each} = ?' for each in CHANGING)} where id = ?"  # noqa: S608 - names of ours
+#: Larger payloads are no part of the row, which SQLite writes as a whole whenever it changes.
+_ROW_BYTES = 4096
 
 
 #: Folder in that of a search, which may be shared: what brokers keep is unpickled.
@@ -196,6 +240,7 @@ class SqliteStore:
             StoreError: It is damaged, or cannot be made.
         """
         self._path = path
+        self._staged: dict[tuple[str, str], bytes] = {}
         try:
             make_own_folder(path.parent)
             path.touch(mode=0o600)  # the files that SQLite puts beside it have its mode
@@ -217,8 +262,18 @@ class SqliteStore:
         run("pragma locking_mode = exclusive")
         run("pragma journal_mode = wal")
         run("pragma synchronous = normal")
+        run("pragma secure_delete = off")  # in some builds it writes zeros over all that is removed
         run("begin immediate")  # takes the lock, which the end of the process releases
-        run(_TABLE)
+        is_new = run("select 1 from sqlite_master").fetchone() is None
+        if not is_new and run("pragma user_version").fetchone() != (_VERSION,):
+            raise StoreError(
+                f"{self._path}: another version of launchpad-lite has kept tasks here, which this one "
+                "cannot read; name a new folder"
+            )
+        for table in _TABLES.split(";"):
+            run(table)
+        run("delete from parts where id not in (select id from tasks)")  # their task never came
+        run(f"pragma user_version = {_VERSION}")
         run("commit")
         (found,) = run("pragma quick_check").fetchone()
         if found != "ok":
@@ -227,27 +282,54 @@ class SqliteStore:
     def load(self) -> list[Task]:
         """As `Store.load`."""
         with self._explained():
-            rows = self._database.execute(f"select {', '.join(COLUMNS)} from tasks")  # noqa: S608 - names of ours
-            return [task_of(row) for row in rows]
+            run = self._database.execute
+            parts: dict[tuple[str, str], list[bytes]] = {}
+            for key, what, data in run("select id, what, data from parts order by id, what, part"):
+                parts.setdefault((key, what), []).append(data)
+            self._staged = {each: b"".join(parts[each]) for each in parts}
+            rows = run(f"select {', '.join(COLUMNS)} from tasks")  # noqa: S608 - names of ours
+            return [task_of(row, self._staged) for row in rows]
+
+    def stage(self, key: str, what: str, body: bytes, part: int) -> bool:
+        """As `Store.stage`."""
+        data = body[part * PART_BYTES : (part + 1) * PART_BYTES]
+        with self._explained():
+            run = self._database.execute
+            run("replace into parts values (?, ?, ?, ?)", (key, what, part, data))
+            if (part + 1) * PART_BYTES < len(body):
+                return False
+            run("delete from parts where id = ? and what = ? and part > ?", (key, what, part))
+        self._staged[key, what] = body
+        return True
 
     def write(self, changes: Changes) -> None:
         """As `Store.write`."""
-        database = self._database
+        database, staged = self._database, self._staged
         with self._explained():
             database.execute("begin")
             try:
-                database.executemany(_PUT, map(row_of, changes.new))
+                for key, payload, *_ in [task.submission for task in changes.new]:
+                    if len(payload) > _ROW_BYTES and staged.get((key, PAYLOAD)) is not payload:
+                        parts = itertools.count()
+                        while not self.stage(key, PAYLOAD, payload, next(parts)):
+                            pass
+                database.executemany(_PUT, [row_of(task, staged) for task in changes.new])
                 database.executemany(
-                    _CHANGE, [(*changing_of(task), task.submission.id) for task in changes.changed]
+                    _CHANGE,
+                    [(*changing_of(task, staged), task.submission.id) for task in changes.changed],
                 )
-                database.executemany(
-                    "delete from tasks where id = ?", [(each,) for each in changes.removed]
-                )
+                removed = [(each,) for each in changes.removed]
+                database.executemany("delete from tasks where id = ?", removed)
+                if staged:
+                    database.executemany("delete from parts where id = ?", removed)
                 database.execute("commit")
             except BaseException:
                 with contextlib.suppress(sqlite3.Error):
                     database.execute("rollback")
                 raise
+        for each in changes.removed:
+            for what in (PAYLOAD, RESULT):
+                staged.pop((each, what), None)
 
     def is_quick(self, changes: Changes) -> bool:
         """As `Store.is_quick`: 16 small tasks take some 0.2 ms."""

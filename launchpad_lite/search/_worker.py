@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import courier
+from launchpad_lite.search._devices import machine_here, pin
 from launchpad_lite.search._helping import LOST
 from launchpad_lite.search._limits import end_process, look, memory_here
 from launchpad_lite.search._messages import (
@@ -208,7 +209,7 @@ class Worker:
             held = [each for each in self._held.get(broker, ()) if each not in sent]
         client = self._client(broker, wait_s + self._slack_s + transfer_s(outcomes))
         found: list[Assignment] | None = client.work(
-            self._me, held, outcomes, (PYTHON,), count, wait_s
+            self._me, held, outcomes, (PYTHON,), count, wait_s, machine=machine_here()
         )
         self._forget(broker, outcomes)
         self._slack_s /= 2
@@ -227,6 +228,9 @@ class Worker:
 
     def _execute(self, assignment: Assignment) -> None:
         assert self._running is not None
+        if self._is_process() and not pin(assignment.devices):
+            # It gives the task back, and its launcher starts it again.
+            raise SystemExit(f"{self._me.name} starts again to use {','.join(assignment.devices)}")
         token = running.set(self._running)
         begun_at = time.monotonic()
         try:
@@ -248,9 +252,17 @@ class Worker:
         with self._lock:
             self._outcomes.setdefault(self._broker, []).append(outcome)
 
+    def _is_process(self) -> bool:
+        return threading.current_thread() is threading.main_thread()
+
     def _outcome_of(self, assignment: Assignment) -> tuple[State, bytes, str]:
         assert self._running is not None
         try:
+            if assignment.devices and not self._is_process():
+                raise SearchError(
+                    "workers are threads here, which see the same devices: tasks with gpus need a "
+                    "launcher that starts processes"
+                )
             task = pickle.loads(assignment.payload)
             if isinstance(task, Tried):
                 task, self._running.trial = task

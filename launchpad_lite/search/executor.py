@@ -55,7 +55,6 @@ class Executor(concurrent.futures.Executor):
         launcher: str = "local_mp",
         folder: "str | os.PathLike[str] | None" = None,
         max_losses: int = 5,
-        device_share: float | None = None,
         timing: Timing = DEFAULT,
         **launch_options: Any,
     ) -> None:
@@ -68,8 +67,6 @@ class Executor(concurrent.futures.Executor):
             folder: Where brokers keep their tasks; None: in memory, and this process sends again
                 what a broker has lost.
             max_losses: How often a task may lose its worker until it fails.
-            device_share: Each worker gets this part of a device of its machine (1: one of its own),
-                and sees only that one; None: it sees all.
             timing: How long the parts wait for each other.
             **launch_options: As for `lp.launch`: `resources`, `hosts`, ..
 
@@ -89,7 +86,6 @@ class Executor(concurrent.futures.Executor):
             brokers=brokers,
             label="executor",
             options=options,
-            device_share=device_share,
         )
         if folder is not None:
             check_files(Path(folder), RELEASE_S)
@@ -122,7 +118,6 @@ class Executor(concurrent.futures.Executor):
         label: str = "executor",
         folder: "str | os.PathLike[str] | None" = None,
         max_losses: int = 5,
-        device_share: float | None = None,
         timing: Timing = DEFAULT,
     ) -> "ExecutorHandle":
         """Adds workers to a program; returns a handle, which becomes an executor in one other node.
@@ -136,7 +131,6 @@ class Executor(concurrent.futures.Executor):
             label: The beginning of the names of the groups.
             folder: As for `Executor`.
             max_losses: As for `Executor`.
-            device_share: As for `Executor`.
             timing: As for `Executor`.
 
         Raises:
@@ -151,7 +145,6 @@ class Executor(concurrent.futures.Executor):
             brokers=brokers,
             label=label,
             options=options,
-            device_share=device_share,
         )
         return ExecutorHandle(parts, timing)
 

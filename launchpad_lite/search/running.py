@@ -12,12 +12,11 @@ import courier
 import launchpad_lite as lp
 from launchpad_lite._private_files import open_private
 from launchpad_lite.search._broker import Broker, BrokerOptions
-from launchpad_lite.search._devices import DeviceWish, held_device
 from launchpad_lite.search._helping import LOST
 from launchpad_lite.search._messages import Life, member_here
 from launchpad_lite.search._model_node import ModelNode, Status
 from launchpad_lite.search._name_server import NameServer, make_name_server
-from launchpad_lite.search._postgres import check_database
+from launchpad_lite.search._postgres import held_database
 from launchpad_lite.search._presence import Presence
 from launchpad_lite.search._progress import Table
 from launchpad_lite.search._resuming import begin
@@ -49,7 +48,6 @@ class WorkerNode:
         brokers: Mapping[str, Any],
         timing: Timing,
         max_result_bytes: int,
-        device: DeviceWish | None,
     ) -> None:
         """Makes one.
 
@@ -58,24 +56,21 @@ class WorkerNode:
             brokers: Clients by name.
             timing: Of the search.
             max_result_bytes: Larger results fail.
-            device: That it needs; None: none.
         """
         who = Life(lp.current_node().name, uuid.uuid4().hex)
         member = member_here("worker", who)
         presence = Presence(member, name_server, brokers, courier.Client, timing)
         self._worker = Worker(presence, timing, lp.stop_event(), max_result_bytes, lp.heartbeat)
-        self._device = held_device(presence, device, timing, lp.stop_event())
 
     def run(self) -> None:
         """Works until the search is over, or the program stops.
 
         Raises:
-            SearchError: It gets no device, or nobody answers any more.
+            SearchError: Nobody answers any more.
         """
         lp.register_stop_handler(self._worker.wake)
         try:
-            with self._device:
-                self._worker.run()
+            self._worker.run()
         finally:
             lp.unregister_stop_handler(self._worker.wake)
 
@@ -100,7 +95,6 @@ def add_parts(
     brokers: int,
     label: str,
     options: BrokerOptions,
-    device_share: float | None = None,
 ) -> Parts:
     """Adds a name server, brokers and workers to a program.
 
@@ -128,13 +122,10 @@ def add_parts(
             peers = {other: handle for other, handle in handles.items() if other != name}
             node.configure(handles[name], name_server, peers, options)
             program.add_node(node)
-    device = None if device_share is None else DeviceWish(device_share)
     with program.group(groups["worker"]):
         for _ in range(workers):
             program.add_node(
-                lp.PyClassNode(
-                    WorkerNode, name_server, handles, options.timing, MAX_RESULT_BYTES, device
-                )
+                lp.PyClassNode(WorkerNode, name_server, handles, options.timing, MAX_RESULT_BYTES)
             )
     return Parts(name_server, handles)
 
@@ -150,7 +141,6 @@ def add_to(
     database: str | None = None,
     ahead: int | None = None,
     max_losses: int = 5,
-    device_share: float | None = None,
     timing: Timing = DEFAULT,
     callbacks: Sequence[Callback] = (),
 ) -> lp.Handle[ModelNode]:
@@ -174,8 +164,6 @@ def add_to(
         ahead: How many tasks may be outstanding at a time; None: a few more than workers, and the
             more, the shorter they are.
         max_losses: How often a task may lose its worker until it fails.
-        device_share: Each worker gets this part of a device of its machine (1: one of its own), and
-            sees only that one; None: it sees all.
         timing: How long the parts wait for each other.
         callbacks: Are told of each trial.
 
@@ -195,7 +183,6 @@ def add_to(
         brokers=brokers,
         label=label,
         ahead=ahead,
-        device_share=device_share,
         stays=False,
         callbacks=callbacks,
     )
@@ -210,7 +197,6 @@ def _add(
     brokers: int,
     label: str,
     ahead: int | None,
-    device_share: float | None,
     stays: bool,
     callbacks: Sequence[Callback],
     anyway: bool = False,
@@ -228,7 +214,6 @@ def _add(
         brokers=brokers,
         label=label,
         options=options,
-        device_share=device_share,
     )
     node = lp.CourierNode(
         ModelNode,
@@ -256,7 +241,6 @@ def run(
     total: int | None = None,
     ahead: int | None = None,
     max_losses: int = 5,
-    device_share: float | None = None,
     timing: Timing = DEFAULT,
     progress: bool = True,
     resume: Literal["same", "anyway"] = "same",
@@ -279,7 +263,6 @@ def run(
         total: How many trials there will be, for the bar; by default what the model has as `total`.
         ahead: As for `add_to`.
         max_losses: As for `add_to`.
-        device_share: As for `add_to`.
         timing: As for `add_to`.
         progress: Whether to show how far it is: one row on a terminal, a row every 10 s elsewhere.
         resume: What to do if the folder has a search with another space, seed, algorithm or function.
@@ -313,7 +296,6 @@ def run(
         brokers=brokers,
         label="search",
         ahead=ahead,
-        device_share=device_share,
         stays=True,
         callbacks=callbacks,
         anyway=resume == "anyway",
@@ -324,21 +306,20 @@ def run(
         groups = ("search_name_server", "search_broker", "search_worker")
         there = [group for group in groups if group in program.groups]  # without workers: no group
         restart = {**dict.fromkeys(there, RESTART), **restart}
-    if database is not None:
-        check_database(database, timing.silence_s)
-    if kept is not None:
-        check_files(kept, RELEASE_S)
-        is_elsewhere = "checkpoints" in options
-        for file in begin(kept, model, anyway=resume == "anyway", is_elsewhere=is_elsewhere):
-            _say(f"{file} has changed: what is tried from now on runs its newest code")
-        options.setdefault("checkpoints", {"search_model": kept / "model"})
     table = Table(getattr(model, "total", total) if total is None else total) if progress else None
-    running = lp.launch(program, launcher, restart=restart, **options)
-    try:
-        result, status = _follow(running, handle, table)
-        running.complete()
-    finally:
-        running.stop()
+    with held_database(database, timing.silence_s):
+        if kept is not None:
+            check_files(kept, RELEASE_S)
+            is_elsewhere = "checkpoints" in options
+            for file in begin(kept, model, anyway=resume == "anyway", is_elsewhere=is_elsewhere):
+                _say(f"{file} has changed: what is tried from now on runs its newest code")
+            options.setdefault("checkpoints", {"search_model": kept / "model"})
+        running = lp.launch(program, launcher, restart=restart, **options)
+        try:
+            result, status = _follow(running, handle, table)
+            running.complete()
+        finally:
+            running.stop()
     if kept is not None:
         os.close(open_private(kept / "trials.csv", is_new=True))
         result.to_csv(kept / "trials.csv")

@@ -66,6 +66,8 @@ class Candidate(Task, Generic[C]):
     def renew(self, evaluate: Callable[[C], Any], **limits: Any) -> None:
         """Has it call another function within other limits, in place of an earlier version."""
         self._evaluate = evaluate
+        vars(self).update({name: getattr(Task, name) for name in LIMITS})
+        self.limit_as(evaluate)
         vars(self).update(limits)
 
     def run(self) -> Any:
@@ -95,7 +97,7 @@ class _Search(Model, Generic[C]):
         if unknown := limits.keys() - set(LIMITS):
             raise TypeError(f"{type(self).__name__} takes no {', '.join(sorted(unknown))}")
         self._evaluate = evaluate
-        self._limits = {name: getattr(Task, name) for name in LIMITS} | limits
+        self._limits = limits
         options_of(Candidate(evaluate, "a trial", **self._limits))  # refuses what makes no sense
         self.seed = seed
         self._random = random.Random(seed)  # noqa: S311 - no secret
@@ -226,7 +228,7 @@ class RandomSearch(_Search[C]):
             seed: Of what is drawn.
             maximize: Whether more is better. With several objectives, whether it is for each, as in
                 `[True, False]`: `evaluate` returns as many numbers, and `result.best_trials` has the best.
-            **limits: Of each trial: `retries`, `timeout_s`, `progress_timeout_s`, `memory_bytes`, as of `Task`.
+            **limits: Of each trial: `retries`, `timeout_s`, `cpus` and the others of `search.needs`.
         """
         super().__init__(evaluate, trials, seed=seed, maximize=maximize, **limits)
         self._note(sample=sample)
@@ -706,7 +708,7 @@ class OptunaSearch(_Search[dict[str, Any]]):
             evaluate: Returns how good parameters are. Runs in workers, which need no Optuna.
                 `search.report(value)` is what `trial.report` and `trial.should_prune` are there.
             trials: How many are tried.
-            **limits: Of each trial: `retries`, `timeout_s`, `progress_timeout_s`, `memory_bytes`, as of `Task`.
+            **limits: Of each trial: `retries`, `timeout_s`, `cpus` and the others of `search.needs`.
 
         Raises:
             MissingExtraError: Optuna is not installed.

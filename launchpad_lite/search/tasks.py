@@ -9,18 +9,22 @@ import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import courier
 from launchpad_lite._private_files import make_folder
 from launchpad_lite.search._messages import PYTHON, Limits, Progress, Submission
 from launchpad_lite.search.errors import SearchError, StoppedEarlyError, TaskPickleError
 
-__all__ = ["Call", "Foreign", "RunningTrial", "Task", "current_trial", "report"]
+__all__ = ["Call", "Foreign", "RunningTrial", "Task", "current_trial", "needs", "report"]
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
+#: Attribute of a function with what `needs` says of it.
+_NEEDS = "_search_needs"
 #: What tasks say of a run.
-LIMITS = ("retries", "timeout_s", "progress_timeout_s", "memory_bytes")
+LIMITS = ("retries", "timeout_s", "progress_timeout_s", "cpus", "gpus", "memory_bytes")
 
 
 class _Repr(reprlib.Repr):
@@ -45,6 +49,8 @@ class Task:
             failed. None: any time.
         progress_timeout_s: The same for the time without a `search.report`.
         memory_bytes: The same for the memory of its worker's process and those below it. 0: any.
+        cpus: Cores of its worker's machine that it uses.
+        gpus: Devices that it uses, which its process then sees alone; or a part of one, below 1.
         params: What it tries, for tables; names to values.
 
     Example:
@@ -60,12 +66,40 @@ class Task:
     retries: int = 0
     timeout_s: float | None = None
     progress_timeout_s: float | None = None
+    cpus: float = 0.0
+    gpus: float = 0.0
     memory_bytes: int = 0
     params: Mapping[str, Any] = {}
 
     def run(self) -> Any:
         """Does the work, in a worker; returns the result."""
         raise NotImplementedError(f"{type(self).__name__} has no run()")
+
+    def limit_as(self, function: Callable[..., Any]) -> None:
+        """Takes over what `search.needs` says of a function that it calls."""
+        function = getattr(function, "func", function)  # of a functools.partial
+        vars(self).update(getattr(function, _NEEDS, {}))
+
+
+def needs(**each: float) -> Callable[[F], F]:
+    """Returns a decorator, which says what tasks that call a function need, and may take.
+
+    Args:
+        **each: `cpus`, `gpus`, `memory_bytes`, `timeout_s`, `progress_timeout_s` and `retries`, as of `Task`.
+
+    Example:
+        @search.needs(cpus=2, gpus=0.5)
+        def train(params):
+            ...
+    """
+    if unknown := set(each).difference(LIMITS):
+        raise TypeError(f"search.needs takes {', '.join(LIMITS)}, not {unknown.pop()}")
+
+    def mark(function: F) -> F:
+        setattr(function, _NEEDS, each)
+        return function
+
+    return mark
 
 
 class Call(Task):
@@ -84,6 +118,7 @@ class Call(Task):
         if not callable(function):
             raise TypeError(f"search.Call takes a function, not {function!r}")
         self._function = function
+        self.limit_as(function)
         self._args = args
         self._kwargs = kwargs
 
@@ -218,6 +253,7 @@ def options_of(task: Any) -> tuple[float, int, Limits]:
         retries = operator.index(getattr(task, "retries", 0))
         seconds = [getattr(task, name, None) for name in ("timeout_s", "progress_timeout_s")]
         seconds = [None if each is None else float(each) for each in seconds]
+        cpus, gpus = float(getattr(task, "cpus", 0.0)), float(getattr(task, "gpus", 0.0))
         memory_bytes = operator.index(getattr(task, "memory_bytes", 0))
     except (TypeError, ValueError) as error:
         raise TypeError(
@@ -227,9 +263,13 @@ def options_of(task: Any) -> tuple[float, int, Limits]:
         raise ValueError(f"{task!r}: its priority is finite, and its retries are at least 0")
     if any(each is not None and not 0 < each < math.inf for each in seconds):
         raise ValueError(f"{task!r}: its timeout_s and progress_timeout_s are above 0, or None")
+    if not (0 <= cpus < math.inf and (0 <= gpus < 1 or gpus == gpus // 1 < math.inf)):
+        raise ValueError(
+            f"{task!r}: its cpus are at least 0, and its gpus a whole number, or a part of one below 1"
+        )
     if memory_bytes < 0:
         raise ValueError(f"{task!r}: its memory_bytes are at least 0")
-    return priority, retries, Limits(seconds[0], seconds[1], memory_bytes=memory_bytes)
+    return priority, retries, Limits(seconds[0], seconds[1], cpus, gpus, memory_bytes)
 
 
 @dataclass

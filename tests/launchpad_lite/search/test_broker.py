@@ -8,8 +8,9 @@ import pytest
 
 import launchpad_lite as lp
 from launchpad_lite.search._broker import Broker, BrokerOptions
-from launchpad_lite.search._messages import Submission
-from launchpad_lite.search._store import SqliteStore
+from launchpad_lite.search._messages import Life, Outcome, State, Submission
+from launchpad_lite.search._queue import Changes
+from launchpad_lite.search._store import BROKERS, PART_BYTES, SqliteStore
 from launchpad_lite.search._timing import Timing
 from launchpad_lite.search.errors import StoreError
 
@@ -35,3 +36,48 @@ def test_a_broker_that_could_not_store_a_task_does_not_accept_it_when_it_comes_a
 
     asyncio.run(submit())
     store.close()
+
+
+def test_others_pass_what_is_large_on_its_way_into_the_store(
+    broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = broker._store
+    assert isinstance(store, SqliteStore)
+    large = bytes(3 * PART_BYTES)
+    wrote: list[str] = []
+    stage, write = store.stage, store.write
+
+    def note_part(key: str, what: str, body: bytes, part: int) -> bool:
+        wrote.append(what)
+        return stage(key, what, body, part)
+
+    def note_write(changes: Changes) -> None:
+        wrote.append("write")
+        write(changes)
+
+    monkeypatch.setattr(store, "stage", note_part)
+    monkeypatch.setattr(store, "write", note_write)
+    worker = Life("worker", "life")
+
+    async def work() -> None:
+        tasks = Submission("large", large), Submission("small", b"")
+        await asyncio.gather(*(broker.submit("model", [each]) for each in tasks))
+        assert wrote == ["payload", "write", "payload", "payload", "write"]
+        found = await broker.work(worker, [], [], ["python"], 2, 1.0)
+        assert found is not None
+        wrote.clear()
+        outcomes = [Outcome(each.id, each.token, State.DONE, each.payload) for each in found]
+        both = outcomes[1:] * 2, outcomes[:1]  # the large one once more, after a timeout
+        await asyncio.gather(*(broker.hand_in(each) for each in both))
+        assert wrote == ["result", "write", "result", "result", "write"]
+
+    asyncio.run(work())
+    store.close()
+    again = SqliteStore(tmp_path / BROKERS / "broker[0].sqlite")
+    found = {each.submission.id: each for each in again.load()}
+    again.close()
+    for key, body in {"large": large, "small": b""}.items():
+        outcome = found[key].outcome
+        assert found[key].submission.payload == body
+        assert outcome is not None
+        assert outcome.payload == body

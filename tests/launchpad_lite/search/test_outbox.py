@@ -3,6 +3,7 @@
 import threading
 import types
 from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -25,6 +26,13 @@ class Broker:
         #: Of the first call that asks what is here: set when it has come, and when it may go on.
         self.has_come, self.may_go_on = threading.Event(), threading.Event()
         self.may_go_on.set()
+        #: Of large tasks: calls that are on their way.
+        self.on_the_way: list[Future[int]] = []
+        self.futures = types.SimpleNamespace(submit=self.submit_later)
+
+    def submit_later(self, model: str, submissions: Sequence[Submission]) -> "Future[int]":
+        self.on_the_way.append(Future())
+        return self.on_the_way[-1]
 
     def submit(self, model: str, submissions: Sequence[Submission]) -> int:
         self.submitted.append(len(submissions))
@@ -94,3 +102,29 @@ def test_a_task_that_takes_long_to_arrive_arrives(outbox: Outbox, broker: Broker
     outbox.add([Submission("large", bytes(MOST_BYTES))])
     assert any(outbox.send() for _ in range(8))
     assert broker.queue.load(0.0).queued == 1
+
+
+def test_others_pass_a_large_task_that_is_on_its_way(outbox: Outbox, broker: Broker) -> None:
+    large = [Submission(str(number), bytes(MOST_BYTES + 1)) for number in range(2)]
+    outbox.add(large)
+    assert not outbox.send()
+    outbox.add([Submission("small", b"")])
+    assert not outbox.send()
+    assert broker.queue.missing("model", ["0", "small"]) == ["0"]
+    for number in range(2):
+        assert len(broker.on_the_way) == number + 1, "one after the other, each once"
+        broker.on_the_way[-1].set_result(1)
+        is_sent = outbox.send()
+    assert is_sent
+
+
+def test_a_large_task_that_was_lost_on_its_way_is_sent_again(
+    outbox: Outbox, broker: Broker
+) -> None:
+    outbox.add([Submission("large", bytes(MOST_BYTES + 1))])
+    assert not outbox.send()
+    broker.on_the_way[0].set_exception(courier.ServerLostError("broker"))
+    assert not outbox.send()
+    assert not outbox.send()
+    broker.on_the_way[1].set_result(1)
+    assert outbox.send()

@@ -18,7 +18,7 @@ from launchpad_lite import search
 from launchpad_lite.search._broker import BrokerOptions
 from launchpad_lite.search._messages import Life, Limits, Outcome, State, Submission
 from launchpad_lite.search._model_node import ModelNode
-from launchpad_lite.search._postgres import PostgresStore
+from launchpad_lite.search._postgres import PostgresStore, held_database
 from launchpad_lite.search._queue import Changes, Task
 from launchpad_lite.search._timing import Timing
 from launchpad_lite.search.errors import StoreError, StoreInUseError
@@ -274,6 +274,30 @@ def test_a_second_search_is_refused_by_what_holds_the_database(url: str) -> None
     run = functools.partial(search.run, database=url, launcher="local_mt", timing=QUICK, workers=1)
     for _ in range(2):  # a search that has ended holds nothing
         assert run(Tasks(Call(abs, -1))).model.results == [1]
+
+
+def test_of_two_searches_that_begin_at_the_same_time_one_is_refused(url: str) -> None:
+    holds, is_over = threading.Barrier(2), threading.Event()
+    refused: list[str] = []
+
+    def begin() -> None:
+        holds.wait()
+        try:
+            with held_database(url, 0.3):
+                assert is_over.wait(20), "none was refused"
+        except StoreInUseError as error:
+            refused.append(str(error))
+            is_over.set()
+
+    threads = [threading.Thread(target=begin) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(refused) == 1
+    assert f"another search uses it, by its script, process {os.getpid()} on " in refused[0]
+    with held_database(url, 0.3):
+        pass
 
 
 class PostgresStoreInUse:

@@ -15,6 +15,7 @@ from launchpad_lite.search._messages import (
     Life,
     Limits,
     Load,
+    Machine,
     Outcome,
     Progress,
     State,
@@ -1003,3 +1004,142 @@ def test_an_outcome_says_how_often_its_task_was_run_and_how_many_workers_were_lo
     queue.finish(Outcome(last.id, last.token, State.FAILED, text="second"))
     found = {each.id: (each.attempts, each.lost_workers) for each in queue.collect(MODEL, "s")[0]}
     assert found == {"lost": (2, 1), "raises": (2, 0)}
+
+
+GIB = 1 << 30
+HOST = Machine("host", 4, 8 * GIB, ("0", "1"))
+
+
+def lend(queue: Queue, name: str, machine: Machine = HOST) -> list[Assignment]:
+    """Has a worker ask that has nothing."""
+    return queue.take(Life(name, ""), (), ANY, 3, 0.0, machine=machine)
+
+
+def needing(cpus: float = 0.0, gpus: float = 0.0, memory_bytes: int = 0) -> Limits:
+    return Limits(cpus=cpus, gpus=gpus, memory_bytes=memory_bytes)
+
+
+def test_a_machine_has_as_many_tasks_as_it_has_room_for() -> None:
+    queue = make_queue()
+    ask(queue, "1", "2", "3", limits=needing(memory_bytes=3 * GIB))
+    assert [[each.id for each in lend(queue, name)] for name in "abc"] == [["1"], ["2"], []]
+    assert lend(queue, "d", HOST._replace(name="another"))
+    assert lend(queue, "e", Machine("small", 64, GIB, ())) == []
+
+
+def test_what_waits_for_room_is_passed_only_by_what_it_does_not_need() -> None:
+    queue = make_queue()
+    ask(queue, "runs", limits=needing(cpus=2))
+    lend(queue, "a")
+    ask(queue, "large", limits=needing(cpus=3))
+    ask(queue, "small", limits=needing(cpus=1))
+    ask(queue, "passes", limits=needing(gpus=1))
+    assert [each.id for each in lend(queue, "b")] == ["passes"]
+    assert lend(queue, "c") == []
+    ask(queue, "needs nothing")
+    (each,) = lend(queue, "c")
+    assert each.id == "needs nothing"
+    queue.leave(Life("a", ""))
+    assert [each.id for each in lend(queue, "d")] == ["runs"], "it is older"
+    queue.cancel(MODEL, ["runs"])
+    assert lend(queue, "e") == [], "it runs until its worker says that it has it no more"
+    assert [each.id for each in lend(queue, "d")] == ["large"]
+
+
+def test_what_waits_for_devices_has_them_kept() -> None:
+    queue = make_queue()
+    ask(queue, "half", limits=needing(gpus=0.5))
+    assert [each.devices for each in lend(queue, "a")] == [("0",)]
+    ask(queue, "both", limits=needing(gpus=2))
+    ask(queue, "one", limits=needing(gpus=1))
+    assert lend(queue, "b") == []
+    queue.leave(Life("a", ""))
+    queue.cancel(MODEL, ["half"])
+    assert [each.devices for each in lend(queue, "b")] == [("0", "1")]
+
+
+def test_parts_fill_one_device_before_the_next() -> None:
+    queue = make_queue()
+    ask(queue, *"123456", limits=needing(gpus=1 / 3))
+    devices = [each.devices for name in "abcdef" for each in lend(queue, name)]
+    assert sorted(devices) == [("0",)] * 3 + [("1",)] * 3
+    assert devices[:3] in ([("0",)] * 3, [("1",)] * 3)
+
+
+def test_a_process_that_sees_other_devices_is_the_last_choice() -> None:
+    queue = make_queue()
+    pinned = [HOST._replace(pinned=each) for each in (("0",), ("1",))]
+    assert lend(queue, "0", pinned[0]) == lend(queue, "1", pinned[1]) == []
+    ask(queue, "1", limits=needing(gpus=1))
+    assert [each.devices for each in lend(queue, "1", pinned[1])] == [("1",)]
+    ask(queue, "2", limits=needing(gpus=1))
+    assert [each.devices for each in lend(queue, "0", pinned[0])] == [("0",)]
+    queue.cancel(MODEL, ["1", "2"])
+    assert lend(queue, "1", pinned[1]) == lend(queue, "0", pinned[0]) == []
+    ask(queue, "both", limits=needing(gpus=2))
+    assert lend(queue, "free", HOST._replace(devices=("0",))) == []
+    assert lend(queue, "0", pinned[0]) == [], "another one there has seen none yet"
+    queue.leave(Life("free", ""))
+    assert [each.devices for each in lend(queue, "0", pinned[0])] == [("0", "1")]
+
+
+def test_what_no_machine_has_room_for_is_named() -> None:
+    queue = make_queue()
+    ask(queue, "1", limits=needing(cpus=8, gpus=0.5))
+    assert queue.unknown_kinds() == ["python with cpus=8, gpus=0.5"]
+    assert lend(queue, "a") == []
+    assert queue.unknown_kinds() == ["python with cpus=8, gpus=0.5"]
+    lend(queue, "b", HOST._replace(name="large", cpus=8))
+    assert queue.unknown_kinds() == []
+
+
+def test_what_a_task_uses_outlives_the_broker() -> None:
+    queue = make_queue()
+    ask(queue, "1", "2", limits=needing(cpus=3))
+    assert lend(queue, "a")
+    again = make_queue()
+    again.restore([stored(each) for each in queue.take_changes().new], 0.0)
+    again.resume(MODEL, ["1", "2"])
+    assert lend(again, "b") == []
+    again.cancel(MODEL, ["1"])
+    assert [each.id for each in lend(again, "a")] == ["2"]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_machine_is_given_more_than_it_has_and_each_task_has_its_turn(seed: int) -> None:
+    rng = random.Random(seed)
+    queue = make_queue(max_losses=1000)
+    machines = [HOST, HOST._replace(name="other", cpus=2.0, devices=("0",))]
+    workers = {f"{each.name}-{index}": each for each in machines for index in range(6)}
+    running: dict[str, tuple[str, Assignment]] = {}
+    ended: set[str] = set()
+    for step in itertools.count():
+        assert len(ended) == step or step < 20_000, "a task waits for ever"
+        if step < 80:
+            limits = needing(rng.choice([0, 0.5, 1, 4]), rng.choice([0, 0, 0.25, 0.5, 1, 2]))
+            ask(queue, str(step), limits=limits, priority=rng.choice([0.0, 1.0]))
+        elif len(ended) == 80:
+            break
+        name = rng.choice(list(workers))
+        if name in running and rng.random() < 0.5:
+            key, each = running.pop(name)
+            queue.finish(done(each))
+            ended.add(key)
+        elif name in running and rng.random() < 0.1:
+            del running[name]
+            queue.leave(Life(name, ""))
+            workers[name] = workers[name]._replace(pinned=())
+        elif name not in running:
+            for each in lend(queue, name, workers[name]):
+                if each.devices and workers[name].pinned not in ((), each.devices):
+                    queue.leave(Life(name, ""))
+                    workers[name] = workers[name]._replace(pinned=())
+                    break
+                workers[name] = workers[name]._replace(pinned=each.devices or workers[name].pinned)
+                running[name] = each.id, each
+        for machine in machines:
+            there = [each for key, (_, each) in running.items() if key.startswith(machine.name)]
+            assert sum(each.limits.cpus for each in there) <= machine.cpus
+            for device in machine.devices:
+                parts = [min(1, each.limits.gpus) for each in there if device in each.devices]
+                assert sum(parts) <= 1

@@ -1,8 +1,10 @@
 """Where a broker keeps its tasks: in a file."""
 
+import contextlib
 import itertools
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -14,7 +16,7 @@ import pytest
 
 from launchpad_lite.search._messages import Life, Limits, Outcome, State, Submission
 from launchpad_lite.search._queue import Changes, Task
-from launchpad_lite.search._store import SqliteStore, check_files
+from launchpad_lite.search._store import PART_BYTES, PAYLOAD, RESULT, SqliteStore, check_files
 from launchpad_lite.search.errors import StoreError, StoreInUseError
 
 
@@ -70,6 +72,60 @@ def test_changes_and_removals_are_taken_over(store: SqliteStore, path: Path) -> 
     )
     found = reopened(store, path)
     assert found == {"1": task("1", b"again"), "2": task("2", lease=lease), "4": task("4")}
+
+
+def test_a_payload_is_written_once_whatever_becomes_of_its_task(
+    store: SqliteStore, path: Path
+) -> None:
+    size = 10_000_000
+
+    def written() -> int:
+        counts = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+        return int(counts["wchar"])
+
+    before = written()
+    store.write(new(task("1", os.urandom(size))))
+    lease = Life("worker[0]", "life"), "token"
+    outcome = Outcome("1", "", State.DONE, b"result")
+    for fields in ({"lease": lease}, {"outcome": outcome}):
+        store.write(Changes([], [task("1", **fields)], []))
+    store.write(Changes([], [], ["1"]))
+    assert written() - before < 2.2 * size, "in the log, and from there in the file"
+
+
+def stage(store: SqliteStore, what: str, body: bytes) -> None:
+    """As for the task `1`."""
+    for part in itertools.count():
+        if store.stage("1", what, body, part):
+            break
+
+
+def test_what_is_large_comes_back_as_it_was_staged_last(store: SqliteStore, path: Path) -> None:
+    payload, result = (os.urandom(size) for size in (2 * PART_BYTES, PART_BYTES + 1))
+    stage(store, PAYLOAD, payload + bytes(PART_BYTES))
+    stage(store, PAYLOAD, payload)
+    stage(store, RESULT, result)
+    whole = task("1", payload, outcome=Outcome("1", "", State.DONE, result))
+    store.write(new(whole))
+    store.write(Changes([], [whole], []))
+    store.stage("never came", PAYLOAD, payload, 0)
+    assert reopened(store, path) == {"1": whole}
+    again = SqliteStore(path)
+    assert again._database.execute("select distinct id from parts").fetchall() == [("1",)]
+    small = task("1", b"small", outcome=Outcome("1", "", State.DONE, b"small"))
+    again.write(new(small))
+    assert again.load() == [small]
+    again.write(Changes([], [], ["1"]))
+    assert again._database.execute("select count(*) from parts").fetchone() == (0,)
+    again.close()
+
+
+def test_a_file_of_another_version_is_refused(path: Path) -> None:
+    path.parent.mkdir(mode=0o700)
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.execute("create table tasks (id text primary key, payload blob)")
+    with pytest.raises(StoreError, match=rf"{path}: another version .* name a new folder"):
+        SqliteStore(path)
 
 
 def test_messages_of_exceptions_may_have_anything_in_them(store: SqliteStore, path: Path) -> None:
@@ -195,7 +251,7 @@ import itertools, sys
 from pathlib import Path
 from launchpad_lite.search._messages import Submission
 from launchpad_lite.search._queue import Changes, Task
-from launchpad_lite.search._store import SqliteStore, check_files
+from launchpad_lite.search._store import PART_BYTES, PAYLOAD, RESULT, SqliteStore, check_files
 
 store = SqliteStore(Path(sys.argv[1]))
 for number in itertools.count():
