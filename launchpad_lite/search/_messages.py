@@ -186,6 +186,8 @@ class Collected(NamedTuple):
         progress: Since the last call.
         load: Of the broker.
         unknown_kinds: Kinds of waiting tasks that no worker takes.
+        begun: Tasks that have got a worker since the last call (True), or wait again (False); in the
+            first answer of a session all that have one. Those with an outcome are left out.
     """
 
     life: str
@@ -193,6 +195,7 @@ class Collected(NamedTuple):
     progress: Sequence[Progress]
     load: Load
     unknown_kinds: Sequence[str] = ()
+    begun: Sequence[tuple[str, bool]] = ()
 
 
 class Member(NamedTuple):

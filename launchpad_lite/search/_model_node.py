@@ -205,9 +205,8 @@ class ModelNode:
             lost = sum(trial.lost_workers for trial in self._trials)
             outbox = self._outbox
             best = best_of(self._trials, maximize=self._model.maximize)
-        load = None if outbox is None or self._is_over else outbox.load_now()
         outstanding = counts[TrialState.OUTSTANDING]
-        running = 0 if load is None else min(outstanding, load.running)
+        running = 0 if outbox is None else min(outstanding, outbox.running)
         return Status(
             outstanding - running,
             running,

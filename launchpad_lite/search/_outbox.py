@@ -62,6 +62,12 @@ class Outbox:
         #: Held while a broker is asked: it forgets what another thread would send it meanwhile.
         self._asking = threading.RLock()
         self._outstanding = dict(outstanding)
+        #: Of these, those that have begun, and whether they have a worker now.
+        self._running: dict[str, bool] = {}
+        #: The session of the newest answer.
+        self._answered = ""
+        #: Tasks that have begun, as the newest `collect` has found: each once.
+        self.begun: list[str] = []
         #: Of these, those of the earlier life: brokers may have them with the code of that time.
         self._renewed = set(outstanding)
         #: Of these, those that no broker has accepted yet.
@@ -100,12 +106,11 @@ class Outbox:
         """How many workers the search has."""
         return max(self._presence.view.workers, self.load.workers)
 
-    def load_now(self) -> Load:
-        """Returns how busy the broker is, as it says now, or said last."""
-        with contextlib.suppress(*LOST, courier.CallCancelledError, KeyError):
-            client = self._presence.client(self._broker)
-            self.load = courier.with_timeout(client, self._timing.beat_s).load()
-        return self.load
+    @property
+    def running(self) -> int:
+        """How many tasks have a worker."""
+        with self._lock:
+            return sum(self._running.values())
 
     def __len__(self) -> int:
         return len(self._outstanding)
@@ -135,6 +140,7 @@ class Outbox:
             given_up = [each for each in ids if self._outstanding.pop(each, None) is not None]
             for each in given_up:
                 self._unsent.pop(each, None)
+                self._running.pop(each, None)
         self._have_forgotten(given_up)
 
     def _have_forgotten(self, ids: Sequence[str]) -> None:
@@ -179,6 +185,7 @@ class Outbox:
         Args:
             wait_s: Seconds to wait at most.
         """
+        self.begun = []
         self._beat()
         late = self._revisit() if self._left else []
         if late or not self._is_ready():
@@ -204,12 +211,25 @@ class Outbox:
             self._life = ""  # another one than that which was asked for its tasks
         progress = [each for each in found.progress if each.id in self._outstanding]
         outcomes = [each for each in found.outcomes if self._take(each)]
+        self._follow(found.begun)
         return outcomes, progress
+
+    def _follow(self, begun: Iterable[tuple[str, bool]]) -> None:
+        with self._lock:
+            if self._answered != self._session:  # it says all of them
+                self._answered = self._session
+                self._running = dict.fromkeys(self._running, False)
+            for each, is_running in begun:
+                if each in self._outstanding and (is_running or each in self._running):
+                    if each not in self._running:
+                        self.begun.append(each)
+                    self._running[each] = is_running
 
     def _take(self, outcome: Outcome) -> bool:
         """Takes an outcome; returns whether it is the first one of its task."""
         with self._lock:
             self._unsent.pop(outcome.id, None)
+            self._running.pop(outcome.id, None)
             if self._outstanding.pop(outcome.id, None) is not None:
                 self._kept[outcome.id] = None
                 return True

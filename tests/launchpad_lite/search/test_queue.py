@@ -964,3 +964,21 @@ def test_an_outcome_says_how_often_its_task_was_run_and_how_many_workers_were_lo
     queue.finish(Outcome(last.id, last.token, State.FAILED, text="second"))
     found = {each.id: (each.attempts, each.lost_workers) for each in queue.collect(MODEL, "s")[0]}
     assert found == {"lost": (2, 1), "raises": (2, 0)}
+
+
+def test_a_model_hears_once_which_tasks_have_begun_and_which_wait_again() -> None:
+    queue = make_queue()
+    ask(queue, "lasts", "ended", "lost")
+    queue.collect(MODEL, "session")
+    lasts, ended, lost = take(queue, count=3)
+    queue.finish(done(ended))
+    assert not queue.has_begun("nobody")
+    assert queue.has_begun(MODEL)
+    assert queue.begun(MODEL) == [("lasts", True), ("lost", True)]
+    assert not queue.has_begun(MODEL)
+    queue.give_back(WORKER, {"lost": lost.token})
+    assert queue.begun(MODEL) == [("lost", False)]
+    queue.collect(MODEL, "another session")
+    assert queue.begun(MODEL) == [("lasts", True)]
+    queue.finish(done(lasts))
+    assert not queue.begun(MODEL)
