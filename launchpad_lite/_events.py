@@ -92,11 +92,12 @@ class Heartbeat(_Sign):
 
 @dataclass(frozen=True)
 class Preempted:
-    """A signal from outside asked a node to end, and it has begun to."""
+    """A signal from outside asked a node to end, or its own code, for a `reason`; it has begun to."""
 
     node: str
     attempt: int
     signum: int
+    reason: str = ""
 
 
 @dataclass(frozen=True)

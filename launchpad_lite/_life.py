@@ -500,7 +500,7 @@ class ProgramLife:
             self._enter(node, _Stage.ASKED, node.deadline)
             self._limit_hold(node, now)
             return self._note_stop(StopAsked(f"{told} to {node.name}", event.signum), now)
-        text = f"it was asked from outside to end, by {told}"
+        text = event.reason or f"it was asked from outside to end, by {told}"
         node.verdict, node.asked_to_leave = NodeFailure(node.name, node.terms.host, text), True
         self._enter(node, _Stage.ASKED, now + self._notice_s)
         return []

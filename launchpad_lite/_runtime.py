@@ -13,7 +13,7 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import courier
 from launchpad_lite._address import Address, AddressTable, enter_table
@@ -57,6 +57,10 @@ class WorkerLink:
 
     def heartbeat(self) -> None:
         """The node's code makes progress."""
+
+    def restart(self, reason: str, *, is_expected: bool) -> NoReturn:  # noqa: ARG002 - of processes
+        """The node's process ends; `is_expected`: to be started again, else it fails."""
+        raise RuntimeError(f"only a node with a process of its own can be ended: {reason}")
 
 
 class NodeSetup(NamedTuple):
@@ -628,6 +632,25 @@ def restart_count() -> int:
                     print("begins again")
     """
     return current_runtime().setup.attempt
+
+
+def restart_node(reason: str) -> NoReturn:
+    """Ends the process of this node at once, to start again; that is a failure only if it is not restarted.
+
+    Args:
+        reason: For people.
+
+    Raises:
+        NoProgramError: No program runs here.
+        RuntimeError: The node has no process of its own.
+
+    Example:
+        def watch(self):  # in a thread of a node
+            if not self.simulator.answers():
+                lp.restart_node("the simulator hangs")
+    """
+    runtime = current_runtime()
+    runtime._link.restart(reason, is_expected=runtime.setup.restarts)
 
 
 def save_checkpoint() -> Path | None:

@@ -435,7 +435,7 @@ class AgentHost:
         if frame.op == "stop_received":
             return StopReceived(node, attempt, frame["listens"])
         if frame.op == "preempted":
-            return Preempted(node, attempt, frame["signum"])
+            return Preempted(node, attempt, frame["signum"], frame["reason"])
         if frame.op == "healthy":
             return Healthy(node, attempt)
         if frame.op == "heartbeat":

@@ -99,8 +99,15 @@ class _Link(WorkerLink):
     def heartbeat(self) -> None:
         self.send(Frame("heartbeat"))
 
-    def preempted(self, signum: int) -> None:
-        self.send(Frame("preempted", {"signum": signum}))
+    def preempted(self, signum: int, reason: str = "") -> None:
+        self.send(Frame("preempted", {"signum": signum, "reason": reason}))
+
+    def restart(self, reason: str, *, is_expected: bool) -> NoReturn:
+        if is_expected:
+            self.preempted(signal.SIGTERM, reason)
+        else:
+            os.write(2, f"{reason}\n".encode(errors="replace"))  # streams may be locked
+        os._exit(0 if is_expected else 1)
 
     def send(self, frame: Frame) -> None:
         with self._lock:

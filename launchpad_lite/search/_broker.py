@@ -146,7 +146,7 @@ class Broker:
         model: str,
         session: str,
         acknowledged: Sequence[str],
-        stopped: Sequence[str],
+        stopped: Mapping[str, bool],
         wait_s: float,
     ) -> Collected:
         """Returns what there is for a model, and waits for something.
@@ -156,7 +156,7 @@ class Broker:
             session: With another one than before, the model gets all outcomes again that it has not
                 acknowledged: it was started again, or an answer was lost.
             acknowledged: Tasks whose outcome it has for good.
-            stopped: Tasks that are to end early.
+            stopped: Tasks that are to end early, and whether by force.
             wait_s: Seconds to wait.
         """
         self._queue.acknowledge(model, acknowledged)
@@ -268,7 +268,7 @@ class Broker:
     @courier.idempotent
     async def beat(
         self, worker: Life, held: Mapping[str, str], progress: Sequence[Progress]
-    ) -> list[str]:
+    ) -> dict[str, bool]:
         """As `Queue.beat`."""
         stops = self._queue.beat(worker, held, progress, time.monotonic())
         self._tell()

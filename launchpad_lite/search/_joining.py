@@ -1,12 +1,17 @@
 """How workers from outside of the program come into a running search, in this language."""
 
+import contextlib
+import functools
 import json
+import os
 import socket
+import sys
 import threading
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import courier
 from launchpad_lite._private_files import make_folder, read_private, write_private
@@ -122,6 +127,7 @@ class OutsideWorker:
         member = member_here("worker", Life(name, uuid.uuid4().hex))
         presence = Presence(member, info.connect(), {}, info.connect, timing)
         self._worker = Worker(presence, timing, stop, max_result_bytes, lambda: None)
+        self._worker.restart = functools.partial(_restart, stop, Path.cwd(), dict(os.environ))
         self._device = held_device(presence, device, timing, stop)
 
     def run(self) -> None:
@@ -136,6 +142,22 @@ class OutsideWorker:
     def wake(self) -> None:
         """Has it look at `stop`. Thread-safe."""
         self._worker.wake()
+
+
+def _restart(
+    stop: threading.Event, folder: Path, environ: Mapping[str, str], reason: str
+) -> NoReturn:
+    """Runs the command of this process again in its place, as it was at the start."""
+    import psutil
+
+    os.write(2, f"{reason}\n".encode(errors="replace"))
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()
+    if stop.is_set():
+        os._exit(0)
+    os.chdir(folder)
+    os.execve(sys.executable, sys.orig_argv, environ)  # noqa: S606 - by no shell
 
 
 def timing_of(info: JoinInfo) -> Timing:

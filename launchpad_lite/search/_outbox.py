@@ -75,7 +75,8 @@ class Outbox:
         #: Outcomes that were collected, and are to be kept by brokers.
         self._kept: dict[str, None] = {}
         self._acknowledged: list[str] = []
-        self._stopped: list[str] = []
+        #: And whether by force.
+        self._stopped: dict[str, bool] = {}
         self._broker = broker
         #: Whether other brokers may have tasks of an earlier life, which are not known yet.
         self._is_heir = bool(broker)
@@ -122,10 +123,10 @@ class Outbox:
                 self._outstanding[each.id] = each
                 self._unsent[each.id] = None
 
-    def stop(self, ids: Iterable[str]) -> None:
-        """Has tasks end early; their outcomes come as those of others."""
+    def stop(self, ids: Iterable[str], *, kill: bool = False) -> None:
+        """Has tasks end early, or by force (`kill`); their outcomes come as those of others."""
         with self._lock:
-            self._stopped += ids
+            self._stopped |= {each: kill or self._stopped.get(each, False) for each in ids}
 
     def acknowledge(self, ids: Iterable[str]) -> None:
         """Lets brokers forget outcomes that were collected."""
@@ -193,7 +194,7 @@ class Outbox:
             return late, []
         with self._lock:
             acknowledged, self._acknowledged = self._acknowledged, []
-            stopped, self._stopped = self._stopped, []
+            stopped, self._stopped = self._stopped, {}
         try:
             found: Collected = self._client(wait_s).collect(
                 self._model, self._session, acknowledged, stopped, wait_s
@@ -201,7 +202,7 @@ class Outbox:
         except (*LOST, KeyError) as error:
             with self._lock:
                 self._acknowledged = acknowledged + self._acknowledged
-                self._stopped = stopped + self._stopped
+                self._stopped = {**stopped, **self._stopped}
             self._note_loss(error)
             return [], []
         self._lost_at = None
@@ -306,7 +307,7 @@ class Outbox:
             client = courier.with_timeout(self._presence.client(name), self._timing.beat_s)
             with contextlib.suppress(*LOST):
                 session = uuid.uuid4().hex  # the answer to an earlier call may be lost
-                kept: Collected = client.collect(self._model, session, (), (), 0.0)
+                kept: Collected = client.collect(self._model, session, (), {}, 0.0)
                 found += [each for each in kept.outcomes if self._take(each)]
                 client.resume(self._model, ())
                 self._left.discard(name)

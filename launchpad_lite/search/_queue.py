@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from launchpad_lite.search._messages import (
     MOST_BYTES,
+    PYTHON,
     Assignment,
     Life,
     Load,
@@ -49,6 +50,7 @@ class Task:
         expires_at: When the lease ends. Not stored.
         deadline_at: When it has run too long. Not stored.
         is_stopped: Whether its worker is to end it. Not stored.
+        is_killed: Whether that is to end its process for it. Not stored.
     """
 
     submission: Submission
@@ -62,6 +64,7 @@ class Task:
     expires_at: float = 0.0
     deadline_at: float | None = None
     is_stopped: bool = False
+    is_killed: bool = False
 
 
 @dataclass(frozen=True)
@@ -297,9 +300,9 @@ class Queue:
             if task is not None and task.owner == owner:
                 self._remove(task)
 
-    def stop(self, owner: str, ids: Iterable[str]) -> None:
-        """Has tasks end early: those that wait at once, others when their worker hears of it."""
-        for each in ids:
+    def stop(self, owner: str, ids: Mapping[str, bool]) -> None:
+        """Has tasks end early, some by force: those that wait at once, others when their worker hears of it."""
+        for each, is_killed in ids.items():
             task = self._tasks.get(each)
             if task is None or task.owner != owner or task.outcome is not None:
                 continue
@@ -307,6 +310,7 @@ class Queue:
                 self._decide(task, State.STOPPED)
             else:
                 task.is_stopped = True
+                task.is_killed |= is_killed
 
     def resume(self, owner: str, ids: Collection[str], awaited: Collection[str] = ()) -> list[str]:
         """Forgets all tasks of a model but these; returns those of them that are not here.
@@ -370,8 +374,8 @@ class Queue:
         held: Mapping[str, str],
         progress: Iterable[Progress],
         now: float,
-    ) -> list[str]:
-        """Renews leases; returns the tasks that the worker is to stop.
+    ) -> dict[str, bool]:
+        """Renews leases; returns the tasks that the worker is to stop, and whether by force.
 
         Args:
             worker: Who is heard of.
@@ -383,7 +387,11 @@ class Queue:
         known = self._workers.get(worker.name)
         if known is not None and known.life == worker.life:
             known.seen_at, known.is_restored = now, False
-        stops = [each for each, token in held.items() if self._is_over(each, worker, token, now)]
+        stops = {
+            each: (task := self._tasks.get(each)) is not None and task.is_killed
+            for each, token in held.items()
+            if self._is_over(each, worker, token, now)
+        }
         for point in progress:
             running = self._tasks.get(point.id)
             if running is not None and running.outcome is None:
@@ -411,15 +419,22 @@ class Queue:
         is_current = task.lease is not None and task.lease[1] == outcome.token
         if outcome.state is not State.DONE and not is_current:
             return False  # somebody else has it by now
-        if outcome.state is State.FAILED and not task.helps:
+        if outcome.state is State.FAILED:
+            self._fail(task, outcome)
+        else:
+            self._settle(task, outcome)
+        return True
+
+    def _fail(self, task: Task, outcome: Outcome) -> None:
+        """Has a task run again that has failed, or gives it up."""
+        if not task.helps:
             task.errors += (outcome.text,)
             if len(task.errors) <= task.submission.retries:
                 self._return(task)
-                return True
+                return
             attempts = outcome.attempts - 1  # the last one is among the errors
             outcome = outcome._replace(text=_gathered(task.errors), attempts=attempts)
         self._settle(task, outcome)
-        return True
 
     def give_back(self, worker: Life, held: Mapping[str, str]) -> None:
         """Takes back tasks that a worker has not begun; their tokens by id."""
@@ -450,9 +465,15 @@ class Queue:
                 worker.seen_at = now
         for each in sorted(self._leased):
             task = self._tasks[each]
-            if task.deadline_at is not None and task.deadline_at <= now:
-                text = f"not done within its {task.submission.limits.timeout_s:g} s (timeout_s)"
-                self._decide(task, State.FAILED, text, attempts=1)
+            if (
+                task.deadline_at is not None
+                and task.deadline_at <= now
+                and self._is_stuck(task, now)
+            ):
+                assert task.lease is not None
+                text = f"it ran longer than timeout_s={task.submission.limits.timeout_s:g}"
+                outcome = Outcome(each, "", State.FAILED, text=text, worker=task.lease[0].name)
+                self._fail(task, outcome)
             elif task.expires_at <= now:
                 self._lose(task, f"was not heard of for {self._lease_s:g} s")
         for name in [
@@ -464,6 +485,10 @@ class Queue:
         if self._began_at is not None and now - self._began_at > 2 * self._lease_s:
             self._claims.clear()
         self._tidy()
+
+    def _is_stuck(self, task: Task, now: float) -> bool:
+        """Returns whether its worker will not end a task at its limits: it is silent, or knows none."""
+        return task.submission.kind != PYTHON or task.expires_at < now + self._lease_s / 2
 
     def _tidy(self) -> None:
         """Forgets models without tasks, and entries of heaps that do not count, once most do not."""
@@ -660,8 +685,8 @@ class Queue:
         self._owner(task.owner).begun[task.submission.id] = False
         self._note(task)
 
-    def _decide(self, task: Task, state: State, text: str = "", attempts: int = 0) -> None:
-        self._settle(task, Outcome(task.submission.id, "", state, text=text, attempts=attempts))
+    def _decide(self, task: Task, state: State, text: str = "") -> None:
+        self._settle(task, Outcome(task.submission.id, "", state, text=text, attempts=0))
 
     def _settle(self, task: Task, outcome: Outcome) -> None:
         self._release(task)
@@ -712,4 +737,4 @@ def _copies(tasks: Iterable[Task]) -> list[Task]:
 def _gathered(errors: Sequence[str]) -> str:
     if len(errors) == 1:
         return errors[0]
-    return f"it was run {len(errors)} times, and raised each time; the last one:\n{errors[-1]}"
+    return f"it was run {len(errors)} times, and failed each time; the last one:\n{errors[-1]}"

@@ -2,18 +2,27 @@
 
 import collections
 import contextlib
+import faulthandler
 import inspect
+import itertools
+import math
 import pickle
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import courier
+import launchpad_lite as lp
 from launchpad_lite.search._helping import LOST
+from launchpad_lite.search._limits import look, memory_here
 from launchpad_lite.search._messages import (
     PYTHON,
     Assignment,
+    Limits,
     Outcome,
     State,
     first_of,
@@ -36,6 +45,9 @@ _NEWEST = 0.2
 _RETRY_S = 0.1
 #: Points of learning curves are sent this often at most.
 _REPORT_S = 0.1
+#: Of the stack of a task that is ended, below those of this room.
+_MOST_FRAMES = 20
+_HERE = str(Path(__file__).parent)
 #: Seconds without a broker after which a worker gives up.
 _ALONE_S = 120.0
 
@@ -65,6 +77,11 @@ class Worker:
         self._stop = stop
         self._max_result_bytes = max_result_bytes
         self._heartbeat = heartbeat
+        #: Ends this process, for a reason, and has another worker take its place.
+        self.restart: Callable[[str], object] = lp.restart_node
+        self._beating = threading.Thread(target=self._beat, name="search-heartbeat", daemon=True)
+        #: The thread that runs tasks, and whether it can be ended, with its process.
+        self._thread, self._has_process = 0, False
         self._me = presence.member.who
         self._broker = ""
         #: Where it goes after its task, because fewer workers are there; empty: nowhere.
@@ -81,6 +98,7 @@ class Worker:
         self._held: dict[str, dict[str, str]] = {}
         self._outcomes: dict[str, list[Outcome]] = {}
         self._running: Running | None = None
+        self._assigned = Assignment("", "", PYTHON, b"")
         self._began_at = 0.0
         #: Set when there is something to send.
         self._stirred = threading.Event()
@@ -98,9 +116,10 @@ class Worker:
             WorkerMismatchError: The search has another version, or another Python.
             SearchError: No broker answers any more.
         """
-        beating = threading.Thread(target=self._beat, name="search-heartbeat", daemon=True)
+        self._thread = threading.get_ident()
+        self._has_process = threading.current_thread() is threading.main_thread()
         self._presence.beat()
-        beating.start()
+        self._beating.start()
         forced: SystemExit | None = None
         try:
             while not self._stop.is_set() and not self._is_over:
@@ -115,13 +134,9 @@ class Worker:
         finally:
             self._has_ended.set()
             self._stirred.set()
-            beating.join()
+            self._beating.join()
         # Also if forced: its task has not lost its worker, and runs elsewhere at once.
-        with self._lock:
-            self._unbegun.clear()
-        for name in set(self._held) | set(self._outcomes) | {self._broker} - {""}:
-            self._leave(name)
-        self._presence.leave()
+        self._leave_all()
         if forced is not None:
             raise forced
 
@@ -203,7 +218,7 @@ class Worker:
         with self._lock:
             if not self._unbegun or self._stop.is_set():
                 return None
-            assignment = self._unbegun.popleft()
+            assignment = self._assigned = self._unbegun.popleft()
             self._running = Running(assignment.id, self._stirred.set)
             self._began_at = time.monotonic()
             return assignment
@@ -216,6 +231,10 @@ class Worker:
             state, payload, text = self._outcome_of(assignment)
         finally:
             running.reset(token)
+        if not self._decides(self._running):
+            if self._has_process:
+                self._beating.join()  # it ends this process
+            return
         seconds = time.monotonic() - begun_at
         self._mean_s += _NEWEST * (seconds - self._mean_s)
         outcome = Outcome(
@@ -234,7 +253,7 @@ class Worker:
             if isinstance(task, Tried):
                 task, self._running.trial = task
             run = getattr(task, "run", task)
-            value = run()
+            value = self._call(run, assignment.limits)
             if inspect.iscoroutine(value):
                 value.close()
                 raise TypeError(f"{task!r} is async: call asyncio.run in it")
@@ -261,12 +280,69 @@ class Worker:
             return State.FAILED, pickle.dumps(report), report.traceback
         return State.DONE, payload, ""
 
+    def _call(self, run: Callable[[], Any], limits: Limits) -> Any:
+        """Calls a task. The other thread looks at its limits."""
+        assert self._running is not None
+        self._running.begun_at = self._running.moved_at = time.monotonic()
+        if limits == Limits():
+            return run()
+        self._stirred.set()
+        # If the task holds the GIL in C, the other thread cannot end it.
+        if is_timed := limits.timeout_s is not None and self._has_process:
+            last_s = min((limits.timeout_s or 0) + self._timing.lease_s, threading.TIMEOUT_MAX)
+            faulthandler.dump_traceback_later(last_s, exit=True, file=2)
+        try:
+            return run()
+        finally:
+            if is_timed:
+                faulthandler.cancel_dump_traceback_later()
+
+    # Ending them.
+
+    def _decides(self, task: Running) -> bool:
+        """Returns whether this thread is the first of both that decides the outcome of a task."""
+        with self._lock:
+            is_first, task.is_over = not task.is_over, True
+            return is_first
+
+    def _look(self) -> float:
+        """Ends a task that exceeds a limit; returns the seconds until the next look."""
+        task, now = self._running, time.monotonic()
+        if task is None or task.is_over:
+            return math.inf
+        memory = memory_here if self._has_process else int
+        limits = self._assigned.limits
+        why, pause_s = look(limits, now - task.begun_at, now - task.moved_at, memory)
+        if why:
+            self._end(task, State.FAILED, why)
+        return pause_s
+
+    def _end(self, task: Running, state: State, why: str) -> None:
+        """Ends a task at once, with this process; one in a thread of a script, at its next report."""
+        if not self._decides(task):
+            return
+        stack = reversed(traceback.format_stack(sys._current_frames()[self._thread]))
+        where = [*itertools.takewhile(lambda each: _HERE not in each, stack)][:_MOST_FRAMES]
+        text = f"{why}, and was ended here:\n{''.join(reversed(where))}"
+        key, token, *_ = self._assigned
+        seconds = time.monotonic() - self._began_at
+        outcome = Outcome(key, token, state, b"", text, seconds, self._me.name)
+        with self._lock:
+            self._outcomes.setdefault(self._broker, []).append(outcome)
+        if self._has_process:
+            self._leave_all()
+            self.restart(f"it ends with its task: {why}")
+        task.is_stopped = True
+        self._client(self._broker).hand_in([outcome])
+        self._forget(self._broker, [outcome])
+
     # Showing that it lives.
 
     def _beat(self) -> None:
-        next_at = 0.0
+        next_at, pause_s = 0.0, 0.0
         while not self._has_ended.is_set():
             try:
+                pause_s = min(self._timing.beat_s, self._look())
                 now = time.monotonic()
                 self._give_back_stuck(now)
                 if now >= next_at:
@@ -282,7 +358,7 @@ class Worker:
             except BaseException as error:  # noqa: BLE001 - raised by the other thread
                 self._failure = error
                 return
-            self._stirred.wait(_STUCK_S if self._unbegun else self._timing.beat_s)
+            self._stirred.wait(min(pause_s, _STUCK_S) if self._unbegun else pause_s)
             if self._stirred.is_set():
                 self._has_ended.wait(_REPORT_S)
                 self._stirred.clear()
@@ -300,12 +376,16 @@ class Worker:
                 )
                 for name, tokens in held.items()
             }
+            is_killed = False
             for name, call in calls.items():  # at the same time: some may be lost
                 with contextlib.suppress(*LOST):
                     stops = call.result()
                     if task is not None and task.key in held[name]:
                         del task.progress[: len(points)]
                         task.is_stopped |= task.key in stops
+                        is_killed |= stops.get(task.key, False)
+        if task is not None and is_killed:
+            self._end(task, State.STOPPED, "its model has asked for that")
 
     def _client(self, broker: str, wait_s: float = 0.0) -> Any:
         client = self._presence.client(broker)
@@ -357,6 +437,14 @@ class Worker:
             self._outcomes[broker] = [each for each in kept if each.id not in sent]
             for each in sent:
                 self._held[broker].pop(each, None)
+
+    def _leave_all(self) -> None:
+        """Hands in all outcomes, gives back all else, and says good-bye."""
+        with self._lock:
+            self._unbegun.clear()
+        for name in set(self._held) | set(self._outcomes) | {self._broker} - {""}:
+            self._leave(name)
+        self._presence.leave()
 
     def _leave(self, broker: str) -> None:
         """Hands in all outcomes to a broker, which forgets this worker."""

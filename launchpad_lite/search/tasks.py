@@ -4,6 +4,7 @@ import contextvars
 import math
 import operator
 import reprlib
+import time
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -36,8 +37,10 @@ class Task:
     Attributes:
         priority: Tasks with a higher one are run first.
         retries: How often it may be run again when it has raised.
-        timeout_s: Seconds that a run of it may take; then it fails, and its next `search.report` ends
-            it. None: any time.
+        timeout_s: Seconds that a run of it may take; then its worker's process ends, and the run has
+            failed. None: any time.
+        progress_timeout_s: The same for the time without a `search.report`.
+        memory_bytes: The same for the memory of its worker's process and those below it. 0: any.
         params: What it tries, for tables; names to values.
 
     Example:
@@ -52,6 +55,8 @@ class Task:
     priority: float = 0.0
     retries: int = 0
     timeout_s: float | None = None
+    progress_timeout_s: float | None = None
+    memory_bytes: int = 0
     params: Mapping[str, Any] = {}
 
     def run(self) -> Any:
@@ -199,22 +204,31 @@ def _options(task: Any) -> tuple[float, int, Limits]:
     try:
         priority = float(getattr(task, "priority", 0.0))
         retries = operator.index(getattr(task, "retries", 0))
-        timeout_s = getattr(task, "timeout_s", None)
-        timeout_s = None if timeout_s is None else float(timeout_s)
+        seconds = [getattr(task, name, None) for name in ("timeout_s", "progress_timeout_s")]
+        seconds = [None if each is None else float(each) for each in seconds]
+        memory_bytes = operator.index(getattr(task, "memory_bytes", 0))
     except (TypeError, ValueError) as error:
         raise TypeError(
-            f"{task!r}: its priority, retries and timeout_s are numbers: {error}"
+            f"{task!r}: its priority, retries and limits are numbers: {error}"
         ) from error
     if not (math.isfinite(priority) and 0 <= retries < 1 << 31):
         raise ValueError(f"{task!r}: its priority is finite, and its retries are at least 0")
-    if timeout_s is not None and not 0 < timeout_s < math.inf:
-        raise ValueError(f"{task!r}: its timeout_s is above 0, or None")
-    return priority, retries, Limits(timeout_s)
+    if any(each is not None and not 0 < each < math.inf for each in seconds):
+        raise ValueError(f"{task!r}: its timeout_s and progress_timeout_s are above 0, or None")
+    if memory_bytes < 0:
+        raise ValueError(f"{task!r}: its memory_bytes are at least 0")
+    return priority, retries, Limits(seconds[0], seconds[1], memory_bytes=memory_bytes)
 
 
 @dataclass
 class Running:
-    """The task that a worker runs, for `report`. Used by two threads, of which one only reads."""
+    """The task that a worker runs, for `report`. Used by two threads, of which one only reads.
+
+    Attributes:
+        begun_at: When its code began to run; infinity before.
+        moved_at: When that has shown progress last, or has begun.
+        is_over: Whether its outcome is decided, by either thread.
+    """
 
     key: str
     #: Wakes who sends reports.
@@ -223,16 +237,19 @@ class Running:
     steps: int = 0
     is_stopped: bool = False
     trial: RunningTrial | None = None
+    begun_at: float = math.inf
+    moved_at: float = math.inf
+    is_over: bool = False
 
 
 running: "contextvars.ContextVar[Running | None]" = contextvars.ContextVar("running", default=None)
 
 
-def report(value: float, step: int | None = None) -> None:
+def report(value: float | None = None, step: int | None = None) -> None:
     """Reports how far the task is that calls it: a point of its learning curve.
 
     Args:
-        value: How good it is so far.
+        value: How good it is so far; None: it only shows that it lives, for `progress_timeout_s`.
         step: Of what is trained; by default one more than the last one, from 0 on.
 
     Raises:
@@ -250,6 +267,9 @@ def report(value: float, step: int | None = None) -> None:
         raise RuntimeError("search.report: no task runs in this thread")
     if task.is_stopped:
         raise StoppedEarlyError("the model has stopped this task")
+    task.moved_at = time.monotonic()
+    if value is None:
+        return
     step = task.steps if step is None else step
     task.steps = step + 1
     task.progress.append(Progress(task.key, step, float(value)))

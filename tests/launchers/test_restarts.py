@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,15 @@ class Fails:
             raise ValueError(self._error)
 
 
+class Stuck:
+    """Starts again by a thread, while its code is stuck."""
+
+    def run(self) -> None:
+        if lp.restart_count() < 4:
+            threading.Timer(0, lp.restart_node, ["it is stuck"]).start()
+            time.sleep(1000)
+
+
 def _service(marks: Path) -> lp.Program:
     program = lp.Program("service")
     program.add_node(lp.CourierNode(Service, str(marks)), label="service")
@@ -88,6 +98,21 @@ def test_a_killed_node_comes_back_at_its_address_and_knows_that_it_did(
     expected = "SIGKILL" if how == "kill_process" else "exit code 7"
     assert all(expected in restart.failure.summary for restart in result.restarts)
     assert result.outcome is lp.Outcome.STOPPED
+
+
+def test_a_node_that_starts_again_by_itself_has_not_failed(launch_program: Any) -> None:
+    program = lp.Program("stuck")
+    program.add_node(lp.PyClassNode(Stuck), label="stuck")
+    policy = lp.RestartPolicy(backoff_s=0.01, max_restarts=1)
+    result = launch_program(program, "test_mp", restart=policy).wait()
+    assert [each.failure.summary for each in result.restarts] == ["it is stuck"] * 4
+
+
+def test_a_node_that_is_not_restarted_fails_when_it_starts_again(launch_program: Any) -> None:
+    program = lp.Program("stuck")
+    program.add_node(lp.PyClassNode(Stuck), label="stuck")
+    with pytest.raises(lp.NodeFailedError, match=r"stuck\[0\].*exit code 1(.|\n)*it is stuck"):
+        launch_program(program, "test_mp").wait()
 
 
 @pytest.mark.slow

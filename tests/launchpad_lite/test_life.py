@@ -1138,6 +1138,11 @@ HISTORIES: dict[str, tuple[list[NodeTerms], Sequence[Event | float], list[str | 
         [Preempted("a", 0, 15), broke("a", consequence=True)],
         [TOLD],
     ),
+    "a node that wants to start again": (
+        [RESTARTS],
+        [Preempted("a", 0, 15, "it is stuck"), Ended("a", 0)],
+        ["it is stuck"],
+    ),
     "a node that failed when it was told to go": (
         [RESTARTS],
         [Preempted("a", 0, 15), lingers("a"), broke("a")],

@@ -177,9 +177,9 @@ class World:
         if not self.resume():
             return
         acknowledged, self.acknowledged = self.acknowledged, []
-        stopped = []
+        stopped = {}
         if self.outstanding and not self.is_calm and self.random.random() < 0.1:
-            stopped = [self.random.choice(list(self.outstanding))]
+            stopped = {self.random.choice(list(self.outstanding)): self.random.random() < 0.5}
             self.stopped.update(stopped)
 
         def answer() -> list[Outcome]:
@@ -321,7 +321,7 @@ class World:
         progress = [Progress(key, 1, 1.0) for key in tokens]
         stops = self.call(lambda: self.queue.beat(worker.who, tokens, progress, self.now))
         if stops is not None:
-            worker.renewed_at.update(dict.fromkeys(tokens.keys() - stops, self.now))
+            worker.renewed_at.update(dict.fromkeys(tokens.keys() - stops.keys(), self.now))
         for key in stops or ():
             if key in worker.unbegun():
                 worker.outcomes.append(Outcome(key, worker.held[key], State.STOPPED))
@@ -379,7 +379,7 @@ class World:
         tokens = dict(self.tokens)
         stops = self.call(lambda: self.queue.beat(self.helper_life, tokens, (), self.now))
         if stops is not None:
-            self.renewed_at.update(dict.fromkeys(tokens.keys() - stops, self.now))
+            self.renewed_at.update(dict.fromkeys(tokens.keys() - stops.keys(), self.now))
             self.helper.stop("broker", stops)
 
     def help_no_more(self) -> None:
@@ -399,7 +399,7 @@ class World:
             worker.held.pop(each.id, None)
         self.receive(worker, found)
         stops = self.helper.beat(worker.who, worker.held, (), self.now)
-        worker.renewed_at.update(dict.fromkeys(worker.held.keys() - stops, self.now))
+        worker.renewed_at.update(dict.fromkeys(worker.held.keys() - stops.keys(), self.now))
 
     def restart_helper(self) -> None:
         self.helper, self.helper_life = self.empty(), self.life("helper")
@@ -628,7 +628,7 @@ def test_a_task_that_raises_is_run_as_often_as_it_may(retries: int) -> None:
         assert queue.finish(Outcome("1", each.token, State.FAILED, b"report", "ValueError"))
     (outcome,) = queue.collect(MODEL, "")[0]
     assert (outcome.state, outcome.payload) == (State.FAILED, b"report")
-    assert ("raised each time" in outcome.text) == bool(retries)
+    assert ("failed each time" in outcome.text) == bool(retries)
     assert outcome.text.endswith("ValueError")
 
 
@@ -681,7 +681,7 @@ def test_an_answer_that_never_arrived_is_given_again_at_once() -> None:
     (again,) = take(queue)
     assert again.id == lost.id
     assert again.token != lost.token
-    assert queue.beat(WORKER, {"1": lost.token}, (), 0.0) == ["1"]
+    assert [*queue.beat(WORKER, {"1": lost.token}, (), 0.0)] == ["1"]
 
 
 def test_what_is_given_back_late_stays_with_whom_has_it_by_now() -> None:
@@ -690,7 +690,7 @@ def test_what_is_given_back_late_stays_with_whom_has_it_by_now() -> None:
     (first,) = take(queue)
     (second,) = take(queue)  # its worker said that it has nothing
     queue.give_back(WORKER, {"1": first.token})
-    assert queue.beat(WORKER, {"1": second.token}, (), 0.0) == []
+    assert [*queue.beat(WORKER, {"1": second.token}, (), 0.0)] == []
     assert not take(queue, OTHER)
 
 
@@ -699,8 +699,8 @@ def test_a_stopped_task_is_not_run_again(how: str) -> None:
     queue = make_queue()
     ask(queue, "1", retries=3)
     (each,) = take(queue)
-    queue.stop(MODEL, ["1"])
-    assert queue.beat(WORKER, {"1": each.token}, (), 0.0) == ["1"]
+    queue.stop(MODEL, {"1": False})
+    assert [*queue.beat(WORKER, {"1": each.token}, (), 0.0)] == ["1"]
     if how == "given back":
         queue.give_back(WORKER, {"1": each.token})
     elif how == "lost":
@@ -717,22 +717,57 @@ def test_a_task_that_runs_too_long_fails_and_those_that_wait_have_their_time() -
     ask(queue, "runs", "waits", limits=Limits(3.0))
     (each,) = take(queue)
     queue.tick(2.9)
+    queue.tick(4.9)
     assert not states(queue)
-    queue.tick(3.0)
+    queue.tick(5.1)
     assert states(queue) == {"runs": State.FAILED}
-    assert queue.beat(WORKER, {each.id: each.token}, (), 3.0) == [each.id]
+    assert queue.beat(WORKER, {each.id: each.token}, (), 5.1) == {each.id: False}
     assert not queue.finish(done(each)), "it is too late"
+
+
+def test_a_timeout_is_a_failure_that_retries_repeat() -> None:
+    queue = make_queue()
+    ask(queue, "1", limits=Limits(3.0), retries=1, kind="js")
+    for begun_at in (0.0, 3.0):
+        assert queue.take(WORKER, ["1"] if begun_at else (), ["js"], 1, begun_at)
+        queue.tick(begun_at + 2.9)
+        assert not states(queue)
+        queue.tick(begun_at + 3.0)
+    (outcome,) = queue.collect(MODEL, "")[0]
+    assert (outcome.state, outcome.attempts, outcome.worker) == (State.FAILED, 2, WORKER.name)
+
+
+def test_a_worker_that_is_heard_of_ends_its_task_at_its_limits_by_itself() -> None:
+    queue = make_queue()
+    ask(queue, "1", limits=Limits(3.0))
+    (each,) = take(queue)
+    for now in range(20):
+        assert queue.beat(WORKER, {each.id: each.token}, (), float(now)) == {}
+        queue.tick(float(now))
+    assert not states(queue)
+
+
+def test_a_task_is_ended_by_force_until_it_has_ended() -> None:
+    queue = make_queue()
+    ask(queue, "1", "2", retries=1)
+    each, other = take(queue, count=2)
+    queue.stop(MODEL, {"1": True, "2": False})
+    queue.stop(MODEL, {"1": False})
+    held = {each.id: each.token, other.id: other.token}
+    assert queue.beat(WORKER, held, (), 0.0) == {"1": True, "2": False}
+    queue.finish(Outcome("1", each.token, State.STOPPED))
+    assert states(queue) == {"1": State.STOPPED}
 
 
 def test_a_stop_does_not_count_as_time_that_a_task_has_run() -> None:
     queue = make_queue()
-    ask(queue, "1", limits=Limits(3.0))
+    ask(queue, "1", limits=Limits(5.0))
     take(queue)
     again = make_queue()
     again.restore(queue.take_changes().new, 86_400.0)
-    again.tick(86_402.0)
+    again.tick(86_404.0)
     assert not states(again)
-    again.tick(86_403.0)
+    again.tick(86_405.1)
     assert states(again) == {"1": State.FAILED}
 
 
@@ -744,6 +779,7 @@ def test_a_large_task_has_time_to_arrive() -> None:
         queue.tick(float(second))
     assert queue.load(15.0).running == 1
     queue.tick(19.0)
+    queue.tick(21.1)
     assert states(queue) == {"large": State.FAILED}
 
 
@@ -773,7 +809,7 @@ def test_a_worker_that_shows_itself_keeps_its_task() -> None:
     shown, _ = take(queue, count=2)
     for second in range(1, 30):
         queue.tick(float(second))
-        assert queue.beat(WORKER, {shown.id: shown.token}, (), float(second)) == []
+        assert [*queue.beat(WORKER, {shown.id: shown.token}, (), float(second))] == []
     assert queue.load(29.0) == Load(queued=1, running=1, workers=1)
 
 
@@ -795,7 +831,7 @@ def test_restored_leases_outlive_a_slow_start() -> None:
     again = make_queue()
     again.restore(queue.take_changes().new, 0.0)
     again.tick(60.0)
-    assert again.beat(WORKER, {"1": each.token}, (), 60.0) == []
+    assert [*again.beat(WORKER, {"1": each.token}, (), 60.0)] == []
 
 
 def test_what_an_earlier_life_has_left_waits_until_its_model_has_the_newest_code_of_it() -> None:
@@ -818,11 +854,13 @@ def test_what_an_earlier_life_has_left_waits_until_its_model_has_the_newest_code
 
 def test_workers_keep_what_a_broker_without_a_store_has_forgotten() -> None:
     queue = make_queue()
-    assert queue.beat(WORKER, {"1": "token"}, (), 1.0) == []
+    assert [*queue.beat(WORKER, {"1": "token"}, (), 1.0)] == []
     ask(queue, "1", now=2.0)
     assert not take(queue, OTHER)
     queue.tick(2.5)
-    assert queue.beat(WORKER, {"2": "token"}, (), LEASE_S + 1) == ["2"], "nobody wants it any more"
+    assert [*queue.beat(WORKER, {"2": "token"}, (), LEASE_S + 1)] == ["2"], (
+        "nobody wants it any more"
+    )
 
 
 def test_a_task_with_which_a_broker_helps_becomes_its_own() -> None:
@@ -831,7 +869,7 @@ def test_a_task_with_which_a_broker_helps_becomes_its_own() -> None:
     assert queue.load(0.0).queued == 0
     assert ask(queue, "1", priority=2.0, limits=Limits(1.0)) == 1
     assert queue.load(0.0).queued == 1
-    queue.stop("broker", ["1"])
+    queue.stop("broker", {"1": False})
     queue.drop("broker", ["1"])
     assert not queue.helps("broker", "1")
     assert queue.take_changes().new[0].submission == Submission(
@@ -943,7 +981,8 @@ def test_tasks_of_a_lost_broker_wait_again_and_outcomes_are_kept() -> None:
     assert {each.submission.id for each in queue.take_changes().new} == {"runs", "done", "helped"}
     (again,) = take(queue)
     assert again.id == runs.id
-    queue.tick(6.0)
+    queue.tick(3.0)
+    queue.tick(6.1)
     assert states(queue) == dict.fromkeys(["runs", "helped", "known"], State.FAILED) | {
         "done": State.DONE
     }

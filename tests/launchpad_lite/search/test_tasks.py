@@ -1,5 +1,6 @@
 """Tasks as users write them, on their way to a broker."""
 
+import math
 import pickle
 from typing import Any
 
@@ -24,13 +25,31 @@ def test_numbers_of_numpy_become_those_that_databases_take() -> None:
     assert [type(each) for each in (*options[:2], options[2].timeout_s)] == [float, int, float]
 
 
-@pytest.mark.parametrize("options", [{"priority": "high"}, {"retries": 1.5}, {"timeout_s": "soon"}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"priority": "high"},
+        {"retries": 1.5},
+        {"timeout_s": "soon"},
+        {"progress_timeout_s": ()},
+        {"memory_bytes": 1.5},
+    ],
+)
 def test_what_is_no_number_is_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(TypeError, match=r"abs\(-1\): its priority, retries and timeout_s are"):
+    with pytest.raises(TypeError, match=r"abs\(-1\): its priority, retries and limits are"):
         submission_of(call(**options), "key")
 
 
-@pytest.mark.parametrize("options", [{"priority": float("nan")}, {"retries": -1}, {"timeout_s": 0}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"priority": float("nan")},
+        {"retries": -1},
+        {"timeout_s": 0},
+        {"progress_timeout_s": math.inf},
+        {"memory_bytes": -1},
+    ],
+)
 def test_numbers_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"abs\(-1\): its"):
         submission_of(call(**options), "key")
