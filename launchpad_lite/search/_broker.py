@@ -181,7 +181,8 @@ class Broker:
         news = self._news[model] = asyncio.Event()
         until = time.monotonic() + wait_s
         while (left := until - time.monotonic()) > 0:
-            if await is_set_within(news, min(left, _LASTING_S)) or self._queue.has_begun(model):
+            is_set = await is_set_within(news, min(left, _LASTING_S))
+            if is_set or self._queue.has_news(model, begun=True):
                 break
         if self._news.get(model) is news:
             del self._news[model]

@@ -186,8 +186,8 @@ class Collected(NamedTuple):
         progress: Since the last call.
         load: Of the broker.
         unknown_kinds: Kinds of waiting tasks that no worker takes.
-        begun: Tasks that have got a worker since the last call (True), or wait again (False); in the
-            first answer of a session all that have one. Those with an outcome are left out.
+        begun: Tasks without an outcome that have got a worker since the last call (True; in a new session:
+            all that have one), or wait again.
     """
 
     life: str

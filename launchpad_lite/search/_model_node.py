@@ -418,5 +418,5 @@ def failure_of(task: str, outcome: Outcome) -> FailedTaskError:
         error = FailedTaskError(
             f"{task} on {outcome.worker} raised {report.type_name}: {report.message}"
         )
-        error.__cause__ = report.rebuild(where=outcome.worker)
+        error.__cause__ = report.rebuild(outcome.worker, BaseException)
     return error

@@ -64,8 +64,6 @@ class Outbox:
         self._outstanding = dict(outstanding)
         #: Of these, those that have begun, and whether they have a worker now.
         self._running: dict[str, bool] = {}
-        #: The session of the newest answer.
-        self._answered = ""
         #: Tasks that have begun, as the newest `collect` has found: each once.
         self.begun: list[str] = []
         #: Of these, those of the earlier life: brokers may have them with the code of that time.
@@ -110,8 +108,7 @@ class Outbox:
     @property
     def running(self) -> int:
         """How many tasks have a worker."""
-        with self._lock:
-            return sum(self._running.values())
+        return sum(list(self._running.values()))
 
     def __len__(self) -> int:
         return len(self._outstanding)
@@ -212,19 +209,12 @@ class Outbox:
             self._life = ""  # another one than that which was asked for its tasks
         progress = [each for each in found.progress if each.id in self._outstanding]
         outcomes = [each for each in found.outcomes if self._take(each)]
-        self._follow(found.begun)
-        return outcomes, progress
-
-    def _follow(self, begun: Iterable[tuple[str, bool]]) -> None:
         with self._lock:
-            if self._answered != self._session:  # it says all of them
-                self._answered = self._session
-                self._running = dict.fromkeys(self._running, False)
-            for each, is_running in begun:
+            for each, is_running in found.begun:
                 if each in self._outstanding and (is_running or each in self._running):
-                    if each not in self._running:
-                        self.begun.append(each)
+                    self.begun += [each] if each not in self._running else []
                     self._running[each] = is_running
+        return outcomes, progress
 
     def _take(self, outcome: Outcome) -> bool:
         """Takes an outcome; returns whether it is the first one of its task."""
@@ -282,6 +272,7 @@ class Outbox:
         with self._lock:
             self._life = ""
             self._session = uuid.uuid4().hex  # what it had answered may not have arrived
+            self._running = dict.fromkeys(self._running, False)  # it says all of them again
             if self._lost_at is None:
                 self._lost_at = now
             elif now - self._lost_at > self._timing.patience_s:

@@ -276,15 +276,10 @@ class Queue:
         begun, found.begun = found.begun, {}
         return list(begun.items())
 
-    def has_begun(self, owner: str) -> bool:
-        """Returns whether `begun` would return something."""
+    def has_news(self, owner: str, *, begun: bool = False) -> bool:
+        """Returns whether `collect` would return something, or `begun`."""
         found = self._owners.get(owner)
-        return found is not None and bool(found.begun)
-
-    def has_news(self, owner: str) -> bool:
-        """Returns whether `collect` would return something."""
-        found = self._owners.get(owner)
-        return found is not None and bool(found.ready or found.progress)
+        return found is not None and bool(found.ready or found.progress or (begun and found.begun))
 
     def acknowledge(self, owner: str, ids: Iterable[str]) -> None:
         """Forgets tasks whose outcome their owner has."""

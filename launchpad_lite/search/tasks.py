@@ -190,8 +190,13 @@ def submission_of(task: Any, key: str, trial: RunningTrial | None = None) -> Sub
         return Submission(key, task.payload, task.kind, *options)
     if not callable(getattr(task, "run", None)) and not callable(task):
         raise TypeError(f"a task has a method run(), or is a function; {task!r} is neither")
+    return Submission(key, pickled(sent, task), PYTHON, *options)
+
+
+def pickled(value: Any, task: object) -> bytes:
+    """Returns what travels of a task; raises `TaskPickleError` if it cannot be pickled."""
     try:
-        return Submission(key, courier.dumps(sent), PYTHON, *options)
+        return courier.dumps(value)
     except Exception as error:
         raise TaskPickleError(
             f"the task {task!r} cannot be pickled: {type(error).__name__}: {error}; give it what it "

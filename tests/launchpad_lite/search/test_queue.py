@@ -1011,10 +1011,11 @@ def test_a_model_hears_once_which_tasks_have_begun_and_which_wait_again() -> Non
     queue.collect(MODEL, "session")
     lasts, ended, lost = take(queue, count=3)
     queue.finish(done(ended))
-    assert not queue.has_begun("nobody")
-    assert queue.has_begun(MODEL)
+    queue.collect(MODEL, "session")
+    assert not queue.has_news("nobody", begun=True)
+    assert queue.has_news(MODEL, begun=True)
     assert queue.begun(MODEL) == [("lasts", True), ("lost", True)]
-    assert not queue.has_begun(MODEL)
+    assert not queue.has_news(MODEL, begun=True)
     queue.give_back(WORKER, {"lost": lost.token})
     assert queue.begun(MODEL) == [("lost", False)]
     queue.collect(MODEL, "another session")
