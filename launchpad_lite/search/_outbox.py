@@ -29,7 +29,7 @@ from launchpad_lite.search._presence import Presence
 from launchpad_lite.search._timing import Timing
 
 #: Seconds until a full or a lost broker is tried again.
-_RETRY_S = 0.1
+_RETRY_S = 0.02
 #: Heartbeats that are left out when the name server does not answer.
 _PAUSES = 10
 #: Tasks in one call.

@@ -32,7 +32,7 @@ __all__ = ["Executor", "ExecutorFuture", "ExecutorHandle"]
 R = TypeVar("R")
 
 #: Seconds until a full or a lost broker is tried again.
-_RETRY_S = 0.05
+_RETRY_S = 0.02
 #: Seconds that the thread which collects waits for outcomes at a time.
 _WAIT_S = 0.5
 
