@@ -186,8 +186,7 @@ class Collected(NamedTuple):
         progress: Since the last call.
         load: Of the broker.
         unknown_kinds: Kinds of waiting tasks that no worker takes.
-        begun: Tasks without an outcome that have got a worker since the last call (True; in a new session:
-            all that have one), or wait again.
+        begun: Tasks without an outcome that have got a worker (True) or wait again, since the last call.
     """
 
     life: str

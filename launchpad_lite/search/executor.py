@@ -310,7 +310,8 @@ class Executor(concurrent.futures.Executor):
 
         def send(count: int | None) -> None:
             for chunk in itertools.islice(chunks, count):
-                future = self._submit(repr(Call(fn, *chunk)), function, chunk, {})
+                more = f" and {len(chunk) - 1} more" if len(chunk) > 1 else ""
+                future = self._submit(f"{Call(fn, *chunk[0])!r}{more}", function, chunk, {})
                 pending.add(future)
                 turns.put(future) if ordered else future.add_done_callback(turns.put)
 
