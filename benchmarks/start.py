@@ -1,6 +1,10 @@
 """How long until every node of a program has answered its first call.
 
     python -m benchmarks.start --nodes=50 --rounds=5
+    python -m benchmarks.start --executor --imports=numpy --rounds=10
+
+The second is how long until an executor has its first result, beside a `ProcessPoolExecutor` that spawns:
+a script with these imports, whose function needs them.
 
 Each round is a new interpreter, so that its own start and all imports count: the
 clock starts before the interpreter and stops when the last first call is
@@ -13,10 +17,41 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import launchpad_lite as lp
+
+#: A script for each executor; it prints when it has its first result.
+_SCRIPT = """
+import time
+{imports}
+{executor}
+
+def work(x):
+    {uses}
+    return x
+
+if __name__ == "__main__":
+    with executor() as running:
+        running.submit(work, 1).result()
+        print(time.time())
+"""
+_EXECUTORS = {
+    "search.Executor": """
+from launchpad_lite import search
+def executor(): return search.Executor(workers=2, launcher="test_mp")
+""",
+    "ProcessPoolExecutor, spawn": """
+import concurrent.futures, multiprocessing
+def executor():
+    context = multiprocessing.get_context("spawn")
+    return concurrent.futures.ProcessPoolExecutor(2, mp_context=context)
+""",
+}
 
 
 class Echo:
@@ -63,13 +98,44 @@ def floor_once(nodes: int) -> float:
     return took
 
 
+def measure_executors(imports: Sequence[str], rounds: int) -> None:
+    """Prints how long both executors take to the first result of a script, in turns."""
+    found: dict[str, list[float]] = {name: [] for name in _EXECUTORS}
+    lines = "\n".join(f"import {each}" for each in imports)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # it would compile all of ours each time
+    with tempfile.TemporaryDirectory() as folder:
+        for turn in range(rounds + 1):
+            for name, made in _EXECUTORS.items():
+                script = Path(folder, f"script{len(name)}.py")
+                uses = "; ".join([*imports, "pass"])
+                script.write_text(_SCRIPT.format(imports=lines, executor=made, uses=uses))
+                began_at = time.time()
+                output = subprocess.check_output(
+                    [sys.executable, script], text=True, env=environment
+                )
+                if turn:  # the first one has compiled
+                    found[name].append(float(output) - began_at)
+    medians = {name: statistics.median(values) for name, values in found.items()}
+    print(f"first result, script imports {', '.join(imports) or 'nothing'}; median of {rounds}")
+    for name, median in medians.items():
+        print(f"  {name:36s} {median:6.2f} s  (at least {min(found[name]):.2f})")
+    ours, theirs = medians.values()
+    print(f"  ratio {ours / theirs:.1f}")
+
+
 def main() -> None:
     """Runs the rounds and prints medians."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nodes", type=int, default=50)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--started-at", type=float, help=argparse.SUPPRESS)
+    parser.add_argument("--executor", action="store_true")
+    parser.add_argument("--imports", default="", help="modules with commas between")
     options = parser.parse_args()
+    if options.executor:
+        measure_executors([each for each in options.imports.split(",") if each], options.rounds)
+        return
     if options.started_at is not None:
         measure_once(options.nodes, options.started_at)
         return

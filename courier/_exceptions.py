@@ -94,30 +94,32 @@ class ExceptionReport:
         except BaseException:  # noqa: BLE001 - as above
             return self
 
-    def rebuild(self, where: str = "the other process") -> BaseException:
+    def rebuild(
+        self, where: str = "the other process", kind: type[BaseException] = Exception
+    ) -> BaseException:
         """Returns the exception as itself, or as `RemoteError` where that is not possible.
 
-        Only ordinary exceptions come back as themselves: a SystemExit or
-        KeyboardInterrupt of another process must not end this one.
         Call it only for reports whose sender has been checked.
 
         Args:
             where: Where it was raised, for the traceback.
+            kind: What may come back as itself: by default only ordinary exceptions, for a SystemExit
+                or KeyboardInterrupt of another process must not end this one.
         """
-        error = self._unpack()
+        error = self._unpack(kind)
         if error is None:
             error = RemoteError(self.type_name, self.message)
         error.__cause__ = RemoteTraceback(self.traceback, where)
         return error
 
-    def _unpack(self) -> Exception | None:
+    def _unpack(self, kind: type[BaseException]) -> BaseException | None:
         if self.parcel is None:
             return None
         try:
             error = unpack(self.parcel)
         except SerializationError:
             return None
-        return error if isinstance(error, Exception) else None
+        return error if isinstance(error, kind) else None
 
 
 def remote_traceback(error: BaseException) -> str | None:
@@ -171,8 +173,6 @@ def _lines(error: BaseException, tb: TracebackType | None) -> Iterator[str]:
 
 
 def _pack_exception(error: BaseException, most_bytes: float) -> Parcel | None:
-    if not isinstance(error, Exception):
-        return None
     for make in (lambda: error, lambda: _Parts.of(error, most_bytes)):
         try:
             parcel = pack(make(), most_bytes)

@@ -96,6 +96,7 @@ def _begin_to_wait() -> None:
     """Ends programs with the prompt, or the test, that launched them; says why a script does not end by itself."""
     running = [program for program in _uncollected if program.result is None]
     for program in running:
+        program.before_wait()
         if program.ends_with_script or is_interactive():
             program.request_stop("the interpreter exits")
         elif not program.join(_SOON_S) and _only_serves(program):

@@ -164,6 +164,8 @@ class RunningProgram(abc.ABC):
         self.collected = False
         #: Whether it is stopped at the end of the script, which otherwise waits for it.
         self.ends_with_script = False
+        #: Is called at the end of the script, before it waits.
+        self.before_wait: Callable[[], object] = lambda: None
         self._interrupts = 0
         #: When this process launched it.
         self._began_at = time.monotonic()

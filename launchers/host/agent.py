@@ -544,6 +544,8 @@ class Agent:
     def _fork(self, frame: Frame) -> None:
         if frame["has_flags"]:
             import absl.flags  # noqa: F401 - once for all workers
+        if b"launchpad_lite.search." in frame.body:
+            import launchpad_lite.search  # noqa: F401 - as above
         with contextlib.ExitStack() as undo:
             log = None
             if frame["log"] is not None:

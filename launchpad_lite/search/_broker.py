@@ -35,6 +35,8 @@ from launchpad_lite.search._timing import Timing
 from launchpad_lite.search._waiting import is_set_within, set_at_stop
 from launchpad_lite.search.errors import SearchError
 
+#: Seconds that a task runs at least until its model hears of it without anything else to hear.
+_LASTING_S = 0.1
 #: Seconds until a name server that does not answer is called again.
 _RETRY_S = 0.1
 T = TypeVar("T")
@@ -185,13 +187,18 @@ class Broker:
             progress,
             self._queue.load(time.monotonic()),
             self._queue.unknown_kinds(),
+            self._queue.begun(model),
         )
 
     async def _wait_for_news(self, model: str, wait_s: float) -> None:
         if model in self._news:
             self._news[model].set()  # its caller has given up
         news = self._news[model] = asyncio.Event()
-        await is_set_within(news, wait_s)
+        until = time.monotonic() + wait_s
+        while (left := until - time.monotonic()) > 0:
+            is_set = await is_set_within(news, min(left, _LASTING_S))
+            if is_set or self._queue.has_news(model, begun=True):
+                break
         if self._news.get(model) is news:
             del self._news[model]
 

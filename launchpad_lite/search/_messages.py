@@ -211,6 +211,7 @@ class Collected(NamedTuple):
         progress: Since the last call.
         load: Of the broker.
         unknown_kinds: Kinds of waiting tasks that no worker takes, with what they need.
+        begun: Tasks without an outcome that have got a worker (True) or wait again, since the last call.
     """
 
     life: str
@@ -218,6 +219,7 @@ class Collected(NamedTuple):
     progress: Sequence[Progress]
     load: Load
     unknown_kinds: Sequence[str] = ()
+    begun: Sequence[tuple[str, bool]] = ()
 
 
 class Member(NamedTuple):

@@ -213,9 +213,8 @@ class ModelNode:
             lost = sum(trial.lost_workers for trial in self._trials)
             outbox = self._outbox
             best = best_of(self._trials, maximize=self._model.maximize)
-        load = None if outbox is None or self._is_over else outbox.load_now()
         outstanding = counts[TrialState.OUTSTANDING]
-        running = 0 if load is None else min(outstanding, load.running)
+        running = 0 if outbox is None else min(outstanding, outbox.running)
         return Status(
             outstanding - running,
             running,
@@ -270,6 +269,7 @@ class ModelNode:
             outbox.send()
             outcomes, progress = outbox.collect(_WAIT_S)
             with self._lock:
+                self._begin(outbox.begun)
                 for point in progress:
                     self._follow(outbox, point)
                 for outcome in outcomes:
@@ -300,7 +300,6 @@ class ModelNode:
                 task.number, trial.parent, trial.steps = number, task.parent, task.steps
             self._trials.append(trial)
             outbox.add([submission])
-            self._begin([key])
 
     def _submission(self, task: Any, key: str) -> Submission:
         number = self._numbers[key]
@@ -462,5 +461,5 @@ def failure_of(task: str, outcome: Outcome) -> FailedTaskError:
         error = FailedTaskError(
             f"{task} on {outcome.worker} raised {report.type_name}: {report.message}"
         )
-        error.__cause__ = report.rebuild(where=outcome.worker)
+        error.__cause__ = report.rebuild(outcome.worker, BaseException)
     return error

@@ -30,7 +30,7 @@ from launchpad_lite.search._presence import Presence
 from launchpad_lite.search._timing import Timing
 
 #: Seconds until a full or a lost broker is tried again.
-_RETRY_S = 0.1
+_RETRY_S = 0.02
 #: Heartbeats that are left out when the name server does not answer.
 _PAUSES = 10
 #: Tasks in one call.
@@ -63,6 +63,10 @@ class Outbox:
         #: Held while a broker is asked: it forgets what another thread would send it meanwhile.
         self._asking = threading.RLock()
         self._outstanding = dict(outstanding)
+        #: Of these, those that have begun, and whether they have a worker now.
+        self._running: dict[str, bool] = {}
+        #: Tasks that have begun, as the newest `collect` has found: each once.
+        self.begun: list[str] = []
         #: Of these, those of the earlier life: brokers may have them with the code of that time.
         self._renewed = set(outstanding)
         #: Of these, those that no broker has accepted yet.
@@ -104,12 +108,10 @@ class Outbox:
         """How many workers the search has."""
         return max(self._presence.view.workers, self.load.workers)
 
-    def load_now(self) -> Load:
-        """Returns how busy the broker is, as it says now, or said last."""
-        with contextlib.suppress(*LOST, courier.CallCancelledError, KeyError):
-            client = self._presence.client(self._broker)
-            self.load = courier.with_timeout(client, self._timing.beat_s).load()
-        return self.load
+    @property
+    def running(self) -> int:
+        """How many tasks have a worker."""
+        return sum(list(self._running.values()))
 
     def __len__(self) -> int:
         return len(self._outstanding)
@@ -139,6 +141,7 @@ class Outbox:
             given_up = [each for each in ids if self._outstanding.pop(each, None) is not None]
             for each in given_up:
                 self._unsent.pop(each, None)
+                self._running.pop(each, None)
         self._have_forgotten(given_up)
 
     def _have_forgotten(self, ids: Sequence[str]) -> None:
@@ -205,6 +208,7 @@ class Outbox:
         Args:
             wait_s: Seconds to wait at most.
         """
+        self.begun = []
         self._beat()
         late = self._revisit() if self._left else []
         if late or not self._is_ready():
@@ -230,12 +234,18 @@ class Outbox:
             self._life = ""  # another one than that which was asked for its tasks
         progress = [each for each in found.progress if each.id in self._outstanding]
         outcomes = [each for each in found.outcomes if self._take(each)]
+        with self._lock:
+            for each, is_running in found.begun:
+                if each in self._outstanding and (is_running or each in self._running):
+                    self.begun += [each] if each not in self._running else []
+                    self._running[each] = is_running
         return outcomes, progress
 
     def _take(self, outcome: Outcome) -> bool:
         """Takes an outcome; returns whether it is the first one of its task."""
         with self._lock:
             self._unsent.pop(outcome.id, None)
+            self._running.pop(outcome.id, None)
             if self._outstanding.pop(outcome.id, None) is not None:
                 self._kept[outcome.id] = None
                 return True
@@ -287,6 +297,7 @@ class Outbox:
         with self._lock:
             self._life = ""
             self._session = uuid.uuid4().hex  # what it had answered may not have arrived
+            self._running = dict.fromkeys(self._running, False)  # it says all of them again
             if self._lost_at is None:
                 self._lost_at = now
             elif now - self._lost_at > self._timing.patience_s:

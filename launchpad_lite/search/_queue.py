@@ -116,6 +116,8 @@ class _Owner:
     #: Outcomes that were not delivered in this session.
     ready: dict[str, None] = field(default_factory=dict)
     progress: list[Progress] = field(default_factory=list)
+    #: As `Collected.begun`.
+    begun: dict[str, bool] = field(default_factory=dict)
 
 
 class Queue:
@@ -246,8 +248,8 @@ class Queue:
 
     def _own(self, task: Task, owner: str, submission: Submission, now: float) -> None:
         helped = self._owner(task.owner)
-        helped.ids.pop(submission.id)
-        helped.ready.pop(submission.id, None)
+        for each in (helped.ids, helped.ready, helped.begun):
+            each.pop(submission.id, None)
         task.helps, task.owner, task.submission = False, owner, submission
         self._keep(task)
         self._note(task, is_new=True)
@@ -255,6 +257,7 @@ class Queue:
             self._owner(owner).ready[submission.id] = None
         elif task.lease is not None:
             self._time(task, now)
+            self._owner(owner).begun[submission.id] = True
         else:
             self._push(task)  # again: it has its priority now
 
@@ -273,6 +276,7 @@ class Queue:
             found.ready = {
                 each: None for each in found.ids if self._tasks[each].outcome is not None
             }
+            found.begun = {each: True for each in found.ids if self._tasks[each].lease is not None}
         outcomes = first_of(self._outcome(each) for each in found.ready)
         for each in outcomes:
             del found.ready[each.id]
@@ -290,10 +294,16 @@ class Queue:
             lost_workers=lost_workers + task.losses,
         )
 
-    def has_news(self, owner: str) -> bool:
-        """Returns whether `collect` would return something."""
+    def begun(self, owner: str) -> list[tuple[str, bool]]:
+        """Returns `Collected.begun`, each once in a session."""
+        found = self._owner(owner)
+        begun, found.begun = found.begun, {}
+        return list(begun.items())
+
+    def has_news(self, owner: str, *, begun: bool = False) -> bool:
+        """Returns whether `collect` would return something, or `begun`."""
         found = self._owners.get(owner)
-        return found is not None and bool(found.ready or found.progress)
+        return found is not None and bool(found.ready or found.progress or (begun and found.begun))
 
     def acknowledge(self, owner: str, ids: Iterable[str]) -> None:
         """Forgets tasks whose outcome their owner has."""
@@ -682,6 +692,7 @@ class Queue:
         if worker.name not in self._workers:
             self._workers[worker.name] = _Worker(worker.life, frozenset(), False, now)
         self._workers[worker.name].held.add(key)
+        self._owner(task.owner).begun[key] = True
         self._note(task)
         return Assignment(key, token, kind, payload, limits, task.place[1])
 
@@ -758,6 +769,7 @@ class Queue:
             return
         self._release(task)
         self._push(task)
+        self._owner(task.owner).begun[task.submission.id] = False
         self._note(task)
 
     def _decide(self, task: Task, state: State, text: str = "") -> None:
@@ -766,7 +778,9 @@ class Queue:
     def _settle(self, task: Task, outcome: Outcome) -> None:
         self._release(task)
         task.outcome = outcome
-        self._owner(task.owner).ready[outcome.id] = None
+        owner = self._owner(task.owner)
+        owner.ready[outcome.id] = None
+        owner.begun.pop(outcome.id, None)
         self._note(task)
 
     def _remove(self, task: Task) -> None:
@@ -775,8 +789,8 @@ class Queue:
         self._awaited.discard(key)
         del self._tasks[key]
         owner = self._owner(task.owner)
-        owner.ids.pop(key)
-        owner.ready.pop(key, None)
+        for each in (owner.ids, owner.ready, owner.begun):
+            each.pop(key, None)
         if not task.helps:
             self._changed.pop(key, None)
             self._new.pop(key, None)

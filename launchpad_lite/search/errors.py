@@ -2,16 +2,20 @@
 
 SearchError
 ├── FailedTaskError     a task raised, lost its workers too often, or took too long   (RuntimeError)
+├── InitializerError    the initializer of an executor raised                         (BrokenExecutor)
 ├── StoreError          the store of a broker cannot be read or written              (OSError)
 ├── StoreInUseError     another broker uses this store                               (OSError)
 ├── TaskPickleError     a task or its result cannot be pickled                       (TypeError)
 └── WorkerMismatchError a worker has another version, or another Python              (RuntimeError)
 """
 
+from concurrent.futures import BrokenExecutor
+
 from launchpad_lite.errors import LaunchpadError
 
 __all__ = [
     "FailedTaskError",
+    "InitializerError",
     "SearchError",
     "StoppedEarlyError",
     "StoreError",
@@ -27,6 +31,10 @@ class SearchError(LaunchpadError):
 
 class FailedTaskError(SearchError, RuntimeError):
     """A task has no result: it raised, lost its workers too often, or took too long."""
+
+
+class InitializerError(SearchError, BrokenExecutor):
+    """The initializer of an executor raised in a worker: the executor has ended."""
 
 
 class StoreError(SearchError, OSError):

@@ -1,16 +1,18 @@
 """A search as an executor: submit functions, get futures."""
 
 import concurrent.futures
-import contextlib
+import functools
+import itertools
 import os
 import pickle
 import queue
 import threading
+import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import courier
 import launchpad_lite as lp
@@ -21,17 +23,66 @@ from launchpad_lite.search._outbox import Outbox
 from launchpad_lite.search._presence import Presence
 from launchpad_lite.search._store import check_files
 from launchpad_lite.search._timing import DEFAULT, Timing
+from launchpad_lite.search.errors import InitializerError
 from launchpad_lite.search.running import RELEASE_S, RESTART, Parts, add_parts
-from launchpad_lite.search.tasks import Call, submission_of
+from launchpad_lite.search.tasks import Call, pickled
 
-__all__ = ["Executor", "ExecutorHandle"]
+__all__ = ["Executor", "ExecutorFuture", "ExecutorHandle"]
 
 R = TypeVar("R")
 
 #: Seconds until a full or a lost broker is tried again.
-_RETRY_S = 0.05
+_RETRY_S = 0.02
 #: Seconds that the thread which collects waits for outcomes at a time.
 _WAIT_S = 0.5
+
+
+class Sent(NamedTuple):
+    """A call on its way. A process keeps the 16 functions that it has called last."""
+
+    function: bytes
+    arguments: bytes
+    #: Is called first by each worker; empty: none.
+    initializer: bytes
+    text: str
+
+    def run(self) -> Any:
+        """Calls the function."""
+        if self.initializer != getattr(_worker, "initializer", b""):
+            try:
+                pickle.loads(self.initializer)()
+            except BaseException as error:
+                raise InitializerError(f"the initializer raised {error!r}") from error
+            _worker.initializer = self.initializer
+        args, kwargs = pickle.loads(self.arguments)
+        return _function_of(self.function)(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+_function_of = functools.lru_cache(16)(pickle.loads)
+#: Which initializer the worker has called that runs in this thread.
+_worker = threading.local()
+
+
+class ExecutorFuture(Future[R]):
+    """The future of a call that a worker runs."""
+
+    #: Has the process end that runs it; whether that was asked for.
+    end: Callable[[], object]
+    is_killed = False
+
+    def cancel(self, *, kill: bool = False) -> bool:
+        """Cancels the call, unless it runs; returns whether it is cancelled.
+
+        Args:
+            kill: Whether the process of its worker ends if it runs; then `result` raises `CancelledError`.
+        """
+        if not super().cancel() and kill and self.running():
+            self.is_killed = True
+            self.end()
+        return self.cancelled() or self.is_killed
 
 
 class Executor(concurrent.futures.Executor):
@@ -55,6 +106,8 @@ class Executor(concurrent.futures.Executor):
         launcher: str = "local_mp",
         folder: "str | os.PathLike[str] | None" = None,
         max_losses: int = 5,
+        initializer: Callable[..., object] | None = None,
+        initargs: Sequence[Any] = (),
         timing: Timing = DEFAULT,
         **launch_options: Any,
     ) -> None:
@@ -67,10 +120,14 @@ class Executor(concurrent.futures.Executor):
             folder: Where brokers keep their tasks; None: in memory, and this process sends again
                 what a broker has lost.
             max_losses: How often a task may lose its worker until it fails.
+            initializer: What each worker calls once, before its first function. If it raises, all
+                futures raise `InitializerError`.
+            initargs: Its arguments.
             timing: How long the parts wait for each other.
             **launch_options: As for `lp.launch`: `resources`, `hosts`, ..
 
         Raises:
+            TypeError: The initializer cannot be pickled.
             ValueError: A number is too small, or the device share is none.
             StoreInUseError: Another search uses the folder.
             StoreError: What brokers have kept there is damaged.
@@ -79,6 +136,9 @@ class Executor(concurrent.futures.Executor):
         options = BrokerOptions(
             timing, None if folder is None else os.fspath(folder), max_losses=max_losses
         )
+        first = b""
+        if initializer is not None:
+            first = pickled(functools.partial(initializer, *initargs), initializer)
         workers = len(os.sched_getaffinity(0)) if workers is None else workers
         parts = add_parts(
             program,
@@ -96,7 +156,9 @@ class Executor(concurrent.futures.Executor):
                 {name: handle.dereference() for name, handle in parts.brokers.items()},
                 timing,
                 running.complete,
+                first,
             )
+            running.before_wait = self.shutdown
         except BaseException:
             running.stop()
             raise
@@ -154,15 +216,18 @@ class Executor(concurrent.futures.Executor):
         brokers: Mapping[str, Any],
         timing: Timing,
         end: Callable[[], object] | None = None,
+        initializer: bytes = b"",
     ) -> None:
         member = member_here("model", Life(f"executor-{uuid.uuid4().hex}", ""))
         self._presence = Presence(member, name_server, brokers, courier.Client, timing)
         self._end = end
+        self._initializer = initializer
         self._outbox = Outbox(self._presence, timing)
         self._lock = threading.Lock()
         #: Who takes one out of it tells those who wait for it.
-        self._futures: dict[str, tuple[str, Future[Any]]] = {}
-        self._submitted: queue.SimpleQueue[Submission | None] = queue.SimpleQueue()
+        self._futures: dict[str, tuple[str, ExecutorFuture[Any]]] = {}
+        #: Ids are those of calls that were cancelled.
+        self._submitted: queue.SimpleQueue[Submission | str | None] = queue.SimpleQueue()
         self._is_shut = False
         self._has_finished = False
         #: Why it cannot go on.
@@ -176,33 +241,100 @@ class Executor(concurrent.futures.Executor):
         for thread in self._threads:
             thread.start()
 
-    def submit(self, fn: Callable[..., R], /, *args: Any, **kwargs: Any) -> "Future[R]":
+    def submit(self, fn: Callable[..., R], /, *args: Any, **kwargs: Any) -> ExecutorFuture[R]:
         """Has a function run by a worker; returns the future of its result.
 
         Raises:
-            RuntimeError: The executor was shut down, or its workers were stopped.
+            RuntimeError: The executor was shut down, or has ended (`BrokenExecutor`).
             TaskPickleError: The function or an argument cannot be pickled.
         """
-        call = Call(fn, *args, **kwargs)
+        text = repr(Call(fn, *args, **kwargs))
+        return self._submit(text, pickled(fn, text), args, kwargs)
+
+    def _submit(
+        self, text: str, function: bytes, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> ExecutorFuture[Any]:
         key = uuid.uuid4().hex
-        submission = submission_of(call, key)
-        future: Future[R] = Future()
+        sent = Sent(function, pickled((args, kwargs), text), self._initializer, text)
+        future: ExecutorFuture[Any] = ExecutorFuture()
+        future.end = functools.partial(self._outbox.stop, [key], kill=True)
         with self._lock:
-            if self._failure is not None:
-                raise RuntimeError(f"this executor has ended: {self._failure}")
             if self._is_shut:
-                raise RuntimeError("this executor was shut down")
-            self._futures[key] = repr(call), future
-            self._submitted.put(submission)
+                raise RuntimeError("cannot schedule new futures: this executor was shut down")
+            if self._failure is not None:
+                raise concurrent.futures.BrokenExecutor(f"this executor has ended: {self._failure}")
+            self._futures[key] = text, future
+            self._submitted.put(Submission(key, pickle.dumps(sent)))
         future.add_done_callback(lambda ended: self._give_up(key) if ended.cancelled() else None)
         return future
+
+    def map(
+        self,
+        fn: Callable[..., R],
+        *iterables: Iterable[Any],
+        timeout: float | None = None,
+        chunksize: int = 1,
+        buffersize: int | None = 10_000,
+        ordered: bool = True,
+    ) -> Iterator[R]:
+        """Returns an iterator of the results of calls with an item of each iterable, which may be endless.
+
+        Args:
+            fn: What is called.
+            *iterables: As for the built-in `map`.
+            timeout: Seconds from now on after which the iterator raises `TimeoutError`.
+            chunksize: How many calls are one task. If one of them raises, the others have no result.
+            buffersize: How many tasks are sent at once; then one more for each whose results are
+                taken. None: all.
+            ordered: Whether results come in the order of the items; else as they are completed.
+
+        Raises:
+            ValueError: A size is below 1.
+            Exception: As for `submit`.
+        """
+        if chunksize < 1 or (buffersize is not None and buffersize < 1):
+            raise ValueError("map: chunksize and buffersize are at least 1")
+        until = None if timeout is None else time.monotonic() + timeout
+        function = pickled(functools.partial(_each, fn), fn)
+        items = zip(*iterables, strict=False)
+        chunks = iter(lambda: tuple(itertools.islice(items, chunksize)), ())
+        pending: set[Future[list[R]]] = set()
+        turns: queue.SimpleQueue[Future[list[R]]] = queue.SimpleQueue()
+
+        def send(count: int | None) -> None:
+            for chunk in itertools.islice(chunks, count):
+                more = f" and {len(chunk) - 1} more" if len(chunk) > 1 else ""
+                future = self._submit(f"{Call(fn, *chunk[0])!r}{more}", function, chunk, {})
+                pending.add(future)
+                turns.put(future) if ordered else future.add_done_callback(turns.put)
+
+        def results() -> Iterator[R]:
+            try:
+                while pending:
+                    left = None if until is None else max(0.0, until - time.monotonic())
+                    try:
+                        future = turns.get(timeout=left)
+                    except queue.Empty:
+                        raise concurrent.futures.TimeoutError from None
+                    values = future.result(left)[::-1]
+                    pending.remove(future)
+                    del future  # what was taken may go
+                    send(1)
+                    while values:
+                        yield values.pop()
+            finally:
+                for each in pending:
+                    each.cancel()
+
+        send(buffersize)
+        return results()
 
     def _give_up(self, key: str) -> None:
         with self._lock:
             _, future = self._futures.pop(key, ("", None))
         if future is not None:
             future.set_running_or_notify_cancel()  # wakes who waits for it
-        self._outbox.cancel([key])
+        self._submitted.put(key)
 
     def _guard(self, loop: Callable[[], None]) -> None:
         """Runs the loop of a thread; when it cannot go on, all who wait for futures hear of it."""
@@ -216,19 +348,19 @@ class Executor(concurrent.futures.Executor):
             self._is_over.set()
             self._submitted.put(None)
             for future in futures:
-                if future.set_running_or_notify_cancel():
+                if future.running() or future.set_running_or_notify_cancel():
                     future.set_exception(error)
 
     def _send(self) -> None:
         """Sends what was submitted, many at a time."""
         is_sent = True
         while not self._is_over.is_set():
-            found = [] if not is_sent else [self._submitted.get()]
-            with contextlib.suppress(queue.Empty):
-                while True:
-                    found.append(self._submitted.get_nowait())
+            found = [self._submitted.get()] if is_sent else []
+            found += [self._submitted.get() for _ in range(self._submitted.qsize())]
+            new = [each for each in found if isinstance(each, Submission)]
             with self._lock:  # some may have been given up
-                self._outbox.add([each for each in found if each and each.id in self._futures])
+                self._outbox.add([each for each in new if each.id in self._futures])
+            self._outbox.cancel([each for each in found if isinstance(each, str)])
             is_sent = self._outbox.send()
             if not is_sent:
                 self._is_over.wait(_RETRY_S)
@@ -237,12 +369,31 @@ class Executor(concurrent.futures.Executor):
         """Completes futures."""
         while not self._is_over.is_set():
             outcomes, _ = self._outbox.collect(_WAIT_S)
+            with self._lock:
+                for key in self._outbox.begun:
+                    _, future = self._futures.get(key, ("", None))
+                    if future is not None and not future.set_running_or_notify_cancel():
+                        del self._futures[key]  # cancelled just now; who waits for it knows
             for outcome in outcomes:
-                with self._lock:
-                    task, future = self._futures.pop(outcome.id, ("", None))
-                if future is not None and future.set_running_or_notify_cancel():
-                    _complete(future, task, outcome)
+                self._complete(outcome)
             self._outbox.acknowledge([outcome.id for outcome in outcomes])
+
+    def _complete(self, outcome: Outcome) -> None:
+        with self._lock:
+            task, future = self._futures.pop(outcome.id, ("", None))
+        if future is None or not (future.running() or future.set_running_or_notify_cancel()):
+            return
+        if outcome.state is State.DONE:
+            try:
+                future.set_result(pickle.loads(outcome.payload))
+            except BaseException as error:  # noqa: BLE001 - who waits for the future gets it
+                future.set_exception(error)
+            return
+        failure = failure_of(task, outcome)
+        raised = concurrent.futures.CancelledError() if future.is_killed else failure.__cause__
+        future.set_exception(raised or failure)
+        if isinstance(raised, InitializerError):
+            raise raised
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Ends the workers, once all functions have run.
@@ -258,30 +409,26 @@ class Executor(concurrent.futures.Executor):
             for future in futures:
                 future.cancel()
         if wait:
-            concurrent.futures.wait(futures)
-            self._finish()
+            self._finish(futures)
         else:
-            threading.Thread(target=self._wait_and_finish, args=(futures,)).start()
+            threading.Thread(target=self._finish, args=(futures,)).start()
 
-    def _wait_and_finish(self, futures: "list[Future[Any]]") -> None:
+    def _finish(self, futures: "Iterable[Future[Any]]") -> None:
         concurrent.futures.wait(futures)
-        self._finish()
-
-    def _finish(self) -> None:
         with self._lock:
             if self._has_finished:
                 return
             self._has_finished = True
         self._is_over.set()
         self._submitted.put(None)
-        for thread in self._threads:
-            thread.join()
+        self._threads[0].join()
         self._presence.leave()
         if self._end is None:
             self._presence.end_search(lp.wait_for_stop)
         else:
             self._presence.end_search(lambda _: True)  # workers from outside hear of it, too
             self._end()
+        self._threads[1].join()  # brokers that end answer its call
 
 
 class ExecutorHandle(lp.Deferred[Executor]):
@@ -296,13 +443,5 @@ class ExecutorHandle(lp.Deferred[Executor]):
         super().__init__(Executor.of, parts.name_server, dict(parts.brokers), timing)
 
 
-def _complete(future: "Future[Any]", task: str, outcome: Outcome) -> None:
-    if outcome.state is State.DONE:
-        try:
-            future.set_result(pickle.loads(outcome.payload))
-        except Exception as error:  # noqa: BLE001 - who waits for the future gets it
-            future.set_exception(error)
-        return
-    failure = failure_of(task, outcome)
-    raised = failure.__cause__
-    future.set_exception(raised if isinstance(raised, Exception) else failure)
+def _each(function: Callable[..., R], *calls: Sequence[Any]) -> list[R]:
+    return [function(*args) for args in calls]

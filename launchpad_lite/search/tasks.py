@@ -21,8 +21,6 @@ __all__ = ["Call", "Foreign", "RunningTrial", "Task", "current_trial", "needs", 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-#: Attribute of a function with what `needs` says of it.
-_NEEDS = "_search_needs"
 #: What tasks say of a run.
 LIMITS = ("retries", "timeout_s", "progress_timeout_s", "cpus", "gpus", "memory_bytes")
 
@@ -78,7 +76,8 @@ class Task:
     def limit_as(self, function: Callable[..., Any]) -> None:
         """Takes over what `search.needs` says of a function that it calls."""
         function = getattr(function, "func", function)  # of a functools.partial
-        vars(self).update(getattr(function, _NEEDS, {}))
+        found = vars(function) if hasattr(function, "__dict__") else {}
+        vars(self).update({name: found[name] for name in LIMITS if name in found})
 
 
 def needs(**each: float) -> Callable[[F], F]:
@@ -96,7 +95,7 @@ def needs(**each: float) -> Callable[[F], F]:
         raise TypeError(f"search.needs takes {', '.join(LIMITS)}, not {unknown.pop()}")
 
     def mark(function: F) -> F:
-        setattr(function, _NEEDS, each)
+        vars(function).update(each)
         return function
 
     return mark
@@ -237,8 +236,13 @@ def submission_of(task: Any, key: str, trial: RunningTrial | None = None) -> Sub
         return Submission(key, task.payload, task.kind, *options)
     if not callable(getattr(task, "run", None)) and not callable(task):
         raise TypeError(f"a task has a method run(), or is a function; {task!r} is neither")
+    return Submission(key, pickled(sent, task), PYTHON, *options)
+
+
+def pickled(value: Any, task: object) -> bytes:
+    """Returns what travels of a task; raises `TaskPickleError` if it cannot be pickled."""
     try:
-        return Submission(key, courier.dumps(sent), PYTHON, *options)
+        return courier.dumps(value)
     except Exception as error:
         raise TaskPickleError(
             f"the task {task!r} cannot be pickled: {type(error).__name__}: {error}; give it what it "

@@ -280,3 +280,11 @@ def test_an_exception_leaves_out_what_is_too_large_of_it() -> None:
     assert isinstance(arrays, ValueError)
     assert "0." in str(arrays)
     assert isinstance(packed(ValueError("x" * 100_000)), courier.RemoteError)
+
+
+def test_what_ends_a_process_comes_back_as_itself_only_where_that_is_asked_for() -> None:
+    report = courier.ExceptionReport.of(SystemExit(3))
+    assert isinstance(report.rebuild(), courier.RemoteError)
+    rebuilt = report.rebuild(kind=BaseException)
+    assert isinstance(rebuilt, SystemExit)
+    assert rebuilt.code == 3

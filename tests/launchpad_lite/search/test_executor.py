@@ -2,6 +2,8 @@
 
 import asyncio
 import concurrent.futures
+import contextlib
+import itertools
 import os
 import signal
 import subprocess
@@ -12,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-import courier
 import launchpad_lite as lp
 from launchpad_lite import search
 from tests.courier.waiting import wait_until
@@ -44,31 +45,151 @@ def test_a_function_that_raises_what_ends_a_thread_fails_and_its_worker_lives(ex
     def end():
         raise error("over")
 
-    with pytest.raises(courier.RemoteError, match=rf"{error.__name__}: over") as raised:
+    with pytest.raises(error, match="over") as raised:
         executor.submit(end).result(30)
     # Its file, though the function travelled by value.
     assert f'File "{__file__}"' in str(raised.value.__cause__)
 
 
-def test_a_future_can_be_cancelled_and_others_go_on(executor):
-    waiting = [executor.submit(climb, 0) for _ in range(4)]
-    assert all(future.cancel() for future in waiting)
+class EndsItsReader:
+    def __reduce__(self):
+        return sys.exit, ("over",)
+
+
+def test_a_result_that_ends_who_unpickles_it_fails_its_future_alone(executor):
+    with pytest.raises(SystemExit, match="over"):
+        executor.submit(EndsItsReader).result(10)
     assert executor.submit(square, 3).result(10) == 9
 
 
-def test_who_waits_for_futures_hears_that_they_are_cancelled(executor):
-    waiting = [executor.submit(climb, 0) for _ in range(4)]
-    for future in waiting:
-        future.cancel()
-    done, _ = concurrent.futures.wait(waiting, timeout=5)
-    assert done == set(waiting)
+def wait_for(file: Path) -> str:
+    wait_until(file.exists, 20)
+    return file.name
 
 
-def test_a_shutdown_may_give_up_what_has_no_result():
-    executor = search.Executor(workers=1, launcher="local_mt", timing=QUICK)
-    waiting = [executor.submit(climb, 0) for _ in range(4)]
-    executor.shutdown(cancel_futures=True)
-    assert all(future.cancelled() for future in waiting)
+@contextlib.contextmanager
+def busy(executor, file: Path):
+    """Has both workers run functions until the end of the block, or longer."""
+    futures = [executor.submit(wait_for, file) for _ in range(2)]
+    wait_until(lambda: all(future.running() for future in futures))
+    try:
+        yield futures
+    finally:
+        file.touch()
+
+
+def test_what_runs_cannot_be_cancelled_and_what_waits_can(executor, tmp_path: Path):
+    with busy(executor, tmp_path / "file") as running:
+        waiting = [executor.submit(square, x) for x in range(4)]
+        assert not any(future.running() or future.done() for future in waiting)
+        assert all(future.cancel() for future in waiting)
+        done, _ = concurrent.futures.wait(waiting, timeout=5)
+        assert done == set(waiting)
+        assert not any(future.cancel() for future in running)
+    assert [future.result(10) for future in running] == ["file"] * 2
+    assert executor.submit(square, 3).result(10) == 9
+
+
+def test_what_runs_may_be_ended(executor):
+    future = executor.submit(climb, 0)
+    wait_until(future.running)
+    assert future.cancel(kill=True)  # in a thread: at its next report
+    with pytest.raises(concurrent.futures.CancelledError):
+        future.result(10)
+    assert executor.submit(square, 3).result(10) == 9
+
+
+def test_a_shutdown_may_give_up_what_has_not_begun(tmp_path: Path):
+    executor = search.Executor(workers=2, launcher="local_mt", timing=QUICK)
+    with busy(executor, tmp_path / "file") as running:
+        waiting = [executor.submit(square, x) for x in range(4)]
+        executor.shutdown(wait=False, cancel_futures=True)
+        assert all(future.cancelled() for future in waiting)
+    assert [future.result(10) for future in running] == ["file"] * 2
+    executor.shutdown()
+
+
+def test_map_draws_items_as_results_are_taken(executor):
+    drawn = []
+
+    def items():
+        for x in itertools.count():
+            drawn.append(x)
+            yield x
+
+    results = executor.map(square, items(), chunksize=3, buffersize=2)
+    assert len(drawn) == 6
+    assert list(itertools.islice(results, 4)) == [0, 1, 4, 9]
+    assert len(drawn) == 12
+    results.close()
+    with pytest.raises(ValueError, match="at least 1"):
+        executor.map(square, [1], chunksize=0)
+
+
+def test_map_sends_so_many_calls_as_one_task(executor):
+    runs = []  # of this function as a worker keeps it
+
+    def count(x):
+        runs.append(x)
+        return len(runs)
+
+    with pytest.raises(ZeroDivisionError):
+        list(executor.map(lambda x: 1 / x, [1, 0], chunksize=2))
+    assert list(executor.map(count, range(6), chunksize=6)) == [1, 2, 3, 4, 5, 6]
+
+
+def test_map_returns_results_as_they_are_completed_within_a_time(executor, tmp_path: Path):
+    files = [tmp_path / name for name in ("first", "second")]
+    results = executor.map(wait_for, files, ordered=False, timeout=30)
+    files[1].touch()
+    assert next(results) == "second"
+    for ordered in (True, False):
+        with pytest.raises(concurrent.futures.TimeoutError):
+            next(executor.map(wait_for, files[:1], ordered=ordered, timeout=0.05))
+    files[0].touch()
+    assert list(results) == ["first"]
+
+
+def test_a_worker_keeps_globals_between_calls_of_a_function(executor):
+    def make(start):
+        loaded = [start]
+
+        def count():
+            loaded[0] += 1
+            return loaded[0]
+
+        return count
+
+    one, other = make(0), make(10)
+    assert [executor.submit(each).result(10) for each in (one, one, other, one)] == [1, 2, 11, 3]
+
+
+started: list[str] = []
+
+
+def start(text: str) -> None:
+    started.append(text)
+    if text == "bad":
+        raise ValueError(text)
+
+
+def test_an_initializer_is_called_once_by_each_worker():
+    with search.Executor(
+        workers=1, launcher="local_mt", timing=QUICK, initializer=start, initargs=("good",)
+    ) as executor:
+        assert list(executor.map(square, range(3))) == [0, 1, 4]
+    assert started == ["good"]
+
+
+def test_an_initializer_that_raises_ends_the_executor():
+    with search.Executor(
+        workers=1, launcher="local_mt", timing=QUICK, initializer=start, initargs=("bad",)
+    ) as executor:
+        for future in [executor.submit(square, x) for x in range(3)]:
+            with pytest.raises(concurrent.futures.BrokenExecutor, match="ValueError"):
+                future.result(10)
+        with pytest.raises(concurrent.futures.BrokenExecutor, match="ValueError"):
+            executor.submit(square, 3)
 
 
 def test_what_cannot_be_pickled_is_said_at_once(executor):
@@ -152,3 +273,38 @@ def test_a_task_whose_worker_is_asked_to_end_runs_elsewhere_and_has_lost_no_work
             if "worker" in node.name:
                 os.kill(node.pid, signal.SIGTERM)
         assert future.result(20) == "done"
+
+
+@pytest.mark.slow
+def test_a_call_that_is_killed_ends_its_worker_and_another_one_comes():
+    with search.Executor(workers=1, launcher="test_mp", timing=QUICK) as executor:
+        pid = executor.submit(os.getpid).result(10)
+        future = executor.submit(time.sleep, 60)
+        wait_until(future.running)
+        assert future.cancel(kill=True)
+        with pytest.raises(concurrent.futures.CancelledError):
+            future.result(10)
+        assert executor.submit(os.getpid).result(10) != pid
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_script_without_shutdown_finishes_its_work_and_ends(tmp_path: Path, code: int):
+    script = tmp_path / "forgets.py"
+    script.write_text(
+        "import sys, time\n"
+        "from launchpad_lite import search\n"
+        "def work(x):\n"
+        "    time.sleep(0.2)\n"
+        "    print('did', x)\n"
+        "if __name__ == '__main__':\n"
+        "    executor = search.Executor(workers=1)\n"
+        "    futures = [executor.submit(work, x) for x in range(3)]\n"
+        "    1 / (1 - int(sys.argv[1]))\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, script, str(code)], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert ended.returncode == code
+    assert [line[-1] for line in ended.stdout.splitlines() if "did" in line] == ["0", "1", "2"]
+    assert ("ZeroDivisionError" in ended.stderr) == bool(code)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import courier
-from launchpad_lite.search._messages import MOST_BYTES, Load, Submission, View
+from launchpad_lite.search._messages import MOST_BYTES, Collected, Life, Load, Submission, View
 from launchpad_lite.search._outbox import Outbox
 from launchpad_lite.search._queue import Queue
 from launchpad_lite.search._timing import Timing
@@ -26,6 +26,7 @@ class Broker:
         #: Of the first call that asks what is here: set when it has come, and when it may go on.
         self.has_come, self.may_go_on = threading.Event(), threading.Event()
         self.may_go_on.set()
+        self.is_lost = True
         #: Of large tasks: calls that are on their way.
         self.on_the_way: list[Future[int]] = []
         self.futures = types.SimpleNamespace(submit=self.submit_later)
@@ -48,8 +49,14 @@ class Broker:
             self.may_go_on.wait(10)
         return "life", self.queue.resume(model, ids, awaited)
 
-    def collect(self, *_: Any) -> Any:
-        raise courier.CallTimeoutError("nothing comes")
+    def cancel(self, model: str, ids: Sequence[str]) -> None:
+        self.queue.cancel(model, ids)
+
+    def collect(self, model: str, session: str, *_: Any) -> Collected:
+        if self.is_lost:
+            raise courier.CallTimeoutError("nothing comes")
+        outcomes, progress = self.queue.collect(model, session)
+        return Collected("life", outcomes, progress, Load(), (), self.queue.begun(model))
 
 
 @pytest.fixture
@@ -128,3 +135,26 @@ def test_a_large_task_that_was_lost_on_its_way_is_sent_again(
     assert not outbox.send()
     broker.on_the_way[1].set_result(1)
     assert outbox.send()
+
+
+def test_a_task_begins_once_and_counts_as_running_while_it_has_a_worker(
+    outbox: Outbox, broker: Broker
+) -> None:
+    broker.is_lost = False
+    worker = Life("worker", "life")
+    outbox.add([Submission("1", b""), Submission("2", b"")])
+    outbox.send()
+    one, _ = broker.queue.take(worker, (), ("python",), 2, 0.0)
+    outbox.collect(0.0)
+    assert (outbox.begun, outbox.running) == (["1", "2"], 2)
+    broker.queue.give_back(worker, {one.id: one.token})
+    outbox.collect(0.0)
+    assert (outbox.begun, outbox.running) == ([], 1)
+    broker.is_lost = True
+    outbox.collect(0.0)  # what was answered may be lost: it comes again
+    broker.is_lost = False
+    broker.queue.take(worker, ("2",), ("python",), 2, 0.0)
+    outbox.collect(0.0)
+    assert (outbox.begun, outbox.running) == ([], 2)
+    outbox.cancel(["1", "2"])
+    assert outbox.running == 0

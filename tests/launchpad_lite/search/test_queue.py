@@ -1143,3 +1143,22 @@ def test_no_machine_is_given_more_than_it_has_and_each_task_has_its_turn(seed: i
             for device in machine.devices:
                 parts = [min(1, each.limits.gpus) for each in there if device in each.devices]
                 assert sum(parts) <= 1
+
+
+def test_a_model_hears_once_which_tasks_have_begun_and_which_wait_again() -> None:
+    queue = make_queue()
+    ask(queue, "lasts", "ended", "lost")
+    queue.collect(MODEL, "session")
+    lasts, ended, lost = take(queue, count=3)
+    queue.finish(done(ended))
+    queue.collect(MODEL, "session")
+    assert not queue.has_news("nobody", begun=True)
+    assert queue.has_news(MODEL, begun=True)
+    assert queue.begun(MODEL) == [("lasts", True), ("lost", True)]
+    assert not queue.has_news(MODEL, begun=True)
+    queue.give_back(WORKER, {"lost": lost.token})
+    assert queue.begun(MODEL) == [("lost", False)]
+    queue.collect(MODEL, "another session")
+    assert queue.begun(MODEL) == [("lasts", True)]
+    queue.finish(done(lasts))
+    assert not queue.begun(MODEL)

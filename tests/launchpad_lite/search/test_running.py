@@ -15,6 +15,7 @@ from launchpad_lite import engines, replicas, search
 from launchpad_lite.search import _progress
 from launchpad_lite.search._model_node import Status
 from launchpad_lite.search._progress import Table
+from tests.courier.waiting import wait_until
 from tests.launchpad_lite.search.tasks_for_tests import (
     QUICK,
     Tasks,
@@ -331,7 +332,8 @@ def test_as_many_trials_are_said_to_run_as_workers_are_busy():
     handle = search.add_to(program, Tasks(*tasks), workers=3, timing=QUICK)
     with lp.launch(program, "local_mt") as running:
         begun.wait(20)
-        assert handle.dereference().status().running == 3
+        node = handle.dereference()
+        wait_until(lambda: (node.status().queued, node.status().running) == (0, 3))
         may_end.set()
         running.wait(20)
 
