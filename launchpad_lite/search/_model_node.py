@@ -152,16 +152,19 @@ class ModelNode:
     def save(self, folder: Path) -> None:
         """Writes a checkpoint."""
         with self._lock:
+            tasks = {key: task for key, (task, _) in self._tasks.items()}
             state = {
-                "model": self._model,
-                "tasks": {key: task for key, (task, _) in self._tasks.items()},
+                "maximize": self._model.maximize,
                 "numbers": self._numbers,
                 "trials": self._trials,
                 "seconds": self._seconds(),
                 "is_over": self._is_over,
+                "has_failed": bool(self._failure),
                 "broker": self._outbox.broker if self._outbox else self._broker,
             }
             data = courier.dumps(state, newest=True)
+            # Apart: who looks at the trials does not need the code of the user.
+            data += courier.dumps((self._model, tasks), newest=True)
         (folder / "model.pickle").write_bytes(data)
 
     def restore(self, folder: Path) -> None:
@@ -170,8 +173,8 @@ class ModelNode:
         Raises:
             SearchError: It is of another model.
         """
-        state = pickle.loads((folder / "model.pickle").read_bytes())
-        model, tasks = state["model"], state["tasks"]
+        with (folder / "model.pickle").open("rb") as file:
+            state, (model, tasks) = pickle.load(file), pickle.load(file)
         self._numbers = state["numbers"]
         self._trials = state["trials"]
         self._has_result = any(
@@ -280,18 +283,19 @@ class ModelNode:
                 break
             key = uuid.uuid4().hex
             self._numbers[key] = number = len(self._trials)
-            submission = self._submission(task, key)
-            self._tasks[key] = task, submission
             params = dict(getattr(task, "params", {}))
             self._trials.append(Trial(number, repr(task), params, asked_at=self._seconds()))
+            submission = self._submission(task, key)
+            self._tasks[key] = task, submission
             outbox.add([submission])
 
     def _submission(self, task: Any, key: str) -> Submission:
         number = self._numbers[key]
+        trial = self._trials[number]
         digest = hashlib.sha256(f"{getattr(self._model, 'seed', 0)}/{number}".encode()).digest()
-        seed = int.from_bytes(digest[:4], "big")
+        trial.seed = trial.seed or int.from_bytes(digest[:4], "big")
         parent = task.parent if isinstance(task, Candidate) else None
-        return submission_of(task, key, RunningTrial(number, seed, self._folder, parent))
+        return submission_of(task, key, RunningTrial(number, trial.seed, self._folder, parent))
 
     def _limit(self, outbox: Outbox) -> int:
         if self._ahead is not None:

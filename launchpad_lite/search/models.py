@@ -43,6 +43,7 @@ class Trial:
         values: Its scores, if the model has several objectives.
         is_feasible: Whether it keeps the constraints of the study of Optuna; else it is not the best.
         is_told: Whether its model took note of what became of it; if not, its error says why.
+        seed: As its task sees it, in `RunningTrial`.
 
     Example:
         best = search.run(model).best  # a search.Trial
@@ -65,6 +66,7 @@ class Trial:
     values: tuple[float, ...] = ()
     is_feasible: bool = True
     is_told: bool = True
+    seed: int = 0
 
 
 class Model:

@@ -4,7 +4,7 @@ import os
 import sys
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -325,6 +325,7 @@ def run(
     running = lp.launch(program, launcher, restart=restart, **options)
     try:
         result, status = _follow(running, handle, table)
+        result = replace(result, folder=kept)
         running.complete()
     finally:
         running.stop()
