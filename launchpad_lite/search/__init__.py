@@ -17,7 +17,7 @@ from launchpad_lite.search.errors import (
     WorkerMismatchError,
 )
 from launchpad_lite.search.executor import Executor, ExecutorHandle
-from launchpad_lite.search.looking import load
+from launchpad_lite.search.looking import load, rerun
 from launchpad_lite.search.models import Model, Trial, TrialState
 from launchpad_lite.search.results import Result
 from launchpad_lite.search.running import add_to, run
@@ -63,5 +63,6 @@ __all__ = [
     "current_trial",
     "load",
     "report",
+    "rerun",
     "run",
 ]

@@ -44,6 +44,8 @@ _AHEAD_S = 0.1
 _MOST_AHEAD = 64
 #: Weight of the newest task in the mean.
 _NEWEST = 0.1
+#: Of tasks that are no candidates, so many small ones that have failed are kept to be run again.
+_MOST_KEPT, _KEPT_BYTES = 1000, 1 << 16
 
 
 class Status(NamedTuple):
@@ -127,6 +129,7 @@ class ModelNode:
         self._tasks: dict[str, tuple[Any, Submission]] = {}
         self._numbers: dict[str, int] = {}
         self._trials: list[Trial] = []
+        self._ended: dict[int, Any] = {}  # tasks by the numbers of their trials, to be run again
         self._earlier_s = 0.0
         self._is_over = False
         #: How many trials it had when it was over before.
@@ -164,7 +167,7 @@ class ModelNode:
             }
             data = courier.dumps(state, newest=True)
             # Apart: who looks at the trials does not need the code of the user.
-            data += courier.dumps((self._model, tasks), newest=True)
+            data += courier.dumps((self._model, tasks, self._ended), newest=True)
         (folder / "model.pickle").write_bytes(data)
 
     def restore(self, folder: Path) -> None:
@@ -174,7 +177,7 @@ class ModelNode:
             SearchError: It is of another model.
         """
         with (folder / "model.pickle").open("rb") as file:
-            state, (model, tasks) = pickle.load(file), pickle.load(file)
+            state, (model, tasks, self._ended) = pickle.load(file), pickle.load(file)
         self._numbers = state["numbers"]
         self._trials = state["trials"]
         self._has_result = any(
@@ -317,11 +320,15 @@ class ModelNode:
             outbox.stop([point.id])
 
     def _settle(self, outcome: Outcome) -> None:
-        task, _ = self._tasks.pop(outcome.id)
+        task, submission = self._tasks.pop(outcome.id)
         trial = self._trials[self._numbers.pop(outcome.id)]
         trial.told_at, trial.seconds = self._seconds(), outcome.seconds
         trial.worker, trial.attempts, trial.lost_workers = outcome[-3:]
         self._told.append(outcome.id)
+        is_kept = len(self._ended) < _MOST_KEPT and len(submission.payload) <= _KEPT_BYTES
+        is_kept &= outcome.state is State.FAILED
+        if self._folder and (is_kept or isinstance(task, Candidate)):
+            self._ended[trial.number] = task
         mean_s = self._mean_s
         self._mean_s = (
             outcome.seconds if mean_s is None else mean_s + _NEWEST * (outcome.seconds - mean_s)

@@ -1,8 +1,9 @@
-"""A search as it lies in its folder: what it has found so far."""
+"""A search as it lies in its folder: what it has found so far, and one of its trials again."""
 
 import contextlib
 import os
 import pickle
+import uuid
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ from launchpad_lite.search._resuming import holder_of
 from launchpad_lite.search.errors import SearchError
 from launchpad_lite.search.models import Model
 from launchpad_lite.search.results import Result
+from launchpad_lite.search.tasks import Running, RunningTrial, running
 
-__all__ = ["load"]
+__all__ = ["load", "rerun"]
 
 
 def load(folder: str | os.PathLike[str]) -> Result:
@@ -36,6 +38,37 @@ def load(folder: str | os.PathLike[str]) -> Result:
     except Exception as error:  # noqa: BLE001 - unpickling runs any code
         vars(result.model)["missing"] = repr(error)
         return result
+
+
+def rerun(folder: str | os.PathLike[str], number: int) -> Any:
+    """Runs a trial again alone, in this thread, as for a debugger; returns what its task returns.
+
+    It has the same task, params, number, seed and `parent`, the newest code (of a script, what this
+    one has under the same names), and a new folder, in `reruns` in that of the search. `search.report`
+    prints. Of models of your own, the first 1,000 tasks that failed are kept, of at most 64 KiB each.
+
+    Raises:
+        SearchError: As for `load`; or the task is not there.
+        Exception: What the task raises.
+
+    Example:
+        from tune import *  # the newest code of the script
+
+        search.rerun("runs/1", 17)
+    """
+    result, data = look(Path(folder))
+    *_, ended = pickle.loads(data)
+    if (task := ended.get(number)) is None:
+        raise SearchError(f"{folder}: trial {number} has not ended, or its task was not kept")
+    own = Path(folder).absolute() / "reruns" / f"{number}-{uuid.uuid4().hex[:8]}"
+    seed, parent = result.trials[number].seed, getattr(task, "parent", None)
+    trial = RunningTrial(number, seed, result.folder, parent, own)
+    here = Running("", lambda: print("reports", *here.progress[-1][1:]), trial=trial)  # noqa: T201
+    token = running.set(here)
+    try:
+        return getattr(task, "run", task)()
+    finally:
+        running.reset(token)
 
 
 def look(folder: Path) -> tuple[Result, bytes]:

@@ -139,6 +139,7 @@ class RunningTrial:
     seed: int
     _kept: str | Path | None = None  # of the search
     _parent: int | None = None
+    _own: Path | None = None  # in place of its own folder, where it runs again alone
 
     @property
     def folder(self) -> Path:
@@ -149,7 +150,7 @@ class RunningTrial:
         Raises:
             SearchError: The search has no folder.
         """
-        return make_own_folder(self._folder_of(self.number))
+        return make_own_folder(self._own or self._folder_of(self.number))
 
     @property
     def parent(self) -> Path | None:

@@ -1,14 +1,17 @@
-"""What is seen of a search in its folder, whatever became of it."""
+"""What is seen of a search in its folder, whatever became of it; and its trials, run again alone."""
 
+import contextlib
 import functools
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -217,6 +220,53 @@ def test_trials_are_exported_as_tables(folder: Path, tmp_path: Path, capsys):
     assert (rows[1]["seed"], rows[1]["curve"]) == (2839049726, [[0, -1.0]])
 
 
+class Again(search.RandomSearch):
+    """Its trials go on from the first one."""
+
+    def ask(self):
+        task = super().ask()
+        if task is not None and self._asked > 1:
+            task.parent = 0
+        return task
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_trial_runs_again_alone_with_all_that_it_had_but_its_folder(number, tmp_path, capsys):
+    seen: list[Any] = []
+
+    def look(params):
+        trial = search.current_trial()
+        seen.append((trial.number, trial.seed, trial.parent, params, trial.folder))
+        search.report(2.5)
+        (trial.folder / "checkpoint").touch(exist_ok=False)
+        assert number == 0 or trial.number == 0, "one that has failed"
+        return 7
+
+    Again.look = staticmethod(look)  # type: ignore[attr-defined]
+    result = run(Again(_look, _draw, 2, seed=5), folder=tmp_path)
+    before = _files(tmp_path)
+    again = contextlib.nullcontext() if number == 0 else pytest.raises(AssertionError, match="one")
+    with again:
+        assert search.rerun(tmp_path, number) == 7
+    assert capsys.readouterr().out == "reports 0 2.5\n"
+    first, second = [each for each in seen if each[0] == number]
+    assert first[:4] == second[:4]
+    parent = tmp_path / "trials" / "0" if number else None
+    assert first[1:] == (
+        result.trials[number].seed,
+        parent,
+        first[3],
+        tmp_path / "trials" / str(number),
+    )
+    assert second[4].parent == tmp_path / "reruns"
+    shutil.rmtree(second[4].parent)
+    assert _files(tmp_path) == before
+
+
+def _look(params):
+    return Again.look(params)  # type: ignore[attr-defined]
+
+
 def test_a_search_that_may_run_elsewhere_is_followed_until_ctrl_c(folder: Path):
     JoinInfo("127.0.0.1:1", None).write(folder)
     there = json.loads((folder / "search.json").read_text())
@@ -239,6 +289,16 @@ def test_a_reader_may_have_seen_enough(folder: Path):
     with os.fdopen(writer) as closed:
         done = subprocess.run(command, stdout=closed, stderr=subprocess.PIPE, cwd=ROOT)
     assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_of_other_models_small_tasks_that_failed_can_be_run_again(tmp_path: Path):
+    tasks = [search.Call(fail, "a"), search.Call(fail, b"x" * (1 << 17)), search.Call(square, 2)]
+    run(Tasks(*tasks), folder=tmp_path)
+    with pytest.raises(KeyError, match="a"):
+        search.rerun(tmp_path, 0)
+    for number in (1, 2, 3):
+        with pytest.raises(search.SearchError, match=f"trial {number} has not ended, or its task"):
+            search.rerun(tmp_path, number)
 
 
 def _fail_once(params):

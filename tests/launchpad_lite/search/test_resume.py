@@ -110,7 +110,7 @@ class Script:
     def kept(self) -> Kept:
         newest = max((self._folder / "search" / "model").glob("**/0*/state/model.pickle"))
         with newest.open("rb") as file:
-            state, (model, tasks) = pickle.load(file), pickle.load(file)
+            state, (model, tasks, _) = pickle.load(file), pickle.load(file)
         told = set(model.told)
         results = self._results()
         known = {task.number for key, task in tasks.items() if key in results}
