@@ -17,6 +17,7 @@ from launchpad_lite.search.errors import (
     WorkerMismatchError,
 )
 from launchpad_lite.search.executor import Executor, ExecutorHandle
+from launchpad_lite.search.looking import load, rerun
 from launchpad_lite.search.models import Callback, Model, Trial, TrialState
 from launchpad_lite.search.results import Result
 from launchpad_lite.search.running import add_to, run
@@ -73,7 +74,9 @@ __all__ = [
     "WorkerMismatchError",
     "add_to",
     "current_trial",
+    "load",
     "needs",
     "report",
+    "rerun",
     "run",
 ]

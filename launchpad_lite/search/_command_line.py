@@ -1,28 +1,33 @@
-"""`python -m launchpad_lite.search`: a worker that joins a running search."""
+"""`python -m launchpad_lite.search`: a worker that joins a running search; what a search has found."""
 
 import argparse
+import json
 import os
 import select
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import courier
+from launchpad_lite._escapes import shown
 from launchpad_lite.errors import LaunchpadError
 from launchpad_lite.search._joining import JOIN_FILE, JoinInfo, OutsideWorker, name_here
 from launchpad_lite.search.errors import SearchError
+from launchpad_lite.search.looking import look
+from launchpad_lite.search.results import Result, row_of
 from launchpad_lite.search.running import MAX_RESULT_BYTES
 
 _SECRET = "LAUNCHPAD_SEARCH_SECRET"  # noqa: S105 - the name of a variable
-#: Seconds between two looks whether a worker that is to end has noticed it.
+#: Seconds between two looks at what is waited for: a worker that is to end, the end of a search.
 _LOOK_S = 0.2
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command line; returns the exit code: 0 if the worker has left in order, else 1.
+    """Runs a command line; returns the exit code: 0 if all went well, else 1, or that of a signal.
 
     Args:
         argv: Arguments without the program's name; by default those of this process.
@@ -32,10 +37,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
-        _work(options)
+        for text in options.run(options) or ():
+            print(shown(text), end="", flush=True)  # noqa: T201 - what a command line is for
     except (LaunchpadError, courier.CourierError) as error:
-        print(f"error: {error}", file=sys.stderr)  # noqa: T201 - what a command line is for
+        print(shown(f"error: {error}"), file=sys.stderr)  # noqa: T201
         return 1
+    except (KeyboardInterrupt, BrokenPipeError) as error:  # Python flushes once more when it exits
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + (signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGPIPE)
     return 0
 
 
@@ -48,6 +57,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Runs tasks of a running search. Ctrl-C or SIGTERM: it leaves after its task; a "
         "second one ends it at once.",
     )
+    worker.set_defaults(run=_work)
     worker.add_argument(
         "address",
         metavar="ADDRESS",
@@ -58,7 +68,69 @@ def _parser() -> argparse.ArgumentParser:
         "--secret-file", type=Path, metavar="FILE", help="holds the secret as hexadecimal digits"
     )
     worker.add_argument("--name", default="", help="of this worker; no other one may have it")
+    for name, run, text in (
+        ("show", _show, "print what a search has found, or all about a trial"),
+        ("tail", _tail, "print trials as they end, or what the task of a trial prints"),
+        ("export", _export, "write a table of the trials"),
+    ):
+        command = commands.add_parser(name, help=text, description=text)
+        command.set_defaults(run=run)
+        command.add_argument("folder", type=Path, metavar="FOLDER", help="of the search")
+        if run is not _export:
+            command.add_argument("trial", type=int, nargs="?", metavar="TRIAL", help="its number")
+    command.add_argument("--format", choices=("csv", "json"), default="csv")
+    command.add_argument("-o", dest="output", type=Path, metavar="FILE", help="by default stdout")
     return parser
+
+
+def _show(options: argparse.Namespace) -> Iterator[str]:
+    result, _ = look(options.folder)
+    if options.trial is None:
+        yield f"{options.folder}: {result.state}\n{result!r}\n"
+        return
+    log, trial = _log_of(result, options.trial), result.trials[options.trial]
+    row = row_of(trial) | {"curve": trial.curve, "folder": log.parent, "log": log}
+    row["error"] = row.pop("error")  # last: it has many lines
+    yield "".join(f"{name:<13} {value}\n" for name, value in row.items())
+
+
+def _log_of(result: Result, number: int) -> Path:
+    if not 0 <= number < len(result.trials):
+        raise SearchError(f"{result.folder} has the trials 0 to {len(result.trials) - 1}")
+    return result.folder_of(result.trials[number]) / "log"
+
+
+def _tail(options: argparse.Namespace) -> Iterator[str]:
+    known, size, is_over = set[int](), 0, False
+    while not is_over:
+        result, _ = look(options.folder)
+        is_over = result.state in ("complete", "failed", "stopped")
+        if options.trial is not None:
+            log = _log_of(result, options.trial)
+            is_over |= result.trials[options.trial].told_at is not None
+            if log.exists():
+                with log.open("rb") as file:
+                    file.seek(size)
+                    yield file.read().decode(errors="replace")
+                    size = file.tell()
+            elif is_over:
+                raise SearchError(f"trial {options.trial} has no log: there is no {log}")
+        for trial in result.trials if options.trial is None else ():
+            if trial.told_at is not None and trial.number not in known:
+                known.add(trial.number)
+                row = f"{trial.number:>6} {trial.state.value:<8}{trial.score!s:<24}"
+                yield f"{row}{dict(trial.params)}"[:79] + "\n"
+        time.sleep(0.0 if is_over else _LOOK_S)
+
+
+def _export(options: argparse.Namespace) -> Iterator[str]:
+    result, _ = look(options.folder)
+    rows = [row_of(each) | {"curve": each.curve} for each in result.trials]
+    text = result.as_csv() if options.format == "csv" else json.dumps(rows, default=repr)
+    if options.output is None:
+        yield text
+    else:
+        options.output.write_text(text, encoding="utf-8")
 
 
 def _work(options: argparse.Namespace) -> None:

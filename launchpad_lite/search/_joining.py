@@ -133,13 +133,13 @@ class OutsideWorker:
         self._worker.wake()
 
 
-def timing_of(info: JoinInfo) -> Timing:
-    """Asks a name server how long the parts of its search wait.
+def timing_of(info: JoinInfo, answer_s: float = _ANSWER_S) -> Timing:
+    """Asks a name server, which has `answer_s`, how long the parts of its search wait.
 
     Raises:
         SearchError: It does not answer, or not to this one.
     """
-    client = info.connect(wait_for_ready=False, call_timeout_s=_ANSWER_S)
+    client = info.connect(wait_for_ready=False, call_timeout_s=answer_s)
     where = info.address
     try:
         timing: Timing = client.timing()

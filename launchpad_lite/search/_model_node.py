@@ -46,6 +46,8 @@ _AHEAD_S = 0.1
 _MOST_AHEAD = 64
 #: Weight of the newest task in the mean.
 _NEWEST = 0.1
+#: Of tasks that are no candidates, so many small ones that have failed are kept to be run again.
+_MOST_KEPT, _KEPT_BYTES = 1000, 1 << 16
 
 
 class Status(NamedTuple):
@@ -132,6 +134,7 @@ class ModelNode:
         self._tasks: dict[str, tuple[Any, Submission]] = {}
         self._numbers: dict[str, int] = {}
         self._trials: list[Trial] = []
+        self._ended: dict[int, Any] = {}  # tasks by the numbers of their trials, to be run again
         self._earlier_s = 0.0
         self._is_over = False
         #: How many trials it had when it was over before.
@@ -160,16 +163,19 @@ class ModelNode:
     def save(self, folder: Path) -> None:
         """Writes a checkpoint."""
         with self._lock:
+            tasks = {key: task for key, (task, _) in self._tasks.items()}
             state = {
-                "model": self._model,
-                "tasks": {key: task for key, (task, _) in self._tasks.items()},
+                "maximize": self._model.maximize,
                 "numbers": self._numbers,
                 "trials": self._trials,
                 "seconds": self._seconds(),
                 "is_over": self._is_over,
+                "has_failed": bool(self._failure),
                 "broker": self._outbox.broker if self._outbox else self._broker,
             }
             data = courier.dumps(state, newest=True)
+            # Apart: who looks at the trials does not need the code of the user.
+            data += courier.dumps((self._model, tasks, self._ended), newest=True)
         (folder / "model.pickle").write_bytes(data)
 
     def restore(self, folder: Path) -> None:
@@ -178,8 +184,8 @@ class ModelNode:
         Raises:
             SearchError: It is of another model.
         """
-        state = pickle.loads((folder / "model.pickle").read_bytes())
-        model, tasks = state["model"], state["tasks"]
+        with (folder / "model.pickle").open("rb") as file:
+            state, (model, tasks, self._ended) = pickle.load(file), pickle.load(file)
         self._numbers = state["numbers"]
         self._trials = state["trials"]
         self._has_result = any(
@@ -292,21 +298,23 @@ class ModelNode:
                 break
             key = uuid.uuid4().hex
             self._numbers[key] = number = len(self._trials)
-            submission = self._submission(task, key)
-            self._tasks[key] = task, submission
             params = dict(getattr(task, "params", {}))
             trial = Trial(number, repr(task), params, asked_at=self._seconds())
             if isinstance(task, Candidate):
                 task.number, trial.parent, trial.steps = number, task.parent, task.steps
             self._trials.append(trial)
+            submission = self._submission(task, key)
+            self._tasks[key] = task, submission
             outbox.add([submission])
 
     def _submission(self, task: Any, key: str) -> Submission:
         number = self._numbers[key]
+        trial = self._trials[number]
         digest = hashlib.sha256(f"{getattr(self._model, 'seed', 0)}/{number}".encode()).digest()
-        seed = int.from_bytes(digest[:4], "big")
+        trial.seed = trial.seed or int.from_bytes(digest[:4], "big")
         goes_on = (task.parent, task.steps) if isinstance(task, Candidate) else ()
-        return submission_of(task, key, RunningTrial(number, seed, self._folder, *goes_on))
+        running = RunningTrial(number, trial.seed, self._folder, *goes_on)
+        return submission_of(task, key, running)
 
     def _limit(self, outbox: Outbox) -> int:
         if self._ahead is not None:
@@ -350,11 +358,15 @@ class ModelNode:
 
     def _settle(self, outcome: Outcome) -> None:
         self._begin([outcome.id])
-        task, _ = self._tasks.pop(outcome.id)
+        task, submission = self._tasks.pop(outcome.id)
         trial = self._trials[self._numbers.pop(outcome.id)]
         trial.told_at, trial.seconds = self._seconds(), outcome.seconds
         trial.worker, trial.attempts, trial.lost_workers = outcome[-3:]
         self._told.append(outcome.id)
+        is_kept = len(self._ended) < _MOST_KEPT and len(submission.payload) <= _KEPT_BYTES
+        is_kept &= outcome.state is State.FAILED
+        if self._folder and (is_kept or isinstance(task, Candidate)):
+            self._ended[trial.number] = task
         mean_s = self._mean_s
         self._mean_s = (
             outcome.seconds if mean_s is None else mean_s + _NEWEST * (outcome.seconds - mean_s)

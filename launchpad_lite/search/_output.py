@@ -40,7 +40,7 @@ class TrialOutput:
         self._before = self._before or (os.dup(1), os.dup(2))
         if trial._kept is not None:
             with contextlib.suppress(OSError):
-                out = self._open(trial._kept, trial.number)
+                out = self._open(str(trial._kept), trial.number)
                 _print_to(out, out)
                 if out != self._out:
                     os.close(out)

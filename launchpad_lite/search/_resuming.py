@@ -3,6 +3,7 @@
 import hashlib
 import inspect
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ def begin(folder: Path, model: Model, *, anyway: bool, is_elsewhere: bool) -> li
     now: dict[str, Any] = {
         "search": {"algorithm": name_of(type(model)), **model.identity()},
         "code": _code_of(model),
+        "process": f"process {os.getpid()} on {os.uname().nodename}",
     }
     has_state = (folder / "model").exists()
     if (has_state or any(folder.glob("*.sqlite"))) and not path.exists():
@@ -46,6 +48,13 @@ def begin(folder: Path, model: Model, *, anyway: bool, is_elsewhere: bool) -> li
         _check_same(folder, before["search"], now["search"])
     write_private(path, json.dumps(now, indent=1).encode())
     return [name for name, digest in now["code"].items() if before["code"].get(name) != digest]
+
+
+def holder_of(folder: Path) -> str:
+    """Returns which process has called a search last."""
+    path = folder / _FILE
+    found = json.loads(read_private(path)) if path.exists() else {}
+    return str(found.get("process", "another process"))
 
 
 def _check_same(folder: Path, before: dict[str, str], now: dict[str, str]) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from launchpad_lite._private_files import make_own_folder
 from launchpad_lite.search._messages import Life, Limits, Outcome, State, Submission
 from launchpad_lite.search._queue import Changes, Task
+from launchpad_lite.search._resuming import holder_of
 from launchpad_lite.search.errors import StoreError, StoreInUseError
 
 
@@ -357,8 +358,8 @@ class SqliteStore:
             text = str(error)
             if "locked" in text:
                 raise StoreInUseError(
-                    f"{self._path}: another broker uses this file; give each search a folder of its "
-                    "own, or end the other one"
+                    f"{self._path}: {holder_of(self._path.parents[1])} uses this file; give each search a "
+                    "folder of its own, or end the other one"
                 ) from error
             if "full" in text or "disk I/O" in text:
                 raise StoreError(

@@ -103,6 +103,8 @@ class Worker:
         self._assigned = Assignment("", "", PYTHON, b"")
         self._output = TrialOutput(self._me)
         self._began_at = 0.0
+        #: Why this process is to start again; empty: it is not.
+        self._ends_for = ""
         #: Set when there is something to send.
         self._stirred = threading.Event()
         self._has_ended = threading.Event()
@@ -140,6 +142,8 @@ class Worker:
             self._beating.join()
         # Also if forced: its task has not lost its worker, and runs elsewhere at once.
         self._leave_all()
+        if self._ends_for:
+            end_process(self._ends_for)
         if forced is not None:
             raise forced
 
@@ -228,9 +232,9 @@ class Worker:
 
     def _execute(self, assignment: Assignment) -> None:
         assert self._running is not None
-        if self._is_process() and not pin(assignment.devices):
-            # It gives the task back, and its launcher starts it again.
-            raise SystemExit(f"{self._me.name} starts again to use {','.join(assignment.devices)}")
+        if self._has_process and not pin(assignment.devices):  # it gives the task back
+            self._ends_for = f"{self._me.name} starts again to use {','.join(assignment.devices)}"
+            raise SystemExit
         token = running.set(self._running)
         begun_at = time.monotonic()
         try:
@@ -252,13 +256,10 @@ class Worker:
         with self._lock:
             self._outcomes.setdefault(self._broker, []).append(outcome)
 
-    def _is_process(self) -> bool:
-        return threading.current_thread() is threading.main_thread()
-
     def _outcome_of(self, assignment: Assignment) -> tuple[State, bytes, str]:
         assert self._running is not None
         try:
-            if assignment.devices and not self._is_process():
+            if assignment.devices and not self._has_process:
                 raise SearchError(
                     "workers are threads here, which see the same devices: tasks with gpus need a "
                     "launcher that starts processes"

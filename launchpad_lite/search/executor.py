@@ -17,7 +17,15 @@ from typing import Any, NamedTuple, TypeVar
 import courier
 import launchpad_lite as lp
 from launchpad_lite.search._broker import BrokerOptions
-from launchpad_lite.search._messages import Life, Outcome, State, Submission, member_here
+from launchpad_lite.search._messages import (
+    PYTHON,
+    Life,
+    Limits,
+    Outcome,
+    State,
+    Submission,
+    member_here,
+)
 from launchpad_lite.search._model_node import failure_of
 from launchpad_lite.search._outbox import Outbox
 from launchpad_lite.search._presence import Presence
@@ -25,7 +33,7 @@ from launchpad_lite.search._store import check_files
 from launchpad_lite.search._timing import DEFAULT, Timing
 from launchpad_lite.search.errors import InitializerError
 from launchpad_lite.search.running import RELEASE_S, RESTART, Parts, add_parts
-from launchpad_lite.search.tasks import Call, pickled
+from launchpad_lite.search.tasks import Call, options_of, pickled
 
 __all__ = ["Executor", "ExecutorFuture", "ExecutorHandle"]
 
@@ -248,11 +256,16 @@ class Executor(concurrent.futures.Executor):
             RuntimeError: The executor was shut down, or has ended (`BrokenExecutor`).
             TaskPickleError: The function or an argument cannot be pickled.
         """
-        text = repr(Call(fn, *args, **kwargs))
-        return self._submit(text, pickled(fn, text), args, kwargs)
+        call = Call(fn, *args, **kwargs)
+        return self._submit(repr(call), options_of(call), pickled(fn, repr(call)), args, kwargs)
 
     def _submit(
-        self, text: str, function: bytes, args: Sequence[Any], kwargs: Mapping[str, Any]
+        self,
+        text: str,
+        options: tuple[float, int, Limits],
+        function: bytes,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
     ) -> ExecutorFuture[Any]:
         key = uuid.uuid4().hex
         sent = Sent(function, pickled((args, kwargs), text), self._initializer, text)
@@ -264,7 +277,7 @@ class Executor(concurrent.futures.Executor):
             if self._failure is not None:
                 raise concurrent.futures.BrokenExecutor(f"this executor has ended: {self._failure}")
             self._futures[key] = text, future
-            self._submitted.put(Submission(key, pickle.dumps(sent)))
+            self._submitted.put(Submission(key, pickle.dumps(sent), PYTHON, *options))
         future.add_done_callback(lambda ended: self._give_up(key) if ended.cancelled() else None)
         return future
 
@@ -295,6 +308,7 @@ class Executor(concurrent.futures.Executor):
         if chunksize < 1 or (buffersize is not None and buffersize < 1):
             raise ValueError("map: chunksize and buffersize are at least 1")
         until = None if timeout is None else time.monotonic() + timeout
+        options = options_of(Call(fn))
         function = pickled(functools.partial(_each, fn), fn)
         items = zip(*iterables, strict=False)
         chunks = iter(lambda: tuple(itertools.islice(items, chunksize)), ())
@@ -304,7 +318,8 @@ class Executor(concurrent.futures.Executor):
         def send(count: int | None) -> None:
             for chunk in itertools.islice(chunks, count):
                 more = f" and {len(chunk) - 1} more" if len(chunk) > 1 else ""
-                future = self._submit(f"{Call(fn, *chunk[0])!r}{more}", function, chunk, {})
+                text = f"{Call(fn, *chunk[0])!r}{more}"
+                future = self._submit(text, options, function, chunk, {})
                 pending.add(future)
                 turns.put(future) if ordered else future.add_done_callback(turns.put)
 

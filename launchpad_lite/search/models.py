@@ -45,6 +45,7 @@ class Trial:
         is_told: Whether its model took note of what became of it; if not, its error says why.
         parent: Number of the trial from whose folder it goes on; None: it begins anew.
         steps: How many steps it makes in all, as `RunningTrial.steps`.
+        seed: As its task sees it, in `RunningTrial`.
 
     Example:
         best = search.run(model).best  # a search.Trial
@@ -69,6 +70,7 @@ class Trial:
     is_told: bool = True
     parent: int | None = None
     steps: int | None = None
+    seed: int = 0
 
 
 class Callback:

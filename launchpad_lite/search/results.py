@@ -2,22 +2,36 @@
 
 import collections
 import csv
+import io
 import itertools
 import operator
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from launchpad_lite.errors import MissingExtraError
 from launchpad_lite.search.models import Model, Trial, TrialState, best_of
+from launchpad_lite.search.tasks import RunningTrial
 
 __all__ = ["Result"]
 
 _COLUMNS = (
     *("number", "state", "score", "seconds", "attempts", "lost_workers"),
-    *("asked_at", "told_at", "worker", "task", "error"),
+    *("asked_at", "told_at", "seed", "worker", "task", "error"),
 )
+
+
+def row_of(trial: Trial) -> dict[str, Any]:
+    """Returns a trial as a row of a table."""
+    row = {name: getattr(trial, name) for name in _COLUMNS}
+    row["state"] = trial.state.value
+    if len(trial.values) > 1:
+        row |= {f"values.{index}": value for index, value in enumerate(trial.values)}
+    if trial.parent is not None or trial.steps is not None:
+        row |= {"parent": trial.parent, "steps": trial.steps}
+    return row | _flat(trial.params, "params")
 
 
 @dataclass(frozen=True, repr=False)
@@ -28,6 +42,9 @@ class Result:
         trials: All that was tried, in the order in which it was asked for.
         model: As it is after the search.
         seconds: How long the search took, without times in which it did not run.
+        folder: Of the search; None: it has none.
+        state: `"complete"`; of one that was loaded also `"running"`, `"failed"`, `"stopped"` before its
+            end, or `"unknown: .."`: on another machine.
 
     Example:
         result = search.run(model, workers=8)
@@ -38,6 +55,8 @@ class Result:
     trials: Sequence[Trial]
     model: Model
     seconds: float
+    folder: Path | None = None
+    state: str = "complete"
 
     def __repr__(self) -> str:
         counts = collections.Counter(trial.state.value for trial in self.trials)
@@ -46,9 +65,11 @@ class Result:
         if best := self.best:
             params = repr(dict(best.params))
             lines.append(f"best: trial {best.number}, score {best.score}, {params:.500}")
-        if lost := sum(trial.lost_workers for trial in self.trials):
-            runs = sum(trial.attempts for trial in self.trials)
+        if (runs := sum(trial.attempts for trial in self.trials)) > len(self.trials):
+            lost = sum(trial.lost_workers for trial in self.trials)
             lines.append(f"workers lost: {lost}; runs: {runs}")
+        for text, numbers in list(self.errors.items())[:5]:
+            lines.append(f"failed {len(numbers)} times, as trial {numbers[0]}: {text:.500}")
         if hasattr(self.model, "study"):
             lines.append("study of Optuna: .model.study")
         return "\n".join(lines)
@@ -75,24 +96,31 @@ class Result:
 
         return [trial for trial, mine in found if not is_beaten(mine)]
 
-    def _rows(self) -> Iterator[dict[str, Any]]:
-        for trial in self.trials:
-            row = {name: getattr(trial, name) for name in _COLUMNS}
-            row["state"] = trial.state.value
-            if len(trial.values) > 1:
-                row |= {f"values.{index}": value for index, value in enumerate(trial.values)}
-            if trial.parent is not None or trial.steps is not None:
-                row |= {"parent": trial.parent, "steps": trial.steps}
-            yield row | _flat(trial.params, "params")
+    @property
+    def errors(self) -> dict[str, list[int]]:
+        """Why trials have failed, the most frequent first, with the numbers of these trials."""
+        found: dict[str, list[int]] = {}
+        for trial in filter(operator.attrgetter("error"), self.trials):
+            text = trial.error.removeprefix(trial.task).removeprefix(f" on {trial.worker}")
+            found.setdefault(text.lstrip(": ").partition("\n")[0], []).append(trial.number)
+        return dict(sorted(found.items(), key=lambda item: -len(item[1])))
+
+    def folder_of(self, trial: Trial) -> Path:
+        """Returns the folder of a trial, which may not be there; raises as `RunningTrial.folder`."""
+        return RunningTrial(trial.number, trial.seed, self.folder)._folder_of(trial.number)
 
     def to_csv(self, path: str | os.PathLike[str]) -> None:
         """Writes a table of the trials: a row for each, with its parameters in columns."""
-        rows = list(self._rows())
+        Path(path).write_text(self.as_csv(), encoding="utf-8", newline="")
+
+    def as_csv(self) -> str:
+        """Returns what `to_csv` writes."""
+        rows, file = [*map(row_of, self.trials)], io.StringIO()
         names = dict.fromkeys([*_COLUMNS, *(name for row in rows for name in row)])
-        with open(path, "w", newline="", encoding="utf-8") as file:  # noqa: PTH123 - any path
-            table = csv.DictWriter(file, list(names))
-            table.writeheader()
-            table.writerows(rows)
+        table = csv.DictWriter(file, list(names))
+        table.writeheader()
+        table.writerows(rows)
+        return file.getvalue()
 
     def to_frame(self) -> Any:
         """Returns the table of `to_csv` as a frame of pandas.
@@ -104,7 +132,7 @@ class Result:
             import pandas as pd  # type: ignore[import-untyped, unused-ignore]
         except ImportError:
             raise MissingExtraError("to_frame needs pandas. Run: pip install pandas") from None
-        return pd.DataFrame(list(self._rows()))
+        return pd.DataFrame([*map(row_of, self.trials)])
 
     def best_over_time(self) -> tuple[list[float], list[float]]:
         """Returns when each result was known, in seconds, and the best score until then."""

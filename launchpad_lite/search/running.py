@@ -4,7 +4,7 @@ import os
 import sys
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -317,6 +317,7 @@ def run(
         running = lp.launch(program, launcher, restart=restart, **options)
         try:
             result, status = _follow(running, handle, table)
+            result = replace(result, folder=kept)
             running.complete()
         finally:
             running.stop()

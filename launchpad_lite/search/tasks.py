@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import courier
-from launchpad_lite._private_files import make_folder
+from launchpad_lite._private_files import make_own_folder
 from launchpad_lite.search._messages import PYTHON, Limits, Progress, Submission
 from launchpad_lite.search.errors import SearchError, StoppedEarlyError, TaskPickleError
 
@@ -177,17 +177,15 @@ class RunningTrial:
         seed: For random numbers: the same whenever this trial runs, and another one for each trial.
 
     Example:
-        def train(params):
-            trial = search.current_trial()  # a search.RunningTrial
-            np.save(trial.folder / "weights.npy", fit(params, trial.seed))
+        checkpoint = search.current_trial().folder / "model.pt"  # of a search.RunningTrial
     """
 
     number: int
     seed: int
-    #: Of the search.
-    _kept: str | None = None
+    _kept: str | Path | None = None  # of the search
     _parent: int | None = None
     steps: int | None = None
+    _own: Path | None = None  # in place of its own folder, where it runs again alone
 
     @property
     def folder(self) -> Path:
@@ -198,9 +196,7 @@ class RunningTrial:
         Raises:
             SearchError: The search has no folder.
         """
-        folder = self._folder_of(self.number)
-        make_folder(folder)
-        return folder
+        return make_own_folder(self._own or self._folder_of(self.number))
 
     @property
     def parent(self) -> Path | None:
@@ -209,9 +205,7 @@ class RunningTrial:
 
     def _folder_of(self, number: int) -> Path:
         if self._kept is None:
-            raise SearchError(
-                "a trial has a folder only if the search has one: search.run(folder=)"
-            )
+            raise SearchError("trials have folders only if the search has one: search.run(folder=)")
         return Path(self._kept, "trials", str(number))
 
 

@@ -49,6 +49,7 @@ _OUTPUT = {
     "fit.py": "[evaluator[0]] weights: [1. 2. 3.]\n",
     "first.py": "the total is now 20\n",
     "futures.py": "[driver[0]] squares: [0, 1, 4]\n[driver[0]] stream: [0, 1, 2]\n",
+    "keeping.py": "runs: 2, lost workers: 1\n['state.json']\n",
     "models.py": "999000\n",
     "page_node.py": "[reader[0]] a page\n",
     "replicate.py": "[6.0, 6.0]\n",

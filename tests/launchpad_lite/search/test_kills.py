@@ -76,7 +76,9 @@ class Played:
         newest = max(
             (tmp_path / "model").rglob("model.pickle"), key=lambda path: path.stat().st_mtime
         )
-        self.told = pickle.loads(newest.read_bytes())["model"].told
+        with newest.open("rb") as file:
+            _, (model, *_) = pickle.load(file), pickle.load(file)
+        self.told = model.told
         self.runs = collections.Counter(map(int, notes.read_text().split()))
 
     def _kill(

@@ -300,6 +300,19 @@ def test_of_two_searches_that_begin_at_the_same_time_one_is_refused(url: str) ->
         pass
 
 
+def test_tasks_of_a_search_whose_folder_is_another_one_are_given_up(
+    url: str, open_store: Open, tmp_path: Path
+) -> None:
+    store = open_store("search_broker[0]")
+    store.write(new(task("old", owner="search_model[0]")))
+    store.close()
+    model = Tasks(Call(abs, -1))
+    run = functools.partial(search.run, launcher="local_mt", timing=QUICK, workers=1)
+    assert len(run(model, database=url, folder=tmp_path).trials) == 1
+    assert "old" not in ids(open_store("search_broker[0]"))
+    assert search.load(tmp_path).state == "complete"
+
+
 class PostgresStoreInUse:
     """Shows that a broker is there, again and again."""
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from launchpad_lite import search
 from tests.courier.waiting import wait_until
 from tests.launchers.marks import Marked, mark_all
 from tests.launchpad_lite.search.searches import ROOT
@@ -108,10 +109,11 @@ class Script:
 
     def kept(self) -> Kept:
         newest = max((self._folder / "search" / "model").glob("**/0*/state/model.pickle"))
-        state = pickle.loads(newest.read_bytes())
-        told = set(state["model"].told)
+        with newest.open("rb") as file:
+            state, (model, tasks, _) = pickle.load(file), pickle.load(file)
+        told = set(model.told)
         results = self._results()
-        known = {task.number for key, task in state["tasks"].items() if key in results}
+        known = {task.number for key, task in tasks.items() if key in results}
         return Kept(len(state["trials"]), told | known, told | set(results.values()), self.runs())
 
     def _results(self) -> dict[str, int]:
@@ -303,3 +305,76 @@ def test_a_population_goes_on_after_a_kill_from_checkpoints_of_its_own_trials(
     for number, parent in parents.items():
         before = (lines / parent / "line").read_text() if parent else ""
         assert (lines / number / "line").read_text() == f"{before}/{number}"
+
+
+_MOVED = """
+import sys, time
+from pathlib import Path
+
+from launchpad_lite import search
+from tests.launchpad_lite.search.tasks_for_tests import QUICK
+
+
+def train(params):
+    trial = search.current_trial()
+    mark = trial.folder / "mark"
+    with open(sys.argv[1], "a") as file:
+        print(trial.number, trial.seed, mark.exists(), trial.folder, file=file)
+    mark.touch()
+    time.sleep(0.1)
+    return 1.0
+
+
+def draw(rng):
+    return {"x": rng.random()}
+
+
+if __name__ == "__main__":
+    model = search.RandomSearch(train, draw, 50)
+    search.run(model, workers=2, folder=sys.argv[2], timing=QUICK, ahead=20)
+"""
+
+
+def test_a_search_that_was_killed_goes_on_in_a_folder_that_was_moved(
+    tmp_path: Path, marked: Marked
+):
+    """As on another machine that sees it elsewhere."""
+    (tmp_path / "tune.py").write_text(_MOVED)
+    (runs := tmp_path / "runs").touch()
+
+    def start(folder: Path) -> "subprocess.Popen[str]":
+        return subprocess.Popen(
+            [sys.executable, tmp_path / "tune.py", runs, folder],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def lines() -> list[list[str]]:
+        return [line.split() for line in runs.read_text().splitlines()]
+
+    first = start(tmp_path / "a")
+    wait_until(lambda: len(lines()) >= 10, timeout_s=60)
+    assert search.load(tmp_path / "a").state == "running"
+    _kill_all(marked)
+    first.communicate()
+    old = lines()
+    before = search.load(tmp_path / "a")
+    assert before.state == "stopped"
+    there = json.loads((tmp_path / "a" / "search.json").read_text())
+    there["process"] = "process 1 on elsewhere"
+    (tmp_path / "a" / "search.json").write_text(json.dumps(there))
+    state = search.load(tmp_path / "a").state
+    assert state == "unknown: process 1 on elsewhere does not answer here; it runs, or was killed"
+    (tmp_path / "a").rename(tmp_path / "b")
+    output, _ = start(tmp_path / "b").communicate(timeout=120)
+    after = search.load(tmp_path / "b")
+    assert (after.state, len(after.trials)) == ("complete", 50), output
+    assert {each.state.value for each in after.trials} == {"done"}
+    again = lines()[len(old) :]
+    assert {Path(place).parent for *_, place in again} == {tmp_path / "b" / "trials"}
+    seeds = {each.number: each.seed for each in after.trials}
+    assert all(seeds[int(number)] == int(seed) for number, seed, *_ in (*old, *again))
+    begun = {number for number, *_ in old}
+    assert all((found == "True") == (number in begun) for number, _, found, _ in again)

@@ -1,5 +1,6 @@
 """Whole searches, with their parts as threads."""
 
+import contextlib
 import csv
 import functools
 import io
@@ -15,6 +16,7 @@ from launchpad_lite import engines, replicas, search
 from launchpad_lite.search import _progress
 from launchpad_lite.search._model_node import Status
 from launchpad_lite.search._progress import Table
+from launchpad_lite.search._store import SqliteStore
 from tests.courier.waiting import wait_until
 from tests.launchpad_lite.search.tasks_for_tests import (
     QUICK,
@@ -274,6 +276,17 @@ def test_a_folder_is_for_this_user_only_whatever_the_umask(tmp_path):
     open_files = [path for path in (tmp_path / "run").glob("*.*") if path.stat().st_mode & 0o077]
     assert (open_folders, open_files) == ([], [])
     assert {path.name for path in made} >= {"trials.csv", "model", "brokers"}
+
+
+def test_a_second_search_in_a_folder_is_refused_by_who_uses_it(tmp_path, monkeypatch):
+    run(squares(1), folder=tmp_path)
+    monkeypatch.setattr("launchpad_lite.search.running.RELEASE_S", 0.0)
+    who = rf"broker\[0\].sqlite: process {os.getpid()} on {os.uname().nodename} uses this file; "
+    with (
+        contextlib.closing(SqliteStore(tmp_path / "brokers" / "search_broker[0].sqlite")),
+        pytest.raises(search.StoreInUseError, match=who),
+    ):
+        run(squares(2), folder=tmp_path)
 
 
 def test_what_is_no_model_is_refused():

@@ -165,7 +165,7 @@ def test_what_another_user_has_put_there_is_not_read(tmp_path: Path, planted: st
 
 
 def test_a_file_has_one_broker_until_it_is_closed(store: SqliteStore, path: Path) -> None:
-    with pytest.raises(StoreInUseError, match=rf"{path}: another broker uses this file"):
+    with pytest.raises(StoreInUseError, match=rf"{path}: another process uses this file"):
         SqliteStore(path)
     store.write(new(task("1")))
     store.close()
@@ -174,7 +174,7 @@ def test_a_file_has_one_broker_until_it_is_closed(store: SqliteStore, path: Path
 
 
 def test_a_file_that_is_in_use_may_become_free(store: SqliteStore, path: Path) -> None:
-    with pytest.raises(StoreInUseError, match="another broker uses this file"):
+    with pytest.raises(StoreInUseError, match="another process uses this file"):
         check_files(path.parent.parent, 0.0)
     closing = threading.Timer(0.2, store.close)
     closing.start()
