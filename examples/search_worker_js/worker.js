@@ -40,8 +40,7 @@ async function main(file, name = `${os.hostname()}-${process.pid}`) {
   }
 
   async function showToBroker() {
-    const held = {};
-    for (const each of [task, ...outcomes]) if (each) held[each.id] = each.token;
+    const held = [task, ...outcomes].filter(Boolean).map(({ id, token }) => ({ id, token }));
     const { stops } = await broker.server.ask('Broker', 'Beat', { ...me, held });
     if (stops.includes(task?.id)) task.stop();
   }

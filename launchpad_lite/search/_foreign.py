@@ -43,7 +43,8 @@ async def _work(broker: "Broker", request: bytes) -> bytes:
 async def _beat(broker: "Broker", request: bytes) -> bytes:
     asked = pb.BeatRequest.FromString(request)
     progress = [Progress(each.id, each.step, each.value) for each in asked.progress]
-    stops = await broker.beat(_life(asked.worker), dict(asked.held), progress)
+    held = {each.id: each.token for each in asked.held}
+    stops = await broker.beat(_life(asked.worker), held, progress)
     return pb.BeatReply(stops=stops).SerializeToString()
 
 

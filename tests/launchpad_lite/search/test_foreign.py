@@ -79,7 +79,7 @@ class ForeignWorker:
         return self.ask(self.broker, "Broker", "Work", request)
 
     def beat(self, *assignments: Any, progress: "tuple[Any, ...]" = ()) -> "list[str]":
-        held = {each.id: each.token for each in assignments}
+        held = [pb.Held(id=each.id, token=each.token) for each in assignments]
         request = pb.BeatRequest(worker=self.me, held=held, progress=progress)
         return list(self.ask(self.broker, "Broker", "Beat", request).stops)
 
