@@ -5,6 +5,7 @@ import os
 import select
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,18 +24,23 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command line; returns the exit code: 0 if the worker has left in order, else 1.
+    """Runs a command line; returns the exit code: 0 if the worker has left in order, or is right.
 
     Args:
         argv: Arguments without the program's name; by default those of this process.
     """
-    options = _parser().parse_args(argv)
     # As `python -m` does: tasks come from modules that lie where one works.
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
+        options = _parser().parse_args(argv)
+        if options.command == "check-worker":
+            from launchpad_lite.search._checking import Checks
+
+            with tempfile.TemporaryDirectory() as folder:
+                return 0 if Checks(options, Path(folder)).run() else 1
         _work(options)
-    except (LaunchpadError, courier.CourierError) as error:
+    except (LaunchpadError, courier.CourierError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201 - what a command line is for
         return 1
     return 0
@@ -71,6 +77,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="LIST",
         help="which ones it may claim, as CUDA_VISIBLE_DEVICES names them; by default all",
     )
+    check = commands.add_parser("check-worker", help="check a worker in another language")
+    check.add_argument("--kind", required=True, help="of the tasks that it takes")
+    for name, what in (("", "does"), ("long-", "does in 5 s or more"), ("bad-", "cannot do")):
+        text = f"file with the payload of a task that it {what}"
+        check.add_argument(f"--{name}payload", type=lambda file: Path(file).read_bytes(), help=text)
+    check.add_argument("--patience-s", type=float, default=30.0, help="seconds for each step")
+    check.add_argument("worker", nargs="+", help="its command; the path of a join.json is added")
     return parser
 
 

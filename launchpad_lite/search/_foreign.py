@@ -14,11 +14,7 @@ if TYPE_CHECKING:
     from launchpad_lite.search._broker import Broker
     from launchpad_lite.search._name_server import NameServer
 
-_STATES = {
-    pb.Outcome.DONE: State.DONE,
-    pb.Outcome.FAILED: State.FAILED,
-    pb.Outcome.STOPPED: State.STOPPED,
-}
+_STATES = {pb.Outcome.State.Value(each.name): each for each in State}
 
 
 # Of brokers.

@@ -2,8 +2,10 @@
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -18,6 +20,7 @@ import grpc
 import pytest
 
 import courier
+from courier._secret import SessionKey
 from launchpad_lite.search._joining import JOIN_FILE, JoinInfo
 from launchpad_lite.search._name_server import NameServer
 from launchpad_lite.search._proto import search_pb2 as pb
@@ -233,6 +236,21 @@ def test_a_message_without_a_name_is_refused(tmp_path: Path, come: Come) -> None
             worker.ask(worker.broker, "Broker", "Work", pb.WorkRequest(count=1))
         with pytest.raises(grpc.RpcError, match="the outcome of task x has no state"):
             worker.work(pb.Outcome(id="x"))
+
+
+def test_the_numbers_of_the_page_for_other_languages_are_right() -> None:
+    page = (ROOT / "docs" / "other_languages.md").read_text()
+    numbers = [bytes.fromhex(each) for each in re.findall(r"\b[0-9a-f]{24,}\b", page)]
+    secret, mine, its, key, proof, request, digest, seal, reply, answer = numbers
+    session = SessionKey(courier.Secret(secret), mine, its)
+    path = "/search.v1.NameServer/Register"
+    worker = pb.Worker(name="w1", life="0001")
+    assert request == pb.RegisterRequest(worker=worker).SerializeToString()
+    assert reply == pb.RegisterReply(beat_s=1, poll_s=5).SerializeToString()
+    assert (key, proof) == (session._key, session.prove())
+    assert digest == hashlib.sha256(request).digest()
+    assert seal == session.seal_service(b"request", path, 1, request)
+    assert answer == session.seal_service(b"reply", path, 1, reply)
 
 
 def test_who_speaks_python_only_loads_neither_grpc_nor_protobuf() -> None:
