@@ -21,8 +21,6 @@ from launchpad_lite.search._timing import Timing
 from launchpad_lite.search.errors import SearchError
 from launchpad_lite.search.running import RESTART, add_parts
 
-_PAGE = "docs/other_languages.md"
-
 
 class Checks:
     """A search with one worker at a time. The options are those of the command line."""
@@ -35,7 +33,7 @@ class Checks:
         self._running = lp.launch(program, "local_mp", restart=RESTART)
         self._names: Any = parts.name_server.dereference()
         broker = parts.brokers["check_broker[0]"].dereference()
-        self._broker: Any = courier.with_timeout(broker, 10.0)
+        self._broker: Any = courier.with_timeout(broker, options.patience_s)
 
     def run(self) -> bool:
         """Prints a line for each section of the page; returns whether no check has failed."""
@@ -43,7 +41,7 @@ class Checks:
         long, large = give.long_payload, bytes(8 << 20)  # gRPC alone takes 4 MiB
         checks: list[tuple[Any, ...]] = [
             ("proof", "end if the server does not prove the secret", self._mislead),
-            ("joining", "register, and beat", self._join),
+            ("joining", "register, beat, and ask for tasks", self._join),
             ("tasks", "hand in outcomes with their tokens", task, give.payload, State.DONE),
             ("failures", "hand in FAILED, and go on", task, give.bad_payload, State.FAILED),
             ("sizes", "take replies of any size", task, large),
@@ -51,7 +49,7 @@ class Checks:
             ("stops", "end what `stops` names", task, long, State.STOPPED),
             ("restarts", "say Hello, and register again", task, long or give.payload, None, True),
             ("leaving", "leave and end at SIGTERM", self._leave),
-            ("end", "leave when a reply has `is_over`", self._end),
+            ("end", "leave when a reply has `is_over`", self._leave, self._names.close),
         ]
         with self._running:
             found = [self._is_fit(*each) for each in checks]
@@ -64,15 +62,13 @@ class Checks:
                 check(*needs)
                 line = f"ok           {name}"
         except SearchError as error:
-            line = f"failed       {name}: {error}. A worker has to {asked}; see {_PAGE}#{name}"
+            line = (
+                f"failed       {name}: {error}. It has to {asked}: docs/other_languages.md#{name}"
+            )
             self._worker.kill()
             self._worker.wait()
-            self._broker.resume("check", ())  # it forgets what is not done
         print(line, flush=True)  # noqa: T201 - what a command line is for
         return not line.startswith("failed")
-
-    def _start(self, file: Path) -> None:
-        self._worker = subprocess.Popen([*self._options.worker, file], stdout=2)
 
     def _until(self, is_so: Callable[[], object], what: str) -> None:
         end_at = time.monotonic() + self._options.patience_s
@@ -84,25 +80,25 @@ class Checks:
     def _mislead(self) -> None:
         self._names.view()  # it is up
         other = JoinInfo(self._names.address, courier.Secret.generate())
-        self._start(other.write(self._file.parent / "other"))
+        command = [*self._options.worker, other.write(self._file.parent / "other")]
+        self._worker = subprocess.Popen(command, stdout=2)
         self._until(self._worker.poll, "it goes on, or has ended as if all were well")
 
     def _join(self) -> None:
         if self._worker.poll() is not None:
-            self._start(self._file)
+            self._broker.resume("check", ())  # it forgets what is not done
+            while self._names.view().workers or self._broker.load().workers:
+                time.sleep(0.05)  # until one that was lost is forgotten
+            self._worker = subprocess.Popen([*self._options.worker, self._file], stdout=2)
         self._until(lambda: self._names.view().workers, "it has not registered")
+        self._until(lambda: self._broker.load().workers, "it has not asked for tasks")
 
-    def _leave(self) -> None:
+    def _leave(self, ask: Callable[[], object] | None = None) -> None:
         self._join()
-        self._worker.terminate()
+        (ask or self._worker.terminate)()
         self._until(lambda: self._worker.poll() == 0, "it has not ended in order")
-        if self._names.view().workers:
+        if ask is None and self._names.view().workers:
             raise SearchError("it has not called NameServer/Leave")
-
-    def _end(self) -> None:
-        self._join()
-        self._names.close()
-        self._until(lambda: self._worker.poll() == 0, "it has not ended in order")
 
     def _task(self, payload: bytes, state: State | None = None, kills: bool = False) -> None:
         self._join()
@@ -123,6 +119,6 @@ class Checks:
 
         self._until(has_come, "no outcome with its token has come")
         if found[0].lost_workers or state not in (None, found[0].state):
-            end, losses = found[0].state.value, found[0].lost_workers
-            raise SearchError(f"its task is {end} after {losses} lost leases")
+            losses = found[0].lost_workers
+            raise SearchError(f"its task is {found[0].state.value}, after {losses} lost leases")
         self._join()  # it is there still, or again

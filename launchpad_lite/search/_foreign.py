@@ -85,9 +85,7 @@ async def _place(names: "NameServer", request: bytes) -> bytes:
     asked = pb.PlaceRequest.FromString(request)
     who = _life(asked.worker)
     broker = await names.place("worker", who, asked.avoid) or await names.place("worker", who)
-    if not broker:
-        return pb.PlaceReply().SerializeToString()
-    address, _ = (await names.view()).brokers[broker]
+    address, _ = (await names.view()).brokers.get(broker, ("", None))
     return pb.PlaceReply(broker=broker, address=address).SerializeToString()
 
 

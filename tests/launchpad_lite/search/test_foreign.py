@@ -392,6 +392,25 @@ def test_a_worker_in_javascript_says_that_its_secret_is_wrong(tmp_path: Path) ->
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+def test_a_worker_in_javascript_passes_all_checks(tmp_path: Path) -> None:
+    _needs_node()
+    command = [sys.executable, "-m", "launchpad_lite.search", "check-worker", "--kind=js"]
+    for option, text in (("", "[1, 2]"), ("long-", "[1, 2, 5]"), ("bad-", "nonsense")):
+        (tmp_path / f"{option}payload").write_text(text)
+        command.append(f"--{option}payload={tmp_path / f'{option}payload'}")
+    done = subprocess.run(
+        [*command, "--", "node", str(_EXAMPLE / "worker.js")],
+        env={**os.environ, "NODE_PATH": str(_PACKAGES / "node_modules")},
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "not checked" not in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_a_worker_in_javascript_joins_a_search_with_certificates(tmp_path: Path) -> None:
     tls = Authority(tmp_path).issue(names=())  # none is that of the host
     secret = courier.Secret.generate()
