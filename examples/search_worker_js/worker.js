@@ -3,8 +3,8 @@
 //   npm install
 //   node worker.js FOLDER/join.json [NAME]
 //
-// It joins a running search and takes tasks such as search.Foreign("js", b"[1.5, 2]"). Ctrl-C or SIGTERM:
-// it leaves after its task; a second one ends it at once.
+// It joins a running search and takes tasks such as search.Foreign("js", b"[1.5, 2]"), or b"[1.5, 2, 10]",
+// which takes 10 seconds. Ctrl-C or SIGTERM: it leaves after its task; a second one ends it at once.
 'use strict';
 const fs = require('node:fs');
 const os = require('node:os');
@@ -15,7 +15,8 @@ const { Worker, isMainThread, parentPort } = require('node:worker_threads');
 // What this worker can do, by the kind of the task: from its bytes to those of its result.
 const FUNCTIONS = {
   js(payload) {
-    const [x, y] = JSON.parse(payload);
+    const [x, y, seconds = 0] = JSON.parse(payload);
+    Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 1000 * seconds); // as if it was hard
     return JSON.stringify((1 - x) ** 2 + 100 * (y - x * x) ** 2); // Rosenbrock: 0 at [1, 1]
   },
 };
@@ -40,8 +41,7 @@ async function main(file, name = `${os.hostname()}-${process.pid}`) {
   }
 
   async function showToBroker() {
-    const held = {};
-    for (const each of [task, ...outcomes]) if (each) held[each.id] = each.token;
+    const held = [task, ...outcomes].filter(Boolean).map(({ id, token }) => ({ id, token }));
     const { stops } = await broker.server.ask('Broker', 'Beat', { ...me, held });
     if (stops.includes(task?.id)) task.stop();
   }

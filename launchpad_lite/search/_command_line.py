@@ -6,6 +6,7 @@ import os
 import select
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -32,14 +33,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: Arguments without the program's name; by default those of this process.
     """
-    options = _parser().parse_args(argv)
     # As `python -m` does: tasks come from modules that lie where one works.
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
+        options = _parser().parse_args(argv)
         for text in options.run(options) or ():
             print(shown(text), end="", flush=True)  # noqa: T201 - what a command line is for
-    except (LaunchpadError, courier.CourierError) as error:
+    except (LaunchpadError, courier.CourierError, OSError) as error:
         print(shown(f"error: {error}"), file=sys.stderr)  # noqa: T201
         return 1
     except (KeyboardInterrupt, BrokenPipeError) as error:  # Python flushes once more when it exits
@@ -80,6 +81,14 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument("trial", type=int, nargs="?", metavar="TRIAL", help="its number")
     command.add_argument("--format", choices=("csv", "json"), default="csv")
     command.add_argument("-o", dest="output", type=Path, metavar="FILE", help="by default stdout")
+    check = commands.add_parser("check-worker", help="check a worker in another language")
+    check.set_defaults(run=_check)
+    check.add_argument("--kind", required=True, help="of the tasks that it takes")
+    for name, what in (("", "does"), ("long-", "does in 5 s or more"), ("bad-", "cannot do")):
+        text = f"file with the payload of a task that it {what}"
+        check.add_argument(f"--{name}payload", type=lambda file: Path(file).read_bytes(), help=text)
+    check.add_argument("--patience-s", type=float, default=30.0, help="seconds for each step")
+    check.add_argument("worker", nargs="+", help="its command; the path of a join.json is added")
     return parser
 
 
@@ -131,6 +140,14 @@ def _export(options: argparse.Namespace) -> Iterator[str]:
         yield text
     else:
         options.output.write_text(text, encoding="utf-8")
+
+
+def _check(options: argparse.Namespace) -> None:
+    from launchpad_lite.search._checking import Checks
+
+    with tempfile.TemporaryDirectory() as folder:
+        if not Checks(options, Path(folder)).run():
+            raise SearchError("the worker does not do what it has to")
 
 
 def _work(options: argparse.Namespace) -> None:

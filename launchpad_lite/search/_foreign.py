@@ -14,11 +14,7 @@ if TYPE_CHECKING:
     from launchpad_lite.search._broker import Broker
     from launchpad_lite.search._name_server import NameServer
 
-_STATES = {
-    pb.Outcome.DONE: State.DONE,
-    pb.Outcome.FAILED: State.FAILED,
-    pb.Outcome.STOPPED: State.STOPPED,
-}
+_STATES = {pb.Outcome.State.Value(each.name): each for each in State}
 
 
 # Of brokers.
@@ -43,7 +39,8 @@ async def _work(broker: "Broker", request: bytes) -> bytes:
 async def _beat(broker: "Broker", request: bytes) -> bytes:
     asked = pb.BeatRequest.FromString(request)
     progress = [Progress(each.id, each.step, each.value) for each in asked.progress]
-    stops = await broker.beat(_life(asked.worker), dict(asked.held), progress)
+    held = {each.id: each.token for each in asked.held}
+    stops = await broker.beat(_life(asked.worker), held, progress)
     return pb.BeatReply(stops=stops).SerializeToString()
 
 
@@ -88,9 +85,7 @@ async def _place(names: "NameServer", request: bytes) -> bytes:
     asked = pb.PlaceRequest.FromString(request)
     who = _life(asked.worker)
     broker = await names.place("worker", who, asked.avoid) or await names.place("worker", who)
-    if not broker:
-        return pb.PlaceReply().SerializeToString()
-    address, _ = (await names.view()).brokers[broker]
+    address, _ = (await names.view()).brokers.get(broker, ("", None))
     return pb.PlaceReply(broker=broker, address=address).SerializeToString()
 
 

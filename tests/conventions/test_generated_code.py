@@ -4,8 +4,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from courier._proto import courier_pb2
+from launchpad_lite.search._proto import search_pb2
 
 ROOT = Path(__file__).resolve().parents[2]
 NO_GENERATOR = 3  # protos/generate.py: no Python here can run the pinned generator.
@@ -36,3 +40,11 @@ def test_the_generated_code_loads_with_the_installed_protobuf(package: str, name
         [sys.executable, "-W", "error", "-c", load], capture_output=True, text=True, cwd=ROOT
     )
     assert loaded.stdout == f"{name}.v1 {name}/v1/{name}.proto\n", loaded.stderr
+
+
+@pytest.mark.parametrize("file", [courier_pb2.DESCRIPTOR, search_pb2.DESCRIPTOR])
+def test_no_message_has_a_map_whose_bytes_have_a_free_order_and_are_sealed(file: Any) -> None:
+    kinds = list(file.message_types_by_name.values())
+    for kind in kinds:
+        kinds.extend(kind.nested_types)
+    assert [kind.full_name for kind in kinds if kind.GetOptions().map_entry] == []

@@ -48,6 +48,7 @@ _OUTPUT = {
     "words.py": "[('and', 1), ('cat', 2), ('hat', 2), ('in', 1), ('the', 4)]\n",
     "fit.py": "[evaluator[0]] weights: [1. 2. 3.]\n",
     "first.py": "the total is now 20\n",
+    "from_submitit.py": "best: rate 0.5, depth 1, loss 0\n",
     "futures.py": "[driver[0]] squares: [0, 1, 4]\n[driver[0]] stream: [0, 1, 2]\n",
     "keeping.py": "runs: 2, lost workers: 1\n['state.json']\n",
     "models.py": "999000\n",

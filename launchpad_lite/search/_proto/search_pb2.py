@@ -14,15 +14,13 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16search/v1/search.proto\x12\tsearch.v1\"$\n\x06Worker\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04life\x18\x02 \x01(\t\"4\n\x0fRegisterRequest\x12!\n\x06worker\x18\x01 \x01(\x0b\x32\x11.search.v1.Worker\"/\n\rRegisterReply\x12\x0e\n\x06\x62\x65\x61t_s\x18\x01 \x01(\x01\x12\x0e\n\x06poll_s\x18\x02 \x01(\x01\"D\n\x0fPresenceRequest\x12!\n\x06worker\x18\x01 \x01(\x0b\x32\x11.search.v1.Worker\x12\x0e\n\x06\x62roker\x18\x02 \x01(\t\"2\n\rPresenceReply\x12\x10\n\x08is_known\x18\x01 \x01(\x08\x12\x0f\n\x07is_over\x18\x02 \x01(\x08\"@\n\x0cPlaceRequest\x12\r\n\x05\x61void\x18\x01 \x03(\t\x12!\n\x06worker\x18\x02 \x01(\x0b\x32\x11.search.v1.Worker\"-\n\nPlaceReply\x12\x0e\n\x06\x62roker\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"\x92\x01\n\x0bWorkRequest\x12!\n\x06worker\x18\x01 \x01(\x0b\x32\x11.search.v1.Worker\x12\x0c\n\x04held\x18\x02 \x03(\t\x12$\n\x08outcomes\x18\x03 \x03(\x0b\x32\x12.search.v1.Outcome\x12\r\n\x05kinds\x18\x04 \x03(\t\x12\r\n\x05\x63ount\x18\x05 \x01(\r\x12\x0e\n\x06wait_s\x18\x06 \x01(\x01\"H\n\tWorkReply\x12*\n\x0b\x61ssignments\x18\x01 \x03(\x0b\x32\x15.search.v1.Assignment\x12\x0f\n\x07is_over\x18\x02 \x01(\x08\"F\n\nAssignment\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05token\x18\x02 \x01(\t\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x0f\n\x07payload\x18\x04 \x01(\x0c\"\xc0\x01\n\x07Outcome\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05token\x18\x02 \x01(\t\x12\'\n\x05state\x18\x03 \x01(\x0e\x32\x18.search.v1.Outcome.State\x12\x0f\n\x07payload\x18\x04 \x01(\x0c\x12\x0c\n\x04text\x18\x05 \x01(\t\x12\x0f\n\x07seconds\x18\x06 \x01(\x01\"A\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x08\n\x04\x44ONE\x10\x01\x12\n\n\x06\x46\x41ILED\x10\x02\x12\x0b\n\x07STOPPED\x10\x03\"\xb4\x01\n\x0b\x42\x65\x61tRequest\x12!\n\x06worker\x18\x01 \x01(\x0b\x32\x11.search.v1.Worker\x12.\n\x04held\x18\x02 \x03(\x0b\x32 .search.v1.BeatRequest.HeldEntry\x12%\n\x08progress\x18\x03 \x03(\x0b\x32\x13.search.v1.Progress\x1a+\n\tHeldEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"3\n\x08Progress\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\r\n\x05value\x18\x03 \x01(\x01\"\x1a\n\tBeatReply\x12\r\n\x05stops\x18\x01 \x03(\t\"W\n\x0cLeaveRequest\x12!\n\x06worker\x18\x01 \x01(\x0b\x32\x11.search.v1.Worker\x12$\n\x08outcomes\x18\x02 \x03(\x0b\x32\x12.search.v1.Outcome\"\x0c\n\nLeaveReply2\xfe\x01\n\nNameServer\x12@\n\x08Register\x12\x1a.search.v1.RegisterRequest\x1a\x18.search.v1.RegisterReply\x12<\n\x04\x42\x65\x61t\x12\x1a.search.v1.PresenceRequest\x1a\x18.search.v1.PresenceReply\x12\x37\n\x05Place\x12\x17.search.v1.PlaceRequest\x1a\x15.search.v1.PlaceReply\x12\x37\n\x05Leave\x12\x17.search.v1.LeaveRequest\x1a\x15.search.v1.LeaveReply2\xad\x01\n\x06\x42roker\x12\x34\n\x04Work\x12\x16.search.v1.WorkRequest\x1a\x14.search.v1.WorkReply\x12\x34\n\x04\x42\x65\x61t\x12\x16.search.v1.BeatRequest\x1a\x14.search.v1.BeatReply\x12\x37\n\x05Leave\x12\x17.search.v1.LeaveRequest\x1a\x15.search.v1.LeaveReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16search/v1/search.proto\x12\tsearch.v1\"$\n\x06Worker\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04life\x18\x02 \x01(\t\"4\n\x0fRegisterRequest\x12!\n\x06worker\x18\x01 \x01(\x0b\x32\x11.search.v1.Worker\"/\n\rRegisterReply\x12\x0e\n\x06\x62\x65\x61t_s\x18\x01 \x01(\x01\x12\x0e\n\x06poll_s\x18\x02 \x01(\x01\"D\n\x0fPresenceRequest\x12!\n\x06worker\x18\x01 \x01(\x0b\x32\x11.search.v1.Worker\x12\x0e\n\x06\x62roker\x18\x02 \x01(\t\"2\n\rPresenceReply\x12\x10\n\x08is_known\x18\x01 \x01(\x08\x12\x0f\n\x07is_over\x18\x02 \x01(\x08\"@\n\x0cPlaceRequest\x12\r\n\x05\x61void\x18\x01 \x03(\t\x12!\n\x06worker\x18\x02 \x01(\x0b\x32\x11.search.v1.Worker\"-\n\nPlaceReply\x12\x0e\n\x06\x62roker\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"\x92\x01\n\x0bWorkRequest\x12!\n\x06worker\x18\x01 \x01(\x0b\x32\x11.search.v1.Worker\x12\x0c\n\x04held\x18\x02 \x03(\t\x12$\n\x08outcomes\x18\x03 \x03(\x0b\x32\x12.search.v1.Outcome\x12\r\n\x05kinds\x18\x04 \x03(\t\x12\r\n\x05\x63ount\x18\x05 \x01(\r\x12\x0e\n\x06wait_s\x18\x06 \x01(\x01\"H\n\tWorkReply\x12*\n\x0b\x61ssignments\x18\x01 \x03(\x0b\x32\x15.search.v1.Assignment\x12\x0f\n\x07is_over\x18\x02 \x01(\x08\"F\n\nAssignment\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05token\x18\x02 \x01(\t\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x0f\n\x07payload\x18\x04 \x01(\x0c\"\xc0\x01\n\x07Outcome\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05token\x18\x02 \x01(\t\x12\'\n\x05state\x18\x03 \x01(\x0e\x32\x18.search.v1.Outcome.State\x12\x0f\n\x07payload\x18\x04 \x01(\x0c\x12\x0c\n\x04text\x18\x05 \x01(\t\x12\x0f\n\x07seconds\x18\x06 \x01(\x01\"A\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x08\n\x04\x44ONE\x10\x01\x12\n\n\x06\x46\x41ILED\x10\x02\x12\x0b\n\x07STOPPED\x10\x03\"v\n\x0b\x42\x65\x61tRequest\x12!\n\x06worker\x18\x01 \x01(\x0b\x32\x11.search.v1.Worker\x12\x1d\n\x04held\x18\x02 \x03(\x0b\x32\x0f.search.v1.Held\x12%\n\x08progress\x18\x03 \x03(\x0b\x32\x13.search.v1.Progress\"!\n\x04Held\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05token\x18\x02 \x01(\t\"3\n\x08Progress\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\r\n\x05value\x18\x03 \x01(\x01\"\x1a\n\tBeatReply\x12\r\n\x05stops\x18\x01 \x03(\t\"W\n\x0cLeaveRequest\x12!\n\x06worker\x18\x01 \x01(\x0b\x32\x11.search.v1.Worker\x12$\n\x08outcomes\x18\x02 \x03(\x0b\x32\x12.search.v1.Outcome\"\x0c\n\nLeaveReply2\xfe\x01\n\nNameServer\x12@\n\x08Register\x12\x1a.search.v1.RegisterRequest\x1a\x18.search.v1.RegisterReply\x12<\n\x04\x42\x65\x61t\x12\x1a.search.v1.PresenceRequest\x1a\x18.search.v1.PresenceReply\x12\x37\n\x05Place\x12\x17.search.v1.PlaceRequest\x1a\x15.search.v1.PlaceReply\x12\x37\n\x05Leave\x12\x17.search.v1.LeaveRequest\x1a\x15.search.v1.LeaveReply2\xad\x01\n\x06\x42roker\x12\x34\n\x04Work\x12\x16.search.v1.WorkRequest\x1a\x14.search.v1.WorkReply\x12\x34\n\x04\x42\x65\x61t\x12\x16.search.v1.BeatRequest\x1a\x14.search.v1.BeatReply\x12\x37\n\x05Leave\x12\x17.search.v1.LeaveRequest\x1a\x15.search.v1.LeaveReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'search.v1.search_pb2', _globals)
 if _descriptor._USE_C_DESCRIPTORS == False:
   DESCRIPTOR._options = None
-  _globals['_BEATREQUEST_HELDENTRY']._options = None
-  _globals['_BEATREQUEST_HELDENTRY']._serialized_options = b'8\001'
   _globals['_WORKER']._serialized_start=37
   _globals['_WORKER']._serialized_end=73
   _globals['_REGISTERREQUEST']._serialized_start=75
@@ -47,20 +45,20 @@ if _descriptor._USE_C_DESCRIPTORS == False:
   _globals['_OUTCOME']._serialized_end=901
   _globals['_OUTCOME_STATE']._serialized_start=836
   _globals['_OUTCOME_STATE']._serialized_end=901
-  _globals['_BEATREQUEST']._serialized_start=904
-  _globals['_BEATREQUEST']._serialized_end=1084
-  _globals['_BEATREQUEST_HELDENTRY']._serialized_start=1041
-  _globals['_BEATREQUEST_HELDENTRY']._serialized_end=1084
-  _globals['_PROGRESS']._serialized_start=1086
-  _globals['_PROGRESS']._serialized_end=1137
-  _globals['_BEATREPLY']._serialized_start=1139
-  _globals['_BEATREPLY']._serialized_end=1165
-  _globals['_LEAVEREQUEST']._serialized_start=1167
-  _globals['_LEAVEREQUEST']._serialized_end=1254
-  _globals['_LEAVEREPLY']._serialized_start=1256
-  _globals['_LEAVEREPLY']._serialized_end=1268
-  _globals['_NAMESERVER']._serialized_start=1271
-  _globals['_NAMESERVER']._serialized_end=1525
-  _globals['_BROKER']._serialized_start=1528
-  _globals['_BROKER']._serialized_end=1701
+  _globals['_BEATREQUEST']._serialized_start=903
+  _globals['_BEATREQUEST']._serialized_end=1021
+  _globals['_HELD']._serialized_start=1023
+  _globals['_HELD']._serialized_end=1056
+  _globals['_PROGRESS']._serialized_start=1058
+  _globals['_PROGRESS']._serialized_end=1109
+  _globals['_BEATREPLY']._serialized_start=1111
+  _globals['_BEATREPLY']._serialized_end=1137
+  _globals['_LEAVEREQUEST']._serialized_start=1139
+  _globals['_LEAVEREQUEST']._serialized_end=1226
+  _globals['_LEAVEREPLY']._serialized_start=1228
+  _globals['_LEAVEREPLY']._serialized_end=1240
+  _globals['_NAMESERVER']._serialized_start=1243
+  _globals['_NAMESERVER']._serialized_end=1497
+  _globals['_BROKER']._serialized_start=1500
+  _globals['_BROKER']._serialized_end=1673
 # @@protoc_insertion_point(module_scope)

@@ -124,20 +124,21 @@ class Outcome(_message.Message):
 
 class BeatRequest(_message.Message):
     __slots__ = ("worker", "held", "progress")
-    class HeldEntry(_message.Message):
-        __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        key: str
-        value: str
-        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     WORKER_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     worker: Worker
-    held: _containers.ScalarMap[str, str]
+    held: _containers.RepeatedCompositeFieldContainer[Held]
     progress: _containers.RepeatedCompositeFieldContainer[Progress]
-    def __init__(self, worker: _Optional[_Union[Worker, _Mapping]] = ..., held: _Optional[_Mapping[str, str]] = ..., progress: _Optional[_Iterable[_Union[Progress, _Mapping]]] = ...) -> None: ...
+    def __init__(self, worker: _Optional[_Union[Worker, _Mapping]] = ..., held: _Optional[_Iterable[_Union[Held, _Mapping]]] = ..., progress: _Optional[_Iterable[_Union[Progress, _Mapping]]] = ...) -> None: ...
+
+class Held(_message.Message):
+    __slots__ = ("id", "token")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    token: str
+    def __init__(self, id: _Optional[str] = ..., token: _Optional[str] = ...) -> None: ...
 
 class Progress(_message.Message):
     __slots__ = ("id", "step", "value")

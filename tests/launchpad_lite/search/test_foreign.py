@@ -2,8 +2,10 @@
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -18,6 +20,7 @@ import grpc
 import pytest
 
 import courier
+from courier._secret import SessionKey
 from launchpad_lite.search._joining import JOIN_FILE, JoinInfo
 from launchpad_lite.search._name_server import NameServer
 from launchpad_lite.search._proto import search_pb2 as pb
@@ -79,7 +82,7 @@ class ForeignWorker:
         return self.ask(self.broker, "Broker", "Work", request)
 
     def beat(self, *assignments: Any, progress: "tuple[Any, ...]" = ()) -> "list[str]":
-        held = {each.id: each.token for each in assignments}
+        held = [pb.Held(id=each.id, token=each.token) for each in assignments]
         request = pb.BeatRequest(worker=self.me, held=held, progress=progress)
         return list(self.ask(self.broker, "Broker", "Beat", request).stops)
 
@@ -235,6 +238,21 @@ def test_a_message_without_a_name_is_refused(tmp_path: Path, come: Come) -> None
             worker.work(pb.Outcome(id="x"))
 
 
+def test_the_numbers_of_the_page_for_other_languages_are_right() -> None:
+    page = (ROOT / "docs" / "other_languages.md").read_text()
+    numbers = [bytes.fromhex(each) for each in re.findall(r"\b[0-9a-f]{24,}\b", page)]
+    secret, mine, its, key, proof, request, digest, seal, reply, answer = numbers
+    session = SessionKey(courier.Secret(secret), mine, its)
+    path = "/search.v1.NameServer/Register"
+    worker = pb.Worker(name="w1", life="0001")
+    assert request == pb.RegisterRequest(worker=worker).SerializeToString()
+    assert reply == pb.RegisterReply(beat_s=1, poll_s=5).SerializeToString()
+    assert (key, proof) == (session._key, session.prove())
+    assert digest == hashlib.sha256(request).digest()
+    assert seal == session.seal_service(b"request", path, 1, request)
+    assert answer == session.seal_service(b"reply", path, 1, reply)
+
+
 def test_who_speaks_python_only_loads_neither_grpc_nor_protobuf() -> None:
     script = (
         "import sys, launchpad_lite.search._command_line; "
@@ -370,6 +388,25 @@ def test_a_worker_in_javascript_says_that_its_secret_is_wrong(tmp_path: Path) ->
         with javascript(path) as process:
             assert output_of(process) == "error: the secret is not that of the server\n"
             assert process.returncode == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_worker_in_javascript_passes_all_checks(tmp_path: Path) -> None:
+    _needs_node()
+    command = [sys.executable, "-m", "launchpad_lite.search", "check-worker", "--kind=js"]
+    for option, text in (("", "[1, 2]"), ("long-", "[1, 2, 5]"), ("bad-", "nonsense")):
+        (tmp_path / f"{option}payload").write_text(text)
+        command.append(f"--{option}payload={tmp_path / f'{option}payload'}")
+    done = subprocess.run(
+        [*command, "--", "node", str(_EXAMPLE / "worker.js")],
+        env={**os.environ, "NODE_PATH": str(_PACKAGES / "node_modules")},
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "not checked" not in done.stdout
 
 
 @pytest.mark.slow
