@@ -179,7 +179,8 @@ class World:
         acknowledged, self.acknowledged = self.acknowledged, []
         stopped = {}
         if self.outstanding and not self.is_calm and self.random.random() < 0.1:
-            stopped = {self.random.choice(list(self.outstanding)): self.random.random() < 0.5}
+            key = self.random.choice(list(self.outstanding))
+            stopped = {key: int(key) % 2 == 1}
             self.stopped.update(stopped)
 
         def answer() -> list[Outcome]:
