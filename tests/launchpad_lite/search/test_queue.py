@@ -180,7 +180,8 @@ class World:
         acknowledged, self.acknowledged = self.acknowledged, []
         stopped = {}
         if self.outstanding and not self.is_calm and self.random.random() < 0.1:
-            stopped = {self.random.choice(list(self.outstanding)): self.random.random() < 0.5}
+            key = self.random.choice(list(self.outstanding))
+            stopped = {key: int(key) % 2 == 1}
             self.stopped.update(stopped)
 
         def answer() -> list[Outcome]:
@@ -216,12 +217,12 @@ class World:
             assert (
                 self.failures.get(outcome.id, 0) > submission.retries
                 or f"lost {MAX_LOSSES + 1} workers" in outcome.text
-                or ("timeout_s" in outcome.text and self.is_late(submission))
+                or self.is_late(submission)  # which counts as one of its failures
             )
 
     def is_late(self, submission: Submission) -> bool:
-        assert submission.limits.timeout_s is not None
-        return self.now >= self.sent_at[submission.id] + submission.limits.timeout_s
+        limit_s = submission.limits.timeout_s
+        return limit_s is not None and self.now >= self.sent_at[submission.id] + limit_s
 
     def cancel(self) -> None:
         if not (self.is_known and self.outstanding):
@@ -293,7 +294,8 @@ class World:
         silent_s = self.now - other.renewed_at[key]
         if other is self.helper_worker:
             silent_s = max(silent_s, self.now - self.renewed_at.get(key, -math.inf))
-        assert silent_s >= LEASE_S, f"{key} is run twice"
+        # One that has run too long is run again, though its worker may still be stuck in it.
+        assert silent_s >= LEASE_S or self.is_late(self.submissions[key]), f"{key} is run twice"
 
     @staticmethod
     def waiting(queue: Queue) -> list[Task]:
@@ -497,7 +499,7 @@ class World:
 
 
 def stored(task: Task) -> Task:
-    return replace(task, expires_at=0.0, deadline_at=None, is_stopped=False)
+    return replace(task, expires_at=0.0, deadline_at=None, is_stopped=False, is_killed=False)
 
 
 #: What may happen, and how often it does, in relation to the others.
