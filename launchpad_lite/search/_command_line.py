@@ -40,12 +40,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         options = _parser().parse_args(argv)
         for text in options.run(options) or ():
             print(shown(text), end="", flush=True)  # noqa: T201 - what a command line is for
-    except (LaunchpadError, courier.CourierError, OSError) as error:
-        print(shown(f"error: {error}"), file=sys.stderr)  # noqa: T201
-        return 1
     except (KeyboardInterrupt, BrokenPipeError) as error:  # Python flushes once more when it exits
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + (signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGPIPE)
+    except (LaunchpadError, courier.CourierError, OSError) as error:
+        print(shown(f"error: {error}"), file=sys.stderr)  # noqa: T201
+        return 1
     return 0
 
 
