@@ -549,6 +549,7 @@ def test_a_search_that_goes_on_from_checkpoints_needs_a_folder():
         run(search.SuccessiveHalving(hill, sample, 9, promote=True))
 
 
+@pytest.mark.slow  # Optuna opens its database four times
 def test_what_was_enqueued_is_tried_once_though_each_call_of_the_script_enqueues_it(
     optuna, space, tmp_path
 ):
