@@ -35,10 +35,11 @@ def begin(folder: Path, model: Model, *, anyway: bool, is_elsewhere: bool) -> li
         "process": f"process {os.getpid()} on {os.uname().nodename}",
     }
     has_state = (folder / "model").exists()
-    if (has_state or any(folder.glob("*.sqlite"))) and not path.exists():
+    others = has_state or (folder / "trials").exists() or any(folder.glob("*.sqlite"))
+    if others and not path.exists():
         raise SearchError(
-            f"{folder}: an earlier version of launchpad-lite has kept a search here, which this one cannot "
-            "go on with. Name a new folder"
+            f"{folder}: an earlier version of launchpad-lite has kept a search here, or another program its "
+            "files, which this one cannot go on with. Name a new folder"
         )
     # Until there is a state, nothing has come of what was called before.
     before = (

@@ -136,7 +136,7 @@ class Executor(concurrent.futures.Executor):
 
         Raises:
             TypeError: The initializer cannot be pickled.
-            ValueError: A number is too small, or the device share is none.
+            ValueError: A number is too small.
             StoreInUseError: Another search uses the folder.
             StoreError: What brokers have kept there is damaged.
         """

@@ -436,10 +436,13 @@ def test_a_model_of_another_name_does_not_take_the_place_of_one_whose_state_is_k
         start(_random(_first, 2))
 
 
-def test_a_folder_of_an_earlier_version_is_refused(tmp_path):
-    (tmp_path / "search_broker[0].sqlite").touch()
+@pytest.mark.parametrize("file", ["search_broker[0].sqlite", "trials/0/weights"])
+def test_a_folder_of_an_earlier_version_or_another_program_is_refused(tmp_path, file):
+    (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / file).touch()
     with pytest.raises(search.SearchError, match=r"an earlier version .* Name a new folder"):
         run(squares(1), folder=tmp_path)
+    assert (tmp_path / file).exists()
 
 
 def test_what_a_folder_may_be_used_for_is_one_of_two(tmp_path):
