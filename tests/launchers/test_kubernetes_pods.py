@@ -237,6 +237,9 @@ def open_files() -> int:
 def test_a_node_goes_on_in_the_next_pod_and_its_callers_with_it(
     cluster: Cluster, marks: Path
 ) -> None:
+    first = lp.Program("first")  # some of it a process keeps
+    first.add_node(lp.PyNode(int), label="none")
+    lp.launch(first, "local_mt").wait()
     files = open_files()
     threads = {thread.name for thread in threading.enumerate()}
     launched = cluster.launch(with_caller(marks), restart=QUICK)
