@@ -121,9 +121,15 @@ class _Termination:
         self.notice_fd, self._write_fd = os.pipe()
         os.set_blocking(self._write_fd, False)
         signal.signal(signal.SIGTERM, self._on_signal)
+        os.register_at_fork(after_in_child=self._forget)
         SIGNAL_WAKER.install()
         # Held back since before the fork, so that none is lost.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+    def _forget(self) -> None:
+        """In a child that the node forks: a handler would wait until its main thread runs Python."""
+        if signal.getsignal(signal.SIGTERM) == self._on_signal:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def force(self) -> None:
         """Raises ForcedExit in the main thread, once, and sends what the node started SIGTERM."""
@@ -132,7 +138,7 @@ class _Termination:
 
     def _on_signal(self, signum: int, stack: object) -> None:  # noqa: ARG002
         if os.getpid() != self._pid:
-            # A child that the node forked: there it does what it does in any program.
+            # A child that was just forked: there it does what it does in any program.
             signal.signal(signum, signal.SIG_DFL)
             signal.raise_signal(signum)
         elif self._is_leaving:

@@ -146,6 +146,32 @@ def test_a_child_launches_what_the_script_defines(tmp_path: Path, method: str) -
     assert "[caller[0]] 9 True" in ended.stdout
 
 
+ENDS_AS_USUAL = """
+    import multiprocessing, signal, sys
+    import launchpad_lite as lp
+
+    def child():
+        sys.exit(signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL)
+
+    def fork():
+        process = multiprocessing.get_context("fork").Process(target=child)
+        process.start()
+        process.join()
+        print("exit code", process.exitcode)
+
+    if __name__ == "__main__":
+        program = lp.Program("forks")
+        program.add_node(lp.PyNode(fork), label="node")
+        lp.launch(program, "local_mp").wait()
+"""
+
+
+def test_sigterm_ends_a_forked_child_at_once_whatever_it_waits_for(tmp_path: Path) -> None:
+    with Script(tmp_path, ENDS_AS_USUAL) as script:
+        ended = script.run(env={"TMPDIR": tempfile.gettempdir()})
+    assert "[node[0]] exit code 0" in ended.stdout, ended.stderr
+
+
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_what_has_no_file_gets_what_plain_python_gives_it(tmp_path: Path, method: str) -> None:
     """As in a notebook."""
