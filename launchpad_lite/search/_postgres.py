@@ -5,14 +5,13 @@ to write of the one before: its next write fails.
 """
 
 import contextlib
-import os
-import socket
 import time
 import zlib
 from collections.abc import Iterator
 from typing import Any
 
 from launchpad_lite.search._queue import Changes, Task
+from launchpad_lite.search._resuming import process_here
 from launchpad_lite.search._store import CHANGING, COLUMNS, changing_of, row_of, task_of
 from launchpad_lite.search.errors import StoreError, StoreInUseError
 
@@ -94,7 +93,7 @@ def held_database(url: str | None, silence_s: float) -> Iterator[None]:
             with contextlib.suppress(psycopg.Error):  # brokers say what is wrong
                 if url is not None:
                     held = psycopg.connect(
-                        url, autocommit=True, connect_timeout=10, application_name=_process()
+                        url, autocommit=True, connect_timeout=10, application_name=process_here()
                     )
                     stack.callback(held.close)
                     _take_hold(held, silence_s)
@@ -116,10 +115,6 @@ def _take_hold(connection: Any, silence_s: float) -> None:
                 f"{found[1]}. End that one, or give each search a database of its own"
             )
         time.sleep(_RETRY_S)
-
-
-def _process() -> str:
-    return f"process {os.getpid()} on {socket.gethostname()}"
 
 
 class PostgresStore:
@@ -159,7 +154,7 @@ class PostgresStore:
                 run = self._connection.execute
                 run("select pg_advisory_xact_lock(%s)", (_LOCK,))
                 run(_TABLES)
-                ((self._epoch,),) = run(_OPEN, (broker, _process())).fetchall()
+                ((self._epoch,),) = run(_OPEN, (broker, process_here())).fetchall()
         except BaseException:
             self._connection.close()
             raise

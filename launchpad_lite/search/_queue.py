@@ -829,10 +829,8 @@ def _gathered(errors: Sequence[str]) -> str:
 
 
 def _lane_of(submission: Submission) -> _Lane:
-    _, _, cpus, gpus, memory_bytes = submission.limits
-    if not (cpus or gpus or memory_bytes):
-        return submission.kind
-    return submission.kind, Limits(None, None, cpus, gpus, memory_bytes)
+    needs = submission.limits.needs
+    return (submission.kind, Limits(None, None, *needs)) if any(needs) else submission.kind
 
 
 def _text(needs: Limits) -> str:

@@ -32,7 +32,7 @@ def begin(folder: Path, model: Model, *, anyway: bool, is_elsewhere: bool) -> li
     now: dict[str, Any] = {
         "search": {"algorithm": name_of(type(model)), **model.identity()},
         "code": _code_of(model),
-        "process": f"process {os.getpid()} on {os.uname().nodename}",
+        "process": process_here(),
     }
     has_state = (folder / "model").exists()
     others = has_state or (folder / "trials").exists() or any(folder.glob("*.sqlite"))
@@ -49,6 +49,11 @@ def begin(folder: Path, model: Model, *, anyway: bool, is_elsewhere: bool) -> li
         _check_same(folder, before["search"], now["search"])
     write_private(path, json.dumps(now, indent=1).encode())
     return [name for name, digest in now["code"].items() if before["code"].get(name) != digest]
+
+
+def process_here() -> str:
+    """Returns what names this process for people on other hosts."""
+    return f"process {os.getpid()} on {os.uname().nodename}"
 
 
 def holder_of(folder: Path) -> str:
