@@ -247,14 +247,18 @@ class Worker:
             return
         seconds = time.monotonic() - begun_at
         self._mean_s += _NEWEST * (seconds - self._mean_s)
-        outcome = Outcome(
-            assignment.id, assignment.token, state, payload, text, seconds, self._me.name
-        )
         if self._running.progress:
             with contextlib.suppress(*LOST):
                 self._renew()  # its last points come before its outcome
+        self._note(state, payload, text, seconds)
+
+    def _note(self, state: State, payload: bytes, text: str, seconds: float) -> Outcome:
+        """Keeps the outcome of the task that was run, until it is handed in."""
+        key, token, *_ = self._assigned
+        outcome = Outcome(key, token, state, payload, text, seconds, self._me.name)
         with self._lock:
             self._outcomes.setdefault(self._broker, []).append(outcome)
+        return outcome
 
     def _outcome_of(self, assignment: Assignment) -> tuple[State, bytes, str]:
         assert self._running is not None
@@ -343,11 +347,7 @@ class Worker:
         stack = reversed(traceback.format_stack(sys._current_frames()[self._thread]))
         where = [*itertools.takewhile(lambda each: _HERE not in each, stack)][:_MOST_FRAMES]
         text = f"{why}, and was ended here:\n{''.join(reversed(where))}"
-        key, token, *_ = self._assigned
-        seconds = time.monotonic() - self._began_at
-        outcome = Outcome(key, token, state, b"", text, seconds, self._me.name)
-        with self._lock:
-            self._outcomes.setdefault(self._broker, []).append(outcome)
+        outcome = self._note(state, b"", text, time.monotonic() - self._began_at)
         if self._has_process:
             try:
                 self._leave_all()
