@@ -22,8 +22,10 @@ from launchpad_lite.search.results import Result, row_of
 from launchpad_lite.search.running import MAX_RESULT_BYTES
 
 _SECRET = "LAUNCHPAD_SEARCH_SECRET"  # noqa: S105 - the name of a variable
-#: Seconds between two looks at what is waited for: a worker that is to end, the end of a search.
+#: Seconds between two looks whether a worker that is to end has noticed it.
 _LOOK_S = 0.2
+#: Seconds between two looks at a search, each of which loads its checkpoint.
+_FOLLOW_S = 1.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -129,7 +131,7 @@ def _tail(options: argparse.Namespace) -> Iterator[str]:
                 known.add(trial.number)
                 row = f"{trial.number:>6} {trial.state.value:<8}{trial.score!s:<24}"
                 yield f"{row}{dict(trial.params)}"[:79] + "\n"
-        time.sleep(0.0 if is_over else _LOOK_S)
+        time.sleep(0.0 if is_over else _FOLLOW_S)
 
 
 def _export(options: argparse.Namespace) -> Iterator[str]:
