@@ -38,13 +38,14 @@ LAUNCHING = $(or $(if $(filter file,$(origin PYTHON)),$(wildcard $(BIN)/python))
 MINOR = $(shell $(LAUNCHING) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
 
 # Runs tests of the given tiers: first those that want the machine for themselves (5: there are
-# none; no fast one does), then the others, several at a time.
+# none; no fast one does), then the others, several at a time. A worker that dies ends the run:
+# pytest-xdist 3.8 does not always give its tests to another, and then waits for ever.
 #   $(1): the Python; $(2): the tiers, for -m; $(3): the name of the results; $(4): more options
 define run-tests
 @mkdir -p $(RESULTS); code=0; \
 test '$(2)' = fast || $(1) -m pytest -m '($(2)) and serial' \
   --junitxml=$(RESULTS)/$(3)-serial.xml $(4) || test $$? = 5 || code=1; \
-$(1) -m pytest -m '($(2)) and not serial' -n $(WORKERS) --dist loadgroup \
+$(1) -m pytest -m '($(2)) and not serial' -n $(WORKERS) --dist loadgroup --max-worker-restart=0 \
   --junitxml=$(RESULTS)/$(3).xml $(4) || code=1; \
 exit $$code
 endef
