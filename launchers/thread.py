@@ -4,7 +4,6 @@ import contextlib
 import contextvars
 import logging
 import os
-import sys
 import threading
 from collections.abc import Mapping, Sequence
 
@@ -29,7 +28,7 @@ from launchpad_lite._forcing import ForcedExit, settle
 from launchpad_lite._result import advice_on
 from launchpad_lite._runtime import NodeRuntime, WorkerLink
 from launchpad_lite._set_up import call
-from launchpad_lite._stacks import describe_threads
+from launchpad_lite._stacks import describe_threads, frames_of_threads
 from launchpad_lite._timing import DEFAULT, Timing
 from launchpad_lite._worker import run_work
 from launchpad_lite.errors import LaunchError
@@ -313,7 +312,8 @@ class _ThreadHost:
 
     def look(self, timeout_s: float) -> Mapping[str, str]:  # noqa: ARG002 - answers at once
         nodes = {name: node for name, node in tuple(self._nodes.items()) if node.is_alive}
-        others = sys._current_frames().keys() - {threading.get_ident()}
+        with frames_of_threads() as frames:
+            others = frames.keys() - {threading.get_ident()}
         for node in nodes.values():
             others -= node.threads()
         found = {name: node.stack() for name, node in nodes.items()}

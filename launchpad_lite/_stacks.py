@@ -1,5 +1,7 @@
 """Where threads are, as text for people: user code first, our own frames left out."""
 
+import contextlib
+import gc
 import os
 import sys
 import threading
@@ -20,6 +22,25 @@ _STANDARD = str(Path(os.__file__).parent) + "/"
 _MAX_NAMED = 3
 _Stack = list[tuple[FrameType, int]]
 _INSTALLED = ("/site-packages/", "/dist-packages/")
+_looking = threading.RLock()
+
+
+@contextlib.contextmanager
+def frames_of_threads() -> Iterator[dict[int, FrameType]]:
+    """Gives the frame of each thread of this process, by its ident. Look at them in the block only.
+
+    No garbage is collected meanwhile. CPython 3.11 may collect when it makes the object of a frame, for
+    `f_back` too. If code of a destructor then has another thread run, it crashes, or stands still for
+    ever (python/cpython#106883).
+    """
+    with _looking:
+        was_enabled = gc.isenabled()
+        gc.disable()
+        try:
+            yield sys._current_frames()
+        finally:
+            if was_enabled:
+                gc.enable()
 
 
 def describe_threads(idents: Collection[int] | None = None) -> str:
@@ -28,16 +49,16 @@ def describe_threads(idents: Collection[int] | None = None) -> str:
     Args:
         idents: Of the threads; None: of all but the one that asks.
     """
-    frames = sys._current_frames()
-    chosen = frames.keys() - {threading.get_ident()} if idents is None else idents
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     stacks: list[tuple[str, _Stack]] = []
-    for ident, frame in frames.items():
-        if ident in chosen:
-            stack = [*traceback.walk_stack(frame)][::-1]
-            stacks.append((names.get(ident, f"thread {ident}"), stack))
-            stacks += _tasks_below(stack)
-    return _describe(stacks)
+    with frames_of_threads() as frames:
+        chosen = frames.keys() - {threading.get_ident()} if idents is None else idents
+        for ident, frame in frames.items():
+            if ident in chosen:
+                stack = [*traceback.walk_stack(frame)][::-1]
+                stacks.append((names.get(ident, f"thread {ident}"), stack))
+                stacks += _tasks_below(stack)
+        return _describe(stacks)
 
 
 def _tasks_below(stack: _Stack) -> Iterator[tuple[str, _Stack]]:

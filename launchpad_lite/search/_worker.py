@@ -7,7 +7,6 @@ import inspect
 import itertools
 import math
 import pickle
-import sys
 import threading
 import time
 import traceback
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import courier
+from launchpad_lite._stacks import frames_of_threads
 from launchpad_lite.search._devices import machine_here, pin
 from launchpad_lite.search._helping import LOST
 from launchpad_lite.search._limits import end_process, look, memory_here
@@ -344,7 +344,8 @@ class Worker:
         """Ends a task at once, with this process; one in a thread of a script, at its next report."""
         if not self._decides(task):
             return
-        stack = reversed(traceback.format_stack(sys._current_frames()[self._thread]))
+        with frames_of_threads() as frames:
+            stack = reversed(traceback.format_stack(frames[self._thread]))
         where = [*itertools.takewhile(lambda each: _HERE not in each, stack)][:_MOST_FRAMES]
         text = f"{why}, and was ended here:\n{''.join(reversed(where))}"
         outcome = self._note(state, b"", text, time.monotonic() - self._began_at)

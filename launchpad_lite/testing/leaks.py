@@ -1,6 +1,5 @@
 """What a program might leave behind: threads, processes, ports, files."""
 
-import sys
 import tempfile
 import threading
 import traceback
@@ -10,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+
+from launchpad_lite._stacks import frames_of_threads
 
 #: Threads that are kept on purpose: grpc's pollers live as long as the process and carry
 #: no call; ours for signals stays as their handlers do.
@@ -66,15 +67,15 @@ class Inventory:
     def leftovers(self) -> Leftovers:
         """Returns what has come since and is still there."""
         now = take_inventory()
-        frames = sys._current_frames()
-        threads = {
-            thread.name: "".join(traceback.format_stack(frames[thread.ident]))
-            for thread in threading.enumerate()
-            if thread.ident not in self.threads
-            and thread.ident in frames
-            and not thread.name.startswith(_KEPT)
-            and not _is_grpc(thread)
-        }
+        with frames_of_threads() as frames:
+            threads = {
+                thread.name: "".join(traceback.format_stack(frames[thread.ident]))
+                for thread in threading.enumerate()
+                if thread.ident not in self.threads
+                and thread.ident in frames
+                and not thread.name.startswith(_KEPT)
+                and not _is_grpc(thread)
+            }
         return Leftovers(
             threads,
             {pid: _command(pid) for pid in now.processes - self.processes},
