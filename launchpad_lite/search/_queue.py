@@ -10,6 +10,7 @@ doubled or late. Who helps another broker is to that one a worker with many task
 
 import heapq
 import itertools
+import math
 import uuid
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -152,7 +153,7 @@ class Queue:
         #: Tasks that workers have, and that no model has sent (again) yet.
         self._claims: dict[str, tuple[Life, str]] = {}
         self._began_at: float | None = None
-        self._ticked_at: float | None = None
+        self._ticked_at = math.inf
         self._new: dict[str, None] = {}
         self._changed: dict[str, None] = {}
         self._removed: dict[str, None] = {}
@@ -495,8 +496,7 @@ class Queue:
     def tick(self, now: float) -> None:
         """Ends leases and runs that are too long. Called several times in the time of a lease."""
         self._begin(now)
-        gap_s = 0.0 if self._ticked_at is None else now - self._ticked_at
-        self._ticked_at = now
+        gap_s, self._ticked_at = now - self._ticked_at, now
         if gap_s > self._lease_s / 2:  # this process stood still, and could hear of nobody
             for each in self._leased:
                 self._tasks[each].expires_at = now + self._lease_s
@@ -803,6 +803,7 @@ class Queue:
     def _begin(self, now: float) -> None:
         if self._began_at is None:
             self._began_at = now
+            self._ticked_at = min(self._ticked_at, now)
 
 
 def _copies(tasks: Iterable[Task]) -> list[Task]:

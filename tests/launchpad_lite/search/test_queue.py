@@ -346,7 +346,10 @@ class World:
             queue.leave(worker.who)
             self.write()
             self.finished.update({each.id for each in worker.outcomes} & self.counted)
+        # What its broker has of a life without a store, it may yet give to the next life.
+        orphans = worker.orphans & self.tokens.keys()
         worker.__init__(self.life(worker.who.name))  # type: ignore[misc]
+        worker.orphans = orphans if worker is self.helper_worker else set()
 
     def deliver_late(self) -> None:
         if self.sent:
