@@ -140,8 +140,11 @@ def test_rooms_on_top_are_made_of_what_users_have(room: str) -> None:
                 names = [alias.name for alias in node.names]
             else:
                 continue
-            # Which files are trusted, and what a terminal may show, is decided in one place for all.
-            shared = ("launchpad_lite._private_files.", "launchpad_lite._escapes.")
+            # Decided in one place for all: which files are trusted, what a terminal may show, how the
+            # frames of other threads are looked at.
+            shared = tuple(
+                f"launchpad_lite.{each}." for each in ("_private_files", "_escapes", "_stacks")
+            )
             known = (f"{room.replace('/', '.')}.", *shared)
             inside = [name for name in names if not name.startswith(known)]
             hidden = [name for name in inside if name.startswith(PACKAGES) and "._" in name]
