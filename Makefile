@@ -16,7 +16,7 @@ QUARTER ?= $(shell echo $$((0x$$(git rev-parse --short=8 HEAD) % 4)))
 RESULTS := .cache/results
 REVERB_TESTS := tests/launchpad_lite/test_reverb.py tests/launchers/test_reverb.py \
   tests/examples/test_replay.py
-BACKENDS_TESTS := tests/launchpad_lite/engines/test_map_reduce.py \
+BACKENDS_TESTS := tests/courier/test_tensors.py tests/launchpad_lite/engines/test_map_reduce.py \
   tests/examples/test_architecture_search.py tests/examples/test_control_agent.py \
   tests/examples/test_gan.py tests/examples/test_image_classification.py \
   tests/launchpad_lite/replicas

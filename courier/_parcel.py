@@ -25,6 +25,7 @@ from typing import IO, Any
 import cloudpickle
 
 from courier._definitions import found, name_in_script, newest_of, set_state_and_keep
+from courier._tensors import tensor_pickler
 from courier._texts import said_by, shortened
 from courier.errors import ProtocolError, SerializationError
 
@@ -95,7 +96,12 @@ def pack(value: Any, most_bytes: float = math.inf) -> Parcel:
             buffers.clear()
             with _Room() as file:
                 file.most_bytes = most_bytes
-                Pickler(file, protocol=5, buffer_callback=choose).dump(value)
+                pickler = Pickler(file, protocol=5, buffer_callback=choose)
+                if tensors := tensor_pickler():
+                    pickler.dispatch_table = pickler.dispatch_table.new_child(
+                        tensors.dispatch_table
+                    )
+                pickler.dump(value)
                 data = file.getvalue()
         return Parcel(data, [_raw(buffer) for buffer in buffers]) if buffers else Parcel(data)
     except KeyboardInterrupt:
@@ -107,7 +113,12 @@ def pack(value: Any, most_bytes: float = math.inf) -> Parcel:
 def _plain(value: Any, choose: Callable[[pickle.PickleBuffer], bool] | None = None) -> bytes | None:
     """Returns what pickle itself makes, which is faster; None where another process could not read it."""
     try:
-        data = pickle.dumps(value, protocol=5, buffer_callback=choose)
+        if choose is None or (pickler := tensor_pickler()) is None:
+            data = pickle.dumps(value, protocol=5, buffer_callback=choose)
+        else:
+            file = io.BytesIO()
+            pickler(file, protocol=5, buffer_callback=choose).dump(value)
+            data = file.getvalue()
     except Exception:  # noqa: BLE001 - any object may fail in any way; cloudpickle judges
         return None
     # A reference to __main__ would mean another module in the other process. `find`, because
