@@ -23,15 +23,17 @@ class Carrier(abc.ABC):
     Attributes:
         rank: Which replica this is.
         size: How many there are.
-        on_gpu: Whether `all_reduce` and `broadcast` take tensors on a GPU.
         aside: The kind of leaves, as `_nests.kind`, that `all_reduce` and `broadcast` take as they
             are: a list of them in the place of a flat array, whose items they replace.
     """
 
     rank: int
     size: int
-    on_gpu: bool = False
     aside: str = ""
+
+    def takes(self, device: Any, call: Call) -> bool:  # noqa: ARG002
+        """Returns whether `all_reduce` and `broadcast` take tensors on this GPU. All replicas ask together."""
+        return False
 
     @abc.abstractmethod
     def all_reduce(self, array: Any, op: Op, call: Call) -> None:
@@ -89,7 +91,10 @@ class AloneCarrier(Carrier):
 
     rank = 0
     size = 1
-    on_gpu = True
+
+    def takes(self, device: Any, call: Call) -> bool:  # noqa: ARG002
+        """Takes all."""
+        return True
 
     def all_reduce(self, array: Any, op: Op, call: Call) -> None:
         """Leaves the array as it is."""

@@ -37,7 +37,6 @@ class Collectives:
     Attributes:
         rank: Which replica this is.
         size: How many there are.
-        on_gpu: Whether `reduce_later` takes tensors on a GPU.
         averages: What takes means of gradients by these; each key lives as long as its parameters.
         seconds: Time spent waiting for others and moving data, so far.
         idle: Replicas that are left out of what is combined.
@@ -50,7 +49,6 @@ class Collectives:
             carrier: Moves the data; is closed with this.
         """
         self.rank, self.size = carrier.rank, carrier.size
-        self.on_gpu = carrier.on_gpu
         self.averages: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self.seconds = 0.0
         self.idle: Collection[int] = ()
@@ -125,6 +123,10 @@ class Collectives:
 
         self._now(send, f"broadcast from {source}", label, packed.text)
         return packed.unpacked()
+
+    def takes(self, device: Any) -> bool:
+        """Returns whether `reduce_later` takes tensors on this GPU. All replicas ask together."""
+        return self._now(lambda call: self._carrier.takes(device, call), "compare GPUs", "")
 
     def barrier(self, label: str) -> None:
         """Waits until all replicas are here."""

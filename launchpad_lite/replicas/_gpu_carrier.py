@@ -1,9 +1,9 @@
 """Combines tensors on GPUs where they are, by NCCL; all else goes by another carrier.
 
-Written against the interface of torch.distributed. Its tests run it with gloo on CPU tensors; it has
-not run on a GPU yet.
+Its tests run it with gloo on CPU tensors. It ran on one GPU, where each group is of one replica.
 """
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -16,6 +16,7 @@ from launchpad_lite.replicas.errors import ReplicaError
 if TYPE_CHECKING:
     import numpy as np
 
+_LOGGER = logging.getLogger(__name__)
 #: That a replica is lost is noticed elsewhere; one that is only slow may be waited for.
 _FOREVER = timedelta(days=365)
 _LOOK_S = 1.0
@@ -27,8 +28,6 @@ class GpuCarrier(Carrier):
     Only memory of tensors goes through NCCL, which does not know the program's secret. That replicas
     make the same calls is compared, and objects are sent, by the other carrier.
     """
-
-    on_gpu = True
 
     def __init__(self, other: Carrier, host: str, device: str = "cuda") -> None:
         """Makes it; it connects at the first call with a tensor on a GPU.
@@ -45,6 +44,18 @@ class GpuCarrier(Carrier):
         self._group: Any = None
         self._error: Exception | None = None
         self._is_aborted = threading.Event()
+
+    def takes(self, device: Any, call: Call) -> bool:
+        """Returns whether each replica has a GPU of its own: NCCL takes no other ones."""
+        import torch
+
+        gpu = str(torch.cuda.get_device_properties(device).uuid)
+        gpus = self._other.all_gather(gpu, call)
+        if gpus.index(gpu) == self.rank and (sharing := gpus.count(gpu)) > 1:
+            _LOGGER.warning(
+                "%d replicas share a GPU: gradients go through memory of the host", sharing
+            )
+        return len(set(gpus)) == self.size
 
     def all_reduce(self, array: Any, op: Op, call: Call) -> None:
         """Combines arrays in place; see `Carrier`."""

@@ -132,7 +132,7 @@ def _sent(collectives: "Collectives", like: Any, count: int) -> tuple[Any, Any]:
     import numpy as np
     import torch
 
-    if like.is_cuda and collectives.on_gpu:
+    if like.is_cuda and collectives.takes(like.device):
         tensor = torch.zeros(count, dtype=like.dtype, device=like.device)
         return tensor, tensor
     # numpy has no bfloat16, and sums in float16 lose too much.

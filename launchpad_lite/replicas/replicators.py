@@ -114,13 +114,13 @@ class Replicator:
 
     Example:
         def train(repl):
-            with repl.context():
+            with repl.context() as device:
                 model = Net()
                 optimizer = repl.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
             repl.keep(model=model, optimizer=optimizer)
 
             def step_fn(batch):
-                images, labels = batch
+                images, labels = (each.to(device) for each in batch)
                 loss = cross_entropy(model(images), labels)
                 optimizer.zero_grad()
                 loss.backward()

@@ -1,6 +1,7 @@
 """Tensors on a device, with CPU tensors and gloo in the place of GPUs and NCCL."""
 
 import threading
+import types
 from typing import Any
 
 import numpy as np
@@ -89,3 +90,21 @@ def test_the_mean_of_large_float16_is_finite() -> None:
         return tensor.tolist()
 
     assert run(gpu_carriers(2), reduce) == [[40_000.0, 40_000.0]] * 2
+
+
+@pytest.mark.parametrize(("gpus", "takes"), [("ab", True), ("aa", False), ("aab", False)])
+def test_replicas_that_share_a_gpu_do_without_nccl(
+    gpus: str, takes: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    import torch
+
+    def properties(device: int) -> Any:
+        return types.SimpleNamespace(uuid=gpus[device])
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
+    carriers = gpu_carriers(len(gpus))
+    answers = run(carriers, lambda carrier: carrier.takes(carrier.rank, Call(1, "compare GPUs")))
+    assert answers == [takes] * len(gpus)
+    assert [each.message.partition(":")[0] for each in caplog.records] == (
+        [] if takes else ["2 replicas share a GPU"]
+    )
