@@ -10,18 +10,16 @@ import logging
 import math
 import queue
 import signal
-import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launchers import _slurm_client as slurm
-from launchers._console import Console, show_rest, tell, warn
+from launchers._console import Console, warn
 from launchers._logs import log_path
-from launchers._run_folder import closing_line
 from launchers._slurm_folder import NOTE_S, End, RunFolder
+from launchers._watched import WatchedProgram
 from launchpad_lite._log_file import FollowedLog
 from launchpad_lite.errors import LaunchError
 from launchpad_lite.launching import (
@@ -32,7 +30,6 @@ from launchpad_lite.launching import (
     NodeStatus,
     Outcome,
     ProgramResult,
-    RunningProgram,
 )
 
 if TYPE_CHECKING:
@@ -62,7 +59,7 @@ _LAST_BYTES = 2000
 _LOGGER = logging.getLogger(__name__)
 
 
-class SlurmProgram(RunningProgram):
+class SlurmProgram(WatchedProgram):
     """A program in a job.
 
     Attributes:
@@ -89,15 +86,11 @@ class SlurmProgram(RunningProgram):
             is_launch: Whether this process launched it: it tells what happens, and its end waits
                 for that of the program.
         """
-        super().__init__(plan)
+        tells = is_launch and not options.quiet
+        super().__init__(plan, options, folder.logs, is_launch=is_launch, tells_logs=tells)
         self.job = job
         self.folder = folder
-        self._options = options
-        self._is_launch = is_launch
-        self._output = FollowedLogs(folder, plan) if is_launch and not options.quiet else None
-        self._result: ProgramResult | None = None
-        self._crash_dir: Path | None = None
-        self._failure: str | None = None
+        self._output = FollowedLogs(folder, plan) if tells else None
         self._table: AddressTable | None = None
         self._state: JobState | None = None
         #: Whether Slurm said that it does not know the job (any more).
@@ -105,53 +98,9 @@ class SlurmProgram(RunningProgram):
         #: Put from signal handlers, too: only a SimpleQueue allows that.
         self._asked: queue.SimpleQueue[tuple[str, int | None] | None] = queue.SimpleQueue()
         self._stop: tuple[str, int | None] | None = None
-        self._is_in_hurry = False
         self._cancel_at = math.inf
-        self._is_known = threading.Event()
-        self._ended = threading.Event()
-        # An interpreter that has nothing else to do waits for programs that it launched.
-        self._thread = threading.Thread(
-            target=self._watch, name=f"launchpad-{plan.program}", daemon=not is_launch
-        )
-
-    def watch(self) -> None:
-        """Begins to watch."""
-        self._thread.start()
-
-    def await_addresses(self) -> None:
-        """Waits until the program runs, however long the job is pending.
-
-        Raises:
-            LaunchError: It ended before; says how.
-            KeyboardInterrupt: It was interrupted, and the job is cancelled.
-        """
-        try:
-            self._is_known.wait()
-        except BaseException:
-            self._asked.put(("the launch was interrupted", None))
-            self._ended.wait(_CANCEL_S)
-            raise
-        if self._failure is not None:
-            self.join()
-            self.collected = True
-            raise LaunchError(self._failure)
 
     # What a RunningProgram can do
-
-    @property
-    def result(self) -> ProgramResult | None:
-        """How the program ended; None while it runs or is pending."""
-        return self._result
-
-    @property
-    def log_dir(self) -> Path:
-        """Where the output of the nodes is kept."""
-        return self.folder.logs
-
-    @property
-    def crash_dir(self) -> Path | None:
-        """Folder with all that is known of a failure; None without one."""
-        return self._crash_dir
 
     def request_stop(self, reason: str, signum: int | None = None) -> None:
         """Asks all nodes to end; a job that is pending is cancelled."""
@@ -187,28 +136,20 @@ class SlurmProgram(RunningProgram):
                 raise LaunchError(f"job {self.job} does not tell where its threads are")
         return found
 
-    def join(self, timeout_s: float | None = None) -> bool:
-        """Waits until all is over."""
-        return self._ended.wait(timeout_s)
+    def _give_up(self, error: BaseException) -> None:
+        super()._give_up(error)
+        self._ended.wait(_CANCEL_S)  # the job is cancelled
 
     # Its thread
 
-    def _watch(self) -> None:
-        try:
-            self._result = self._follow()
-        except BaseException as error:  # noqa: BLE001 - it is reported
-            warn(_LOGGER, "watching job %s", self.job, error=error)
-            self._result = self._failed(f"{type(error).__name__}: {error}")
-        finally:
-            if self._output is not None:
-                self._output.finish()
-                last = closing_line(self.plan.program, self._result, self.log_dir)
-                show_rest(self._options.notice_s, lambda: self._is_in_hurry, last)
-            if self._table is not None and self._result is not None:
-                how = f"program {self.plan.program!r} has ended: {self._result.summary}"
-                self._table.clients.close(how)
-            self._ended.set()
-            self._is_known.set()
+    def _broken(self, error: BaseException) -> ProgramResult:
+        return self._failed(f"{type(error).__name__}: {error}")
+
+    def _close(self, result: ProgramResult) -> None:
+        if self._output is not None:
+            self._output.finish()
+        if self._table is not None:
+            self._table.clients.close(f"program {self.plan.program!r} has ended: {result.summary}")
 
     def _follow(self) -> ProgramResult:
         ask_at, pause_s, over_at = 0.0, _FIRST_QUESTION_S, math.inf
@@ -276,10 +217,6 @@ class SlurmProgram(RunningProgram):
             self._tell(f"job {self.job} ended: {state.describe()}")
         elif state is not None and state.state == "RUNNING":
             self._tell(f"job {self.job} runs; its first host is {state.batch_host}")
-
-    def _tell(self, text: str) -> None:
-        if self._output is not None:
-            tell(f"launchpad: {text}")
 
     def _learn_addresses(self) -> None:
         table = self.folder.read_new_addresses()
@@ -378,24 +315,6 @@ class SlurmProgram(RunningProgram):
         with contextlib.suppress(OSError):
             return self.folder.output.read_bytes()[-_LAST_BYTES:].decode(errors="replace")
         return ""
-
-
-class DetachedProgram(SlurmProgram):
-    """A program whose launch ends with its submission. Signals of this process are not for it."""
-
-    def __init__(
-        self, plan: LaunchPlan, options: LaunchOptions, folder: RunFolder, job: str
-    ) -> None:
-        """Prepares it; nothing watches it."""
-        super().__init__(plan, options, folder, job, is_launch=False)
-        self._result = ProgramResult(Outcome.COMPLETED, reason=f"it continues as job {job}")
-        self._ended.set()
-
-    def request_stop(self, reason: str, signum: int | None = None) -> None:
-        """Does nothing: ask `SlurmLauncher.attach`."""
-
-    def kill(self) -> None:
-        """Does nothing: ask `SlurmLauncher.attach`."""
 
 
 class FollowedLogs:

@@ -47,7 +47,7 @@ class StopNotices:
         self._began_at = now
         if is_signal:
             hint = "; a second Ctrl-C ends it at once" if is_interrupt else ""
-            self._say(f"launchpad: stopping {self._program!r} ({reason}){hint}")
+            self._say(f"stopping {self._program!r} ({reason}){hint}")
         if self._notice_s != 0:
             self._half_at = now + (self._notice_s / 2 if self._notice_s > 0 else _LONG_S)
             self.due = min(now + _FIRST_S, self._half_at) if is_signal else self._half_at
@@ -68,7 +68,7 @@ class StopNotices:
         left_s = self._began_at + self._notice_s - now
         limit = f"{max(0.0, left_s):.0f} s at most" if self._notice_s > 0 else "without a limit"
         if names and names != self._said:
-            self._say(f"launchpad: waiting for {named(names, MAX_NAMED)} ({limit})")
+            self._say(f"waiting for {named(names, MAX_NAMED)} ({limit})")
             self._said = names
         if now < self._half_at:
             self.due = min(self._half_at, now + _BETWEEN_S)
@@ -76,7 +76,7 @@ class StopNotices:
         unaware = [name for name, looks in waited_for.items() if not looks]
         if unaware and not self._is_hinted:
             self._say(
-                f"launchpad: {named(unaware, MAX_NAMED)}: asked to stop, and still running without a look at it. "
+                f"{named(unaware, MAX_NAMED)}: asked to stop, and still running without a look at it. "
                 "Long loops end in time if they look at lp.stop_event() or lp.wait_for_stop(0), async code "
                 "if a task of it awaits asyncio.to_thread(lp.wait_for_stop)"
             )

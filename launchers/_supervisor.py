@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Protocol
 
 from courier import ExceptionReport
-from launchers._console import show_rest, tell, warn
-from launchers._run_folder import closing_line, make_run_folder
+from launchers._console import warn
+from launchers._run_folder import make_run_folder
 from launchers._stop_notices import MAX_NAMED, StopNotices
+from launchers._watched import WatchedProgram
 from launchers.host.usage import Usage
 from launchpad_lite._events import (
     Action,
@@ -48,7 +49,6 @@ from launchpad_lite.launching import (
     NodeStatus,
     Outcome,
     ProgramResult,
-    RunningProgram,
 )
 
 _LONGEST_WAIT_S = 3600.0
@@ -132,7 +132,7 @@ class Host(Protocol):
         """
 
 
-class SupervisedProgram(RunningProgram):
+class SupervisedProgram(WatchedProgram):
     """A program whose nodes run on a host, or several as one, that this process supervises."""
 
     def __init__(
@@ -158,13 +158,9 @@ class SupervisedProgram(RunningProgram):
             tells_logs: Whether to print at a good end where that output is.
             timing: How long it waits for what else.
         """
-        super().__init__(plan)
+        super().__init__(plan, options, log_dir, tells_logs=tells_logs)
         self._table = table
-        self._log_dir = log_dir
-        self._crash_dir: Path | None = None
-        self._options = options
         self._blame_s = blame_s
-        self._tells_logs = tells_logs
         self._timing = timing
         #: Put from any thread and from signal handlers: only a SimpleQueue allows that.
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
@@ -174,20 +170,12 @@ class SupervisedProgram(RunningProgram):
         #: Nodes that have failed, whatever their state was last.
         self._failed: set[str] = set()
         self._attempts = {executable.name: 0 for executable in plan.executables}
-        self._result: ProgramResult | None = None
         self._host: Host | None = None
-        self._ended = threading.Event()
-        #: Whether it was asked to end at once.
-        self._is_in_hurry = False
         self._stopping = threading.Event()
         # They may block or raise what they like; the supervisor continues. Started with the program:
         # at its end the interpreter may be ending too, and start no threads.
         self._handlers = threading.Thread(
             target=self._handle_stop, name="launchpad-stop-handlers", daemon=True
-        )
-        # Not a daemon: an interpreter that has nothing else to do waits for its programs.
-        self._thread = threading.Thread(
-            target=self._supervise, name=f"launchpad-{plan.program}", daemon=False
         )
 
     def supervise(self, host: Host) -> None:
@@ -197,7 +185,7 @@ class SupervisedProgram(RunningProgram):
             address.bind(self._table)
         try:
             self._handlers.start()
-            self._thread.start()
+            self.watch()
         except RuntimeError:  # the system gives no more threads: it would never be closed
             host.close()
             self._table.clients.close("the program could not be started")
@@ -217,21 +205,6 @@ class SupervisedProgram(RunningProgram):
 
     # What a RunningProgram can do
 
-    @property
-    def result(self) -> ProgramResult | None:
-        """How the program ended; None while it runs."""
-        return self._result
-
-    @property
-    def log_dir(self) -> Path | None:
-        """Where the output of the nodes is kept."""
-        return self._log_dir
-
-    @property
-    def crash_dir(self) -> Path | None:
-        """Folder with all that is known of a failure; None without one."""
-        return self._crash_dir
-
     def request_stop(self, reason: str, signum: int | None = None) -> None:
         """Asks all nodes to end."""
         self.post(StopAsked(reason, signum))
@@ -240,15 +213,6 @@ class SupervisedProgram(RunningProgram):
         """Ends all nodes by force."""
         self._is_in_hurry = True
         self.post(KillAsked())
-
-    def join(self, timeout_s: float | None = None) -> bool:
-        """Waits until all is over."""
-        # Not Thread.join: interrupted by Ctrl-C it takes the thread for ended (Python < 3.13).
-        if not self._ended.wait(timeout_s):
-            return False
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
-        return True
 
     def status(self) -> list[NodeStatus]:
         """Returns how each node is."""
@@ -289,40 +253,26 @@ class SupervisedProgram(RunningProgram):
 
     # Its thread
 
-    def _supervise(self) -> None:
+    def _broken(self, error: BaseException) -> ProgramResult:
+        assert self._host is not None
+        report = ExceptionReport.of(error)
+        failure = NodeFailure.of_exception("supervisor", self._host.name, report)
+        return ProgramResult(Outcome.FAILED, (failure,), failure.summary)
+
+    def _close(self, result: ProgramResult) -> None:
         host = self._host
         assert host is not None
-        try:
-            result = self._live(host)
-        except BaseException as error:  # noqa: BLE001 - it is reported
-            # A mistake of ours must not leave nodes behind, nor a wait without end.
-            warn(_LOGGER, "the supervisor of %r failed", self.plan.program, error=error)
-            failure = NodeFailure.of_exception("supervisor", host.name, ExceptionReport.of(error))
-            result = ProgramResult(Outcome.FAILED, (failure,), failure.summary)
-        ends = (
-            host.close,
-            lambda: self._end_here(result),
-            lambda: self._keep(result, host),
-            lambda: self._show_rest(result),
-        )
-        for step in ends:
+        for step in (host.close, lambda: self._end_here(result), lambda: self._keep(result, host)):
             try:
                 step()
             except BaseException as error:  # noqa: BLE001 - it is reported
                 warn(_LOGGER, "the end of %r", self.plan.program, error=error)
-        self._result = result
-        self._ended.set()
 
     def _end_here(self, result: ProgramResult) -> None:
         """Ends what of the program is in this process."""
         self._stopping.set()
         self._handlers.join(self._timing.handlers_s)
         self._table.clients.close(f"program {self.plan.program!r} has ended: {result.summary}")
-
-    def _show_rest(self, result: ProgramResult) -> None:
-        log_dir = self._log_dir if self._tells_logs else None
-        last = closing_line(self.plan.program, result, log_dir)
-        show_rest(self._options.notice_s, lambda: self._is_in_hurry, last)
 
     def _keep(self, result: ProgramResult, host: Host) -> None:
         """Tidies the folders of checkpoints, names slow nodes, writes down what is known of a failure."""
@@ -346,7 +296,9 @@ class SupervisedProgram(RunningProgram):
             write_crash_report(folder, self.plan, result, host.stacks())
             self._crash_dir = folder
 
-    def _live(self, host: Host) -> ProgramResult:
+    def _follow(self) -> ProgramResult:
+        host = self._host
+        assert host is not None
         terms = [
             NodeTerms(each.name, host.host_of(each.name), each.calls, each.restart, each.liveness)
             for each in self.plan.executables
@@ -408,10 +360,6 @@ class SupervisedProgram(RunningProgram):
     def _handle_stop(self) -> None:
         self._stopping.wait()
         STOP_HANDLERS.call_all()
-
-    def _tell(self, text: str) -> None:
-        if not self._options.quiet:
-            tell(text)
 
     def _next_event(self, *deadlines: float | None) -> Event:
         timeout_s = None

@@ -34,7 +34,7 @@ from launchers._kubernetes.order import (
     take_back,
 )
 from launchers._kubernetes.pods import PodOptions, Volume
-from launchers._kubernetes.program import DetachedProgram, KubernetesProgram
+from launchers._kubernetes.program import KubernetesProgram
 from launchers._kubernetes.timing import DEFAULT, Timing
 from launchers._run_folder import make_run_folder
 from launchers._shipping import pack_up
@@ -382,7 +382,9 @@ class KubernetesLauncher(Launcher):
                 with ended_by_signals():
                     self._create(api, cluster, packed, objects)
                 sys.stdout.write(_DETACHED.format(run=cluster.names.run, namespace=api.namespace))
-                return DetachedProgram(plan, options, api, cluster.names)
+                detached = KubernetesProgram(plan, options, api, cluster.names)
+                detached.detach(f"run {cluster.names.run}")
+                return detached
             # First, because its logs may have no place.
             program = KubernetesProgram(
                 plan,
@@ -477,17 +479,7 @@ class KubernetesLauncher(Launcher):
         except BaseException:
             api.close()
             raise
-        program = KubernetesProgram(
-            plan,
-            options,
-            api,
-            names,
-            None,
-            schedule_s=math.inf,
-            is_launch=False,
-            log_dir=None,
-            timing=self._timing,
-        )
+        program = KubernetesProgram(plan, options, api, names, timing=self._timing)
         program.watch()
         return program
 

@@ -19,7 +19,7 @@ from launchers._shipping import pack_up
 from launchers._signals import ended_by_signals
 from launchers._slurm_folder import Order, RunFolder, submission_files
 from launchers._slurm_job import Allocation
-from launchers._slurm_program import DetachedProgram, SlurmProgram
+from launchers._slurm_program import SlurmProgram
 from launchers._slurm_script import Submission, batch_script, components_of, path_mistake
 from launchers.host.arrival import pythons
 from launchpad_lite._flag_values import FlagSnapshot
@@ -197,10 +197,12 @@ class SlurmLauncher(Launcher):
             job = _submit(folder)
             if self._detach:
                 sys.stdout.write(_DETACHED.format(job=job, folder=folder.path))
-                return DetachedProgram(plan, options, folder, job)
+                program = SlurmProgram(plan, options, folder, job, is_launch=False)
+                program.detach(f"job {job}")
+                return program
             program = SlurmProgram(plan, options, folder, job)
             program.watch()
-            program.await_addresses()
+            program.await_up()
         return program
 
     def _start_here(self, plan: LaunchPlan, options: LaunchOptions) -> RunningProgram:

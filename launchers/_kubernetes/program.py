@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launchers._console import Console, show_rest, tell, warn
+from launchers._console import Console, warn
 from launchers._kubernetes import reasons
 from launchers._kubernetes.agreed import (
     LAUNCHER_ANNOTATION,
@@ -47,7 +47,8 @@ from launchers._kubernetes.records import (
 from launchers._kubernetes.removal import Departures, Fate
 from launchers._kubernetes.timing import DEFAULT, Timing
 from launchers._logs import NodeLogs
-from launchers._run_folder import closing_line, make_run_folder
+from launchers._run_folder import make_run_folder
+from launchers._watched import WatchedProgram
 from launchpad_lite._crash import write_crash_report
 from launchpad_lite.errors import LaunchError
 from launchpad_lite.launching import (
@@ -57,7 +58,6 @@ from launchpad_lite.launching import (
     NodeStatus,
     Outcome,
     ProgramResult,
-    RunningProgram,
 )
 
 #: By this finalizer a Job holds its pods until it has counted them.
@@ -124,7 +124,7 @@ class _Broken:
 _Event = _Changed | _Said | _CaughtUp | _LogEnded | _Asked | _Broken
 
 
-class KubernetesProgram(RunningProgram):
+class KubernetesProgram(WatchedProgram):
     """A program in a cluster.
 
     Attributes:
@@ -137,11 +137,11 @@ class KubernetesProgram(RunningProgram):
         options: LaunchOptions,
         api: Api,
         names: Names,
-        key: bytes | None,
+        key: bytes | None = None,
         *,
-        schedule_s: float,
-        is_launch: bool,
-        log_dir: Path | None,
+        schedule_s: float = math.inf,
+        is_launch: bool = False,
+        log_dir: Path | None = None,
         silence_s: float = math.inf,
         launcher_silence_s: float = math.inf,
         take_back: Callable[[], str] = str,
@@ -170,33 +170,28 @@ class KubernetesProgram(RunningProgram):
         Raises:
             LaunchError: Logs cannot be written.
         """
-        super().__init__(plan)
+        tells = is_launch and not options.quiet
+        super().__init__(plan, options, log_dir, is_launch=is_launch, tells_logs=tells)
         self.names = names
-        self._options = options
         self._api = api
         self._key = key
         self._schedule_s = schedule_s
         self._launcher_silence_s = launcher_silence_s
-        self._is_launch = is_launch
         self._take_back = take_back
         self._timing = timing
         self._clock = clock
-        self._log_dir = log_dir
         self._nodes = {each.name for each in plan.executables} | {SUPERVISOR}
         self._logs = (
             NodeLogs(log_dir, sorted(self._nodes), options.log_limit_bytes)
             if log_dir is not None
             else None
         )
-        self._console = Console() if is_launch and not options.quiet else None
+        self._console = Console() if tells else None
         self._sight = Sight(
             names,
             [(each.label, each.replica) for each in plan.executables],
             [each.name for each in plan.executables if each.restart.outlives_host],
         )
-        self._result: ProgramResult | None = None
-        self._crash_dir: Path | None = None
-        self._failure: str | None = None
         self._status: tuple[NodeStatus, ...] = ()
         #: Put from signal handlers, too: only a SimpleQueue allows that.
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
@@ -205,7 +200,6 @@ class KubernetesProgram(RunningProgram):
         self._is_up = False
         self._end: End | None = None
         self._stop: tuple[str, int | None] | None = None
-        self._is_killed = False
         self._root_deleted = False
         self._pods_killed = False
         #: The supervisor's pod whose log is followed, and whether there is more of it.
@@ -233,59 +227,25 @@ class KubernetesProgram(RunningProgram):
         #: What other threads may know of what was seen.
         self._supervisor: Json | None = None
         self._missing: frozenset[str] = frozenset()
-        self._is_known = threading.Event()
         self._has_status = threading.Event()
-        self._ended = threading.Event()
         #: Those that ask the cluster for what is to be decided about.
         self._threads: list[threading.Thread] = []
-        # An interpreter that has nothing else to do waits for programs that it launched.
-        self._thread = threading.Thread(
-            target=self._watch, name=f"launchpad-{plan.program}", daemon=not is_launch
-        )
 
-    def watch(self) -> None:
-        """Begins to watch. Its objects exist by now, or are being created."""
-        self._thread.start()
+    def detach(self, where: str) -> None:
+        """Ends it for this process, which does not watch it: requests to end it do nothing."""
+        super().detach(where)
+        self._api.close()
+        self._has_status.set()
 
-    def await_up(self) -> None:
-        """Waits until all nodes are placed.
-
-        Raises:
-            LaunchError: The program ended before, or waited for too long; says why. Nothing of it
-                is left, or the message names it.
-            KeyboardInterrupt: It was interrupted, and nothing of it is left.
-        """
-        try:
-            self._is_known.wait()
-        except BaseException as error:
-            if isinstance(error, KeyboardInterrupt):
-                self.handle_signal(signal.SIGINT)  # so that the next one is the second
-            else:
-                self.request_stop("the launch was interrupted")
-            limit_s = self._notice_limit_s() + 2 * self._timing.gone_s + self._timing.spare_s
-            self._join_through_interrupts(min(limit_s, threading.TIMEOUT_MAX))
-            raise
-        if self._failure is not None:
-            self.join()
-            self.collected = True
-            raise LaunchError(self._failure)
+    def _give_up(self, error: BaseException) -> None:
+        if isinstance(error, KeyboardInterrupt):
+            self.handle_signal(signal.SIGINT)  # so that the next one is the second
+        else:
+            super()._give_up(error)
+        limit_s = self._notice_limit_s() + 2 * self._timing.gone_s + self._timing.spare_s
+        self._join_through_interrupts(min(limit_s, threading.TIMEOUT_MAX))
 
     # What a RunningProgram can do
-
-    @property
-    def result(self) -> ProgramResult | None:
-        """How the program ended; None while it runs or waits for its pods."""
-        return self._result
-
-    @property
-    def log_dir(self) -> Path | None:
-        """Where the output of the nodes is kept; None if it is only in the cluster."""
-        return self._log_dir
-
-    @property
-    def crash_dir(self) -> Path | None:
-        """Folder with all that is known of a failure; None without one."""
-        return self._crash_dir
 
     def request_stop(self, reason: str, signum: int | None = None) -> None:
         """Asks all nodes to end; before all are placed, everything is deleted."""
@@ -313,10 +273,6 @@ class KubernetesProgram(RunningProgram):
             for each in self.plan.executables
         ]
 
-    def join(self, timeout_s: float | None = None) -> bool:
-        """Waits until all is over."""
-        return self._ended.wait(timeout_s)
-
     def output(self) -> Iterator[tuple[str, bytes]]:
         """Yields what nodes printed: `label[replica]` and lines of it.
 
@@ -342,42 +298,40 @@ class KubernetesProgram(RunningProgram):
 
     # Its thread
 
-    def _watch(self) -> None:
+    def _run(self) -> None:
+        super()._run()
+        self._has_status.set()
+
+    def _follow(self) -> ProgramResult:
+        self._start("pods", lambda: self._mirror("Pod", f"{RUN_LABEL}={self.names.run}"))
+        self._start("jobs", lambda: self._mirror("Job", f"{RUN_LABEL}={self.names.run}"))
+        self._start("events", lambda: self._mirror("Event", "", "type=Warning"))
+        self._start("root", self._look_for_root)
+        if self._is_launch:
+            self._start("beat", self._show_life)
         try:
-            self._start("pods", lambda: self._mirror("Pod", f"{RUN_LABEL}={self.names.run}"))
-            self._start("jobs", lambda: self._mirror("Job", f"{RUN_LABEL}={self.names.run}"))
-            self._start("events", lambda: self._mirror("Event", "", "type=Warning"))
-            self._start("root", self._look_for_root)
-            if self._is_launch:
-                self._start("beat", self._show_life)
-            try:
-                result = self._follow()
-            except ApiError as error:
-                result = self._failed(str(error))
-            self._result = self._conclude(result)
-        except BaseException as error:  # noqa: BLE001 - it is reported
-            warn(_LOGGER, "watching the run %s", self.names.run, error=error)
-            text = f"{type(error).__name__}: {error}"
-            if self._is_launch:
-                text += self._remove_all(text) + self._take_back()
-            self._result = self._failed(text)
-        finally:
-            self._cancellation.cancel()
-            if self._console is not None:
-                for node in sorted(self._nodes):
-                    self._console.finish(node)
-            if not self._is_up and self._failure is None and self._result is not None:
-                self._failure = self._result.reason or "it ended before all nodes were placed"
-            limit = time.monotonic() + _LEAVE_S
-            for thread in self._threads:
-                thread.join(max(0.0, limit - time.monotonic()))
-            self._api.close()
-            if self._console is not None:
-                last = closing_line(self.plan.program, self._result, self._log_dir)
-                show_rest(self._options.notice_s, lambda: self._is_killed, last)
-            self._has_status.set()
-            self._ended.set()
-            self._is_known.set()
+            result = self._decide()
+        except ApiError as error:
+            result = self._failed(str(error))
+        return self._conclude(result)
+
+    def _broken(self, error: BaseException) -> ProgramResult:
+        text = f"{type(error).__name__}: {error}"
+        if self._is_launch:
+            text += self._remove_all(text) + self._take_back()
+        return self._failed(text)
+
+    def _close(self, result: ProgramResult) -> None:
+        self._cancellation.cancel()
+        if self._console is not None:
+            for node in sorted(self._nodes):
+                self._console.finish(node)
+        if not self._is_up and self._failure is None:
+            self._failure = result.reason or "it ended before all nodes were placed"
+        limit = time.monotonic() + _LEAVE_S
+        for thread in self._threads:
+            thread.join(max(0.0, limit - time.monotonic()))
+        self._api.close()
 
     def _start(self, what: str, target: Callable[[], None]) -> None:
         def run() -> None:
@@ -391,7 +345,7 @@ class KubernetesProgram(RunningProgram):
         self._threads.append(thread)
         thread.start()
 
-    def _follow(self) -> ProgramResult:
+    def _decide(self) -> ProgramResult:
         """Returns how the program ended; its objects may still be there."""
         place_limit = math.inf
         if self._is_launch:
@@ -435,8 +389,8 @@ class KubernetesProgram(RunningProgram):
                 self._ask_for_end()
             if now >= self._stop_limit:
                 how = "the cluster does not answer"
-                if not self._is_killed:
-                    self._is_killed, how = True, "it did not end within its notice"
+                if not self._is_in_hurry:
+                    self._is_in_hurry, how = True, "it did not end within its notice"
                 return self._stopped(f"{self._stop_reason()}; {how}")
 
     def _take_in(self, event: _Event) -> None:
@@ -587,7 +541,7 @@ class KubernetesProgram(RunningProgram):
 
     def _obey(self, stop: tuple[str, int | None] | None) -> None:
         if stop is None:
-            self._is_killed = True
+            self._is_in_hurry = True
             # Who kills waits no longer for a cluster that does not answer.
             self._stop_limit = min(self._stop_limit, self._clock() + self._timing.gone_s)
         elif self._stop is not None:
@@ -625,7 +579,7 @@ class KubernetesProgram(RunningProgram):
 
     def _who_is_to_end(self) -> Json | None:
         """Returns the supervisor's pod if it is to stop all in order; None: all is to be deleted."""
-        if self._is_killed or (self._is_launch and not self._is_up):
+        if self._is_in_hurry or (self._is_launch and not self._is_up):
             return None
         pod = self._supervisor or self._find_supervisor()
         if pod is None or self._sight.is_gone(pod) or not reasons.is_running(pod, SUPERVISOR):
@@ -690,7 +644,7 @@ class KubernetesProgram(RunningProgram):
         """
         tell_at = self._clock() + self._timing.tell_s
         limit = self._clock() + self._timing.gone_s
-        if not self._is_killed:
+        if not self._is_in_hurry:
             limit += self._notice_limit_s()
         left: list[Json] | None = None
         failure: ApiError | None = None
@@ -711,8 +665,8 @@ class KubernetesProgram(RunningProgram):
             pause_s = max(self._timing.look_s, len(left or ()) / _LISTED_RATE)
             if left != [] and self._is_kill_asked(pause_s):
                 limit = min(limit, self._clock())
-            if left and self._clock() >= limit and not self._is_killed:
-                self._is_killed = True
+            if left and self._clock() >= limit and not self._is_in_hurry:
+                self._is_in_hurry = True
                 limit = self._clock() + self._timing.gone_s
             elif left != [] and self._clock() >= limit:
                 break
@@ -753,7 +707,7 @@ class KubernetesProgram(RunningProgram):
         if not self._root_deleted:
             self._delete(self.names.root_kind, self.names.run)
             self._root_deleted = True
-        if self._is_killed and not self._pods_killed:
+        if self._is_in_hurry and not self._pods_killed:
             for pod in self._list("Pod"):
                 self._delete("Pod", pod["metadata"]["name"], 0)
             self._pods_killed = True
@@ -880,10 +834,6 @@ class KubernetesProgram(RunningProgram):
                 new[what] = fresh
         return new
 
-    def _tell(self, text: str) -> None:
-        if self._console is not None:
-            tell(f"launchpad: {text}")
-
     # Other threads
 
     def _mirror(self, kind: str, selector: str, fields: str = "") -> None:
@@ -997,23 +947,3 @@ class KubernetesProgram(RunningProgram):
             pause_s = self._timing.beat_s if pod is not None else self._timing.look_s
             if self._cancellation.wait(pause_s):
                 return
-
-
-class DetachedProgram(KubernetesProgram):
-    """A program whose launch ends as soon as its objects exist. Signals of this process are not for it."""
-
-    def __init__(self, plan: LaunchPlan, options: LaunchOptions, api: Api, names: Names) -> None:
-        """Prepares it; nothing watches it."""
-        super().__init__(
-            plan, options, api, names, None, schedule_s=math.inf, is_launch=False, log_dir=None
-        )
-        self._result = ProgramResult(Outcome.COMPLETED, reason=f"it continues as run {names.run}")
-        api.close()
-        self._has_status.set()
-        self._ended.set()
-
-    def request_stop(self, reason: str, signum: int | None = None) -> None:
-        """Does nothing: ask `KubernetesLauncher.attach`."""
-
-    def kill(self) -> None:
-        """Does nothing: ask `KubernetesLauncher.attach`."""

@@ -20,7 +20,7 @@ import launchpad_lite as lp
 from launchers._kubernetes.client import Api
 from launchers._kubernetes.names import Names
 from launchers._kubernetes.objects import Cluster, Files, Group, manifests, owned
-from launchers._kubernetes.program import DetachedProgram, KubernetesProgram
+from launchers._kubernetes.program import KubernetesProgram
 from launchers._kubernetes.records import End, RecordWriter
 from launchers._kubernetes.timing import Timing
 from launchers.kubernetes import PodOptions
@@ -444,13 +444,15 @@ class Lab:
         program.await_up()
         return program, supervisor
 
-    def detach(self, *, jobset: bool = False) -> DetachedProgram:
+    def detach(self, *, jobset: bool = False) -> KubernetesProgram:
         """Returns a run whose launch has left."""
         plan = _plan(moves=False)
         names = Names.of("demo", plan.groups(), jobset=jobset)
         api = self._connect()
         _create(api, names, plan, 2.0)
-        return DetachedProgram(plan, LaunchOptions(2.0), api, names)
+        program = KubernetesProgram(plan, LaunchOptions(2.0), api, names)
+        program.detach(f"run {names.run}")
+        return program
 
     def attach(self, program: KubernetesProgram) -> KubernetesProgram:
         """Returns the same run as another shell has it."""
