@@ -258,7 +258,9 @@ class PretendedCluster:
         """Names threads that have begun since: of programs, and of the server for each connection."""
         with self.store.changed:
             self.store.changed.notify_all()  # has the server look for who has left
-        return [each.name for each in threading.enumerate() if each not in self._own]
+        # That of signals stays as their handlers do.
+        found = [each.name for each in threading.enumerate() if each not in self._own]
+        return [name for name in found if not name.startswith("signal-")]
 
     def left(self) -> list[str]:
         """Names all objects, but for what happened to them."""
