@@ -11,7 +11,7 @@ import pickle
 import shutil
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from launchers._placement import PlacementChoice, Strategy
 from launchers._shipping import Shipment, Tree
 from launchers._slurm_script import Component
 from launchers.host import boot
+from launchpad_lite._as_json import from_json, to_json
 from launchpad_lite._flag_values import FlagSnapshot
 from launchpad_lite._private_files import check_own_folder, make_folder, read_private, write_private
 from launchpad_lite._script import Script
@@ -253,23 +254,23 @@ class RunFolder:
 
     def write_end(self, end: End) -> None:
         """Writes how the program ended."""
-        self.write("result", pickle.dumps(end))
+        self.write("result", json.dumps(to_json(end)).encode())
 
     def read_end(self) -> End | None:
         """Returns how the program ended; None if it has not."""
         data = self.read("result")
         if data is None:
             return None
-        end: End = pickle.loads(data)
+        end: End = from_json(End, json.loads(data))
         return end
 
     def write_status(self, status: list[NodeStatus]) -> None:
         """Writes how each node is."""
-        self.write("status", json.dumps([asdict(each) for each in status]).encode())
+        self.write("status", json.dumps(to_json(status)).encode())
 
     def read_status(self) -> list[NodeStatus]:
         """Returns how each node is; none before they start."""
-        return [NodeStatus(**each) for each in json.loads(self.read("status") or b"[]")]
+        return [*from_json(tuple[NodeStatus, ...], json.loads(self.read("status") or b"[]"))]
 
     def ask_for_stacks(self, question: str) -> None:
         """Asks where the threads of nodes are.

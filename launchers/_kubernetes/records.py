@@ -13,22 +13,18 @@ Lines stay shorter than those that container runtimes cut. Everything else in th
 interpreter says that dies, has no such form and is output of the supervisor.
 """
 
-import base64
 import hashlib
 import hmac
 import json
 import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
-from courier import ExceptionReport
-from courier._parcel import Parcel
 from launchers._console import Writer
 from launchers._kubernetes.agreed import SUPERVISOR
-from launchpad_lite._result import Restart
-from launchpad_lite.launching import NodeFailure, NodeStatus, Outcome, ProgramResult
+from launchpad_lite._as_json import from_json, to_json
+from launchpad_lite.launching import NodeFailure, NodeStatus, ProgramResult
 
 #: Bytes of text in one record. Container runtimes cut lines at 16 KiB.
 _PIECE_BYTES = 8000
@@ -168,15 +164,16 @@ class RecordWriter:
 
     def up(self, hosts: Mapping[str, str]) -> None:
         """Writes that the program runs, and where each node is."""
-        self._write_json(b"up", json.dumps({"hosts": dict(hosts)}), must=True)
+        self._write_json(b"up", json.dumps(to_json(Up(hosts))), must=True)
 
     def status(self, nodes: Sequence[NodeStatus]) -> None:
         """Writes how each node is."""
-        self._write_json(b"status", json.dumps([asdict(each) for each in nodes]))
+        self._write_json(b"status", json.dumps(to_json(nodes)))
 
     def end(self, end: End) -> None:
         """Writes how the program ended: all that fits into what is kept of a log."""
-        text = next(text for each in _shortened(end) if len(text := _end_json(each)) < _END_BYTES)
+        forms = (json.dumps(to_json(each, most_bytes=_PARCEL_BYTES)) for each in _shortened(end))
+        text = next(text for text in forms if len(text) < _END_BYTES)
         self._write_json(b"end", f"{_seal(self._key, text)} {text}", must=True)
 
     def drain(self, patience_s: float) -> None:
@@ -316,15 +313,16 @@ class RecordReader:
     def _decode(self, kind: str, text: str) -> Record:
         if kind == "end":
             seal, _, text = text.partition(" ")
-            end = _end_of(json.loads(text))
             is_ours = self._key is not None and hmac.compare_digest(
                 seal.encode(), _seal(self._key, text).encode()
             )
-            return end if is_ours else _without_parcels(end)
+            end: End = from_json(End, json.loads(text), is_trusted=is_ours)
+            return end
         found = json.loads(text)
         if kind == "up":
-            return Up({str(node): str(host) for node, host in found["hosts"].items()})
-        return Status(tuple(NodeStatus(**each) for each in found))
+            up: Up = from_json(Up, found)
+            return up
+        return Status(from_json(tuple[NodeStatus, ...], found))
 
 
 def _counted(lost: int) -> str:
@@ -369,133 +367,3 @@ def _shortened(end: End) -> Iterator[End]:
 def _headline_of(failure: NodeFailure) -> NodeFailure:
     summary = failure.summary[:_HEADLINE_CHARACTERS]
     return replace(failure, summary=summary, report=None, last_output="", stacks="", restarts=())
-
-
-def _end_json(end: End) -> str:
-    result = end.result
-    return json.dumps(
-        {
-            "result": {
-                "outcome": result.outcome.value,
-                "failures": [_failure_json(each) for each in result.failures],
-                "reason": result.reason,
-                "signum": result.signum,
-                "killed": list(result.killed),
-                "restarts": [_restart_json(each) for each in result.restarts],
-                "cut_short": [_failure_json(each) for each in result.cut_short],
-            },
-            "stacks": dict(end.stacks),
-        }
-    )
-
-
-def _end_of(found: Mapping[str, Any]) -> End:
-    result = found["result"]
-    return End(
-        ProgramResult(
-            Outcome(result["outcome"]),
-            tuple(_failure_of(each) for each in result["failures"]),
-            str(result["reason"]),
-            None if result["signum"] is None else int(result["signum"]),
-            tuple(map(str, result["killed"])),
-            tuple(_restart_of(each) for each in result["restarts"]),
-            tuple(_failure_of(each) for each in result["cut_short"]),
-        ),
-        {str(node): str(text) for node, text in found["stacks"].items()},
-    )
-
-
-def _failure_json(failure: NodeFailure) -> dict[str, Any]:
-    fields = {name: getattr(failure, name) for name in _PLAIN_FIELDS}
-    report = failure.report and _report_json(failure.report)
-    restarts = [_restart_json(each) for each in failure.restarts]
-    return {**fields, "report": report, "restarts": restarts}
-
-
-def _failure_of(found: Mapping[str, Any]) -> NodeFailure:
-    fields = {name: found[name] for name in _PLAIN_FIELDS}
-    report = found["report"] and _report_of(found["report"])
-    return NodeFailure(
-        **fields, report=report, restarts=tuple(_restart_of(each) for each in found["restarts"])
-    )
-
-
-#: Of a failure, those that are JSON by themselves.
-_PLAIN_FIELDS = (
-    "node",
-    "host",
-    "summary",
-    "exit_status",
-    "is_consequence",
-    "last_output",
-    "stacks",
-    "attempt",
-    "at_s",
-    "host_lost",
-)
-
-
-def _restart_json(restart: Restart) -> dict[str, Any]:
-    return {
-        "node": restart.node,
-        "attempt": restart.attempt,
-        "at_s": restart.at_s,
-        "delay_s": restart.delay_s,
-        "failure": restart.failure and _failure_json(restart.failure),
-    }
-
-
-def _restart_of(found: Mapping[str, Any]) -> Restart:
-    return Restart(
-        str(found["node"]),
-        int(found["attempt"]),
-        float(found["at_s"]),
-        float(found["delay_s"]),
-        found["failure"] and _failure_of(found["failure"]),
-    )
-
-
-def _report_json(report: ExceptionReport) -> dict[str, Any]:
-    parcel = report.parcel
-    if parcel is not None and parcel.total_bytes > _PARCEL_BYTES:
-        parcel = None
-    return {
-        "type_name": report.type_name,
-        "message": report.message,
-        "traceback": report.traceback,
-        "causes": list(report.causes),
-        "parcel": parcel
-        and [base64.b64encode(part).decode() for part in (parcel.pickle, *parcel.buffers)],
-    }
-
-
-def _report_of(found: Mapping[str, Any]) -> ExceptionReport:
-    parcel = None
-    if found["parcel"] is not None:
-        pickle, *buffers = (base64.b64decode(part) for part in found["parcel"])
-        parcel = Parcel(pickle, [bytearray(each) for each in buffers])
-    return ExceptionReport(
-        str(found["type_name"]),
-        str(found["message"]),
-        str(found["traceback"]),
-        parcel,
-        tuple(map(str, found["causes"])),
-    )
-
-
-def _without_parcels(end: End) -> End:
-    """Returns it without anything that could be unpickled."""
-    result = end.result
-    failures = tuple(_plain(each) for each in result.failures)
-    restarts = tuple(_plain_restart(each) for each in result.restarts)
-    return replace(end, result=replace(result, failures=failures, restarts=restarts))
-
-
-def _plain(failure: NodeFailure) -> NodeFailure:
-    report = failure.report and replace(failure.report, parcel=None)
-    restarts = tuple(_plain_restart(each) for each in failure.restarts)
-    return replace(failure, report=report, restarts=restarts)
-
-
-def _plain_restart(restart: Restart) -> Restart:
-    return replace(restart, failure=restart.failure and _plain(restart.failure))
