@@ -18,18 +18,16 @@ from typing import Any
 from courier import Secret, TlsCredentials
 from courier._parcel import dumps
 from launchers._deployment import Tunnel
+from launchers._elsewhere import Order
 from launchers._placement import PlacementChoice, Strategy
 from launchers._shipping import Shipment, Tree
 from launchers._slurm_script import Component
 from launchers.host import boot
 from launchpad_lite._as_json import from_json, to_json
-from launchpad_lite._flag_values import FlagSnapshot
 from launchpad_lite._private_files import check_own_folder, make_folder, read_private, write_private
-from launchpad_lite._script import Script
 from launchpad_lite.errors import LaunchError
 from launchpad_lite.launching import (
     AddressTable,
-    LaunchOptions,
     LaunchPlan,
     NodeStatus,
     ProgramResult,
@@ -71,45 +69,31 @@ begin(os.path.dirname(os.path.abspath(__file__)))
 '''
 
 
-@dataclass(frozen=True)
-class Order:
-    """What a job is to run. The work of the nodes is beside it: it needs the user's code.
+@dataclass(frozen=True, kw_only=True)
+class JobOrder(Order):
+    """What a job is to run.
 
     Attributes:
-        plan: What is launched, without work.
-        options: How.
-        argv: Command line of the launching process.
-        script: What that was started with.
-        flags: Its absl flags.
         components: Hosts of the job, and what is to run on which.
         choice: Which nodes may run where.
         strategy: How others are placed.
         tunnel: When calls between hosts go by way of the supervisor.
-        silence_s: Seconds after which a host that says nothing is lost.
         python: Interpreter on the hosts.
         requirements: What to install there.
         cache: Folder there for code.
         requeue: Whether the job may run again.
         trees: Keys of the code, in the order of the path; names of files and size of each.
-        requires: Packages that are needed there.
     """
 
-    plan: LaunchPlan
-    options: LaunchOptions
-    argv: tuple[str, ...]
-    script: Script
-    flags: FlagSnapshot
     components: tuple[Component, ...]
     choice: PlacementChoice
     strategy: Strategy
     tunnel: Tunnel
-    silence_s: float
     python: str
     requirements: str | None
     cache: str | None
     requeue: bool
     trees: Mapping[str, tuple[tuple[str, ...], int]]
-    requires: Mapping[str, str]
 
     def shipment(self, folders: Mapping[str, str]) -> Shipment:
         """Returns the code as it is in these folders, by key."""
@@ -213,9 +197,9 @@ class RunFolder:
         except OSError as error:
             raise LaunchError(f"no run of a Slurm job is read in {self.path}: {error}") from error
 
-    def read_order(self) -> Order:
+    def read_order(self) -> JobOrder:
         """Returns what the job is to run."""
-        order: Order = pickle.loads(read_private(self.path / "order.pickle"))
+        order: JobOrder = pickle.loads(read_private(self.path / "order.pickle"))
         return order
 
     def read_work(self) -> LaunchPlan:
@@ -328,7 +312,7 @@ class RunFolder:
 
 
 def submission_files(
-    script: str, order: Order, plan: LaunchPlan, shipment: Shipment
+    script: str, order: JobOrder, plan: LaunchPlan, shipment: Shipment
 ) -> dict[str, bytes]:
     """Returns all files of a submission by their names.
 

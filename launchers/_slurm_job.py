@@ -8,15 +8,14 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 
 from launchers import _slurm_client as slurm
 from launchers._deployment import Deployment, allow_many_files, deploy
+from launchers._elsewhere import StopSignals
 from launchers._hosts import HostSpec
-from launchers._slurm_folder import NOTE_S, End, Order, RunFolder
+from launchers._slurm_folder import NOTE_S, End, JobOrder, RunFolder
 from launchers._slurm_script import Component, node_lists, srun_command, unique_names
 from launchers.host.arrival import Arrival, Hello, host_command
-from launchpad_lite._signal_waker import SIGNAL_WAKER
 from launchpad_lite.errors import LaunchpadError
 from launchpad_lite.launching import Outcome, ProgramResult, RunningProgram
 
@@ -102,11 +101,15 @@ def main(folder: str, trees: Sequence[str]) -> int:
     run = RunFolder(Path(folder))
     run.clear()
     order = run.read_order()
-    signals = _Signals(run)
+    # SIGTERM is Slurm's notice. The launcher sends SIGINT and leaves word why, or SIGQUIT: at once.
+    signals = StopSignals(
+        {
+            signal.SIGINT: lambda program: program.request_stop(*run.read_stop()),
+            signal.SIGQUIT: lambda program: program.kill(),
+        }
+    )
     try:
-        sys.argv[:] = order.argv
-        order.script.stand_in()
-        order.flags.apply()
+        order.stand_in()
         program = _launch(order, run, trees)
     except LaunchpadError as error:
         run.write("failure", str(error).encode())
@@ -116,7 +119,12 @@ def main(folder: str, trees: Sequence[str]) -> int:
     _look_after(program, run)
     result = program.result
     assert result is not None
-    if order.requeue and not signals.was_asked and _is_slurms(result) and _begins_anew():
+    if (
+        order.requeue
+        and signals.received <= {signal.SIGTERM}
+        and _is_slurms(result)
+        and _begins_anew()
+    ):
         return 0
     with contextlib.suppress(OSError):
         run.write_status(program.status())
@@ -126,7 +134,7 @@ def main(folder: str, trees: Sequence[str]) -> int:
     return result.exit_code
 
 
-def _launch(order: Order, run: RunFolder, trees: Sequence[str]) -> RunningProgram:
+def _launch(order: JobOrder, run: RunFolder, trees: Sequence[str]) -> RunningProgram:
     allocation = Allocation([order.python], order.components)
     # A user who names hosts knows the cluster; other nodes stay with their component.
     choice = {**allocation.choice(), **_by_node(order)}
@@ -145,7 +153,7 @@ def _launch(order: Order, run: RunFolder, trees: Sequence[str]) -> RunningProgra
     return deploy(deployment, allocation.reach, _ARRIVE_S)
 
 
-def _by_node(order: Order) -> Mapping[str, str | Sequence[str]]:
+def _by_node(order: JobOrder) -> Mapping[str, str | Sequence[str]]:
     choice = order.choice or {}
     return {
         each.name: choice.get(each.name, choice.get(each.label, ()))
@@ -203,35 +211,3 @@ def _begins_anew() -> bool:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Event().wait(_REQUEUE_S)
     return True
-
-
-class _Signals:
-    """What this process does when it is asked to end.
-
-    SIGTERM is Slurm's notice. The launcher sends SIGINT and leaves word why, or SIGQUIT: at once.
-    """
-
-    def __init__(self, run: RunFolder) -> None:
-        self._run = run
-        self._program: RunningProgram | None = None
-        #: Whether a user has asked for the end.
-        self.was_asked = False
-        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
-            signal.signal(signum, self._handle)
-        SIGNAL_WAKER.install()
-
-    def guard(self, program: RunningProgram) -> None:
-        """Makes signals stop a program, no longer its start."""
-        self._program = program
-
-    def _handle(self, signum: int, frame: FrameType | None) -> None:  # noqa: ARG002 - as Python calls it
-        self.was_asked |= signum != signal.SIGTERM
-        if self._program is None:
-            # What was started so far is undone on the way out.
-            sys.exit(128 + signum)
-        elif signum == signal.SIGQUIT:
-            self._program.kill()
-        elif signum == signal.SIGINT:
-            self._program.request_stop(*self._run.read_stop())
-        else:
-            self._program.handle_signal(signum)

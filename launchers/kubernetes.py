@@ -24,8 +24,8 @@ from launchers._kubernetes.objects import (
     owned,
 )
 from launchers._kubernetes.order import (
-    Order,
     Packed,
+    PodOrder,
     WorkPlace,
     WorkStore,
     WorkVolume,
@@ -272,7 +272,7 @@ class KubernetesLauncher(Launcher):
             cluster, groups = self._layout(plan.program, executables, options)
             names = cluster.names
             hosts = {each.name: names.host(each.label, each.replica) for each in executables}
-            order = Order(
+            order = PodOrder(
                 plan=dataclasses.replace(plan, executables=tuple(executables)).outline(),
                 options=dataclasses.replace(options, log_dir=None),
                 argv=tuple(sys.argv),

@@ -17,7 +17,7 @@ from launchers._placement import PlacementChoice, Strategy
 from launchers._run_folder import run_name
 from launchers._shipping import pack_up
 from launchers._signals import ended_by_signals
-from launchers._slurm_folder import Order, RunFolder, submission_files
+from launchers._slurm_folder import JobOrder, RunFolder, submission_files
 from launchers._slurm_job import Allocation
 from launchers._slurm_program import SlurmProgram
 from launchers._slurm_script import Submission, batch_script, components_of, path_mistake
@@ -246,7 +246,7 @@ class SlurmLauncher(Launcher):
             notice_s = _SPARE_S + max(0, round(options.notice_s))
         submission = dataclasses.replace(self._submission, notice_s=notice_s)
         script = batch_script(plan.program, folder, directory, python, components, submission)
-        order = Order(
+        order = JobOrder(
             plan=plan.outline(),
             # The process that watches the files shows what nodes print.
             options=dataclasses.replace(options, log_dir=RunFolder(folder).logs, quiet=True),

@@ -26,6 +26,7 @@ from typing import Any
 
 from courier import TlsCredentials
 from courier._parcel import dumps
+from launchers._elsewhere import Order
 from launchers._kubernetes.agreed import MOUNTS
 from launchers._kubernetes.names import Names
 from launchers._kubernetes.pods import Volume
@@ -33,10 +34,8 @@ from launchers._shipping import Shipment
 from launchers._trust import Authority
 from launchers.host import boot, pod
 from launchers.host.arrival import LOADER
-from launchpad_lite._flag_values import FlagSnapshot
-from launchpad_lite._script import Script
 from launchpad_lite.errors import LaunchError
-from launchpad_lite.launching import LaunchOptions, LaunchPlan
+from launchpad_lite.launching import LaunchPlan
 
 #: Where the parts of a blob in Secrets, or the volume that it lies on, are mounted.
 WORK_MOUNT = f"{MOUNTS}/work"
@@ -158,36 +157,22 @@ class WorkStore:
 WorkPlace = WorkVolume | WorkStore
 
 
-@dataclass(frozen=True)
-class Order:
-    """What a supervisor is to run. The work of the nodes is beside it: it needs the user's code.
+@dataclass(frozen=True, kw_only=True)
+class PodOrder(Order):
+    """What a supervisor in a pod is to run.
 
     Attributes:
-        plan: What is launched, without work.
-        options: How.
-        argv: Command line of the launching process.
-        script: What that was started with.
-        flags: Its absl flags.
         hosts: Host name of each node's pod.
         names: By which each host is called, by its host name.
         ports: Where nodes listen, by address key.
-        requires: Packages that are needed in the images.
-        silence_s: Seconds after which a pod that says nothing is lost.
         schedule_s: Seconds within which pods must have come; infinity: as long as it takes.
         launcher_silence_s: Seconds after which a launching process that says nothing is gone.
         begins_anew: Whether Kubernetes starts the supervisor again that it has ended.
     """
 
-    plan: LaunchPlan
-    options: LaunchOptions
-    argv: tuple[str, ...]
-    script: Script
-    flags: FlagSnapshot
     hosts: Mapping[str, str]
     names: Mapping[str, str]
     ports: Mapping[str, int]
-    requires: Mapping[str, str]
-    silence_s: float
     schedule_s: float
     launcher_silence_s: float
     begins_anew: bool
@@ -213,7 +198,7 @@ class Packed:
 
 
 def pack(
-    order: Order, plan: LaunchPlan, shipment: Shipment, names: Names, place: WorkPlace | None
+    order: PodOrder, plan: LaunchPlan, shipment: Shipment, names: Names, place: WorkPlace | None
 ) -> Packed:
     """Returns all files of a run.
 
@@ -366,13 +351,13 @@ def take_back(packed: Packed, place: WorkPlace, run: str) -> str:
     return ""
 
 
-def read_order(members: Mapping[str, bytes]) -> Order:
+def read_order(members: Mapping[str, bytes]) -> PodOrder:
     """Returns what the supervisor is to run, out of a blob whose digest was checked."""
-    order: Order = pickle.loads(members["order.pickle"])
+    order: PodOrder = pickle.loads(members["order.pickle"])
     return order
 
 
-def read_work(members: Mapping[str, bytes], order: Order) -> LaunchPlan:
+def read_work(members: Mapping[str, bytes], order: PodOrder) -> LaunchPlan:
     """Returns the plan with its work; the user's code is importable by now."""
     return order.plan.with_works(pickle.loads(members["work.pickle"]))
 

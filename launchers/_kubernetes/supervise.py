@@ -9,25 +9,23 @@ import math
 import os
 import signal
 import socket
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 
 from launchers._deployment import Deployment, Starter, Tunnel, allow_many_files, deploy
+from launchers._elsewhere import StopSignals
 from launchers._hosts import HostSpec
 from launchers._kubernetes.agreed import DETACHED, LINK_PORT, LONGEST_BACKOFF_S, MOUNTS, SUPERVISOR
 from launchers._kubernetes.exchange import Exchange
 from launchers._kubernetes.fleet import PodFleet
-from launchers._kubernetes.order import Order, read_order, read_trust, read_work
+from launchers._kubernetes.order import PodOrder, read_order, read_trust, read_work
 from launchers._kubernetes.records import End, RecordWriter
 from launchers._placement import Strategy
 from launchers._reachability import SameForAll
 from launchers._shipping import Shipment, Tree
 from launchers._supervisor import SupervisedProgram
 from launchers.host.arrival import Arrival, Hello
-from launchpad_lite._signal_waker import SIGNAL_WAKER
 from launchpad_lite.errors import LaunchpadError
 from launchpad_lite.launching import (
     LaunchPlan,
@@ -67,15 +65,12 @@ def main(folder: str, members: Mapping[str, bytes], trees: Sequence[str]) -> int
     allow_many_files()
     records = RecordWriter(_records_descriptor(), (Path(folder) / "key").read_bytes())
     order = read_order(members)
-    signals = _Signals()
+    signals = StopSignals()
     # A log is not sent before it has a line, and a process that waits for it would give up.
     records.status(
         [NodeStatus(node, "starting", host, None, {}) for node, host in order.hosts.items()]
     )
-    sys.argv[:] = order.argv
-    order.script.stand_in()
-    if order.flags is not None:
-        order.flags.apply()
+    order.stand_in()
     try:
         with contextlib.closing(Exchange(read_trust(_TRUST), LINK_PORT)) as exchange:
             supervision = _Supervision(order, exchange, signals, records)
@@ -105,7 +100,7 @@ def _records_descriptor() -> int:
     return descriptor
 
 
-def _shipment(order: Order, trees: Sequence[str]) -> Shipment:
+def _shipment(order: PodOrder, trees: Sequence[str]) -> Shipment:
     found = []
     for folder in map(Path, trees):
         files = {
@@ -122,7 +117,7 @@ class _Supervision:
     """Makes a program of an order, and knows at its end whether it is going to start again."""
 
     def __init__(
-        self, order: Order, exchange: Exchange, signals: "_Signals", records: RecordWriter
+        self, order: PodOrder, exchange: Exchange, signals: StopSignals, records: RecordWriter
     ) -> None:
         self._order = order
         self._exchange = exchange
@@ -183,7 +178,7 @@ class _Supervision:
 
     def comes_back(self) -> bool:
         """Returns whether Kubernetes starts the program again that it has ended itself."""
-        return self._order.begins_anew and self._signals.was_terminated
+        return self._order.begins_anew and bool(self._signals.received)
 
     def stacks(self) -> Mapping[str, str]:
         """Returns where the threads of nodes were that were asked for it."""
@@ -259,25 +254,3 @@ class _Watch:
                 self._seen, self._changed_at = seen, time.monotonic()
         is_awaited = self._seen not in ("", DETACHED)
         return is_awaited and time.monotonic() - self._changed_at > self.silence_s
-
-
-class _Signals:
-    """What this process does when it is asked to end: SIGTERM is the notice of Kubernetes."""
-
-    def __init__(self) -> None:
-        self._program: RunningProgram | None = None
-        self.was_terminated = False
-        for signum in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(signum, self._handle)
-        SIGNAL_WAKER.install()
-
-    def guard(self, program: RunningProgram) -> None:
-        """Makes signals stop a program, no longer its start."""
-        self._program = program
-
-    def _handle(self, signum: int, frame: FrameType | None) -> None:  # noqa: ARG002 - as Python calls it
-        self.was_terminated = True
-        if self._program is None:
-            # What was started so far is undone on the way out.
-            sys.exit(128 + signum)
-        self._program.handle_signal(signum)

@@ -23,10 +23,11 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import courier
+from launchers._elsewhere import StopSignals
 from launchers._kubernetes.exchange import Caller, Exchange, Line
 from launchers._kubernetes.fleet import PodFleet, _Return
 from launchers._kubernetes.order import read_trust
-from launchers._kubernetes.supervise import _Pace, _Signals, _Supervision
+from launchers._kubernetes.supervise import _Pace, _Supervision
 from launchers._kubernetes.timing import Timing
 from launchers._trust import Authority
 from launchers.host import pod as pod_module
@@ -620,7 +621,7 @@ def test_a_signal_is_for_the_program_as_soon_as_anything_of_it_may_run(
     program: Any = types.SimpleNamespace(handle_signal=got.append)
     order: Any = types.SimpleNamespace(schedule_s=math.inf, begins_anew=True)
     try:
-        signals = _Signals()
+        signals = StopSignals()
         supervision = _Supervision(order, exchange, signals, None)  # type: ignore[arg-type]
         with pytest.raises(SystemExit) as raised:
             signal.raise_signal(signal.SIGTERM)
