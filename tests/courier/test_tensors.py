@@ -8,6 +8,7 @@ import pytest
 
 import courier
 from courier._parcel import Parcel, pack, unpack, unshared
+from launchpad_lite.replicas._devices import ask_jax_for
 from tests.courier.conftest import Serve
 from tests.engines import needs_jax, needs_torch
 
@@ -109,6 +110,7 @@ def test_an_array_of_jax_arrives_as_it_was() -> None:
     import jax
     import jax.numpy as jnp
 
+    ask_jax_for(8)  # as tests of replicas need them: JAX listens before its first use only
     for array in (
         jnp.arange(float(LARGE)),
         jnp.ones(LARGE, jnp.bfloat16),
