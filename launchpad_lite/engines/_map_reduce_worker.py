@@ -131,7 +131,8 @@ class Worker:
 
     async def stay(self, life: str) -> None:
         """Returns when a driver leaves, or is gone; then all of its life is dropped."""
-        stay = self._stays[life]
+        if (stay := self._stays.get(life)) is None:
+            return  # the process that knew it is gone
         ended, loop = asyncio.Event(), asyncio.get_running_loop()
         stay.end = functools.partial(loop.call_soon_threadsafe, ended.set)
         try:

@@ -32,7 +32,7 @@ from launchpad_lite import engines
 from launchpad_lite.engines import map_reduce
 from launchpad_lite.engines._computing import memory_of
 from launchpad_lite.engines._map_reduce_driver import Driver
-from launchpad_lite.engines._map_reduce_worker import NotPreparedError
+from launchpad_lite.engines._map_reduce_worker import NotPreparedError, Worker
 from launchpad_lite.engines._operations import Items, Lines, lines_blocks
 from launchpad_lite.engines._store import MissingError, Store
 from launchpad_lite.testing import Fault, Monkey, poll_until
@@ -1048,6 +1048,10 @@ def test_code_that_ends_its_worker_is_named_and_the_engine_goes_on() -> None:
             ):
                 numbers.map(lambda x, bad=bad: os._exit(1) if x == bad else x).collect()
         assert numbers.count() == 20
+
+
+def test_a_stay_that_an_earlier_process_of_a_worker_knew_is_over() -> None:
+    asyncio.run(Worker(0, [None], None, None).stay("of a process that has ended"))
 
 
 _HERE = """
