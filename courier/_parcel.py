@@ -25,7 +25,7 @@ from typing import IO, Any
 import cloudpickle
 
 from courier._definitions import found, name_in_script, newest_of, set_state_and_keep
-from courier._tensors import tensor_pickler
+from courier._tensors import tensor_pickler, tensor_reducers
 from courier._texts import said_by, shortened
 from courier.errors import ProtocolError, SerializationError
 
@@ -96,12 +96,7 @@ def pack(value: Any, most_bytes: float = math.inf) -> Parcel:
             buffers.clear()
             with _Room() as file:
                 file.most_bytes = most_bytes
-                pickler = Pickler(file, protocol=5, buffer_callback=choose)
-                if tensors := tensor_pickler():
-                    pickler.dispatch_table = pickler.dispatch_table.new_child(
-                        tensors.dispatch_table
-                    )
-                pickler.dump(value)
+                Pickler(file, protocol=5, buffer_callback=choose).dump(value)
                 data = file.getvalue()
         return Parcel(data, [_raw(buffer) for buffer in buffers]) if buffers else Parcel(data)
     except KeyboardInterrupt:
@@ -113,7 +108,7 @@ def pack(value: Any, most_bytes: float = math.inf) -> Parcel:
 def _plain(value: Any, choose: Callable[[pickle.PickleBuffer], bool] | None = None) -> bytes | None:
     """Returns what pickle itself makes, which is faster; None where another process could not read it."""
     try:
-        if choose is None or (pickler := tensor_pickler()) is None:
+        if (pickler := tensor_pickler()) is None:
             data = pickle.dumps(value, protocol=5, buffer_callback=choose)
         else:
             file = io.BytesIO()
@@ -195,7 +190,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def reducer_override(self, obj: Any) -> Any:
         # This runs for each object of a value, and nearly all are neither code nor classes.
         if not issubclass(type(obj), _REDUCED_HERE):
-            return NotImplemented
+            reduce = tensor_reducers().get(type(obj))
+            return NotImplemented if reduce is None else reduce(obj)
         # cloudpickle would send what is left to read, as a StringIO.
         if isinstance(obj, io.TextIOWrapper) and obj not in (sys.stdout, sys.stderr):
             raise pickle.PicklingError("it is an open file; pass its path and open it in the node")

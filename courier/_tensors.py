@@ -7,31 +7,39 @@ of a subclass, with attributes or hooks) is left to them.
 import copyreg
 import pickle
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from courier._modules import loaded_module
 
+_reducers: dict[type, Callable[[Any], Any]] = {}
+
+
+def tensor_reducers() -> Mapping[type, Callable[[Any], Any]]:
+    """Returns what pickles them, by type; empty where nobody has imported PyTorch or JAX."""
+    if ("torch" in sys.modules or "jax" in sys.modules) and len(_reducers) < 3:
+        if (torch := loaded_module("torch")) is not None and loaded_module("numpy") is not None:
+            _reducers.update({torch.Tensor: _reduced, torch.nn.Parameter: _reduced})
+        if (jax := loaded_module("jax._src.array")) is not None:
+            _reducers[jax.ArrayImpl] = _reduced_of_jax
+    return _reducers
+
 
 class TensorPickler(pickle.Pickler):
-    """Pickles tensors, too."""
+    """Pickles them, too. `dispatch_table` is that of `copyreg`, with what `tensor_reducers` returned."""
 
-    #: With what `copyreg` has.
     dispatch_table: dict[type, Callable[[Any], Any]] = {}
+    sizes = 0, 0
 
 
 def tensor_pickler() -> type[TensorPickler] | None:
-    """Returns it, or None where nobody has imported PyTorch or JAX."""
-    if "torch" not in sys.modules and "jax" not in sys.modules:
+    """Returns it; None where there are no tensors."""
+    if not (reducers := tensor_reducers()):
         return None
-    torch, jax = loaded_module("torch"), loaded_module("jax._src.array")
-    table = TensorPickler.dispatch_table
-    if len(table) != len(copyreg.dispatch_table) + 2 * bool(torch) + bool(jax):
-        table |= copyreg.dispatch_table
-        if torch:
-            table |= {torch.Tensor: _reduced, torch.nn.Parameter: _reduced}
-        if jax:
-            table[jax.ArrayImpl] = _reduced_of_jax
+    sizes = len(reducers), len(copyreg.dispatch_table)
+    if TensorPickler.sizes != sizes:
+        TensorPickler.dispatch_table = {**reducers, **copyreg.dispatch_table}
+        TensorPickler.sizes = sizes
     return TensorPickler
 
 
@@ -41,11 +49,13 @@ def _reduced(tensor: Any) -> Any:
     if (
         tensor.layout is not torch.strided
         or tensor.device.type not in ("cpu", "cuda")
+        or tensor.is_nested
         or tensor.is_quantized
         or tensor.is_conj()
         or tensor.is_neg()
         or tensor._backward_hooks
         or tensor.__dict__
+        or 0 in tensor.stride()  # it repeats what it has
     ):
         return tensor.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
     plain = tensor.detach()
@@ -68,14 +78,15 @@ def _tensor(
     strides: tuple[int, ...],
     requires_grad: bool,
 ) -> Any:
-    import numpy as np
     import torch
 
-    array = np.frombuffer(memory, np.uint8)
-    # Tensors may always be written, and want their numbers at even addresses.
-    if not array.flags.writeable or array.ctypes.data % dtype.itemsize:
-        array = array.copy()
-    flat = torch.from_numpy(array).view(dtype).to(device)
+    data = memoryview(memory)
+    if not data.nbytes:
+        flat = torch.empty(0, dtype=dtype, device=device)
+    else:  # tensors may always be written
+        flat = torch.frombuffer(bytearray(data) if data.readonly else data, dtype=dtype).to(device)
+        if flat.data_ptr() % dtype.itemsize:
+            flat = flat.clone()
     tensor = flat.as_strided(shape, strides)
     if kind is torch.Tensor:
         return tensor.requires_grad_(requires_grad)
