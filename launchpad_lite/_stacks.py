@@ -23,6 +23,8 @@ _MAX_NAMED = 3
 _Stack = list[tuple[FrameType, int]]
 _INSTALLED = ("/site-packages/", "/dist-packages/")
 _looking = threading.RLock()
+#: Whether garbage is not collected because of that.
+_rests = False
 
 
 @contextlib.contextmanager
@@ -33,14 +35,32 @@ def frames_of_threads() -> Iterator[dict[int, FrameType]]:
     `f_back` too. If code of a destructor then has another thread run, it crashes, or stands still for
     ever (python/cpython#106883).
     """
+    global _rests
     with _looking:
-        was_enabled = gc.isenabled()
+        begins = gc.isenabled()
+        _rests |= begins
         gc.disable()
         try:
             yield sys._current_frames()
         finally:
-            if was_enabled:
-                gc.enable()
+            if begins:
+                _end_rest()
+
+
+def _end_rest() -> None:
+    global _rests
+    if _rests:
+        _rests = False
+        gc.enable()
+
+
+def _survive_fork() -> None:
+    global _looking
+    _looking = threading.RLock()  # its holder is not in the child
+    _end_rest()
+
+
+os.register_at_fork(after_in_child=_survive_fork)
 
 
 def describe_threads(idents: Collection[int] | None = None) -> str:
