@@ -1,6 +1,7 @@
 """Collectives on nested values: the same calls, in the same order, in all replicas."""
 
 import concurrent.futures
+import functools
 import os
 import pickle
 import sys
@@ -53,6 +54,7 @@ class Collectives:
         self.seconds = 0.0
         self.idle: Collection[int] = ()
         self._carrier = carrier
+        self._takes: dict[Any, bool] = {}
         #: Held while a call gets its number and its place in the order.
         self._lock = threading.RLock()
         self._number = 0
@@ -126,7 +128,10 @@ class Collectives:
 
     def takes(self, device: Any) -> bool:
         """Returns whether `reduce_later` takes tensors on this GPU. All replicas ask together."""
-        return self._now(lambda call: self._carrier.takes(device, call), "compare GPUs", "")
+        if device not in self._takes:
+            ask = functools.partial(self._carrier.takes, device)
+            self._takes[device] = self._now(ask, "compare GPUs", "")
+        return self._takes[device]
 
     def barrier(self, label: str) -> None:
         """Waits until all replicas are here."""

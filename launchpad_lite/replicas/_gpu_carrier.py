@@ -46,10 +46,11 @@ class GpuCarrier(Carrier):
         self._is_aborted = threading.Event()
 
     def takes(self, device: Any, call: Call) -> bool:
-        """Returns whether each replica has a GPU of its own: NCCL takes no other ones."""
+        """Returns whether each replica has a GPU of its own: NCCL refuses two on one."""
         import torch
 
-        gpu = str(torch.cuda.get_device_properties(device).uuid)
+        # Old versions of PyTorch do not know it.
+        gpu = str(getattr(torch.cuda.get_device_properties(device), "uuid", self.rank))
         gpus = self._other.all_gather(gpu, call)
         if gpus.index(gpu) == self.rank and (sharing := gpus.count(gpu)) > 1:
             _LOGGER.warning(
