@@ -1,6 +1,7 @@
 """What all programs have in common that a thread of this process supervises, or watches elsewhere."""
 
 import abc
+import contextlib
 import logging
 import threading
 from pathlib import Path
@@ -11,6 +12,7 @@ from launchpad_lite.errors import LaunchError
 from launchpad_lite.launching import (
     LaunchOptions,
     LaunchPlan,
+    NodeFailure,
     Outcome,
     ProgramResult,
     RunningProgram,
@@ -52,7 +54,7 @@ class WatchedProgram(RunningProgram):
         self._result: ProgramResult | None = None
         #: Why it could not be launched.
         self._failure: str | None = None
-        #: Set when it runs, or never will.
+        #: Set when it runs in its job or cluster, and at the end of all.
         self._is_known = threading.Event()
         self._ended = threading.Event()
         # Not a daemon: an interpreter that has nothing else to do waits for programs that it launched.
@@ -137,7 +139,11 @@ class WatchedProgram(RunningProgram):
         except BaseException as error:  # noqa: BLE001 - it is reported
             # A mistake of ours must leave no nodes behind, nor a wait without end.
             warn(_LOGGER, "what watches %r failed", self.plan.program, error=error)
-            result = self._broken(error)
+            text = f"{type(error).__name__}: {error}"
+            failure = NodeFailure("supervisor", "this process", text)
+            result = ProgramResult(Outcome.FAILED, (failure,), text)
+            with contextlib.suppress(Exception):
+                result = self._broken(error)
         try:
             self._close(result)
             if self._is_launch:

@@ -49,6 +49,7 @@ def from_json(kind: Any, found: Any, *, is_trusted: bool = True) -> Any:
         ArithmeticError: It is of another type.
         AttributeError: The same.
         LookupError: The same.
+        RecursionError: It is nested too deep.
         TypeError: The same.
         ValueError: The same.
     """
