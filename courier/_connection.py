@@ -241,12 +241,7 @@ class Connection:
     ) -> PendingCall:
         """Sends a call that may have begun elsewhere, so that only a closed client refuses it.
 
-        Args:
-            method: Which.
-            args: Its arguments.
-            kwargs: Its arguments.
-            timeout_s: Seconds that are left of its timeout; None is for ever.
-            blocking: Whether the caller is going to wait at once.
+        Args are those of `submit`; `timeout_s` is what is left of its timeout.
 
         Raises:
             SerializationError: The arguments cannot be pickled.

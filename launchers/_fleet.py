@@ -9,7 +9,7 @@ from typing import Protocol
 from launchers._console import warn
 from launchers.host.remote import AgentHost, EndingError
 from launchers.host.usage import Usage
-from launchpad_lite._events import Ended
+from launchpad_lite._events import Ended, NodeAction, Start
 from launchpad_lite.errors import LaunchError
 from launchpad_lite.launching import NodeFailure
 
@@ -73,8 +73,16 @@ class Fleet:
     def _of(self, node: str) -> AgentHost:
         return self.hosts[self._placement[node]]
 
-    def start(self, node: str, attempt: int, cause: NodeFailure | None) -> None:
+    def perform(self, action: NodeAction) -> None:
+        """Does what was decided about a node, on its host."""
+        if isinstance(action, Start):
+            self._start(action)
+        else:
+            self._of(action.node).perform(action)
+
+    def _start(self, action: Start) -> None:
         """Starts a worker, on another host if its own is lost."""
+        node, attempt, cause = action.node, action.attempt, action.cause
         while (host := self._of(node)).is_lost:
             try:
                 self._mover.move(node, self)
@@ -90,24 +98,12 @@ class Fleet:
                 return
             warn(_LOGGER, "%s moves from %s to %s", node, host.name, self._of(node).name)
             self._tell_ended_before(node)
-        self._of(node).start(node, attempt, cause)
+        self._of(node).perform(action)
 
     def _tell_ended_before(self, node: str) -> None:
         """Sends a host that is new to a node what the one before knew."""
         if keys := self._ended.get(node):
             self._of(node).tell_ended([node], keys)
-
-    def request_stop(self, node: str, *, interrupts: bool) -> None:
-        """Asks a node to end."""
-        self._of(node).request_stop(node, interrupts=interrupts)
-
-    def let_go(self, node: str) -> None:
-        """Lets a node stop to serve that has done its work."""
-        self._of(node).let_go(node)
-
-    def end_calls(self, node: str) -> None:
-        """Refuses new calls of a node, unless it looks at the stop by now."""
-        self._of(node).end_calls(node)
 
     def tell_ended(self, callers: Sequence[str], keys: Sequence[str]) -> None:
         """Informs workers, later ones too, that the servers at these addresses have ended."""
@@ -122,18 +118,6 @@ class Fleet:
         """Fails calls in flight to these addresses, whose host is lost."""
         for host in self.living():
             host.tell_lost(keys)
-
-    def dump_stacks(self, node: str) -> None:
-        """Makes a worker write down where its threads are."""
-        self._of(node).dump_stacks(node)
-
-    def terminate(self, node: str) -> None:
-        """Sends a node's process group SIGTERM."""
-        self._of(node).terminate(node)
-
-    def kill(self, node: str) -> None:
-        """Ends a worker, and then what it started, by SIGKILL."""
-        self._of(node).kill(node)
 
     def pids(self) -> Mapping[str, int]:
         """Returns the process of each node that was started, on its host."""

@@ -20,21 +20,16 @@ from launchers._stop_notices import MAX_NAMED, StopNotices
 from launchers._watched import WatchedProgram
 from launchers.host.usage import Usage
 from launchpad_lite._events import (
-    Action,
     Constructed,
-    DumpStacks,
-    EndCalls,
     Ended,
     Event,
     Finish,
     HostLost,
-    Kill,
     KillAsked,
-    LetGo,
+    NodeAction,
     RequestStop,
     Start,
     StopAsked,
-    Terminate,
     Tick,
 )
 from launchpad_lite._life import NodeTerms, ProgramLife
@@ -71,23 +66,11 @@ class Host(Protocol):
     def host_of(self, node: str) -> str:
         """Returns the name of the host where a node runs. From any thread."""
 
-    def start(self, node: str, attempt: int, cause: NodeFailure | None) -> None:
-        """Starts a node's worker; the one before has ended. Events report how it goes.
+    def perform(self, action: NodeAction) -> None:
+        """Does what was decided about a node. Events report what comes of it.
 
-        Args:
-            node: `label[replica]`.
-            attempt: How many restarts of it this makes.
-            cause: How the one before failed, if it did; for people.
+        The worker before has ended when a `Start` comes. Nodes may ignore `DumpStacks` and `Terminate`.
         """
-
-    def request_stop(self, node: str, *, interrupts: bool) -> None:
-        """Asks a node to end; `interrupts`: by a signal or a failure."""
-
-    def let_go(self, node: str) -> None:
-        """Lets a node stop to serve that has done its work."""
-
-    def end_calls(self, node: str) -> None:
-        """Refuses new calls of a node, unless it looks at the stop by now."""
 
     def tell_ended(self, callers: Sequence[str], keys: Sequence[str]) -> None:
         """Informs nodes, also when they start again, that servers have ended for good.
@@ -103,15 +86,6 @@ class Host(Protocol):
         Args:
             keys: Of the addresses on it.
         """
-
-    def dump_stacks(self, node: str) -> None:
-        """Asks a node to write down where its threads are. It may not answer."""
-
-    def terminate(self, node: str) -> None:
-        """Makes a node end, if it lets itself be made to."""
-
-    def kill(self, node: str) -> None:
-        """Ends a node by force."""
 
     def close(self) -> None:
         """Ends what is left and gives everything back."""
@@ -170,7 +144,8 @@ class SupervisedProgram(WatchedProgram):
         #: Nodes that have failed, whatever their state was last.
         self._failed: set[str] = set()
         self._attempts = {executable.name: 0 for executable in plan.executables}
-        self._host: Host | None = None
+        #: Known when it is supervised.
+        self._host: Host
         self._stopping = threading.Event()
         # They may block or raise what they like; the supervisor continues. Started with the program:
         # at its end the interpreter may be ending too, and start no threads.
@@ -217,7 +192,6 @@ class SupervisedProgram(WatchedProgram):
     def status(self) -> list[NodeStatus]:
         """Returns how each node is."""
         host = self._host
-        assert host is not None
         pids, usage = host.pids(), host.usage()
         # In this order: whoever ends because another failed is not seen without that.
         states = self._states.copy()
@@ -241,7 +215,6 @@ class SupervisedProgram(WatchedProgram):
 
     def stacks(self) -> Mapping[str, str]:
         """Returns where the threads of each node are now, by `label[replica]`: user code first."""
-        assert self._host is not None
         found = self._host.look(_LOOK_S)
         silent = {
             node: f"it is {state}"
@@ -254,14 +227,12 @@ class SupervisedProgram(WatchedProgram):
     # Its thread
 
     def _broken(self, error: BaseException) -> ProgramResult:
-        assert self._host is not None
         report = ExceptionReport.of(error)
         failure = NodeFailure.of_exception("supervisor", self._host.name, report)
         return ProgramResult(Outcome.FAILED, (failure,), failure.summary)
 
     def _close(self, result: ProgramResult) -> None:
         host = self._host
-        assert host is not None
         for step in (host.close, lambda: self._end_here(result), lambda: self._keep(result, host)):
             try:
                 step()
@@ -298,7 +269,6 @@ class SupervisedProgram(WatchedProgram):
 
     def _follow(self) -> ProgramResult:
         host = self._host
-        assert host is not None
         terms = [
             NodeTerms(each.name, host.host_of(each.name), each.calls, each.restart, each.liveness)
             for each in self.plan.executables
@@ -337,25 +307,14 @@ class SupervisedProgram(WatchedProgram):
                     notices.look(life.waited_for(), now)
             event = self._next_event(life.deadline, notices.due)
 
-    def _perform(self, host: Host, action: Action) -> None:
+    def _perform(self, host: Host, action: NodeAction) -> None:
         if isinstance(action, Start):
             self._attempts[action.node] = action.attempt
             self._states[action.node] = "starting"
-            host.start(action.node, action.attempt, action.cause)
         elif isinstance(action, RequestStop):
             # What was registered in this process is called before any node can have ended.
             self._stopping.set()
-            host.request_stop(action.node, interrupts=action.interrupts)
-        elif isinstance(action, LetGo):
-            host.let_go(action.node)
-        elif isinstance(action, EndCalls):
-            host.end_calls(action.node)
-        elif isinstance(action, DumpStacks):
-            host.dump_stacks(action.node)
-        elif isinstance(action, Terminate):
-            host.terminate(action.node)
-        elif isinstance(action, Kill):
-            host.kill(action.node)
+        host.perform(action)
 
     def _handle_stop(self) -> None:
         self._stopping.wait()

@@ -16,12 +16,20 @@ from launchers.host.usage import Usage
 from launchpad_lite._events import (
     Constructed,
     CutShort,
+    DumpStacks,
+    EndCalls,
     Ended,
     Healthy,
     Heartbeat,
+    Kill,
     Leaving,
+    LetGo,
+    NodeAction,
+    RequestStop,
+    Start,
     StopAsked,
     StopReceived,
+    Terminate,
 )
 from launchpad_lite._exit import leave_behind
 from launchpad_lite._forcing import ForcedExit, settle
@@ -221,7 +229,22 @@ class _ThreadHost:
         #: Addresses of servers that have ended.
         self._ended: list[str] = []
 
-    def start(self, node: str, attempt: int, cause: NodeFailure | None) -> None:
+    def perform(self, action: NodeAction) -> None:
+        match action:
+            case Start():
+                self._start(action.node, action.attempt, action.cause)
+            case RequestStop():
+                self._nodes[action.node].request_stop(interrupts=action.interrupts)
+            case LetGo():
+                self._nodes[action.node].runtime.let_go()
+            case EndCalls():
+                self._nodes[action.node].runtime.end_calls()
+            case DumpStacks():
+                self._stacks[action.node] = self._nodes[action.node].stack()
+            case Terminate() | Kill():
+                self._nodes[action.node].force()
+
+    def _start(self, node: str, attempt: int, cause: NodeFailure | None) -> None:
         if cause is not None:
             warn(_LOGGER, "restart %d: %s", attempt, cause.describe())
         executable = self._executables[node]
@@ -258,15 +281,6 @@ class _ThreadHost:
             failure = NodeFailure.of_exception(name, self.name, report)
         self._program.post(Ended(name, attempt, failure, self._stacks.get(name, "")))
 
-    def request_stop(self, node: str, *, interrupts: bool) -> None:
-        self._nodes[node].request_stop(interrupts=interrupts)
-
-    def let_go(self, node: str) -> None:
-        self._nodes[node].runtime.let_go()
-
-    def end_calls(self, node: str) -> None:
-        self._nodes[node].runtime.end_calls()
-
     def host_of(self, node: str) -> str:  # noqa: ARG002 - all are here
         """Returns what all have for a host."""
         return self.name
@@ -283,15 +297,6 @@ class _ThreadHost:
 
     def tell_lost(self, keys: Sequence[str]) -> None:
         """Does nothing: this process is not lost while it runs."""
-
-    def dump_stacks(self, node: str) -> None:
-        self._stacks[node] = self._nodes[node].stack()
-
-    def terminate(self, node: str) -> None:
-        self._nodes[node].force()
-
-    def kill(self, node: str) -> None:
-        self._nodes[node].force()
 
     def close(self) -> None:
         for node in self._nodes.values():

@@ -46,12 +46,8 @@ def from_json(kind: Any, found: Any, *, is_trusted: bool = True) -> Any:
         is_trusted: Whether one of the program has written it: nothing else is ever unpickled.
 
     Raises:
-        ArithmeticError: It is of another type.
-        AttributeError: The same.
-        LookupError: The same.
-        RecursionError: It is nested too deep.
-        TypeError: The same.
-        ValueError: The same.
+        Exception: It is of another type: `ArithmeticError`, `AttributeError`, `LookupError`,
+            `RecursionError`, `TypeError` or `ValueError`.
     """
     read = functools.partial(from_json, is_trusted=is_trusted)
     inner = typing.get_args(kind)

@@ -187,17 +187,16 @@ Event = NodeEvent | StopAsked | KillAsked | HostLost | Tick
 
 
 @dataclass(frozen=True)
-class Start:
-    """Start a node's worker; `cause`: how the one before failed, if it did."""
-
+class _NodeAction:
     node: str
-    attempt: int
-    cause: NodeFailure | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
-class _NodeAction:
-    node: str
+class Start(_NodeAction):
+    """Start a node's worker; `cause`: how the one before failed, if it did."""
+
+    attempt: int
+    cause: NodeFailure | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -234,4 +233,5 @@ class Finish:
     result: ProgramResult
 
 
-Action = Start | RequestStop | LetGo | EndCalls | DumpStacks | Terminate | Kill | Finish
+NodeAction = Start | RequestStop | LetGo | EndCalls | DumpStacks | Terminate | Kill
+Action = NodeAction | Finish

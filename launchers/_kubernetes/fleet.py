@@ -13,7 +13,7 @@ from launchers._fleet import Fleet
 from launchers._kubernetes.exchange import Exchange
 from launchers._supervisor import SupervisedProgram
 from launchers.host.remote import AgentHost
-from launchpad_lite._events import Ended, Placed
+from launchpad_lite._events import Ended, Kill, NodeAction, Placed, RequestStop, Start, Terminate
 from launchpad_lite.errors import LaunchError
 from launchpad_lite.launching import NodeFailure
 
@@ -29,9 +29,7 @@ _LOGGER = logging.getLogger(__name__)
 class _Return:
     """A node on its way into the pod that takes the place of a lost one."""
 
-    node: str
-    attempt: int
-    cause: NodeFailure | None
+    start: Start
     cancelled: threading.Event = field(default_factory=threading.Event)
 
 
@@ -72,13 +70,19 @@ class PodFleet(Fleet):
         self._threads: dict[str, threading.Thread] = {}
         self._is_closed = False
 
-    def start(self, node: str, attempt: int, cause: NodeFailure | None) -> None:
+    def perform(self, action: NodeAction) -> None:
+        """Does what was decided about a node, in its pod; one without a pod ends by giving it up."""
+        is_end = isinstance(action, RequestStop | Terminate | Kill)
+        if not (is_end and self._cancel(action.node)):
+            super().perform(action)
+
+    def _start(self, action: Start) -> None:
         """Starts a worker, in the next pod if its own is lost, or about to go."""
-        host = self._of(node)
+        host = self._of(action.node)
         if not host.is_lost and not host.is_departing:
-            host.start(node, attempt, cause)
+            host.perform(action)
             return
-        coming = _Return(node, attempt, cause)
+        coming = _Return(action)
         with self._lock:
             before = self._threads.get(host.name)
             thread = threading.Thread(
@@ -86,16 +90,16 @@ class PodFleet(Fleet):
                 args=(host, coming, before),
                 name=f"launchpad-return-{host.name}",
             )
-            self._returns[node] = coming
+            self._returns[action.node] = coming
             self._threads[host.name] = thread
-        host.post(Placed(node, attempt, is_there=False))
+        host.post(Placed(action.node, action.attempt, is_there=False))
         thread.start()
 
     def _await(self, host: AgentHost, coming: _Return, before: threading.Thread | None) -> None:
         """Waits for the next pod of a host and starts a node in it."""
         if before is not None:
             self._end(host.name, before)
-        node = coming.node
+        node = coming.start.node
         give_up_at = time.monotonic() + self._wait_s
         warn(_LOGGER, "%s waits for a new pod in place of %s", node, host.name)
         try:
@@ -107,21 +111,23 @@ class PodFleet(Fleet):
             # A mistake of ours must not become a wait without end.
             if not isinstance(error, LaunchError):
                 warn(_LOGGER, "the return of %s", node, error=error)
-            lost = f"{host.name} is lost" if coming.cause is None else coming.cause.summary
+            lost = (
+                f"{host.name} is lost" if coming.start.cause is None else coming.start.cause.summary
+            )
             failure = NodeFailure(
                 node, host.name, f"{lost}; no pod could take its place: {error}", host_lost=True
             )
             with self._lock:
                 if self._take(coming):
-                    host.post(Ended(node, coming.attempt, failure, for_good=True))
+                    host.post(Ended(node, coming.start.attempt, failure, for_good=True))
             return
         with self._lock:
             is_wanted = self._take(coming) and not self._is_closed
             if is_wanted:
                 self.hosts[host.name] = again
                 self._tell_ended_before(node)
-                host.post(Placed(node, coming.attempt, is_there=True))
-                again.start(node, coming.attempt, coming.cause)
+                host.post(Placed(node, coming.start.attempt, is_there=True))
+                again.perform(coming.start)
             may_come_back = not self._is_closed or self._comes_back()
         if not is_wanted:
             if may_come_back:
@@ -130,9 +136,9 @@ class PodFleet(Fleet):
 
     def _take(self, coming: _Return) -> bool:
         """Takes a node's return, with the lock; returns whether this is the first time."""
-        if self._returns.get(coming.node) is not coming:
+        if self._returns.get(coming.start.node) is not coming:
             return False
-        del self._returns[coming.node]
+        del self._returns[coming.start.node]
         return True
 
     def _readmit(self, host: AgentHost, coming: _Return, give_up_at: float) -> AgentHost:
@@ -164,23 +170,8 @@ class PodFleet(Fleet):
             coming.cancelled.set()
         host = self._of(node)
         self._exchange.give_up(host.name)
-        host.post(Ended(node, coming.attempt, None))
+        host.post(Ended(node, coming.start.attempt, None))
         return True
-
-    def request_stop(self, node: str, *, interrupts: bool) -> None:
-        """Asks a node to end."""
-        if not self._cancel(node):
-            super().request_stop(node, interrupts=interrupts)
-
-    def terminate(self, node: str) -> None:
-        """Sends a node's process group SIGTERM."""
-        if not self._cancel(node):
-            super().terminate(node)
-
-    def kill(self, node: str) -> None:
-        """Ends a worker, and then what it started, by SIGKILL."""
-        if not self._cancel(node):
-            super().kill(node)
 
     def close(self) -> None:
         """Ends all agents, and all that is left of their workers. May be repeated."""
@@ -191,7 +182,7 @@ class PodFleet(Fleet):
             threads = list(self._threads.items())
         for each in coming:
             each.cancelled.set()
-            self._exchange.give_up(self._placement[each.node])
+            self._exchange.give_up(self._placement[each.start.node])
         with contextlib.ExitStack() as stack:
             for name, thread in threads:
                 stack.callback(self._end, name, thread)

@@ -32,17 +32,25 @@ from launchers.host.worker import Payload
 from launchpad_lite._events import (
     Constructed,
     CutShort,
+    DumpStacks,
+    EndCalls,
     Ended,
     Event,
     Failed,
     Healthy,
     Heartbeat,
     HostLost,
+    Kill,
     Leaving,
+    LetGo,
+    NodeAction,
     NodeEvent,
     Preempted,
+    RequestStop,
+    Start,
     StopAsked,
     StopReceived,
+    Terminate,
 )
 from launchpad_lite.errors import LaunchError
 from launchpad_lite.launching import Address, NodeFailure
@@ -480,7 +488,35 @@ class AgentHost:
         """Returns the name of the host."""
         return self.name
 
-    def start(self, node: str, attempt: int, cause: NodeFailure | None) -> None:
+    def perform(self, action: NodeAction) -> None:
+        """Does what was decided about a node."""
+        node = {"node": action.node}
+        match action:
+            case Start():
+                self._start(action.node, action.attempt, action.cause)
+            case RequestStop():
+                self._stopping = True
+                self._send(Frame("stop", {**node, "interrupts": action.interrupts}))
+            case LetGo():
+                self._send(Frame("let_go", node))
+            case EndCalls():
+                self._send(Frame("end_calls", node))
+            case DumpStacks():
+                self._send(Frame("dump", node))
+            case Terminate():
+                self._send(Frame("terminate", node))
+                if self._stopping:
+                    self._question()
+            case Kill():
+                self._send(Frame("kill", node))
+                if self._stopping:
+                    self._question()
+                    self._killed.add(action.node)
+                    # That of the agent does no harm now.
+                    if self._killed.issuperset(tuple(self._living)):
+                        self._force_if_mute()
+
+    def _start(self, node: str, attempt: int, cause: NodeFailure | None) -> None:
         """Starts a worker; its output begins with the reason of a restart."""
         self._attempts[node] = attempt
         self._living.add(node)
@@ -507,42 +543,9 @@ class AgentHost:
         body = dataclasses.replace(payload, setup=setup).encode()
         self._send(Frame("start", fields, body))
 
-    def request_stop(self, node: str, *, interrupts: bool) -> None:
-        """Asks a node to end."""
-        self._stopping = True
-        self._send(Frame("stop", {"node": node, "interrupts": interrupts}))
-
-    def let_go(self, node: str) -> None:
-        """Lets a node stop to serve that has done its work."""
-        self._send(Frame("let_go", {"node": node}))
-
-    def end_calls(self, node: str) -> None:
-        """Refuses new calls of a node, unless it looks at the stop by now."""
-        self._send(Frame("end_calls", {"node": node}))
-
     def tell_ended(self, callers: Sequence[str], keys: Sequence[str]) -> None:
         """Informs workers, later ones too, that the servers at these addresses have ended."""
         self._send(Frame("ended", {"callers": list(callers), "keys": list(keys)}))
-
-    def dump_stacks(self, node: str) -> None:
-        """Makes a worker write down where its threads are."""
-        self._send(Frame("dump", {"node": node}))
-
-    def terminate(self, node: str) -> None:
-        """Sends a node's process group SIGTERM."""
-        self._send(Frame("terminate", {"node": node}))
-        if self._stopping:
-            self._question()
-
-    def kill(self, node: str) -> None:
-        """Ends a worker, and then what it started, by SIGKILL."""
-        self._send(Frame("kill", {"node": node}))
-        if self._stopping:
-            self._question()
-            self._killed.add(node)
-            # That of the agent does no harm now.
-            if self._killed.issuperset(tuple(self._living)):
-                self._force_if_mute()
 
     def _question(self) -> None:
         """Asks the agent for a sign of life, unless an answer is waited for."""

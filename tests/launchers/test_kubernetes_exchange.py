@@ -33,6 +33,7 @@ from launchers._trust import Authority
 from launchers.host import pod as pod_module
 from launchers.host.agent import _PodLog
 from launchers.host.pod import MAX_GREETING_BYTES, MAY_COME_BACK, Pump, _part
+from launchpad_lite._events import Start
 from launchpad_lite.errors import LaunchError
 from launchpad_lite.launching import NodeStatus
 from launchpad_lite.testing import poll_until
@@ -689,6 +690,6 @@ def test_between_two_attempts_to_take_a_pod_in_there_is_a_pause(exchange: Exchan
     program, host = types.SimpleNamespace(), types.SimpleNamespace()
     fleet = PodFleet(starter, program, math.inf, exchange, lambda: False)  # type: ignore[arg-type]
     with pytest.raises(LaunchError, match="it has gone"):
-        fleet._readmit(host, _Return("a", 1, None, Cancelled()), math.inf)  # type: ignore[arg-type]
+        fleet._readmit(host, _Return(Start("a", 1), Cancelled()), math.inf)  # type: ignore[arg-type]
     assert len(attempts) == len(pauses) == 3
     assert min(pauses) > 0

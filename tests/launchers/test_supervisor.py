@@ -9,7 +9,18 @@ import launchpad_lite as lp
 from courier import Secret
 from launchers._supervisor import SupervisedProgram
 from launchers.host.usage import Usage
-from launchpad_lite._events import Constructed, Ended, Event, HostLost
+from launchpad_lite._events import (
+    Constructed,
+    DumpStacks,
+    Ended,
+    Event,
+    HostLost,
+    Kill,
+    NodeAction,
+    RequestStop,
+    Start,
+    Terminate,
+)
 from launchpad_lite._launch import SIGNALS
 from launchpad_lite.launching import AddressTable, LaunchOptions
 from launchpad_lite.testing import poll_until
@@ -47,15 +58,23 @@ class FakeHosts:
     def host_of(self, node: str) -> str:
         return {"store[0]": "h1", "caller[0]": "h2"}[node]
 
-    def start(self, node: str, attempt: int, cause: lp.NodeFailure | None) -> None:
-        self._do("start", f"start {node}")
-        self.post(Constructed(node, attempt, runs=node == "caller[0]"))
-
-    def request_stop(self, node: str, *, interrupts: bool) -> None:
-        self._do("request_stop", f"stop {node}")
-
-    def end_calls(self, node: str) -> None:
-        self._do("end_calls")
+    def perform(self, action: NodeAction) -> None:
+        node = action.node
+        match action:
+            case Start():
+                self._do("start", f"start {node}")
+                self.post(Constructed(node, action.attempt, runs=node == "caller[0]"))
+            case RequestStop():
+                self._do("request_stop", f"stop {node}")
+            case Terminate():
+                self._do("terminate")
+                if self._broken != "kill":
+                    self.post(Ended(node, 0))
+            case Kill():
+                self._do("kill")
+                self.post(Ended(node, 0))
+            case DumpStacks():
+                self._do("dump_stacks")
 
     def tell_ended(self, callers: Sequence[str], keys: Sequence[str]) -> None:
         self._do("tell_ended")
@@ -64,18 +83,6 @@ class FakeHosts:
         self._do("tell_lost", f"lost {len(keys)}")
         if "stop caller[0]" in self.told:
             self.post(Ended("caller[0]", 0))
-
-    def dump_stacks(self, node: str) -> None:
-        self._do("dump_stacks")
-
-    def terminate(self, node: str) -> None:
-        self._do("terminate")
-        if self._broken != "kill":
-            self.post(Ended(node, 0))
-
-    def kill(self, node: str) -> None:
-        self._do("kill")
-        self.post(Ended(node, 0))
 
     def close(self) -> None:
         self._do("close")
