@@ -49,6 +49,7 @@ def calls_of(topology: str) -> dict[str, set[str]]:
     return {each.name: set(each.calls) for each in plan.executables}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_every_topology_learns_the_least_squares_weights(
     launch_program: Any, tmp_path: Path, topology: str
