@@ -187,10 +187,14 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     What arrives is found by its name. Tracebacks of functions name their files and show their lines.
     """
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._tensors = tensor_reducers()
+
     def reducer_override(self, obj: Any) -> Any:
         # This runs for each object of a value, and nearly all are neither code nor classes.
         if not issubclass(type(obj), _REDUCED_HERE):
-            reduce = tensor_reducers().get(type(obj))
+            reduce = self._tensors.get(type(obj))
             return NotImplemented if reduce is None else reduce(obj)
         # cloudpickle would send what is left to read, as a StringIO.
         if isinstance(obj, io.TextIOWrapper) and obj not in (sys.stdout, sys.stderr):
