@@ -1,7 +1,6 @@
 """What all programs have in common that a thread of this process supervises, or watches elsewhere."""
 
 import abc
-import contextlib
 import logging
 import threading
 from pathlib import Path
@@ -142,8 +141,10 @@ class WatchedProgram(RunningProgram):
             text = f"{type(error).__name__}: {error}"
             failure = NodeFailure("supervisor", "this process", text)
             result = ProgramResult(Outcome.FAILED, (failure,), text)
-            with contextlib.suppress(Exception):
+            try:
                 result = self._broken(error)
+            except Exception as also:  # noqa: BLE001 - it is reported
+                warn(_LOGGER, "what %r says of it", self.plan.program, error=also)
         try:
             self._close(result)
             if self._is_launch:
